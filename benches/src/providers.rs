@@ -267,7 +267,7 @@ impl MeshPath {
     fn prepare(bus: &Bus, upstream: SocketAddr) -> Self {
         let ids = std::iter::repeat_with(|| TaskId::from_uuid(Uuid::now_v7()));
         let tasks: Vec<TaskId> =
-            ids.filter(|task| partition::of(*task) == 0).take(CONNECTIONS).collect();
+            ids.filter(|task| partition::for_task(*task) == 0).take(CONNECTIONS).collect();
         let options = ConsumeOptions::new(2 * CONNECTIONS, CancellationToken::new());
         let results = bus.consume_tasks(0, options);
         Self { bus: bus.clone(), upstream, tasks, results, number: 0 }

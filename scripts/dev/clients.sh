@@ -28,7 +28,7 @@ clients_check() {
   CONSTRUCT_TEST_SDK_PYTHON=$folder/sdk/bin/python
   export CONSTRUCT_TEST_SDK_PYTHON
   say "trying the vendors' SDKs"
-  as_caller cargo test "${cargo_flags[@]}" -p construct-providers --lib -- --nocapture --exact proxy::tests::exchange::the_vendors_own_sdks_work
+  as_caller cargo test "${cargo_flags[@]}" -p construct-providers --lib -- --nocapture --exact proxy::tests::exchange::official_sdks_work
 }
 
 # clients_install_node FOLDER: the packages of the lock file, installed when they are others than

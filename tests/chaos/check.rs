@@ -81,7 +81,7 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
         "too many were interrupted: {told}"
     );
     nothing_is_left(mesh).await;
-    let forgotten = mesh.database.forgotten().await.unwrap();
+    let forgotten = mesh.database.stuck_tasks().await.unwrap();
     assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");
     told
 }

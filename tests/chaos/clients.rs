@@ -211,7 +211,7 @@ impl Clients {
         }
         until("the mesh to be told of hand-overs", PATIENCE, async || {
             let untold =
-                mesh.database.store().hand_overs_untold(Timestamp::now(), 100).await.unwrap();
+                mesh.database.store().hand_overs_unpublished(Timestamp::now(), 100).await.unwrap();
             if untold.is_empty() { Ok(()) } else { Err(format!("{untold:?}")) }
         })
         .await;

@@ -151,7 +151,7 @@ async fn answer(mesh: &Mesh, job: &Job) -> Result<(StoredTask, v1::TaskExplanati
 /// The same of every task and subtask, whoever can be asked: a look from outside, which goes past
 /// the ways that are disturbed. PostgreSQL itself may have been.
 async fn nobody_is_forgotten(mesh: &Mesh) {
-    let asked = timeout(Duration::from_millis(300), mesh.database.forgotten()).await;
+    let asked = timeout(Duration::from_millis(300), mesh.database.stuck_tasks()).await;
     if let Ok(Ok(forgotten)) = asked {
         assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");
     }

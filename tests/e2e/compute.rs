@@ -96,7 +96,7 @@ async fn a_pool_of_the_operators_is_served_by_its_own_process_with_its_own_limit
     let own = client.begin_as(own).await.unwrap();
     own.say("large").await;
     // With what is behind that.
-    explained(&own, "no interpreter of the pool `bench` says which tools there are: ").await;
+    explained(&own, "no interpreter of the pool `bench` describes its tools: ").await;
     explained(&own, "; no interpreter serves the pool `bench` since ").await;
     mesh.spawn(Service::Interpreter).unwrap();
     assert_eq!(own.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);

@@ -6,7 +6,7 @@ use std::time::Instant;
 use construct_bus::subject;
 use construct_domain::{
     OrganizationId, TaskId,
-    decide::CANCEL_GRACE,
+    decide::CODE_GRACE_PERIOD,
     task::{Step, StepState},
 };
 use construct_proto::{
@@ -57,7 +57,7 @@ async fn until_withheld(mesh: &Mesh, kind: &str, enough: impl Fn(u32) -> bool) {
 
 /// Tasks of an organization with a message each, of which the reconciler is told.
 async fn begin(mesh: &Mesh, organization: OrganizationId, count: u32, message: &str) {
-    mesh.database.fill(organization, "worker", count, Some(message)).await;
+    mesh.database.fill_tasks(organization, "worker", count, Some(message)).await;
     let bus = mesh.bus().await;
     for task in
         mesh.database.store().task_list(organization, &TaskFilter::default(), &ALL).await.unwrap()
@@ -71,7 +71,7 @@ async fn begin(mesh: &Mesh, organization: OrganizationId, count: u32, message: &
 /// Waits until so many tasks of an organization have their answer.
 async fn until_answered(mesh: &Mesh, organization: OrganizationId, count: u32) {
     until("tasks to be answered", 2 * PATIENCE, async || {
-        match mesh.database.answered(organization).await {
+        match mesh.database.answer_times(organization).await {
             (done, _) if done.len() >= count as usize => Ok(()),
             (done, left) => Err((done.len(), left)),
         }
@@ -81,7 +81,7 @@ async fn until_answered(mesh: &Mesh, organization: OrganizationId, count: u32) {
 
 /// How many tasks of an organization have their answer.
 async fn answered(mesh: &Mesh, organization: OrganizationId) -> usize {
-    mesh.database.answered(organization).await.0.len()
+    mesh.database.answer_times(organization).await.0.len()
 }
 
 /// Waits until a task says one of these of what it waits for.
@@ -129,7 +129,7 @@ async fn a_flood_of_calls(reconcilers: usize) {
         ..v1::ModelProviderSpec::default()
     };
     mesh.agent("worker", provider).await.unwrap();
-    let (local, other) = (OrganizationId::LOCAL, mesh.database.tenant("other").await);
+    let (local, other) = (OrganizationId::LOCAL, mesh.database.create_tenant("other").await);
     begin(&mesh, local, FLOOD, "flood").await;
     until("the flood to have all its places", PATIENCE, async || match vendor.open_answers() {
         count if count == 2 * reconcilers => Ok(()),
@@ -165,7 +165,7 @@ async fn a_flood_of_slow_scripts_leaves_room_for_another_organization() {
         {"match": "hello", "turns": [{"code": "1 + 1"}, {"text": "Done."}]},
     ]});
     mesh.scripted_agent("worker", &script).await.unwrap();
-    let (local, other) = (OrganizationId::LOCAL, mesh.database.tenant("other").await);
+    let (local, other) = (OrganizationId::LOCAL, mesh.database.create_tenant("other").await);
     begin(&mesh, local, FLOOD, "flood").await;
     until_withheld(&mesh, "code", |count| count == FLOOD - 2).await;
     begin(&mesh, other, 3, "hello").await;
@@ -287,7 +287,7 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
         }
     })
     .await;
-    assert!(began.elapsed() < CANCEL_GRACE, "{:?}", began.elapsed());
+    assert!(began.elapsed() < CODE_GRACE_PERIOD, "{:?}", began.elapsed());
     cancelled.transcript().await.check(&["Go."]);
     did_nothing(&cancelled, "(not wanted)").await;
     did_nothing(&suspended, "(the user suspended the task)").await;
@@ -315,7 +315,7 @@ async fn a_script_that_no_worker_has_begun_is_stopped_at_once_and_did_nothing() 
     let began = Instant::now();
     conversation.cancel("not wanted").await;
     let outcome = conversation.settled().await.status.unwrap_or_default().last_outcome();
-    assert!(began.elapsed() < CANCEL_GRACE, "{:?}", began.elapsed());
+    assert!(began.elapsed() < CODE_GRACE_PERIOD, "{:?}", began.elapsed());
     assert_eq!(outcome, TurnOutcome::Cancelled);
     did_nothing(&conversation, "(not wanted)").await;
     mesh.spawn(Service::Interpreter).unwrap();

@@ -162,7 +162,7 @@ async fn a_script_is_not_given_up_while_nothing_keeps_it_from_going_on() {
     // that.
     until("the reconciler to have tried", PATIENCE, async || {
         let log = mesh.log(Service::Reconciler);
-        let tried = log.matches("the task could not be looked at").count();
+        let tried = log.matches("the task could not be reconciled").count();
         if tried > 0 { Ok(()) } else { Err(log) }
     })
     .await;

@@ -10,7 +10,7 @@ use construct_proto::{
         RetryTaskRequest, TaskSpec, TurnOutcome,
     },
 };
-use construct_store::Parked;
+use construct_store::Quarantine;
 use construct_tests::{
     client::{Conversation, PATIENCE, id},
     mesh::{Mesh, Service},
@@ -33,9 +33,9 @@ async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
 }
 
 /// Waits until a task is put aside, later than `before` if it was already.
-async fn put_aside(mesh: &Mesh, task: TaskId, before: Option<&Parked>) -> Parked {
+async fn put_aside(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Quarantine {
     until("the task to be put aside", PATIENCE, async || {
-        let parked = mesh.database.store().task_parked(OrganizationId::LOCAL, task).await.unwrap();
+        let parked = mesh.database.store().task_quarantine_get(OrganizationId::LOCAL, task).await.unwrap();
         parked
             .filter(|parked| before.is_none_or(|before| parked.since > before.since))
             .ok_or("it is not")
@@ -71,7 +71,7 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     let conversation = client.begin("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
     let other = client.begin("worker", None).await.unwrap();
-    mesh.database.spoil(task, true).await;
+    mesh.database.corrupt_task(task, true).await;
     conversation.say("hello").await;
     let parked = put_aside(&mesh, task, None).await;
     assert!(parked.reason.contains("turn"), "{parked:?}");
@@ -84,7 +84,7 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     );
     assert_eq!(why.since.unwrap().seconds, parked.since.as_second());
     let error = why.last_error.unwrap();
-    assert_eq!((error.code.as_str(), &error.message), ("PUT_ASIDE", &parked.reason));
+    assert_eq!((error.code.as_str(), &error.message), ("QUARANTINED", &parked.reason));
     let status = conversation.task().await.unwrap().status.unwrap();
     assert_eq!((status.queued_count, status.last_error.unwrap().code.as_str()), (1, "UNREADABLE"));
     let listed =
@@ -101,7 +101,7 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     put_aside(&mesh, task, Some(&parked)).await;
     mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 2").await;
     // Whatever made it impossible is repaired. Nothing happens by itself.
-    mesh.database.spoil(task, false).await;
+    mesh.database.corrupt_task(task, false).await;
     let why = conversation.explain().await.unwrap();
     assert!(
         why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"),
@@ -185,7 +185,7 @@ async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_c
     })
     .await;
     let error = why.last_error.as_ref().unwrap();
-    assert_eq!(error.code, "LOOK_FAILED");
+    assert_eq!(error.code, "RECONCILE_FAILED");
     assert!(
         error.message.contains("statement timeout") && why.waiting_for.contains(&error.message),
         "{why:?}"
@@ -215,7 +215,7 @@ async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() 
 
     conversation.say("hello").await;
     called(&vendor).await;
-    mesh.database.spoil(task, true).await;
+    mesh.database.corrupt_task(task, true).await;
     open.send_replace(true);
     let letter = letters(&mesh, 1).await.remove(0);
     assert_eq!(letter.message_type, "construct.mesh.v1.StepResult");
@@ -236,7 +236,7 @@ async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() 
     assert_eq!(put_aside(&mesh, task, None).await, parked);
     mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 1").await;
     // Repaired, and with the result published again, it goes on where it was.
-    mesh.database.spoil(task, false).await;
+    mesh.database.corrupt_task(task, false).await;
     redrive(again.id).await;
     conversation.settled().await;
     assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["Done."]);
@@ -247,10 +247,10 @@ async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() 
     open.send_replace(false);
     conversation.say("and now?").await;
     called(&vendor).await;
-    mesh.database.spoil(task, true).await;
+    mesh.database.corrupt_task(task, true).await;
     open.send_replace(true);
     let letter = letters(&mesh, 1).await.remove(0);
-    mesh.database.spoil(task, false).await;
+    mesh.database.corrupt_task(task, false).await;
     let request =
         RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
     client.recovery().retry_task(request).await.unwrap();

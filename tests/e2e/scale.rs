@@ -153,7 +153,7 @@ async fn reconcilers_share_the_partitions_and_take_over_from_one_that_leaves_or_
     let took = beats.shared(|beat| beat.instance == first, 1).await;
     assert!(took < Duration::from_secs(4), "{took:?}");
     let log = mesh.log(Service::Reconciler);
-    assert!(log.contains("the partitions are shared anew"), "{log}");
+    assert!(log.contains("the partition assignment has changed"), "{log}");
 }
 
 #[tokio::test]
@@ -415,11 +415,11 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     };
     let local = OrganizationId::LOCAL;
     let before = memory(&mesh);
-    mesh.database.fill(local, "worker", idle, None).await;
-    let scans = mesh.database.task_scans().await;
+    mesh.database.fill_tasks(local, "worker", idle, None).await;
+    let scans = mesh.database.task_table_scans().await;
     // Time for some sweeps.
     tokio::time::sleep(Duration::from_secs(6)).await;
-    assert_eq!(mesh.database.task_scans().await, scans, "idle tasks are read by somebody");
+    assert_eq!(mesh.database.task_table_scans().await, scans, "idle tasks are read by somebody");
     let after = memory(&mesh);
     for ((service, before), after) in services.iter().zip(before).zip(after) {
         println!(
@@ -430,10 +430,10 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
         assert!(after < before + (8 << 20), "{service:?}: {before} bytes before, {after} after");
     }
     let began = Instant::now();
-    mesh.database.fill(local, "worker", active, Some("hello")).await;
+    mesh.database.fill_tasks(local, "worker", active, Some("hello")).await;
     let patience = Duration::from_secs(60 + u64::from(active) / 4);
     let seconds =
-        until("all to be answered", patience, async || match mesh.database.answered(local).await {
+        until("all to be answered", patience, async || match mesh.database.answer_times(local).await {
             (seconds, 0) => Ok(seconds),
             (seconds, left) => Err((seconds.len(), left)),
         })
@@ -459,7 +459,7 @@ mod nightly {
         let beats = Beats::hear(&mesh).await;
         beats.shared(|_| true, 2).await;
         let changes = |mesh: &Mesh| {
-            mesh.log(Service::Reconciler).matches("the partitions are shared anew").count()
+            mesh.log(Service::Reconciler).matches("the partition assignment has changed").count()
         };
         let before = changes(&mesh);
         // It hangs for longer than a process may be silent, and is then gone for as long.
@@ -570,14 +570,14 @@ mod nightly {
         let mesh = Mesh::start_with(&[("CONSTRUCT_RECONCILER_CONCURRENCY", "2")]).await.unwrap();
         let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
         mesh.scripted_agent("worker", &script).await.unwrap();
-        let other = mesh.database.tenant("other").await;
-        mesh.database.fill(OrganizationId::LOCAL, "worker", flood, Some("hello")).await;
+        let other = mesh.database.create_tenant("other").await;
+        mesh.database.fill_tasks(OrganizationId::LOCAL, "worker", flood, Some("hello")).await;
         until("the flood to be noticed", PATIENCE, async || {
-            let (done, left) = mesh.database.answered(OrganizationId::LOCAL).await;
+            let (done, left) = mesh.database.answer_times(OrganizationId::LOCAL).await;
             if done.len() >= 5 { Ok(()) } else { Err((done.len(), left)) }
         })
         .await;
-        mesh.database.fill(other, "worker", 3, Some("hello")).await;
+        mesh.database.fill_tasks(other, "worker", 3, Some("hello")).await;
         // As somebody's who sends a message, and not when the sweep finds them.
         let page = Page { limit: 3, order: Order::default(), after: None };
         for task in
@@ -589,9 +589,9 @@ mod nightly {
         }
         let (seconds, left) =
             until("the other organization to be answered", PATIENCE, async || {
-                match mesh.database.answered(other).await {
+                match mesh.database.answer_times(other).await {
                     (seconds, 0) => {
-                        Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1))
+                        Ok((seconds, mesh.database.answer_times(OrganizationId::LOCAL).await.1))
                     }
                     (_, left) => Err(left),
                 }

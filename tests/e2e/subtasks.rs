@@ -208,7 +208,7 @@ async fn a_cancel_ends_the_whole_tree_and_the_script_is_told_of_what_had_ended()
         "{error}"
     );
     let error = leaf.task().await.unwrap().status.unwrap().last_error.unwrap();
-    assert!(error.message.contains("the task above it was cancelled: enough"), "{error:?}");
+    assert!(error.message.contains("its parent task was cancelled: enough"), "{error:?}");
     // A cancel of a subtask alone is told to who waits for it.
     let conversation = begin(&mesh).await;
     let middle =

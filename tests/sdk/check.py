@@ -1,7 +1,7 @@
 """The vendors' own SDKs against the proxy, with nothing but another address and a token.
 
 Usage: check.py URL TOKEN MODEL. The model has to answer each call as the providers' tests let it: a thought, a text, and a call of
-`code_interpreter`. Started by the test `the_vendors_own_sdks_work`, when CONSTRUCT_TEST_SDK_PYTHON names a Python that has both SDKs.
+`code_interpreter`. Started by the test `official_sdks_work`, when CONSTRUCT_TEST_SDK_PYTHON names a Python that has both SDKs.
 """
 
 import sys

@@ -141,7 +141,7 @@ impl PostgresServer {
 
     /// A migrated database on it.
     pub async fn database(&self) -> Database {
-        Database::on(&self.url()).await
+        Database::new_on(&self.url()).await
     }
 
     fn disk(&self) -> PathBuf {

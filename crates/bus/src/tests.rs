@@ -38,7 +38,7 @@ fn step(number: u128) -> StepId {
 
 /// Tasks of partition 0.
 fn tasks_of_first_partition() -> impl Iterator<Item = TaskId> {
-    (1..).map(task).filter(|&task| partition::of(task) == 0)
+    (1..).map(task).filter(|&task| partition::for_task(task) == 0)
 }
 
 fn step_ref(task: TaskId, number: u64) -> StepRef {

@@ -1,7 +1,7 @@
-//! What callers may do: the roles of members, and the scopes of keys. A method names one of each
-//! (the gateway's table of rules).
+//! What callers may do: the roles of members and the scopes of keys. Every method requires one of
+//! each (the gateway's table of rules).
 
-macro_rules! words {
+macro_rules! string_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,10 +10,10 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them, in order.
+            /// All values, in order.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// As it is written and stored.
+            /// As written in the API and stored.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)*
@@ -22,68 +22,68 @@ macro_rules! words {
 
             /// The reverse of [`Self::as_str`].
             pub fn parse(text: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|known| known.as_str() == text)
+                Self::ALL.iter().copied().find(|value| value.as_str() == text)
             }
         }
     };
 }
 
-words! {
-    /// What a member is in an organization. Each may what those before it may.
+string_enum! {
+    /// The role of a member in an organization. Each role includes those before it.
     Role {
-        /// Sees everything but changes nothing.
+        /// Reads everything and changes nothing.
         Viewer = "viewer",
-        /// Works: agents, tasks, messages, approvals, schedules.
+        /// Manages agents, tasks, messages, approvals and schedules.
         Member = "member",
-        /// Looks after the organization: models, secrets, budgets, members, keys.
+        /// Manages the organization: models, secrets, budgets, members, keys.
         Admin = "admin",
-        /// It is theirs: they make others owners, and delete it.
+        /// Owns the organization: appoints owners, and can delete it.
         Owner = "owner",
     }
 }
 
-words! {
-    /// What a key is good for. Writing includes reading.
+string_enum! {
+    /// What a key may be used for. Writing includes reading.
     Scope {
         /// Everything that the role allows.
         Admin = "admin",
-        /// To see agents.
+        /// Read agents.
         AgentsRead = "agents:read",
-        /// To change agents.
+        /// Change agents.
         AgentsWrite = "agents:write",
-        /// To see budgets and costs.
+        /// Read budgets and costs.
         BudgetsRead = "budgets:read",
-        /// To change budgets.
+        /// Change budgets.
         BudgetsWrite = "budgets:write",
-        /// To read files.
+        /// Read files.
         FilesRead = "files:read",
-        /// To upload, rename and delete files.
+        /// Upload, rename and delete files.
         FilesWrite = "files:write",
-        /// To call tools through MCP.
+        /// Call tools through MCP.
         McpExecute = "mcp:execute",
-        /// To see tools through MCP.
+        /// List tools through MCP.
         McpRead = "mcp:read",
-        /// To see models and providers.
+        /// Read models and providers.
         ModelsRead = "models:read",
-        /// To change models and providers, and to make tokens for models.
+        /// Change models and providers, and issue tokens for models.
         ModelsWrite = "models:write",
-        /// To see what secrets there are.
+        /// List secrets.
         SecretsRead = "secrets:read",
-        /// To change secrets.
+        /// Change secrets.
         SecretsWrite = "secrets:write",
-        /// To read documents that clients keep: the user's own, and the organization's.
+        /// Read documents that clients store: the user's own and the organization's.
         StatesRead = "states:read",
-        /// To write them, as far as the role goes.
+        /// Write those documents, as far as the role allows.
         StatesWrite = "states:write",
-        /// To see tasks, messages, approvals, schedules and events.
+        /// Read tasks, messages, approvals, schedules and events.
         TasksRead = "tasks:read",
-        /// To begin and steer tasks, and to decide approvals.
+        /// Create and control tasks, and decide approvals.
         TasksWrite = "tasks:write",
     }
 }
 
 impl Scope {
-    /// Whether who holds these scopes may do what needs this one.
+    /// Whether a key with the scopes `held` may do what requires this scope.
     pub fn is_within(self, held: &[Self]) -> bool {
         let writes = match self {
             Self::AgentsRead => Self::AgentsWrite,
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_read_back_and_roles_have_an_order() {
+    fn names_parse_back_and_roles_are_ordered() {
         for role in Role::ALL {
             assert_eq!(Role::parse(role.as_str()), Some(*role));
         }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn writing_includes_reading_and_admin_everything_but_nothing_else_does() {
+    fn write_scope_includes_read_and_admin_includes_all() {
         assert!(Scope::TasksRead.is_within(&[Scope::TasksWrite]));
         assert!(!Scope::TasksWrite.is_within(&[Scope::TasksRead]));
         assert!(!Scope::Admin.is_within(&Scope::ALL[1..]));

@@ -1,4 +1,4 @@
-//! Approvals: what a person is asked before a call of a script is made.
+//! Approvals: a person's decisions about calls of a script before they are made.
 
 use std::time::Duration;
 
@@ -6,68 +6,68 @@ use serde::{Deserialize, Serialize};
 
 use crate::ApprovalId;
 
-/// How long people have to decide about the calls of one execution, counted from its beginning.
-/// Journals of executions are kept longer than that (a test of the bus compares the two): a script
-/// whose journal is gone would repeat itself.
-pub const APPROVAL_LIMIT: Duration = Duration::from_secs(21 * 24 * 60 * 60);
+/// Time that people have to decide about the calls of one execution, from its start. Journals of
+/// executions are kept longer than that (a test of the bus compares the two): a script without its
+/// journal would repeat its calls.
+pub const APPROVAL_TIMEOUT: Duration = Duration::from_secs(21 * 24 * 60 * 60);
 
-/// Calls of one execution that people can be asked about at once. A script that wants more has the
-/// rest asked about when it goes on.
-pub const ASKED_AT_ONCE: usize = 100;
+/// Maximum number of pending approvals of one execution. A script that needs more requests the rest
+/// when it resumes.
+pub const MAX_PENDING_APPROVALS: usize = 100;
 
-/// A call that needs an approval: which one, and exactly what it would do. An approval holds for
-/// both or for nothing.
+/// A call that needs an approval: which call, and exactly what it would do. An approval holds only
+/// for both together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AskedCall {
-    /// Which of the step's scripts, from 0.
+pub struct ApprovalCall {
+    /// Index of the script in its step, from 0.
     pub script: u32,
-    /// Its number in that script, from 1.
+    /// Number of the call in that script, from 1.
     pub number: u32,
     /// SHA-256 of the tool and its canonical arguments, in hexadecimal.
     pub hash: String,
 }
 
-impl AskedCall {
-    /// Whether the two stand in the same place, whatever they would do.
-    pub fn is_at(&self, other: &Self) -> bool {
+impl ApprovalCall {
+    /// Whether the two are the same call of the script, whatever their arguments.
+    pub fn is_same_call(&self, other: &Self) -> bool {
         (self.script, self.number) == (other.script, other.number)
     }
 }
 
-/// What a person is asked.
+/// A request for a person's approval.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
-    /// About which call.
-    pub call: AskedCall,
-    /// The tool.
+pub struct ApprovalRequest {
+    /// The call.
+    pub call: ApprovalCall,
+    /// The tool's name.
     pub tool: String,
-    /// The canonical arguments as JSON; a part of them where an earlier version has asked about
-    /// long ones.
+    /// The canonical arguments as JSON. Truncated where an earlier version requested the approval
+    /// of long ones.
     pub arguments: String,
-    /// Bytes of the whole arguments.
+    /// Size of the complete arguments in bytes.
     pub arguments_size: u64,
-    /// Why it is asked: what the rule says.
+    /// The reason of the rule that requires the approval.
     pub reason: String,
 }
 
-/// What became of the question.
+/// The state of an approval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ApprovalState {
-    /// Nobody has decided.
+    /// Not decided.
     Pending,
-    /// A person wants the call to be made.
+    /// A person has approved the call.
     Approved,
-    /// A person does not.
+    /// A person has rejected the call.
     Rejected,
-    /// Nobody decided in time.
+    /// Not decided in time.
     Expired,
-    /// The script is over, or does not ask for it any more.
+    /// The script has ended, or no longer asks for it.
     Cancelled,
 }
 
 impl ApprovalState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 5] =
         [Self::Pending, Self::Approved, Self::Rejected, Self::Expired, Self::Cancelled];
 
@@ -88,24 +88,24 @@ impl ApprovalState {
     }
 }
 
-/// A question that was asked, as far as decisions need it.
+/// An approval, as far as decisions need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Approval {
     /// Its id.
     pub id: ApprovalId,
-    /// About which call.
-    pub call: AskedCall,
-    /// What became of it.
+    /// The call.
+    pub call: ApprovalCall,
+    /// Its state.
     pub state: ApprovalState,
 }
 
-/// A question that is over without a person's decision.
+/// An approval that was closed without a person's decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Closed {
-    /// Which.
+pub struct ClosedApproval {
+    /// Its id.
     pub id: ApprovalId,
     /// [`ApprovalState::Expired`] or [`ApprovalState::Cancelled`].
     pub state: ApprovalState,
-    /// Why, for people and for the script.
-    pub words: String,
+    /// The reason, for people and for the script.
+    pub reason: String,
 }

@@ -1,37 +1,37 @@
-//! How much may be spent, by whom and in what time.
+//! Budgets: limits on spending per scope and period.
 
 use std::fmt;
 
-use crate::{AgentId, TaskId, money::dollars};
+use crate::{AgentId, TaskId, money::format_dollars};
 
-/// Whose spending a budget bounds.
+/// Whose spending a budget limits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Everything the organization spends.
+    /// All spending of the organization.
     Organization,
-    /// What an agent spends, in all its tasks.
+    /// The spending of an agent in all its tasks.
     Agent(AgentId),
-    /// What a task spends, with its subtasks.
+    /// The spending of a task with its subtasks.
     Task(TaskId),
-    /// What is spent with a token for the proxy.
+    /// The spending with a token for the proxy.
     Token(String),
 }
 
-/// In what time it may be spent.
+/// The period that a budget applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Period {
-    /// Ever.
+    /// All time.
     Total,
-    /// In a day of UTC.
+    /// A UTC day.
     Day,
-    /// In a calendar month of UTC.
+    /// A UTC calendar month.
     Month,
-    /// By each single call. Nothing is summed up.
+    /// Each single call. Nothing is accumulated.
     Call,
 }
 
 impl Period {
-    /// Every period.
+    /// All periods.
     pub const ALL: [Self; 4] = [Self::Total, Self::Day, Self::Month, Self::Call];
 
     /// As stored.
@@ -50,29 +50,29 @@ impl Period {
     }
 }
 
-/// Why money could not be set aside: the budget that has not got it. Amounts are in 10⁻¹² US
-/// dollars.
+/// Why a reservation was rejected: the budget that cannot cover it. Amounts are in pico-dollars
+/// (10⁻¹² US dollars).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exhausted {
-    /// Whose budget.
+pub struct ExhaustedBudget {
+    /// The scope of the budget.
     pub scope: Scope,
-    /// The agent's name, when it is an agent's.
+    /// The agent's name, if the budget is an agent's.
     pub agent_name: String,
-    /// In what time.
+    /// The period of the budget.
     pub period: Period,
-    /// How much may be spent.
+    /// The limit.
     pub limit: i64,
-    /// How much is.
+    /// Amount spent.
     pub spent: i64,
-    /// How much is set aside for other calls.
+    /// Amount reserved for other calls.
     pub reserved: i64,
-    /// How much the call may cost.
+    /// Maximum cost of the call.
     pub needed: i64,
 }
 
-impl std::error::Error for Exhausted {}
+impl std::error::Error for ExhaustedBudget {}
 
-impl fmt::Display for Exhausted {
+impl fmt::Display for ExhaustedBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.period {
             Period::Total => "the budget of ",
@@ -87,14 +87,14 @@ impl fmt::Display for Exhausted {
             Scope::Task(_) => f.write_str("the task")?,
             Scope::Token(_) => f.write_str("the token")?,
         }
-        write!(f, " is exhausted: {} limit", dollars(self.limit))?;
+        write!(f, " is exhausted: {} limit", format_dollars(self.limit))?;
         if self.period != Period::Call {
-            write!(f, ", {} spent", dollars(self.spent))?;
+            write!(f, ", {} spent", format_dollars(self.spent))?;
         }
         if self.period != Period::Call && self.reserved > 0 {
-            write!(f, ", {} set aside for calls under way", dollars(self.reserved))?;
+            write!(f, ", {} reserved for calls in flight", format_dollars(self.reserved))?;
         }
-        write!(f, ", up to {} needed", dollars(self.needed))
+        write!(f, ", up to {} needed", format_dollars(self.needed))
     }
 }
 
@@ -103,9 +103,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exhausted_budget_says_whose_it_is_and_what_is_missing() {
+    fn exhausted_budget_names_scope_period_and_amounts() {
         let dollar = 1_000_000_000_000;
-        let exhausted = Exhausted {
+        let exhausted = ExhaustedBudget {
             scope: Scope::Agent(AgentId::from_uuid(uuid::Uuid::nil())),
             agent_name: "coder".into(),
             period: Period::Month,
@@ -118,7 +118,7 @@ mod tests {
             exhausted.to_string(),
             "the budget for a month of the agent `coder` is exhausted: $5.00 limit, $4.98 spent, up to $0.10 needed"
         );
-        let call = Exhausted {
+        let call = ExhaustedBudget {
             scope: Scope::Organization,
             period: Period::Call,
             reserved: dollar,
@@ -128,7 +128,7 @@ mod tests {
             call.to_string(),
             "the budget for a single call of the organization is exhausted: $5.00 limit, up to $0.10 needed"
         );
-        let busy = Exhausted {
+        let busy = ExhaustedBudget {
             scope: Scope::Token("t".into()),
             period: Period::Total,
             reserved: dollar,
@@ -136,7 +136,7 @@ mod tests {
         };
         assert!(
             busy.to_string()
-                .ends_with("$4.98 spent, $1.00 set aside for calls under way, up to $0.10 needed")
+                .ends_with("$4.98 spent, $1.00 reserved for calls in flight, up to $0.10 needed")
         );
     }
 }

@@ -1,10 +1,10 @@
-//! What happens next to a task: a pure function of its state, what is queued, what happened, and
-//! the time.
+//! What happens next to a task: a pure function of its state, the queued message, the event and the
+//! time.
 //!
-//! It is level-triggered: an event only changes the state (a result is absorbed), and then `settle`
-//! looks at the state alone and moves it on until nothing more can be done without the outside
-//! world. So a lost wake, a repeated one, or a crash between two of them costs time and nothing
-//! else. Effects repeat safely: each names a step by its id.
+//! It is level-triggered. An event only changes the state (a result is absorbed). Then `settle`
+//! looks at the state alone and advances it until nothing more can be done without the outside
+//! world. So a lost wake, a repeated one, or a crash between two of them only costs time. Effects
+//! can be repeated safely: each names a step by its id.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use jiff::Timestamp;
 
 use crate::{
     MessageId, StepId,
-    approval::{Asked, Closed},
+    approval::{ApprovalRequest, ClosedApproval},
     backoff,
-    context::{Context, Cut},
+    context::{Context, CutPoint},
     message::{Block, CodeResult, Source, code_calls},
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, Failure, FailureClass, INTERRUPTED, NewMessage, OUTPUT_LIMIT,
-        Outcome, Queued, Room, Stage, Step, StepResult, StepState, Stop, Task, TaskError,
-        TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, CompactionAttempts, Failure, FailureClass, INTERRUPTED,
+        NewMessage, OUTPUT_LIMIT, Outcome, QueuedMessage, Stage, Step, StepResult, StepState,
+        StopReason, Task, TaskError, TurnOutcome,
     },
 };
 
@@ -31,88 +31,87 @@ mod repeats;
 mod tests;
 mod turn;
 
-pub use compact::{Compacted, SECTIONS};
-pub use repeats::REPEATS;
+pub use compact::{ContextCompaction, SUMMARY_SECTIONS};
+pub use repeats::MAX_REPEATS;
 
-/// How long a model call may take, from the moment it is wanted.
-pub const MODEL_DEADLINE: Duration = Duration::from_secs(10 * 60);
-/// How long the scripts of one assistant message may take together.
-pub const CODE_DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// How long a worker that was told to stop has for its last words.
-pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
-/// The same of a model call, whose text so far is all that can be lost, and which costs money until
-/// it has heard. Short, because somebody waits.
-pub const MODEL_GRACE: Duration = Duration::from_secs(2);
-/// How often it is told again.
-pub const CANCEL_REPEAT: Duration = Duration::from_secs(1);
-/// How long a vendor may ask us to stay away; one that asks for more is asked again after this.
-pub const LONGEST_RETRY: Duration = Duration::from_secs(10 * 60);
-/// How soon a step in flight is looked at again, in case its command was lost; doubles with the
+/// Timeout of a model call, from its request.
+pub const MODEL_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+/// Timeout of all scripts of one assistant message.
+pub const CODE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Time that a worker has to report after it was told to stop scripts.
+pub const CODE_GRACE_PERIOD: Duration = Duration::from_secs(10);
+/// The same for a model call. Only its partial text can be lost, and it costs money until it stops.
+/// Short, because a person waits.
+pub const MODEL_GRACE_PERIOD: Duration = Duration::from_secs(2);
+/// Interval at which the worker is told again.
+pub const CANCEL_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest delay that a vendor may ask for. A vendor that asks for more is called again after this.
+pub const MAX_RETRY_DELAY: Duration = Duration::from_secs(10 * 60);
+/// Interval at which a step in flight is checked, in case its command was lost. It doubles with the
 /// step's age.
-pub const FIRST_CHECK: Duration = Duration::from_secs(2);
-/// How late at most.
-pub const LAST_CHECK: Duration = Duration::from_secs(30);
+pub const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Upper bound of that interval.
+pub const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a model is told whose answer was cut off.
-const CUT: &str = "Your answer was cut off at your limit of output tokens. A script that was not whole was not run. Go on in smaller \
+/// Tells a model that its answer was truncated.
+const TRUNCATED_NOTICE: &str = "Your answer was cut off at your limit of output tokens. A script that was incomplete was not run. Continue in smaller \
                    pieces.";
 
-/// What stands behind an answer that a message of the user has interrupted, for the model and for
-/// people.
-const BROKEN_OFF: &str = "The answer above was broken off here: the user has sent a message that did not wait for its end.";
+/// Marks an answer that a user's message has interrupted, for the model and for people.
+const INTERRUPTED_NOTICE: &str = "The answer above was broken off here: the user has sent a message that did not wait for its end.";
 
-/// Why a task is looked at.
+/// Why a task is reconciled.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Somebody thinks there may be something to do.
+    /// There may be something to do.
     Wake,
-    /// A worker says what became of a step.
+    /// A worker reports the result of a step.
     Result(StepResult),
 }
 
-/// What `decide` cannot make itself without ceasing to be pure.
+/// What `decide` needs and cannot create without ceasing to be pure.
 #[derive(Debug, Clone, Copy)]
-pub struct Fresh {
-    /// For the step it may start.
+pub struct Entropy {
+    /// Id for a step that it starts.
     pub step: StepId,
-    /// For a title it may ask for.
+    /// Id for a title that it requests.
     pub title_step: StepId,
-    /// For the messages it may append.
+    /// Ids for messages that it appends.
     pub messages: [MessageId; 2],
-    /// 0 to 1, for pauses.
+    /// Jitter of retry delays, 0 to 1.
     pub jitter: f64,
 }
 
-/// What to commit, then what to do.
+/// What to commit, and then to perform.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The task's new state.
     pub task: Task,
-    /// The queued message that enters the transcript, at [`Task::last_position`] of its moment.
+    /// The queued message that enters the transcript, and its position: [`Task::last_position`] at
+    /// that moment.
     pub admitted: Option<(MessageId, i64)>,
-    /// Messages appended to the transcript: one, or two when an answer is followed at once by what
-    /// the system says to it.
+    /// Messages appended to the transcript: one, or two when a notice of the system follows an
+    /// answer at once.
     pub appended: Vec<NewMessage>,
     /// The turn that ended.
     pub ended: Option<EndedTurn>,
-    /// Every message that was queued when a cancel or rewind was asked for is dropped, with these
-    /// words as its error.
+    /// Drops every message that was queued when the cancel or rewind was requested. This text is
+    /// their error.
     pub drop_queued: Option<String>,
-    /// The transcript is put aside from this place on, what this decision appends included.
+    /// Messages from this position on are superseded, those appended by this decision included.
     pub rewound: Option<i64>,
-    /// What is shown of the transcript's older part from now on.
-    pub compacted: Option<Compacted>,
-    /// The decision cannot be made without [`Context::outline`]: read it and decide again. Nothing
-    /// of this one holds.
-    pub wants_outline: bool,
-    /// An error clients are told about.
+    /// What replaces the transcript's older part from now on.
+    pub compacted: Option<ContextCompaction>,
+    /// The decision needs [`Context::outline`]: load it and decide again. Nothing of this decision
+    /// is valid.
+    pub needs_outline: bool,
+    /// An error for clients.
     pub error: Option<TaskError>,
-    /// What people are asked from now on. A question about the same call with other arguments is
-    /// replaced.
-    pub asked: Vec<Asked>,
-    /// Questions that are over without a person's decision.
-    pub closed: Vec<Closed>,
-    /// To be performed after the commit, in order; may be repeated.
+    /// New approval requests. A request for the same call with other arguments is replaced.
+    pub approval_requests: Vec<ApprovalRequest>,
+    /// Approvals that are closed without a person's decision.
+    pub closed_approvals: Vec<ClosedApproval>,
+    /// Performed after the commit, in order. May be repeated.
     pub effects: Vec<Effect>,
 }
 
@@ -127,30 +126,30 @@ pub struct EndedTurn {
     pub outcome: TurnOutcome,
 }
 
-/// Something to do outside.
+/// A command to the outside world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Have the model called for this step, unless a command for the task is already waiting.
+    /// Call the model for this step, unless a command for the task is already queued.
     InvokeModel(Step),
-    /// Have the older part of the conversation summed up; the turn's stage says which.
+    /// Summarize the older part of the conversation; the turn's stage says which.
     Compact(Step),
-    /// Have the scripts run.
+    /// Run the scripts.
     ExecuteCode(Step),
     /// Tell the worker to stop.
     CancelModel(StepId, String),
     /// Tell the worker to stop.
     CancelCode(StepId, String),
-    /// The scripts' step is over, whatever became of it: nobody may run it any more, and its
-    /// journal is not needed.
+    /// The scripts' step has ended: no worker may run it any more, and its journal is no longer
+    /// needed.
     EndCode(StepId),
-    /// Have a title made.
+    /// Create a title.
     MakeTitle(StepId),
 }
 
 impl Decision {
     /// Whether anything needs to be committed.
     pub fn changes(&self, before: &Task) -> bool {
-        // What is read only is not kept.
+        // Read-only fields are not stored.
         let Context { scale, tokens, through, .. } = before.context;
         let context = Context { scale, tokens, through, ..self.task.context.clone() };
         self.task != Task { context, ..before.clone() }
@@ -160,29 +159,28 @@ impl Decision {
             || self.drop_queued.is_some()
             || self.rewound.is_some()
             || self.compacted.is_some()
-            || !self.asked.is_empty()
-            || !self.closed.is_empty()
+            || !self.approval_requests.is_empty()
+            || !self.closed_approvals.is_empty()
     }
 }
 
-/// Decides what happens next. `queued` is the next of the accepted user messages that are not in
-/// the transcript yet: those that interrupt come before the others, otherwise in the order in which
-/// they were accepted.
+/// Decides what happens next. `queued` is the next accepted user message that is not in the
+/// transcript: interrupting messages come first, otherwise in the order of acceptance.
 ///
 /// One decision admits at most one message and ends at most one turn, so that each commit is small
-/// and tells of one turn; when more can be done at once, `next_wake` is `now`.
+/// and describes one turn. When more can be done at once, `next_wake` is `now`.
 pub fn decide(
     task: &Task,
-    queued: Option<Queued>,
+    queued: Option<QueuedMessage>,
     event: Event,
     now: Timestamp,
-    fresh: Fresh,
+    entropy: Entropy,
 ) -> Decision {
-    begin(task, queued, event, now, fresh, None)
+    decide_with(task, queued, event, now, entropy, None)
 }
 
-/// The command of the step that is in flight, as it was asked for when the step began. None when no
-/// worker is to have one.
+/// The command of the step in flight, as it was requested when the step started. `None` when no
+/// worker should have one.
 pub fn command(task: &Task) -> Option<Effect> {
     let step =
         task.step.as_ref().filter(|step| matches!(step.state, StepState::InFlight { .. }))?;
@@ -194,12 +192,12 @@ pub fn command(task: &Task) -> Option<Effect> {
     Some(effect(step.clone()))
 }
 
-fn begin(
+fn decide_with(
     task: &Task,
-    queued: Option<Queued>,
+    queued: Option<QueuedMessage>,
     event: Event,
     now: Timestamp,
-    fresh: Fresh,
+    fresh: Entropy,
     exhausted: Option<&str>,
 ) -> Decision {
     let mut draft = Draft {
@@ -212,10 +210,10 @@ fn begin(
             drop_queued: None,
             rewound: None,
             compacted: None,
-            wants_outline: false,
+            needs_outline: false,
             error: None,
-            asked: Vec::new(),
-            closed: Vec::new(),
+            approval_requests: Vec::new(),
+            closed_approvals: Vec::new(),
             effects: Vec::new(),
         },
         queued,
@@ -228,40 +226,40 @@ fn begin(
     }
     draft.settle();
     draft.close_approvals(task.step.as_ref());
-    draft.note_context();
+    draft.update_context();
     draft.d
 }
 
-/// As [`decide`], when a budget has not got what the model call that would follow may cost: the
-/// turn ends instead, with `exhausted` as its error. A message that is admitted by the same
-/// decision ends with the next one.
-pub fn decide_without_money(
+/// As [`decide`], when a budget cannot cover the model call that would follow: the turn ends
+/// instead, with `exhausted` as its error. The turn of a message that the same decision admits ends
+/// with the next decision.
+pub fn decide_without_budget(
     task: &Task,
-    queued: Option<Queued>,
+    queued: Option<QueuedMessage>,
     event: Event,
     now: Timestamp,
-    fresh: Fresh,
+    fresh: Entropy,
     exhausted: &str,
 ) -> Decision {
-    begin(task, queued, event, now, fresh, Some(exhausted))
+    decide_with(task, queued, event, now, fresh, Some(exhausted))
 }
 
 struct Draft<'a> {
     /// Why no model can be called.
     exhausted: Option<&'a str>,
     d: Decision,
-    queued: Option<Queued>,
+    queued: Option<QueuedMessage>,
     now: Timestamp,
-    fresh: Fresh,
+    fresh: Entropy,
     woken: bool,
 }
 
 impl Draft<'_> {
-    /// Takes in what became of the current step. Results of other steps are stale: their cost is
-    /// booked elsewhere, and what they say no longer matters.
+    /// Absorbs the result of the current step. Results of other steps are stale: their cost is
+    /// recorded elsewhere, and their content no longer matters.
     fn absorb(&mut self, result: StepResult) {
         if self.d.task.title_step == Some(result.step) {
-            // The text itself is stored by the shell; failing to make a title is not worth a word.
+            // The shell stores the text. A title that fails is not reported.
             self.d.task.title_step = None;
             if let Outcome::Model(blocks, _) = result.outcome {
                 let is_text =
@@ -274,12 +272,16 @@ impl Draft<'_> {
         let Some(turn) = &self.d.task.turn else { return };
         let stopped = matches!(result.outcome, Outcome::Cancelled(_));
         match (turn.stage.clone(), result.outcome) {
-            (Stage::Model, Outcome::Model(blocks, stop)) => self.answered(blocks, stop),
+            (Stage::Model, Outcome::Model(blocks, stop)) => self.handle_answer(blocks, stop),
             (Stage::Model, Outcome::Failed(failure))
-                if failure.class == FailureClass::ContextTooLong && self.was_too_long() => {}
-            (Stage::Model, Outcome::Failed(failure)) => self.model_failed(&step, failure),
+                if failure.class == FailureClass::ContextTooLong && self.handle_too_long() => {}
+            (Stage::Model, Outcome::Failed(failure)) => self.handle_model_failure(&step, failure),
             (Stage::Compact { through, kept, replaced }, Outcome::Model(blocks, stop)) => {
-                self.summarized(Cut { through, kept, replaced, messages: 0 }, &blocks, stop);
+                self.handle_summary(
+                    CutPoint { through, kept, replaced, messages: 0 },
+                    &blocks,
+                    stop,
+                );
             }
             (Stage::Compact { .. }, Outcome::Failed(failure))
                 if matches!(
@@ -287,89 +289,95 @@ impl Draft<'_> {
                     FailureClass::ContextTooLong | FailureClass::ContentRefused
                 ) =>
             {
-                self.never_a_summary();
+                self.give_up_summaries();
             }
-            (Stage::Compact { .. }, Outcome::Failed(failure)) => self.model_failed(&step, failure),
-            (Stage::Compact { .. }, Outcome::Cancelled(_) | Outcome::Stopped(_)) => {
+            (Stage::Compact { .. }, Outcome::Failed(failure)) => {
+                self.handle_model_failure(&step, failure)
+            }
+            (Stage::Compact { .. }, Outcome::Cancelled(_) | Outcome::Interrupted(_)) => {
                 self.set_stage(Stage::Model)
             }
-            // Told to stop, and neither suspended nor cancelled any more: the turn simply asks
-            // again.
-            (Stage::Model, Outcome::Cancelled(_)) => self.unanswered(),
-            (Stage::Model, Outcome::Stopped(said)) => self.broken_off(&step, said),
+            // It was told to stop, but is neither suspended nor canceled any more: the turn calls
+            // the model again.
+            (Stage::Model, Outcome::Cancelled(_)) => self.uncount_call(),
+            (Stage::Model, Outcome::Interrupted(partial)) => {
+                self.handle_interrupted(&step, partial)
+            }
             (Stage::Code { calls }, Outcome::Code(results) | Outcome::Cancelled(results)) => {
                 self.d.effects.push(Effect::EndCode(step.id));
-                // What was stopped says nothing about where the model would have gone.
-                let given = (!stopped).then(|| results.clone());
+                // Stopped scripts say nothing about a loop of the model.
+                let loop_input = (!stopped).then(|| results.clone());
                 self.append_results(
                     &calls,
                     results,
                     "the script was stopped before it could report; it is unknown what it did",
                 );
-                if let Some(given) = given {
-                    self.note_results(&given);
+                if let Some(loop_input) = loop_input {
+                    self.record_results(&loop_input);
                 }
             }
             (Stage::Code { calls }, Outcome::Failed(failure)) => {
                 self.d.effects.push(Effect::EndCode(step.id));
-                let words = format!(
+                let missing = format!(
                     "the script could not be run to its end ({}); it is unknown what it did",
                     failure.message
                 );
                 self.fail(failure.class.code(), failure.message);
-                self.append_results(&calls, Vec::new(), &words);
+                self.append_results(&calls, Vec::new(), &missing);
             }
-            (Stage::Code { calls }, Outcome::Parked { asked, awaits, results }) => {
-                self.parked(step, &calls, asked, awaits, results);
+            (Stage::Code { calls }, Outcome::Suspended { approval_requests, awaits, results }) => {
+                self.suspend_script(step, &calls, approval_requests, awaits, results);
             }
-            (Stage::Model | Stage::Compact { .. }, Outcome::Code(_) | Outcome::Parked { .. })
-            | (Stage::Code { .. }, Outcome::Model(..) | Outcome::Stopped(_)) => {
-                // A result of the wrong kind under the right id is a defect of a worker; ask again
-                // rather than stall.
+            (
+                Stage::Model | Stage::Compact { .. },
+                Outcome::Code(_) | Outcome::Suspended { .. },
+            )
+            | (Stage::Code { .. }, Outcome::Model(..) | Outcome::Interrupted(_)) => {
+                // A result of the wrong kind for the right id is a defect of a worker. Ask again
+                // instead of stalling.
                 self.fail("INTERNAL", "a worker answered with the wrong kind of result".to_owned());
                 self.d.task.step = Some(step);
             }
         }
     }
 
-    fn answered(&mut self, mut blocks: Vec<Block>, stop: Stop) {
-        if stop == Stop::Refused {
-            // What was refused is not carried out, and a call in the transcript needs a result.
+    fn handle_answer(&mut self, mut blocks: Vec<Block>, stop: StopReason) {
+        if stop == StopReason::Refused {
+            // Scripts of a refused answer are not run, and a call in the transcript needs a result.
             blocks.retain(|block| !matches!(block, Block::CodeInterpreterCall(_)));
         }
         let calls: Vec<String> = code_calls(&blocks).map(|call| call.id.clone()).collect();
-        self.d.task.context.learn();
+        self.d.task.context.calibrate();
         if let Some(turn) = &mut self.d.task.turn {
-            turn.room = Room::default();
+            turn.compaction = CompactionAttempts::default();
         }
-        self.note_scripts(&blocks);
-        // An answer without a word or a call would be an empty message, which vendors refuse to
-        // take back.
+        self.record_scripts(&blocks);
+        // An answer without text or calls would be an empty message, which vendors reject.
         if !blocks.is_empty() {
             self.append(Source::Assistant, blocks);
         }
-        let told = self.d.task.turn.as_ref().is_some_and(|turn| turn.cut);
+        let warned = self.d.task.turn.as_ref().is_some_and(|turn| turn.truncated);
         match stop {
-            Stop::Refused => {
+            StopReason::Refused => {
                 self.fail(
                     "CONTENT_REFUSED",
                     "the model's vendor refused to let it answer".to_owned(),
                 );
                 self.end_turn(TurnOutcome::Failed);
             }
-            Stop::Cut if calls.is_empty() && told => {
+            StopReason::OutputLimit if calls.is_empty() && warned => {
                 self.fail(
                     OUTPUT_LIMIT,
                     "the model's answers are longer than its limit of output tokens".to_owned(),
                 );
                 self.end_turn(TurnOutcome::Failed);
             }
-            Stop::Cut if calls.is_empty() => {
-                self.append(Source::System, vec![Block::Text(CUT.to_owned())]);
-                self.set_cut(true);
+            StopReason::OutputLimit if calls.is_empty() => {
+                self.append(Source::System, vec![Block::Text(TRUNCATED_NOTICE.to_owned())]);
+                self.set_truncated(true);
             }
-            Stop::Done | Stop::Cut => {
-                self.set_cut(false);
+            StopReason::Complete | StopReason::OutputLimit => {
+                self.set_truncated(false);
                 if calls.is_empty() {
                     self.end_turn(TurnOutcome::Completed)
                 } else {
@@ -379,8 +387,8 @@ impl Draft<'_> {
         }
     }
 
-    /// A model call that was never answered does not count toward the turn's limit.
-    fn unanswered(&mut self) {
+    /// A model call without an answer does not count toward the turn's limit.
+    fn uncount_call(&mut self) {
         if let Some(turn) = &mut self.d.task.turn
             && turn.stage == Stage::Model
         {
@@ -388,30 +396,30 @@ impl Draft<'_> {
         }
     }
 
-    fn model_failed(&mut self, step: &Step, failure: Failure) {
-        let held = self.is_held();
-        // What keeps a service of ours away is said once a turn: an outage of hours would fill the
-        // task's events otherwise.
-        let said = |error: &TaskError| {
+    fn handle_model_failure(&mut self, step: &Step, failure: Failure) {
+        let stopping = self.is_stop_requested();
+        // An outage of our own services is reported once per turn. An outage of hours would
+        // otherwise fill the task's events.
+        let is_reported = |error: &TaskError| {
             error.code == failure.class.code() && error.message == failure.message
         };
-        if failure.tries > 0 || !self.d.task.last_error.as_ref().is_some_and(said) {
+        if failure.attempts > 0 || !self.d.task.last_error.as_ref().is_some_and(is_reported) {
             self.fail(failure.class.code(), failure.message);
         }
-        // Calls that were never made, because a service of ours was away, don't count: what was
-        // accepted waits for it.
-        let attempt = step.attempt.saturating_add(failure.tries);
-        if failure.class.is_retryable() && attempt <= backoff::MAX_ATTEMPTS && !held {
-            let pause = backoff::pause(attempt - 1, self.fresh.jitter);
+        // Calls that were never made, because one of our services was down, do not count: what was
+        // accepted waits for the service.
+        let attempt = step.attempt.saturating_add(failure.attempts);
+        if failure.class.is_retryable() && attempt <= backoff::MAX_ATTEMPTS && !stopping {
+            let pause = backoff::delay(attempt - 1, self.fresh.jitter);
             let until = (self.now + pause)
                 .max(failure.retry_at.unwrap_or(self.now))
-                .min(self.now + LONGEST_RETRY);
+                .min(self.now + MAX_RETRY_DELAY);
             self.d.task.step =
                 Some(Step { attempt, state: StepState::Backoff { until }, ..step.clone() });
-        } else if !held {
+        } else if !stopping {
             self.end_turn(TurnOutcome::Failed);
         } else {
-            self.unanswered();
+            self.uncount_call();
         }
     }
 
@@ -426,17 +434,17 @@ impl Draft<'_> {
         });
     }
 
-    /// Appends one result for each call, in the calls' order: vendors refuse a transcript in which
-    /// a call has none or a result has no call.
+    /// Appends one result for each call, in the calls' order. Vendors reject a transcript in which
+    /// a call has no result, or a result has no call.
     fn append_results(&mut self, calls: &[String], mut results: Vec<CodeResult>, missing: &str) {
         let blocks = calls
             .iter()
             .map(|call| {
-                let found = results
+                let result = results
                     .iter()
                     .position(|result| result.id == *call)
                     .map(|index| results.remove(index));
-                Block::CodeInterpreterResult(found.unwrap_or_else(|| CodeResult {
+                Block::CodeInterpreterResult(result.unwrap_or_else(|| CodeResult {
                     id: call.clone(),
                     error: missing.to_owned(),
                     ..CodeResult::default()
@@ -447,19 +455,19 @@ impl Draft<'_> {
         self.set_stage(Stage::Model);
     }
 
-    /// Notes what the next call will need, when that has changed.
-    fn note_context(&mut self) {
+    /// Updates the tokens that the next call needs, when they have changed.
+    fn update_context(&mut self) {
         let context = &mut self.d.task.context;
         (context.outline, context.counted) = (None, None);
-        let added = self.added();
+        let added = self.added_tokens();
         if added > 0 || self.d.compacted.is_some() {
-            self.d.task.context.tokens = self.d.task.context.need(added);
+            self.d.task.context.tokens = self.d.task.context.tokens_needed(added);
         }
     }
 
-    fn set_cut(&mut self, cut: bool) {
+    fn set_truncated(&mut self, cut: bool) {
         if let Some(turn) = &mut self.d.task.turn {
-            turn.cut = cut;
+            turn.truncated = cut;
         }
     }
 
@@ -481,7 +489,7 @@ impl Draft<'_> {
         self.d.task.last_outcome = Some(outcome);
         if outcome == TurnOutcome::Completed {
             self.d.task.last_error = None;
-            // A title is not worth an error: without money there is none.
+            // A missing title is no error: without budget there is none.
             if !self.d.task.titled && self.exhausted.is_none() {
                 self.d.task.title_step = Some(self.fresh.title_step);
                 self.d.effects.push(Effect::MakeTitle(self.fresh.title_step));

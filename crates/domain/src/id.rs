@@ -1,5 +1,5 @@
-//! Typed, prefixed, time-ordered ids. Every kind of id the system knows stands in the one table
-//! below, alphabetically.
+//! Typed, prefixed, time-ordered ids. The table below lists every kind of id, in alphabetical
+//! order.
 
 use std::{fmt, str::FromStr};
 
@@ -7,17 +7,17 @@ use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-/// A string that is not the id it should be.
+/// A string that is not a valid id of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a valid {kind} id: expected `{prefix}_` followed by a UUID")]
 pub struct ParseError {
-    /// What was expected, in words.
+    /// The expected kind, for people.
     pub kind: &'static str,
-    /// The prefix that kind has.
+    /// The expected prefix.
     pub prefix: &'static str,
 }
 
-/// A new UUID, version 7 (RFC 9562), of this time and not of what the machine's clock says.
+/// A new UUID, version 7 (RFC 9562), with this time instead of the machine's clock.
 pub fn new_at(time: Timestamp) -> Uuid {
     let seconds = u64::try_from(time.as_second()).unwrap_or(0);
     let nanos = u32::try_from(time.subsec_nanosecond()).unwrap_or(0);
@@ -64,7 +64,7 @@ macro_rules! ids {
         pub struct $name(Uuid);
 
         impl $name {
-            /// What the id's text begins with, before the underscore.
+            /// The prefix of the id's text, before the underscore.
             pub const PREFIX: &'static str = $prefix;
 
             /// Wraps the UUID (version 7 for ids made by the system).
@@ -108,23 +108,23 @@ macro_rules! ids {
 }
 
 ids! {
-    /// An agent's configuration.
+    /// An agent.
     AgentId, "agent", "agent";
-    /// A key by which a program calls.
+    /// A credential of a program.
     ApiKeyId, "key", "API key";
-    /// A call that a person is asked about.
+    /// A call that needs a person's decision.
     ApprovalId, "approval", "approval";
-    /// An entry of the audit trail.
+    /// An audit entry.
     AuditEntryId, "audit", "audit entry";
-    /// How much may be spent.
+    /// A limit on spending.
     BudgetId, "budget", "budget";
-    /// What a scan proposes to be made into a Tool.
+    /// A script that a scan proposes as a Tool.
     CandidateId, "candidate", "candidate";
-    /// What somebody uploaded.
+    /// An uploaded file.
     FileId, "file", "file";
-    /// Candidates that were handed over together.
+    /// Candidates that are handed over together.
     HandOverId, "handover", "hand-over";
-    /// An invitation into an organization.
+    /// An invitation to join an organization.
     InvitationId, "invitation", "invitation";
     /// A message of a task.
     MessageId, "msg", "message";
@@ -134,11 +134,11 @@ ids! {
     ModelProviderId, "provider", "model provider";
     /// A tenant.
     OrganizationId, "org", "organization";
-    /// How a host of repositories is reached.
+    /// The credentials and address of a repository host.
     ScanConnectionId, "connection", "connection";
-    /// A look through a repository.
+    /// A scan of a repository.
     ScanId, "scan", "scan";
-    /// A message that is sent by the clock.
+    /// A schedule of messages.
     ScheduleId, "schedule", "schedule";
     /// A secret that scripts may use without seeing it.
     SecretId, "secret", "secret";
@@ -151,20 +151,19 @@ ids! {
 }
 
 impl UserId {
-    /// Whoever the gateway takes for the operator of this machine: owner of
-    /// [`OrganizationId::LOCAL`].
+    /// The operator of this machine: owner of [`OrganizationId::LOCAL`].
     pub const LOCAL: Self =
         Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0002));
 }
 
 impl OrganizationId {
-    /// The operator's organization, which is there from the beginning.
+    /// The operator's organization. It always exists.
     pub const LOCAL: Self =
         Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0001));
 }
 
-/// The id of a recorded event: its stream (a task's or an organization's UUID) and its sequence
-/// there, so that the same event has the same id wherever it is read.
+/// The id of a record: its stream (the UUID of a task or organization) and its sequence number
+/// there. The same record has the same id wherever it is read.
 pub fn event_id(stream: Uuid, sequence: u64) -> String {
     format!("evt_{stream}_{sequence}")
 }
@@ -174,14 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_reads_back_what_it_prints() {
+    fn id_parses_its_own_text() {
         let id = TaskId::from_uuid(Uuid::from_u128(7));
         assert_eq!(id.to_string(), "task_00000000-0000-0000-0000-000000000007");
         assert_eq!(id.to_string().parse(), Ok(id));
     }
 
     #[test]
-    fn an_id_of_another_kind_or_spelling_is_refused() {
+    fn id_of_another_kind_or_spelling_is_rejected() {
         for text in [
             "agent_00000000-0000-0000-0000-000000000007",
             "00000000-0000-0000-0000-000000000007",

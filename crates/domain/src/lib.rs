@@ -1,5 +1,5 @@
-//! Construct's rules, without I/O, clock or randomness: identifiers, messages, the life of a task,
-//! and [`decide()`], the pure function that says what happens next.
+//! Construct's rules, without I/O, clock or randomness: ids, messages, the lifecycle of a task, and
+//! [`decide()`], the pure function that computes what happens next.
 
 pub mod access;
 pub mod approval;

@@ -1,25 +1,24 @@
-//! What a transcript is made of.
+//! The messages of a transcript.
 
 use serde::{Deserialize, Serialize};
 
 use crate::FileId;
 
-/// The most bytes of a file that a model is shown as an image or a document. Vendors take few that
-/// are larger.
-pub const SHOWN_BYTES: u64 = 20 << 20;
-/// The most bytes of a file that a model is shown as text: more would fill what most models can
-/// see.
-pub const SHOWN_TEXT_BYTES: u64 = 256 << 10;
+/// Maximum size of a file that is sent to a model as an image or a document. Few vendors accept
+/// larger files.
+pub const MAX_MEDIA_BYTES: u64 = 20 << 20;
+/// Maximum size of a file that is sent to a model as text. More would fill most context windows.
+pub const MAX_TEXT_BYTES: u64 = 256 << 10;
 
-/// Who a message is from.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// A person or program.
+    /// A person or a program.
     User,
     /// The model.
     Assistant,
-    /// Construct itself: results of scripts, notices.
+    /// Construct: results of scripts, notices.
     System,
 }
 
@@ -45,36 +44,36 @@ impl Source {
 /// Content Structure").
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Content {
-    /// In order.
+    /// The blocks, in order.
     pub blocks: Vec<Block>,
 }
 
-/// A piece of a message.
+/// A part of a message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "payload", rename_all = "snake_case")]
 pub enum Block {
     /// Plain text.
     Text(String),
-    /// A script the model wants to run.
+    /// A script that the model wants to run.
     CodeInterpreterCall(CodeCall),
-    /// What running it gave.
+    /// The result of a script.
     CodeInterpreterResult(CodeResult),
-    /// What the model thought before the blocks after it.
+    /// The model's reasoning before the blocks that follow.
     Thinking(Thinking),
     /// An image or file from the user.
     Attachment(Attachment),
 }
 
-/// What a model thought. It goes back to the provider it came from, and to no other.
+/// A model's reasoning. It is only sent back to the provider it came from.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thinking {
-    /// What the vendor shows of it; may be empty.
+    /// The text that the vendor shows; may be empty.
     pub text: String,
-    /// Whose it is.
+    /// The vendor.
     pub vendor: String,
     /// The provider it came from.
     pub provider_id: String,
-    /// What proves or holds it, in the vendor's own form; may be empty.
+    /// The vendor's signature or encrypted form; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub data: String,
 }
@@ -86,10 +85,10 @@ pub struct Attachment {
     pub media_type: String,
     /// E.g. `report.pdf`; may be empty.
     pub name: String,
-    /// The content in base64, the form it has in JSON here and at every vendor. Empty where it is a
-    /// file's.
+    /// The content in base64, as in JSON here and at every vendor. Empty when `file` has the
+    /// content.
     pub data: String,
-    /// The file whose content it is.
+    /// The file with the content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<AttachedFile>,
 }
@@ -97,46 +96,49 @@ pub struct Attachment {
 /// A file as it was when it was attached. It may have been deleted since.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedFile {
-    /// Which.
+    /// The file's id.
     pub id: FileId,
-    /// Of its content: 64 hexadecimal digits, small ones. By this the content is found.
+    /// SHA-256 of the content as 64 lowercase hexadecimal digits. The content is stored under this
+    /// hash.
     pub sha256: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// How a model gets to know a file.
+/// How a file is presented to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
-    /// It sees it.
+pub enum Presentation {
+    /// As an image.
     Image,
-    /// It reads it, with its pictures.
+    /// As a document, with its images.
     Document,
-    /// It reads it.
+    /// As text.
     Text,
-    /// It is told of it, and a script can look into it: of this kind of file it could make nothing.
-    Named,
-    /// The same, because the file is too large.
+    /// By name only, because the model cannot process this type. A script can read the file.
+    NameOnly,
+    /// By name only, because the file is too large.
     TooLarge,
 }
 
-impl Shown {
-    /// How a file of this type and size is shown, if there is room for it.
-    pub fn of(media_type: &str, size: u64) -> Self {
+impl Presentation {
+    /// The presentation of a file of this type and size.
+    pub fn for_file(media_type: &str, size: u64) -> Self {
         let (shown, most) = match media_type {
-            "image/png" | "image/jpeg" | "image/gif" | "image/webp" => (Self::Image, SHOWN_BYTES),
-            "application/pdf" => (Self::Document, SHOWN_BYTES),
-            "application/json" | "application/xml" | "application/yaml" => {
-                (Self::Text, SHOWN_TEXT_BYTES)
+            "image/png" | "image/jpeg" | "image/gif" | "image/webp" => {
+                (Self::Image, MAX_MEDIA_BYTES)
             }
-            other if other.starts_with("text/") => (Self::Text, SHOWN_TEXT_BYTES),
-            _ => return Self::Named,
+            "application/pdf" => (Self::Document, MAX_MEDIA_BYTES),
+            "application/json" | "application/xml" | "application/yaml" => {
+                (Self::Text, MAX_TEXT_BYTES)
+            }
+            other if other.starts_with("text/") => (Self::Text, MAX_TEXT_BYTES),
+            _ => return Self::NameOnly,
         };
         if size > most { Self::TooLarge } else { shown }
     }
 }
 
-/// A script the model wants to run.
+/// A script that the model wants to run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeCall {
     /// The vendor's id of the call.
@@ -145,17 +147,17 @@ pub struct CodeCall {
     pub code: String,
 }
 
-/// What the model is told about a script it ran.
+/// The result of a script, for the model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeResult {
-    /// The call's id.
+    /// The id of the call.
     pub id: String,
-    /// What was printed, then the value.
+    /// The printed output, then the value.
     pub output: String,
-    /// Empty when the script completed.
+    /// The error; empty when the script completed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub error: String,
-    /// The tool calls the script made, by number.
+    /// The tool calls of the script, by number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_uses: Vec<ToolUse>,
 }
@@ -163,27 +165,28 @@ pub struct CodeResult {
 /// One tool call of a script.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolUse {
-    /// Number of the call in its script, from 1.
+    /// The number of the call in its script, from 1.
     pub number: u32,
-    /// The tool.
+    /// The tool's name.
     pub name: String,
-    /// Whether it returned, rather than threw.
+    /// Whether it returned instead of throwing.
     pub succeeded: bool,
-    /// How long it took, in microseconds.
+    /// Duration in microseconds.
     pub duration_micros: i64,
-    /// What it was given, as JSON that may be cut off; empty when it was not kept.
+    /// The arguments as JSON, possibly truncated; empty when they were not kept.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub arguments: String,
-    /// What it returned or threw, likewise.
+    /// The returned value or thrown error, likewise.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub result: String,
 }
 
-/// Where a transcript is cut at the message with this place and these blocks: the first place that
-/// goes. It is the message's own, or, if the message stays (`keep`), the one after it. Scripts and
-/// their results, which have the place after them, are not torn apart: they stay with a message
-/// that stays, and go with one that goes.
-pub fn cut(position: i64, blocks: &[Block], keep: bool) -> i64 {
+/// The first position that is removed when a transcript is cut at the message with this position
+/// and these blocks: the message's own, or the one after it when the message is kept (`keep`).
+///
+/// Scripts and their results, which have the next position, are not separated. They are kept with a
+/// message that is kept, and removed with one that is removed.
+pub fn cut_position(position: i64, blocks: &[Block], keep: bool) -> i64 {
     let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
     if keep {
         position + 1 + i64::from(code_calls(blocks).next().is_some())
@@ -192,7 +195,7 @@ pub fn cut(position: i64, blocks: &[Block], keep: bool) -> i64 {
     }
 }
 
-/// The scripts among `blocks`, in order.
+/// The scripts in `blocks`, in order.
 pub fn code_calls(blocks: &[Block]) -> impl Iterator<Item = &CodeCall> {
     blocks.iter().filter_map(|block| match block {
         Block::CodeInterpreterCall(call) => Some(call),
@@ -210,7 +213,7 @@ mod tests {
     const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
 
     #[test]
-    fn content_is_stored_in_the_documented_form() {
+    fn content_is_stored_in_the_documented_json_form() {
         let content = Content {
             blocks: vec![
                 Block::Text("Hello".into()),
@@ -259,19 +262,19 @@ mod tests {
     }
 
     #[test]
-    fn files_are_shown_as_what_they_are_unless_they_are_too_large() {
+    fn files_are_presented_by_type_unless_too_large() {
         for (media_type, size, shown) in [
-            ("image/png", SHOWN_BYTES, Shown::Image),
-            ("image/webp", SHOWN_BYTES + 1, Shown::TooLarge),
-            ("application/pdf", SHOWN_BYTES, Shown::Document),
-            ("text/csv", SHOWN_TEXT_BYTES, Shown::Text),
-            ("application/json", SHOWN_TEXT_BYTES + 1, Shown::TooLarge),
-            ("image/svg+xml", 1, Shown::Named),
-            ("image/tiff", SHOWN_BYTES + 1, Shown::Named),
-            ("application/zip", 1, Shown::Named),
-            ("", 0, Shown::Named),
+            ("image/png", MAX_MEDIA_BYTES, Presentation::Image),
+            ("image/webp", MAX_MEDIA_BYTES + 1, Presentation::TooLarge),
+            ("application/pdf", MAX_MEDIA_BYTES, Presentation::Document),
+            ("text/csv", MAX_TEXT_BYTES, Presentation::Text),
+            ("application/json", MAX_TEXT_BYTES + 1, Presentation::TooLarge),
+            ("image/svg+xml", 1, Presentation::NameOnly),
+            ("image/tiff", MAX_MEDIA_BYTES + 1, Presentation::NameOnly),
+            ("application/zip", 1, Presentation::NameOnly),
+            ("", 0, Presentation::NameOnly),
         ] {
-            assert_eq!(Shown::of(media_type, size), shown, "{media_type} {size}");
+            assert_eq!(Presentation::for_file(media_type, size), shown, "{media_type} {size}");
         }
     }
 }

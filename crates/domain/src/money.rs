@@ -1,7 +1,8 @@
-//! Tokens and what they cost, exactly.
+//! Tokens and their exact cost.
 //!
-//! Prices are whole micro-dollars per million tokens, so that one token costs a whole number of
-//! pico-dollars (10⁻¹² US dollars) and the cost of a call is the sum of its parts with no rounding.
+//! Prices are integers: micro-dollars per million tokens. So one token costs an integer number of
+//! pico-dollars (10⁻¹² US dollars), and the cost of a call is the sum of its parts without
+//! rounding.
 
 mod estimate;
 #[cfg(test)]
@@ -11,33 +12,33 @@ use std::ops::{Add, AddAssign};
 
 use serde::{Deserialize, Serialize};
 
-pub use estimate::{Target, tokens_of_bytes, tokens_of_content, upper_cost};
+pub use estimate::{Target, max_cost, tokens_of_bytes, tokens_of_content};
 
-/// Pico-dollars in a micro-dollar.
+/// Pico-dollars per micro-dollar.
 pub const PICO_PER_MICRO: i64 = 1_000_000;
 
 /// Prices of a model in micro US dollars per million tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Prices {
-    /// Tokens read afresh.
+    /// Uncached input tokens.
     pub input: i64,
-    /// Tokens written.
+    /// Output tokens.
     pub output: i64,
     /// Tokens read from the vendor's cache; 0: as `input`.
     pub cache_read: i64,
     /// Tokens written to the vendor's cache; 0: as `input`.
     pub cache_write: i64,
-    /// Tokens spent on thinking; 0: as `output`.
+    /// Reasoning tokens; 0: as `output`.
     pub thinking: i64,
-    /// Each call that used anything, in micro-dollars.
+    /// Price of each call that used anything, in micro-dollars.
     pub request: i64,
-    /// What holds instead for calls with a long input.
+    /// Prices for calls with a long input.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub long_context: Option<LongContext>,
 }
 
-/// Prices of tokens in micro US dollars per million; the fields are those of [`Prices`].
+/// Prices of tokens in micro US dollars per million. The fields are those of [`Prices`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "they are those of `Prices`")]
@@ -49,10 +50,10 @@ pub struct Rates {
     pub thinking: i64,
 }
 
-/// Prices of all tokens of a call whose input is long.
+/// Prices of all tokens of a call with a long input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongContext {
-    /// They hold when the input, cached or not, has more tokens than this.
+    /// They apply when the input, cached or not, has more tokens than this.
     pub above_input_tokens: i64,
     /// The prices.
     #[serde(flatten)]
@@ -60,7 +61,7 @@ pub struct LongContext {
 }
 
 impl Prices {
-    /// What tokens cost in a call with so many tokens of input.
+    /// The prices of tokens in a call with this many input tokens.
     pub fn rates(&self, input_tokens: i64) -> Rates {
         match self.long_context {
             Some(long) if input_tokens > long.above_input_tokens => long.rates,
@@ -78,19 +79,19 @@ impl Prices {
 }
 
 impl Rates {
-    /// Of a token spent on thinking.
-    const fn of_thinking(&self) -> i64 {
+    /// Price of a reasoning token.
+    const fn thinking_rate(&self) -> i64 {
         if self.thinking == 0 { self.output } else { self.thinking }
     }
 
-    /// Of a token read from the vendor's cache. Nearly all of a long conversation is: for nothing,
-    /// no budget would notice it.
-    const fn of_cache_read(&self) -> i64 {
+    /// Price of a token read from the vendor's cache. Most tokens of a long conversation are
+    /// cached; if they were free, no budget would notice them.
+    const fn cache_read_rate(&self) -> i64 {
         if self.cache_read == 0 { self.input } else { self.cache_read }
     }
 
-    /// Of a token written to it.
-    const fn of_cache_write(&self) -> i64 {
+    /// Price of a token written to the vendor's cache.
+    const fn cache_write_rate(&self) -> i64 {
         if self.cache_write == 0 { self.input } else { self.cache_write }
     }
 }
@@ -98,28 +99,29 @@ impl Rates {
 /// Tokens of a call, each counted once, and their cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Tokens read afresh: without those read from or written to the cache.
+    /// Uncached input tokens: without those read from or written to the cache.
     pub input_tokens: i64,
-    /// Tokens written, with those spent on thinking.
+    /// Output tokens, including reasoning tokens.
     pub output_tokens: i64,
     /// Tokens read from the vendor's cache.
     pub cache_read_tokens: i64,
     /// Tokens written to the vendor's cache.
     pub cache_write_tokens: i64,
-    /// Those of the output that were spent on thinking, where the vendor tells them apart.
+    /// Reasoning tokens, where the vendor reports them separately.
     #[serde(default)]
     pub thinking_tokens: i64,
-    /// In 10⁻¹² US dollars.
+    /// Cost in pico-dollars (10⁻¹² US dollars).
     pub cost_pico_usd: i64,
 }
 
 impl Usage {
-    /// The same tokens with their cost at `prices`, as those of one call: which prices hold depends
-    /// on the length of its input, and the price of a call is paid once, unless nothing was used.
-    /// Saturates instead of wrapping: nine million dollars in one call is a vendor's or a script's
-    /// nonsense, not a sum to overflow on.
+    /// Computes the cost at `prices` of these tokens as one call. The length of the input decides
+    /// which prices apply. The price of a call is added once, unless nothing was used.
+    ///
+    /// Saturates instead of overflowing: nine million dollars for one call is an error of a vendor
+    /// or a script.
     #[must_use]
-    pub fn priced(self, prices: &Prices) -> Self {
+    pub fn with_cost(self, prices: &Prices) -> Self {
         let input = self
             .input_tokens
             .saturating_add(self.cache_read_tokens)
@@ -130,9 +132,9 @@ impl Usage {
         let cost_pico_usd = [
             (self.input_tokens, rates.input),
             (self.output_tokens - thinking, rates.output),
-            (thinking, rates.of_thinking()),
-            (self.cache_read_tokens, rates.of_cache_read()),
-            (self.cache_write_tokens, rates.of_cache_write()),
+            (thinking, rates.thinking_rate()),
+            (self.cache_read_tokens, rates.cache_read_rate()),
+            (self.cache_write_tokens, rates.cache_write_rate()),
             (requests, prices.request.saturating_mul(PICO_PER_MICRO)),
         ]
         .into_iter()
@@ -167,9 +169,9 @@ impl AddAssign for Usage {
     }
 }
 
-/// An amount for people: at least cents, and as many further digits as it has, up to millionths;
-/// less than that is rounded up, because nothing that costs something reads as free.
-pub fn dollars(pico_usd: i64) -> String {
+/// Formats an amount for people: at least cents, and as many further digits as it has, up to
+/// millionths. Smaller amounts are rounded up, so that nothing that costs something reads as free.
+pub fn format_dollars(pico_usd: i64) -> String {
     let sign = if pico_usd < 0 { "-" } else { "" };
     let micros = pico_usd.unsigned_abs().div_ceil(PICO_PER_MICRO.unsigned_abs());
     let text = format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000);

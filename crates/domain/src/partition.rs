@@ -1,47 +1,48 @@
-//! Which of a fixed number of partitions a task belongs to, and which of several processes a
-//! partition.
+//! Maps tasks to a fixed number of partitions, and partitions to the processes that own them.
 
 use crate::TaskId;
 
-/// How many partitions there are. Part of every task's subjects: changing it strands the commands
-/// in flight. More would be of use to more than sixteen reconcilers only; each costs a consumer
-/// that waits at the server.
+/// The number of partitions. It is part of every task's subjects, so changing it strands the
+/// commands in flight. More partitions would only help more than sixteen reconcilers, and each
+/// costs a consumer that waits at the server.
 pub const COUNT: u16 = 16;
 
-/// The partition of a task. UUIDv7 ids begin with the time, so only their random tail is taken.
-pub fn of(task: TaskId) -> u16 {
+/// The partition of a task. UUIDv7 ids begin with the time, so only their random tail is hashed.
+pub fn for_task(task: TaskId) -> u16 {
     let tail = (task.uuid().as_u128() & u128::from(u64::MAX)) as u64;
-    // Fibonacci hashing: spreads ids that a test counts up as well as random ones.
+    // Fibonacci hashing spreads sequential ids (as in tests) as well as random ones.
     let mixed = tail.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
     (mixed % u64::from(COUNT)) as u16
 }
 
-/// The owner of each partition among `members`, by rendezvous hashing: the one with the highest
-/// weight for it that has not its fair share already. Whoever knows the same members comes to the
-/// same answer, in whatever order they are named. Empty when there are none.
+/// The owner of each partition among `members`. Empty when there are no members.
 ///
-/// The bound (the number of partitions by that of the members, rounded up) keeps the shares even,
-/// which sixteen partitions alone would not be; for it, a few partitions more than necessary change
-/// hands when a member comes or goes.
+/// Rendezvous hashing: a partition goes to the member with the highest weight for it that still has
+/// capacity. Processes that know the same members compute the same owners, in any order of
+/// `members`.
+///
+/// Each member owns at most the number of partitions divided by the number of members, rounded up.
+/// Without this bound, sixteen partitions would be spread unevenly. The price is that a few more
+/// partitions than necessary move when a member joins or leaves.
 pub fn owners<'a>(members: &[&'a str]) -> Vec<&'a str> {
     let mut members = members.to_vec();
     members.sort_unstable();
     members.dedup();
-    let share = usize::from(COUNT).div_ceil(members.len().max(1));
-    let mut taken = vec![0_usize; members.len()];
+    let capacity = usize::from(COUNT).div_ceil(members.len().max(1));
+    let mut owned = vec![0_usize; members.len()];
     let owner = |partition| {
-        let free = (0..members.len()).filter(|&member| taken[member] < share);
+        let free = (0..members.len()).filter(|&member| owned[member] < capacity);
         let owner = free.max_by_key(|&member| weight(members[member], partition))?;
-        taken[owner] += 1;
+        owned[owner] += 1;
         Some(members[owner])
     };
     (0..COUNT).filter_map(owner).collect()
 }
 
-/// How much a member is for a partition: any fixed function that mixes well. It is part of what
-/// processes of different versions must agree about.
+/// The weight of a member for a partition. Any fixed function that mixes well would do, but
+/// processes of different versions must agree on it.
 fn weight(member: &str, partition: u16) -> u64 {
-    // FNV-1a, and the finalizer of MurmurHash3, because FNV alone hardly mixes its last bytes.
+    // FNV-1a with the finalizer of MurmurHash3, because FNV alone hardly mixes its last bytes.
     let bytes = member.bytes().chain(partition.to_be_bytes());
     let hash = bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
@@ -61,7 +62,7 @@ mod tests {
     fn tasks_spread_over_all_partitions() {
         let mut seen = [0_u32; COUNT as usize];
         for n in 0..1600 {
-            seen[usize::from(of(TaskId::from_uuid(Uuid::from_u128(n))))] += 1;
+            seen[usize::from(for_task(TaskId::from_uuid(Uuid::from_u128(n))))] += 1;
         }
         assert!(seen.iter().all(|&count| (50..200).contains(&count)), "{seen:?}");
     }
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn every_partition_has_one_owner_and_nobody_more_than_a_fair_share() {
+    fn partitions_are_spread_evenly_over_members() {
         assert_eq!(owners(&[]), Vec::<&str>::new());
         for count in 1..40 {
             let names = names(count);
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_in_which_members_are_known_does_not_matter() {
+    fn member_order_does_not_change_owners() {
         let mut names = names(5);
         let owners: Vec<String> = owners_of(&names).into_iter().map(str::to_owned).collect();
         names.reverse();
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn when_a_member_goes_most_of_what_the_others_have_stays_with_them() {
+    fn leaving_member_moves_few_partitions_of_the_others() {
         let (mut moved, mut kept) = (0, 0);
         for count in 2..9 {
             let all = names(count);

@@ -1,12 +1,11 @@
-//! Policies: which calls of scripts are made, which need a person's approval, and which are
-//! refused.
+//! Policies: which calls of scripts are allowed, need an approval, or are denied.
 //!
-//! A policy is a list of rules, of which the first that matches a call decides; a call that none
-//! matches is allowed. An agent and a task have one each, and the stricter answer wins ([`Action`]
-//! is ordered so).
+//! A policy is a list of rules. The first rule that matches a call decides; a call that matches
+//! none is allowed. An agent and a task have one policy each, and the stricter verdict wins
+//! ([`Action`] is ordered accordingly).
 //!
-//! Rules are about what a call says of itself. They are no confinement: a command can do in many
-//! ways what a rule about another tool forbids, and the sandbox holds whatever a policy says.
+//! Rules judge what a call says about itself. They are no confinement: a command can do what a rule
+//! about another tool denies, in many ways. The sandbox applies regardless of policies.
 
 use std::{
     net::Ipv6Addr,
@@ -21,131 +20,133 @@ use wildmatch::WildMatch;
 #[cfg(test)]
 mod tests;
 
-/// Patterns of one kind in one rule.
-pub const PATTERNS: usize = 100;
-/// Bytes of one pattern.
-pub const PATTERN_BYTES: usize = 1024;
+/// Maximum number of patterns of one kind in a rule.
+pub const MAX_PATTERNS: usize = 100;
+/// Maximum length of a pattern in bytes.
+pub const MAX_PATTERN_BYTES: usize = 1024;
 
-/// What becomes of a call; each is stricter than the one before.
+/// What happens to a call, in order of strictness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// It is made.
+    /// The call is made.
     Allow,
-    /// It waits until a person approves it.
+    /// The call waits until a person approves it.
     Ask,
-    /// It is refused.
+    /// The call is denied.
     Deny,
 }
 
-/// One rule. It matches a call when everything that is given matches it.
+/// A rule. It matches a call when every given condition matches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
-    /// What becomes of the calls it matches.
+    /// What happens to the calls that it matches.
     pub action: Action,
-    /// Globs on the tool's name; empty: every tool.
+    /// Globs on the tool's name. Empty: every tool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<String>,
-    /// Globs on the path a call is about, relative to the workspace; `*` stays within one
+    /// Globs on the path that a call concerns, relative to the workspace. `*` stays within one
     /// directory, `**` does not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<String>,
-    /// Patterns on a whole command line: `*` stands for any text, `?` for one character, everything
-    /// else for itself.
+    /// Patterns on a complete command line: `*` matches any text, `?` one character, and everything
+    /// else itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<String>,
-    /// Patterns on the host of a request, as for commands; upper and lower case are the same.
+    /// Patterns on the host of a request, as for commands. Case-insensitive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
-    /// Methods of a request; upper and lower case are the same.
+    /// Methods of a request. Case-insensitive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub methods: Vec<String>,
-    /// Patterns on the name of the agent that is to work on something, as for commands.
+    /// Patterns on the name of the agent that gets work, as for commands.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agents: Vec<String>,
-    /// Why, for people and for the model.
+    /// The reason, for people and for the model.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
-/// What a call is about, as far as rules have conditions on it.
+/// What a call concerns, as far as rules have conditions on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     /// Nothing that a rule could name.
     None,
-    /// A file or directory, relative to the workspace, by every name it is known to have. Each is
-    /// judged, and the strictest answer holds.
+    /// A file or directory, relative to the workspace, under every name it is known by. Each name
+    /// is judged, and the strictest verdict holds.
     Path(Vec<String>),
-    /// A directory with everything below it, by every name it is known to have. A rule that holds
-    /// back anything which might lie there holds back the whole.
+    /// A directory with everything below it, under every name it is known by. A rule that restricts
+    /// anything that could be below it restricts the whole.
     Tree(Vec<String>),
-    /// A command line, in every form in which a rule may know it. Each is judged, and the strictest
-    /// answer holds.
+    /// A command line, in every form that a rule may have in mind. Each form is judged, and the
+    /// strictest verdict holds.
     Command(Vec<String>),
-    /// A request.
+    /// An HTTP request.
     Request {
-        /// `GET`, …
+        /// The method: `GET`, …
         method: String,
-        /// Without port.
+        /// The host, without port.
         host: String,
     },
-    /// An agent that is to work on something, by its name.
+    /// The name of an agent that gets work.
     Agent(String),
 }
 
-/// What a policy says about a call.
+/// A policy's decision about a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// What becomes of it.
+    /// What happens to the call.
     pub action: Action,
-    /// What the rule gives as its reason; may be empty.
+    /// The rule's reason; may be empty.
     pub reason: String,
 }
 
-/// A list of rules, ready to be asked. A rule is compiled when it is first needed.
+/// A compiled list of rules. A rule is compiled when it is first needed.
 #[derive(Debug, Default)]
 pub struct Policy {
-    rules: Vec<(Rule, OnceLock<Option<Compiled>>)>,
+    rules: Vec<(Rule, OnceLock<Option<CompiledRule>>)>,
 }
 
 impl Policy {
-    /// Takes a list of rules.
+    /// Creates a policy from a list of rules.
     pub fn new(rules: Vec<Rule>) -> Self {
         Self { rules: rules.into_iter().map(|rule| (rule, OnceLock::new())).collect() }
     }
 
-    /// Whether there is any rule.
+    /// Whether the policy has no rules.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// What the list says about a call of a tool that has these names.
-    pub fn judge(&self, tools: &[&str], subject: &Subject) -> Verdict {
+    /// Evaluates a call of the tool with these names.
+    pub fn evaluate(&self, tools: &[&str], subject: &Subject) -> Verdict {
         let mut verdict = Verdict { action: Action::Allow, reason: String::new() };
         for form in subject.forms() {
-            verdict = stricter(verdict, self.judge_form(tools, form));
+            verdict = stricter_verdict(verdict, self.evaluate_form(tools, form));
         }
         verdict
     }
 
-    /// The first rule that is about a whole form decides; those before it that are about a part of
-    /// it may be stricter.
-    fn judge_form(&self, tools: &[&str], form: Form<'_>) -> Verdict {
+    /// The first rule that matches the whole form decides. Earlier rules that match a part of it
+    /// can make the verdict stricter.
+    fn evaluate_form(&self, tools: &[&str], form: SubjectForm<'_>) -> Verdict {
         let mut verdict = Verdict { action: Action::Allow, reason: String::new() };
         for (rule, compiled) in &self.rules {
-            let matched = match compiled.get_or_init(|| Compiled::new(rule).ok()) {
+            let matched = match compiled.get_or_init(|| CompiledRule::new(rule).ok()) {
                 Some(compiled) => compiled.matches(rule, tools, form),
-                // Nobody can store such a rule. Were there one, what it was to keep from happening
-                // does not happen.
+                // Such a rule cannot be stored. If there were one, it would deny or ask for every
+                // call.
                 None if rule.action == Action::Allow => Match::None,
                 None => Match::Whole,
             };
-            // What is allowed for a part only says nothing about the rest.
+            // An allow rule for a part says nothing about the rest.
             let says =
                 matched == Match::Whole || (matched == Match::Part && rule.action != Action::Allow);
             if says {
-                verdict =
-                    stricter(verdict, Verdict { action: rule.action, reason: rule.reason.clone() });
+                verdict = stricter_verdict(
+                    verdict,
+                    Verdict { action: rule.action, reason: rule.reason.clone() },
+                );
             }
             if matched == Match::Whole {
                 break;
@@ -155,9 +156,9 @@ impl Policy {
     }
 }
 
-/// One of the forms of a subject.
+/// One form of a subject.
 #[derive(Debug, Clone, Copy)]
-enum Form<'a> {
+enum SubjectForm<'a> {
     None,
     Path(&'a str),
     Tree(&'a str),
@@ -167,23 +168,23 @@ enum Form<'a> {
 }
 
 impl Subject {
-    fn forms(&self) -> Vec<Form<'_>> {
+    fn forms(&self) -> Vec<SubjectForm<'_>> {
         match self {
-            Self::None => vec![Form::None],
-            // Of nothing, no condition on paths or commands can be said to hold.
+            Self::None => vec![SubjectForm::None],
+            // Without names, no condition on paths or commands holds.
             Self::Path(names) | Self::Tree(names) | Self::Command(names) if names.is_empty() => {
-                vec![Form::None]
+                vec![SubjectForm::None]
             }
-            Self::Path(names) => names.iter().map(|name| Form::Path(name)).collect(),
-            Self::Tree(names) => names.iter().map(|name| Form::Tree(name)).collect(),
-            Self::Command(lines) => lines.iter().map(|line| Form::Command(line)).collect(),
-            Self::Request { method, host } => vec![Form::Request { method, host }],
-            Self::Agent(name) => vec![Form::Agent(name)],
+            Self::Path(names) => names.iter().map(|name| SubjectForm::Path(name)).collect(),
+            Self::Tree(names) => names.iter().map(|name| SubjectForm::Tree(name)).collect(),
+            Self::Command(lines) => lines.iter().map(|line| SubjectForm::Command(line)).collect(),
+            Self::Request { method, host } => vec![SubjectForm::Request { method, host }],
+            Self::Agent(name) => vec![SubjectForm::Agent(name)],
         }
     }
 }
 
-/// How much of a form a rule is about.
+/// How much of a form a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Match {
     None,
@@ -192,13 +193,13 @@ enum Match {
     Whole,
 }
 
-/// The stricter of two verdicts; the first one when they are equally strict.
-pub fn stricter(one: Verdict, other: Verdict) -> Verdict {
+/// Returns the stricter of two verdicts; the first one when they are equal.
+pub fn stricter_verdict(one: Verdict, other: Verdict) -> Verdict {
     if other.action > one.action { other } else { one }
 }
 
-/// What is wrong with the patterns of a rule: for each the field with its index, e.g. `paths[2]`,
-/// and why.
+/// Lists the invalid patterns of a rule: for each the field with its index, e.g. `paths[2]`, and
+/// the reason.
 pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let globs = [
@@ -206,7 +207,7 @@ pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
         ("paths", &rule.paths, compile_path),
     ];
     for (field, patterns, compile) in globs {
-        for (index, pattern) in patterns.iter().enumerate().take(PATTERNS) {
+        for (index, pattern) in patterns.iter().enumerate().take(MAX_PATTERNS) {
             if let Err(error) = compile(pattern) {
                 found.push((
                     format!("{field}[{index}]"),
@@ -215,7 +216,7 @@ pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
             }
         }
     }
-    for (index, pattern) in rule.hosts.iter().enumerate().take(PATTERNS) {
+    for (index, pattern) in rule.hosts.iter().enumerate().take(MAX_PATTERNS) {
         if let Some(why) = invalid_host(pattern) {
             found.push((format!("hosts[{index}]"), why.to_owned()));
         }
@@ -223,9 +224,9 @@ pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
     found
 }
 
-/// Why no request's host would ever match a pattern.
+/// Returns why no host would ever match a pattern.
 fn invalid_host(pattern: &str) -> Option<&'static str> {
-    let name = host(pattern);
+    let name = normalize_host(pattern);
     if !name.is_ascii() {
         Some(
             "has characters that no host has in a request; write it as there, e.g. xn--mnchen-3ya.de",
@@ -240,23 +241,23 @@ fn invalid_host(pattern: &str) -> Option<&'static str> {
     }
 }
 
-/// A host, or a pattern of one, in the form in which they are compared.
-fn host(name: &str) -> String {
+/// Normalizes a host, or a pattern of hosts, for comparison.
+fn normalize_host(name: &str) -> String {
     name.trim_end_matches('.').trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
 }
 
 #[derive(Debug)]
-struct Compiled {
+struct CompiledRule {
     tools: Vec<GlobMatcher>,
     paths: Vec<GlobMatcher>,
-    /// Of the patterns that stand for whole directories, the directories.
+    /// The directories of patterns that match whole directories.
     directories: Vec<GlobMatcher>,
     commands: Vec<WildMatch>,
     hosts: Vec<WildMatch>,
     agents: Vec<WildMatch>,
 }
 
-impl Compiled {
+impl CompiledRule {
     fn new(rule: &Rule) -> Result<Self, globset::Error> {
         let whole = |glob: &String| {
             glob.strip_suffix("/*").unwrap_or(glob).strip_suffix("/**").map(str::to_owned)
@@ -271,30 +272,39 @@ impl Compiled {
                 .map(|glob| compile_path(&glob))
                 .collect::<Result<_, _>>()?,
             commands: rule.commands.iter().map(|pattern| WildMatch::new(pattern.trim())).collect(),
-            hosts: rule.hosts.iter().map(|pattern| WildMatch::new(&host(pattern))).collect(),
+            hosts: rule
+                .hosts
+                .iter()
+                .map(|pattern| WildMatch::new(&normalize_host(pattern)))
+                .collect(),
             agents: rule.agents.iter().map(|pattern| WildMatch::new(pattern)).collect(),
         })
     }
 
-    fn matches(&self, rule: &Rule, tools: &[&str], form: Form<'_>) -> Match {
-        let is_tool = self.tools.is_empty() || tools.iter().any(|tool| any(&self.tools, tool));
+    fn matches(&self, rule: &Rule, tools: &[&str], form: SubjectForm<'_>) -> Match {
+        let is_tool =
+            self.tools.is_empty() || tools.iter().any(|tool| matches_any(&self.tools, tool));
         let is_command = self.commands.is_empty()
             || match form {
-                Form::Command(line) if rule.action == Action::Allow && is_compound(line) => false,
-                Form::Command(line) => {
+                SubjectForm::Command(line) if rule.action == Action::Allow && is_compound(line) => {
+                    false
+                }
+                SubjectForm::Command(line) => {
                     self.commands.iter().any(|pattern| pattern.matches(line.trim()))
                 }
                 _ => false,
             };
         let (method, name) = match form {
-            Form::Request { method, host: name } => (Some(method), Some(host(name))),
+            SubjectForm::Request { method, host: name } => {
+                (Some(method), Some(normalize_host(name)))
+            }
             _ => (None, None),
         };
         let is_method =
-            |method: &str| rule.methods.iter().any(|known| known.eq_ignore_ascii_case(method));
+            |method: &str| rule.methods.iter().any(|allowed| allowed.eq_ignore_ascii_case(method));
         let is_host = |name: &str| self.hosts.iter().any(|pattern| pattern.matches(name));
         let is_agent = self.agents.is_empty()
-            || matches!(form, Form::Agent(name) if self.agents.iter().any(|pattern| pattern.matches(name)));
+            || matches!(form, SubjectForm::Agent(name) if self.agents.iter().any(|pattern| pattern.matches(name)));
         let others = is_tool
             && is_command
             && is_agent
@@ -303,40 +313,40 @@ impl Compiled {
         if !others { Match::None } else { self.matches_path(rule, form) }
     }
 
-    fn matches_path(&self, rule: &Rule, form: Form<'_>) -> Match {
+    fn matches_path(&self, rule: &Rule, form: SubjectForm<'_>) -> Match {
         if self.paths.is_empty() {
             return Match::Whole;
         }
         match form {
-            Form::Path(name) if self.is_path(name) => Match::Whole,
-            Form::Tree(name) if self.is_whole_tree(rule, name) => Match::Whole,
-            Form::Tree(name) if self.is_path(name) || may_reach_into(rule, name) => Match::Part,
+            SubjectForm::Path(name) if self.is_path(name) => Match::Whole,
+            SubjectForm::Tree(name) if self.is_whole_tree(rule, name) => Match::Whole,
+            SubjectForm::Tree(name) if self.is_path(name) || may_reach_into(rule, name) => {
+                Match::Part
+            }
             _ => Match::None,
         }
     }
 
-    /// Whether a pattern holds for everything below a directory, however deep and whatever it is
-    /// called.
+    /// Whether a pattern matches everything below a directory, at any depth and under any name.
     fn is_whole_tree(&self, rule: &Rule, directory: &str) -> bool {
         let below = |directory: &Path| self.directories.iter().any(|glob| glob.is_match(directory));
-        rule.paths.iter().any(|pattern| matches!(relative(pattern), "**" | "**/*"))
-            // The workspace as a whole has no name that a pattern could have meant.
+        rule.paths.iter().any(|pattern| matches!(workspace_relative(pattern), "**" | "**/*"))
+            // The workspace itself has no name that a pattern could mean.
             || (directory != "." && Path::new(directory).ancestors().any(below))
     }
 
-    /// `secrets/**` is also meant to hold for `secrets` itself, which a tool may list or search as
-    /// a whole.
+    /// `secrets/**` also matches `secrets` itself, which a tool may list or search as a whole.
     fn is_path(&self, path: &str) -> bool {
-        any(&self.paths, path) || any(&self.paths, &format!("{path}/"))
+        matches_any(&self.paths, path) || matches_any(&self.paths, &format!("{path}/"))
     }
 }
 
-/// Whether a pattern could match something below a directory, by the directories it names before
-/// its first wildcard.
+/// Whether a pattern could match something below a directory, judged by the directories before its
+/// first wildcard.
 fn may_reach_into(rule: &Rule, directory: &str) -> bool {
     let directory = Path::new(if directory == "." { "" } else { directory });
     rule.paths.iter().any(|pattern| {
-        let pattern = relative(pattern);
+        let pattern = workspace_relative(pattern);
         let literal: PathBuf = pattern
             .split('/')
             .take_while(|part| !part.contains(['*', '?', '[', '{', '\\']))
@@ -346,14 +356,13 @@ fn may_reach_into(rule: &Rule, directory: &str) -> bool {
     })
 }
 
-fn any(patterns: &[GlobMatcher], text: &str) -> bool {
+fn matches_any(patterns: &[GlobMatcher], text: &str) -> bool {
     patterns.iter().any(|pattern| pattern.is_match(text))
 }
 
-/// Whether a shell may take a command line for more than one command with its arguments. Such a
-/// line is never what a pattern allows: `git *` is not meant to let `git status; rm -r .` pass.
-/// More is taken for it than a shell would, because a quoted `|` that needs an approval is better
-/// than one that was overlooked.
+/// Whether a shell may take a command line for more than one command with its arguments. An allow
+/// pattern never matches such a line: `git *` must not allow `git status; rm -r .`. This is
+/// stricter than a shell: a quoted `|` that needs an approval is better than a missed one.
 pub(crate) fn is_compound(line: &str) -> bool {
     line.trim().contains([';', '&', '|', '`', '<', '>', '\n', '\r'])
         || ["$(", "${", "$["].iter().any(|expansion| line.contains(expansion))
@@ -364,14 +373,14 @@ fn compile_name(pattern: &str) -> Result<GlobMatcher, globset::Error> {
 }
 
 fn compile_path(pattern: &str) -> Result<GlobMatcher, globset::Error> {
-    let glob = GlobBuilder::new(relative(pattern))
+    let glob = GlobBuilder::new(workspace_relative(pattern))
         .literal_separator(true)
         .backslash_escape(true)
         .build()?;
     Ok(glob.compile_matcher())
 }
 
-/// Paths are relative to the workspace, however a rule writes that.
-fn relative(pattern: &str) -> &str {
+/// Returns a pattern relative to the workspace, however a rule writes it.
+fn workspace_relative(pattern: &str) -> &str {
     pattern.trim_start_matches("./").trim_start_matches('/')
 }

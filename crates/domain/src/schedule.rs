@@ -1,4 +1,4 @@
-//! When scheduled messages are due: pure arithmetic of time zones, patterns and missed runs.
+//! When scheduled runs are due: pure arithmetic of time zones, patterns and missed runs.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -9,52 +9,52 @@ use serde::{Deserialize, Serialize};
 #[cfg(test)]
 mod tests;
 
-/// A run that comes later than this after its time was missed. Longer than any usual restart, so
-/// that those cost nothing.
-pub const LATE: Duration = Duration::from_secs(60);
-/// Missed runs that are made up for at most; older ones are passed over.
-pub const CATCH_UP: usize = 100;
-/// Longest pattern, in bytes.
-pub const PATTERN_BYTES: usize = 256;
+/// A run that starts later than this after its time counts as missed. Longer than a usual restart,
+/// so that restarts miss no runs.
+pub const MISSED_AFTER: Duration = Duration::from_secs(60);
+/// Maximum number of missed runs that are caught up; older ones are skipped.
+pub const MAX_CATCH_UP_RUNS: usize = 100;
+/// Maximum length of a pattern in bytes.
+pub const MAX_PATTERN_BYTES: usize = 256;
 
-/// How far back the runs that were missed are looked for, from the present: the first span that
-/// holds enough of them ends the search, so that a year's absence of a schedule that runs every
-/// minute costs no more than an hour's.
-const SPANS: [SignedDuration; 4] = [
+/// Time spans before the present that are searched for missed runs. The first span with enough runs
+/// ends the search, so that a year's absence of a schedule that runs every minute costs no more
+/// than an hour's.
+const SEARCH_SPANS: [SignedDuration; 4] = [
     SignedDuration::from_hours(1),
     SignedDuration::from_hours(24),
     SignedDuration::from_hours(31 * 24),
     SignedDuration::MAX,
 ];
-/// More than clocks are ever turned by.
-const TURNED: SignedDuration = SignedDuration::from_hours(3);
+/// Longer than any clock change, such as daylight saving time.
+const MAX_CLOCK_CHANGE: SignedDuration = SignedDuration::from_hours(3);
 
-/// Why a pattern or time zone cannot be used.
+/// Why a pattern or time zone is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
-    /// The pattern.
+pub enum InvalidTiming {
+    /// The pattern is invalid.
     #[error("{0}")]
     Pattern(String),
-    /// The time zone.
+    /// The time zone is unknown.
     #[error("there is no time zone `{0}`; names are those of IANA, e.g. `Europe/Berlin`")]
     TimeZone(String),
 }
 
-/// What becomes of runs that were missed because nobody was there to make them, or the database was
-/// away.
+/// What happens to runs that were missed because no reconciler was running, or the database was
+/// down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Missed {
-    /// Nothing.
+pub enum MissedRunPolicy {
+    /// They are skipped.
     Skip,
-    /// However many were missed, one is made.
+    /// One run is made for all of them.
     #[default]
     Once,
-    /// Each is made, the newest [`CATCH_UP`] of them.
+    /// Every run is made, at most the newest [`MAX_CATCH_UP_RUNS`].
     All,
 }
 
-impl Missed {
+impl MissedRunPolicy {
     /// As stored.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -64,72 +64,73 @@ impl Missed {
         }
     }
 
-    /// Reads what [`Missed::as_str`] wrote.
+    /// Reads what [`MissedRunPolicy::as_str`] wrote.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Skip, Self::Once, Self::All].into_iter().find(|missed| missed.as_str() == text)
     }
 }
 
-/// When something is due.
+/// When a schedule is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Timing {
-    /// Once.
+    /// Once, at this time.
     At(Timestamp),
-    /// Again and again.
+    /// Repeatedly, by a cron pattern.
     Cron {
         /// Minute, hour, day of the month, month, day of the week.
         pattern: String,
-        /// Its name, e.g. `Europe/Berlin`.
+        /// The IANA name of the time zone, e.g. `Europe/Berlin`.
         time_zone: String,
     },
 }
 
-/// What is to be done about a schedule that is due.
+/// What to do about a schedule that is due.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The runs to make, in order.
-    pub make: Vec<Timestamp>,
-    /// The first of those that are passed over.
-    pub passed_over: Option<Timestamp>,
-    /// When to look again; none: it is over.
+    pub runs: Vec<Timestamp>,
+    /// The time of the first skipped run.
+    pub first_skipped: Option<Timestamp>,
+    /// Time of the next run; `None`: the schedule has ended.
     pub next: Option<Timestamp>,
 }
 
 /// A pattern in its time zone.
 ///
-/// Clocks that are turned are treated as cron does: a run at a fixed hour happens once on each day
-/// that the pattern names, an hour later when its time is left out, and at the first of the two
-/// when its time comes twice. A run at every so-many minutes or hours follows real time.
+/// Clock changes are handled as cron does. A run at fixed hours happens once on each day that the
+/// pattern names: an hour later when its time is skipped, and at the first of the two when its time
+/// occurs twice. A run every so many minutes or hours follows real time.
 #[derive(Debug)]
 struct Pattern {
     crontab: Crontab,
     zone: TimeZone,
-    /// Whether the hours are named one by one.
-    fixed: bool,
+    /// Whether the pattern lists fixed hours.
+    has_fixed_hours: bool,
 }
 
 impl Pattern {
-    fn read(pattern: &str, time_zone: &str) -> Result<Self, Invalid> {
-        let zone = TimeZone::get(time_zone).map_err(|_| Invalid::TimeZone(time_zone.to_owned()))?;
+    fn parse(pattern: &str, time_zone: &str) -> Result<Self, InvalidTiming> {
+        let zone =
+            TimeZone::get(time_zone).map_err(|_| InvalidTiming::TimeZone(time_zone.to_owned()))?;
         let fields: Vec<&str> = pattern.split_ascii_whitespace().collect();
-        let [_, hours, ..] = fields.as_slice() else { return Err(shape(fields.len())) };
-        if fields.len() != 5 || pattern.len() > PATTERN_BYTES {
-            return Err(shape(fields.len()));
+        let [_, hours, ..] = fields.as_slice() else { return Err(invalid_shape(fields.len())) };
+        if fields.len() != 5 || pattern.len() > MAX_PATTERN_BYTES {
+            return Err(invalid_shape(fields.len()));
         }
         let fixed = !hours.contains('*');
-        // Fixed hours are found on a clock that is never turned, and then looked up in the zone.
-        let of = if fixed { "UTC" } else { time_zone };
-        let crontab = cronexpr::parse_crontab(&format!("{} {of}", fields.join(" ")))
-            .map_err(|error| Invalid::Pattern(error.to_string()))?;
-        Ok(Self { crontab, zone, fixed })
+        // Fixed hours are computed on a clock without changes, and then converted to the zone.
+        let zone_name = if fixed { "UTC" } else { time_zone };
+        let crontab = cronexpr::parse_crontab(&format!("{} {zone_name}", fields.join(" ")))
+            .map_err(|error| InvalidTiming::Pattern(error.to_string()))?;
+        Ok(Self { crontab, zone, has_fixed_hours: fixed })
     }
 
-    /// The first run after `time`. None when there is none within four years.
-    fn after(&self, time: Timestamp) -> Option<Timestamp> {
-        if !self.fixed {
+    /// The first run after `time`. `None` when there is none within four years.
+    fn next_after(&self, time: Timestamp) -> Option<Timestamp> {
+        if !self.has_fixed_hours {
             return Some(self.crontab.find_next(MakeTimestamp(time)).ok()?.timestamp());
         }
-        let civil = self.zone.to_datetime(time.checked_sub(TURNED).ok()?);
+        let civil = self.zone.to_datetime(time.checked_sub(MAX_CLOCK_CHANGE).ok()?);
         let mut clock = civil_to_utc(civil)?;
         loop {
             let next = self.crontab.find_next(MakeTimestamp(clock)).ok()?;
@@ -142,9 +143,9 @@ impl Pattern {
     }
 }
 
-fn shape(fields: usize) -> Invalid {
-    Invalid::Pattern(format!(
-        "must have five fields, minute hour day-of-month month day-of-week, in at most {PATTERN_BYTES} bytes; has {fields}"
+fn invalid_shape(fields: usize) -> InvalidTiming {
+    InvalidTiming::Pattern(format!(
+        "must have five fields, minute hour day-of-month month day-of-week, in at most {MAX_PATTERN_BYTES} bytes; has {fields}"
     ))
 }
 
@@ -153,61 +154,73 @@ fn civil_to_utc(civil: civil::DateTime) -> Option<Timestamp> {
 }
 
 impl Timing {
-    /// The first run after `time`; none when there is none any more (of a pattern: none within four
+    /// The first run after `time`; `None` when there is no further run (of a pattern: within four
     /// years).
     ///
     /// # Errors
-    /// When the pattern or the time zone cannot be used.
-    pub fn after(&self, time: Timestamp) -> Result<Option<Timestamp>, Invalid> {
+    /// When the pattern or the time zone is invalid.
+    pub fn next_after(&self, time: Timestamp) -> Result<Option<Timestamp>, InvalidTiming> {
         match self {
             Self::At(at) => Ok(Some(*at).filter(|at| *at > time)),
-            Self::Cron { pattern, time_zone } => Ok(Pattern::read(pattern, time_zone)?.after(time)),
+            Self::Cron { pattern, time_zone } => {
+                Ok(Pattern::parse(pattern, time_zone)?.next_after(time))
+            }
         }
     }
 
-    /// What to do at `now` about a schedule whose next run is `due`.
+    /// Plans what to do at `now` about a schedule whose next run is `due`.
     ///
     /// # Errors
-    /// When the pattern or the time zone cannot be used (any more).
-    pub fn plan(&self, missed: Missed, due: Timestamp, now: Timestamp) -> Result<Plan, Invalid> {
+    /// When the pattern or the time zone is invalid, or no longer valid.
+    pub fn plan(
+        &self,
+        missed: MissedRunPolicy,
+        due: Timestamp,
+        now: Timestamp,
+    ) -> Result<Plan, InvalidTiming> {
         if due > now {
             return Ok(Plan { next: Some(due), ..Plan::default() });
         }
-        let wanted = if missed == Missed::All { CATCH_UP } else { 1 };
+        let limit = if missed == MissedRunPolicy::All { MAX_CATCH_UP_RUNS } else { 1 };
         let (mut runs, next) = match self {
             Self::At(_) => (VecDeque::from([due]), None),
             Self::Cron { pattern, time_zone } => {
-                let pattern = Pattern::read(pattern, time_zone)?;
-                (newest(&pattern, due, now, wanted), pattern.after(now))
+                let pattern = Pattern::parse(pattern, time_zone)?;
+                (newest_runs(&pattern, due, now, limit), pattern.next_after(now))
             }
         };
         let is_late = |run: &Timestamp| {
-            now.duration_since(*run) > SignedDuration::try_from(LATE).unwrap_or_default()
+            now.duration_since(*run) > SignedDuration::try_from(MISSED_AFTER).unwrap_or_default()
         };
-        if missed == Missed::Skip {
+        if missed == MissedRunPolicy::Skip {
             runs.retain(|run| !is_late(run));
         }
-        let passed_over = Some(due).filter(|due| runs.front() != Some(due));
-        Ok(Plan { make: runs.into(), passed_over, next })
+        let first_skipped = Some(due).filter(|due| runs.front() != Some(due));
+        Ok(Plan { runs: runs.into(), first_skipped, next })
     }
 }
 
-/// The newest `wanted` runs from `due` to `now`.
-fn newest(pattern: &Pattern, due: Timestamp, now: Timestamp, wanted: usize) -> VecDeque<Timestamp> {
+/// The newest `limit` runs from `due` to `now`.
+fn newest_runs(
+    pattern: &Pattern,
+    due: Timestamp,
+    now: Timestamp,
+    limit: usize,
+) -> VecDeque<Timestamp> {
     let mut runs = VecDeque::new();
-    for span in SPANS {
+    for span in SEARCH_SPANS {
         runs.clear();
         let begin = now.checked_sub(span).unwrap_or(Timestamp::MIN).max(due);
-        // Patterns know minutes, so that nothing lies between a run and the moment before it.
+        // Patterns have minute resolution, so nothing lies between a run and the moment before it.
         let mut at = begin.checked_sub(SignedDuration::from_nanos(1)).unwrap_or(begin);
-        while let Some(run) = pattern.after(at).filter(|run| *run <= now) {
-            if runs.len() == wanted {
+        while let Some(run) = pattern.next_after(at).filter(|run| *run <= now) {
+            if runs.len() == limit {
                 runs.pop_front();
             }
             runs.push_back(run);
             at = run;
         }
-        if runs.len() == wanted || begin == due {
+        if runs.len() == limit || begin == due {
             break;
         }
     }

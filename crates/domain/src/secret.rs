@@ -1,28 +1,27 @@
-//! Secrets that scripts may use without seeing them: what a name, a value and its bindings may be.
+//! Limits of secrets, which scripts use without seeing them: names, values and bindings.
 
 use std::collections::HashSet;
 
-/// Fewest bytes of a value, white space around it not counted: what is shorter cannot be told from
-/// ordinary text, and so cannot be taken out of what comes back.
-pub const MIN_BYTES: usize = 8;
-/// Least strength of a value, in bits: what a script could guess, it could confirm by having the
-/// guess repeated where the value was sent. At ten million guesses a second this takes two hundred
-/// years.
-pub const MIN_BITS: u32 = 56;
-/// Most bytes of a value.
-pub const MAX_BYTES: usize = 64 * 1024;
-/// Most secrets that one agent may use.
-pub const PER_AGENT: usize = 50;
-/// Most characters of a name.
-pub const NAME_CHARS: usize = 64;
-/// Most bytes of a host.
-const HOST_BYTES: usize = 253;
-/// Most bytes of a program's name.
-const COMMAND_BYTES: usize = 64;
+/// Minimum size of a value in bytes, surrounding white space not counted. A shorter value cannot be
+/// told from ordinary text, so it could not be scrubbed from output.
+pub const MIN_VALUE_BYTES: usize = 8;
+/// Minimum strength of a value in bits. A script could confirm a guess by having it echoed where the
+/// value was sent. At ten million guesses a second this strength takes two hundred years to search.
+pub const MIN_VALUE_BITS: u32 = 56;
+/// Maximum size of a value in bytes.
+pub const MAX_VALUE_BYTES: usize = 64 * 1024;
+/// Maximum number of secrets of one agent.
+pub const MAX_PER_AGENT: usize = 50;
+/// Maximum length of a name in characters.
+pub const MAX_NAME_CHARS: usize = 64;
+/// Maximum length of a host in bytes.
+const MAX_HOST_BYTES: usize = 253;
+/// Maximum length of a program's name in bytes.
+const MAX_COMMAND_BYTES: usize = 64;
 
-/// Whether this can be the name of a secret: `[A-Z][A-Z0-9_]{0,63}`.
+/// Whether this is a valid name of a secret: `[A-Z][A-Z0-9_]{0,63}`.
 pub fn is_name(text: &str) -> bool {
-    text.len() <= NAME_CHARS
+    text.len() <= MAX_NAME_CHARS
         && text.starts_with(|c: char| c.is_ascii_uppercase())
         && text
             .bytes()
@@ -30,8 +29,8 @@ pub fn is_name(text: &str) -> bool {
 }
 
 /// Whether a secret can be bound to this host: a name, an IP address (IPv6 without brackets), or
-/// every name below one (`*.example.com`). Not every host: a secret that may be sent anywhere is
-/// none.
+/// every name below a domain (`*.example.com`). Not `*`: a secret that may be sent anywhere is no
+/// secret.
 pub fn is_host(text: &str) -> bool {
     if text.parse::<std::net::IpAddr>().is_ok() {
         return true;
@@ -43,29 +42,29 @@ pub fn is_host(text: &str) -> bool {
                 byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_')
             })
     };
-    // The last label is no number, for that would be an IP address in one of its odd spellings.
+    // The last label is not a number. That would be an unusual spelling of an IP address.
     let is_top = |label: &str| label.starts_with(|c: char| c.is_ascii_lowercase());
-    text.len() <= HOST_BYTES
+    text.len() <= MAX_HOST_BYTES
         && name.split('.').all(is_label)
         && name.rsplit('.').next().is_some_and(is_top)
 }
 
 /// Whether a secret can be bound to this command: the name of a program, without a directory.
 pub fn is_command(text: &str) -> bool {
-    (1..=COMMAND_BYTES).contains(&text.len())
+    (1..=MAX_COMMAND_BYTES).contains(&text.len())
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'+'))
 }
 
-/// Whether this can be a value.
+/// Whether this is a valid value.
 pub fn is_value(text: &str) -> bool {
-    text.len() <= MAX_BYTES && text.trim().len() >= MIN_BYTES && !text.contains('\0')
+    text.len() <= MAX_VALUE_BYTES && text.trim().len() >= MIN_VALUE_BYTES && !text.contains('\0')
 }
 
-/// Whether a value has less than [`MIN_BITS`], however it was chosen. This counts characters and
-/// knows no words: what it lets pass is not proven to be random.
+/// Whether a value has less than [`MIN_VALUE_BITS`], however it was chosen. This counts characters
+/// and knows no dictionary: a value that passes is not proven to be random.
 pub fn is_guessable(text: &str) -> bool {
     let chars: Vec<char> = text.trim().chars().collect();
     let bits_per_char = alphabet(&chars).log2();
@@ -83,14 +82,14 @@ pub fn is_guessable(text: &str) -> bool {
             }
         }
         bits += bits_per_char;
-        if bits >= f64::from(MIN_BITS) {
+        if bits >= f64::from(MIN_VALUE_BITS) {
             return false;
         }
     }
     true
 }
 
-/// How many characters there are of the kinds in a text.
+/// The number of characters in the alphabets that a text uses.
 fn alphabet(text: &[char]) -> f64 {
     let any = |kind: fn(char) -> bool| text.iter().any(|char| kind(*char));
     let other = any(|char| !char.is_ascii_alphanumeric());
@@ -107,10 +106,10 @@ fn alphabet(text: &[char]) -> f64 {
     kinds.into_iter().filter(|(there, _)| *there).map(|(_, count)| count).sum()
 }
 
-/// The program that a line of shell runs, when it is certain that the shell runs nothing else for
-/// it: one bare word, then nothing that a shell may take for another command.
+/// The program that a shell command line runs, if the shell certainly runs no other: one bare word,
+/// followed by nothing that a shell may take for another command.
 pub fn program(line: &str) -> Option<&str> {
-    // Arithmetic expands variables in turn, and what stands in those may be a command.
+    // Arithmetic expansion expands variables recursively, and their values may contain commands.
     let certain = !crate::policy::is_compound(line) && !line.contains("$[");
     line.split_ascii_whitespace().next().filter(|word| certain && is_command(word))
 }
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_hosts_and_commands_follow_their_patterns() {
+    fn names_hosts_and_commands_are_validated() {
         for (name, good) in [
             ("A", true),
             ("GITHUB_TOKEN_2", true),
@@ -168,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_neither_too_short_nor_too_long() {
-        assert!(is_value("12345678") && is_value(&"x".repeat(MAX_BYTES)));
+    fn value_length_is_bounded() {
+        assert!(is_value("12345678") && is_value(&"x".repeat(MAX_VALUE_BYTES)));
         assert!(
             !is_value("1234567")
                 && !is_value("  1234567 ")
-                && !is_value(&"x".repeat(MAX_BYTES + 1))
+                && !is_value(&"x".repeat(MAX_VALUE_BYTES + 1))
         );
         assert!(!is_value("1234\u{0}5678"));
     }
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_of_a_line_is_known_only_when_nothing_else_can_run() {
+    fn program_is_returned_only_for_a_single_simple_command() {
         for (line, expected) in [
             ("curl -H \"Authorization: Bearer $TOKEN\" https://a.com", Some("curl")),
             ("  gh api /user ", Some("gh")),

@@ -1,7 +1,7 @@
-//! Documents that clients keep: which there are, and what one may be.
+//! Documents that clients store: their names and limits.
 
-/// What documents can be called. There is at most one of each name for an organization, and for
-/// each of its members.
+/// The names a document can have. An organization, and each of its members, has at most one
+/// document of each name.
 pub const NAMES: [&str; 8] = [
     "designs",
     "hook-states",
@@ -12,21 +12,21 @@ pub const NAMES: [&str; 8] = [
     "skill-states",
     "storage",
 ];
-/// Most bytes of a document.
+/// Maximum size of a document.
 pub const MAX_BYTES: usize = 1024 * 1024;
-/// Most values within each other, the document itself counted. Clients read documents by recursion.
+/// Maximum nesting depth of the values in a document, the document itself included. Clients parse
+/// documents recursively.
 pub const MAX_DEPTH: usize = 64;
-/// Earlier versions that are kept of each document.
+/// Number of earlier versions that are kept of each document.
 pub const VERSIONS_KEPT: u32 = 10;
 
-/// The name, if it is one that a document can have.
-pub fn name(text: &str) -> Option<&'static str> {
+/// Returns the name if a document can have it.
+pub fn parse_name(text: &str) -> Option<&'static str> {
     NAMES.into_iter().find(|name| *name == text)
 }
 
-/// How many values stand within each other in a text that is JSON: of `{"a": [1]}` it is 2, objects
-/// and arrays counted.
-pub fn depth(json: &str) -> usize {
+/// The nesting depth of a JSON text: 2 for `{"a": [1]}`. Objects and arrays count.
+pub fn json_depth(json: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let (mut quoted, mut escaped) = (false, false);
     for byte in json.bytes() {
@@ -50,16 +50,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_known_and_in_order() {
+    fn only_listed_names_are_valid() {
         assert!(NAMES.is_sorted());
-        assert_eq!(name("settings"), Some("settings"));
+        assert_eq!(parse_name("settings"), Some("settings"));
         for wrong in ["", "Settings", "settings.json", "sessions"] {
-            assert_eq!(name(wrong), None, "{wrong}");
+            assert_eq!(parse_name(wrong), None, "{wrong}");
         }
     }
 
     #[test]
-    fn what_stands_within_each_other_is_counted_and_brackets_in_texts_are_not() {
+    fn depth_counts_containers_and_ignores_strings() {
         for (json, expected) in [
             ("{}", 1),
             ("7", 0),
@@ -67,7 +67,7 @@ mod tests {
             (r#"{"[[{": "}]\"[[", "b\\": [[]]}"#, 3),
             (r#"[{"a": {}}, {"a": {}}]"#, 3),
         ] {
-            assert_eq!(depth(json), expected, "{json}");
+            assert_eq!(json_depth(json), expected, "{json}");
         }
     }
 }

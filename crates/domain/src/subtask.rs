@@ -1,4 +1,4 @@
-//! Subtasks: tasks that a script of another task has begun, and what that script waits for.
+//! Subtasks: tasks that a script of another task created, and what that script waits for.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use uuid::Uuid;
 
 use crate::{MessageId, StepId, TaskId};
 
-/// How many subtasks there can be.
+/// Limits of subtasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How far below its root a task can be.
+    /// Maximum depth of a task below its root.
     pub depth: u32,
-    /// Subtasks one task can begin in its life.
+    /// Maximum number of subtasks that one task creates in its lifetime.
     pub children: u32,
-    /// Subtasks of one tree that can be at work at the same time.
+    /// Maximum number of subtasks of one tree that run at the same time.
     pub at_work: u32,
 }
 
@@ -26,88 +26,88 @@ impl Default for Limits {
     }
 }
 
-/// How long a script can wait for subtasks, counted from the call. Journals are kept longer than
+/// Longest time that a script can wait for subtasks, from the call. Journals are kept longer than
 /// that.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+pub const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// A call of a script that waits for subtasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AwaitedCall {
-    /// Which of the step's scripts, from 0.
+    /// Index of the script in its step, from 0.
     pub script: u32,
-    /// Its number in that script, from 1.
+    /// Number of the call in that script, from 1.
     pub number: u32,
-    /// All of these are waited for.
+    /// The call waits until all of these have ended.
     pub tasks: Vec<TaskId>,
-    /// Not longer than this.
+    /// The deadline of the wait.
     pub until: Timestamp,
 }
 
 impl AwaitedCall {
-    /// Whether the wait is over, when these subtasks are still at work.
+    /// Whether the wait is over when these subtasks are still running.
     pub fn is_over(&self, at_work: &[TaskId], now: Timestamp) -> bool {
         now >= self.until || !self.tasks.iter().any(|task| at_work.contains(task))
     }
 }
 
-/// Why something that a script wanted of tasks was not done. Nothing of it has happened. The words
-/// are for the model.
+/// Why a request of a script about tasks was rejected. None of it has happened. The text is for the
+/// model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// The script is over, or about to be stopped.
-    #[error("the script is being stopped, or its turn is over already.")]
-    Over,
+pub enum Refusal {
+    /// The script has ended, or is being stopped.
+    #[error("the script is being stopped, or its turn has already ended.")]
+    ScriptOver,
     /// There is no such agent.
     #[error("there is no agent {0:?}. Leave it out to use your own agent.")]
-    NoAgent(String),
-    /// It would lie too far below the root of its tree.
+    UnknownAgent(String),
+    /// The subtask would be nested too deeply.
     #[error(
         "subtasks can be nested {limit} levels deep, and this task is at the last one. Do the work here."
     )]
     TooDeep {
-        /// How deep.
+        /// Maximum depth.
         limit: u32,
     },
-    /// The task has begun too many.
+    /// The task has created too many subtasks.
     #[error(
         "a task can spawn {limit} subtasks in all, and this one has. Send further work to those that have ended, with tasks.send, \
          or do it here."
     )]
     TooMany {
-        /// How many it can.
+        /// Maximum number.
         limit: u32,
     },
-    /// Too many of the tree are at work.
+    /// Too many subtasks of the tree are running.
     #[error(
         "at most {limit} subtasks of one tree can be at work at the same time, and so many are. Wait until some have ended, or do \
          the work here."
     )]
     TooManyAtWork {
-        /// How many can be.
+        /// Maximum number.
         limit: u32,
     },
-    /// It is no subtask of this task.
+    /// It is not a subtask of this task.
     #[error("{0} is no subtask that this task has spawned. tasks.list() names those.")]
     NotASubtask(String),
-    /// Nobody has begun the task that asks but a person.
+    /// The calling task has no parent: a person created it.
     #[error(
-        "no other task has spawned this one, so that there is nobody to tell. What you answer goes to the user."
+        "no other task has spawned this one, so there is no parent to tell. What you answer goes to the user."
     )]
     NoParent,
-    /// Too many messages wait there.
+    /// Too many messages are queued there.
     #[error("{limit} messages wait there already. Wait until some of them are answered.")]
     QueueFull {
-        /// How many can wait.
+        /// Maximum number.
         limit: u32,
     },
 }
 
-impl Refused {
-    /// The name of the error that a script gets.
-    pub const fn name(&self) -> &'static str {
+impl Refusal {
+    /// The name of the error in the script.
+    pub const fn error_name(&self) -> &'static str {
         match self {
-            Self::Over => "TaskOver",
-            Self::NoAgent(_) => "AgentNotFound",
+            Self::ScriptOver => "TaskOver",
+            Self::UnknownAgent(_) => "AgentNotFound",
             Self::TooDeep { .. } => "TooDeep",
             Self::TooMany { .. } | Self::TooManyAtWork { .. } => "TooManySubtasks",
             Self::NotASubtask(_) => "NotASubtask",
@@ -117,21 +117,21 @@ impl Refused {
     }
 }
 
-/// The ids of what one call of a script makes. They follow from the call, so that a call which is
-/// made again, because a process died, makes nothing new.
+/// The ids of what one call of a script creates. They are derived from the call, so that a call
+/// that is repeated after a crash creates nothing new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallIds {
-    /// Of the subtask.
+    /// The subtask's id.
     pub task: TaskId,
-    /// Of the message.
+    /// The message's id.
     pub message: MessageId,
-    /// Of the subtask's own budget.
+    /// The id of the subtask's own budget.
     pub budget: Uuid,
 }
 
 impl CallIds {
-    /// Those of a call of a step, by its script (from 0) and its number there (from 1).
-    pub fn of(step: StepId, script: u32, number: u32) -> Self {
+    /// Derives the ids of a call of a step from its script (from 0) and its number there (from 1).
+    pub fn for_call(step: StepId, script: u32, number: u32) -> Self {
         let id = |what: &str| {
             let hash = Sha256::new()
                 .chain_update(what)
@@ -156,13 +156,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_call_has_the_same_ids_and_no_other_has() {
+    fn call_ids_are_stable_and_unique_per_call() {
         let step = |n| StepId::from_uuid(Uuid::from_u128(n));
-        let ids = CallIds::of(step(1), 0, 1);
-        assert_eq!(CallIds::of(step(1), 0, 1), ids);
-        for other in
-            [CallIds::of(step(2), 0, 1), CallIds::of(step(1), 1, 1), CallIds::of(step(1), 0, 2)]
-        {
+        let ids = CallIds::for_call(step(1), 0, 1);
+        assert_eq!(CallIds::for_call(step(1), 0, 1), ids);
+        for other in [
+            CallIds::for_call(step(2), 0, 1),
+            CallIds::for_call(step(1), 1, 1),
+            CallIds::for_call(step(1), 0, 2),
+        ] {
             assert!(
                 other.task != ids.task
                     && other.message != ids.message
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_over_when_all_have_ended_or_its_time_has() {
+    fn wait_ends_when_all_subtasks_ended_or_deadline_passed() {
         let [a, b, c] = [1, 2, 3].map(|n| TaskId::from_uuid(Uuid::from_u128(n)));
         let now = Timestamp::UNIX_EPOCH;
         let until = now + Duration::from_secs(60);

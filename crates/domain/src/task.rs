@@ -5,51 +5,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentId, MessageId, OrganizationId, StepId, TaskId,
-    approval::{APPROVAL_LIMIT, Approval, Asked, AskedCall},
+    approval::{APPROVAL_TIMEOUT, Approval, ApprovalCall, ApprovalRequest},
     context::Context,
     message::{Block, CodeResult, Source},
     subtask::AwaitedCall,
 };
 
-/// Model calls one user message may cause when neither agent nor task says otherwise.
+/// Limit of model calls per user message when neither agent nor task sets one.
 pub const DEFAULT_MAX_TURNS: u32 = 50;
 
-/// The code of the error of a turn that ended because a budget has not got what its next model call
-/// may cost.
+/// Error code of a turn that ended because a budget cannot cover its next model call.
 pub const BUDGET_EXHAUSTED: &str = "BUDGET_EXHAUSTED";
 
-/// The code of what is kept of a turn that a person ended.
+/// Error code of a turn that a person canceled.
 pub const CANCELLED: &str = "CANCELLED";
 
-/// The code of what is kept of a turn that a newer message ended.
+/// Error code of a turn that a newer message interrupted.
 pub const INTERRUPTED: &str = "INTERRUPTED";
 
-/// The code of the error of a turn that ended because the model ran the same script with the same
-/// result again and again.
+/// Error code of a turn that ended because the model repeated the same script with the same result.
 pub const STUCK: &str = "STUCK";
 
-/// The code of the error of a turn that ended because what must be said does not fit the model.
+/// Error code of a turn that ended because the prompt does not fit the model.
 pub const CONTEXT_TOO_LONG: &str = FailureClass::ContextTooLong.code();
 
-/// The code of the error of a turn that ended because the model's answers were longer than they may
-/// be.
+/// Error code of a turn that ended because the model's answers exceed the output limit.
 pub const OUTPUT_LIMIT: &str = "OUTPUT_LIMIT";
 
-/// The code of the error of a task of which not everything that is stored can be read.
+/// Error code of a task whose stored state cannot be read completely.
 pub const UNREADABLE: &str = "UNREADABLE";
 
-/// The code of the error of a task that cannot be looked at just now, and will be looked at again.
-pub const LOOK_FAILED: &str = "LOOK_FAILED";
+/// Error code of a task whose reconcile failed and is retried.
+pub const RECONCILE_FAILED: &str = "RECONCILE_FAILED";
 
-/// The code of the error of a task that was put aside, because looking at it failed each time.
-pub const PUT_ASIDE: &str = "PUT_ASIDE";
+/// Error code of a quarantined task: its reconciles failed repeatedly.
+pub const QUARANTINED: &str = "QUARANTINED";
 
-/// The message that is next.
+/// The next queued message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Queued {
+pub struct QueuedMessage {
     /// Which.
     pub message: MessageId,
-    /// Whether it ends the turn that runs, instead of waiting for its end.
+    /// Whether it interrupts the running turn instead of waiting for its end.
     pub interrupts: bool,
 }
 
@@ -59,15 +56,15 @@ pub struct Queued {
 pub enum Phase {
     /// No unprocessed message.
     AwaitInput,
-    /// A model call is wanted or runs.
+    /// A model call is requested or running.
     InvokeModel,
-    /// A script is wanted or runs.
+    /// A script is requested or running.
     ExecuteTools,
-    /// A script is put away until a person has decided about calls it wants to make.
+    /// A script is suspended until a person has decided about its calls.
     AwaitApproval,
-    /// A script is put away until subtasks have ended.
+    /// A script is suspended until subtasks have ended.
     AwaitSubtasks,
-    /// A person paused the task.
+    /// A person suspended the task.
     Suspended,
 }
 
@@ -100,128 +97,127 @@ impl Phase {
     }
 }
 
-/// A task's state. The reconciler alone changes it, except for the intents ([`Task::suspend`],
-/// [`Task::cancel`], [`Task::rewind`], the agent), which the gateway writes and the reconciler
-/// reads.
+/// A task's state. Only the reconciler changes it, except for the intents ([`Task::suspend`],
+/// [`Task::cancel`], [`Task::rewind`], the agent): the gateway writes those.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
     /// Which task.
     pub id: TaskId,
     /// Whose.
     pub organization: OrganizationId,
-    /// Who answers; can change between two steps.
+    /// The agent that answers. It can change between two steps.
     pub agent: AgentId,
-    /// Whether a person wants it paused.
+    /// Whether a person has suspended the task.
     pub suspend: bool,
-    /// Whether a person wants the running turn ended, and why. Cleared when done.
+    /// The reason of a person who canceled the running turn. Cleared when the turn has ended.
     pub cancel: Option<String>,
-    /// From which place on a person wants the transcript put aside. What runs is stopped first.
+    /// Position from which messages are to be superseded. The running step is stopped first.
     /// Cleared when done.
     pub rewind: Option<i64>,
-    /// The message whose turn has failed, if a person wants that tried again. Read only, and of no
-    /// account when there is something newer to answer.
+    /// The message whose failed turn a person wants to retry. Read only, and ignored when there is
+    /// a newer message to answer.
     pub retry: Option<MessageId>,
-    /// Model calls one user message may cause.
+    /// Limit of model calls per user message.
     pub max_turns: u32,
-    /// Whether the task has a title already.
+    /// Whether the task has a title.
     pub titled: bool,
-    /// Where it stands.
+    /// The current phase.
     pub phase: Phase,
     /// The user message being answered.
     pub turn: Option<Turn>,
-    /// The step that is wanted or runs.
+    /// The step that is requested or running.
     pub step: Option<Step>,
-    /// A title being made.
+    /// The model call that creates a title.
     pub title_step: Option<StepId>,
-    /// Steps so far: the number of the newest.
+    /// Number of steps so far, which is the number of the newest.
     pub steps: u64,
-    /// Place of the newest message in the transcript, from 1.
+    /// Position of the newest message in the transcript, from 1.
     pub last_position: i64,
-    /// When to look again without being asked.
+    /// When to reconcile again without a wake.
     pub next_wake: Option<Timestamp>,
     /// How the last finished turn ended.
     pub last_outcome: Option<TurnOutcome>,
     /// The last error, until a turn completes.
     pub last_error: Option<TaskError>,
-    /// What people were asked about the step's scripts, and what they said. Read only: an intent
-    /// like [`Task::suspend`], kept in rows of its own. Only there once the step has waited for an
+    /// The approvals of the step's scripts. Read only: decisions are intents like
+    /// [`Task::suspend`], kept in rows of their own. Loaded only once the step has waited for an
     /// approval.
     pub approvals: Vec<Approval>,
-    /// The subtasks that are at work, where a script that is put away waits for some. None: nobody
-    /// has looked, which a decision that needs it asks for by [`Task::next_wake`]. Read only.
+    /// The running subtasks, when a suspended script waits for some. `None` when they were not
+    /// loaded; a decision that needs them asks for another reconcile with [`Task::next_wake`]. Read
+    /// only.
     pub subtasks: Option<Vec<TaskId>>,
     /// How far the conversation fills its model. [`Context::scale`], [`Context::tokens`] and
-    /// [`Context::through`] are written; the rest is read.
+    /// [`Context::through`] are written, the rest is read only.
     pub context: Context,
 }
 
-/// The work one user message causes.
+/// All work for one user message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// The user message.
     pub message: MessageId,
-    /// Model calls begun for it; a retry of a failed call counts once.
+    /// Model calls started for it. A retry of a failed call is not counted.
     pub calls: u32,
-    /// What comes next, or runs.
+    /// What is running, or comes next.
     pub stage: Stage,
-    /// Whether the model's last answer was cut off, and the model told so.
-    #[serde(default)]
-    pub cut: bool,
-    /// Whether it runs in circles.
+    /// Whether the model's last answer was truncated, and the model has been told.
+    #[serde(default, rename = "cut")]
+    pub truncated: bool,
+    /// Detects a model that repeats itself.
     #[serde(default, skip_serializing_if = "Repeats::is_none")]
     pub repeats: Repeats,
-    /// What was done since the model's last answer to make the next call fit.
-    #[serde(default, skip_serializing_if = "Room::is_none")]
-    pub room: Room,
+    /// Attempts since the model's last answer to make the next call fit.
+    #[serde(default, rename = "room", skip_serializing_if = "CompactionAttempts::is_none")]
+    pub compaction: CompactionAttempts,
 }
 
-/// What was done between two answers of a model to make a call fit.
+/// Attempts between two answers of a model to make the conversation fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
-    /// How often the transcript was cut.
+pub struct CompactionAttempts {
+    /// How often the transcript was compacted.
     pub cuts: u32,
-    /// How many summaries were asked for in vain.
+    /// How many summaries failed.
     pub summaries: u32,
-    /// Whether the vendor has refused the call as too long since it was last cut.
+    /// Whether the vendor has rejected the call as too long since the last compaction.
     pub too_long: bool,
 }
 
-impl Room {
-    /// Whether nothing was.
+impl CompactionAttempts {
     fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl Turn {
-    /// One that has not called a model yet.
+    /// A turn that has not called a model yet.
     pub fn new(message: MessageId, stage: Stage) -> Self {
         Self {
             message,
             calls: 0,
             stage,
-            cut: false,
+            truncated: false,
             repeats: Repeats::default(),
-            room: Room::default(),
+            compaction: CompactionAttempts::default(),
         }
     }
 }
 
-/// How often the same scripts gave the same in a row.
+/// How often in a row the same scripts gave the same result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repeats {
-    /// What the scripts are that were asked for last, as a hash.
+    /// Hash of the scripts that were requested last.
     pub scripts: u64,
-    /// What the scripts were that ran last, with their results, as a hash.
+    /// Hash of the scripts that ran last, with their results.
     pub last: u64,
-    /// How often that was so in a row.
+    /// How often in a row that happened.
     pub count: u32,
-    /// Whether the model was told in this turn.
-    pub told: bool,
+    /// Whether the model was warned in this turn.
+    #[serde(rename = "told")]
+    pub warned: bool,
 }
 
 impl Repeats {
-    /// Whether no script was asked for yet.
     fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -231,21 +227,20 @@ impl Repeats {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "stage", rename_all = "snake_case")]
 pub enum Stage {
-    /// Ask the model.
+    /// Call the model.
     Model,
-    /// Run the scripts of the newest assistant message: their calls' ids, in order.
+    /// Run the scripts of the newest assistant message.
     Code {
-        /// The vendor's ids of the calls, each to be answered by one result.
+        /// The vendor's ids of the calls, in order. Each needs one result.
         calls: Vec<String>,
     },
-    /// Have the older part of the conversation summed up, so that the rest fits; then ask the
-    /// model.
+    /// Summarize the older part of the conversation, so that the rest fits, then call the model.
     Compact {
-        /// The last place that is summed up.
+        /// Position of the last message that is summarized.
         through: i64,
-        /// The places up to there that are not.
+        /// Positions before that which are not summarized.
         kept: Vec<i64>,
-        /// What is summed up, as an estimate in tokens.
+        /// Estimated tokens of the summarized messages.
         replaced: i64,
     },
 }
@@ -255,21 +250,21 @@ pub enum Stage {
 pub struct Step {
     /// Deduplicates the command, its result and its cost.
     pub id: StepId,
-    /// Counts the task's steps from 1.
+    /// The number of the step in its task, from 1.
     pub number: u64,
-    /// The call of the vendor it begins with, from 1: a step that is tried again goes on where the
-    /// one before it ended.
+    /// The number of its first vendor call, from 1. A retried step continues the count of the step
+    /// before it.
     pub attempt: u32,
-    /// When it was first wanted.
+    /// When it was requested.
     pub since: Timestamp,
-    /// How often its scripts were gone on with after they had waited for approvals or subtasks. A
-    /// command and its result carry it, so that those of an earlier round are told apart.
+    /// How often its scripts were resumed after waiting for approvals or subtasks. A command and
+    /// its result carry this number, so that those of an earlier round can be told apart.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub round: u32,
-    /// When its scripts were last gone on with.
+    /// When its scripts were last resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed: Option<Timestamp>,
-    /// What is being done about it.
+    /// Its current state.
     pub state: StepState,
 }
 
@@ -278,56 +273,57 @@ fn is_zero(round: &u32) -> bool {
 }
 
 impl Step {
-    /// When its command was first wanted: that of this round.
-    pub fn wanted(&self) -> Timestamp {
+    /// When the command of the current round was requested.
+    pub fn requested_at(&self) -> Timestamp {
         self.resumed.unwrap_or(self.since)
     }
 
-    /// Until when people can decide about its calls. Counted from the step's beginning, and not
-    /// from when they were asked, because the journal its scripts go on from is kept for so long
-    /// from then.
-    pub fn approvals_expire(&self) -> Timestamp {
-        self.since + APPROVAL_LIMIT
+    /// When its approvals expire. Counted from the step's start and not from the request for the
+    /// approval, because the journal that its scripts resume from is kept for a fixed time from the
+    /// start.
+    pub fn approvals_expire_at(&self) -> Timestamp {
+        self.since + APPROVAL_TIMEOUT
     }
 
-    /// Whether this result is what is waited for: neither another step's, nor one of an earlier
-    /// round, nor one of a worker that had the command again after it had let go of it.
+    /// Whether the step waits for this result. Results of another step, of an earlier round, or of
+    /// a worker that received the command again after it had suspended the scripts are stale.
     pub fn awaits(&self, result: &StepResult) -> bool {
         self.id == result.step
             && self.round == result.round
-            && !matches!(self.state, StepState::Parked { .. })
+            && !matches!(self.state, StepState::Suspended { .. })
     }
 }
 
-/// What is being done about a step.
+/// The state of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum StepState {
     /// A worker has it, or the command is on its way.
     InFlight {
-        /// Nobody waits for the result after this.
+        /// The result is not awaited after this time.
         deadline: Timestamp,
     },
-    /// It failed and is tried again.
+    /// It failed and is retried.
     Backoff {
         /// Not before this.
         until: Timestamp,
     },
-    /// The worker was told to stop; its last words are awaited, because they say which side effects
+    /// The worker was told to stop. Its final result is awaited, because it says which side effects
     /// happened.
     Cancelling {
-        /// Not longer than this.
+        /// The result is not awaited after this time.
         deadline: Timestamp,
     },
-    /// Its scripts are put away until a person has decided, or subtasks have ended. No worker has
-    /// them, and nothing of them is in memory.
-    Parked {
-        /// The calls they wait for that a person decides about.
-        waits: Vec<AskedCall>,
+    /// Its scripts are suspended until a person has decided, or subtasks have ended. No worker
+    /// holds them, and nothing of them is in memory.
+    #[serde(rename = "parked")]
+    Suspended {
+        /// The calls that wait for a person's decision.
+        waits: Vec<ApprovalCall>,
         /// The calls that wait for subtasks.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         awaits: Vec<AwaitedCall>,
-        /// What the model is told if they are never gone on with.
+        /// The results for the model if the scripts are never resumed.
         results: Vec<CodeResult>,
     },
 }
@@ -338,13 +334,13 @@ pub enum StepState {
 pub enum TurnOutcome {
     /// The model answered.
     Completed,
-    /// The model could not be reached or refused.
+    /// The model could not be reached, or it refused.
     Failed,
-    /// A person ended it.
+    /// A person canceled it.
     Cancelled,
     /// The limit of model calls was reached.
     MaxTurns,
-    /// A newer message of the user did not wait for its end.
+    /// A newer message of the user interrupted it.
     Interrupted,
 }
 
@@ -368,7 +364,7 @@ impl TurnOutcome {
     }
 }
 
-/// An error a person can read about a task.
+/// An error of a task, for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskError {
     /// Stable and machine-readable, e.g. `RATE_LIMITED`.
@@ -379,33 +375,33 @@ pub struct TaskError {
     pub time: Timestamp,
 }
 
-/// Why a step failed, in classes that are treated alike.
+/// Why a step failed. Failures of one class are handled alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FailureClass {
-    /// Worth another try.
+    /// Worth a retry.
     Transient,
-    /// The vendor asks to slow down.
+    /// The vendor's rate limit is exceeded.
     RateLimited,
-    /// The vendor is busy.
+    /// The vendor is overloaded.
     Overloaded,
-    /// The key is refused.
+    /// The vendor rejects the credential.
     Authentication,
-    /// The vendor refuses the request as such.
+    /// The vendor rejects the request as invalid.
     InvalidRequest,
     /// The conversation does not fit the model.
     ContextTooLong,
     /// The vendor refuses the content.
     ContentRefused,
-    /// It took too long.
+    /// The deadline has passed.
     DeadlineExceeded,
-    /// The command cannot be carried out as configured.
+    /// The command cannot be executed with the current configuration.
     Configuration,
-    /// A defect of ours.
+    /// A defect of Construct.
     Internal,
 }
 
 impl FailureClass {
-    /// Whether the same step may succeed later.
+    /// Whether a retry of the step may succeed.
     pub const fn is_retryable(self) -> bool {
         matches!(
             self,
@@ -413,7 +409,7 @@ impl FailureClass {
         )
     }
 
-    /// Stable name, as API clients see it in an error's code.
+    /// Stable code, as API clients see it.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Transient => "TRANSIENT",
@@ -433,60 +429,60 @@ impl FailureClass {
 /// Why a step failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What kind of failure.
+    /// The class of the failure.
     pub class: FailureClass,
     /// For people; holds no secret.
     pub message: String,
-    /// When another try is welcome, if the vendor says so.
+    /// When to retry, if the vendor says so.
     pub retry_at: Option<Timestamp>,
-    /// Calls of the vendor that failed; 0 when it was never called.
-    pub tries: u32,
+    /// Failed vendor calls; 0 when the vendor was never called.
+    pub attempts: u32,
 }
 
-/// What a worker says became of a step.
+/// A worker's result of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepResult {
-    /// Which step.
+    /// The step.
     pub step: StepId,
-    /// Which round of it: [`Step::round`] of the command.
+    /// The round of the step: [`Step::round`] of the command.
     pub round: u32,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// Why a model stopped.
+/// Why a model stopped generating.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
-    /// It had said what it wanted to.
-    Done,
-    /// It reached its limit of output: text may end in the middle, and a script that was not whole
-    /// is missing.
-    Cut,
-    /// The vendor kept it from going on because of the content.
+pub enum StopReason {
+    /// The answer is complete.
+    Complete,
+    /// The output limit was reached. Text may end in the middle, and an incomplete script is
+    /// missing.
+    OutputLimit,
+    /// The vendor stopped the answer because of its content.
     Refused,
 }
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The model answered with these blocks.
-    Model(Vec<Block>, Stop),
-    /// The scripts ran, each giving one result.
+    Model(Vec<Block>, StopReason),
+    /// The scripts ran; each has one result.
     Code(Vec<CodeResult>),
-    /// It failed.
+    /// The step failed.
     Failed(Failure),
-    /// The worker stopped because it was told to; of scripts, what is known of the calls that ran.
+    /// The worker stopped on request. For scripts, the known results of the calls that ran.
     Cancelled(Vec<CodeResult>),
-    /// The model call stopped because it was told to, and this is what it had said. Scripts in it
-    /// were not whole.
-    Stopped(Vec<Block>),
-    /// The scripts wait for people or subtasks, and the worker has let go of them.
-    Parked {
-        /// What people are asked.
-        asked: Vec<Asked>,
+    /// The model call stopped on request, with its partial answer. Scripts in it are incomplete and
+    /// left out.
+    Interrupted(Vec<Block>),
+    /// The scripts wait for people or subtasks, and the worker no longer holds them.
+    Suspended {
+        /// The approvals that people are asked for.
+        approval_requests: Vec<ApprovalRequest>,
         /// The calls that wait for subtasks.
         awaits: Vec<AwaitedCall>,
-        /// What the model is told if they are never gone on with.
+        /// The results for the model if the scripts are never resumed.
         results: Vec<CodeResult>,
     },
 }
@@ -496,10 +492,10 @@ pub enum Outcome {
 pub struct NewMessage {
     /// Its id.
     pub id: MessageId,
-    /// Its place.
+    /// Its position.
     pub position: i64,
     /// Who it is from.
     pub source: Source,
-    /// What it says.
+    /// Its content.
     pub blocks: Vec<Block>,
 }

@@ -8,22 +8,22 @@ use uuid::Uuid;
 use construct_domain::{AgentId, ModelId, OrganizationId, SecretId, TaskId, policy::Rule};
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     secret::agent_secrets_set,
     text,
     write::{Writer, begin},
 };
 
-pub(crate) const WHAT: &str = "agent";
+pub(crate) const ENTITY: &str = "agent";
 
-/// How a model samples. What is unset leaves the vendor's default.
+/// Sampling parameters of a model. `None` is the vendor's default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelParameters {
     /// 0 to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
-    /// Tokens of one answer at most.
+    /// The longest answer, in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
     /// 0 to 1.
@@ -32,10 +32,10 @@ pub struct ModelParameters {
     /// Candidates per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<u32>,
-    /// What ends an answer.
+    /// Sequences that end an answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop_sequences: Vec<String>,
-    /// How much it thinks first; none: the vendor's default.
+    /// The thinking effort; none: the vendor's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thinking: Option<ThinkingEffort>,
 }
@@ -50,45 +50,44 @@ pub enum ThinkingEffort {
     Low,
     /// More.
     Medium,
-    /// As much as it deems useful.
+    /// As much as the model considers useful.
     High,
 }
 
-/// Who answers.
+/// An agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Agent {
     /// Its id.
     pub id: AgentId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// What it thinks with.
+    /// Its model.
     pub model: ModelId,
     /// That model's name.
     pub model_name: String,
     /// Unique in the organization.
     pub name: String,
-    /// For people.
+    /// Shown to people.
     pub description: String,
-    /// What it is told about its job.
+    /// Instructions for its model.
     pub instructions: String,
-    /// Model calls one user message may cause; 0 means
-    /// [`construct_domain::task::DEFAULT_MAX_TURNS`].
+    /// Model calls per user message; 0 means [`construct_domain::task::DEFAULT_MAX_TURNS`].
     pub max_turns: u32,
-    /// How its model samples.
+    /// Sampling parameters of its model.
     pub parameters: ModelParameters,
-    /// What its scripts may call.
+    /// Rules for the calls of its scripts.
     pub policy: Vec<Rule>,
-    /// The pool of interpreters that runs scripts of tasks made with it.
+    /// The pool of interpreters that runs the scripts of its tasks.
     pub compute: String,
     /// Names of the secrets its scripts may use, in order.
     pub secrets: Vec<String>,
-    /// Names of the models its scripts may call beside its own, as they were listed.
+    /// Names of the models that its scripts may call in addition to its own, in the given order.
     pub script_models: Vec<String>,
-    /// From which share of its model's room on conversations are compacted, in percent, 1 to 100.
+    /// Conversations are compacted once they fill this percentage of the model's input, 1 to 100.
     pub compact_at: u32,
-    /// Tasks whose agent this is.
+    /// The number of its tasks.
     pub task_count: i64,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -97,7 +96,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -108,63 +107,63 @@ impl Agent {
 pub struct NewAgent {
     /// Its id.
     pub id: AgentId,
-    /// What it thinks with.
+    /// Its model.
     pub model: ModelId,
     /// Unique in the organization.
     pub name: String,
-    /// For people.
+    /// Shown to people.
     pub description: String,
-    /// What it is told about its job.
+    /// Instructions for its model.
     pub instructions: String,
-    /// Model calls one user message may cause; 0 means the default.
+    /// Model calls per user message; 0 means the default.
     pub max_turns: u32,
-    /// How its model samples.
+    /// Sampling parameters of its model.
     pub parameters: ModelParameters,
-    /// What its scripts may call.
+    /// Rules for the calls of its scripts.
     pub policy: Vec<Rule>,
-    /// The pool of interpreters that runs scripts of tasks made with it.
+    /// The pool of interpreters that runs the scripts of its tasks.
     pub compute: String,
     /// The secrets its scripts may use.
     pub secrets: Vec<SecretId>,
-    /// The models its scripts may call beside its own.
+    /// The models that its scripts may call in addition to its own.
     pub script_models: Vec<ModelId>,
-    /// From which share of its model's room on conversations are compacted, in percent, 1 to 100.
+    /// Conversations are compacted once they fill this percentage of the model's input, 1 to 100.
     pub compact_at: u32,
 }
 
-/// What changes of an agent: what is `Some`.
+/// Changes to an agent. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AgentChanges {
-    /// What it thinks with.
+    /// Its model.
     pub model: Option<ModelId>,
     /// Unique in the organization.
     pub name: Option<String>,
-    /// For people.
+    /// Shown to people.
     pub description: Option<String>,
-    /// What it is told about its job.
+    /// Instructions for its model.
     pub instructions: Option<String>,
-    /// Model calls one user message may cause; 0 means the default.
+    /// Model calls per user message; 0 means the default.
     pub max_turns: Option<u32>,
-    /// All of them.
+    /// Replaces all of them.
     pub parameters: Option<ModelParameters>,
-    /// All of it.
+    /// Replaces all of it.
     pub policy: Option<Vec<Rule>>,
-    /// The pool of interpreters for tasks that are made from now on.
+    /// The pool of interpreters for tasks that are created from now on.
     pub compute: Option<String>,
-    /// All of them.
+    /// Replaces all of them.
     pub secrets: Option<Vec<SecretId>>,
-    /// All of them.
+    /// Replaces all of them.
     pub script_models: Option<Vec<ModelId>>,
-    /// From which share of its model's room on conversations are compacted, in percent, 1 to 100.
+    /// Conversations are compacted once they fill this percentage of the model's input, 1 to 100.
     pub compact_at: Option<u32>,
 }
 
-/// Which agents a list shows.
+/// Filter for a list of agents.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AgentFilter {
     /// With this model only.
     pub model: Option<ModelId>,
-    /// Whose names begin so; empty: all.
+    /// Prefix of the name; empty: all.
     pub name_prefix: String,
 }
 
@@ -216,12 +215,12 @@ impl TryFrom<Row> for Agent {
     }
 }
 
-/// A limit of turns as a parameter of a statement.
+/// A limit of turns, as a statement parameter.
 pub(crate) fn turns_to_sql(turns: u32) -> i32 {
     i32::try_from(turns).unwrap_or(i32::MAX)
 }
 
-/// A limit of turns of a row.
+/// A limit of turns, from a row.
 pub(crate) fn turns_from_sql(turns: i32) -> u32 {
     u32::try_from(turns).unwrap_or(0)
 }
@@ -265,14 +264,14 @@ macro_rules! list {
     }};
 }
 
-/// What a task's scripts have to do with.
+/// What the scripts of a task can use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Means {
-    /// Names of the models they may call: the agent's own, and then those the agent lists.
+pub struct ScriptCapabilities {
+    /// Names of the models they may call: the agent's own, then those that the agent lists.
     pub models: Vec<String>,
     /// Whether there are secrets: [`Store::task_secrets`].
     pub secrets: bool,
-    /// Whether there may be files in the conversation: [`Store::task_files`].
+    /// Whether the conversation may contain files: [`Store::task_files`].
     pub files: bool,
 }
 
@@ -290,11 +289,11 @@ impl Store {
         select!(["WHERE a.organization_id = $1 AND a.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()
     }
 
-    /// An agent by id or name; a name that looks like the id of another one loses.
+    /// An agent by id or name. If the name of one agent is the id of another, the id wins.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -313,7 +312,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -337,7 +336,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(AgentId::from_uuid)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// A page of agents.
@@ -395,15 +394,15 @@ impl Store {
     /// Creates an agent.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when what it refers to
-    /// is not there; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when a referenced
+    /// entity does not exist; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn agent_create(
         &self,
         write: &Write,
         new: NewAgent,
-        render: impl FnOnce(&Agent) -> Rendered + Send,
-    ) -> Result<Written<Agent>, Error> {
+        render: impl FnOnce(&Agent) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Agent>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO agents
@@ -425,7 +424,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if !new.secrets.is_empty() {
             agent_secrets_set(&mut writer, new.id.uuid(), &new.secrets).await?;
         }
@@ -439,8 +438,8 @@ impl Store {
     /// Changes an agent.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn agent_update(
         &self,
@@ -448,8 +447,8 @@ impl Store {
         id: AgentId,
         expected_revision: Option<i64>,
         changes: AgentChanges,
-        render: impl FnOnce(&Agent) -> Rendered + Send,
-    ) -> Result<Written<Agent>, Error> {
+        render: impl FnOnce(&Agent) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Agent>, Error> {
         let mut writer = begin!(self, write);
         let parameters = changes.parameters.as_ref().map(text::json).transpose()?;
         let policy = changes.policy.as_ref().map(text::json).transpose()?;
@@ -483,7 +482,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if let Some(secrets) = &changes.secrets
             && done.rows_affected() > 0
         {
@@ -501,12 +500,15 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// What a task's scripts have to do with, as it is now. Nothing of a task that is gone.
+    /// What the scripts of a task can use at this moment. Empty when the task does not exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_means(&self, task: TaskId) -> Result<Means, Error> {
+    pub async fn task_script_capabilities(
+        &self,
+        task: TaskId,
+    ) -> Result<ScriptCapabilities, Error> {
         let row = sqlx::query!(
             r#"SELECT m.name,
                     ARRAY(SELECT y.name FROM agent_script_models x JOIN models y ON y.organization_id = x.organization_id AND y.id = x.model_id
@@ -523,24 +525,24 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        Ok(row.map_or_else(Means::default, |row| Means {
+        Ok(row.map_or_else(ScriptCapabilities::default, |row| ScriptCapabilities {
             models: std::iter::once(row.name).chain(row.others).collect(),
             secrets: row.secrets,
             files: row.files,
         }))
     }
 
-    /// Deletes an agent. The entity in the result is what it was.
+    /// Deletes an agent. The entity in the result is the agent before the deletion.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::InUse`] while something refers to it.
+    /// [`Error::NotFound`], [`Error::InUse`] while other entities refer to it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn agent_delete(
         &self,
         write: &Write,
         id: AgentId,
-        render: impl FnOnce(&Agent) -> Rendered + Send,
-    ) -> Result<Written<Agent>, Error> {
+        render: impl FnOnce(&Agent) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Agent>, Error> {
         let mut writer = begin!(self, write);
         let entity = agent_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -550,15 +552,15 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
 }
 
-/// Lets an agent's scripts call these models beside its own, and no others.
+/// Replaces the models that an agent's scripts may call in addition to its own.
 async fn agent_script_models_set(
     writer: &mut Writer<'_>,
     agent: Uuid,
@@ -583,7 +585,7 @@ async fn agent_script_models_set(
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
@@ -591,6 +593,6 @@ async fn agent_reload(writer: &mut Writer<'_>, id: AgentId) -> Result<Agent, Err
     select!(["WHERE a.organization_id = $1 AND a.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

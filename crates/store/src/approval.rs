@@ -1,94 +1,94 @@
-//! Approvals: calls of scripts that people are asked about.
+//! Approvals: decisions of people about calls of scripts.
 //!
-//! The reconciler makes and ends them, with the commit of the decision that wants it
-//! ([`Store::task_commit`]). A person's decision is an intent that the gateway writes here.
+//! The reconciler creates and closes them in [`Store::task_commit`]. A person's decision is an
+//! intent that the gateway writes here.
 
 use jiff::Timestamp;
 use uuid::Uuid;
 
 use construct_domain::{
     ApprovalId, OrganizationId, StepId, TaskId,
-    approval::{ApprovalState, AskedCall},
+    approval::{ApprovalCall, ApprovalState},
 };
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
-    event::unsigned,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
+    event::to_u64,
     text,
-    time::option,
+    time::from_sql_option,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "approval";
+const ENTITY: &str = "approval";
 
-/// A question about a call, as it is stored.
+/// A stored approval.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredApproval {
     /// Its id.
     pub id: ApprovalId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Of which task.
+    /// The task.
     pub task: TaskId,
-    /// Of which execution.
+    /// The step that runs the script.
     pub step: StepId,
-    /// About which call.
-    pub call: AskedCall,
+    /// The call.
+    pub call: ApprovalCall,
     /// The tool.
     pub tool: String,
-    /// The canonical arguments as JSON, or their beginning.
+    /// The canonical arguments as JSON, possibly truncated.
     pub arguments: String,
-    /// Bytes of the whole arguments.
+    /// Size of the complete arguments, in bytes.
     pub arguments_size: u64,
-    /// Why it is asked.
+    /// Why the call needs an approval.
     pub reason: String,
-    /// What became of it.
+    /// Its state.
     pub state: ApprovalState,
-    /// Who decided; empty when nobody did.
+    /// The decider; empty when there was no decision.
     pub decided_by: String,
-    /// What they said, or why it is over.
-    pub words: String,
-    /// When it was decided or came to its end.
+    /// The decider's comment, or why it was closed.
+    pub comment: String,
+    /// When it was decided or closed.
     pub decided_at: Option<Timestamp>,
-    /// Until when it can be decided.
+    /// The deadline for a decision.
     pub expires_at: Timestamp,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
-    /// When it was asked.
+    /// When it was requested.
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
 }
 
 impl StoredApproval {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         let key = if key == Key::Name { Key::CreatedAt } else { key };
         Cursor::new(key, self.id.uuid(), "", self.created_at, self.updated_at)
     }
 }
 
-/// Which approvals a list shows.
+/// Filter for a list of approvals.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ApprovalFilter {
     /// Of this task only.
     pub task: Option<TaskId>,
     /// In this state only.
     pub state: Option<ApprovalState>,
-    /// Of this task and everything below it only.
+    /// Of this task and its descendants only.
     pub tree: Option<TaskId>,
 }
 
-/// What a person says about a call.
+/// A person's decision about a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApprovalDecision {
-    /// Whether it may be made.
+    /// Whether the call is approved.
     pub approved: bool,
-    /// Who says so.
+    /// The decider.
     pub decided_by: String,
-    /// What they say about it.
-    pub words: String,
-    /// The hash of what they were shown; none: whatever is asked.
+    /// The decider's comment.
+    pub comment: String,
+    /// The hash of the arguments that the decider saw; none: decide regardless of the arguments.
     pub arguments_hash: Option<String>,
 }
 
@@ -124,20 +124,20 @@ impl TryFrom<Row> for StoredApproval {
             organization: OrganizationId::from_uuid(row.organization_id),
             task: TaskId::from_uuid(row.task_id),
             step: StepId::from_uuid(row.step_id),
-            call: AskedCall {
+            call: ApprovalCall {
                 script: number(row.script)?,
                 number: number(row.number)?,
                 hash: row.arguments_hash,
             },
             tool: row.tool,
             arguments: row.arguments,
-            arguments_size: unsigned(row.arguments_size),
+            arguments_size: to_u64(row.arguments_size),
             reason: row.reason,
             state: ApprovalState::parse(&row.state)
                 .ok_or_else(|| Error::internal(format!("unknown state `{}`", row.state)))?,
             decided_by: row.decided_by,
-            words: row.words,
-            decided_at: option(row.decided_at),
+            comment: row.words,
+            decided_at: from_sql_option(row.decided_at),
             expires_at: row.expires_at,
             revision: row.revision,
             created_at: row.created_at,
@@ -181,8 +181,8 @@ macro_rules! list {
     }};
 }
 
-/// Of a task and everything below it. The tree is read level by level and then the approvals of
-/// exactly its tasks: as an organization grows, no more is read for it.
+/// Lists the approvals of a task and its descendants. Reads the tree level by level, then the
+/// approvals of exactly its tasks, so that the cost does not grow with the organization.
 macro_rules! list_of_tree {
     ($organization:expr, $tree:expr, $filter:expr, $page:expr, $key:literal, $comparison:literal, $direction:literal) => {{
         let (value, id) = $page.after_time()?;
@@ -235,7 +235,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -303,7 +303,7 @@ impl Store {
         rows?.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Every question that an execution has asked, in the order of its calls.
+    /// All approvals of a step, in the order of its calls.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -317,21 +317,21 @@ impl Store {
             .collect()
     }
 
-    /// Writes down what a person decided. The reconciler acts on it.
+    /// Stores a person's decision. The reconciler acts on it.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Decided`] when it is over; [`Error::Conflict`] when it is
-    /// about other arguments than the person was shown.
+    /// [`Error::NotFound`]; [`Error::ApprovalClosed`]; [`Error::Conflict`] when the person saw
+    /// other arguments.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn approval_decide(
         &self,
         write: &Write,
         id: ApprovalId,
         decision: ApprovalDecision,
-        render: impl FnOnce(&StoredApproval) -> Rendered + Send,
-    ) -> Result<Written<StoredApproval>, Error> {
+        render: impl FnOnce(&StoredApproval) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredApproval>, Error> {
         let mut writer = begin!(self, write);
-        // The version rises too: a commit that is on its way may be about to end the question.
+        // Increments the version too: a concurrent commit may be about to close the approval.
         let task = sqlx::query!(
             "UPDATE tasks t SET
                  intents = t.intents + 1,
@@ -349,7 +349,7 @@ impl Store {
         )
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?;
+        .ok_or(Error::NotFound { what: ENTITY })?;
         let state =
             if decision.approved { ApprovalState::Approved } else { ApprovalState::Rejected };
         let done = sqlx::query!(
@@ -361,7 +361,7 @@ impl Store {
             id.uuid(),
             state.as_str(),
             &*text::clean(&decision.decided_by),
-            &*text::clean(&decision.words),
+            &*text::clean(&decision.comment),
             writer.now(),
             decision.arguments_hash,
         )
@@ -369,27 +369,24 @@ impl Store {
         .await?;
         let entity = approval_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
-            // What was counted above is undone with the transaction.
+            // The rollback undoes the increments above.
             return Err(match entity.state {
-                // Nobody has written yet that it is over.
+                // Expired, but not closed yet.
                 ApprovalState::Pending if entity.expires_at <= Timestamp::from(writer.now()) => {
-                    Error::Decided {
+                    Error::ApprovalClosed {
                         state: ApprovalState::Expired,
                         by: String::new(),
                         at: Some(entity.expires_at),
                     }
                 }
                 ApprovalState::Pending => Error::Conflict,
-                state => Error::Decided { state, by: entity.decided_by, at: entity.decided_at },
+                state => {
+                    Error::ApprovalClosed { state, by: entity.decided_by, at: entity.decided_at }
+                }
             });
         }
         writer
-            .finish_on_task(
-                TaskId::from_uuid(task.id),
-                unsigned(task.event_sequence),
-                entity,
-                render,
-            )
+            .finish_on_task(TaskId::from_uuid(task.id), to_u64(task.event_sequence), entity, render)
             .await
     }
 }
@@ -398,7 +395,7 @@ async fn approval_reload(writer: &mut Writer<'_>, id: ApprovalId) -> Result<Stor
     select!(["WHERE p.organization_id = $1 AND p.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }
 

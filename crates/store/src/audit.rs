@@ -1,5 +1,5 @@
-//! The audit trail: who did what (docs/adr/0032-audit.md). It is appended to and read; what is old
-//! is removed by a function of the database, which refuses everything else.
+//! The audit trail (docs/adr/0032-audit.md). Entries are appended and read. A function of the
+//! database removes old entries; a trigger refuses every other change.
 
 use std::sync::{
     Arc,
@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     Cursor, Error, Key, Page, Store,
-    identity::by_time,
+    identity::list_by_time,
     text,
     time::{self, sql_option},
 };
@@ -23,29 +23,29 @@ use crate::{
 /// One entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEntry {
-    /// Its id. An entry with an id that is there already is not written again.
+    /// Its id. An entry with an existing id is not written again.
     pub id: AuditEntryId,
-    /// Whose trail it is in.
+    /// The organization whose trail it is in.
     pub organization: OrganizationId,
-    /// In whose name it was done; none: nobody that is known.
+    /// The user who acted; none: unknown.
     pub user: Option<UserId>,
-    /// The key that was presented.
+    /// The presented API key.
     pub api_key: Option<ApiKeyId>,
-    /// What was called, as `TaskService/CreateTask`; empty: several.
+    /// The called method, as `TaskService/CreateTask`; empty: several.
     pub method: String,
-    /// How it came.
-    pub face: String,
-    /// Where it came from.
+    /// The protocol of the call.
+    pub protocol: String,
+    /// The address of the peer.
     pub peer: String,
-    /// What the client calls itself.
+    /// The user agent that the client sent.
     pub user_agent: String,
-    /// What it was done to: ids and names.
+    /// The affected objects: ids and names.
     pub objects: Vec<String>,
     /// gRPC's code.
     pub code: u8,
-    /// How many calls it stands for; at least one.
+    /// The number of calls it stands for; at least one.
     pub count: u64,
-    /// What the client calls the request; may be empty.
+    /// The client's id of the request; may be empty.
     pub request_id: String,
     /// In hexadecimal; may be empty.
     pub trace_id: String,
@@ -54,30 +54,30 @@ pub struct AuditEntry {
 }
 
 impl AuditEntry {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), "", self.created_at, self.created_at)
     }
 }
 
-/// An entry that a write brings along: it is stored in the write's transaction, so that there is
-/// neither without the other.
+/// The audit entry of a write. It is stored in the write's transaction, so that neither exists
+/// without the other.
 #[derive(Debug, Clone)]
 pub struct Audit {
-    /// What is known of the call before its end.
+    /// The entry as far as it is known before the call ends.
     pub entry: AuditEntry,
-    /// What the call's answer names, by the method that was called: it is added to the entry's
+    /// Extracts the objects of a response, given the called method. They are added to the entry's
     /// objects.
-    pub answered: fn(&str, &[u8]) -> Vec<String>,
+    pub response_objects: fn(&str, &[u8]) -> Vec<String>,
     /// Set when the entry is stored.
     pub written: Arc<AtomicBool>,
 }
 
 impl Audit {
-    /// The entry, as it is when the call is answered like this.
-    fn ended(&self, response: &[u8]) -> AuditEntry {
+    /// The entry with the objects of this response.
+    fn with_response(&self, response: &[u8]) -> AuditEntry {
         let mut entry = self.entry.clone();
-        for object in (self.answered)(&entry.method, response) {
+        for object in (self.response_objects)(&entry.method, response) {
             if !entry.objects.contains(&object) {
                 entry.objects.push(object);
             }
@@ -86,37 +86,37 @@ impl Audit {
     }
 
     pub(crate) fn rows(&self, response: &[u8]) -> Result<Value, Error> {
-        rows(&[self.ended(response)])
+        rows(&[self.with_response(response)])
     }
 
-    pub(crate) fn is_written(&self) {
+    pub(crate) fn mark_written(&self) {
         self.written.store(true, Ordering::Release);
     }
 }
 
-/// Which entries are wanted.
+/// Filter for a list of audit entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditFilter {
-    /// Of this time or later.
+    /// Earliest time, inclusive.
     pub since: Option<Timestamp>,
-    /// Of before this time.
+    /// Latest time, exclusive.
     pub until: Option<Timestamp>,
-    /// Of this user.
+    /// Only of this user.
     pub user: Option<UserId>,
-    /// Of this key.
+    /// Only of this API key.
     pub api_key: Option<ApiKeyId>,
     /// A pattern of `LIKE`.
     pub method: Option<String>,
-    /// Among the objects.
+    /// Only with this object.
     pub object: Option<String>,
     /// gRPC's code.
     pub code: Option<u8>,
 }
 
-/// An entry as the database reads it out of JSON: one parameter, however many entries there are, so
-/// that a statement that does something else as well can take none or one.
+/// An entry as the database reads it from JSON: one parameter for any number of entries, so that a
+/// statement with another purpose can take none or one.
 #[derive(Serialize)]
-struct Stored<'a> {
+struct InsertRow<'a> {
     id: Uuid,
     organization_id: Uuid,
     user_id: Option<Uuid>,
@@ -133,7 +133,7 @@ struct Stored<'a> {
     created_at: Timestamp,
 }
 
-impl<'a> From<&'a AuditEntry> for Stored<'a> {
+impl<'a> From<&'a AuditEntry> for InsertRow<'a> {
     fn from(entry: &'a AuditEntry) -> Self {
         Self {
             id: entry.id.uuid(),
@@ -141,7 +141,7 @@ impl<'a> From<&'a AuditEntry> for Stored<'a> {
             user_id: entry.user.map(UserId::uuid),
             api_key_id: entry.api_key.map(ApiKeyId::uuid),
             method: &entry.method,
-            face: &entry.face,
+            face: &entry.protocol,
             peer: &entry.peer,
             user_agent: &entry.user_agent,
             objects: &entry.objects,
@@ -154,9 +154,9 @@ impl<'a> From<&'a AuditEntry> for Stored<'a> {
     }
 }
 
-/// Entries, as statements take them.
+/// Entries as a statement parameter.
 pub(crate) fn rows(entries: &[AuditEntry]) -> Result<Value, Error> {
-    text::json(&entries.iter().map(Stored::from).collect::<Vec<_>>())
+    text::json(&entries.iter().map(InsertRow::from).collect::<Vec<_>>())
 }
 
 struct Row {
@@ -184,11 +184,11 @@ impl From<Row> for AuditEntry {
             user: row.user_id.map(UserId::from_uuid),
             api_key: row.api_key_id.map(ApiKeyId::from_uuid),
             method: row.method,
-            face: row.face,
+            protocol: row.face,
             peer: row.peer,
             user_agent: row.user_agent,
             objects: row.objects,
-            // The table has nothing else.
+            // The table holds no other values.
             code: u8::try_from(row.code).unwrap_or_default(),
             count: row.count.unsigned_abs(),
             request_id: row.request_id,
@@ -211,7 +211,7 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Appends entries; those that are there already stay as they are.
+    /// Appends entries. Existing ones are left as they are.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -231,7 +231,7 @@ impl Store {
         filter: &AuditFilter,
         page: &Page,
     ) -> Result<Vec<AuditEntry>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "a.organization_id = $1 AND ($2::timestamptz IS NULL OR a.created_at >= $2) AND ($3::timestamptz IS NULL OR a.created_at < $3)
@@ -255,18 +255,18 @@ impl Store {
         Ok(rows.into_iter().map(AuditEntry::from).collect())
     }
 
-    /// Removes entries of before a time, `at_once` at most. Gives how many; as many as that: there
-    /// may be more. What is younger than 30 days is not removed, whatever the time.
+    /// Removes up to `limit` entries from before a time, and returns their number. If it equals
+    /// `limit`, there may be more. Entries younger than 30 days are never removed.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::Internal`] when the time is younger than that and there is
-    /// something.
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the time is less than 30 days ago and there
+    /// are entries to remove.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn audit_expire(&self, before: Timestamp, at_once: u32) -> Result<u64, Error> {
+    pub async fn audit_expire(&self, before: Timestamp, limit: u32) -> Result<u64, Error> {
         let removed = sqlx::query_scalar!(
             r#"SELECT audit_entries_expire($1, $2) AS "removed!""#,
             time::sql(before) as _,
-            i64::from(at_once),
+            i64::from(limit),
         )
         .fetch_one(&self.pool)
         .await?;
@@ -274,7 +274,7 @@ impl Store {
     }
 }
 
-/// Stores entries within whatever the connection is in.
+/// Stores entries in the current transaction of the connection.
 pub(crate) async fn insert(connection: &mut PgConnection, rows: Value) -> Result<(), Error> {
     sqlx::query!(
         "INSERT INTO audit_entries SELECT * FROM jsonb_populate_recordset(NULL::audit_entries, $1)

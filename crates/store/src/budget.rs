@@ -1,5 +1,5 @@
-//! Budgets as people see and change them. What is spent and set aside of them is written by the
-//! functions in `migrations/0012_money.sql`.
+//! Budgets, as the API shows and changes them. The functions in `migrations/0012_money.sql` write
+//! their spent and reserved sums.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -10,34 +10,34 @@ use construct_domain::{
 };
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written, time,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput, time,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "budget";
+const ENTITY: &str = "budget";
 
-/// How much may be spent. Amounts are in 10⁻¹² US dollars.
+/// A limit on spending. Amounts are in 10⁻¹² US dollars.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
     /// Its id.
     pub id: BudgetId,
-    /// Whose organization's.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Whose spending it bounds.
+    /// The scope whose spending it limits.
     pub scope: Scope,
     /// The agent's name, when it is an agent's.
     pub agent_name: String,
-    /// In what time.
+    /// The period that the limit applies to.
     pub period: Period,
-    /// How much.
+    /// The amount.
     pub limit: i64,
-    /// When the period began that is being counted; none when it has no beginning.
+    /// Start of the current period; none when it has no start.
     pub since: Option<Timestamp>,
-    /// What is spent in it.
+    /// Spent in the current period.
     pub spent: i64,
-    /// What is set aside for calls under way.
+    /// Reserved for calls in flight.
     pub reserved: i64,
-    /// Rises with every change of the limit.
+    /// Incremented by every change of the limit.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -46,7 +46,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         let key = if key == Key::Name { Key::CreatedAt } else { key };
         Cursor::new(key, self.id.uuid(), "", self.created_at, self.updated_at)
@@ -58,15 +58,15 @@ impl Budget {
 pub struct NewBudget {
     /// Its id.
     pub id: BudgetId,
-    /// Whose spending it bounds.
+    /// The scope whose spending it limits.
     pub scope: Scope,
-    /// In what time.
+    /// The period that the limit applies to.
     pub period: Period,
-    /// How much.
+    /// The amount.
     pub limit: i64,
 }
 
-/// Which budgets a list shows.
+/// Filter for a list of budgets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BudgetFilter {
     /// Of this agent only.
@@ -121,7 +121,7 @@ impl TryFrom<Row> for Budget {
     }
 }
 
-/// Reads budgets as they are at `$2`: a period may have begun since the last call.
+/// Reads budgets at the time `$2`: a new period may have begun since the last call.
 macro_rules! select {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -178,7 +178,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -211,18 +211,18 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Creates a budget. What was spent in its period before counts.
+    /// Creates a budget. Earlier spending in its period counts.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when there is one of the same scope and period, [`Error::NotFound`]
-    /// when the agent or task is not there; those of every write.
+    /// [`Error::AlreadyExists`] when the scope has a budget for the period, [`Error::NotFound`]
+    /// when the agent or task does not exist; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn budget_create(
         &self,
         write: &Write,
         new: NewBudget,
-        render: impl FnOnce(&Budget) -> Rendered + Send,
-    ) -> Result<Written<Budget>, Error> {
+        render: impl FnOnce(&Budget) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Budget>, Error> {
         let mut writer = begin!(self, write);
         let (agent, task, token) = match &new.scope {
             Scope::Organization => (None, None, None),
@@ -245,7 +245,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         sqlx::query!(
             r#"SELECT budgets_count($1, $2)::text AS "done""#,
             new.id.uuid(),
@@ -257,10 +257,10 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Changes how much may be spent.
+    /// Changes the amount of a budget.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::Conflict`] when the revision is not the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn budget_update(
         &self,
@@ -268,8 +268,8 @@ impl Store {
         id: BudgetId,
         expected_revision: Option<i64>,
         limit: i64,
-        render: impl FnOnce(&Budget) -> Rendered + Send,
-    ) -> Result<Written<Budget>, Error> {
+        render: impl FnOnce(&Budget) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Budget>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE budgets SET limit_pico_usd = $5, revision = revision + 1, updated_at = $4
@@ -282,7 +282,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = budget_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -290,7 +290,7 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a budget. The entity in the result is what it was.
+    /// Deletes a budget. The entity in the result is the budget before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -299,8 +299,8 @@ impl Store {
         &self,
         write: &Write,
         id: BudgetId,
-        render: impl FnOnce(&Budget) -> Rendered + Send,
-    ) -> Result<Written<Budget>, Error> {
+        render: impl FnOnce(&Budget) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Budget>, Error> {
         let mut writer = begin!(self, write);
         let entity = budget_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -311,7 +311,7 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
@@ -326,6 +326,6 @@ async fn budget_reload(writer: &mut Writer<'_>, id: BudgetId) -> Result<Budget, 
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: WHAT })?
+    .ok_or(Error::NotFound { what: ENTITY })?
     .try_into()
 }

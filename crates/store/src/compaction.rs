@@ -1,19 +1,19 @@
-//! What is shown in the place of a transcript's older part.
+//! Compactions: summaries that replace the older part of a transcript in the prompt.
 
 use construct_domain::{
     MessageId, TaskId,
-    context::{Entry, Outline},
+    context::{Outline, OutlineEntry},
     message::Source,
 };
 
 use crate::{Error, Store};
 
-/// What is shown instead of the messages up to a place.
+/// The text that replaces the messages up to a position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compaction {
-    /// The last place that is not shown as it is.
+    /// The last replaced position.
     pub through: i64,
-    /// The places up to there that are shown all the same, behind the text.
+    /// The positions up to there that are kept, after the text.
     pub kept: Vec<i64>,
     /// The text.
     pub text: String,
@@ -22,7 +22,7 @@ pub struct Compaction {
 }
 
 impl Store {
-    /// The compaction of a task that ends at this place.
+    /// The compaction of a task that ends at this position.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -42,7 +42,7 @@ impl Store {
         Ok(compaction.fetch_optional(&self.pool).await?)
     }
 
-    /// What is shown of a task's transcript, without what it says.
+    /// The outline of a task's prompt: its messages without their content.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when a message cannot be read.
@@ -67,7 +67,7 @@ impl Store {
                 .ok_or_else(|| Error::internal(format!("unknown source `{source}`")))
         };
         let shown = rows.iter().map(|row| {
-            Ok(Entry {
+            Ok(OutlineEntry {
                 message: MessageId::from_uuid(row.id),
                 position: row.position,
                 source: entry(&row.source)?,

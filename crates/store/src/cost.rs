@@ -1,4 +1,4 @@
-//! What was spent: sums over the ledger.
+//! Costs: sums over the ledger.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -7,7 +7,7 @@ use construct_domain::{AgentId, ModelId, OrganizationId, TaskId, money::Usage};
 
 use crate::{Error, Store, time::sql_option};
 
-/// Which calls are summed up.
+/// Filter for the summed calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CostFilter {
     /// Of this agent only.
@@ -22,7 +22,7 @@ pub struct CostFilter {
     pub until: Option<Timestamp>,
 }
 
-/// What one row of the sums is about.
+/// What the sums are grouped by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CostGroup {
     /// Everything.
@@ -35,7 +35,7 @@ pub enum CostGroup {
     Task,
     /// A day of UTC.
     Day,
-    /// What the calls were for.
+    /// The purpose of the calls.
     Purpose,
 }
 
@@ -51,8 +51,8 @@ impl CostGroup {
         }
     }
 
-    /// The key as it is known outside.
-    fn key(self, stored: Option<String>) -> String {
+    /// The group's key as the API shows it.
+    fn external_key(self, stored: Option<String>) -> String {
         let stored = stored.unwrap_or_default();
         let Ok(id) = Uuid::parse_str(&stored) else { return stored };
         match self {
@@ -67,13 +67,14 @@ impl CostGroup {
 /// One sum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CostRow {
-    /// An id, a day as `2026-11-22`, a purpose; empty for everything, and for what belongs to none.
+    /// An id, a day as `2026-11-22`, or a purpose; empty for the total, and for calls that belong
+    /// to no group.
     pub key: String,
-    /// The name of the agent or model, the title of the task, while it is there.
+    /// The name of the agent or model, or the title of the task, while it exists.
     pub name: String,
-    /// How many calls.
+    /// The number of calls.
     pub calls: i64,
-    /// What they used.
+    /// Their usage.
     pub usage: Usage,
 }
 
@@ -89,7 +90,7 @@ struct Row {
     cost_pico_usd: i64,
 }
 
-/// Sums the ledger up, of what the condition on the task (`$3`) is about.
+/// Sums the ledger, restricted by a condition on the task (`$3`).
 macro_rules! sums {
     ($of:literal, $organization:expr, $filter:expr, $group:expr, $limit:expr) => {
         sqlx::query_as!(
@@ -142,8 +143,8 @@ macro_rules! sums {
     };
 }
 
-/// Those of one task. Statements of their own, because a plan that is made for any parameters can
-/// use no index for one that may be missing.
+/// The sums of one task. A separate statement, because a generic plan cannot use an index for an
+/// optional parameter.
 macro_rules! sums_of_task {
     ($($argument:expr),*) => {
         sums!("AND (u.root_id = $3 OR u.tree @> ARRAY[$3]::uuid[])", $($argument),*)
@@ -151,7 +152,7 @@ macro_rules! sums_of_task {
 }
 
 impl Store {
-    /// Sums the ledger up: the dearest first, days in their order; at most `limit` rows.
+    /// Sums the ledger: the most expensive group first, days in their order; at most `limit` rows.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -176,7 +177,7 @@ impl Store {
         Ok(rows
             .into_iter()
             .map(|row| CostRow {
-                key: group.key(row.key),
+                key: group.external_key(row.key),
                 name: row.name.unwrap_or_default(),
                 calls: row.calls,
                 usage: Usage {

@@ -1,4 +1,4 @@
-//! How the database and what is in it stand, for who looks after a deployment.
+//! The condition of the database and its content, for operators.
 
 use construct_domain::{AgentId, OrganizationId, task::Phase};
 use jiff::Timestamp;
@@ -8,88 +8,88 @@ use crate::{Error, Store, store::MIGRATOR, time};
 /// The server and the schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatabaseState {
-    /// Of the server.
+    /// The version of the server.
     pub version: String,
-    /// By the server's clock.
+    /// The time of the server's clock.
     pub now: Timestamp,
-    /// Connections to the server, of everybody.
+    /// Connections to the server, of all clients.
     pub connections: i64,
-    /// How many it takes.
+    /// The maximum number of connections.
     pub max_connections: i64,
-    /// It only follows another server, and takes no writes.
+    /// Whether it is a replica that refuses writes.
     pub is_standby: bool,
-    /// The last migration that was applied.
-    pub applied: i64,
-    /// The last one that this version knows of.
-    pub known: i64,
+    /// The last applied migration.
+    pub applied_migration: i64,
+    /// The last migration of this version of Construct.
+    pub latest_migration: i64,
     /// Bytes on disk.
     pub size: i64,
 }
 
-/// Tasks that need somebody.
+/// Tasks that need attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParkedTasks {
-    /// How many are put aside because looking at them failed again and again.
+pub struct QuarantinedTasks {
+    /// The number of tasks that are quarantined because they failed to reconcile repeatedly.
     pub count: i64,
-    /// Since when the first of them.
+    /// When the first of them was quarantined.
     pub since: Option<Timestamp>,
 }
 
-/// What calls of models have used.
+/// The usage of model calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Spent {
-    /// How many calls.
+pub struct ModelSpending {
+    /// The number of calls.
     pub calls: i64,
-    /// Tokens in and out, those read from and written to a cache included.
+    /// Input and output tokens, including cache reads and writes.
     pub tokens: i64,
     /// In 10⁻¹² US dollars.
     pub cost_pico_usd: i64,
 }
 
-/// What an agent has used.
+/// The usage of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spender {
-    /// Whose it is.
+pub struct AgentSpending {
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// What that is called.
+    /// The organization's name.
     pub organization_name: String,
-    /// None for calls of no agent.
+    /// The agent; none for calls of no agent.
     pub agent: Option<AgentId>,
-    /// What it is called; empty when it is gone.
+    /// The agent's name; empty when it was deleted.
     pub agent_name: String,
-    /// What it has used.
-    pub spent: Spent,
+    /// Its usage.
+    pub spending: ModelSpending,
 }
 
-/// What is encrypted with one keyring.
+/// A kind of keyring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sealing {
-    /// With master keys: what opens vendors, repositories and Slack, and the tokens of scans.
+pub enum KeyringKind {
+    /// Master keys: credentials of vendors, repositories and Slack, and the tokens of scans.
     Credentials,
-    /// With keys of their own: secrets of scripts.
+    /// Keys of the secrets of scripts.
     Secrets,
 }
 
-/// What one key encrypts.
+/// The rows of a table that one key encrypts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SealedBy {
-    /// Its name.
+pub struct SealedRows {
+    /// The key's id.
     pub key: String,
     /// The table.
-    pub what: String,
-    /// How many rows.
+    pub table: String,
+    /// The number of rows.
     pub count: i64,
 }
 
 impl Store {
-    /// How many tasks are in which phase, of those in all organizations that are at work. A phase
-    /// that this version does not know is left out.
+    /// The number of active tasks in each phase, in all organizations. Phases that this version
+    /// does not know are left out.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_at_work(&self) -> Result<Vec<(Phase, i64)>, Error> {
-        // Idle and suspended tasks have no next wake, and are not read for this.
+    pub async fn active_task_counts(&self) -> Result<Vec<(Phase, i64)>, Error> {
+        // Idle and suspended tasks have no next wake, and are not read.
         let rows = sqlx::query!(
             r#"SELECT phase, count(*) AS "count!" FROM tasks
                WHERE next_wake IS NOT NULL AND deleted_at IS NULL GROUP BY phase ORDER BY phase"#
@@ -99,17 +99,17 @@ impl Store {
         Ok(rows.iter().filter_map(|row| Some((Phase::parse(&row.phase)?, row.count))).collect())
     }
 
-    /// What all organizations have used since a time, and the agents that have spent most: so many
-    /// at most, the dearest first. It is read by the ledger's index of each organization.
+    /// The usage of all organizations since a time, and the `limit` agents that spent most, in
+    /// descending order. Uses the ledger's index of each organization.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn spenders(
+    pub async fn top_spenders(
         &self,
         since: Timestamp,
         limit: usize,
-    ) -> Result<(Spent, Vec<Spender>), Error> {
+    ) -> Result<(ModelSpending, Vec<AgentSpending>), Error> {
         let rows = sqlx::query!(
             r#"SELECT o.id AS organization, o.name AS organization_name, u.agent_id AS agent, coalesce(a.name, '') AS "agent_name!",
                       u.calls AS "calls!", u.tokens AS "tokens!", u.cost AS "cost!"
@@ -126,27 +126,28 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        let mut all = Spent::default();
+        let mut all = ModelSpending::default();
         let mut spenders = Vec::new();
         for row in rows {
-            let spent = Spent { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
-            all.calls += spent.calls;
-            all.tokens = all.tokens.saturating_add(spent.tokens);
-            all.cost_pico_usd = all.cost_pico_usd.saturating_add(spent.cost_pico_usd);
+            let spending =
+                ModelSpending { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
+            all.calls += spending.calls;
+            all.tokens = all.tokens.saturating_add(spending.tokens);
+            all.cost_pico_usd = all.cost_pico_usd.saturating_add(spending.cost_pico_usd);
             if spenders.len() < limit {
-                spenders.push(Spender {
+                spenders.push(AgentSpending {
                     organization: OrganizationId::from_uuid(row.organization),
                     organization_name: row.organization_name,
                     agent: row.agent.map(AgentId::from_uuid),
                     agent_name: row.agent_name,
-                    spent,
+                    spending,
                 });
             }
         }
         Ok((all, spenders))
     }
 
-    /// How the server and the schema stand.
+    /// The state of the server and the schema.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -160,9 +161,8 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await?;
-        // The migrator's own table, which no migration makes and which no query can thus be checked
-        // against.
-        let applied: i64 = sqlx::query_scalar(
+        // The migrator's own table. No migration creates it, so no query on it can be checked.
+        let applied_migration: i64 = sqlx::query_scalar(
             "SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success",
         )
         .fetch_one(&self.pool)
@@ -173,36 +173,40 @@ impl Store {
             connections: row.connections,
             max_connections: row.max_connections,
             is_standby: row.is_standby,
-            applied,
-            known: MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or_default(),
+            applied_migration,
+            latest_migration: MIGRATOR
+                .iter()
+                .map(|migration| migration.version)
+                .max()
+                .unwrap_or_default(),
             size: row.size,
         })
     }
 
-    /// How many tasks are put aside ([`Store::task_park`]), in all organizations.
+    /// The number of quarantined tasks ([`Store::task_quarantine`]), in all organizations.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_parked(&self) -> Result<ParkedTasks, Error> {
+    pub async fn tasks_quarantined(&self) -> Result<QuarantinedTasks, Error> {
         let row = sqlx::query!(
             r#"SELECT count(*) AS "count!", min(parked_at) AS "since: jiff_sqlx::Timestamp"
                FROM tasks WHERE parked_at IS NOT NULL AND parked_intents = intents"#
         )
         .fetch_one(&self.pool)
         .await?;
-        Ok(ParkedTasks { count: row.count, since: row.since.map(Into::into) })
+        Ok(QuarantinedTasks { count: row.count, since: row.since.map(Into::into) })
     }
 
-    /// How many credentials cannot be read with the keys of this installation: those of model
-    /// providers and of scans' connections, which are sealed with the key `active`, and secrets,
-    /// which are with `secrets`. The gateway seals at its start all that it can read anew with the
-    /// active one.
+    /// The number of credentials that are not sealed with the active keys of this installation:
+    /// those of model providers and scan connections with the key `active`, secrets with the key
+    /// `secrets`. At its start the gateway reseals everything that it can open, so the rest cannot
+    /// be opened.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn sealed_otherwise(
+    pub async fn sealed_with_other_keys(
         &self,
         active: &str,
         secrets: Option<&str>,
@@ -220,12 +224,12 @@ impl Store {
         Ok(count)
     }
 
-    /// How many rows of which tables each key encrypts, in all organizations.
+    /// The number of rows that each key encrypts, by table, in all organizations.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn sealed_by(&self, sealing: Sealing) -> Result<Vec<SealedBy>, Error> {
+    pub async fn sealed_rows(&self, sealing: KeyringKind) -> Result<Vec<SealedRows>, Error> {
         let rows = sqlx::query!(
             r#"SELECT key AS "key!", what AS "what!", count(*) AS "count!" FROM (
                    SELECT 'credentials' AS sealing, key_id AS key, 'model_providers' AS what FROM model_providers
@@ -239,25 +243,25 @@ impl Store {
                WHERE sealing = $1 AND key IS NOT NULL
                GROUP BY key, what ORDER BY key, what"#,
             match sealing {
-                Sealing::Credentials => "credentials",
-                Sealing::Secrets => "secrets",
+                KeyringKind::Credentials => "credentials",
+                KeyringKind::Secrets => "secrets",
             },
         )
         .fetch_all(&self.pool)
         .await?;
         Ok(rows
             .into_iter()
-            .map(|row| SealedBy { key: row.key, what: row.what, count: row.count })
+            .map(|row| SealedRows { key: row.key, table: row.what, count: row.count })
             .collect())
     }
 
-    /// How many scripts run that may have been given secrets as they were encrypted before: they
-    /// began before the latest change of a secret, or within the minute after it.
+    /// The number of running scripts that may hold secrets in their previous encryption: they
+    /// started before the latest change of a secret, or within a minute after it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scripts_with_older_secrets(&self) -> Result<i64, Error> {
+    pub async fn scripts_with_stale_secrets(&self) -> Result<i64, Error> {
         let count = sqlx::query_scalar!(
             r#"SELECT count(*) AS "count!" FROM tasks t
                WHERE t.next_wake IS NOT NULL AND t.phase = 'execute_tools'

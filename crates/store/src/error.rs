@@ -1,154 +1,155 @@
-//! What can go wrong, in the classes callers treat alike.
+//! Errors of the store, in the classes that callers treat alike.
 
 use std::error::Error as StdError;
 
-use construct_domain::{approval::ApprovalState, budget::Exhausted};
+use construct_domain::{approval::ApprovalState, budget::ExhaustedBudget};
 use jiff::Timestamp;
 use sqlx::postgres::PgDatabaseError;
 
 use crate::reservation;
 
-/// Why something could not be read or written.
+/// Why a read or write failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is none, or it belongs to another organization: the two are not told apart.
+    /// It does not exist, or it belongs to another organization. The two are not distinguished.
     #[error("{what} not found")]
     NotFound {
-        /// What was looked for.
+        /// The kind of entity.
         what: &'static str,
     },
-    /// A value that must be unique is taken.
+    /// A unique value is taken.
     #[error("a {what} with this {field} exists already")]
     AlreadyExists {
-        /// What exists.
+        /// The kind of entity.
         what: &'static str,
-        /// Which value is taken.
+        /// The field whose value is taken.
         field: &'static str,
     },
-    /// It cannot be deleted while something refers to it.
+    /// It cannot be deleted while other rows refer to it.
     #[error("the {what} is in use by at least one {by}")]
     InUse {
-        /// What was to be deleted.
+        /// The kind of entity.
         what: &'static str,
-        /// What refers to it.
+        /// The kind of entity that refers to it.
         by: &'static str,
     },
-    /// It has changed since it was read: its revision (gateway) or version (reconciler) is another.
-    /// Nothing was written.
-    #[error("it was changed by somebody else meanwhile")]
+    /// It changed since it was read: its revision (gateway) or version (reconciler) is not the
+    /// expected one. Nothing was written.
+    #[error("revision conflict: it was changed concurrently")]
     Conflict,
-    /// A document has another version than expected. Nothing was written.
-    #[error("{}", outdated(*current))]
-    Outdated {
-        /// Which version it has; 0: there is none.
+    /// The version of a document is not the expected one. Nothing was written.
+    #[error("{}", version_mismatch_text(*current))]
+    VersionMismatch {
+        /// The current version; 0: the document does not exist.
         current: i64,
     },
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for a different request")]
     IdempotencyMismatch,
-    /// An organization would be left without an owner, or the operator's without the operator.
-    #[error("an organization always keeps an owner")]
+    /// The change would leave an organization without an owner, or the operator's organization
+    /// without the operator.
+    #[error("an organization must keep an owner")]
     LastOwner,
-    /// What is to be given or taken is above the caller's own role.
-    #[error("nobody may give or take a role above their own")]
-    Above,
-    /// The organization is one that stays: a personal one, or the operator's.
+    /// The role to grant or revoke is above the caller's own role.
+    #[error("insufficient role to grant or revoke a role above your own")]
+    InsufficientRole,
+    /// The organization is permanent: a personal one, or the operator's.
     #[error("a personal organization and the operator's cannot be deleted")]
-    Kept,
-    /// Too many messages of the task wait for their turn.
-    #[error("the task has {limit} messages waiting already")]
+    PermanentOrganization,
+    /// The message queue of the task is full.
+    #[error("the task already has {limit} queued messages")]
     QueueFull {
-        /// How many may wait.
+        /// The limit.
         limit: u32,
     },
-    /// Too many scans of the organization are under way or wait.
-    #[error("{limit} scans of the organization are under way or wait already")]
+    /// The organization has too many unfinished scans.
+    #[error("the organization already has {limit} unfinished scans")]
     TooManyScans {
-        /// How many may.
+        /// The limit.
         limit: u32,
     },
-    /// Too many uploads of the organization are unfinished.
-    #[error("{limit} uploads of the organization are unfinished already")]
+    /// The organization has too many unfinished uploads.
+    #[error("the organization already has {limit} unfinished uploads")]
     TooManyUploads {
-        /// How many may be.
+        /// The limit.
         limit: u32,
     },
-    /// A user has made too many organizations.
-    #[error("one user may own {limit} organizations, and owns them")]
+    /// The user owns too many organizations.
+    #[error("the user already owns {limit} organizations, the limit")]
     TooManyOrganizations {
-        /// How many may be.
+        /// The limit.
         limit: u32,
     },
     /// A file has too many parts.
-    #[error("the file has {limit} parts already")]
+    #[error("the file already has {limit} parts")]
     TooManyParts {
-        /// How many it may have.
+        /// The limit.
         limit: u32,
     },
-    /// A part does not begin where the file ends so far.
+    /// The part does not begin at the current end of the file.
     #[error("the next part of the file begins at {offset}")]
     WrongOffset {
-        /// Where it ends.
+        /// The current end.
         offset: i64,
     },
-    /// A part goes beyond the end of the file.
-    #[error("the file has {size} bytes, and the part goes beyond them")]
+    /// The part extends beyond the declared size of the file.
+    #[error("the part extends beyond the {size} bytes of the file")]
     TooLong {
-        /// How many it was said to have.
+        /// The declared size in bytes.
         size: i64,
     },
-    /// Nothing is missing of the file, or it was refused.
-    #[error("the file is not being uploaded any more")]
+    /// The file is complete, or it was refused.
+    #[error("the file is no longer being uploaded")]
     NotUploading,
-    /// The candidate was handed over.
-    #[error("the candidate was handed over, and cannot be changed any more")]
+    /// The candidate was handed over and is immutable.
+    #[error("the candidate was handed over and can no longer be changed")]
     HandedOver,
-    /// The candidate is not accepted.
+    /// A candidate of the hand-over is not accepted.
     #[error("a candidate is not accepted")]
     NotAccepted,
-    /// The message does not wait for its turn any more.
-    #[error("the message is not waiting for its turn any more")]
+    /// The message is no longer queued.
+    #[error("the message is no longer queued")]
     NotQueued,
-    /// The message is not in the transcript: it waits, was dropped, or was put aside.
+    /// The message is not in the transcript: it is queued, was dropped, or is superseded.
     #[error("the message is not in the transcript of the task")]
     NotInTranscript,
-    /// A budget has not got what is to be set aside. Nothing was written.
+    /// A budget cannot cover the reservation. Nothing was written.
     #[error(transparent)]
-    Exhausted(Box<Exhausted>),
-    /// The approval is over.
-    #[error("the approval is over: {}", over(*state, by, *at))]
-    Decided {
-        /// What became of it.
+    Exhausted(Box<ExhaustedBudget>),
+    /// The approval is closed.
+    #[error("the approval is closed: {}", closed_text(*state, by, *at))]
+    ApprovalClosed {
+        /// Its final state.
         state: ApprovalState,
-        /// Who decided; empty when nobody did.
+        /// The decider; empty when there was no decision.
         by: String,
-        /// When.
+        /// When it was closed.
         at: Option<Timestamp>,
     },
-    /// The database cannot be reached, is overloaded, or gave the statement up. Nothing may be
-    /// assumed of a write.
+    /// The database is unreachable or overloaded, or it canceled the statement. The outcome of a
+    /// write is unknown.
     #[error("the database is not available")]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
-    /// A defect, or stored data that cannot be read.
+    /// A defect, or unreadable stored data.
     #[error("the database refused a statement or holds unreadable data")]
     Internal(#[source] Box<dyn StdError + Send + Sync>),
 }
 
-/// What version a document has, in words.
-fn outdated(current: i64) -> String {
+/// Describes the current version of a document.
+fn version_mismatch_text(current: i64) -> String {
     match current {
-        0 => "there is no such document, or not any more".to_owned(),
+        0 => "the document does not exist".to_owned(),
         current => format!("the document has version {current}"),
     }
 }
 
-/// What became of an approval, in words.
-fn over(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String {
+/// Describes how an approval was closed.
+fn closed_text(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String {
     let by = if by.is_empty() { String::new() } else { format!(" by {by}") };
     let at = at.map(|at| format!(" at {at:.0}")).unwrap_or_default();
     match state {
-        ApprovalState::Cancelled => format!("it is not needed any more{at}"),
-        ApprovalState::Expired => format!("nobody decided in time, it expired{at}"),
+        ApprovalState::Cancelled => format!("it is no longer needed{at}"),
+        ApprovalState::Expired => format!("it expired without a decision{at}"),
         ApprovalState::Pending | ApprovalState::Approved | ApprovalState::Rejected => {
             format!("it was {}{by}{at}", state.as_str())
         }
@@ -156,7 +157,7 @@ fn over(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String {
 }
 
 impl Error {
-    /// Whether the same call may succeed later.
+    /// Whether a retry of the same call may succeed.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable(_))
     }
@@ -165,19 +166,22 @@ impl Error {
         Self::Internal(source.into())
     }
 
-    /// Of an insert or update: a reference that does not hold means that its target is not there.
-    pub(crate) fn of_write(error: sqlx::Error) -> Self {
-        violated(&error).and_then(|name| constraint(name, false)).unwrap_or_else(|| error.into())
+    /// The error of an insert or update. A violated foreign key means that the referenced row is
+    /// missing.
+    pub(crate) fn from_write(error: sqlx::Error) -> Self {
+        violated_constraint(&error)
+            .and_then(|name| constraint_error(name, false))
+            .unwrap_or_else(|| error.into())
     }
 
-    /// Of a statement that sets money aside: the functions in `migrations/0012_money.sql` say which
-    /// budget has not got it.
-    pub(crate) fn of_spending(error: sqlx::Error) -> Self {
-        let told =
+    /// The error of a statement that reserves money. The functions in `migrations/0012_money.sql`
+    /// name the exhausted budget.
+    pub(crate) fn from_reservation(error: sqlx::Error) -> Self {
+        let database_error =
             error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
-        match told
-            .filter(|told| told.code() == reservation::EXHAUSTED)
-            .map(|told| reservation::exhausted(told.detail()))
+        match database_error
+            .filter(|error| error.code() == reservation::EXHAUSTED_SQLSTATE)
+            .map(|error| reservation::parse_exhausted(error.detail()))
         {
             Some(Ok(exhausted)) => Self::Exhausted(Box::new(exhausted)),
             Some(Err(unreadable)) => Self::internal(unreadable),
@@ -185,19 +189,21 @@ impl Error {
         }
     }
 
-    /// Of a delete: a reference that does not hold any more means that the row is needed.
-    pub(crate) fn of_delete(error: sqlx::Error) -> Self {
-        violated(&error).and_then(|name| constraint(name, true)).unwrap_or_else(|| error.into())
+    /// The error of a delete. A violated foreign key means that another row refers to this one.
+    pub(crate) fn from_delete(error: sqlx::Error) -> Self {
+        violated_constraint(&error)
+            .and_then(|name| constraint_error(name, true))
+            .unwrap_or_else(|| error.into())
     }
 }
 
-/// The constraint an error is about.
-pub(crate) fn violated(error: &sqlx::Error) -> Option<&str> {
+/// The name of the violated constraint.
+pub(crate) fn violated_constraint(error: &sqlx::Error) -> Option<&str> {
     error.as_database_error()?.constraint()
 }
 
-/// What the violation of a constraint means. The names stand in the migrations.
-fn constraint(name: &str, deleting: bool) -> Option<Error> {
+/// Maps a violated constraint to an error. The migrations define the names.
+fn constraint_error(name: &str, deleting: bool) -> Option<Error> {
     let taken = |what, field| Some(Error::AlreadyExists { what, field });
     let reference = |what, by| {
         Some(if deleting { Error::InUse { what, by } } else { Error::NotFound { what } })
@@ -266,7 +272,9 @@ impl From<sqlx::Error> for Error {
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed
             | sqlx::Error::BeginFailed => true,
-            sqlx::Error::Database(database) => database.code().is_some_and(|code| passes(&code)),
+            sqlx::Error::Database(database) => {
+                database.code().is_some_and(|code| is_transient(&code))
+            }
             _ => false,
         };
         if unavailable {
@@ -277,8 +285,8 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Whether what an SQLSTATE says passes by itself.
-fn passes(code: &str) -> bool {
+/// Whether an SQLSTATE is a transient condition.
+fn is_transient(code: &str) -> bool {
     // Connection exceptions, insufficient resources, operator intervention (shutdown, starting up,
     // statement timeout), system errors of the server.
     ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class))
@@ -302,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_passes_by_itself_is_retryable() {
+    fn transient_database_errors_are_retryable() {
         assert!(Error::from(sqlx::Error::PoolTimedOut).is_retryable());
         assert!(
             Error::from(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())).is_retryable()
@@ -317,18 +325,18 @@ mod tests {
             ("23505", false),
             ("42601", false),
         ] {
-            assert_eq!(passes(code), expected, "{code}");
+            assert_eq!(is_transient(code), expected, "{code}");
         }
     }
 
     #[test]
-    fn a_broken_reference_means_one_thing_to_a_writer_and_another_to_a_deleter() {
+    fn foreign_key_violation_is_not_found_on_write_in_use_on_delete() {
         assert!(matches!(
-            constraint("models_provider_fkey", false),
+            constraint_error("models_provider_fkey", false),
             Some(Error::NotFound { what: "model provider" })
         ));
         assert!(matches!(
-            constraint("models_provider_fkey", true),
+            constraint_error("models_provider_fkey", true),
             Some(Error::InUse { what: "model provider", by: "model" })
         ));
     }

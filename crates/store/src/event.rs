@@ -1,4 +1,4 @@
-//! Events: what happened, stored with the change it tells of, in streams that have no gap.
+//! Events, stored with the change they describe, in streams without gaps.
 
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -7,12 +7,12 @@ use construct_domain::{OrganizationId, TaskId};
 
 use crate::{Error, Store};
 
-/// An event to store. It gets its sequence from the stream it enters.
+/// An event to store. Its stream assigns the sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewEvent {
     /// `message.created`, …
     pub kind: String,
-    /// The encoded event; what it means is the callers' business.
+    /// The encoded event, opaque to the store.
     pub payload: Vec<u8>,
     /// Number of the step it ends, in its task, from 1.
     pub step: Option<u64>,
@@ -21,11 +21,11 @@ pub struct NewEvent {
 /// A stored event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredEvent {
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Id of the task or organization whose stream it is in.
     pub stream: Uuid,
-    /// Its place there: 1, 2, 3, …
+    /// Its position in the stream: 1, 2, 3, …
     pub sequence: u64,
     /// `message.created`, …
     pub kind: String,
@@ -61,13 +61,13 @@ impl Stream {
     }
 }
 
-/// A count that is never negative, from a column that PostgreSQL knows as signed only.
-pub(crate) fn unsigned(value: i64) -> u64 {
+/// A count that is never negative, from a column, which is always signed in PostgreSQL.
+pub(crate) fn to_u64(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
-/// The reverse of [`unsigned`], for values that count up from 0 and never come near the end.
-pub(crate) fn signed(value: u64) -> i64 {
+/// The reverse of [`to_u64`], for counters that never reach the maximum.
+pub(crate) fn to_i64(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
@@ -97,7 +97,7 @@ impl Store {
                ORDER BY sequence"#,
             stream.id,
             stream.organization.uuid(),
-            signed(sequence),
+            to_i64(sequence),
             i64::from(limit),
             signed(bytes),
         )
@@ -108,10 +108,10 @@ impl Store {
             .map(|row| StoredEvent {
                 organization: stream.organization,
                 stream: stream.id,
-                sequence: unsigned(row.sequence),
+                sequence: to_u64(row.sequence),
                 kind: row.kind,
                 payload: row.payload,
-                step: row.step.map(unsigned),
+                step: row.step.map(to_u64),
                 created_at: row.created_at.into(),
             })
             .collect())
@@ -123,8 +123,8 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn event_head(&self, stream: Stream) -> Result<u64, Error> {
-        // Not by `event_heads`, whose statement PostgreSQL plans anew each time: a plan for arrays
-        // of any length never looks as good.
+        // A statement of its own: PostgreSQL plans that of `event_heads` each time, because a
+        // generic plan for arrays of any length never looks as good.
         let head = sqlx::query_scalar!(
             "SELECT sequence FROM events WHERE stream_id = $1 AND organization_id = $2 ORDER BY sequence DESC LIMIT 1",
             stream.id,
@@ -132,7 +132,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        Ok(head.map_or(0, unsigned))
+        Ok(head.map_or(0, to_u64))
     }
 
     /// The sequence of the newest event of each stream, in the given order, with one query.
@@ -158,6 +158,6 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(streams.iter().copied().zip(heads.into_iter().map(unsigned)).collect())
+        Ok(streams.iter().copied().zip(heads.into_iter().map(to_u64)).collect())
     }
 }

@@ -1,9 +1,12 @@
-//! Files that people upload: what there is of them. The content lies in a folder, which this knows
-//! nothing of but what has to go from it (`migrations/0034_files.sql`, docs/adr/0038-files.md).
+//! Uploaded files. The store holds their rows, and what must be removed from the folder that holds
+//! their content (`migrations/0034_files.sql`, docs/adr/0038-files.md). It does not access the
+//! folder.
 //!
-//! What keeps two gateways from undoing each other's work: a part is taken under the lock of the
-//! file's row; a content is put into its place, and removed, under a lock of its own
-//! ([`Store::file_content`]), so that none is removed that has just become somebody's.
+//! # Concurrent gateways
+//!
+//! A part is accepted under the lock of the file's row. A content is stored and removed under its
+//! own lock ([`Store::file_content`]), so that no content is removed that another file has just
+//! started to use.
 
 mod removal;
 mod upload;
@@ -14,38 +17,38 @@ use uuid::Uuid;
 use construct_domain::{FileId, OrganizationId};
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     write::{Writer, begin},
 };
 
-pub(crate) use removal::note_everything;
-pub use removal::{FileContent, Removal, Removed};
-pub use upload::{Claimed, NewPart, Part, Taken};
+pub(crate) use removal::record_organization_removal;
+pub use removal::{FileContent, Removal, RemovalTarget};
+pub use upload::{ClaimedFile, NewPart, Part, PartOutcome};
 
-const WHAT: &str = "file";
+const ENTITY: &str = "file";
 
-/// Uploads of an organization that may be unfinished at a time.
-pub const UNFINISHED: u32 = 100;
-/// How long an upload may take, and a refusal can be read.
-pub const EXPIRES: SignedDuration = SignedDuration::from_hours(24);
-/// Parts of a file.
-pub const PARTS: u32 = 10_000;
+/// Maximum number of unfinished uploads of an organization.
+pub const MAX_UNFINISHED_UPLOADS: u32 = 100;
+/// How long an upload may take, and how long a refusal can be read.
+pub const UPLOAD_TIMEOUT: SignedDuration = SignedDuration::from_hours(24);
+/// Maximum number of parts of a file.
+pub const MAX_PARTS: u32 = 10_000;
 
-/// What becomes of a file.
+/// The state of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileState {
     /// Parts are missing.
     Uploading,
-    /// All is there, and is looked at.
+    /// All parts are there and are checked.
     Checking,
-    /// It can be read.
+    /// The file can be read.
     Ready,
-    /// It is not taken.
+    /// The file was refused.
     Refused,
 }
 
 impl FileState {
-    /// As it is stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Uploading => "uploading",
@@ -55,11 +58,11 @@ impl FileState {
         }
     }
 
-    fn read(text: &str) -> Result<Self, Error> {
+    fn from_column(text: &str) -> Result<Self, Error> {
         [Self::Uploading, Self::Checking, Self::Ready, Self::Refused]
             .into_iter()
             .find(|state| state.as_str() == text)
-            .ok_or_else(|| Error::internal(format!("`{text}` is no state of a file")))
+            .ok_or_else(|| Error::internal(format!("unknown state of a file `{text}`")))
     }
 }
 
@@ -68,29 +71,29 @@ impl FileState {
 pub struct File {
     /// Its id.
     pub id: FileId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Not unique.
     pub name: String,
-    /// Empty until it is known.
+    /// Empty until it is detected.
     pub media_type: String,
-    /// How many bytes there will be.
+    /// Its size in bytes, as declared.
     pub size: i64,
-    /// What its hash has to be.
-    pub expected: Option<[u8; 32]>,
-    /// What became of it.
+    /// The expected SHA-256.
+    pub expected_sha256: Option<[u8; 32]>,
+    /// Its state.
     pub state: FileState,
-    /// Bytes that are there.
+    /// Received bytes.
     pub received: i64,
-    /// The hash of what is there, once it is ready.
+    /// SHA-256 of the content, once the file is ready.
     pub sha256: Option<[u8; 32]>,
     /// Why it was refused.
     pub reason: String,
-    /// Who created it.
+    /// The creator.
     pub created_by: String,
-    /// When it goes by itself.
+    /// When it is deleted automatically.
     pub expires_at: Option<Timestamp>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -99,7 +102,7 @@ pub struct File {
 }
 
 impl File {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -112,29 +115,29 @@ pub struct NewFile {
     pub id: FileId,
     /// Its name.
     pub name: String,
-    /// Empty: it is told from the content.
+    /// Empty: detected from the content.
     pub media_type: String,
-    /// Bytes that will be uploaded.
+    /// Its size in bytes.
     pub size: i64,
-    /// What their hash has to be.
-    pub expected: Option<[u8; 32]>,
-    /// Who creates it.
+    /// The expected SHA-256.
+    pub expected_sha256: Option<[u8; 32]>,
+    /// The creator.
     pub created_by: String,
-    /// The content is known to lie in the folder, so that a ready file with it makes this one ready
-    /// too.
+    /// Whether the folder holds the content. Then an existing ready file with the content makes
+    /// this one ready too.
     pub is_stored: bool,
 }
 
-/// What is listed: all of these.
+/// Filter for a list of files. All conditions must hold.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FileFilter {
-    /// Exactly this name.
+    /// With exactly this name.
     pub name: Option<String>,
-    /// Exactly this.
+    /// With exactly this media type.
     pub media_type: Option<String>,
-    /// Of this kind: `image/`.
+    /// With this kind of media type: `image/`.
     pub media_kind: Option<String>,
-    /// With this hash, or expected to have it.
+    /// With this SHA-256, received or expected.
     pub sha256: Option<[u8; 32]>,
     /// In this state.
     pub state: Option<FileState>,
@@ -160,7 +163,7 @@ struct Row {
 
 fn digest(bytes: Option<Vec<u8>>) -> Result<Option<[u8; 32]>, Error> {
     let digest = bytes.map(<[u8; 32]>::try_from).transpose();
-    digest.map_err(|_| Error::internal("a hash of a file has another length"))
+    digest.map_err(|_| Error::internal("a hash of a file has the wrong length"))
 }
 
 impl TryFrom<Row> for File {
@@ -173,13 +176,13 @@ impl TryFrom<Row> for File {
             name: row.name,
             media_type: row.media_type,
             size: row.size,
-            expected: digest(row.expected)?,
-            state: FileState::read(&row.state)?,
+            expected_sha256: digest(row.expected)?,
+            state: FileState::from_column(&row.state)?,
             received: row.received,
             sha256: digest(row.sha256)?,
             reason: row.reason,
             created_by: row.created_by,
-            expires_at: crate::time::option(row.expires_at),
+            expires_at: crate::time::from_sql_option(row.expires_at),
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -234,10 +237,10 @@ impl Store {
     pub async fn file_get(&self, organization: OrganizationId, id: FileId) -> Result<File, Error> {
         let row =
             select!(["WHERE f.organization_id = $1 AND f.id = $2"], organization.uuid(), id.uuid());
-        row.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: WHAT })?.try_into()
+        row.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: ENTITY })?.try_into()
     }
 
-    /// A page of files. Their names are in no order that a list can have.
+    /// A page of files. They cannot be ordered by name.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -270,7 +273,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_is_known(
+    pub async fn file_content_exists(
         &self,
         organization: OrganizationId,
         sha256: &[u8; 32],
@@ -286,20 +289,20 @@ impl Store {
         .await?)
     }
 
-    /// Creates a file: to be uploaded, or ready when its content is there already.
+    /// Creates a file: to be uploaded, or ready if its content exists.
     ///
     /// # Errors
-    /// [`Error::TooManyUploads`]; those of every write.
+    /// [`Error::TooManyUploads`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn file_create(
         &self,
         write: &Write,
         new: NewFile,
-        render: impl FnOnce(&File) -> Rendered + Send,
-    ) -> Result<Written<File>, Error> {
+        render: impl FnOnce(&File) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<File>, Error> {
         let mut writer = begin!(self, write);
         let organization = writer.organization();
-        let known = match &new.expected {
+        let known_media_type = match &new.expected_sha256 {
             Some(expected) if new.is_stored => {
                 removal::lock(&mut writer.transaction, organization, expected).await?;
                 sqlx::query_scalar!(
@@ -315,20 +318,21 @@ impl Store {
             }
             _ => None,
         };
-        // What it was found to be by whoever looked at it; another declaration has to be looked at
-        // itself.
-        let known = known.filter(|known| new.media_type.is_empty() || *known == new.media_type);
-        let is_ready = known.is_some();
+        // The detected media type is known. A different declared type needs a check of its own.
+        let known_media_type = known_media_type.filter(|known_media_type| {
+            new.media_type.is_empty() || *known_media_type == new.media_type
+        });
+        let is_ready = known_media_type.is_some();
         if !is_ready {
-            self.may_upload(&mut writer).await?;
+            self.check_upload_limit(&mut writer).await?;
         }
         let state = match () {
             () if is_ready => FileState::Ready,
             () if new.size == 0 => FileState::Checking,
             () => FileState::Uploading,
         };
-        let media_type = known.unwrap_or(new.media_type);
-        let expires_at = (!is_ready).then(|| crate::time::sql(write.now + EXPIRES));
+        let media_type = known_media_type.unwrap_or(new.media_type);
+        let expires_at = (!is_ready).then(|| crate::time::sql(write.now + UPLOAD_TIMEOUT));
         sqlx::query!(
             "INSERT INTO files
                  (id, organization_id, name, media_type, size, expected, state, received, sha256, created_by, expires_at, claimed_until,
@@ -339,10 +343,10 @@ impl Store {
             new.name,
             media_type,
             new.size,
-            new.expected.as_ref().map(<[u8; 32]>::as_slice),
+            new.expected_sha256.as_ref().map(<[u8; 32]>::as_slice),
             state.as_str(),
             if is_ready { new.size } else { 0 },
-            new.expected.as_ref().filter(|_| is_ready).map(<[u8; 32]>::as_slice),
+            new.expected_sha256.as_ref().filter(|_| is_ready).map(<[u8; 32]>::as_slice),
             new.created_by,
             expires_at as _,
             (state == FileState::Checking).then(|| writer.now()) as _,
@@ -351,13 +355,14 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = reload(&mut writer, new.id).await?;
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Of two that begin at once, one waits here for the other, so that neither counts past it.
-    async fn may_upload(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
+    /// Refuses an upload beyond the limit. Concurrent uploads wait here for each other, so that
+    /// each counts the other.
+    async fn check_upload_limit(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
         sqlx::query_scalar!(
             r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 34))::text AS "done""#,
             writer.organization().to_string(),
@@ -370,16 +375,16 @@ impl Store {
         )
         .fetch_one(&mut *writer.transaction)
         .await?;
-        if unfinished >= i64::from(UNFINISHED) {
-            return Err(Error::TooManyUploads { limit: UNFINISHED });
+        if unfinished >= i64::from(MAX_UNFINISHED_UPLOADS) {
+            return Err(Error::TooManyUploads { limit: MAX_UNFINISHED_UPLOADS });
         }
         Ok(())
     }
 
-    /// Gives a file another name.
+    /// Renames a file.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected.
+    /// [`Error::NotFound`], [`Error::Conflict`] when the revision is not the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn file_update(
         &self,
@@ -387,8 +392,8 @@ impl Store {
         id: FileId,
         expected_revision: Option<i64>,
         name: Option<&str>,
-        render: impl FnOnce(&File) -> Rendered + Send,
-    ) -> Result<Written<File>, Error> {
+        render: impl FnOnce(&File) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<File>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE files SET name = coalesce($5, name), revision = revision + 1, updated_at = $4
@@ -408,8 +413,8 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Deletes a file, and says what has to go from the folder. The entity in the result is what it
-    /// was.
+    /// Deletes a file, and records what must be removed from the folder. The entity in the result
+    /// is the file before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -418,8 +423,8 @@ impl Store {
         &self,
         write: &Write,
         id: FileId,
-        render: impl FnOnce(&File) -> Rendered + Send,
-    ) -> Result<Written<File>, Error> {
+        render: impl FnOnce(&File) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<File>, Error> {
         let mut writer = begin!(self, write);
         let row = select!(
             ["WHERE f.organization_id = $1 AND f.id = $2 FOR UPDATE"],
@@ -429,9 +434,9 @@ impl Store {
         let row = row
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?;
+            .ok_or(Error::NotFound { what: ENTITY })?;
         let entity = File::try_from(row)?;
-        removal::note(&mut writer.transaction, &entity, write.now).await?;
+        removal::record_removal(&mut writer.transaction, &entity, write.now).await?;
         sqlx::query!("DELETE FROM files WHERE id = $1", id.uuid())
             .execute(&mut *writer.transaction)
             .await?;
@@ -439,12 +444,12 @@ impl Store {
     }
 }
 
-/// The row as it is.
+/// The current row.
 async fn reload(writer: &mut Writer<'_>, id: FileId) -> Result<File, Error> {
     let row =
         select!(["WHERE f.organization_id = $1 AND f.id = $2"], writer.organization(), id.uuid());
     row.fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -1,9 +1,8 @@
-//! Who may do what: people, organizations, members, invitations, keys. What each may is decided by
-//! the gateway's rules; what the data must never say (an organization without an owner, a key that
-//! may more than who made it) is refused here.
+//! Users, organizations, members, invitations and API keys. The gateway decides about permissions.
+//! The store enforces the invariants: no organization without an owner, no key with more rights
+//! than its creator.
 //!
-//! Nothing here tells of itself in events: who belongs to an organization is not for everybody who
-//! may watch it.
+//! These entities have no events: not everyone who can watch an organization may see its members.
 
 mod erase;
 mod invitation;
@@ -14,41 +13,41 @@ mod user;
 
 use construct_domain::access::{Role, Scope};
 
-pub use erase::Erasing;
+pub use erase::ErasureProgress;
 #[cfg(test)]
 pub(crate) use erase::TABLES as ERASED;
 pub use invitation::{Invitation, InvitationState, NewInvitation};
-pub use key::{ApiKey, KeyHolder, NewApiKey, NewSetupCode, Secret};
+pub use key::{ApiKey, KeyHolder, NewApiKey, NewSetupCode, SecretHash};
 pub use member::Member;
 pub use organization::{NewOrganization, Organization, OrganizationChanges, OrganizationKind};
 pub use user::{Profile, User};
 
 use crate::Error;
 
-/// A role of a row.
-fn role(word: &str) -> Result<Role, Error> {
-    Role::parse(word).ok_or_else(|| Error::internal(format!("unknown role `{word}`")))
+/// Decodes a role.
+fn parse_role(text: &str) -> Result<Role, Error> {
+    Role::parse(text).ok_or_else(|| Error::internal(format!("unknown role `{text}`")))
 }
 
-/// The scopes of a row. One that is not known any more is worth nothing.
-fn scopes(words: &[String]) -> Vec<Scope> {
-    words.iter().filter_map(|word| Scope::parse(word)).collect()
+/// Decodes scopes. Unknown scopes are ignored.
+fn parse_scopes(texts: &[String]) -> Vec<Scope> {
+    texts.iter().filter_map(|text| Scope::parse(text)).collect()
 }
 
-/// Scopes for a row.
-fn scope_words(scopes: &[Scope]) -> Vec<String> {
+/// Encodes scopes.
+fn scope_names(scopes: &[Scope]) -> Vec<String> {
     scopes.iter().map(|scope| scope.as_str().to_owned()).collect()
 }
 
-/// One list, by time of creation in either direction. `$select` is the module's macro of the
-/// columns; `$table` what the row is called there.
-macro_rules! by_time {
+/// Lists rows by time of creation, in either direction. `$select` is the module's macro that
+/// selects the columns.
+macro_rules! list_by_time {
     ($store:expr, $select:ident, $condition:literal, $created:literal, $id:literal, $page:expr, [$($argument:expr),*], $numbers:tt) => {{
         let (time, id) = $page.after_time()?;
         if $page.order.descending {
-            crate::identity::by_time!(@rows $store, $select, $condition, $created, $id, "<", " DESC", $page, [$($argument),*], time, id, $numbers)
+            crate::identity::list_by_time!(@rows $store, $select, $condition, $created, $id, "<", " DESC", $page, [$($argument),*], time, id, $numbers)
         } else {
-            crate::identity::by_time!(@rows $store, $select, $condition, $created, $id, ">", "", $page, [$($argument),*], time, id, $numbers)
+            crate::identity::list_by_time!(@rows $store, $select, $condition, $created, $id, ">", "", $page, [$($argument),*], time, id, $numbers)
         }
     }};
     (@rows $store:expr, $select:ident, $condition:literal, $created:literal, $id:literal, $comparison:literal, $direction:literal, $page:expr,
@@ -65,4 +64,4 @@ macro_rules! by_time {
         .await?
     };
 }
-pub(crate) use by_time;
+pub(crate) use list_by_time;

@@ -1,73 +1,73 @@
-//! Everything a model call needs to know besides the transcript.
+//! The inputs of a model call, besides the transcript.
 
 use construct_domain::{AgentId, ModelId, ModelProviderId, OrganizationId, TaskId, money::Prices};
 
 use crate::{
     Error, KeyLimits, ModelParameters, ModelProviderKind, SealedSecret, Store, model::long_context,
-    model_provider::sealed, routing::further_keys,
+    model_provider::sealed_secret, routing::additional_keys,
 };
 
-/// What a model call of a task needs to know besides the transcript.
+/// The inputs of a model call of a task, besides the transcript.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Invocation {
-    /// Who answers.
+    /// The agent.
     pub agent: InvocationAgent,
-    /// With which model.
+    /// The model.
     pub model: InvocationModel,
-    /// Over which account.
+    /// The account that the model is called with.
     pub provider: InvocationProvider,
-    /// Who answers when that cannot, in order.
+    /// The models that are called when that one fails, in order.
     pub fallbacks: Vec<InvocationFallback>,
-    /// Milliseconds after which the next of them is asked as well; 0: never.
+    /// Milliseconds after which the next fallback is called as well (a hedge); 0: never.
     pub hedge_after_ms: i64,
     /// Whether the agent may use secrets: [`Store::task_secrets`].
     pub has_secrets: bool,
 }
 
-/// A model that answers when another one cannot.
+/// A model that is called when another one fails.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationFallback {
-    /// With which model.
+    /// The model.
     pub model: InvocationModel,
-    /// Over which account.
+    /// The account that the model is called with.
     pub provider: InvocationProvider,
     /// 0: none.
     pub weight: u32,
 }
 
-/// Who answers.
+/// The agent of a model call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationAgent {
     /// Its id.
     pub id: AgentId,
     /// Its name.
     pub name: String,
-    /// What it is told about its job.
+    /// Instructions for its model.
     pub instructions: String,
-    /// How its model samples.
+    /// Sampling parameters of its model.
     pub parameters: ModelParameters,
 }
 
-/// With which model.
+/// The model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationModel {
     /// Its id.
     pub id: ModelId,
     /// Its name.
     pub name: String,
-    /// What the vendor calls it.
+    /// The vendor's name for it.
     pub vendor_model: String,
-    /// Tokens it can see.
+    /// Its context window, in tokens.
     pub context_window: i64,
-    /// Tokens it may answer at most.
+    /// The longest answer, in tokens.
     pub max_output_tokens: i64,
-    /// What they cost.
+    /// Its prices.
     pub prices: Prices,
     /// Whether it can call tools.
     pub tool_calling: bool,
 }
 
-/// Over which account.
+/// The account that the model is called with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InvocationProvider {
     /// Its id.
@@ -78,19 +78,19 @@ pub struct InvocationProvider {
     pub kind: ModelProviderKind,
     /// Empty: the vendor's own address.
     pub base_url: String,
-    /// Of a scripted provider.
+    /// The script of a scripted provider.
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
-    /// Further keys, sealed like the first.
-    pub further_keys: Vec<SealedSecret>,
-    /// Of each key.
+    /// Additional keys, sealed like the first.
+    pub additional_keys: Vec<SealedSecret>,
+    /// Limits of each key.
     pub limits: KeyLimits,
 }
 
-/// Selects what [`model_and_provider`] reads, of the model `m` and the provider `p`, with `more`
-/// columns before.
-macro_rules! select_reached {
+/// Selects what [`model_and_provider`] reads, of the model `m` and the provider `p`, after the
+/// columns `more`.
+macro_rules! select_with_provider {
     ([$more:literal], [$from:literal], $($parameter:expr),*) => {
         sqlx::query!(
             r#"SELECT "#
@@ -113,7 +113,7 @@ macro_rules! select_reached {
     };
 }
 
-/// A model and its provider from the columns of a row, whatever else is in it.
+/// Reads a model and its provider from a row, which may have further columns.
 macro_rules! model_and_provider {
     ($row:ident) => {
         (
@@ -137,11 +137,11 @@ macro_rules! model_and_provider {
             InvocationProvider {
                 id: ModelProviderId::from_uuid($row.provider_id),
                 name: $row.provider_name,
-                kind: ModelProviderKind::stored(&$row.kind)?,
+                kind: ModelProviderKind::from_column(&$row.kind)?,
                 base_url: $row.base_url,
                 script: $row.script,
-                key: sealed($row.key_id, $row.key_nonce, $row.key_ciphertext),
-                further_keys: further_keys(
+                key: sealed_secret($row.key_id, $row.key_nonce, $row.key_ciphertext),
+                additional_keys: additional_keys(
                     $row.further_ids,
                     $row.further_nonces,
                     $row.further_ciphertexts,
@@ -156,28 +156,29 @@ macro_rules! model_and_provider {
     };
 }
 
-/// A model with the account it is reached over.
+/// A model with its provider and fallbacks.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Callable {
+pub struct ModelRoute {
     /// The model.
     pub model: InvocationModel,
-    /// The account.
+    /// Its provider.
     pub provider: InvocationProvider,
-    /// Who answers when it cannot, in order.
+    /// The models that are called when it fails, in order.
     pub fallbacks: Vec<InvocationFallback>,
-    /// After so many milliseconds without a word the next one is asked as well; 0: never.
+    /// Milliseconds without output after which the next fallback is called as well (a hedge); 0:
+    /// never.
     pub hedge_after_ms: i64,
 }
 
 impl Store {
-    /// The task's agent, its model, the provider of that, and who answers in its place, as they are
-    /// now. None when there is no such task.
+    /// The current agent of a task, with its model, provider and fallbacks. None when the task does
+    /// not exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn invocation(&self, task: TaskId) -> Result<Option<Invocation>, Error> {
-        let row = select_reached!(
+        let row = select_with_provider!(
             [r#"a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters, m.hedge_after_ms,
                 EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!",
                 EXISTS (SELECT FROM agent_secrets s WHERE s.organization_id = a.organization_id AND s.agent_id = a.id) AS "has_secrets!", "#],
@@ -207,7 +208,7 @@ impl Store {
         Ok(Some(Invocation { agent, model, provider, fallbacks, hedge_after_ms, has_secrets }))
     }
 
-    /// Who answers when a model cannot, in order, as a call needs to know it.
+    /// The fallbacks of a model, in order.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
@@ -216,7 +217,7 @@ impl Store {
         &self,
         model: ModelId,
     ) -> Result<Vec<InvocationFallback>, Error> {
-        let rows = select_reached!(
+        let rows = select_with_provider!(
             [r#"f.weight, "#],
             ["FROM model_fallbacks f
              JOIN models m ON m.organization_id = f.organization_id AND m.id = f.fallback_id
@@ -236,18 +237,18 @@ impl Store {
             .collect()
     }
 
-    /// How a model is reached, by id or name, as it is now. None when there is none.
+    /// The current route to a model, by id or name. None when it does not exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn callable(
+    pub async fn model_route(
         &self,
         organization: OrganizationId,
         name_or_id: &str,
-    ) -> Result<Option<Callable>, Error> {
+    ) -> Result<Option<ModelRoute>, Error> {
         let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
-        let row = select_reached!(
+        let row = select_with_provider!(
             [r#"m.hedge_after_ms,
                 EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!", "#],
             ["FROM models m
@@ -269,6 +270,6 @@ impl Store {
         };
         let hedge_after_ms = row.hedge_after_ms;
         let (model, provider) = model_and_provider!(row);
-        Ok(Some(Callable { model, provider, fallbacks, hedge_after_ms }))
+        Ok(Some(ModelRoute { model, provider, fallbacks, hedge_after_ms }))
     }
 }

@@ -1,8 +1,8 @@
-//! What was used, by day, agent, key, model and tool: sums over the ledger, and over the results of
-//! runs for calls of tools.
+//! Usage by day, agent, key, model and tool: sums over the ledger, and for tool calls over the
+//! results of scripts.
 //!
-//! The ledger keeps what models have used for good. Calls of tools stand in the results of the
-//! scripts that made them, and go with their task.
+//! The ledger keeps the usage of models permanently. Tool calls are part of the results of the
+//! scripts that made them, and are deleted with their task.
 
 use construct_domain::{AgentId, ApiKeyId, ModelId, OrganizationId, money::Usage};
 use jiff::Timestamp;
@@ -11,26 +11,26 @@ use uuid::Uuid;
 
 use crate::{Error, Store, time};
 
-/// What is summed up.
+/// Filter for the summed usage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageFilter {
     /// Of this agent only.
     pub agent: Option<AgentId>,
-    /// Of this model only. Not of tools.
+    /// Of this model only. Does not apply to tools.
     pub model: Option<ModelId>,
-    /// What is counted for this key only.
+    /// Of this API key only.
     pub key: Option<ApiKeyId>,
     /// Of this tool only.
     pub tool: Option<String>,
-    /// Of this time or later.
+    /// Earliest time, inclusive.
     pub since: Timestamp,
-    /// Earlier than this.
+    /// Latest time, exclusive.
     pub until: Timestamp,
-    /// Whose days these are, as the IANA calls it.
+    /// The IANA name of the time zone of the days.
     pub time_zone: String,
 }
 
-/// What one sum is about: those that are not asked for are summed over.
+/// What the sums are grouped by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dimensions {
     /// A day.
@@ -39,24 +39,25 @@ pub struct Dimensions {
     pub agent: bool,
     /// A key.
     pub key: bool,
-    /// A model. Of models only.
+    /// A model. Does not apply to tools.
     pub model: bool,
-    /// A tool: then calls of tools are summed up instead of those of models.
+    /// A tool: sums tool calls instead of model calls.
     pub tool: bool,
 }
 
-/// A place in a list of sums.
+/// A position in a list of sums.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UsagePlace {
+pub struct UsageCursor {
     /// `2026-11-22`.
     pub day: String,
-    /// Its id as a UUID.
+    /// Its id, as a UUID.
     pub agent: String,
-    /// Its id as a UUID.
+    /// Its id, as a UUID.
     #[serde(default)]
     pub key: String,
-    /// Its id as a UUID, or the name of a tool.
-    pub what: String,
+    /// The id of a model, as a UUID, or the name of a tool.
+    #[serde(rename = "what")]
+    pub item: String,
 }
 
 /// Part of a list of sums: by day, then by agent, then by key, then by model or tool.
@@ -66,48 +67,48 @@ pub struct UsagePage {
     pub limit: u32,
     /// The newest day first.
     pub descending: bool,
-    /// The last row of the page before.
-    pub after: Option<UsagePlace>,
+    /// The last row of the previous page.
+    pub after: Option<UsageCursor>,
 }
 
 /// One sum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageRow {
-    /// Where it stands in the list.
-    pub place: UsagePlace,
-    /// Whose it is, when that is asked for; none: nobody's.
+    /// Its position in the list.
+    pub cursor: UsageCursor,
+    /// The agent, if grouped by it; none: calls of no agent.
     pub agent: Option<AgentId>,
-    /// What the agent is called, while it is there.
+    /// The agent's name, while it exists.
     pub agent_name: String,
-    /// For which key, when that is asked for; none: for none.
+    /// The API key, if grouped by it; none: calls without one.
     pub key: Option<ApiKeyId>,
-    /// What people call the key, while it is there.
+    /// The key's name, while it exists.
     pub key_name: String,
-    /// Which model, when that is asked for.
+    /// The model, if grouped by it.
     pub model: Option<ModelId>,
-    /// What the model is called, while it is there.
+    /// The model's name, while it exists.
     pub model_name: String,
-    /// What was used.
-    pub used: Used,
+    /// The sums.
+    pub totals: UsageTotals,
 }
 
-/// What was used.
+/// The sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Used {
+pub enum UsageTotals {
     /// Of models.
     Models {
-        /// How many calls.
+        /// The number of calls.
         calls: i64,
-        /// What they used.
+        /// Their usage.
         usage: Usage,
     },
     /// Of tools.
     Tools {
-        /// How many calls.
+        /// The number of calls.
         calls: i64,
-        /// How many of them threw.
+        /// The number of calls that threw an exception.
         failed: i64,
-        /// How long they took in all, in microseconds.
+        /// Their total duration, in microseconds.
         micros: i64,
     },
 }
@@ -141,12 +142,12 @@ struct ToolRow {
     micros: i64,
 }
 
-fn id(text: &str) -> Option<Uuid> {
+fn parse_id(text: &str) -> Option<Uuid> {
     Uuid::parse_str(text).ok()
 }
 
-macro_rules! of_models {
-    ($organization:expr, $filter:expr, $of:expr, $page:expr, $after:expr) => {
+macro_rules! model_usage {
+    ($organization:expr, $filter:expr, $dimensions:expr, $page:expr, $after:expr) => {
         sqlx::query_as!(
             ModelRow,
             r#"WITH sums AS (
@@ -186,23 +187,23 @@ macro_rules! of_models {
             $filter.agent.map(AgentId::uuid) as _,
             $filter.model.map(ModelId::uuid) as _,
             $filter.time_zone,
-            $of.day,
-            $of.agent,
-            $of.model,
+            $dimensions.day,
+            $dimensions.agent,
+            $dimensions.model,
             $page.descending,
-            $after.map(|place| place.day.as_str()) as _,
-            $after.map(|place| place.agent.as_str()) as _,
-            $after.map(|place| place.what.as_str()) as _,
+            $after.map(|cursor| cursor.day.as_str()) as _,
+            $after.map(|cursor| cursor.agent.as_str()) as _,
+            $after.map(|cursor| cursor.item.as_str()) as _,
             i64::from($page.limit),
-            $of.key,
+            $dimensions.key,
             $filter.key.map(ApiKeyId::uuid) as _,
-            $after.map(|place| place.key.as_str()) as _,
+            $after.map(|cursor| cursor.key.as_str()) as _,
         )
     };
 }
 
-macro_rules! of_tools {
-    ($organization:expr, $filter:expr, $of:expr, $page:expr, $after:expr) => {
+macro_rules! tool_usage {
+    ($organization:expr, $filter:expr, $dimensions:expr, $page:expr, $after:expr) => {
         sqlx::query_as!(
             ToolRow,
             r#"WITH calls AS (
@@ -246,23 +247,23 @@ macro_rules! of_tools {
             time::sql($filter.until) as _,
             $filter.agent.map(AgentId::uuid) as _,
             $filter.time_zone,
-            $of.day,
-            $of.agent,
+            $dimensions.day,
+            $dimensions.agent,
             $page.descending,
-            $after.map(|place| place.day.as_str()) as _,
-            $after.map(|place| place.agent.as_str()) as _,
-            $after.map(|place| place.what.as_str()) as _,
+            $after.map(|cursor| cursor.day.as_str()) as _,
+            $after.map(|cursor| cursor.agent.as_str()) as _,
+            $after.map(|cursor| cursor.item.as_str()) as _,
             i64::from($page.limit),
             $filter.tool.as_deref() as _,
-            $of.key,
+            $dimensions.key,
             $filter.key.map(ApiKeyId::uuid) as _,
-            $after.map(|place| place.key.as_str()) as _,
+            $after.map(|cursor| cursor.key.as_str()) as _,
         )
     };
 }
 
 impl Store {
-    /// What an organization has used, one row for each value of the dimensions that are asked for.
+    /// The usage of an organization, one row for each value of the requested dimensions.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -271,16 +272,19 @@ impl Store {
         &self,
         organization: OrganizationId,
         filter: &UsageFilter,
-        of: Dimensions,
+        dimensions: Dimensions,
         page: &UsagePage,
     ) -> Result<Vec<UsageRow>, Error> {
         let after = page.after.as_ref();
-        if of.tool {
-            let rows =
-                of_tools!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
+        if dimensions.tool {
+            let rows = tool_usage!(organization, filter, dimensions, page, after)
+                .fetch_all(&self.pool)
+                .await?;
             return Ok(rows.into_iter().map(UsageRow::from).collect());
         }
-        let rows = of_models!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
+        let rows = model_usage!(organization, filter, dimensions, page, after)
+            .fetch_all(&self.pool)
+            .await?;
         Ok(rows.into_iter().map(UsageRow::from).collect())
     }
 }
@@ -288,14 +292,14 @@ impl Store {
 impl From<ModelRow> for UsageRow {
     fn from(row: ModelRow) -> Self {
         Self {
-            agent: id(&row.agent).map(AgentId::from_uuid),
+            agent: parse_id(&row.agent).map(AgentId::from_uuid),
             agent_name: row.agent_name.unwrap_or_default(),
-            key: id(&row.key).map(ApiKeyId::from_uuid),
+            key: parse_id(&row.key).map(ApiKeyId::from_uuid),
             key_name: row.key_name.unwrap_or_default(),
-            model: id(&row.what).map(ModelId::from_uuid),
+            model: parse_id(&row.what).map(ModelId::from_uuid),
             model_name: row.model_name.unwrap_or_default(),
-            place: UsagePlace { day: row.day, agent: row.agent, key: row.key, what: row.what },
-            used: Used::Models {
+            cursor: UsageCursor { day: row.day, agent: row.agent, key: row.key, item: row.what },
+            totals: UsageTotals::Models {
                 calls: row.calls,
                 usage: Usage {
                     input_tokens: row.input_tokens,
@@ -313,14 +317,14 @@ impl From<ModelRow> for UsageRow {
 impl From<ToolRow> for UsageRow {
     fn from(row: ToolRow) -> Self {
         Self {
-            agent: id(&row.agent).map(AgentId::from_uuid),
+            agent: parse_id(&row.agent).map(AgentId::from_uuid),
             agent_name: row.agent_name.unwrap_or_default(),
-            key: id(&row.key).map(ApiKeyId::from_uuid),
+            key: parse_id(&row.key).map(ApiKeyId::from_uuid),
             key_name: row.key_name.unwrap_or_default(),
             model: None,
             model_name: String::new(),
-            place: UsagePlace { day: row.day, agent: row.agent, key: row.key, what: row.what },
-            used: Used::Tools { calls: row.calls, failed: row.failed, micros: row.micros },
+            cursor: UsageCursor { day: row.day, agent: row.agent, key: row.key, item: row.what },
+            totals: UsageTotals::Tools { calls: row.calls, failed: row.failed, micros: row.micros },
         }
     }
 }
@@ -331,10 +335,10 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The statements of [`Store::usage_list`], for tests of their plans: of models, of tools.
+    /// The statements of [`Store::usage_list`], for tests of their plans: for models, for tools.
     pub(crate) fn statements() -> [String; 2] {
-        let (organization, of, after) =
-            (OrganizationId::LOCAL, Dimensions::default(), None::<&UsagePlace>);
+        let (organization, dimensions, after) =
+            (OrganizationId::LOCAL, Dimensions::default(), None::<&UsageCursor>);
         let page = UsagePage { limit: 1, descending: false, after: None };
         let (since, until) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
         let time_zone = "UTC".into();
@@ -348,8 +352,8 @@ pub(crate) mod tests {
             time_zone,
         };
         [
-            of_models!(organization, filter, of, page, after).sql().as_str().to_owned(),
-            of_tools!(organization, filter, of, page, after).sql().as_str().to_owned(),
+            model_usage!(organization, filter, dimensions, page, after).sql().as_str().to_owned(),
+            tool_usage!(organization, filter, dimensions, page, after).sql().as_str().to_owned(),
         ]
     }
 }

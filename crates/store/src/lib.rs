@@ -1,17 +1,17 @@
 //! PostgreSQL: schema, queries, encryption at rest. The only user of sqlx.
 //!
-//! Two services write: the gateway, what people want (entities, messages, intents), and the
-//! reconciler, what becomes of tasks. A third, Slack's, writes tables of its own ([`slack`]), and
-//! the scanner what becomes of a scan ([`scan`]). [`Store`] holds every query, named object first
-//! (`task_load`, `message_create`). What keeps the two writers from undoing each other's work is
-//! told in `migrations/0004_tasks.sql` and at [`Store::task_commit`].
+//! Two services write the core tables: the gateway writes what clients ask for (entities, messages,
+//! intents), the reconciler writes the progress of tasks. The Slack service writes its own tables
+//! ([`slack`]), and the scanner writes the progress of scans ([`scan`]). [`Store`] holds every
+//! query, named object first (`task_load`, `message_create`). `migrations/0004_tasks.sql` and
+//! [`Store::task_commit`] describe how the two writers avoid overwriting each other's work.
 //!
 //! Invariants, each tested:
 //! - every row belongs to an organization, and another organization's row is [`Error::NotFound`];
-//! - an event is stored with the change it tells of, and a stream's sequence has no gap;
+//! - an event is stored with the change it describes, and a stream's sequence has no gap;
 //! - a commit of the reconciler is one statement, guarded by the version it read;
 //! - a step's cost is counted once;
-//! - what is set aside and spent of a budget never exceeds its limit, except by what a call costs
+//! - the reserved and spent money of a budget never exceeds its limit, except by what a call costs
 //!   above its estimate.
 
 mod agent;
@@ -53,48 +53,52 @@ mod usage;
 mod write;
 
 pub use agent::{
-    Agent, AgentChanges, AgentFilter, Means, ModelParameters, NewAgent, ThinkingEffort,
+    Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent, ScriptCapabilities, ThinkingEffort,
 };
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
 pub use audit::{Audit, AuditEntry, AuditFilter};
 pub use budget::{Budget, BudgetFilter, NewBudget};
 pub use compaction::Compaction;
 pub use cost::{CostFilter, CostGroup, CostRow};
-pub use diagnosis::{DatabaseState, ParkedTasks, SealedBy, Sealing, Spender, Spent};
+pub use diagnosis::{
+    AgentSpending, DatabaseState, KeyringKind, ModelSpending, QuarantinedTasks, SealedRows,
+};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
 pub use file::{
-    Claimed, EXPIRES, File, FileContent, FileFilter, FileState, NewFile, NewPart, PARTS, Part,
-    Removal, Removed, Taken, UNFINISHED,
+    ClaimedFile, File, FileContent, FileFilter, FileState, MAX_PARTS, MAX_UNFINISHED_UPLOADS,
+    NewFile, NewPart, Part, PartOutcome, Removal, RemovalTarget, UPLOAD_TIMEOUT,
 };
 pub use invocation::{
-    Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
+    Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
+    ModelRoute,
 };
-pub use ledger::{Dimensions, UsageFilter, UsagePage, UsagePlace, UsageRow, Used};
+pub use ledger::{Dimensions, UsageCursor, UsageFilter, UsagePage, UsageRow, UsageTotals};
 pub use message::{
     MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage,
 };
 pub use model::{Model, ModelChanges, ModelFilter, NewModel, PricesSource};
 pub use model_provider::{
     ModelProvider, ModelProviderChanges, ModelProviderFilter, ModelProviderKind, NewModelProvider,
-    Resealed,
+    ResealReport,
 };
 pub use page::{Cursor, CursorValue, Key, Order, Page};
-pub use quota::{Counted, Counts, Limits, Periods, Quota};
-pub use reservation::{CallReport, CallReservation, StepReservation, Tidied};
+pub use quota::{CountSelection, Counts, Limits, Periods, Quota};
+pub use reservation::{CallReport, CallReservation, CleanupReport, StepReservation};
 pub use routing::{Fallback, KeyLimits};
 pub use schedule::{
-    Due, Fired, NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter,
-    ScheduleRun, Target, Told,
+    DueSchedule, FiredSchedule, NewSchedule, RUN_HISTORY_LIMIT, RunEvents, RunOutcome, Schedule,
+    ScheduleChanges, ScheduleFilter, ScheduleRun, ScheduleTarget,
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use state::{State, StateContent, StateGrowth, StateRef};
 pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
-    AppendedMessage, AskedApproval, Asking, Below, Committed, DueTask, EndedMessage, LoadedTask,
-    NewFork, NewSubtask, NewTask, Parked, Rewind, Spending, StoredTask, SubtaskChange,
-    SubtaskState, SubtaskStatus, SubtaskTold, TaskChanges, TaskCommit, TaskFilter,
+    AppendedMessage, CommittedTask, CostInputs, DescendantTotals, DueTask, EndedMessage,
+    LoadedTask, NewApproval, NewFork, NewSubtask, NewTask, Quarantine, Rewind, ScriptCaller,
+    StoredTask, SubtaskChange, SubtaskEvents, SubtaskState, SubtaskStatus, TaskChanges, TaskCommit,
+    TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
-pub use write::{Idempotency, Rendered, Write, Written};
+pub use write::{Idempotency, Write, WriteOutcome, WriteOutput};

@@ -14,33 +14,33 @@ use construct_domain::{
     money::Usage,
 };
 
-use crate::{Error, Store, time::option};
+use crate::{Error, Store, time::from_sql_option};
 
 pub(crate) use write::message_by_id;
 
-pub(crate) const WHAT: &str = "message";
+pub(crate) const ENTITY: &str = "message";
 
-/// Messages of one task that may wait for their turn: who sends one more is refused with
-/// [`Error::QueueFull`]. A task answers one message at a time, so a longer queue would only be a
-/// longer wait; and each message costs memory of whoever lists it.
+/// Maximum length of a task's message queue. Further messages are refused with
+/// [`Error::QueueFull`]. A task answers one message at a time, so a longer queue only means a
+/// longer wait, and each message costs memory in every list.
 pub const QUEUE_LIMIT: u32 = 1_000;
 
-/// A message as it is stored.
+/// A stored message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredMessage {
     /// Its id.
     pub id: MessageId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Of which task.
+    /// The task.
     pub task: TaskId,
-    /// Orders the queue; 0 for what the reconciler wrote.
+    /// Its position in the queue; 0 for messages of the reconciler.
     pub arrival: i64,
-    /// Its place in the transcript, from 1. None while it waits, and of dropped ones.
+    /// Its position in the transcript, from 1. None while it is queued, and if it was dropped.
     pub position: Option<i64>,
-    /// Who it is from.
+    /// The sender.
     pub source: Source,
-    /// What it says.
+    /// The content.
     pub content: Content,
     /// The agent that wrote it.
     pub agent: Option<AgentId>,
@@ -48,17 +48,17 @@ pub struct StoredMessage {
     pub processed_at: Option<Timestamp>,
     /// Why its turn failed.
     pub error: Option<String>,
-    /// Whether it ends the turn that runs instead of waiting for its end.
+    /// Whether it interrupts the running turn instead of waiting for its end.
     pub interrupts: bool,
-    /// When it was put aside: it keeps its place, and the model does not see it any more.
+    /// When it was superseded. It keeps its position, and prompts no longer contain it.
     pub superseded_at: Option<Timestamp>,
-    /// The message in whose place it was sent.
+    /// The message that it replaces.
     pub replaces: Option<MessageId>,
-    /// Of the model call that wrote it.
+    /// Usage of the model call that wrote it.
     pub usage: Usage,
-    /// The step it is the result of.
+    /// The step whose result it is.
     pub step: Option<StepId>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was accepted or written.
     pub created_at: Timestamp,
@@ -67,7 +67,7 @@ pub struct StoredMessage {
 }
 
 impl StoredMessage {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self) -> MessageCursor {
         MessageCursor { position: self.position, arrival: self.arrival }
     }
@@ -78,38 +78,38 @@ impl StoredMessage {
 pub struct NewUserMessage {
     /// Its id.
     pub id: MessageId,
-    /// Of which task.
+    /// The task.
     pub task: TaskId,
-    /// What it says.
+    /// The content.
     pub content: Content,
-    /// Whether it ends the turn that runs instead of waiting for its end.
+    /// Whether it interrupts the running turn instead of waiting for its end.
     pub interrupts: bool,
 }
 
-/// Which messages a list shows.
+/// Filter for a list of messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MessageFilter {
     /// From this source only.
     pub source: Option<Source>,
-    /// With a greater position only, and all without one; 0: all.
+    /// Only with a greater position, or without one; 0: all.
     pub after_position: i64,
-    /// Also those that were put aside.
+    /// Whether to include superseded messages.
     pub superseded: bool,
 }
 
-/// A part of a list of messages. Its order is the transcript's, then those without a position in
-/// the order of their arrival.
+/// A part of a list of messages. The order is that of the transcript, then messages without a
+/// position in the order of their arrival.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessagePage {
     /// Messages at most.
     pub limit: u32,
     /// Newest first.
     pub descending: bool,
-    /// The last message of the page before; none for the first page.
+    /// The last message of the previous page; none for the first page.
     pub after: Option<MessageCursor>,
 }
 
-/// A place in a list of messages.
+/// A position in a list of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageCursor {
     /// [`StoredMessage::position`].
@@ -158,10 +158,10 @@ impl TryFrom<Row> for StoredMessage {
                 .ok_or_else(|| Error::internal(format!("unknown source `{}`", row.source)))?,
             content: serde_json::from_value(row.content).map_err(Error::internal)?,
             agent: row.agent_id.map(AgentId::from_uuid),
-            processed_at: option(row.processed_at),
+            processed_at: from_sql_option(row.processed_at),
             error: row.error,
             interrupts: row.interrupts,
-            superseded_at: option(row.superseded_at),
+            superseded_at: from_sql_option(row.superseded_at),
             replaces: row.replaces.map(MessageId::from_uuid),
             usage: Usage {
                 input_tokens: row.input_tokens,
@@ -218,7 +218,7 @@ macro_rules! list {
 }
 
 impl MessagePage {
-    /// Where to begin: after this place, in the list's own order, where no position is the
+    /// The position that the page begins after. In the order of the list, no position is the
     /// greatest.
     fn after(&self) -> (i64, i64) {
         match (self.after, self.descending) {
@@ -235,7 +235,7 @@ impl Store {
     /// A message by id.
     ///
     /// # Errors
-    /// [`Error::NotFound`], also of a deleted task's.
+    /// [`Error::NotFound`], also for a message of a deleted task.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_get(
         &self,
@@ -250,14 +250,14 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
     /// A page of a task's messages.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such task.
+    /// [`Error::NotFound`] when the task does not exist.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_list(
         &self,
@@ -273,7 +273,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+        .ok_or(Error::NotFound { what: crate::task::ENTITY })?;
         let rows = if page.descending {
             list!(self, organization, task, filter, page, "<", " DESC")
         } else {
@@ -282,8 +282,8 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The transcript of a task, as far as a position: every message that was not put aside, in
-    /// order, and behind them the message that is admitted at this moment.
+    /// The transcript of a task up to a position: every message that is not superseded, in order,
+    /// and then the message that is being admitted.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when a message cannot be read.
@@ -296,10 +296,10 @@ impl Store {
         self.transcript_after(task, 0, &[], until, admitted).await
     }
 
-    /// The same without what lies up to the place `after`, but for the places that are `kept`.
+    /// [`Store::transcript`] without the positions up to `after`, except for those in `kept`.
     ///
     /// # Errors
-    /// Those of [`Store::transcript`].
+    /// The errors of [`Store::transcript`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn transcript_after(
         &self,
@@ -326,25 +326,24 @@ impl Store {
         .collect()
     }
 
-    /// What people attached to a task and the model knows of, as files: newest first, at most so
-    /// many.
+    /// The files that users attached to the transcript of a task: newest first, at most `limit`.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when one cannot be read.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_files(&self, task: TaskId, most: u32) -> Result<Vec<Attachment>, Error> {
-        let found = sqlx::query_scalar!(
+    pub async fn task_files(&self, task: TaskId, limit: u32) -> Result<Vec<Attachment>, Error> {
+        let attachments = sqlx::query_scalar!(
             r#"SELECT b.block->'payload' AS "attachment!"
                FROM messages m, jsonb_array_elements(m.content->'blocks') WITH ORDINALITY AS b(block, place)
                WHERE m.task_id = $1 AND m.source = 'user' AND m.position IS NOT NULL AND m.superseded_at IS NULL
                  AND b.block->>'kind' = 'attachment' AND b.block->'payload'->>'file' IS NOT NULL
                ORDER BY m.position DESC, b.place DESC LIMIT $2"#,
             task.uuid(),
-            i64::from(most),
+            i64::from(limit),
         )
         .fetch_all(&self.pool)
         .await?;
-        found
+        attachments
             .into_iter()
             .map(|attachment| serde_json::from_value(attachment).map_err(Error::internal))
             .collect()

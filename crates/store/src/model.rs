@@ -10,44 +10,44 @@ use construct_domain::{
 use serde_json::Value;
 
 use crate::{
-    Cursor, Error, Fallback, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Fallback, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     routing::{FallbackRow, fallbacks, fallbacks_replace},
     text,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "model";
+const ENTITY: &str = "model";
 
-/// What a provider offers, at which price.
+/// A model of a provider, with its prices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
     /// Its id.
     pub id: ModelId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Who offers it.
+    /// The provider that offers it.
     pub provider: ModelProviderId,
     /// That provider's name.
     pub provider_name: String,
     /// Unique in the organization.
     pub name: String,
-    /// What the vendor calls it.
+    /// The vendor's name for it.
     pub vendor_model: String,
-    /// Tokens it can see.
+    /// Its context window, in tokens.
     pub context_window: i64,
-    /// Tokens it may answer at most.
+    /// The longest answer, in tokens.
     pub max_output_tokens: i64,
-    /// What they cost.
+    /// Its prices.
     pub prices: Prices,
-    /// Where the prices are from.
+    /// The origin of the prices.
     pub prices_source: PricesSource,
     /// Whether it can call tools.
     pub tool_calling: bool,
-    /// Who answers when it cannot, in order.
+    /// The models that are called when it fails, in order.
     pub fallbacks: Vec<Fallback>,
-    /// Milliseconds after which the next of them is asked as well; 0: never.
+    /// Milliseconds after which the next fallback is called as well (a hedge); 0: never.
     pub hedge_after_ms: i64,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -56,7 +56,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -67,73 +67,73 @@ impl Model {
 pub struct NewModel {
     /// Its id.
     pub id: ModelId,
-    /// Who offers it.
+    /// The provider that offers it.
     pub provider: ModelProviderId,
     /// Unique in the organization.
     pub name: String,
-    /// What the vendor calls it.
+    /// The vendor's name for it.
     pub vendor_model: String,
-    /// Tokens it can see.
+    /// Its context window, in tokens.
     pub context_window: i64,
-    /// Tokens it may answer at most.
+    /// The longest answer, in tokens.
     pub max_output_tokens: i64,
-    /// What they cost.
+    /// Its prices.
     pub prices: Prices,
-    /// Where the prices are from.
+    /// The origin of the prices.
     pub prices_source: PricesSource,
     /// Whether it can call tools.
     pub tool_calling: bool,
-    /// Who answers when it cannot, in order.
+    /// The models that are called when it fails, in order.
     pub fallbacks: Vec<Fallback>,
-    /// Milliseconds after which the next of them is asked as well; 0: never.
+    /// Milliseconds after which the next fallback is called as well (a hedge); 0: never.
     pub hedge_after_ms: i64,
 }
 
-/// What changes of a model: what is `Some`.
+/// Changes to a model. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelChanges {
     /// Unique in the organization.
     pub name: Option<String>,
-    /// What the vendor calls it.
+    /// The vendor's name for it.
     pub vendor_model: Option<String>,
-    /// Tokens it can see.
+    /// Its context window, in tokens.
     pub context_window: Option<i64>,
-    /// Tokens it may answer at most.
+    /// The longest answer, in tokens.
     pub max_output_tokens: Option<i64>,
-    /// All of them; they are given ones then.
+    /// Replaces all prices. Their source is then `Given`.
     pub prices: Option<Prices>,
     /// Whether it can call tools.
     pub tool_calling: Option<bool>,
-    /// All of them.
+    /// Replaces all of them.
     pub fallbacks: Option<Vec<Fallback>>,
-    /// Milliseconds; 0: never.
+    /// Milliseconds after which the next fallback is called as well (a hedge); 0: never.
     pub hedge_after_ms: Option<i64>,
 }
 
-/// Which models a list shows.
+/// Filter for a list of models.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelFilter {
     /// Of this provider only.
     pub provider: Option<ModelProviderId>,
-    /// Whose names begin so; empty: all.
+    /// Prefix of the name; empty: all.
     pub name_prefix: String,
 }
 
-/// Where the prices of a model are from.
+/// The origin of a model's prices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PricesSource {
-    /// A person gave them.
+    /// Entered by a user.
     Given,
-    /// The catalog that comes with the product.
+    /// The catalog of the product.
     Catalog,
-    /// Nobody asks for money: it runs on the own machine, or plays a script.
+    /// Free of charge: a local or scripted model.
     Free,
-    /// Nobody knows them, so that calls are counted as free.
+    /// Unknown; calls count as free.
     Unknown,
 }
 
 impl PricesSource {
-    /// As stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Given => "given",
@@ -143,15 +143,15 @@ impl PricesSource {
         }
     }
 
-    fn stored(text: &str) -> Result<Self, Error> {
+    fn from_column(text: &str) -> Result<Self, Error> {
         [Self::Given, Self::Catalog, Self::Free, Self::Unknown]
             .into_iter()
             .find(|source| source.as_str() == text)
-            .ok_or_else(|| Error::internal(format!("unknown source of prices `{text}`")))
+            .ok_or_else(|| Error::internal(format!("unknown price source `{text}`")))
     }
 }
 
-/// Prices of long inputs as a row has them.
+/// Decodes the prices of long inputs.
 pub(crate) fn long_context(stored: Option<Value>) -> Result<Option<LongContext>, Error> {
     stored.map(serde_json::from_value).transpose().map_err(Error::internal)
 }
@@ -203,7 +203,7 @@ impl TryFrom<Row> for Model {
                 request: row.request_price,
                 long_context: long_context(row.long_context_prices)?,
             },
-            prices_source: PricesSource::stored(&row.prices_source)?,
+            prices_source: PricesSource::from_column(&row.prices_source)?,
             tool_calling: row.tool_calling,
             fallbacks: fallbacks(row.fallbacks),
             hedge_after_ms: row.hedge_after_ms,
@@ -267,11 +267,11 @@ impl Store {
         select!(["WHERE m.organization_id = $1 AND m.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()
     }
 
-    /// A model by id or name; a name that looks like the id of another one loses.
+    /// A model by id or name. If the name of one model is the id of another, the id wins.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -290,7 +290,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -314,7 +314,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(ModelId::from_uuid)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// A page of models.
@@ -372,15 +372,15 @@ impl Store {
     /// Creates a model.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when what it refers to
-    /// is not there; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when a referenced
+    /// entity does not exist; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_create(
         &self,
         write: &Write,
         new: NewModel,
-        render: impl FnOnce(&Model) -> Rendered + Send,
-    ) -> Result<Written<Model>, Error> {
+        render: impl FnOnce(&Model) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Model>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO models
@@ -409,7 +409,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if !new.fallbacks.is_empty() {
             let organization = writer.organization();
             fallbacks_replace(&mut writer.transaction, organization, new.id, &new.fallbacks)
@@ -422,8 +422,8 @@ impl Store {
     /// Changes a model.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_update(
         &self,
@@ -431,8 +431,8 @@ impl Store {
         id: ModelId,
         expected_revision: Option<i64>,
         changes: ModelChanges,
-        render: impl FnOnce(&Model) -> Rendered + Send,
-    ) -> Result<Written<Model>, Error> {
+        render: impl FnOnce(&Model) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Model>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE models SET
@@ -473,7 +473,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if done.rows_affected() > 0
             && let Some(fallbacks) = &changes.fallbacks
         {
@@ -487,17 +487,17 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a model. The entity in the result is what it was.
+    /// Deletes a model. The entity in the result is the model before the deletion.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::InUse`] while something refers to it.
+    /// [`Error::NotFound`], [`Error::InUse`] while other entities refer to it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_delete(
         &self,
         write: &Write,
         id: ModelId,
-        render: impl FnOnce(&Model) -> Rendered + Send,
-    ) -> Result<Written<Model>, Error> {
+        render: impl FnOnce(&Model) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Model>, Error> {
         let mut writer = begin!(self, write);
         let entity = model_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -507,9 +507,9 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
@@ -519,6 +519,6 @@ async fn model_reload(writer: &mut Writer<'_>, id: ModelId) -> Result<Model, Err
     select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -6,16 +6,16 @@ use uuid::Uuid;
 use construct_domain::{ModelProviderId, OrganizationId};
 
 use crate::{
-    Cursor, Error, Key, KeyLimits, Keyring, Page, Rendered, SealError, SealedSecret, Store, Write,
-    Written,
-    routing::{further_keys, further_keys_replace},
+    Cursor, Error, Key, KeyLimits, Keyring, Page, SealError, SealedSecret, Store, Write,
+    WriteOutcome, WriteOutput,
+    routing::{additional_keys, additional_keys_replace},
     time,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "model provider";
+const ENTITY: &str = "model provider";
 
-/// Which protocol a vendor speaks.
+/// The protocol of a vendor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelProviderKind {
     /// Anthropic's Messages API.
@@ -43,7 +43,7 @@ pub enum ModelProviderKind {
 }
 
 impl ModelProviderKind {
-    /// All of them.
+    /// Replaces all of them.
     pub const ALL: [Self; 11] = [
         Self::Anthropic,
         Self::Openai,
@@ -58,7 +58,7 @@ impl ModelProviderKind {
         Self::Local,
     ];
 
-    /// As stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Anthropic => "anthropic",
@@ -80,7 +80,7 @@ impl ModelProviderKind {
         Self::ALL.into_iter().find(|kind| kind.as_str() == text)
     }
 
-    pub(crate) fn stored(text: &str) -> Result<Self, Error> {
+    pub(crate) fn from_column(text: &str) -> Result<Self, Error> {
         Self::parse(text)
             .ok_or_else(|| Error::internal(format!("unknown kind of model provider `{text}`")))
     }
@@ -91,23 +91,23 @@ impl ModelProviderKind {
 pub struct ModelProvider {
     /// Its id.
     pub id: ModelProviderId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Unique in the organization.
     pub name: String,
-    /// Which protocol it speaks.
+    /// Its protocol.
     pub kind: ModelProviderKind,
     /// Empty: the vendor's own address.
     pub base_url: String,
-    /// Of a scripted provider.
+    /// The script of a scripted provider.
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
-    /// Further keys, sealed like the first.
-    pub further_keys: Vec<SealedSecret>,
-    /// Of each key.
+    /// Additional keys, sealed like the first.
+    pub additional_keys: Vec<SealedSecret>,
+    /// Limits of each key.
     pub limits: KeyLimits,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -116,7 +116,7 @@ pub struct ModelProvider {
 }
 
 impl ModelProvider {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -129,54 +129,54 @@ pub struct NewModelProvider {
     pub id: ModelProviderId,
     /// Unique in the organization.
     pub name: String,
-    /// Which protocol it speaks.
+    /// Its protocol.
     pub kind: ModelProviderKind,
     /// Empty: the vendor's own address.
     pub base_url: String,
-    /// Of a scripted provider.
+    /// The script of a scripted provider.
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
-    /// Further keys, sealed like the first.
-    pub further_keys: Vec<SealedSecret>,
-    /// Of each key.
+    /// Additional keys, sealed like the first.
+    pub additional_keys: Vec<SealedSecret>,
+    /// Limits of each key.
     pub limits: KeyLimits,
 }
 
-/// What changes of a provider: what is `Some`. `Some(None)` takes a value away.
+/// Changes to a provider. `None` leaves a field as it is; `Some(None)` removes its value.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelProviderChanges {
     /// Unique in the organization.
     pub name: Option<String>,
     /// Empty: the vendor's own address.
     pub base_url: Option<String>,
-    /// Of a scripted provider.
+    /// The script of a scripted provider.
     pub script: Option<Option<String>>,
     /// The API key, sealed for the provider's id.
     pub key: Option<Option<SealedSecret>>,
-    /// All of the further keys.
-    pub further_keys: Option<Vec<SealedSecret>>,
-    /// Calls at a time.
+    /// Replaces all additional keys.
+    pub additional_keys: Option<Vec<SealedSecret>>,
+    /// Concurrent calls.
     pub max_concurrency: Option<i64>,
-    /// Calls a minute.
+    /// Calls per minute.
     pub requests_per_minute: Option<i64>,
-    /// Tokens a minute.
+    /// Tokens per minute.
     pub tokens_per_minute: Option<i64>,
 }
 
-/// Which providers a list shows.
+/// Filter for a list of providers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelProviderFilter {
     /// Of this kind only.
     pub kind: Option<ModelProviderKind>,
-    /// Whose names begin so; empty: all.
+    /// Prefix of the name; empty: all.
     pub name_prefix: String,
 }
 
-/// What a key rotation did.
+/// The result of a key rotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resealed<I> {
-    /// How many records are under the active key now and were not before.
+pub struct ResealReport<I> {
+    /// The number of resealed records.
     pub resealed: u64,
     /// Records that could not be opened: their key is not in the keyring.
     pub failed: Vec<I>,
@@ -211,11 +211,11 @@ impl TryFrom<Row> for ModelProvider {
             id: ModelProviderId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             name: row.name,
-            kind: ModelProviderKind::stored(&row.kind)?,
+            kind: ModelProviderKind::from_column(&row.kind)?,
             base_url: row.base_url,
             script: row.script,
-            key: sealed(row.key_id, row.key_nonce, row.key_ciphertext),
-            further_keys: further_keys(
+            key: sealed_secret(row.key_id, row.key_nonce, row.key_ciphertext),
+            additional_keys: additional_keys(
                 row.further_ids,
                 row.further_nonces,
                 row.further_ciphertexts,
@@ -233,7 +233,7 @@ impl TryFrom<Row> for ModelProvider {
 }
 
 /// The three columns of a sealed secret, which are null together.
-pub(crate) fn sealed(
+pub(crate) fn sealed_secret(
     key_id: Option<String>,
     nonce: Option<Vec<u8>>,
     ciphertext: Option<Vec<u8>>,
@@ -293,11 +293,11 @@ impl Store {
         select!(["WHERE p.organization_id = $1 AND p.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()
     }
 
-    /// A provider by id or name; a name that looks like an id of another provider loses.
+    /// A provider by id or name. If the name of one provider is the id of another, the id wins.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -316,7 +316,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -387,14 +387,14 @@ impl Store {
     /// Creates a provider.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_provider_create(
         &self,
         write: &Write,
         new: NewModelProvider,
-        render: impl FnOnce(&ModelProvider) -> Rendered + Send,
-    ) -> Result<Written<ModelProvider>, Error> {
+        render: impl FnOnce(&ModelProvider) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ModelProvider>, Error> {
         let mut writer = begin!(self, write);
         let key = new.key.as_ref();
         sqlx::query!(
@@ -418,11 +418,16 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
-        if !new.further_keys.is_empty() {
+        .map_err(Error::from_write)?;
+        if !new.additional_keys.is_empty() {
             let organization = writer.organization();
-            further_keys_replace(&mut writer.transaction, organization, new.id, &new.further_keys)
-                .await?;
+            additional_keys_replace(
+                &mut writer.transaction,
+                organization,
+                new.id,
+                &new.additional_keys,
+            )
+            .await?;
         }
         let entity = model_provider_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
@@ -431,8 +436,8 @@ impl Store {
     /// Changes a provider.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_provider_update(
         &self,
@@ -440,8 +445,8 @@ impl Store {
         id: ModelProviderId,
         expected_revision: Option<i64>,
         changes: ModelProviderChanges,
-        render: impl FnOnce(&ModelProvider) -> Rendered + Send,
-    ) -> Result<Written<ModelProvider>, Error> {
+        render: impl FnOnce(&ModelProvider) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ModelProvider>, Error> {
         let mut writer = begin!(self, write);
         let key = changes.key.as_ref().and_then(Option::as_ref);
         let done = sqlx::query!(
@@ -476,12 +481,12 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if done.rows_affected() > 0
-            && let Some(keys) = &changes.further_keys
+            && let Some(keys) = &changes.additional_keys
         {
             let organization = writer.organization();
-            further_keys_replace(&mut writer.transaction, organization, id, keys).await?;
+            additional_keys_replace(&mut writer.transaction, organization, id, keys).await?;
         }
         let entity = model_provider_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
@@ -490,7 +495,7 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a provider. The entity in the result is what it was.
+    /// Deletes a provider. The entity in the result is the provider before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InUse`] while a model refers to it.
@@ -499,8 +504,8 @@ impl Store {
         &self,
         write: &Write,
         id: ModelProviderId,
-        render: impl FnOnce(&ModelProvider) -> Rendered + Send,
-    ) -> Result<Written<ModelProvider>, Error> {
+        render: impl FnOnce(&ModelProvider) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ModelProvider>, Error> {
         let mut writer = begin!(self, write);
         let entity = model_provider_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -510,29 +515,30 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
 
-    /// Seals every provider's key anew that is not under the keyring's active master key, in all
-    /// organizations. May be repeated and run while keys are changed: a key that was written
-    /// meanwhile is left alone.
+    /// Reseals every provider's key that is not sealed with the keyring's active master key, in all
+    /// organizations. It can be repeated, and can run while keys change: a key that was written
+    /// concurrently is left as it is.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system provides no
+    /// randomness.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn model_provider_reseal_all(
         &self,
         keyring: &Keyring,
         now: Timestamp,
-    ) -> Result<Resealed<ModelProviderId>, Error> {
+    ) -> Result<ResealReport<ModelProviderId>, Error> {
         let rows = select!(["WHERE p.key_id <> $1 ORDER BY p.id"], keyring.active())
             .fetch_all(&self.pool)
             .await?;
-        let mut report = Resealed { resealed: 0, failed: Vec::new() };
+        let mut report = ResealReport { resealed: 0, failed: Vec::new() };
         for row in rows {
             let provider = ModelProvider::try_from(row)?;
             let Some(old) = provider.key else { continue };
@@ -559,16 +565,15 @@ impl Store {
             .await?;
             report.resealed += done.rows_affected();
         }
-        self.further_keys_reseal_all(keyring, &mut report).await?;
+        self.additional_keys_reseal_all(keyring, &mut report).await?;
         Ok(report)
     }
 
-    /// The same for the keys behind the first. They are no change of their provider that anybody
-    /// could see.
-    async fn further_keys_reseal_all(
+    /// Reseals the additional keys. This is no visible change of their provider.
+    async fn additional_keys_reseal_all(
         &self,
         keyring: &Keyring,
-        report: &mut Resealed<ModelProviderId>,
+        report: &mut ResealReport<ModelProviderId>,
     ) -> Result<(), Error> {
         let rows = sqlx::query!(
             "SELECT provider_id, position, key_id, key_nonce, key_ciphertext FROM model_provider_keys
@@ -610,7 +615,7 @@ impl Store {
     }
 }
 
-/// The same under the active key.
+/// The same secret, sealed with the active key.
 pub(crate) fn reseal(
     keyring: &Keyring,
     id: impl ToString,
@@ -628,6 +633,6 @@ async fn model_provider_reload(
     select!(["WHERE p.organization_id = $1 AND p.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

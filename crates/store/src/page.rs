@@ -1,5 +1,5 @@
-//! Pages of lists, by key: a page begins after the last row of the page before, whatever was
-//! inserted meanwhile.
+//! Keyset pagination: a page begins after the last row of the previous page, whatever was inserted
+//! meanwhile.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -7,22 +7,22 @@ use uuid::Uuid;
 
 use crate::Error;
 
-/// Later than every time a row has, for the first page of a falling order.
+/// Later than every stored time, for the first page of a descending order.
 const LAST_TIME: Timestamp = Timestamp::constant(253_000_000_000, 0);
-/// Earlier than every time a row has.
+/// Earlier than every stored time.
 const FIRST_TIME: Timestamp = Timestamp::constant(-60_000_000_000, 0);
 /// Greater than every name: names are ASCII letters, digits, dots, dashes and underscores, compared
 /// byte by byte.
 const LAST_NAME: &str = "~";
 
-/// What a list is ordered by. Rows with equal values are ordered by id.
+/// The sort key of a list. Rows with equal values are ordered by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Key {
     /// When it was created.
     #[default]
     CreatedAt,
-    /// When it last changed. Rows that change while a list is read may be seen twice or not at all.
+    /// When it last changed. Rows that change while a list is read may appear twice or not at all.
     UpdatedAt,
     /// Its name.
     Name,
@@ -31,9 +31,9 @@ pub enum Key {
 /// The order of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// What it goes by.
+    /// The sort key.
     pub key: Key,
-    /// Greatest first.
+    /// Whether the greatest value comes first.
     pub descending: bool,
 }
 
@@ -50,11 +50,11 @@ pub struct Page {
     pub limit: u32,
     /// The order of the whole list.
     pub order: Order,
-    /// The last row of the page before; none for the first page.
+    /// The last row of the previous page; none for the first page.
     pub after: Option<Cursor>,
 }
 
-/// A place in a list.
+/// A position in a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cursor {
     /// The row's value of the order's key.
@@ -63,7 +63,7 @@ pub struct Cursor {
     pub id: Uuid,
 }
 
-/// A value of what a list is ordered by.
+/// A value of the sort key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CursorValue {
@@ -95,29 +95,29 @@ impl Page {
         self.limit.into()
     }
 
-    /// Where to begin in an order by time. There is always a place to begin after, so that the
-    /// statement can compare with it plainly and use an index.
+    /// The position that a page in an order by time begins after. There always is one, so that the
+    /// statement can compare with it unconditionally and use an index.
     pub(crate) fn after_time(&self) -> Result<(jiff_sqlx::Timestamp, Uuid), Error> {
         let (time, id) = match &self.after {
             Some(Cursor { value: CursorValue::Time(time), id }) => (*time, *id),
-            Some(Cursor { value: CursorValue::Name(_), .. }) => return Err(wrong_kind()),
+            Some(Cursor { value: CursorValue::Name(_), .. }) => return Err(wrong_order()),
             None if self.order.descending => (LAST_TIME, Uuid::max()),
             None => (FIRST_TIME, Uuid::nil()),
         };
         Ok((crate::time::sql(time), id))
     }
 
-    /// Where to begin in an order by name.
+    /// The position that a page in an order by name begins after.
     pub(crate) fn after_name(&self) -> Result<(&str, Uuid), Error> {
         match &self.after {
             Some(Cursor { value: CursorValue::Name(name), id }) => Ok((name, *id)),
-            Some(Cursor { value: CursorValue::Time(_), .. }) => Err(wrong_kind()),
+            Some(Cursor { value: CursorValue::Time(_), .. }) => Err(wrong_order()),
             None if self.order.descending => Ok((LAST_NAME, Uuid::max())),
             None => Ok(("", Uuid::nil())),
         }
     }
 }
 
-fn wrong_kind() -> Error {
+fn wrong_order() -> Error {
     Error::internal("the cursor belongs to another order")
 }

@@ -1,10 +1,12 @@
-//! The pool of connections, with some of them kept in hand between two statements.
+//! The connection pool, with a cache of recently used connections.
 //!
-//! sqlx asks the server a question whenever a connection goes back to its pool, and hands out the
-//! one that has rested longest: a task goes through as many questions as statements, and through
-//! every connection's caches. So what has just done its work goes to the next statement instead,
-//! the latest first. Everything else is sqlx's business: how many there are, how old they get, and
-//! what becomes of one whose statement failed or was given up.
+//! sqlx pings the server whenever a connection returns to its pool, and hands out the one that was
+//! idle longest. A task would need as many pings as statements, and would go through the caches of
+//! every connection. So a connection that has just executed a statement goes to the next statement
+//! instead, the most recent one first.
+//!
+//! sqlx does everything else: the number and age of connections, and the handling of connections
+//! whose statement failed or was canceled.
 
 use std::{
     sync::{
@@ -25,133 +27,138 @@ use sqlx::{
     postgres::{PgConnectOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo},
 };
 
-/// How long a connection may have rested to be used unasked. When the server went away in this
-/// time, the statement fails with [`Error::Unavailable`](crate::Error::Unavailable), as it does
-/// when the server goes away a moment later.
+/// How long a connection may be idle before it is pinged again. If the server disappears within
+/// this time, the statement fails with [`Error::Unavailable`](crate::Error::Unavailable), as it
+/// does when the server disappears a moment later.
 pub(crate) const TRUSTED_IDLE: Duration = Duration::from_millis(500);
 
-/// After how long one goes back to sqlx although it is wanted, so that it is replaced when it is
-/// old.
-const HELD: Duration = Duration::from_secs(60);
+/// How long a connection may stay in the cache. Then it returns to sqlx, which replaces old ones.
+const MAX_CACHED_AGE: Duration = Duration::from_secs(60);
 
 /// The pool. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
-    all: PgPool,
-    hand: Arc<Hand>,
+    inner: PgPool,
+    cache: Arc<ConnectionCache>,
 }
 
 #[derive(Debug)]
-struct Hand {
-    /// The latest used is the last.
-    kept: Mutex<Vec<Kept>>,
-    /// The rest is for transactions, which take theirs from sqlx.
+struct ConnectionCache {
+    /// The most recently used one is the last.
+    connections: Mutex<Vec<CachedConnection>>,
+    /// Connections at most. The others are for transactions, which take theirs from sqlx.
     limit: usize,
-    /// Who waits for sqlx to hand one out: nothing is kept meanwhile.
+    /// Callers that wait for a connection from sqlx. While there are any, no connection is cached.
     waiting: AtomicUsize,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedConnection {
     connection: PoolConnection<Postgres>,
-    taken: Instant,
-    used: Instant,
+    acquired_at: Instant,
+    used_at: Instant,
 }
 
 impl Pool {
-    pub(crate) fn new(all: PgPool) -> Self {
-        let limit = all.options().get_max_connections() as usize / 2;
+    pub(crate) fn new(inner: PgPool) -> Self {
+        let limit = inner.options().get_max_connections() as usize / 2;
         Self {
-            all,
-            hand: Arc::new(Hand { kept: Mutex::default(), limit, waiting: AtomicUsize::new(0) }),
+            inner,
+            cache: Arc::new(ConnectionCache {
+                connections: Mutex::default(),
+                limit,
+                waiting: AtomicUsize::new(0),
+            }),
         }
     }
 
-    /// A connection of sqlx's.
+    /// A connection from sqlx.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
-        let _waiting = self.hand.wait();
-        self.all.acquire().await
+        let _waiting = self.cache.register_waiter();
+        self.inner.acquire().await
     }
 
-    /// A transaction on a connection of sqlx's.
+    /// A transaction on a connection from sqlx.
     pub(crate) async fn begin(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-        let _waiting = self.hand.wait();
-        self.all.begin().await
+        let _waiting = self.cache.register_waiter();
+        self.inner.begin().await
     }
 
     pub(crate) fn connect_options(&self) -> Arc<PgConnectOptions> {
-        self.all.connect_options()
+        self.inner.connect_options()
     }
 
-    /// Ends when all connections are closed. Statements that come later fail.
+    /// Returns when all connections are closed. Later statements fail.
     pub(crate) async fn close(&self) {
-        let closing = self.all.close();
-        self.hand.kept().clear();
+        let closing = self.inner.close();
+        self.cache.lock().clear();
         closing.await;
     }
 
-    /// For one statement.
-    async fn take(&self) -> Result<Kept, sqlx::Error> {
-        if let Some(kept) = self.hand.pop()
-            && kept.used.elapsed() < TRUSTED_IDLE
+    /// A connection for one statement.
+    async fn checkout(&self) -> Result<CachedConnection, sqlx::Error> {
+        if let Some(cached) = self.cache.pop()
+            && cached.used_at.elapsed() < TRUSTED_IDLE
         {
-            return Ok(kept);
+            return Ok(cached);
         }
         let connection = self.acquire().await?;
         let now = Instant::now();
-        Ok(Kept { connection, taken: now, used: now })
+        Ok(CachedConnection { connection, acquired_at: now, used_at: now })
     }
 
-    /// After a statement that went well.
-    fn keep(&self, mut kept: Kept) {
-        kept.used = Instant::now();
-        if kept.used.duration_since(kept.taken) < HELD && !self.all.is_closed() {
-            self.hand.push(kept);
+    /// Returns a connection after a successful statement.
+    fn checkin(&self, mut cached: CachedConnection) {
+        cached.used_at = Instant::now();
+        if cached.used_at.duration_since(cached.acquired_at) < MAX_CACHED_AGE
+            && !self.inner.is_closed()
+        {
+            self.cache.push(cached);
         }
     }
 }
 
-impl Hand {
-    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+impl ConnectionCache {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<CachedConnection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pop(&self) -> Option<Kept> {
-        self.kept().pop()
+    fn pop(&self) -> Option<CachedConnection> {
+        self.lock().pop()
     }
 
-    /// Before one is asked of sqlx: gives back one that is kept, and until then nothing is. Who
-    /// keeps one asks under the same lock whether somebody waits, so that none is kept behind the
-    /// back of who does.
-    fn wait(&self) -> Waiting<'_> {
+    /// Call before acquiring a connection from sqlx. Returns a cached connection to sqlx, and stops
+    /// caching while the caller waits. Caching checks for waiters under the same lock, so that it
+    /// never takes a connection that a waiter needs.
+    fn register_waiter(&self) -> Waiter<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         drop(self.pop());
-        Waiting(self)
+        Waiter(self)
     }
 
-    fn push(&self, one: Kept) {
-        let mut kept = self.kept();
-        if kept.len() < self.limit && self.waiting.load(Ordering::Relaxed) == 0 {
-            kept.push(one);
+    fn push(&self, connection: CachedConnection) {
+        let mut connections = self.lock();
+        if connections.len() < self.limit && self.waiting.load(Ordering::Relaxed) == 0 {
+            connections.push(connection);
         }
     }
 }
 
-/// Counts who waits, also when they give up.
-struct Waiting<'a>(&'a Hand);
+/// A caller that waits; counted until dropped, also when it is canceled.
+struct Waiter<'a>(&'a ConnectionCache);
 
-impl Drop for Waiting<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Each statement on a connection of its own. One whose statement failed, or was given up, goes
-/// back to sqlx.
+/// Each statement runs on its own connection. A connection whose statement failed or was canceled
+/// returns to sqlx.
 impl<'p> Executor<'p> for &'_ Pool {
     type Database = Postgres;
 
-    /// All rows are read before the first is given out, so that the connection is free again.
+    /// All rows are read before the first one is returned, which frees the connection.
     fn fetch_many<'e, 'q: 'e, E>(
         self,
         query: E,
@@ -161,9 +168,9 @@ impl<'p> Executor<'p> for &'_ Pool {
     {
         let pool = self.clone();
         let read = async move {
-            let mut kept = pool.take().await?;
-            let rows: Vec<_> = kept.connection.fetch_many(query).try_collect().await?;
-            pool.keep(kept);
+            let mut cached = pool.checkout().await?;
+            let rows: Vec<_> = cached.connection.fetch_many(query).try_collect().await?;
+            pool.checkin(cached);
             Ok::<_, sqlx::Error>(stream::iter(rows.into_iter().map(Ok)))
         };
         stream::once(read).try_flatten().boxed()
@@ -178,9 +185,9 @@ impl<'p> Executor<'p> for &'_ Pool {
     {
         let pool = self.clone();
         Box::pin(async move {
-            let mut kept = pool.take().await?;
-            let row = kept.connection.fetch_optional(query).await?;
-            pool.keep(kept);
+            let mut cached = pool.checkout().await?;
+            let row = cached.connection.fetch_optional(query).await?;
+            pool.checkin(cached);
             Ok(row)
         })
     }
@@ -197,7 +204,7 @@ impl<'p> Executor<'p> for &'_ Pool {
         Box::pin(async move { pool.acquire().await?.prepare_with(sql, parameters).await })
     }
 
-    /// For the checked macros, which ask when they are compiled.
+    /// For the checked macros, at compile time.
     fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Postgres>, sqlx::Error>>
     where
         'p: 'e,

@@ -1,5 +1,5 @@
-//! How much an organization may do, and what it has done. The former is a row that the operator
-//! writes; the latter is counted from the tables that hold what was done, and nowhere else
+//! Quotas of organizations, and their use. The operator writes the quotas as rows. The use is
+//! always counted from the tables that hold the work, and stored nowhere else
 //! (docs/adr/0033-quotas.md).
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,11 +12,11 @@ use uuid::Uuid;
 
 use construct_domain::{ApiKeyId, OrganizationId};
 
-use crate::{Error, Rendered, Store, Write, Written, text, time, write::begin};
+use crate::{Error, Store, Write, WriteOutcome, WriteOutput, text, time, write::begin};
 
-const WHAT: &str = "organization";
+const ENTITY: &str = "organization";
 
-/// How much may be done. None: as much as anybody likes.
+/// Limits of an organization or API key. None: unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
@@ -24,7 +24,7 @@ pub struct Limits {
     pub requests_per_minute: Option<i64>,
     /// Calls of the API with each of its keys.
     pub key_requests_per_minute: Option<i64>,
-    /// Tasks begun, subtasks too.
+    /// Created tasks, subtasks included.
     pub tasks_per_day: Option<i64>,
     /// Steps that ran scripts.
     pub runs_per_day: Option<i64>,
@@ -32,12 +32,12 @@ pub struct Limits {
     pub tokens_per_day: Option<i64>,
     /// What models cost, in 10⁻¹² US dollars.
     pub spend_per_month_pico_usd: Option<i64>,
-    /// Bytes of files, of uploads and of clients' documents that are kept.
+    /// Stored bytes of files, uploads and clients' documents.
     pub storage_bytes: Option<i64>,
 }
 
 impl Limits {
-    /// These, where they say something, and `others` where they don't.
+    /// These limits; where one is not set, that of `others`.
     #[must_use]
     pub fn or(self, others: Self) -> Self {
         Self {
@@ -55,12 +55,12 @@ impl Limits {
         }
     }
 
-    /// As a column has them.
-    pub(crate) fn stored(stored: Value) -> Result<Self, Error> {
+    /// Decodes the value of a column.
+    pub(crate) fn from_column(stored: Value) -> Result<Self, Error> {
         serde_json::from_value(stored).map_err(Error::internal)
     }
 
-    /// All of them.
+    /// Replaces all of them.
     pub fn all(&self) -> [Option<i64>; 7] {
         [
             self.requests_per_minute,
@@ -74,37 +74,37 @@ impl Limits {
     }
 }
 
-/// What the operator has said of an organization.
+/// The quota that the operator set for an organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// Whose it is.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Empty: the tier that holds for everybody.
+    /// The name of its tier; empty: the default tier.
     pub tier: String,
-    /// In the place of the tier's.
+    /// Limits that replace those of the tier.
     pub overrides: Limits,
-    /// Rises with each change; 0: nothing was said.
+    /// Incremented by every change; 0: no quota was set.
     pub revision: i64,
     /// When it last changed.
     pub updated_at: Option<Timestamp>,
 }
 
-/// When the periods began that something is counted in.
+/// The current quota periods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Periods {
-    /// The day.
+    /// Start of the day.
     pub day: Timestamp,
-    /// The next one.
+    /// Start of the next one.
     pub next_day: Timestamp,
-    /// The month.
+    /// Start of the month.
     pub month: Timestamp,
-    /// The next one.
+    /// Start of the next one.
     pub next_month: Timestamp,
 }
 
 impl Periods {
-    /// The day and the month of UTC that a time is in.
-    pub fn of(now: Timestamp) -> Self {
+    /// The UTC day and month that contain a time.
+    pub fn containing(now: Timestamp) -> Self {
         let zoned = now.to_zoned(TimeZone::UTC);
         // Rounding and adding fail only at the ends of time.
         let day = zoned.round(ZonedRound::new().smallest(Unit::Day).mode(jiff::RoundMode::Trunc));
@@ -122,10 +122,10 @@ impl Periods {
     }
 }
 
-/// What was done.
+/// The use of a quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Tasks begun today.
+    /// Tasks created today.
     pub tasks: i64,
     /// Steps that ran scripts today.
     pub runs: i64,
@@ -133,13 +133,13 @@ pub struct Counts {
     pub tokens: i64,
     /// Spent this month, in 10⁻¹² US dollars.
     pub spend_pico_usd: i64,
-    /// Bytes of files, of uploads and of clients' documents that are kept.
+    /// Stored bytes of files, uploads and clients' documents.
     pub storage_bytes: i64,
 }
 
-/// What is to be counted; what is not is 0.
+/// Selects what is selection. Everything else is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct CountSelection {
     /// [`Counts::tasks`].
     pub tasks: bool,
     /// [`Counts::runs`].
@@ -152,10 +152,10 @@ pub struct Counted {
     pub storage: bool,
 }
 
-impl Counted {
-    /// These, and those.
+impl CountSelection {
+    /// The union of two selections.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self {
             tasks: self.tasks || other.tasks,
             runs: self.runs || other.runs,
@@ -169,8 +169,8 @@ impl Counted {
     pub const ALL: Self =
         Self { tasks: true, runs: true, tokens: true, spend: true, storage: true };
 
-    /// What these limits are about.
-    pub fn of(limits: &Limits) -> Self {
+    /// What these limits apply to.
+    pub fn for_limits(limits: &Limits) -> Self {
         Self {
             tasks: limits.tasks_per_day.is_some(),
             runs: limits.runs_per_day.is_some(),
@@ -181,16 +181,15 @@ impl Counted {
     }
 }
 
-/// The smallest id that a task can have that was made at this time or later: version 7 begins with
-/// its time.
+/// The smallest id of a task that was created at this time or later: a UUIDv7 begins with its time.
 fn least_id(time: Timestamp) -> Uuid {
     let millis = u64::try_from(time.as_millisecond()).unwrap_or_default();
     uuid::Builder::from_unix_timestamp_millis(millis, &[0; 10]).into_uuid()
 }
 
-/// Each time has two ends, so that a plan for any parameters reads a part of an index.
+/// Each period has two bounds, so that a generic plan reads only a part of an index.
 macro_rules! counts {
-    ($organization:expr, $counted:expr, $periods:expr) => {
+    ($organization:expr, $selection:expr, $periods:expr) => {
         sqlx::query_as!(
             Counts,
             r#"SELECT
@@ -226,11 +225,11 @@ macro_rules! counts {
                            9223372036854775807)::bigint
                    ELSE 0 END AS "storage_bytes!""#,
             $organization.uuid(),
-            $counted.tasks,
-            $counted.runs,
-            $counted.tokens,
-            $counted.spend,
-            $counted.storage,
+            $selection.tasks,
+            $selection.runs,
+            $selection.tokens,
+            $selection.spend,
+            $selection.storage,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
             least_id($periods.day),
@@ -241,10 +240,10 @@ macro_rules! counts {
     };
 }
 
-/// What keys have done, those that have done something. All of an organization's at once: they are
-/// found by its time, so that no index has to be kept for single ones.
-macro_rules! counts_of_keys {
-    ($organization:expr, $counted:expr, $periods:expr) => {
+/// The use of all API keys of an organization that have any. They are read together by organization
+/// and time, so that single keys need no index.
+macro_rules! key_counts {
+    ($organization:expr, $selection:expr, $periods:expr) => {
         sqlx::query!(
             r#"SELECT done.key AS "key!", sum(done.tasks)::bigint AS "tasks!", sum(done.runs)::bigint AS "runs!",
                    least(sum(done.tokens), 9223372036854775807)::bigint AS "tokens!",
@@ -298,17 +297,17 @@ macro_rules! counts_of_keys {
                ) AS done
                GROUP BY done.key"#,
             $organization.uuid(),
-            $counted.tasks,
-            $counted.runs,
-            $counted.tokens,
-            $counted.spend,
+            $selection.tasks,
+            $selection.runs,
+            $selection.tokens,
+            $selection.spend,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
             least_id($periods.day),
             time::sql($periods.next_day) as _,
             time::sql($periods.next_month) as _,
             least_id($periods.next_day),
-            $counted.storage,
+            $selection.storage,
         )
     };
 }
@@ -317,20 +316,20 @@ macro_rules! counts_of_keys {
 pub(crate) async fn counts(
     executor: impl PgExecutor<'_>,
     organization: OrganizationId,
-    counted: Counted,
+    selection: CountSelection,
     periods: &Periods,
 ) -> Result<Counts, Error> {
-    Ok(counts!(organization, counted, periods).fetch_one(executor).await?)
+    Ok(counts!(organization, selection, periods).fetch_one(executor).await?)
 }
 
-/// [`Store::quota_counts_of_keys`], also within a transaction.
-pub(crate) async fn counts_of_keys(
+/// [`Store::quota_key_counts`], also within a transaction.
+pub(crate) async fn key_counts(
     executor: impl PgExecutor<'_>,
     organization: OrganizationId,
-    counted: Counted,
+    selection: CountSelection,
     periods: &Periods,
 ) -> Result<HashMap<ApiKeyId, Counts>, Error> {
-    let rows = counts_of_keys!(organization, counted, periods).fetch_all(executor).await?;
+    let rows = key_counts!(organization, selection, periods).fetch_all(executor).await?;
     let counts = rows.into_iter().map(|row| {
         let counts = Counts {
             tasks: row.tasks,
@@ -345,8 +344,7 @@ pub(crate) async fn counts_of_keys(
 }
 
 impl Store {
-    /// Takes down the tiers that are configured, and which of them is that of everybody: none of
-    /// them, if nobody is limited by default.
+    /// Stores the configured tiers, and the name of the default tier; empty: unlimited by default.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -378,10 +376,10 @@ impl Store {
         Ok(transaction.commit().await?)
     }
 
-    /// What the operator has said of an organization: of most, nothing.
+    /// The quota of an organization. Most have none.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such organization; [`Error::Unavailable`].
+    /// [`Error::NotFound`] when the organization does not exist; [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn quota_get(&self, organization: OrganizationId) -> Result<Quota, Error> {
         let row = sqlx::query!(
@@ -394,7 +392,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?;
+        .ok_or(Error::NotFound { what: ENTITY })?;
         Ok(Quota {
             organization,
             tier: row.tier.unwrap_or_default(),
@@ -408,16 +406,16 @@ impl Store {
                 storage_bytes: row.storage_bytes,
             },
             revision: row.revision.unwrap_or_default(),
-            updated_at: time::option(row.updated_at),
+            updated_at: time::from_sql_option(row.updated_at),
         })
     }
 
-    /// Says how much an organization may do. The write belongs to the operator's organization,
-    /// which keeps its idempotency key.
+    /// Sets the quota of an organization. The write and its idempotency key belong to the
+    /// operator's organization.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such organization; [`Error::Conflict`] when it has
-    /// another revision than expected; those of every write.
+    /// [`Error::NotFound`] when the organization does not exist; [`Error::Conflict`] when the
+    /// revision is not the expected one; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn quota_set(
         &self,
@@ -426,18 +424,18 @@ impl Store {
         tier: &str,
         overrides: Limits,
         expected_revision: Option<i64>,
-        render: impl FnOnce(&Quota) -> Rendered + Send,
-    ) -> Result<Written<Quota>, Error> {
+        render: impl FnOnce(&Quota) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Quota>, Error> {
         let mut writer = begin!(self, write);
-        let there = sqlx::query_scalar!(
+        let organization_exists = sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
             organization.uuid(),
         );
-        there
+        organization_exists
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?;
-        // Of two that make the row at once one updates what the other has made.
+            .ok_or(Error::NotFound { what: ENTITY })?;
+        // Of two concurrent inserts one updates the row of the other.
         let revision = sqlx::query_scalar!(
             "INSERT INTO quotas AS q
                  (organization_id, tier, requests_per_minute, key_requests_per_minute, tasks_per_day, runs_per_day, tokens_per_day,
@@ -465,14 +463,14 @@ impl Store {
         )
         .fetch_optional(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?
+        .map_err(Error::from_write)?
         .ok_or(Error::Conflict)?;
         let updated_at = Some(time::micros(write.now));
         let quota = Quota { organization, tier: tier.to_owned(), overrides, revision, updated_at };
         writer.finish_unchanged(quota, render).await
     }
 
-    /// What an organization has done in the day and the month of `periods`.
+    /// The use of an organization in `periods`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -480,25 +478,25 @@ impl Store {
     pub async fn quota_counts(
         &self,
         organization: OrganizationId,
-        counted: Counted,
+        selection: CountSelection,
         periods: &Periods,
     ) -> Result<Counts, Error> {
-        counts(&self.pool, organization, counted, periods).await
+        counts(&self.pool, organization, selection, periods).await
     }
 
-    /// What each of an organization's keys has done in the day and the month of `periods`, and what
-    /// is kept that was stored with it; those that are not in it have done nothing.
+    /// The use of each API key of an organization in `periods`, and the storage that counts for it.
+    /// Keys without any use are missing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn quota_counts_of_keys(
+    pub async fn quota_key_counts(
         &self,
         organization: OrganizationId,
-        counted: Counted,
+        selection: CountSelection,
         periods: &Periods,
     ) -> Result<HashMap<ApiKeyId, Counts>, Error> {
-        counts_of_keys(&self.pool, organization, counted, periods).await
+        key_counts(&self.pool, organization, selection, periods).await
     }
 }
 
@@ -510,20 +508,22 @@ pub(crate) mod tests {
 
     /// The statement of [`Store::quota_counts`], for tests of its plan.
     pub(crate) fn statement() -> String {
-        let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
-        counts!(organization, Counted::ALL, periods).sql().as_str().to_owned()
+        let (organization, periods) =
+            (OrganizationId::LOCAL, Periods::containing(Timestamp::UNIX_EPOCH));
+        counts!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()
     }
 
-    /// That of [`Store::quota_counts_of_keys`].
-    pub(crate) fn statement_of_keys() -> String {
-        let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
-        counts_of_keys!(organization, Counted::ALL, periods).sql().as_str().to_owned()
+    /// The statement of [`Store::quota_key_counts`].
+    pub(crate) fn key_statement() -> String {
+        let (organization, periods) =
+            (OrganizationId::LOCAL, Periods::containing(Timestamp::UNIX_EPOCH));
+        key_counts!(organization, CountSelection::ALL, periods).sql().as_str().to_owned()
     }
 
     #[test]
-    fn days_and_months_are_those_of_utc() {
+    fn quota_periods_are_utc_days_and_months() {
         let at = |text: &str| text.parse::<Timestamp>().expect("a time");
-        let periods = Periods::of(at("2026-12-31T23:59:59.999999Z"));
+        let periods = Periods::containing(at("2026-12-31T23:59:59.999999Z"));
         assert_eq!(
             [periods.day, periods.next_day, periods.month, periods.next_month],
             [
@@ -534,11 +534,11 @@ pub(crate) mod tests {
             ]
             .map(at)
         );
-        assert_eq!(Periods::of(at("2027-01-01T00:00:00Z")).day, at("2027-01-01T00:00:00Z"));
+        assert_eq!(Periods::containing(at("2027-01-01T00:00:00Z")).day, at("2027-01-01T00:00:00Z"));
     }
 
     #[test]
-    fn what_is_said_of_an_organization_stands_in_the_place_of_its_tiers() {
+    fn quota_overrides_replace_limits_of_the_tier() {
         let tier = Limits { tasks_per_day: Some(5), runs_per_day: Some(7), ..Limits::default() };
         let overrides =
             Limits { tasks_per_day: Some(0), storage_bytes: Some(1), ..Limits::default() };
@@ -551,7 +551,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_id_is_compared_by_its_time() {
+    fn least_id_bounds_ids_by_time() {
         let at = |millis| Timestamp::from_millisecond(millis).expect("a time");
         let id = uuid::Builder::from_unix_timestamp_millis(1_800_000_000_000, &[7; 10]).into_uuid();
         assert!(id >= least_id(at(1_800_000_000_000)) && id < least_id(at(1_800_000_000_001)));

@@ -1,5 +1,5 @@
-//! Money that is set aside before a call and settled after it. What the functions called here do,
-//! and in which order they lock, is in `migrations/0012_money.sql`.
+//! Reservations: money that is reserved before a call and settled after it.
+//! `migrations/0012_money.sql` defines the functions that are called here, and their lock order.
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -7,86 +7,86 @@ use uuid::Uuid;
 
 use construct_domain::{
     ApiKeyId, ModelId, OrganizationId, StepId, TaskId,
-    budget::{Exhausted, Period, Scope},
+    budget::{ExhaustedBudget, Period, Scope},
     money::Usage,
 };
 
 use crate::{Error, Store, text, time, usage::Booking};
 
-/// The SQLSTATE by which `budgets_reserve_tree` says that a budget has not got the money.
-pub(crate) const EXHAUSTED: &str = "CB001";
-/// Reservations that one look ends at most.
-const EXPIRED_AT_ONCE: i64 = 500;
-/// A budget is counted again when everything has ended that began before it was there: statements
-/// may take 5 s, and an idle transaction twice that.
-const COUNTED_AGAIN: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
-/// How long a reservation that was counted as spent can still be replaced by a report.
-const EXPIRED_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 90);
-/// How long it is remembered what was spent with a token. Longer than a token is valid.
-const TOKENS_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 366);
+/// The SQLSTATE of `budgets_reserve_tree` when a budget cannot cover a reservation.
+pub(crate) const EXHAUSTED_SQLSTATE: &str = "CB001";
+/// Reservations that one cleanup expires at most.
+const EXPIRE_BATCH: i64 = 500;
+/// Age at which a new budget is recounted. By then all transactions that began before it existed
+/// have ended: statements may take 5 s, and an idle transaction twice that.
+const RECOUNT_DELAY: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
+/// How long a report can still replace a reservation that was counted as spent.
+const EXPIRED_RETENTION: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 90);
+/// How long the spending of a token is kept. Longer than a token is valid.
+const TOKEN_RETENTION: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 366);
 
-/// What has to be set aside for a step, in the commit that begins it.
+/// The reservation of a step, made in the commit that starts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepReservation {
     /// The step.
     pub step: StepId,
     /// Upper estimate of its cost.
     pub amount_pico_usd: i64,
-    /// When it is given back, if nothing was heard of the step.
+    /// When it is released if the step does not report.
     pub expires_at: Timestamp,
 }
 
-/// What has to be set aside for calls outside a turn.
+/// The reservation of a call outside a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallReservation {
-    /// The same id asks for the same reservation again.
+    /// Its id. A repeated id requests the same reservation.
     pub id: Uuid,
-    /// Whose money.
+    /// The organization that pays.
     pub organization: OrganizationId,
-    /// For which task.
+    /// The task it is for.
     pub task: Option<TaskId>,
-    /// With which token, and how much may be spent with it in all; 0: as much as the other budgets
-    /// allow.
+    /// The token of the call, and the limit of its total spending; 0: limited only by the other
+    /// budgets.
     pub token: Option<(String, i64)>,
     /// Upper estimate of the cost.
     pub amount_pico_usd: i64,
-    /// What is not settled by then counts as spent.
+    /// A reservation that is not settled by then counts as spent.
     pub expires_at: Timestamp,
 }
 
-/// What a call outside a turn has used.
+/// The usage of a call outside a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallReport {
-    /// The call: what is counted once.
+    /// The call's id. It is booked once.
     pub id: Uuid,
-    /// What was set aside for it.
+    /// Its reservation.
     pub reservation: Option<Uuid>,
-    /// Whose money.
+    /// The organization that pays.
     pub organization: OrganizationId,
-    /// For which task.
+    /// The task it is for.
     pub task: Option<TaskId>,
-    /// The key that the token was made with; none: it is counted for the one that what the task
-    /// does is counted for.
+    /// The API key that the token was created with; none: it counts for the key that the task's
+    /// work counts for.
     pub key: Option<ApiKeyId>,
-    /// The model that was called.
+    /// The called model.
     pub model: ModelId,
-    /// What for, in a word or two.
+    /// The purpose, in a word or two.
     pub purpose: String,
     /// How much.
     pub usage: Usage,
 }
 
-/// What a look at reservations and budgets did.
+/// What a cleanup of reservations and budgets did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tidied {
-    /// Reservations whose time was over.
+pub struct CleanupReport {
+    /// Reservations that expired.
     pub expired: u64,
-    /// Budgets that were summed up again.
-    pub counted: u64,
+    /// Budgets that were recounted.
+    pub recounted: u64,
 }
 
 #[derive(Deserialize)]
-struct Detail {
+struct ExhaustedDetail {
     agent: Option<String>,
     task_id: Option<Uuid>,
     token_id: Option<String>,
@@ -98,9 +98,9 @@ struct Detail {
     agent_id: Option<Uuid>,
 }
 
-/// Which budget is exhausted, out of what the function says.
-pub(crate) fn exhausted(detail: Option<&str>) -> Result<Exhausted, String> {
-    let detail: Detail =
+/// Parses the error detail of the function: which budget is exhausted.
+pub(crate) fn parse_exhausted(detail: Option<&str>) -> Result<ExhaustedBudget, String> {
+    let detail: ExhaustedDetail =
         serde_json::from_str(detail.unwrap_or_default()).map_err(|error| error.to_string())?;
     let period = Period::parse(&detail.period)
         .ok_or_else(|| format!("unknown period `{}`", detail.period))?;
@@ -110,8 +110,8 @@ pub(crate) fn exhausted(detail: Option<&str>) -> Result<Exhausted, String> {
         (_, _, Some(token)) => Scope::Token(token),
         (None, None, None) => Scope::Organization,
     };
-    let Detail { limit, spent, reserved, needed, .. } = detail;
-    Ok(Exhausted {
+    let ExhaustedDetail { limit, spent, reserved, needed, .. } = detail;
+    Ok(ExhaustedBudget {
         scope,
         agent_name: detail.agent.unwrap_or_default(),
         period,
@@ -123,7 +123,7 @@ pub(crate) fn exhausted(detail: Option<&str>) -> Result<Exhausted, String> {
 }
 
 impl Store {
-    /// Sets money aside for calls outside a turn. Nothing is kept when no budget applies.
+    /// Reserves money for a call outside a turn. Stores nothing when no budget applies.
     ///
     /// # Errors
     /// [`Error::Exhausted`]; [`Error::NotFound`] when there is no such organization;
@@ -131,11 +131,11 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn call_reserve(
         &self,
-        wanted: &CallReservation,
+        request: &CallReservation,
         now: Timestamp,
     ) -> Result<(), Error> {
         let mut transaction = self.pool.begin().await?;
-        let (organization, token) = (wanted.organization.uuid(), wanted.token.as_ref());
+        let (organization, token) = (request.organization.uuid(), request.token.as_ref());
         if let Some((token, limit)) = token.filter(|(_, limit)| *limit > 0) {
             sqlx::query!(
                 "INSERT INTO budgets
@@ -150,7 +150,7 @@ impl Store {
             )
             .execute(&mut *transaction)
             .await
-            .map_err(Error::of_write)?;
+            .map_err(Error::from_write)?;
         }
         sqlx::query!(
             r#"SELECT budgets_reserve_tree(
@@ -158,23 +158,23 @@ impl Store {
                    coalesce((SELECT ancestors || id FROM tasks WHERE organization_id = $2 AND id = $3), array_remove(ARRAY[$3::uuid], NULL)), $4, $5, $6,
                    true, $7
                )::text AS "done""#,
-            wanted.id,
+            request.id,
             organization,
-            wanted.task.map(TaskId::uuid) as _,
+            request.task.map(TaskId::uuid) as _,
             token.map(|(token, _)| text::clean(token).into_owned()) as _,
-            wanted.amount_pico_usd.max(0),
-            time::sql(wanted.expires_at) as _,
+            request.amount_pico_usd.max(0),
+            time::sql(request.expires_at) as _,
             time::sql(now) as _,
         )
         .fetch_one(&mut *transaction)
         .await
-        .map_err(Error::of_spending)?;
+        .map_err(Error::from_reservation)?;
         transaction.commit().await?;
         Ok(())
     }
 
-    /// Books what a call outside a turn has used, and settles what was set aside for it. False when
-    /// it was booked before.
+    /// Books the usage of a call outside a turn, and settles its reservation. False when it was
+    /// booked before.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organization.
@@ -190,12 +190,12 @@ impl Store {
             purpose: &text::clean(&report.purpose),
             usage: &report.usage,
             reservation: report.reservation,
-            forget: false,
+            is_final: false,
         };
         self.book(&booking, now).await
     }
 
-    /// Gives back what was set aside for a step that used nothing.
+    /// Releases the reservation of a step that used nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -217,13 +217,13 @@ impl Store {
         Ok(())
     }
 
-    /// Nobody waits for a step any more: what was set aside for it is given back at `until`, unless
-    /// its worker says before what it used.
+    /// Marks a step as abandoned: its reservation is released at `until`, unless its worker reports
+    /// its usage before.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn step_dropped(&self, step: StepId, until: Timestamp) -> Result<(), Error> {
+    pub async fn step_abandon(&self, step: StepId, until: Timestamp) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE reservations SET expires_at = least(expires_at, $2) WHERE id = $1",
             step.uuid(),
@@ -234,23 +234,22 @@ impl Store {
         Ok(())
     }
 
-    /// Ends reservations whose time is over, and counts new budgets again. May run in several
-    /// processes at once.
+    /// Expires reservations and recounts new budgets. May run in several processes at once.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn budgets_tidy(&self, now: Timestamp) -> Result<Tidied, Error> {
-        let mut tidied = Tidied::default();
+    pub async fn budgets_cleanup(&self, now: Timestamp) -> Result<CleanupReport, Error> {
+        let mut tidied = CleanupReport::default();
         let over = sqlx::query_scalar!(
             "SELECT id FROM reservations WHERE expires_at <= $1 AND expired_at IS NULL ORDER BY expires_at LIMIT $2",
             time::sql(now),
-            EXPIRED_AT_ONCE,
+            EXPIRE_BATCH,
         )
         .fetch_all(&self.pool)
         .await?;
         for id in over {
-            // One by one: together they would hold every budget at once.
+            // One by one: a single transaction would lock every budget at once.
             let ended = sqlx::query_scalar!(
                 r#"SELECT budgets_expire($1, $2) AS "ended!""#,
                 id,
@@ -263,8 +262,8 @@ impl Store {
         let new = sqlx::query_scalar!(
             "SELECT id FROM budgets
              WHERE token_id IS NULL AND created_at <= $1 AND (counted_at IS NULL OR counted_at < created_at + $2::float8 * interval '1 second')",
-            time::sql(now - COUNTED_AGAIN),
-            COUNTED_AGAIN.as_secs_f64(),
+            time::sql(now - RECOUNT_DELAY),
+            RECOUNT_DELAY.as_secs_f64(),
         )
         .fetch_all(&self.pool)
         .await?;
@@ -276,17 +275,17 @@ impl Store {
             )
             .fetch_one(&self.pool)
             .await?;
-            tidied.counted += 1;
+            tidied.recounted += 1;
         }
         sqlx::query!(
             "DELETE FROM reservations WHERE expired_at < $1",
-            time::sql(now - EXPIRED_KEPT)
+            time::sql(now - EXPIRED_RETENTION)
         )
         .execute(&self.pool)
         .await?;
         sqlx::query!(
             "DELETE FROM budgets WHERE token_id IS NOT NULL AND created_at < $1 AND reserved_pico_usd = 0",
-            time::sql(now - TOKENS_KEPT)
+            time::sql(now - TOKEN_RETENTION)
         )
         .execute(&self.pool)
         .await?;

@@ -1,4 +1,4 @@
-//! Who answers in a model's place, and the further keys of a provider.
+//! Fallbacks of a model, and the additional keys of a provider.
 
 use sqlx::{PgConnection, types::Json};
 use uuid::Uuid;
@@ -7,29 +7,29 @@ use construct_domain::{ModelId, ModelProviderId};
 
 use crate::{Error, SealedSecret};
 
-/// A model that answers when another one cannot.
+/// A model that is called when another one fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fallback {
-    /// Which.
+    /// The fallback.
     pub model: ModelId,
-    /// Its name; not looked at when it is written.
+    /// Its name; ignored by writes.
     pub name: String,
     /// 0: none. At most 1,000.
     pub weight: u32,
 }
 
-/// How much each key of a provider may be used, within one process. 0: as much as anybody likes.
+/// Limits of each key of a provider, per process. 0: unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KeyLimits {
-    /// Calls at a time.
+    /// Concurrent calls.
     pub max_concurrency: i64,
-    /// Calls a minute.
+    /// Calls per minute.
     pub requests_per_minute: i64,
-    /// Tokens a minute, read and written.
+    /// Tokens per minute, input and output.
     pub tokens_per_minute: i64,
 }
 
-/// As the database makes it.
+/// A fallback, as the statement encodes it.
 #[derive(Debug, serde::Deserialize)]
 pub(crate) struct FallbackRow {
     id: Uuid,
@@ -37,7 +37,7 @@ pub(crate) struct FallbackRow {
     weight: u32,
 }
 
-/// Fallbacks as read.
+/// Decodes fallbacks.
 pub(crate) fn fallbacks(rows: Json<Vec<FallbackRow>>) -> Vec<Fallback> {
     rows.0
         .into_iter()
@@ -79,12 +79,12 @@ pub(crate) async fn fallbacks_replace(
     )
     .execute(connection)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
-/// Keys as read, column by column.
-pub(crate) fn further_keys(
+/// Combines the columns of keys.
+pub(crate) fn additional_keys(
     ids: Vec<String>,
     nonces: Vec<Vec<u8>>,
     ciphertexts: Vec<Vec<u8>>,
@@ -96,8 +96,8 @@ pub(crate) fn further_keys(
         .collect()
 }
 
-/// Replaces a provider's further keys.
-pub(crate) async fn further_keys_replace(
+/// Replaces a provider's additional keys.
+pub(crate) async fn additional_keys_replace(
     connection: &mut PgConnection,
     organization: Uuid,
     provider: ModelProviderId,
@@ -128,6 +128,6 @@ pub(crate) async fn further_keys_replace(
     )
     .execute(connection)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }

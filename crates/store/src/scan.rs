@@ -1,9 +1,8 @@
 //! Scans of repositories.
 //!
-//! The gateway writes what people want (connections, a scan, a cancel, what is said of a candidate,
-//! a hand-over). Everything else of a scan is written by the scanner that holds its lease, together
-//! with the events that tell of it; every change is guarded by the lease, so that of two processes
-//! that work on the same scan one notices.
+//! The gateway writes what users request: connections, scans, cancels, reviews and hand-overs. The
+//! scanner that holds a scan's lease writes everything else, together with its events. The lease
+//! guards every change, so that of two processes that work on the same scan one fails.
 
 mod candidate;
 mod connection;
@@ -14,16 +13,16 @@ use construct_domain::{OrganizationId, ScanConnectionId, ScanId};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-pub use candidate::{Candidate, HandOver, HandedOver, NewCandidate, Review};
+pub use candidate::{Candidate, HandOver, HandOverResult, NewCandidate, Review};
 pub use connection::{NewScanConnection, ScanConnection};
-pub use intent::{NewScan, OPEN_SCANS, ScanFilter};
-pub use work::{Held, NewScanEvent, ScanChanges};
+pub use intent::{MAX_OPEN_SCANS, NewScan, ScanFilter};
+pub use work::{LeaseState, NewScanEvent, ScanChanges};
 
-use crate::{Cursor, Error, Key, SealedSecret, model_provider::sealed, time};
+use crate::{Cursor, Error, Key, SealedSecret, model_provider::sealed_secret, time};
 
-const WHAT: &str = "scan";
+const ENTITY: &str = "scan";
 
-macro_rules! words {
+macro_rules! text_enum {
     ($(#[$doc:meta])* $name:ident, $what:literal { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,75 +31,75 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them.
+            /// Replaces all of them.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// As it is stored.
+            /// The stored form.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)*
                 }
             }
 
-            fn stored(text: &str) -> Result<Self, Error> {
-                let found = Self::ALL.iter().copied().find(|known| known.as_str() == text);
-                found.ok_or_else(|| Error::internal(format!(concat!("unknown ", $what, " `{}`"), text)))
+            fn from_column(text: &str) -> Result<Self, Error> {
+                let variant = Self::ALL.iter().copied().find(|variant| variant.as_str() == text);
+                variant.ok_or_else(|| Error::internal(format!(concat!("unknown ", $what, " `{}`"), text)))
             }
         }
     };
 }
 
-words! {
-    /// Where a scan's files come from.
+text_enum! {
+    /// The source of a scan's files.
     ScanKind, "kind of scan" {
         /// GitHub, or a GitHub Enterprise server.
         Github = "github",
         /// GitLab.
         Gitlab = "gitlab",
-        /// An archive that somebody has sent.
+        /// An uploaded archive.
         Upload = "upload",
-        /// A directory of the scanner's machine.
+        /// A directory on the scanner's machine.
         Folder = "folder",
     }
 }
 
-words! {
-    /// How far a scan has come.
+text_enum! {
+    /// The phase of a scan.
     ScanPhase, "phase of a scan" {
-        /// Nobody has begun.
+        /// No scanner has started it.
         Queued = "queued",
         /// Its files are fetched and masked.
         Snapshot = "snapshot",
-        /// They are looked through without a model.
+        /// The files are surveyed without a model.
         Survey = "survey",
-        /// A task explores them.
+        /// A task explores the files.
         Exploring = "exploring",
-        /// What the model said is checked.
+        /// The answer of the model is checked.
         Checking = "checking",
-        /// The scanner's work is over, and people review.
+        /// The scanner is done; people review the candidates.
         Review = "review",
-        /// It came to nothing.
+        /// It failed.
         Failed = "failed",
-        /// Somebody has ended it.
+        /// It was canceled.
         Cancelled = "cancelled",
     }
 }
 
-words! {
-    /// What has become of a candidate.
+text_enum! {
+    /// The state of a candidate.
     CandidateState, "state of a candidate" {
-        /// Nobody has decided.
+        /// Not reviewed yet.
         Proposed = "proposed",
-        /// It is to be made into a Tool.
+        /// It is to become a Tool.
         Accepted = "accepted",
-        /// It is not.
+        /// It is not to become a Tool.
         Rejected = "rejected",
-        /// It was accepted, and the mesh was told.
+        /// It was accepted and handed over.
         HandedOver = "handed_over",
     }
 }
 
-words! {
+text_enum! {
     /// Hosts of repositories.
     ScanHost, "host of repositories" {
         /// GitHub, or a GitHub Enterprise server.
@@ -110,12 +109,12 @@ words! {
     }
 }
 
-words! {
-    /// What opens a connection.
+text_enum! {
+    /// The kind of credential of a connection.
     ScanCredential, "kind of credential" {
         /// A personal token.
         Token = "token",
-        /// An app of GitHub's.
+        /// A GitHub app.
         App = "app",
     }
 }
@@ -127,16 +126,17 @@ impl ScanPhase {
     }
 }
 
-/// How much a scan may take.
+/// The limits of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanLimits {
-    /// Bytes of the unpacked files together; 0: what the scanner does by itself.
+    /// Total bytes of the unpacked files; 0: the scanner's default.
     pub max_bytes: i64,
-    /// Files; 0: what the scanner does by itself.
+    /// Number of files; 0: the scanner's default.
     pub max_files: i64,
-    /// Model calls for each answer of the exploration: the first one, and at most two mended ones.
+    /// Model calls for each answer of the exploration: the first one, and at most two repaired
+    /// ones.
     pub max_turns: i32,
-    /// How long it may take, in seconds.
+    /// Timeout in seconds.
     pub timeout_seconds: i64,
 }
 
@@ -145,77 +145,77 @@ pub struct ScanLimits {
 pub struct Scan {
     /// Its id.
     pub id: ScanId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Where its files come from.
+    /// The source of its files.
     pub kind: ScanKind,
-    /// `owner/name`, a path, or what an upload is called.
+    /// `owner/name`, a path, or the name of an upload.
     pub location: String,
-    /// The same for every scan of the repository.
+    /// Identifies the repository: the same for all its scans.
     pub repository: String,
-    /// What opens the repository; none when that is gone, too.
+    /// The connection to the repository; none if there is none or it was deleted.
     pub connection: Option<ScanConnectionId>,
-    /// Its name when the scan was made; empty: there was none.
+    /// The connection's name when the scan was created; empty: there was none.
     pub connection_name: String,
-    /// Where the bytes of an upload lie.
+    /// Where the uploaded archive is stored.
     pub archive: Option<String>,
     /// Branch, tag or commit; empty: the default branch.
     pub reference: String,
-    /// Name of the model that explores.
+    /// Name of the exploring model.
     pub model: String,
-    /// What that may cost.
+    /// The budget of the exploration, in 10⁻¹² US dollars.
     pub budget_pico_usd: i64,
-    /// How much it may take.
+    /// Its limits.
     pub limits: ScanLimits,
-    /// Who wants it.
+    /// The creator.
     pub created_by: String,
-    /// The task that explores.
+    /// The exploring task.
     pub task: String,
-    /// What the scanner speaks to that task with, sealed for the scan's id; none when it is over.
+    /// The token for that task, sealed for the scan's id; none when the scan is over.
     pub token: Option<SealedSecret>,
-    /// When it is given up.
+    /// Its deadline.
     pub deadline: Timestamp,
-    /// When somebody asked for its end.
+    /// When its cancel was requested.
     pub cancel_requested: Option<Timestamp>,
-    /// Why, in their words.
+    /// The comment with the cancel.
     pub cancel_reason: String,
-    /// How far it has come.
+    /// Its phase.
     pub phase: ScanPhase,
-    /// Since when.
+    /// When it entered its phase.
     pub phase_since: Timestamp,
-    /// Why it failed, was cancelled, or has to wait.
+    /// Why it failed, was canceled, or waits.
     pub reason: String,
-    /// When somebody has to look at it; none when it is over.
+    /// When it is due; none when it is over.
     pub next_wake: Option<Timestamp>,
-    /// Who is at it.
+    /// The number of its current lease.
     pub lease: i64,
-    /// How often in a row it could not be gone on with.
+    /// Consecutive failures.
     pub failures: i32,
     /// The exact commit.
     pub commit: String,
-    /// How often the model was told what is wrong with its answer.
+    /// How often the model was asked to repair its answer.
     pub repairs: i32,
-    /// What it is told of that.
+    /// The text of the last repair request.
     pub request: String,
-    /// The message it was told with.
+    /// The message of the last repair request.
     pub message: String,
     /// Files of the snapshot.
     pub files: i64,
     /// Files left out of it.
     pub files_skipped: i64,
-    /// Secrets found and masked.
+    /// Masked secrets.
     pub secrets_masked: i64,
     /// Candidates.
     pub candidates: i64,
-    /// Proposals that were refused.
+    /// Refused proposals.
     pub refused: i64,
-    /// What the exploration has cost.
+    /// The cost of the exploration.
     pub cost_pico_usd: i64,
     /// Sequence of the newest event.
     pub event_sequence: i64,
-    /// When the scanner's work was over.
+    /// When the scanner was done.
     pub ended_at: Option<Timestamp>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -224,30 +224,30 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), "", self.created_at, self.updated_at)
     }
 }
 
-/// Something that happened in a scan.
+/// An event of a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanEvent {
-    /// Its place: 1, 2, 3, …
+    /// Its position: 1, 2, 3, …
     pub sequence: i64,
     /// `phase`, `progress`, …
     pub kind: String,
-    /// How far the scan had come.
+    /// The phase of the scan.
     pub phase: ScanPhase,
-    /// For people.
+    /// Shown to people.
     pub message: String,
     /// Files of the snapshot.
     pub files: i64,
-    /// Candidates found.
+    /// Candidates so far.
     pub candidates: i64,
-    /// What the exploration had cost.
+    /// The cost of the exploration so far.
     pub cost_pico_usd: i64,
-    /// Calls of tools it had made.
+    /// Its tool calls so far.
     pub tool_calls: i64,
     /// When it happened.
     pub created_at: Timestamp,
@@ -307,7 +307,7 @@ impl TryFrom<Row> for Scan {
         Ok(Self {
             id: ScanId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
-            kind: ScanKind::stored(&row.kind)?,
+            kind: ScanKind::from_column(&row.kind)?,
             location: row.location,
             repository: row.repository,
             connection: row.connection_id.map(ScanConnectionId::from_uuid),
@@ -324,14 +324,14 @@ impl TryFrom<Row> for Scan {
             },
             created_by: row.created_by,
             task: row.task,
-            token: sealed(row.token_key_id, row.token_nonce, row.token_ciphertext),
+            token: sealed_secret(row.token_key_id, row.token_nonce, row.token_ciphertext),
             deadline: row.deadline,
-            cancel_requested: time::option(row.cancel_requested_at),
+            cancel_requested: time::from_sql_option(row.cancel_requested_at),
             cancel_reason: row.cancel_reason,
-            phase: ScanPhase::stored(&row.phase)?,
+            phase: ScanPhase::from_column(&row.phase)?,
             phase_since: row.phase_since,
             reason: row.reason,
-            next_wake: time::option(row.next_wake),
+            next_wake: time::from_sql_option(row.next_wake),
             lease: row.lease,
             failures: row.failures,
             commit: row.commit_id,
@@ -345,7 +345,7 @@ impl TryFrom<Row> for Scan {
             refused: row.refused,
             cost_pico_usd: row.cost_pico_usd,
             event_sequence: row.event_sequence,
-            ended_at: time::option(row.ended_at),
+            ended_at: time::from_sql_option(row.ended_at),
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -353,7 +353,7 @@ impl TryFrom<Row> for Scan {
     }
 }
 
-/// A query of scans, and statements that give back what they changed.
+/// Queries of scans, and statements that return the scans they changed.
 macro_rules! scans {
     ([$($head:literal)*], [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(

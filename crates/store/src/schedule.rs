@@ -1,7 +1,7 @@
-//! Messages that are sent by the clock: as people keep them here, as they are made due in [`fire`].
+//! Schedules: messages that are sent at given times. [`fire`] creates the runs of due schedules.
 
 mod fire;
-mod room;
+mod quota_check;
 mod write;
 
 use jiff::Timestamp;
@@ -11,67 +11,67 @@ use uuid::Uuid;
 use construct_domain::{
     AgentId, ApiKeyId, MessageId, OrganizationId, ScheduleId, TaskId,
     message::Content,
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
 };
 
-use crate::{Cursor, Error, Key, Page, Store, time::option};
+use crate::{Cursor, Error, Key, Page, Store, time::from_sql_option};
 
-pub use fire::{Due, Fired, Told};
+pub use fire::{DueSchedule, FiredSchedule, RunEvents};
 
-const WHAT: &str = "schedule";
+const ENTITY: &str = "schedule";
 
-/// Runs of a schedule that are remembered; older ones are forgotten.
-pub const RUNS_KEPT: u32 = 100;
+/// Runs that are kept per schedule. Older ones are deleted.
+pub const RUN_HISTORY_LIMIT: u32 = 100;
 
 /// A schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// Its id.
     pub id: ScheduleId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Unique in the organization.
     pub name: String,
-    /// Whom the message is for.
-    pub target: Target,
-    /// The name of the agent, when it is for one.
+    /// The target of the message.
+    pub target: ScheduleTarget,
+    /// The name of the target agent; empty for a task.
     pub agent_name: String,
-    /// What is sent.
+    /// The content of the message.
     pub content: Content,
-    /// Whether the message ends the turn that runs instead of waiting for its end.
+    /// Whether the message interrupts the running turn instead of waiting for its end.
     pub interrupts: bool,
-    /// Of tasks that are begun.
+    /// For the tasks that it creates.
     pub title: String,
-    /// Of tasks that are begun.
+    /// For the tasks that it creates.
     pub workspace: String,
-    /// When it is due.
+    /// Its timing.
     pub timing: Timing,
-    /// What becomes of runs that were missed.
-    pub missed: Missed,
-    /// Whether a person has paused it.
+    /// The policy for missed runs.
+    pub missed: MissedRunPolicy,
+    /// Whether a person paused it.
     pub paused: bool,
-    /// The next run; none: it is over.
+    /// The next run; none: there are no further runs.
     pub next_run: Option<Timestamp>,
-    /// When the last run was due that was made.
+    /// The due time of the last run.
     pub last_run: Option<Timestamp>,
     /// Why the last run failed.
     pub last_error: Option<String>,
-    /// The key that its runs are counted for: it was made or last changed with it.
+    /// The API key that its runs count for: the one that created or last changed it.
     pub key: Option<ApiKeyId>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
-    /// When it last changed, or a run was made.
+    /// When it last changed, or a run was created.
     pub updated_at: Timestamp,
 }
 
-/// Whom a schedule is for.
+/// The target of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// A task, which gets each message.
+pub enum ScheduleTarget {
+    /// A task, which receives every message.
     Task(TaskId),
-    /// An agent, for which each run begins a task.
+    /// An agent. Each run creates a task.
     Agent(AgentId),
 }
 
@@ -82,69 +82,69 @@ pub struct NewSchedule {
     pub id: ScheduleId,
     /// Unique in the organization.
     pub name: String,
-    /// Whom it is for.
-    pub target: Target,
-    /// What is sent.
+    /// Its target.
+    pub target: ScheduleTarget,
+    /// The content of the message.
     pub content: Content,
-    /// Whether the message ends the turn that runs instead of waiting for its end.
+    /// Whether the message interrupts the running turn instead of waiting for its end.
     pub interrupts: bool,
-    /// Of tasks that are begun.
+    /// For the tasks that it creates.
     pub title: String,
-    /// Of tasks that are begun.
+    /// For the tasks that it creates.
     pub workspace: String,
-    /// When it is due.
+    /// Its timing.
     pub timing: Timing,
-    /// What becomes of runs that were missed.
-    pub missed: Missed,
+    /// The policy for missed runs.
+    pub missed: MissedRunPolicy,
     /// The first run.
     pub next_run: Option<Timestamp>,
 }
 
-/// What changes of a schedule: what is `Some`.
+/// Changes to a schedule. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ScheduleChanges {
     /// Unique in the organization.
     pub name: Option<String>,
-    /// What is sent.
+    /// The content of the message.
     pub content: Option<Content>,
-    /// When it is due, and the next run by that.
+    /// The timing, and the next run that results from it.
     pub timing: Option<(Timing, Option<Timestamp>)>,
-    /// What becomes of runs that were missed.
-    pub missed: Option<Missed>,
+    /// The policy for missed runs.
+    pub missed: Option<MissedRunPolicy>,
 }
 
-/// Which schedules a list shows.
+/// Filter for a list of schedules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ScheduleFilter {
-    /// Whose names begin so.
+    /// Prefix of the name.
     pub name_prefix: String,
-    /// For this task only.
+    /// Of this task only.
     pub task: Option<TaskId>,
 }
 
-/// What became of a run.
+/// A run of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScheduleRun {
-    /// The time it was meant for.
+    /// Its due time.
     pub due: Timestamp,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: RunOutcome,
-    /// Whose message it is.
+    /// The task that received the message.
     pub task: Option<TaskId>,
     /// The message.
     pub message: Option<MessageId>,
     /// Why it failed.
     pub error: Option<String>,
-    /// When.
+    /// When it was recorded.
     pub created_at: Timestamp,
 }
 
-/// What became of a run.
+/// A run of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunOutcome {
     /// Its message was accepted.
     Sent,
-    /// It was missed, and not made up for.
+    /// It was missed and skipped.
     PassedOver,
     /// Its message could not be accepted.
     Failed,
@@ -168,7 +168,7 @@ impl RunOutcome {
 }
 
 impl Schedule {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -204,14 +204,14 @@ impl TryFrom<Row> for Schedule {
 
     fn try_from(row: Row) -> Result<Self, Error> {
         let target = match (row.task_id, row.agent_id) {
-            (Some(task), _) => Target::Task(TaskId::from_uuid(task)),
-            (None, Some(agent)) => Target::Agent(AgentId::from_uuid(agent)),
-            (None, None) => return Err(Error::internal("a schedule is for nobody")),
+            (Some(task), _) => ScheduleTarget::Task(TaskId::from_uuid(task)),
+            (None, Some(agent)) => ScheduleTarget::Agent(AgentId::from_uuid(agent)),
+            (None, None) => return Err(Error::internal("a schedule has no target")),
         };
-        let timing = match (option(row.run_at), row.cron) {
+        let timing = match (from_sql_option(row.run_at), row.cron) {
             (Some(at), _) => Timing::At(at),
             (None, Some(pattern)) => Timing::Cron { pattern, time_zone: row.time_zone },
-            (None, None) => return Err(Error::internal("a schedule is for never")),
+            (None, None) => return Err(Error::internal("a schedule has no timing")),
         };
         Ok(Self {
             id: ScheduleId::from_uuid(row.id),
@@ -224,11 +224,11 @@ impl TryFrom<Row> for Schedule {
             title: row.title,
             workspace: row.workspace,
             timing,
-            missed: Missed::parse(&row.missed)
+            missed: MissedRunPolicy::parse(&row.missed)
                 .ok_or_else(|| Error::internal(format!("unknown policy `{}`", row.missed)))?,
             paused: row.paused,
-            next_run: option(row.next_run),
-            last_run: option(row.last_run),
+            next_run: from_sql_option(row.next_run),
+            last_run: from_sql_option(row.last_run),
             last_error: row.last_error,
             key: row.api_key_id.map(ApiKeyId::from_uuid),
             revision: row.revision,
@@ -273,7 +273,7 @@ macro_rules! list {
 }
 
 impl Store {
-    /// A schedule by id or name; the two cannot be confused, because no name looks like an id.
+    /// A schedule by id or name. No name has the form of an id.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -292,7 +292,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -348,7 +348,7 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The newest runs of a schedule, newest first, at most [`RUNS_KEPT`].
+    /// The latest runs of a schedule, newest first, at most [`RUN_HISTORY_LIMIT`].
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -364,7 +364,7 @@ impl Store {
                FROM schedule_runs r JOIN schedules s ON s.id = r.schedule_id
                WHERE s.organization_id = $3 AND r.schedule_id = $1 ORDER BY r.due DESC LIMIT $2"#,
             schedule.uuid(),
-            i64::from(RUNS_KEPT),
+            i64::from(RUN_HISTORY_LIMIT),
             organization.uuid(),
         )
         .fetch_all(&self.pool)

@@ -1,9 +1,9 @@
 //! Encryption at rest: AES-256-GCM with a key that never enters the database.
 //!
-//! Each secret has a nonce of its own and the id of its record as associated data, so that a
-//! ciphertext copied into another row does not open. The key's id is stored beside it, so that keys
-//! can be rotated: new secrets use the active key, old ones open with the key they name until they
-//! are sealed anew.
+//! Each secret has its own nonce, and the id of its record as associated data: a ciphertext that is
+//! copied into another row does not open. The key's id is stored beside it, so that keys can be
+//! rotated. New secrets use the active key; old ones open with the key they name until they are
+//! resealed.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -14,7 +14,7 @@ use ring::{
 };
 use secrecy::{ExposeSecret, SecretBox, SecretSlice, zeroize::Zeroize};
 
-/// Why a secret could not be sealed or opened. Says nothing about its content.
+/// Why a secret could not be sealed or opened. Contains nothing of its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The keyring has no such key.
@@ -23,8 +23,8 @@ pub enum Error {
         /// The key's id.
         id: String,
     },
-    /// The secret was changed, or belongs to another record, or the key is another one of the same
-    /// name.
+    /// The secret was tampered with, belongs to another record, or was sealed with another key of
+    /// the same name.
     #[error("the secret of {record} cannot be opened with the master key `{key_id}`")]
     Unopenable {
         /// The record's id.
@@ -32,12 +32,12 @@ pub enum Error {
         /// The key's id.
         key_id: String,
     },
-    /// The operating system gave no randomness, or the secret is too long to encrypt.
+    /// The operating system provided no randomness, or the secret is too long to encrypt.
     #[error("the secret cannot be encrypted")]
     Unsealable,
 }
 
-/// An encrypted secret, as stored and as sent to who may open it.
+/// An encrypted secret, as it is stored and sent to services that can open it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SealedSecret {
     /// The master key it is encrypted with.
@@ -55,11 +55,11 @@ impl fmt::Debug for SealedSecret {
 }
 
 impl SealedSecret {
-    /// As one piece, for what is kept outside of the database.
+    /// Encodes it as one byte string, for storage outside of the database.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes =
             Vec::with_capacity(1 + self.key_id.len() + self.nonce.len() + self.ciphertext.len());
-        // Keys have short names: a longer one is cut, and does not open.
+        // Keys have short names: a longer one is truncated, and does not open.
         bytes.push(u8::try_from(self.key_id.len()).unwrap_or(u8::MAX));
         bytes.extend(self.key_id.bytes().take(usize::from(u8::MAX)));
         bytes.extend_from_slice(&self.nonce);
@@ -67,7 +67,7 @@ impl SealedSecret {
         bytes
     }
 
-    /// What [`SealedSecret::to_bytes`] has made; none when it is something else.
+    /// Decodes the result of [`SealedSecret::to_bytes`]; none when it is malformed.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (length, rest) = bytes.split_first()?;
         let (key_id, rest) = rest.split_at_checked(usize::from(*length))?;
@@ -117,12 +117,12 @@ impl Keyring {
     /// Encrypts `plaintext` for the record with the id `record` (`provider_…`).
     ///
     /// # Errors
-    /// [`Error::Unsealable`] when the operating system gives no randomness.
+    /// [`Error::Unsealable`] when the operating system provides no randomness.
     pub fn seal(&self, record: &str, plaintext: &[u8]) -> Result<SealedSecret, Error> {
         let mut nonce = [0; NONCE_LEN];
         SystemRandom::new().fill(&mut nonce).map_err(|_| Error::Unsealable)?;
-        // Sealed in place: the only copy of the plaintext becomes the ciphertext. Room for the tag,
-        // so that growing does not leave a copy behind.
+        // Sealed in place: the only copy of the plaintext becomes the ciphertext. The capacity
+        // includes the tag, so that no reallocation leaves a copy behind.
         let mut buffer = Vec::with_capacity(plaintext.len() + AES_256_GCM.tag_len());
         buffer.extend_from_slice(plaintext);
         self.key(&self.active)?
@@ -135,8 +135,8 @@ impl Keyring {
         Ok(SealedSecret { key_id: self.active.clone(), nonce: nonce.to_vec(), ciphertext: buffer })
     }
 
-    /// A keyed digest: who has the key can tell by it whether two secrets are the same, and nobody
-    /// else learns anything, not even by trying many.
+    /// A keyed digest. With the key one can compare two secrets; without it the digest reveals
+    /// nothing, not even by brute force.
     ///
     /// # Errors
     /// [`Error::UnknownKey`] never, because the active key is there.
@@ -165,7 +165,7 @@ impl Keyring {
             .key(&sealed.key_id)?
             .open_in_place(nonce, Aad::from(record.as_bytes()), &mut buffer)
             .map_err(|_| unopenable())?
-            // Exactly as long as it must be: making a box of it then moves nothing and leaves no
+            // Exactly as long as needed: the conversion into a box then moves nothing and leaves no
             // copy behind.
             .to_vec();
         buffer.zeroize();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_secret_opens_for_its_record() {
+    fn sealed_secret_opens_for_its_record() {
         let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
         assert_eq!(
             keyring("new").open("provider_1", &sealed).expect("it opens").expose_secret(),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_can_be_kept_as_one_piece() {
+    fn sealed_secret_round_trips_as_bytes() {
         let sealed = keyring("old").seal("org_1", b"an archive").expect("it seals");
         let bytes = sealed.to_bytes();
         assert_eq!(SealedSecret::from_bytes(&bytes), Some(sealed));
@@ -211,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_secret_does_not_open_for_another_record() {
+    fn sealed_secret_does_not_open_for_another_record() {
         let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
         let error = keyring("old").open("provider_2", &sealed).expect_err("it must not open");
         assert_eq!(error, Error::Unopenable { record: "provider_2".into(), key_id: "old".into() });
     }
 
     #[test]
-    fn a_changed_secret_does_not_open() {
+    fn tampered_secret_does_not_open() {
         let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
         for change in [
             SealedSecret { ciphertext: sealed.ciphertext[1..].to_vec(), ..sealed.clone() },
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_secret_is_never_sealed_alike() {
+    fn same_secret_is_sealed_differently_each_time() {
         let keyring = keyring("old");
         let (a, b) = (
             keyring.seal("r", b"x").expect("it seals"),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_secret_is_printed() {
+    fn debug_output_has_no_secret() {
         let keyring =
             Keyring::new("k", [("k".to_owned(), [77; 32])]).expect("the active key is there");
         let sealed = keyring.seal("r", b"x").expect("it seals");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn an_active_key_that_is_missing_is_refused() {
+    fn keyring_without_its_active_key_is_rejected() {
         assert!(Keyring::new("none", [("k".to_owned(), [0; 32])]).is_err());
     }
 }

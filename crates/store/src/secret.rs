@@ -1,38 +1,38 @@
-//! Secrets that scripts use without seeing them. The values are sealed before they get here.
+//! Secrets that scripts use without seeing them. Their values are sealed before they get here.
 
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use construct_domain::{OrganizationId, SecretId, TaskId, secret::PER_AGENT};
+use construct_domain::{OrganizationId, SecretId, TaskId, secret::MAX_PER_AGENT};
 
 use crate::{
-    Cursor, Error, Key, Keyring, Page, Rendered, Resealed, SealError, SealedSecret, Store, Write,
-    Written,
+    Cursor, Error, Key, Keyring, Page, ResealReport, SealError, SealedSecret, Store, Write,
+    WriteOutcome, WriteOutput,
     model_provider::reseal,
     text, time,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "secret";
+const ENTITY: &str = "secret";
 
 /// A secret.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Secret {
     /// Its id.
     pub id: SecretId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Unique in the organization.
     pub name: String,
-    /// For people and models.
+    /// Shown to people and models.
     pub description: String,
-    /// Where it may go.
+    /// Where it may be sent.
     pub bindings: Bindings,
     /// The value, sealed for the secret's id.
     pub value: SealedSecret,
-    /// Agents that may use it.
+    /// The number of agents that may use it.
     pub agent_count: i64,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -40,7 +40,7 @@ pub struct Secret {
     pub updated_at: Timestamp,
 }
 
-/// Where a secret may go.
+/// Where a secret may be sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bindings {
     /// Hosts of requests.
@@ -50,7 +50,7 @@ pub struct Bindings {
 }
 
 impl Bindings {
-    /// Whether there is nothing here that is not in `others`.
+    /// Whether `others` contains all of these.
     pub fn is_within(&self, others: &Self) -> bool {
         self.hosts.iter().all(|host| others.hosts.contains(host))
             && self.commands.iter().all(|command| others.commands.contains(command))
@@ -58,7 +58,7 @@ impl Bindings {
 }
 
 impl Secret {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -71,22 +71,22 @@ pub struct NewSecret {
     pub id: SecretId,
     /// Unique in the organization.
     pub name: String,
-    /// For people and models.
+    /// Shown to people and models.
     pub description: String,
-    /// Where it may go.
+    /// Where it may be sent.
     pub bindings: Bindings,
     /// The value, sealed for the secret's id.
     pub value: SealedSecret,
 }
 
-/// What changes of a secret: what is `Some`.
+/// Changes to a secret. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SecretChanges {
     /// Unique in the organization.
     pub name: Option<String>,
-    /// For people and models.
+    /// Shown to people and models.
     pub description: Option<String>,
-    /// All of them.
+    /// Replaces all of them.
     pub bindings: Option<Bindings>,
     /// The value, sealed for the secret's id.
     pub value: Option<SealedSecret>,
@@ -161,7 +161,7 @@ macro_rules! list {
 }
 
 impl Store {
-    /// A secret by id or name; the two cannot be confused, because names are in upper case.
+    /// A secret by id or name. Names are in upper case, ids are not.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -181,7 +181,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(Secret::from)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// The id of a secret by id or name.
@@ -204,7 +204,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(SecretId::from_uuid)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// A page of secrets whose names begin with `prefix`.
@@ -259,7 +259,7 @@ impl Store {
         Ok(rows.into_iter().map(Secret::from).collect())
     }
 
-    /// What the scripts of a task may use: the secrets of its agent, as they are now, by name.
+    /// The secrets that the scripts of a task may use: the current ones of its agent, by name.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -270,7 +270,7 @@ impl Store {
              JOIN tasks t ON t.organization_id = a.organization_id AND t.agent_id = a.agent_id
              WHERE t.id = $1 ORDER BY s.name LIMIT $2"],
             task.uuid(),
-            i64::try_from(PER_AGENT).unwrap_or(i64::MAX),
+            i64::try_from(MAX_PER_AGENT).unwrap_or(i64::MAX),
         );
         Ok(rows.fetch_all(&self.pool).await?.into_iter().map(Secret::from).collect())
     }
@@ -278,14 +278,14 @@ impl Store {
     /// Creates a secret.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn secret_create(
         &self,
         write: &Write,
         new: NewSecret,
-        render: impl FnOnce(&Secret) -> Rendered + Send,
-    ) -> Result<Written<Secret>, Error> {
+        render: impl FnOnce(&Secret) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Secret>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO secrets
@@ -304,7 +304,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = secret_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
     }
@@ -312,8 +312,8 @@ impl Store {
     /// Changes a secret.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn secret_update(
         &self,
@@ -321,8 +321,8 @@ impl Store {
         id: SecretId,
         expected_revision: Option<i64>,
         changes: SecretChanges,
-        render: impl FnOnce(&Secret) -> Rendered + Send,
-    ) -> Result<Written<Secret>, Error> {
+        render: impl FnOnce(&Secret) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Secret>, Error> {
         let mut writer = begin!(self, write);
         let (bindings, value) = (changes.bindings.as_ref(), changes.value.as_ref());
         let done = sqlx::query!(
@@ -351,7 +351,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = secret_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -359,7 +359,7 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a secret. The entity in the result is what it was.
+    /// Deletes a secret. The entity in the result is the secret before the deletion.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::InUse`] while an agent may use it.
@@ -368,8 +368,8 @@ impl Store {
         &self,
         write: &Write,
         id: SecretId,
-        render: impl FnOnce(&Secret) -> Rendered + Send,
-    ) -> Result<Written<Secret>, Error> {
+        render: impl FnOnce(&Secret) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Secret>, Error> {
         let mut writer = begin!(self, write);
         let entity = secret_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -379,28 +379,30 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
 
-    /// Seals every value anew that is not under the keyring's active key, in all organizations. May
-    /// be repeated and run while secrets are changed: one that was written meanwhile is left alone.
+    /// Reseals every value that is not sealed with the keyring's active key, in all organizations.
+    /// It can be repeated, and can run while secrets change: a value that was written concurrently
+    /// is left as it is.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system provides no
+    /// randomness.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn secret_reseal_all(
         &self,
         keyring: &Keyring,
         now: Timestamp,
-    ) -> Result<Resealed<SecretId>, Error> {
+    ) -> Result<ResealReport<SecretId>, Error> {
         let rows = select!(["WHERE s.key_id <> $1 ORDER BY s.id"], keyring.active())
             .fetch_all(&self.pool)
             .await?;
-        let mut report = Resealed { resealed: 0, failed: Vec::new() };
+        let mut report = ResealReport { resealed: 0, failed: Vec::new() };
         for Secret { id, value: old, .. } in rows.into_iter().map(Secret::from) {
             let new = match reseal(keyring, id, &old) {
                 Ok(new) => new,
@@ -429,7 +431,7 @@ impl Store {
     }
 }
 
-/// Lets an agent use these secrets and no others.
+/// Replaces the secrets that an agent may use.
 pub(crate) async fn agent_secrets_set(
     writer: &mut Writer<'_>,
     agent: Uuid,
@@ -453,7 +455,7 @@ pub(crate) async fn agent_secrets_set(
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
@@ -462,5 +464,5 @@ async fn secret_reload(writer: &mut Writer<'_>, id: SecretId) -> Result<Secret, 
         .fetch_optional(&mut *writer.transaction)
         .await?
         .map(Secret::from)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
 }

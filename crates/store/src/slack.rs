@@ -1,8 +1,8 @@
-//! What the Slack service keeps: it alone writes these tables, and no other.
+//! The data of the Slack service. It alone writes these tables, and writes no others.
 //!
-//! A mention is a row from before Slack is told that it was taken until it is answered for good.
-//! Who works on it holds its lease; every change is guarded by that, so that of two processes that
-//! work on the same mention one notices.
+//! A mention is stored before it is acknowledged to Slack, and stays until it is finally answered.
+//! The process that works on it holds its lease. The lease guards every change, so that of two
+//! processes that work on the same mention one fails.
 
 mod grant;
 mod installation;
@@ -10,8 +10,8 @@ mod member;
 mod mention;
 mod post;
 
-pub use grant::{Grant, May};
-pub use installation::{Installation, NewInstallation, NewState};
+pub use grant::{Grant, GrantKind};
+pub use installation::{Installation, NewInstallState, NewInstallation};
 pub use member::Member;
 pub use mention::{Mention, MentionKey, MentionState, NewMention, Thread};
-pub use post::{Place, Posted};
+pub use post::{PostState, ThreadKey};

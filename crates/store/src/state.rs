@@ -1,5 +1,4 @@
-//! Documents that clients keep. What they say is theirs: it is stored as it was put, and nothing
-//! here looks into it.
+//! Documents that clients store. The content is opaque: it is stored as it was put.
 
 use std::fmt;
 
@@ -9,35 +8,35 @@ use uuid::Uuid;
 use construct_domain::{ApiKeyId, OrganizationId, UserId, state::VERSIONS_KEPT};
 
 use crate::{
-    Error, Rendered, Store, Write, Written,
-    time::option,
+    Error, Store, Write, WriteOutcome, WriteOutput,
+    time::from_sql_option,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "state";
+const ENTITY: &str = "state";
 
 /// One version of a document.
 #[derive(Clone, PartialEq, Eq)]
 pub struct State {
-    /// Whose own it is; none: the organization's.
+    /// The user it belongs to; none: the whole organization.
     pub owner: Option<UserId>,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub version: i64,
-    /// As it was put; empty when it is deleted, or was not asked for.
+    /// The content, as it was put; empty if it is deleted or was not requested.
     pub json: String,
-    /// Bytes of what was put.
+    /// Size of the content in bytes.
     pub bytes: i64,
-    /// Whether this version is that there is none.
+    /// Whether this version is a deletion.
     pub is_deleted: bool,
-    /// Who made this version.
+    /// The author of this version.
     pub updated_by: String,
-    /// When; none: it is gone, and nobody knows since when.
+    /// When it was put; none: it was removed at an unknown time.
     pub updated_at: Option<Timestamp>,
 }
 
-/// Without what it says, which may hold somebody's keys.
+/// Without the content, which may hold credentials.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { owner, name, version, json: _, bytes, is_deleted, updated_by, updated_at } =
@@ -54,21 +53,21 @@ impl fmt::Debug for State {
     }
 }
 
-/// Which document.
+/// Identifies a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateRef<'a> {
-    /// Whose own it is; none: the organization's.
+    /// The user it belongs to; none: the whole organization.
     pub owner: Option<UserId>,
-    /// What it is called.
+    /// Its name.
     pub name: &'a str,
 }
 
-/// What is put.
+/// The content to put.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum StateContent<'a> {
-    /// This.
+    /// This text.
     Text(&'a str),
-    /// What this version said, which is kept.
+    /// The content of this earlier version.
     Version(i64),
 }
 
@@ -81,13 +80,14 @@ impl<'a> StateContent<'a> {
     }
 }
 
-/// What a put adds to what is kept.
+/// The growth of storage by a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateGrowth {
-    /// Bytes that the organization keeps more, or less.
+    /// Bytes that the organization stores more, or less.
     pub bytes: i64,
-    /// The same of what is kept for the key: what others have put stays theirs when it is replaced,
-    /// and is no room when it is dropped.
+    /// The same for the storage that counts for the API key. Versions that other keys have put keep
+    /// counting for those keys when they are replaced, and free nothing for this key when they are
+    /// dropped.
     pub bytes_of_key: i64,
 }
 
@@ -101,7 +101,7 @@ struct Row {
 }
 
 impl Row {
-    fn state(self, owner: Option<UserId>) -> State {
+    fn into_state(self, owner: Option<UserId>) -> State {
         State {
             owner,
             name: self.name,
@@ -110,13 +110,13 @@ impl Row {
             bytes: self.bytes.unwrap_or_default().into(),
             is_deleted: self.bytes.is_none(),
             updated_by: self.updated_by,
-            updated_at: option(self.updated_at),
+            updated_at: from_sql_option(self.updated_at),
         }
     }
 }
 
-/// The present version of documents. `$json` is what is read of what it says.
-macro_rules! present {
+/// The current version of documents. `$json` selects the content, if requested.
+macro_rules! current {
     ($json:literal, [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             Row,
@@ -128,7 +128,7 @@ macro_rules! present {
     };
 }
 
-/// The versions of the document with this name (`$1`, `$2`, `$3`) that say something.
+/// The versions of the document `$1`, `$2`, `$3` that have a content.
 macro_rules! versions {
     ($json:literal, [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -145,13 +145,13 @@ macro_rules! versions {
     };
 }
 
-/// Whose, as the column has it.
-fn owner(owner: Option<UserId>) -> Uuid {
+/// The owner, as the column stores it.
+fn owner_column(owner: Option<UserId>) -> Uuid {
     owner.map_or(Uuid::nil(), UserId::uuid)
 }
 
 impl Store {
-    /// A document: its present version, or another one that is kept.
+    /// A document: its current version, or an earlier one.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -162,10 +162,10 @@ impl Store {
         state: StateRef<'_>,
         version: Option<i64>,
     ) -> Result<State, Error> {
-        let owned = owner(state.owner);
+        let owned = owner_column(state.owner);
         let row = match version {
             None => {
-                present!(
+                current!(
                     "s.json",
                     ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.name = $3 AND s.json IS NOT NULL"],
                     organization.uuid(),
@@ -181,10 +181,10 @@ impl Store {
                     .await?
             }
         };
-        row.map(|row| row.state(state.owner)).ok_or(Error::NotFound { what: WHAT })
+        row.map(|row| row.into_state(state.owner)).ok_or(Error::NotFound { what: ENTITY })
     }
 
-    /// The documents that there are, by name, without what they say.
+    /// The existing documents, by name, without their content.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -192,24 +192,23 @@ impl Store {
     pub async fn state_list(
         &self,
         organization: OrganizationId,
-        of: Option<UserId>,
+        owner: Option<UserId>,
     ) -> Result<Vec<State>, Error> {
-        let rows = present!(
+        let rows = current!(
             "NULL::text",
             ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.json IS NOT NULL ORDER BY s.name"],
             organization.uuid(),
-            owner(of),
+            owner_column(owner),
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(rows.into_iter().map(|row| row.state(of)).collect())
+        Ok(rows.into_iter().map(|row| row.into_state(owner)).collect())
     }
 
-    /// The present version of a document and those that are kept, the newest first, without what
-    /// they say.
+    /// The current and the earlier versions of a document, newest first, without their content.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is none.
+    /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_versions(
         &self,
@@ -220,20 +219,20 @@ impl Store {
             "NULL::text",
             ["ORDER BY v.version DESC"],
             organization.uuid(),
-            owner(state.owner),
+            owner_column(state.owner),
             state.name,
         )
         .fetch_all(&self.pool)
         .await?;
         if rows.is_empty() {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
-        Ok(rows.into_iter().map(|row| row.state(state.owner)).collect())
+        Ok(rows.into_iter().map(|row| row.into_state(state.owner)).collect())
     }
 
-    /// Of these documents those that have another version than the one named with them, whole. Of
-    /// one with version 0 it is not told that it was deleted. One that is not even there as
-    /// deleted, because its owner was no member for a while, has version 0.
+    /// Those of these documents whose version differs from the known one, with their content. The
+    /// deletion of a document with known version 0 is not reported. A document whose row is
+    /// missing, because its owner was not a member for a while, has version 0.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -241,11 +240,11 @@ impl Store {
     pub async fn state_changes(
         &self,
         organization: OrganizationId,
-        of: Option<UserId>,
-        known: &[(&'static str, i64)],
+        owner: Option<UserId>,
+        known_versions: &[(&'static str, i64)],
     ) -> Result<Vec<State>, Error> {
         let (names, versions): (Vec<String>, Vec<i64>) =
-            known.iter().map(|(name, version)| ((*name).to_owned(), *version)).unzip();
+            known_versions.iter().map(|(name, version)| ((*name).to_owned(), *version)).unzip();
         let rows = sqlx::query_as!(
             Row,
             r#"SELECT k.name AS "name!", coalesce(s.version, 0) AS "version!", s.json AS "json?", octet_length(s.json) AS "bytes?",
@@ -255,18 +254,18 @@ impl Store {
                WHERE s.version IS DISTINCT FROM k.version AND (s.json IS NOT NULL OR k.version > 0)
                ORDER BY k.name"#,
             organization.uuid(),
-            owner(of),
+            owner_column(owner),
             &names,
             &versions,
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(rows.into_iter().map(|row| row.state(of)).collect())
+        Ok(rows.into_iter().map(|row| row.into_state(owner)).collect())
     }
 
-    /// How many bytes more would be kept after a put with this key: what is put, without the
-    /// earlier version that nothing would be kept of any more. What is replaced is kept, as an
-    /// earlier version. Nothing when it would change nothing.
+    /// How many more bytes would be stored after a put with this key: the new content, minus the
+    /// earlier version that would be dropped. The replaced content stays, as an earlier version.
+    /// Zero when the put would change nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -295,7 +294,7 @@ impl Store {
                        SELECT e.json, e.api_key_id FROM state_versions e
                        WHERE e.state_id = s.id AND s.json IS NOT NULL ORDER BY e.version DESC OFFSET $6) AS v) AS dropped"#,
             organization.uuid(),
-            owner(state.owner),
+            owner_column(state.owner),
             state.name,
             json as _,
             version as _,
@@ -305,13 +304,13 @@ impl Store {
         Ok(growth.fetch_one(&self.pool).await?)
     }
 
-    /// Makes a document, or puts another in its place and keeps what it said. The same text changes
-    /// nothing.
+    /// Creates or replaces a document. The replaced content is kept as an earlier version. The same
+    /// text changes nothing.
     ///
     /// # Errors
-    /// [`Error::Outdated`] when it has another version than expected (0: when there is one at all);
-    /// [`Error::NotFound`] when whose it is to be is no member any more, and when a version is to
-    /// be put that is not kept.
+    /// [`Error::VersionMismatch`] when the version is not the expected one (0: it must not exist);
+    /// [`Error::NotFound`] when the owner is no longer a member, or the version to restore does not
+    /// exist.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_put(
         &self,
@@ -319,26 +318,26 @@ impl Store {
         state: StateRef<'_>,
         (content, by): (StateContent<'_>, &str),
         expected: Option<i64>,
-        render: impl FnOnce(&State) -> Rendered + Send,
-    ) -> Result<Written<State>, Error> {
+        render: impl FnOnce(&State) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<State>, Error> {
         let mut writer = begin!(self, write);
-        // Of two that make it at once, one waits here for the other.
+        // Of two concurrent creations, one waits here for the other.
         sqlx::query!(
             "INSERT INTO states (id, organization_id, owner, name, version, updated_by, updated_at)
              VALUES ($1, $2, $3, $4, 0, $5, $6)
              ON CONFLICT ON CONSTRAINT states_name_key DO NOTHING",
             Uuid::now_v7(),
             writer.organization(),
-            owner(state.owner),
+            owner_column(state.owner),
             state.name,
             by,
             writer.now() as _,
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
-        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: WHAT })?;
-        locked.expect(expected)?;
+        .map_err(Error::from_write)?;
+        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: ENTITY })?;
+        locked.check_version(expected)?;
         let earlier;
         let json = match content {
             StateContent::Text(json) => json,
@@ -349,9 +348,9 @@ impl Store {
             }
             StateContent::Version(version) => {
                 earlier = locked
-                    .earlier(&mut writer, version)
+                    .archived_json(&mut writer, version)
                     .await?
-                    .ok_or(Error::NotFound { what: WHAT })?;
+                    .ok_or(Error::NotFound { what: ENTITY })?;
                 &earlier
             }
         };
@@ -359,18 +358,18 @@ impl Store {
             let entity = reload(&mut writer, state).await?;
             return writer.finish_unchanged(entity, render).await;
         }
-        locked.keep(&mut writer).await?;
-        locked.change(&mut writer, Some(json), by).await?;
+        locked.archive(&mut writer).await?;
+        locked.write_version(&mut writer, Some(json), by).await?;
         let entity = reload(&mut writer, state).await?;
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Deletes a document. What it said is kept as after every change, unless everything is to be
-    /// forgotten. The entity in the result is the version that says that there is none.
+    /// Deletes a document. Its content is kept as an earlier version, unless `forget` deletes all
+    /// versions. The entity in the result is the version of the deletion.
     ///
     /// # Errors
-    /// [`Error::Outdated`] when it has another version than expected, [`Error::NotFound`] when
-    /// there is nothing to delete or to forget.
+    /// [`Error::VersionMismatch`] when the version is not the expected one, [`Error::NotFound`]
+    /// when there is nothing to delete.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_delete(
         &self,
@@ -378,57 +377,60 @@ impl Store {
         state: StateRef<'_>,
         (expected, forget): (Option<i64>, bool),
         by: &str,
-        render: impl FnOnce(&State) -> Rendered + Send,
-    ) -> Result<Written<State>, Error> {
+        render: impl FnOnce(&State) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<State>, Error> {
         let mut writer = begin!(self, write);
-        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: WHAT })?;
-        locked.expect(expected)?;
-        let forgotten = if forget { locked.forget(&mut writer).await? } else { 0 };
+        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: ENTITY })?;
+        locked.check_version(expected)?;
+        let forgotten = if forget { locked.delete_versions(&mut writer).await? } else { 0 };
         if locked.json.is_some() {
             if !forget {
-                locked.keep(&mut writer).await?;
+                locked.archive(&mut writer).await?;
             }
-            locked.change(&mut writer, None, by).await?;
+            locked.write_version(&mut writer, None, by).await?;
         } else if forgotten == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         let entity = reload(&mut writer, state).await?;
         writer.finish_unchanged(entity, render).await
     }
 }
 
-/// A document that nobody else changes until the end of the write.
-struct Locked {
+/// A document, locked until the end of the write.
+struct LockedDocument {
     id: Uuid,
     version: i64,
     json: Option<String>,
 }
 
-async fn lock(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<Option<Locked>, Error> {
+async fn lock(
+    writer: &mut Writer<'_>,
+    state: StateRef<'_>,
+) -> Result<Option<LockedDocument>, Error> {
     Ok(sqlx::query_as!(
-        Locked,
+        LockedDocument,
         "SELECT id, version, json FROM states WHERE organization_id = $1 AND owner = $2 AND name = $3 FOR UPDATE",
         writer.organization(),
-        owner(state.owner),
+        owner_column(state.owner),
         state.name,
     )
     .fetch_optional(&mut *writer.transaction)
     .await?)
 }
 
-impl Locked {
-    /// Refuses what expects another version. One that is deleted has version 0.
-    fn expect(&self, expected: Option<i64>) -> Result<(), Error> {
+impl LockedDocument {
+    /// Refuses an unexpected version. A deleted document has version 0.
+    fn check_version(&self, expected: Option<i64>) -> Result<(), Error> {
         let current = if self.json.is_some() { self.version } else { 0 };
         if expected.is_some_and(|expected| expected != current) {
-            Err(Error::Outdated { current })
+            Err(Error::VersionMismatch { current })
         } else {
             Ok(())
         }
     }
 
-    /// Keeps what it says, and of what was kept the newest.
-    async fn keep(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
+    /// Keeps the content as an earlier version, and drops the oldest versions.
+    async fn archive(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
         sqlx::query!(
             "INSERT INTO state_versions (organization_id, state_id, version, json, updated_by, updated_at, api_key_id)
              SELECT organization_id, id, version, json, updated_by, updated_at, api_key_id FROM states
@@ -448,8 +450,8 @@ impl Locked {
         Ok(())
     }
 
-    /// What a version said that is kept.
-    async fn earlier(
+    /// The content of an earlier version.
+    async fn archived_json(
         &self,
         writer: &mut Writer<'_>,
         version: i64,
@@ -462,15 +464,15 @@ impl Locked {
         Ok(json.fetch_optional(&mut *writer.transaction).await?)
     }
 
-    /// Removes what was kept; gives how much that was.
-    async fn forget(&self, writer: &mut Writer<'_>) -> Result<u64, Error> {
+    /// Deletes the earlier versions, and returns their number.
+    async fn delete_versions(&self, writer: &mut Writer<'_>) -> Result<u64, Error> {
         let done = sqlx::query!("DELETE FROM state_versions WHERE state_id = $1", self.id)
             .execute(&mut *writer.transaction)
             .await?;
         Ok(done.rows_affected())
     }
 
-    async fn change(
+    async fn write_version(
         &self,
         writer: &mut Writer<'_>,
         json: Option<&str>,
@@ -490,16 +492,16 @@ impl Locked {
     }
 }
 
-/// The row as it is, deleted or not, without what it says.
+/// The current row, deleted or not, without the content.
 async fn reload(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<State, Error> {
-    let row = present!(
+    let row = current!(
         "NULL::text",
         ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.name = $3"],
         writer.organization(),
-        owner(state.owner),
+        owner_column(state.owner),
         state.name,
     )
     .fetch_one(&mut *writer.transaction)
     .await?;
-    Ok(row.state(state.owner))
+    Ok(row.into_state(state.owner))
 }

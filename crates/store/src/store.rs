@@ -1,4 +1,4 @@
-//! The connection pool, and bringing the schema up to date.
+//! The connection pool, and the migrations.
 
 use std::{str::FromStr, time::Duration};
 
@@ -15,39 +15,39 @@ use crate::{
 
 pub(crate) static MIGRATOR: Migrator = sqlx::migrate!();
 
-/// How long one statement of a migration may take.
+/// Statement timeout of a migration.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long a migration waits for a lock. Everybody else who wants the table waits behind it for as
-/// long: less than one of their statements may take.
+/// Lock timeout of a migration. Other statements on the table queue behind it for as long, so it is
+/// shorter than their statement timeout.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often it is tried, other services' turn included: five minutes in all.
-const LOCK_TRIES: u32 = 100;
+/// Attempts to get a lock. With the delays between them: five minutes in all.
+const LOCK_ATTEMPTS: u32 = 100;
 
-/// The pause before it is tried again.
-const LOCK_PAUSE: Duration = Duration::from_secs(1);
+/// Delay before the next attempt to get a lock.
+const LOCK_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// How long one statement may take, unless [`PoolOptions`] say otherwise: whatever was sent to the
-/// server has ended after it, one way or the other.
+/// Default statement timeout. Whatever was sent to the server has succeeded or failed after it.
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How the pool behaves.
+/// Options of the pool.
 #[derive(Debug, Clone)]
 pub struct PoolOptions {
-    /// What the server's own lists of connections call this process.
+    /// The name of this process in the server's list of connections.
     pub application_name: String,
-    /// Connections at most. Who needs one more waits for [`PoolOptions::acquire_timeout`].
+    /// Maximum number of connections. Callers that need one more wait for up to
+    /// [`PoolOptions::acquire_timeout`].
     pub max_connections: u32,
     /// How long to wait for a connection before [`Error::Unavailable`].
     pub acquire_timeout: Duration,
-    /// How long one statement may take, locks included, before the server gives it up with
+    /// How long one statement may take, locks included, before the server cancels it with
     /// [`Error::Unavailable`].
     pub statement_timeout: Duration,
-    /// Whether a statement is planned once per connection instead of by what it is given each time.
-    /// For a process that repeats a few statements which find rows by their keys, planning takes
-    /// longer than doing; lists with optional filters want it otherwise.
-    pub plans_once: bool,
+    /// Whether a statement is planned once per connection (a generic plan) instead of for its
+    /// parameters each time. In a process that repeats a few lookups by key, planning takes longer
+    /// than execution. Lists with optional filters need plans for their parameters.
+    pub generic_plans: bool,
 }
 
 impl Default for PoolOptions {
@@ -57,7 +57,7 @@ impl Default for PoolOptions {
             max_connections: 20,
             acquire_timeout: Duration::from_secs(5),
             statement_timeout: STATEMENT_TIMEOUT,
-            plans_once: false,
+            generic_plans: false,
         }
     }
 }
@@ -73,10 +73,9 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unavailable`] when the server cannot be reached, [`Error::Internal`] when the
-    /// address makes no sense or the server refuses the user.
+    /// address is invalid or the server refuses the user.
     pub async fn connect(url: &str, options: PoolOptions) -> Result<Self, Error> {
-        // A transaction that is left open holds its locks against everybody: the server ends it
-        // after this.
+        // An idle transaction holds its locks against everyone: the server ends it after this.
         let idle = options.statement_timeout * 2;
         let connection =
             connect_options(url)?.application_name(&options.application_name).options([
@@ -84,14 +83,13 @@ impl Store {
                 ("idle_in_transaction_session_timeout", millis(idle)),
                 (
                     "plan_cache_mode",
-                    (if options.plans_once { "force_generic_plan" } else { "auto" }).to_owned(),
+                    (if options.generic_plans { "force_generic_plan" } else { "auto" }).to_owned(),
                 ),
             ]);
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
             .acquire_timeout(options.acquire_timeout)
-            // sqlx asks the server before every use whether it is still there: a round trip that a
-            // busy pool can save.
+            // sqlx pings the server before every use: a round trip that a busy pool can save.
             .test_before_acquire(false)
             .before_acquire(|connection, meta| {
                 Box::pin(async move {
@@ -106,29 +104,28 @@ impl Store {
         Ok(Self { pool: Pool::new(pool) })
     }
 
-    /// Brings the schema up to date. Several processes may call it at once: one does it, the others
-    /// wait. What a newer version has added to it stays, and is no reason not to start: it leaves
-    /// what the version before it needs, as `tests/migrations.rs` checks.
+    /// Migrates the schema to the current version. Several processes may call it at once: one
+    /// migrates, the others wait. Migrations of a newer version stay and are no error: they keep
+    /// what the previous version needs, as `tests/migrations.rs` checks.
     ///
-    /// Whoever wants a lock on a table has all others wait behind it. So a migration gives up soon
-    /// when it does not get one, and is tried again after those who waited had their turn.
+    /// All statements on a table queue behind a statement that waits for a lock on it. So a
+    /// migration gives up soon when it does not get its lock, and retries after the queued
+    /// statements had their turn.
     ///
     /// # Errors
     /// [`Error::Unavailable`] when the server cannot be reached or a table is in use all the time,
-    /// [`Error::Internal`] when a migration fails, or is not the one that was applied under its
-    /// number.
+    /// [`Error::Internal`] when a migration fails, or differs from the one that was applied under
+    /// its number.
     pub async fn migrate(&self) -> Result<(), Error> {
-        self.migrate_by(&MIGRATOR).await
+        self.migrate_with(&MIGRATOR).await
     }
 
-    pub(crate) async fn migrate_by(&self, migrator: &Migrator) -> Result<(), Error> {
-        for _ in 1..LOCK_TRIES {
+    pub(crate) async fn migrate_with(&self, migrator: &Migrator) -> Result<(), Error> {
+        for _ in 1..LOCK_ATTEMPTS {
             match self.migrate_once(migrator).await {
-                Err(error) if is_locked(&error) => {
-                    tracing::info!(
-                        "the schema cannot be changed, or is changed by another process; it is tried again"
-                    );
-                    tokio::time::sleep(LOCK_PAUSE).await;
+                Err(error) if is_lock_timeout(&error) => {
+                    tracing::info!("a lock for the migration timed out; retrying");
+                    tokio::time::sleep(LOCK_RETRY_DELAY).await;
                 }
                 done => return Ok(done?),
             }
@@ -137,27 +134,26 @@ impl Store {
     }
 
     async fn migrate_once(&self, migrator: &Migrator) -> Result<(), MigrateError> {
-        // Not one of the pool's connections: their statement timeout would end both a long
-        // migration and the wait for another process's.
+        // A separate connection: the pool's statement timeout would end a long migration, and the
+        // wait for the migration of another process.
         let options = self.pool.connect_options().as_ref().clone();
         let limits = [
             ("statement_timeout", millis(MIGRATION_TIMEOUT)),
             ("lock_timeout", millis(LOCK_TIMEOUT)),
         ];
         let mut connection = options.options(limits).connect().await?;
-        match apply(migrator, &mut connection).await {
-            // The first that is not known: what a newer version adds comes after everything that
-            // is.
+        match apply_migrations(migrator, &mut connection).await {
+            // The first unknown migration. Those of a newer version come after all known ones.
             Err(MigrateError::VersionMissing(applied))
-                if migrator.iter().all(|known| known.version < applied) =>
+                if migrator.iter().all(|migration| migration.version < applied) =>
             {
                 tracing::warn!(
                     applied,
-                    "a newer version has migrated the database; this one goes on with what it knows"
+                    "the database has migrations of a newer version; continuing"
                 );
                 let mut known = Migrator::with_migrations(migrator.iter().cloned().collect());
                 known.set_ignore_missing(true);
-                apply(&known, &mut connection).await?;
+                apply_migrations(&known, &mut connection).await?;
             }
             done => done?,
         }
@@ -165,54 +161,57 @@ impl Store {
         Ok(())
     }
 
-    /// Asks the server for nothing, to see that it answers.
+    /// Checks that the server responds.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when it does not.
+    /// [`Error::Unavailable`].
     pub async fn ping(&self) -> Result<(), Error> {
         sqlx::query("SELECT 1").execute(&self.pool).await?;
         Ok(())
     }
 
-    /// The server's clock, which is the mesh's.
+    /// The server's clock, which is the clock of the mesh.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when it does not answer.
+    /// [`Error::Unavailable`].
     pub async fn clock(&self) -> Result<jiff::Timestamp, Error> {
         let now: jiff_sqlx::Timestamp =
             sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&self.pool).await?;
         Ok(now.into())
     }
 
-    /// Closes the pool once the statements that run have ended.
+    /// Closes the pool once the running statements have ended.
     pub async fn close(&self) {
         self.pool.close().await;
     }
 }
 
-/// Applies what is missing.
-async fn apply(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), MigrateError> {
-    for alone in migrator.iter().filter(|migration| migration.no_tx) {
-        migrator.run_direct(Some(alone.version - 1), connection, false).await?;
-        // An index that is made concurrently keeps nobody waiting while it waits, and would be left
-        // invalid.
+/// Applies the missing migrations.
+async fn apply_migrations(
+    migrator: &Migrator,
+    connection: &mut PgConnection,
+) -> Result<(), MigrateError> {
+    for separate in migrator.iter().filter(|migration| migration.no_tx) {
+        migrator.run_direct(Some(separate.version - 1), connection, false).await?;
+        // A concurrent index build blocks no statement while it waits, and a timeout would leave
+        // the index invalid.
         sqlx::query("SET lock_timeout = 0").execute(&mut *connection).await?;
-        migrator.run_direct(Some(alone.version), connection, false).await?;
+        migrator.run_direct(Some(separate.version), connection, false).await?;
         sqlx::query("RESET lock_timeout").execute(&mut *connection).await?;
     }
     migrator.run_direct(None, connection, false).await
 }
 
-/// Whether somebody else had what a migration wanted to lock.
-fn is_locked(error: &MigrateError) -> bool {
+/// Whether a migration timed out waiting for a lock.
+fn is_lock_timeout(error: &MigrateError) -> bool {
     let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
         return false;
     };
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
 
-/// Reads an address. Its text, which may hold a password, is not in the error. sqlx itself takes
-/// any scheme.
+/// Parses the address of a database. The error does not contain the address, which may hold a
+/// password. sqlx itself accepts any scheme.
 pub(crate) fn connect_options(url: &str) -> Result<PgConnectOptions, Error> {
     let scheme = url.split_once("://").map(|(scheme, _)| scheme);
     let options = if matches!(scheme, Some("postgres" | "postgresql")) {
@@ -223,7 +222,7 @@ pub(crate) fn connect_options(url: &str) -> Result<PgConnectOptions, Error> {
     options.ok_or_else(|| Error::internal("the database's address is not a valid postgres:// URL"))
 }
 
-/// As PostgreSQL's settings want it.
+/// The format of PostgreSQL's settings.
 fn millis(duration: Duration) -> String {
     format!("{}ms", duration.as_millis())
 }

@@ -1,14 +1,14 @@
-//! Tasks: as people see them here, as they change them in [`write`], as the reconciler drives them
-//! in the rest.
+//! Tasks. This module reads them for the API, [`write`] changes them for users, and the other
+//! modules serve the reconciler.
 
 mod commit;
 mod drive;
-mod flaws;
 mod fork;
-mod park;
+mod quarantine;
 pub(crate) mod rewind;
 mod statement;
 pub(crate) mod subtask;
+mod unreadable;
 pub(crate) mod write;
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use construct_domain::{
     AgentId, ApprovalId, MessageId, OrganizationId, StepId, TaskId,
-    approval::{Approval, ApprovalState, AskedCall},
+    approval::{Approval, ApprovalCall, ApprovalState},
     context::Context,
     money::{Usage, tokens_of_bytes},
     policy::Rule,
@@ -30,82 +30,82 @@ use construct_domain::{
 use crate::{
     Cursor, Error, Key, Page, Store,
     agent::turns_from_sql,
-    event::unsigned,
-    task::flaws::Flaws,
-    time::{option, sql_option},
+    event::to_u64,
+    task::unreadable::UnreadableColumns,
+    time::{from_sql_option, sql_option},
 };
 
-pub use commit::{AppendedMessage, AskedApproval, Committed, EndedMessage, TaskCommit};
-pub use drive::{DueTask, LoadedTask, Spending};
+pub use commit::{AppendedMessage, CommittedTask, EndedMessage, NewApproval, TaskCommit};
+pub use drive::{CostInputs, DueTask, LoadedTask};
 pub use fork::NewFork;
-pub use park::Parked;
+pub use quarantine::Quarantine;
 pub use rewind::Rewind;
 pub use subtask::{
-    Asking, Below, NewSubtask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold,
+    DescendantTotals, NewSubtask, ScriptCaller, SubtaskChange, SubtaskEvents, SubtaskState,
+    SubtaskStatus,
 };
 
-pub(crate) const WHAT: &str = "task";
+pub(crate) const ENTITY: &str = "task";
 
-/// The column that says where a task stands.
-const PHASE: &str = "phase";
+/// The column of a task's phase.
+const PHASE_COLUMN: &str = "phase";
 
-/// A task as it is stored.
+/// A stored task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredTask {
-    /// Its state. [`Task::max_turns`] is the limit that holds, the agent's or the default when the
-    /// task has none. The length of its transcript is [`Task::last_position`].
+    /// Its state. [`Task::max_turns`] is the effective limit: the task's, the agent's, or the
+    /// default. The length of its transcript is [`Task::last_position`].
     pub state: Task,
     /// The name of [`Task::agent`].
     pub agent_name: String,
-    /// The directory its tools may touch; empty: one of its own.
+    /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
-    /// Empty until it has one.
+    /// Empty until it is set.
     pub title: String,
     /// The task's own limit of model calls per user message; 0: none.
     pub max_turns_override: u32,
-    /// What its scripts may call, besides what the agent's policy says.
+    /// Rules for the calls of its scripts, in addition to the agent's policy.
     pub policy: Vec<Rule>,
-    /// Facts that the model is told in every call.
+    /// Facts that are part of every prompt.
     pub pinned: Vec<String>,
-    /// The pool of interpreters that runs its scripts; the same as long as it lives.
+    /// The pool of interpreters that runs its scripts. It never changes.
     pub compute: String,
     /// When it entered its phase.
     pub phase_since: Timestamp,
-    /// Of all its model calls.
+    /// Usage of all its model calls.
     pub usage: Usage,
-    /// How often each tool was called.
+    /// The number of calls of each tool.
     pub tool_uses: BTreeMap<String, i64>,
-    /// Messages that wait for their turn.
+    /// The number of queued messages.
     pub queued_count: i64,
-    /// Of its newest event.
+    /// Sequence of its newest event.
     pub event_sequence: u64,
-    /// The trace of the turn that is on its way, or was last.
+    /// The trace of the running turn, or of the last one.
     pub trace_id: Option<String>,
-    /// The task whose transcript it began with a copy of, and the last message that was copied, in
-    /// that task.
+    /// The task that it was forked from, and the last copied message, in that task.
     pub forked_from: Option<(TaskId, MessageId)>,
-    /// The tasks above it, the root first; the last of them has begun it.
+    /// Its ancestors, the root first. The last one is its parent.
     pub ancestors: Vec<TaskId>,
-    /// The subtasks its own scripts have begun, oldest first.
+    /// Its direct subtasks, oldest first.
     pub subtasks: Vec<TaskId>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
-    /// The columns of its row that cannot be read: what they hold is left out, and
-    /// [`Task::last_error`] says why.
+    /// The unreadable columns of its row. Their values are left out, and [`Task::last_error`] says
+    /// why.
     pub unreadable: Vec<&'static str>,
 }
 
 impl StoredTask {
-    /// Where it stands. None when this version does not know what is stored.
+    /// Its phase. None when this version does not know the stored one.
     pub fn phase(&self) -> Option<Phase> {
-        (!self.unreadable.contains(&PHASE)).then_some(self.state.phase)
+        (!self.unreadable.contains(&PHASE_COLUMN)).then_some(self.state.phase)
     }
 
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         let key = if key == Key::Name { Key::CreatedAt } else { key };
         Cursor::new(key, self.state.id.uuid(), "", self.created_at, self.updated_at)
@@ -117,38 +117,38 @@ impl StoredTask {
 pub struct NewTask {
     /// Its id.
     pub id: TaskId,
-    /// Who answers.
+    /// The agent.
     pub agent: AgentId,
-    /// The directory its tools may touch; empty: one of its own.
+    /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
-    /// Empty: to be made from the conversation.
+    /// Empty: generated from the conversation.
     pub title: String,
-    /// Model calls one user message may cause; 0: the agent's limit.
+    /// Model calls per user message; 0: the agent's limit.
     pub max_turns_override: u32,
-    /// What its scripts may call, besides what the agent's policy says.
+    /// Rules for the calls of its scripts, in addition to the agent's policy.
     pub policy: Vec<Rule>,
-    /// Facts that the model is told in every call.
+    /// Facts that are part of every prompt.
     pub pinned: Vec<String>,
     /// The pool of interpreters that runs its scripts; none: the agent's.
     pub compute: Option<String>,
 }
 
-/// What changes of a task: what is `Some`.
+/// Changes to a task. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TaskChanges {
-    /// Who answers from the next model call on.
+    /// The agent from the next model call on.
     pub agent: Option<AgentId>,
-    /// Empty: to be made anew from the conversation.
+    /// Empty: generated again from the conversation.
     pub title: Option<String>,
-    /// Model calls one user message may cause; 0: the agent's limit.
+    /// Model calls per user message; 0: the agent's limit.
     pub max_turns_override: Option<u32>,
-    /// All of it.
+    /// Replaces all of it.
     pub policy: Option<Vec<Rule>>,
-    /// All facts that the model is told, from the next model call on.
+    /// Replaces all pinned facts, from the next model call on.
     pub pinned: Option<Vec<String>>,
 }
 
-/// Which tasks a list shows.
+/// Filter for a list of tasks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TaskFilter {
     /// Of this agent only.
@@ -157,17 +157,17 @@ pub struct TaskFilter {
     pub phase: Option<Phase>,
     /// With exactly this workspace.
     pub workspace: Option<String>,
-    /// Created later than this.
+    /// Created after this time.
     pub created_after: Option<Timestamp>,
-    /// Created earlier than this.
+    /// Created before this time.
     pub created_before: Option<Timestamp>,
     /// Subtasks of this one only.
     pub parent: Option<TaskId>,
 }
 
-/// A row as both sides read it. `queued_count` is read by one side only; `queued`,
-/// `queued_interrupts`, `queued_tokens`, `approvals`, `subtasks`, `ended` and `spending` by the
-/// other.
+/// A row, as gateway and reconciler read it. Only the gateway reads `queued_count`; only the
+/// reconciler reads `queued`, `queued_interrupts`, `queued_tokens`, `approvals`, `subtasks`,
+/// `ended` and `spending`.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -242,7 +242,7 @@ struct Row {
     queued_tokens: i64,
 }
 
-/// A question as the statement gives it.
+/// An approval, as the statement encodes it.
 #[derive(Deserialize)]
 struct ApprovalRow {
     id: Uuid,
@@ -255,28 +255,36 @@ struct ApprovalRow {
 impl From<ApprovalRow> for Approval {
     fn from(row: ApprovalRow) -> Self {
         let ApprovalRow { id, script, number, hash, state } = row;
-        Self { id: ApprovalId::from_uuid(id), call: AskedCall { script, number, hash }, state }
+        Self { id: ApprovalId::from_uuid(id), call: ApprovalCall { script, number, hash }, state }
     }
 }
 
 impl Row {
-    /// Bytes of what is pinned: like the agent's instructions it is a part of every prompt.
+    /// Bytes of the pinned facts, which are part of every prompt like the agent's instructions.
     fn pinned_bytes(&self) -> usize {
         self.pinned.iter().map(String::len).sum()
     }
 
-    /// Takes the state out of the row, without what cannot be read.
-    fn state(&mut self, flaws: &mut Flaws) -> Task {
-        let last_error =
-            match (self.error_code.take(), self.error_message.take(), option(self.error_time)) {
-                (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
-                _ => None,
-            };
-        let approvals: Option<Vec<ApprovalRow>> = flaws.option("approvals", self.approvals.take());
-        let subtasks: Option<Vec<Uuid>> = flaws.option("subtasks", self.subtasks.take());
+    /// Takes the state out of the row, without unreadable columns.
+    fn state(&mut self, unreadable: &mut UnreadableColumns) -> Task {
+        let last_error = match (
+            self.error_code.take(),
+            self.error_message.take(),
+            from_sql_option(self.error_time),
+        ) {
+            (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
+            _ => None,
+        };
+        let approvals: Option<Vec<ApprovalRow>> =
+            unreadable.option("approvals", self.approvals.take());
+        let subtasks: Option<Vec<Uuid>> = unreadable.option("subtasks", self.subtasks.take());
         let outcome = self.last_outcome.take();
         let context = Context {
-            room: room(self.context_window, self.max_output_tokens, self.max_tokens),
+            input_limit: max_input_tokens(
+                self.context_window,
+                self.max_output_tokens,
+                self.max_tokens,
+            ),
             compact_at: u32::try_from(self.compact_at_percent).unwrap_or_default(),
             base: tokens_of_bytes(
                 usize::try_from(self.instructions_bytes).unwrap_or_default() + self.pinned_bytes(),
@@ -299,15 +307,17 @@ impl Row {
             retry: self.retry.map(MessageId::from_uuid),
             max_turns: max_turns([self.max_turns_override, self.agent_max_turns]),
             titled: self.titled,
-            phase: flaws.word(PHASE, &self.phase, Phase::parse).unwrap_or(Phase::AwaitInput),
-            turn: flaws.option("turn", self.turn.take()),
-            step: flaws.option("step", self.step.take()),
+            phase: unreadable
+                .text(PHASE_COLUMN, &self.phase, Phase::parse)
+                .unwrap_or(Phase::AwaitInput),
+            turn: unreadable.option("turn", self.turn.take()),
+            step: unreadable.option("step", self.step.take()),
             title_step: self.title_step.map(StepId::from_uuid),
-            steps: unsigned(self.steps),
+            steps: to_u64(self.steps),
             last_position: self.last_position,
-            next_wake: option(self.next_wake),
+            next_wake: from_sql_option(self.next_wake),
             last_outcome: outcome
-                .and_then(|outcome| flaws.word("last_outcome", &outcome, TurnOutcome::parse)),
+                .and_then(|outcome| unreadable.text("last_outcome", &outcome, TurnOutcome::parse)),
             last_error,
             approvals: approvals.unwrap_or_default().into_iter().map(Approval::from).collect(),
             subtasks: subtasks.map(|tasks| tasks.into_iter().map(TaskId::from_uuid).collect()),
@@ -316,28 +326,27 @@ impl Row {
     }
 }
 
-/// The limit that holds: the task's, the agent's, or the default.
+/// The effective limit: the task's, the agent's, or the default.
 fn max_turns(said: [i32; 2]) -> u32 {
     said.into_iter().map(turns_from_sql).find(|&turns| turns > 0).unwrap_or(DEFAULT_MAX_TURNS)
 }
 
-/// Tokens of input that a model takes, for an agent that may ask for shorter answers than it can
-/// give.
-fn room(context_window: i64, max_output_tokens: i64, max_tokens: Option<i64>) -> i64 {
+/// The longest input of a model in tokens, given the longest answer that the agent requests.
+fn max_input_tokens(context_window: i64, max_output_tokens: i64, max_tokens: Option<i64>) -> i64 {
     let shorter = max_tokens.filter(|&asked| asked > 0).unwrap_or(i64::MAX);
-    Context::room_of(context_window, max_output_tokens.min(shorter))
+    Context::input_limit_for(context_window, max_output_tokens.min(shorter))
 }
 
-/// People see what can be read: they have to be told of a task that nobody can go on with, and to
-/// be able to do something about it.
+/// The API shows what can be read: users must see a task that cannot be reconciled, and must be
+/// able to act on it.
 impl From<Row> for StoredTask {
     fn from(mut row: Row) -> Self {
-        let mut flaws = Flaws::default();
-        let mut state = row.state(&mut flaws);
-        let policy = flaws.json("policy", row.policy);
-        let tool_uses = flaws.json("tool_uses", row.tool_uses);
-        if let Some(words) = flaws.words() {
-            let message = format!("not everything that is stored of the task can be read: {words}");
+        let mut unreadable = UnreadableColumns::default();
+        let mut state = row.state(&mut unreadable);
+        let policy = unreadable.json("policy", row.policy);
+        let tool_uses = unreadable.json("tool_uses", row.tool_uses);
+        if let Some(description) = unreadable.describe() {
+            let message = format!("some columns of the task cannot be read: {description}");
             state.last_error =
                 Some(TaskError { code: UNREADABLE.to_owned(), message, time: row.updated_at });
         }
@@ -361,7 +370,7 @@ impl From<Row> for StoredTask {
             },
             tool_uses,
             queued_count: row.queued_count,
-            event_sequence: unsigned(row.event_sequence),
+            event_sequence: to_u64(row.event_sequence),
             trace_id: row.trace_id,
             forked_from: row
                 .forked_from
@@ -372,12 +381,12 @@ impl From<Row> for StoredTask {
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
-            unreadable: flaws.columns(),
+            unreadable: unreadable.columns(),
         }
     }
 }
 
-/// Reads tasks as [`Row`]s. The first list says what those columns are that only one side reads.
+/// Reads tasks as [`Row`]s. The first list selects the columns that only one side reads.
 macro_rules! select {
     ([$($queue:literal)+], [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -405,7 +414,7 @@ macro_rules! select {
 }
 use select;
 
-/// [`select`] as the gateway wants it: with the length of the queue.
+/// [`select`] for the gateway: with the length of the queue.
 macro_rules! select_counted {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         crate::task::select!(
@@ -422,7 +431,7 @@ macro_rules! select_counted {
 }
 use select_counted;
 
-/// Lists tasks. What the first literal says is about `$10`, the task whose subtasks are wanted.
+/// Lists tasks. The first literal is a condition on `$10`, the parent.
 macro_rules! list {
     ($of:literal, $organization:expr, $filter:expr, $page:expr, $key:literal, $comparison:literal, $direction:literal) => {{
         let (value, id) = $page.after_time()?;
@@ -449,7 +458,7 @@ macro_rules! list {
     }};
 }
 
-/// The same as four statements, of which the page says which is wanted.
+/// Lists tasks with one of four statements, according to the order of the page.
 macro_rules! list_ordered {
     ($of:literal, $store:expr, $organization:expr, $filter:expr, $page:expr) => {
         match ($page.order.key, $page.order.descending) {
@@ -481,7 +490,7 @@ impl Store {
     /// A task by id.
     ///
     /// # Errors
-    /// [`Error::NotFound`], also of a deleted one.
+    /// [`Error::NotFound`], also for a deleted task.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_get(
         &self,
@@ -496,7 +505,7 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(StoredTask::from)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
     /// A page of tasks. They have no name: [`Key::Name`] is taken as [`Key::CreatedAt`].
@@ -510,8 +519,8 @@ impl Store {
         filter: &TaskFilter,
         page: &Page,
     ) -> Result<Vec<StoredTask>, Error> {
-        // A statement of its own, which PostgreSQL can plan for the few subtasks of one task
-        // whatever else the organization has.
+        // A separate statement, which PostgreSQL can plan for the few subtasks of one task, however
+        // many tasks the organization has.
         let rows = if filter.parent.is_some() {
             list_ordered!("t.parent_id = $10", self, organization, filter, page)
         } else {

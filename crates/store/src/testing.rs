@@ -1,7 +1,6 @@
-//! A database of its own for every test, on a real server.
+//! A separate database for every test, on a real server.
 //!
-//! The schema is applied once per version of the migrations, to a template that every database is a
-//! copy of.
+//! The migrations are applied once per version, to a template that is copied for every database.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -21,36 +20,36 @@ use crate::{
     store::{MIGRATOR, connect_options},
 };
 
-/// Where the server is: an address whose user may create databases.
+/// The address of the server. Its user may create databases.
 const URL: &str = "CONSTRUCT_TEST_DATABASE_URL";
-/// Keeps processes from making the template at the same time. Any number that nobody else uses.
+/// Lock that keeps processes from creating the template concurrently. Any unused number.
 const TEMPLATE_LOCK: i64 = 0x636F_6E73_7472_7563;
-/// Longest that the server may take to recover from a crash.
-const RECOVERY: Duration = Duration::from_secs(30);
+/// How long the server may take to recover from a crash.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Tasks that one statement makes.
-const FILLED_AT_ONCE: u32 = 5_000;
+/// Tasks that one statement creates.
+const FILL_BATCH: u32 = 5_000;
 
-/// A database that is there for one test. Dropped with this value, whatever is connected to it.
+/// The database of one test. Dropped with this value, whatever is connected to it.
 #[derive(Debug)]
 pub struct Database {
     admin: PgConnectOptions,
     name: String,
     url: String,
     store: Store,
-    /// Whether the server is the test's own, whose processes may be killed.
+    /// Whether the test owns the server and may kill its processes.
     owned: bool,
 }
 
-/// A row that is locked.
+/// A locked row.
 #[derive(Debug)]
-pub struct Locked(PgConnection);
+pub struct LockedRow(PgConnection);
 
-impl Locked {
-    /// Lets it go.
+impl LockedRow {
+    /// Releases the lock.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// When the server fails.
     pub async fn release(mut self) {
         sqlx::query("ROLLBACK").execute(&mut self.0).await.expect("the transaction ends");
         self.0.close().await.expect("the connection closes");
@@ -61,18 +60,17 @@ impl Database {
     /// A fresh, migrated database.
     ///
     /// # Panics
-    /// When `CONSTRUCT_TEST_DATABASE_URL` is not set or its server does not do as asked: a test
-    /// cannot go on without.
+    /// When `CONSTRUCT_TEST_DATABASE_URL` is not set or its server fails.
     pub async fn new() -> Self {
-        Self::of(&shared(), true, false).await
+        Self::create(&shared_server_url(), true, false).await
     }
 
-    /// A fresh, migrated database on a server that is the test's own.
+    /// A fresh, migrated database on a server that the test owns.
     ///
     /// # Panics
-    /// When the server does not do as asked.
-    pub async fn on(url: &str) -> Self {
-        Self::of(url, true, true).await
+    /// When the server fails.
+    pub async fn new_on(url: &str) -> Self {
+        Self::create(url, true, true).await
     }
 
     /// A fresh database without any schema.
@@ -80,25 +78,28 @@ impl Database {
     /// # Panics
     /// As [`Database::new`].
     pub async fn empty() -> Self {
-        Self::of(&shared(), false, false).await
+        Self::create(&shared_server_url(), false, false).await
     }
 
-    async fn of(url: &str, migrated: bool, owned: bool) -> Self {
+    async fn create(url: &str, migrated: bool, owned: bool) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let admin = connect_options(url).expect("the test database's address is valid");
         let mut connection =
             admin.clone().connect().await.expect("the test database server answers");
-        let template =
-            if migrated { template(&admin, &mut connection).await } else { "template1".to_owned() };
-        // The time keeps apart processes that had the same id, one of which was killed before it
-        // could tidy up.
+        let template = if migrated {
+            ensure_template(&admin, &mut connection).await
+        } else {
+            "template1".to_owned()
+        };
+        // The time distinguishes processes with the same id, one of which was killed before it
+        // could clean up.
         let time = jiff::Timestamp::now().as_microsecond();
         let name = format!(
             "construct_test_{}_{time}_{}",
             std::process::id(),
             COUNT.fetch_add(1, Ordering::Relaxed)
         );
-        run(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
+        run_statement(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
         connection.close().await.expect("the connection closes");
         let url = admin.clone().database(&name).to_url_lossy().to_string();
         let options =
@@ -112,16 +113,16 @@ impl Database {
         &self.url
     }
 
-    /// A store on the database, its pool shared with the others of this method.
+    /// A store on the database. All stores of this method share one pool.
     pub fn store(&self) -> Store {
         self.store.clone()
     }
 
-    /// Every row of every table as text, for tests that look for what must not be stored anywhere.
-    /// Bytes are in hexadecimal.
+    /// Every row of every table as text, for tests that search for what must not be stored. Bytes
+    /// are in hexadecimal.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// When the server fails.
     pub async fn contents(&self) -> String {
         let mut connection = self
             .admin
@@ -154,8 +155,8 @@ impl Database {
     /// same names.
     ///
     /// # Panics
-    /// When the server does not answer.
-    pub async fn tenant(&self, name: &str) -> OrganizationId {
+    /// When the server fails.
+    pub async fn create_tenant(&self, name: &str) -> OrganizationId {
         let organization = Uuid::now_v7();
         let copy = "
             WITH organization AS (
@@ -189,12 +190,12 @@ impl Database {
         OrganizationId::from_uuid(organization)
     }
 
-    /// Makes many tasks of an agent at once: idle ones, or ones with a message that waits and of
-    /// which nobody was told.
+    /// Creates many tasks of an agent at once: idle ones, or ones with a queued message and without
+    /// a wake.
     ///
     /// # Panics
-    /// When the server does not answer.
-    pub async fn fill(
+    /// When the server fails.
+    pub async fn fill_tasks(
         &self,
         organization: OrganizationId,
         agent: &str,
@@ -219,8 +220,8 @@ impl Database {
         });
         let mut left = count;
         while left > 0 {
-            // One statement must not take longer than any may.
-            let some = left.min(FILLED_AT_ONCE);
+            // Each statement must stay below the statement timeout.
+            let some = left.min(FILL_BATCH);
             left -= some;
             sqlx::query(fill)
                 .bind(organization.uuid())
@@ -233,12 +234,12 @@ impl Database {
         }
     }
 
-    /// How long each task of an organization that has answered its message took for that, in
-    /// seconds from when the message came; and how many have not.
+    /// For each task of an organization that has answered its message, the seconds from the message
+    /// to the answer; and the number of tasks that have not answered.
     ///
     /// # Panics
-    /// When the server does not answer.
-    pub async fn answered(&self, organization: OrganizationId) -> (Vec<f64>, i64) {
+    /// When the server fails.
+    pub async fn answer_times(&self, organization: OrganizationId) -> (Vec<f64>, i64) {
         let answered = "SELECT extract(epoch FROM phase_since - intent_at)::float8 FROM tasks
              WHERE organization_id = $1 AND phase = 'await_input' AND last_outcome = 'completed' ORDER BY 1";
         let left = "SELECT count(*) FROM tasks
@@ -252,10 +253,10 @@ impl Database {
         (seconds.expect("the tasks can be read"), left.expect("the tasks can be counted"))
     }
 
-    /// Has the audit trail refuse every entry, or take them again.
+    /// Makes the audit trail refuse every entry, or accept them again.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// When the server fails.
     pub async fn refuse_audit(&self, refuse: bool) {
         let statement = if refuse {
             "ALTER TABLE audit_entries ADD CONSTRAINT audit_entries_refused CHECK (false) NOT VALID"
@@ -265,11 +266,11 @@ impl Database {
         sqlx::query(statement).execute(&self.store.pool).await.expect("the table can be altered");
     }
 
-    /// Locks the row of a task: whoever wants to change it waits until what this gives is released.
+    /// Locks the row of a task. Writers wait until the result is released.
     ///
     /// # Panics
-    /// When the server does not answer, or there is no such task.
-    pub async fn lock_task(&self, task: TaskId) -> Locked {
+    /// When the server fails or the task does not exist.
+    pub async fn lock_task(&self, task: TaskId) -> LockedRow {
         let mut connection = self
             .admin
             .clone()
@@ -283,24 +284,24 @@ impl Database {
             .fetch_one(&mut connection)
             .await
             .expect("the task is there");
-        Locked(connection)
+        LockedRow(connection)
     }
 
-    /// How many statements wait for this, which is one of PostgreSQL's wait events (`PgSleep`) or
-    /// types of them (`Lock`).
+    /// The number of statements that wait for one of PostgreSQL's wait events (`PgSleep`) or event
+    /// types (`Lock`).
     ///
     /// # Panics
-    /// When the server does not answer.
-    pub async fn waiting(&self, event: &str) -> i64 {
+    /// When the server fails.
+    pub async fn waiting_statements(&self, event: &str) -> i64 {
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND $2 IN (wait_event, wait_event_type)";
         let waiting = sqlx::query_scalar(waiting).bind(&self.name).bind(event);
         waiting.fetch_one(&self.store.pool).await.expect("the server answers")
     }
 
-    /// Does something else with the database.
+    /// Executes other statements.
     ///
     /// # Panics
-    /// When the server does not do it.
+    /// When the server fails.
     pub async fn execute(&self, statements: &str) {
         let statements = sqlx::AssertSqlSafe(statements.to_owned());
         sqlx::raw_sql(statements)
@@ -309,31 +310,31 @@ impl Database {
             .expect("the server does as it is asked");
     }
 
-    /// Makes a task's row such that it cannot be read, or as it was before.
+    /// Makes a task's row unreadable, or restores it.
     ///
     /// # Panics
-    /// When the server does not answer.
-    pub async fn spoil(&self, task: TaskId, spoilt: bool) {
-        // Another revision, as of every change: nobody commits what they remember of the row.
+    /// When the server fails.
+    pub async fn corrupt_task(&self, task: TaskId, corrupt: bool) {
+        // A new revision, as with every change: a commit from a cached task fails.
         let spoil = "UPDATE tasks SET
                  turn = CASE WHEN $2 THEN jsonb_build_object('spoilt', turn) ELSE nullif(turn -> 'spoilt', 'null'::jsonb) END,
                  revision = revision + 1
              WHERE id = $1 AND $2 IS DISTINCT FROM coalesce(turn ? 'spoilt', false)";
         sqlx::query(spoil)
             .bind(task.uuid())
-            .bind(spoilt)
+            .bind(corrupt)
             .execute(&self.store.pool)
             .await
             .expect("the task can be changed");
     }
 
-    /// Tasks, subtasks among them, that are not done and that nobody will look at: no time is set,
-    /// nothing that was asked for is unseen, and they are neither put aside nor suspended. With how
-    /// they stand.
+    /// Stuck tasks, subtasks included: they are not done and will never be reconciled, because they
+    /// have no next wake and no unseen intent, and are neither quarantined nor suspended. As text,
+    /// with their state.
     ///
     /// # Errors
-    /// When the server does not answer.
-    pub async fn forgotten(&self) -> Result<Vec<String>, Error> {
+    /// When the server fails.
+    pub async fn stuck_tasks(&self) -> Result<Vec<String>, Error> {
         let forgotten = "
             SELECT format('%s (%s, parent %s): intents %s, seen %s, turn %s, step %s',
                 t.id, t.phase, t.parent_id, t.intents, t.intents_seen, t.turn, t.step)
@@ -347,21 +348,20 @@ impl Database {
         Ok(sqlx::query_scalar(forgotten).fetch_all(&self.store.pool).await?)
     }
 
-    /// Ends all connections to the database in the middle of whatever they do. Where the server is
-    /// the test's own, one of its processes is killed, `kill -9`, upon which the server drops
-    /// everything and recovers.
+    /// Ends all connections to the database, whatever they do. If the test owns the server, it
+    /// kills one of its processes with `kill -9`, upon which the server drops all connections and
+    /// recovers.
     ///
     /// # Panics
-    /// When the server does not answer before, and does not do so again within half a minute of an
-    /// earlier crash.
+    /// When the server does not recover from an earlier crash within half a minute.
     pub async fn crash(&self) {
         let began = Instant::now();
         let mut connection = loop {
             match self.admin.clone().connect().await {
                 Ok(connection) => break connection,
-                // It may still recover from the crash before this one.
+                // It may still be recovering from an earlier crash.
                 Err(sqlx::Error::Database(_) | sqlx::Error::Io(_))
-                    if began.elapsed() < RECOVERY =>
+                    if began.elapsed() < RECOVERY_TIMEOUT =>
                 {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
@@ -390,21 +390,21 @@ impl Database {
         }
     }
 
-    /// How often the server has read the whole table of tasks since the database was made.
+    /// How often the server has scanned the table of tasks since the database was created.
     ///
     /// # Panics
-    /// When the server does not answer.
-    pub async fn task_scans(&self) -> i64 {
+    /// When the server fails.
+    pub async fn task_table_scans(&self) -> i64 {
         sqlx::query_scalar("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'tasks'")
             .fetch_one(&self.store.pool)
             .await
             .expect("the statistics can be read")
     }
 
-    /// A store with a pool of its own, as another process would have.
+    /// A store with its own pool, like that of another process.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// When the server fails.
     pub async fn connect(&self, options: PoolOptions) -> Store {
         Store::connect(&self.url, options).await.expect("the test database answers")
     }
@@ -414,8 +414,8 @@ impl Drop for Database {
     fn drop(&mut self) {
         let admin = self.admin.clone();
         let statement = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
-        // A test's runtime may be single-threaded and is busy dropping this: the work needs a
-        // runtime and a thread of its own. What cannot be dropped is left to `./dev test`, which
+        // A test's runtime may be single-threaded and is busy dropping this: the work needs its own
+        // runtime and thread. Databases that cannot be dropped are left to `./dev test`, which
         // starts with an empty server.
         let thread = std::thread::spawn(move || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build()
@@ -433,14 +433,14 @@ impl Drop for Database {
 }
 
 /// The server that tests share.
-fn shared() -> String {
+fn shared_server_url() -> String {
     std::env::var(URL).unwrap_or_else(|_| {
         panic!("{URL} is not set: it is the address of a server on which databases may be made; `./dev test` sets it")
     })
 }
 
-/// The name of a database with the current schema, made unless it is there.
-async fn template(admin: &PgConnectOptions, connection: &mut PgConnection) -> String {
+/// The name of a template with the current schema. Creates it if it does not exist.
+async fn ensure_template(admin: &PgConnectOptions, connection: &mut PgConnection) -> String {
     let mut hasher = DefaultHasher::new();
     for migration in MIGRATOR.iter() {
         (migration.version, &migration.checksum).hash(&mut hasher);
@@ -457,15 +457,17 @@ async fn template(admin: &PgConnectOptions, connection: &mut PgConnection) -> St
         .await
         .expect("the list of databases can be read");
     if there.is_none() {
-        // Under another name until it is whole: a process killed here leaves no half a template.
+        // Under another name until it is complete: a process that is killed here leaves no partial
+        // template.
         let unfinished = format!("{name}_unfinished");
-        run(connection, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)")).await;
-        run(connection, format!("CREATE DATABASE {unfinished}")).await;
+        run_statement(connection, format!("DROP DATABASE IF EXISTS {unfinished} WITH (FORCE)"))
+            .await;
+        run_statement(connection, format!("CREATE DATABASE {unfinished}")).await;
         let mut inside =
             admin.clone().database(&unfinished).connect().await.expect("the template answers");
         MIGRATOR.run(&mut inside).await.expect("the migrations apply to an empty database");
         inside.close().await.expect("the connection closes");
-        run(connection, format!("ALTER DATABASE {unfinished} RENAME TO {name}")).await;
+        run_statement(connection, format!("ALTER DATABASE {unfinished} RENAME TO {name}")).await;
     }
     sqlx::query("SELECT pg_advisory_unlock($1)")
         .bind(TEMPLATE_LOCK)
@@ -475,8 +477,8 @@ async fn template(admin: &PgConnectOptions, connection: &mut PgConnection) -> St
     name
 }
 
-/// Runs a statement whose names were made here.
-async fn run(connection: &mut PgConnection, statement: String) {
+/// Runs a statement whose names were generated here.
+async fn run_statement(connection: &mut PgConnection, statement: String) {
     let words = statement.clone();
     connection
         .execute(sqlx::AssertSqlSafe(statement))

@@ -1,4 +1,4 @@
-//! Every promise of this crate against a real server.
+//! Tests of this crate against a real server.
 
 mod approvals;
 mod audit;
@@ -11,7 +11,6 @@ mod events;
 mod files;
 mod identity;
 mod keys;
-mod memory;
 mod messages;
 mod migrations;
 mod pages;
@@ -22,6 +21,7 @@ mod schedules;
 mod slack;
 mod states;
 mod subtasks;
+mod task_cache;
 mod tasks;
 mod usage;
 mod writes;
@@ -37,8 +37,8 @@ use construct_domain::{
 
 use crate::{
     Error, Idempotency, Model, ModelParameters, ModelProviderKind, NewAgent, NewEvent, NewModel,
-    NewModelProvider, NewTask, NewUserMessage, PricesSource, Rendered, Store, StoredEvent,
-    StoredMessage, StoredTask, Write, Written, testing::Database,
+    NewModelProvider, NewTask, NewUserMessage, PricesSource, Store, StoredEvent, StoredMessage,
+    StoredTask, Write, WriteOutcome, WriteOutput, testing::Database,
 };
 
 const ORG: OrganizationId = OrganizationId::LOCAL;
@@ -61,25 +61,25 @@ fn event(kind: &str) -> NewEvent {
     NewEvent { kind: kind.to_owned(), payload: kind.as_bytes().to_vec(), step: None }
 }
 
-/// The event of a task that goes with the one above it.
-fn gone(_: TaskId) -> NewEvent {
+/// The event of a task that is deleted with its parent.
+fn deleted_event(_: TaskId) -> NewEvent {
     event("task.deleted")
 }
 
-/// Makes an event of this kind, and the entity's `Debug` the response.
-fn rendered<T: std::fmt::Debug>(kind: &str) -> impl FnOnce(&T) -> Rendered + Send + use<T> {
+/// Renders an event of this kind. The response is the `Debug` text of the entity.
+fn rendered<T: std::fmt::Debug>(kind: &str) -> impl FnOnce(&T) -> WriteOutput + Send + use<T> {
     let event = event(kind);
-    move |entity| Rendered { event, response: format!("{entity:?}").into_bytes() }
+    move |entity| WriteOutput { event, response: format!("{entity:?}").into_bytes() }
 }
 
-fn applied<T: std::fmt::Debug>(written: Written<T>) -> T {
+fn applied<T: std::fmt::Debug>(written: WriteOutcome<T>) -> T {
     applied_with_event(written).0
 }
 
-fn applied_with_event<T: std::fmt::Debug>(written: Written<T>) -> (T, Option<StoredEvent>) {
+fn applied_with_event<T: std::fmt::Debug>(written: WriteOutcome<T>) -> (T, Option<StoredEvent>) {
     match written {
-        Written::Applied { entity, event } => (entity, event),
-        Written::Repeated { response } => {
+        WriteOutcome::Applied { entity, event } => (entity, event),
+        WriteOutcome::Repeated { response } => {
             panic!("it was repeated: {}", String::from_utf8_lossy(&response))
         }
     }
@@ -157,12 +157,12 @@ impl Fixture {
         )
     }
 
-    async fn message(&self, task: TaskId, words: &str) -> StoredMessage {
-        self.message_as(task, words, false).await
+    async fn message(&self, task: TaskId, body: &str) -> StoredMessage {
+        self.message_as(task, body, false).await
     }
 
-    async fn message_as(&self, task: TaskId, words: &str, interrupts: bool) -> StoredMessage {
-        let new = NewUserMessage { id: message_id(), task, content: text(words), interrupts };
+    async fn message_as(&self, task: TaskId, body: &str, interrupts: bool) -> StoredMessage {
+        let new = NewUserMessage { id: message_id(), task, content: text(body), interrupts };
         applied(
             self.store
                 .message_create(&write(), new, rendered("message.created"))
@@ -180,7 +180,7 @@ fn new_provider(name: &str) -> NewModelProvider {
         base_url: String::new(),
         script: Some("{}".to_owned()),
         key: None,
-        further_keys: Vec::new(),
+        additional_keys: Vec::new(),
         limits: crate::KeyLimits::default(),
     }
 }
@@ -225,7 +225,7 @@ fn new_agent(model: ModelId, name: &str) -> NewAgent {
         compute: "cpu-2".to_owned(),
         secrets: Vec::new(),
         script_models: Vec::new(),
-        compact_at: construct_domain::context::COMPACT_AT,
+        compact_at: construct_domain::context::DEFAULT_COMPACT_AT_PERCENT,
     }
 }
 
@@ -242,7 +242,7 @@ fn new_task(agent: AgentId) -> NewTask {
     }
 }
 
-/// A second tenant.
+/// A second organization.
 async fn other_organization(store: &Store) -> OrganizationId {
     let id = Uuid::now_v7();
     sqlx::query("INSERT INTO organizations (id, name, slug, created_at, updated_at) VALUES ($1, 'other', 'other', '2026-01-01Z', '2026-01-01Z')")

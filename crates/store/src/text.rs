@@ -1,4 +1,4 @@
-//! Making text fit PostgreSQL, which stores every character but one.
+//! Removal of NUL, the only character that PostgreSQL cannot store.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// Stands for NUL, which neither `text` nor `jsonb` can hold. What a script printed may contain it,
+/// Replaces NUL, which neither `text` nor `jsonb` can hold. The output of a script may contain it,
 /// and a task must not stall because its result cannot be stored.
 const REPLACEMENT: &str = "\u{FFFD}";
 
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nul_is_replaced_wherever_it_stands() {
+    fn nul_in_json_keys_and_strings_is_replaced() {
         let value = json(&serde_json::json!({"a\0": ["x\0y", {"b": "\0"}], "c": "\\u0000"}))
             .expect("it is JSON");
         assert_eq!(

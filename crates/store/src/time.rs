@@ -1,9 +1,8 @@
-//! Times as the database keeps them: to the microsecond.
+//! Times with the database's precision: microseconds.
 
 use jiff::Timestamp;
 
-/// `time` without what the database would not keep, so that what a write returns equals what a
-/// later read gives.
+/// `time` truncated to microseconds, so that a write returns what a later read returns.
 pub(crate) fn micros(time: Timestamp) -> Timestamp {
     Timestamp::from_microsecond(time.as_microsecond()).unwrap_or(time)
 }
@@ -19,6 +18,6 @@ pub(crate) fn sql_option(time: Option<Timestamp>) -> Option<jiff_sqlx::Timestamp
 }
 
 /// A nullable time of a row.
-pub(crate) fn option(time: Option<jiff_sqlx::Timestamp>) -> Option<Timestamp> {
+pub(crate) fn from_sql_option(time: Option<jiff_sqlx::Timestamp>) -> Option<Timestamp> {
     time.map(Into::into)
 }

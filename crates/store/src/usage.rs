@@ -1,5 +1,5 @@
-//! The ledger: what each model call used, once, however often its result is delivered. A step whose
-//! command two workers had may be two calls.
+//! The ledger: the usage of each model call, booked once however often its result is delivered. A
+//! step whose command two workers executed has two calls.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::{Error, Store, time};
 
-/// What a model was called for.
+/// The purpose of a model call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// An answer in the conversation.
@@ -21,7 +21,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// As stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Turn => "turn",
@@ -31,24 +31,23 @@ impl Purpose {
     }
 }
 
-/// What one step used.
+/// The usage of one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepUsage {
     /// The step.
     pub step: StepId,
-    /// By what this is known in the ledger, where it is counted once. When a worker was taken for
-    /// dead and was not, or a command was sent again, two have called the vendor for one step, each
-    /// with an id of its own.
+    /// Its id in the ledger, where it is booked once. When a live worker was considered dead, or a
+    /// command was redelivered, two workers called the vendor for one step, each with its own id.
     pub call: Uuid,
     /// The model that was called.
     pub model: ModelId,
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// How much.
     pub usage: Usage,
 }
 
-/// A row of the ledger as a statement reads it from JSON.
+/// A row of the ledger, as a statement reads it from JSON.
 #[derive(Serialize)]
 pub(crate) struct LedgerRow {
     step_id: Uuid,
@@ -69,32 +68,31 @@ impl From<&StepUsage> for LedgerRow {
     }
 }
 
-/// What is written into the ledger, and whose money it was.
+/// An entry to book in the ledger.
 pub(crate) struct Booking<'a> {
-    /// [`StepUsage::call`], or the call outside a turn: counted once.
+    /// [`StepUsage::call`], or the id of a call outside a turn: booked once.
     pub(crate) call: Uuid,
     pub(crate) organization: OrganizationId,
     pub(crate) task: Option<TaskId>,
-    /// Who called; when it is not said, whoever it was reserved for, or the task's agent.
+    /// The calling agent; none: the agent of the reservation, or of the task.
     pub(crate) agent: Option<AgentId>,
-    /// For which key it is counted; when it is not said, the one that what the task does is counted
-    /// for.
+    /// The API key that it counts for; none: the key that the task's work counts for.
     pub(crate) key: Option<ApiKeyId>,
     pub(crate) model: ModelId,
     pub(crate) purpose: &'a str,
     pub(crate) usage: &'a Usage,
     pub(crate) reservation: Option<Uuid>,
-    /// Whether nothing further is reported of the reservation.
-    pub(crate) forget: bool,
+    /// Whether this is the last report for the reservation.
+    pub(crate) is_final: bool,
 }
 
 impl Store {
-    /// Books what a step used whose result came too late to matter otherwise, adds it to its task's
-    /// sums, and settles what was set aside for it. The task's version stays, so that no commit on
-    /// its way is disturbed. The task may be gone. False when it was booked before.
+    /// Books the usage of a step whose result came too late for its turn: adds it to the sums of
+    /// its task and settles its reservation. The task's version stays the same, so that no
+    /// concurrent commit conflicts. The task may be deleted. False when it was booked before.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organization.
+    /// [`Error::Unavailable`]; [`Error::NotFound`] when the organization does not exist.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn step_usage_record(
         &self,
@@ -114,7 +112,7 @@ impl Store {
             purpose: entry.purpose.as_str(),
             usage: &entry.usage,
             reservation: Some(entry.step.uuid()),
-            forget: true,
+            is_final: true,
         };
         self.book(&booking, now).await
     }
@@ -131,7 +129,7 @@ impl Store {
             purpose,
             usage,
             reservation,
-            forget,
+            is_final,
         } = booking;
         let (organization, task) = (organization.uuid(), task.map(TaskId::uuid));
         let booked = sqlx::query!(
@@ -165,9 +163,9 @@ impl Store {
         )
         .fetch_optional(&mut *transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if let Some(booked) = &booked {
-            // Sums stop at the greatest number instead of failing, like `Usage` itself.
+            // Sums saturate instead of failing, like `Usage` itself.
             sqlx::query!(
                 "UPDATE tasks SET
                      input_tokens = least(input_tokens::numeric + $3::bigint, 9223372036854775807)::bigint,
@@ -198,7 +196,7 @@ impl Store {
                 booked.agent_id as _,
                 booked.tree.as_deref() as _,
                 usage.cost_pico_usd,
-                forget,
+                is_final,
                 time::sql(now) as _,
             )
             .fetch_one(&mut *transaction)

@@ -1,5 +1,5 @@
-//! What every write of the gateway has in common: one transaction that changes rows, stores the
-//! event that tells of it, and remembers the answer under the request's idempotency key.
+//! The frame of every write of the gateway: one transaction changes rows, stores the event that
+//! describes the change, and stores the response under the request's idempotency key.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -10,48 +10,51 @@ use construct_domain::{ApiKeyId, OrganizationId, TaskId};
 
 use crate::{
     Audit, Error, NewEvent, Store, StoredEvent, audit,
-    event::{signed, unsigned},
+    event::{to_i64, to_u64},
     time,
 };
 
 pub(crate) const ORGANIZATION: &str = "organization";
 
-/// Who writes, when, and under which idempotency key.
+/// The context of a write.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// The organization the caller may write in.
+    /// The organization that the caller writes in.
     pub organization: OrganizationId,
     /// The time of the change.
     pub now: Timestamp,
-    /// None: each call is carried out.
+    /// None: every call is executed.
     pub idempotency: Option<Idempotency>,
-    /// The entry of the audit trail that is stored with the change. A write that turns out to be a
-    /// repeated one stores none.
+    /// The audit entry that is stored with the change. A repeated write stores none.
     pub audit: Option<Audit>,
-    /// For which key it is counted; none: whoever writes came without one.
+    /// The API key that the write counts for; none: the caller used none.
     pub key: Option<ApiKeyId>,
 }
 
-/// A request's identity.
+/// The identity of a request.
 #[derive(Debug, Clone)]
 pub struct Idempotency {
     /// Chosen by the client, unique in its organization.
     pub key: String,
-    /// The method that is called.
+    /// The called method.
     pub method: &'static str,
     /// SHA-256 of the request.
     pub request_hash: [u8; 32],
 }
 
 impl Write {
-    /// A write with neither an idempotency key nor an entry of the audit trail, counted for no API
-    /// key.
+    /// A write without idempotency key, audit entry and API key.
     pub fn new(organization: OrganizationId, now: Timestamp) -> Self {
         Self { organization, now, idempotency: None, audit: None, key: None }
     }
 
-    /// The event of this write, as it is stored.
-    pub(crate) fn stored(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
+    /// The stored form of an event of this write.
+    pub(crate) fn to_stored_event(
+        &self,
+        stream: Uuid,
+        sequence: u64,
+        event: NewEvent,
+    ) -> StoredEvent {
         StoredEvent {
             organization: self.organization,
             stream,
@@ -64,82 +67,84 @@ impl Write {
     }
 }
 
-/// What the caller makes of a changed entity: how others are told, and what is answered.
+/// What the caller derives from a changed entity: the event for subscribers, and the response.
 #[derive(Debug, Clone)]
-pub struct Rendered {
-    /// The event that is stored with the change. Dropped when nothing changed.
+pub struct WriteOutput {
+    /// The event that is stored with the change. Not stored when nothing changed.
     pub event: NewEvent,
-    /// The answer, kept for repeated requests. Dropped when the request has no idempotency key.
+    /// The encoded response, stored for repeated requests. Not stored when the request has no
+    /// idempotency key.
     pub response: Vec<u8>,
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Written<T> {
-    /// It is done, by this call.
+pub enum WriteOutcome<T> {
+    /// This call executed the write.
     Applied {
-        /// The entity as it is now; as it was, when it was deleted.
+        /// The entity after the write; before it, if it was deleted.
         entity: T,
-        /// What was stored, to be published. None when nothing changed.
+        /// The stored event, to be published. None when nothing changed.
         event: Option<StoredEvent>,
     },
-    /// It was done by an earlier call with the same key.
+    /// An earlier call with the same key executed the write.
     Repeated {
-        /// That call's answer.
+        /// The response of that call.
         response: Vec<u8>,
     },
 }
 
-/// No entries of the audit trail, for statements that can take some.
-pub(crate) fn none() -> Value {
+/// No audit entries, for statements that can take some.
+pub(crate) fn no_entries() -> Value {
     Value::Array(Vec::new())
 }
 
-/// A write that has begun.
-pub(crate) enum Begun<'w> {
-    Fresh(Writer<'w>),
+/// The start of a write.
+pub(crate) enum WriteStart<'w> {
+    New(Writer<'w>),
     Repeated(Vec<u8>),
 }
 
-/// Begins a write; returns from the calling function when the request is a repeated one.
+/// Begins a write. Returns from the calling function when the request is a repeated one.
 macro_rules! begin {
     ($store:expr, $write:expr) => {
         match $store.write_begin($write).await? {
-            crate::write::Begun::Fresh(writer) => writer,
-            crate::write::Begun::Repeated(response) => {
-                return Ok(crate::Written::Repeated { response })
+            crate::write::WriteStart::New(writer) => writer,
+            crate::write::WriteStart::Repeated(response) => {
+                return Ok(crate::WriteOutcome::Repeated { response })
             }
         }
     };
 }
 pub(crate) use begin;
 
-/// The transaction of a write. Rolled back when dropped unfinished, and with it the use of the
-/// idempotency key.
+/// The transaction of a write. Dropping it unfinished rolls it back, which releases the idempotency
+/// key.
 pub(crate) struct Writer<'w> {
     pub(crate) transaction: Transaction<'static, Postgres>,
     write: &'w Write,
-    /// Whether the entry of the audit trail went with an earlier statement.
+    /// Whether an earlier statement stored the audit entry.
     audited: bool,
 }
 
 impl Store {
-    /// Opens the transaction, in an organization that is not closed, nor will be before the end of
-    /// it, and takes the idempotency key. Of two requests with the same key the second waits here
-    /// until the first has ended, and then repeats its answer, or is carried out when the first
-    /// failed.
-    pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<Begun<'w>, Error> {
+    /// Opens the transaction and claims the idempotency key. The organization must not be deleted,
+    /// and cannot be deleted before the transaction ends.
+    ///
+    /// Of two requests with the same key the second waits here until the first has ended. It then
+    /// repeats the response of the first, or executes if the first failed.
+    pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<WriteStart<'w>, Error> {
         write_begin_in(self.pool.begin().await?, write).await
     }
 
-    /// The answer of an earlier write under the same key, asked before anything is made for this
-    /// one. None: there was none so far; one that is under way at the same time is met when the
-    /// write begins.
+    /// The response of an earlier write with the same key, for callers that check before they
+    /// prepare anything. None: there is none yet. A concurrent one is detected when the write
+    /// begins.
     ///
     /// # Errors
-    /// [`Error::IdempotencyMismatch`] when the key stands for another request.
+    /// [`Error::IdempotencyMismatch`] when the key was used for another request.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn write_repeated(&self, write: &Write) -> Result<Option<Vec<u8>>, Error> {
+    pub async fn idempotent_response(&self, write: &Write) -> Result<Option<Vec<u8>>, Error> {
         let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
             return Ok(None);
         };
@@ -157,7 +162,7 @@ impl Store {
         }
     }
 
-    /// Forgets the answers to requests from before a time. Returns how many.
+    /// Deletes the responses of requests from before a time. Returns their number.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -171,11 +176,11 @@ impl Store {
     }
 }
 
-/// The same in a transaction that has done something before.
+/// [`Store::write_begin`] in a transaction that has executed other statements before.
 pub(crate) async fn write_begin_in<'w>(
     mut transaction: Transaction<'static, Postgres>,
     write: &'w Write,
-) -> Result<Begun<'w>, Error> {
+) -> Result<WriteStart<'w>, Error> {
     let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
         sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
@@ -184,7 +189,7 @@ pub(crate) async fn write_begin_in<'w>(
         .fetch_optional(&mut *transaction)
         .await?
         .ok_or(Error::NotFound { what: ORGANIZATION })?;
-        return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
+        return Ok(WriteStart::New(Writer { transaction, write, audited: false }));
     };
     let taken = sqlx::query!(
         "INSERT INTO idempotency_keys (organization_id, key, method, request_hash, response, created_at)
@@ -198,9 +203,9 @@ pub(crate) async fn write_begin_in<'w>(
     )
     .execute(&mut *transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     if taken.rows_affected() == 1 {
-        return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
+        return Ok(WriteStart::New(Writer { transaction, write, audited: false }));
     }
     let first = sqlx::query!(
         "SELECT method, request_hash, response FROM idempotency_keys WHERE organization_id = $1 AND key = $2",
@@ -219,13 +224,13 @@ pub(crate) async fn write_begin_in<'w>(
         return Err(if closed {
             Error::NotFound { what: ORGANIZATION }
         } else {
-            // Expired between the two statements; the client may simply ask again.
+            // The key expired between the two statements; the client can retry.
             Error::Unavailable("the idempotency key has just expired".into())
         });
     };
     transaction.rollback().await?;
     if first.method == *method && first.request_hash == request_hash {
-        Ok(Begun::Repeated(first.response))
+        Ok(WriteStart::Repeated(first.response))
     } else {
         Err(Error::IdempotencyMismatch)
     }
@@ -236,7 +241,7 @@ impl Writer<'_> {
         self.write.organization.uuid()
     }
 
-    /// For which key it is counted.
+    /// The API key that the write counts for.
     pub(crate) fn key(&self) -> Option<Uuid> {
         self.write.key.map(ApiKeyId::uuid)
     }
@@ -245,16 +250,16 @@ impl Writer<'_> {
         time::sql(self.write.now)
     }
 
-    /// Ends a write whose event belongs to the organization's stream. The stream's counter is taken
-    /// last, because until the commit every other write of the organization's entities waits for
-    /// it.
+    /// Ends a write whose event belongs to the organization's stream. The stream's counter is
+    /// incremented last, because every other write of the organization's entities waits for it
+    /// until the commit.
     pub(crate) async fn finish<T>(
         mut self,
         entity: T,
-        render: impl FnOnce(&T) -> Rendered,
-    ) -> Result<Written<T>, Error> {
-        let Rendered { event, response } = render(&entity);
-        // With a statement that is made anyway: no round trip more.
+        render: impl FnOnce(&T) -> WriteOutput,
+    ) -> Result<WriteOutcome<T>, Error> {
+        let WriteOutput { event, response } = render(&entity);
+        // Part of a statement that runs anyway, which saves a round trip.
         let audit = self.audit(&response)?;
         let sequence = sqlx::query_scalar!(
             r#"WITH stream AS (
@@ -269,30 +274,30 @@ impl Writer<'_> {
             self.organization(),
             event.kind,
             event.payload,
-            event.step.map(signed),
+            event.step.map(to_i64),
             self.now() as _,
             audit,
         )
         .fetch_optional(&mut *self.transaction)
         .await?
         .ok_or(Error::NotFound { what: ORGANIZATION })?;
-        let event = self.write.stored(self.organization(), unsigned(sequence), event);
+        let event = self.write.to_stored_event(self.organization(), to_u64(sequence), event);
         self.commit(&response).await?;
-        Ok(Written::Applied { entity, event: Some(event) })
+        Ok(WriteOutcome::Applied { entity, event: Some(event) })
     }
 
-    /// Ends a write whose event is `sequence` of the task's stream, a number that the caller took
-    /// from the task's row.
+    /// Ends a write whose event has number `sequence` in the task's stream. The caller took the
+    /// number from the task's row.
     pub(crate) async fn finish_on_task<T>(
         mut self,
         task: TaskId,
         sequence: u64,
         entity: T,
-        render: impl FnOnce(&T) -> Rendered,
-    ) -> Result<Written<T>, Error> {
-        let Rendered { event, response } = render(&entity);
+        render: impl FnOnce(&T) -> WriteOutput,
+    ) -> Result<WriteOutcome<T>, Error> {
+        let WriteOutput { event, response } = render(&entity);
         let audit = self.audit(&response)?;
-        let event = self.write.stored(task.uuid(), sequence, event);
+        let event = self.write.to_stored_event(task.uuid(), sequence, event);
         sqlx::query!(
             "WITH audit AS (
                  INSERT INTO audit_entries SELECT * FROM jsonb_populate_recordset(NULL::audit_entries, $8)
@@ -302,42 +307,42 @@ impl Writer<'_> {
              VALUES ($1, $2, $3, $4, $5, $6, $7)",
             self.organization(),
             event.stream,
-            signed(event.sequence),
+            to_i64(event.sequence),
             event.kind,
             event.payload,
-            event.step.map(signed),
+            event.step.map(to_i64),
             self.now(),
             audit,
         )
         .execute(&mut *self.transaction)
         .await?;
         self.commit(&response).await?;
-        Ok(Written::Applied { entity, event: Some(event) })
+        Ok(WriteOutcome::Applied { entity, event: Some(event) })
     }
 
-    /// Ends a write that found nothing to change.
+    /// Ends a write that changed nothing.
     pub(crate) async fn finish_unchanged<T>(
         self,
         entity: T,
-        render: impl FnOnce(&T) -> Rendered,
-    ) -> Result<Written<T>, Error> {
+        render: impl FnOnce(&T) -> WriteOutput,
+    ) -> Result<WriteOutcome<T>, Error> {
         let response = render(&entity).response;
         self.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// The write's entry for the audit trail, as the statement takes it that is to store it.
+    /// The audit entry of the write, as a statement parameter.
     fn audit(&mut self, response: &[u8]) -> Result<Value, Error> {
         self.audited = true;
         match &self.write.audit {
             Some(audit) => audit.rows(response),
-            None => Ok(none()),
+            None => Ok(no_entries()),
         }
     }
 
-    /// Commits, and keeps the answer for repeated requests.
+    /// Commits, and stores the response for repeated requests.
     pub(crate) async fn commit(mut self, response: &[u8]) -> Result<(), Error> {
-        let audit = if self.audited { none() } else { self.audit(response)? };
+        let audit = if self.audited { no_entries() } else { self.audit(response)? };
         if let Some(Idempotency { key, .. }) = &self.write.idempotency {
             sqlx::query!(
                 "WITH audit AS (
@@ -352,12 +357,12 @@ impl Writer<'_> {
             )
             .execute(&mut *self.transaction)
             .await?;
-        } else if audit != none() {
+        } else if audit != no_entries() {
             audit::insert(&mut self.transaction, audit).await?;
         }
         self.transaction.commit().await?;
         if let Some(audit) = &self.write.audit {
-            audit.is_written();
+            audit.mark_written();
         }
         Ok(())
     }

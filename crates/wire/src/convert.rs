@@ -9,14 +9,14 @@ use construct_domain::{
     message::{self, Block, Source},
     money::{LongContext, Prices, Rates, Usage},
     policy::{Action, Rule},
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
     task::{Phase, TaskError, TurnOutcome},
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, Below, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider,
-    ModelProviderKind, PricesSource, RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval,
-    StoredMessage, StoredTask, Target, ThinkingEffort,
+    Agent, Bindings, Budget, CostRow, DescendantTotals, Fallback, Model, ModelParameters,
+    ModelProvider, ModelProviderKind, PricesSource, RunOutcome, Schedule, ScheduleRun,
+    ScheduleTarget, Secret, StoredApproval, StoredMessage, StoredTask, ThinkingEffort,
 };
 use jiff::Timestamp;
 
@@ -166,7 +166,7 @@ pub fn approval(approval: &StoredApproval) -> v1::Approval {
         status: Some(v1::ApprovalStatus {
             state: approval_state(approval.state).into(),
             decided_by: approval.decided_by.clone(),
-            words: approval.words.clone(),
+            words: approval.comment.clone(),
             decided_at: approval.decided_at.map(time),
             expires_at: Some(time(approval.expires_at)),
         }),
@@ -368,7 +368,7 @@ pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
             tokens_per_minute: provider.limits.tokens_per_minute,
         }),
         status: Some(v1::ModelProviderStatus {
-            additional_api_keys: u32::try_from(provider.further_keys.len()).unwrap_or(u32::MAX),
+            additional_api_keys: u32::try_from(provider.additional_keys.len()).unwrap_or(u32::MAX),
             api_key_set: provider.key.is_some(),
             encryption_key_id: provider
                 .key
@@ -387,8 +387,8 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
         Timing::Cron { pattern, time_zone } => (None, pattern.clone(), time_zone.clone()),
     };
     let (task, agent) = match schedule.target {
-        Target::Task(task) => (task.to_string(), None),
-        Target::Agent(agent) => (String::new(), Some(agent)),
+        ScheduleTarget::Task(task) => (task.to_string(), None),
+        ScheduleTarget::Agent(agent) => (String::new(), Some(agent)),
     };
     v1::Schedule {
         metadata: metadata(schedule.id, schedule.organization, times, schedule.revision),
@@ -409,9 +409,9 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
             cron,
             time_zone,
             missed_runs: match schedule.missed {
-                Missed::Skip => v1::MissedRuns::Skip,
-                Missed::Once => v1::MissedRuns::Once,
-                Missed::All => v1::MissedRuns::All,
+                MissedRunPolicy::Skip => v1::MissedRuns::Skip,
+                MissedRunPolicy::Once => v1::MissedRuns::Once,
+                MissedRunPolicy::All => v1::MissedRuns::All,
             }
             .into(),
         }),
@@ -426,12 +426,12 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
 }
 
 /// None for `UNSPECIFIED`.
-pub fn to_missed(missed: v1::MissedRuns) -> Option<Missed> {
+pub fn to_missed(missed: v1::MissedRuns) -> Option<MissedRunPolicy> {
     match missed {
         v1::MissedRuns::Unspecified => None,
-        v1::MissedRuns::Skip => Some(Missed::Skip),
-        v1::MissedRuns::Once => Some(Missed::Once),
-        v1::MissedRuns::All => Some(Missed::All),
+        v1::MissedRuns::Skip => Some(MissedRunPolicy::Skip),
+        v1::MissedRuns::Once => Some(MissedRunPolicy::Once),
+        v1::MissedRuns::All => Some(MissedRunPolicy::All),
     }
 }
 
@@ -548,7 +548,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
                 message: message.to_string(),
             }),
             context_tokens: state.context.tokens,
-            context_room: state.context.room,
+            context_room: state.context.input_limit,
             compacted_through: state.context.through,
             parent: task.ancestors.last().map(ToString::to_string).unwrap_or_default(),
             depth: u32::try_from(task.ancestors.len()).unwrap_or(u32::MAX),
@@ -559,7 +559,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
 }
 
 /// What everything below a task comes to.
-pub fn below(below: &Below) -> v1::TasksBelow {
+pub fn below(below: &DescendantTotals) -> v1::TasksBelow {
     v1::TasksBelow {
         count: below.count,
         at_work: below.at_work,

@@ -6,7 +6,7 @@ use construct_proto::v1::{
     ListAgentsRequest, ListAgentsResponse, UpdateAgentRequest, agent_service_server::AgentService,
     event::Payload,
 };
-use construct_store::{Agent, AgentChanges, AgentFilter, NewAgent, Rendered};
+use construct_store::{Agent, AgentChanges, AgentFilter, NewAgent, WriteOutput};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -24,7 +24,7 @@ fn compute_or_default(name: String) -> String {
     if name.is_empty() { compute::DEFAULT.to_owned() } else { name }
 }
 
-fn render(kind: &'static str) -> impl FnOnce(&Agent) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&Agent) -> WriteOutput + Send {
     move |agent| {
         let agent = convert::agent(agent);
         events::rendered(kind, Payload::Agent(agent.clone()), &agent)
@@ -189,5 +189,5 @@ impl AgentService for Api {
 
 /// 0 asks for what holds when nothing is said.
 fn compact_at_or_default(percent: u32) -> u32 {
-    if percent == 0 { construct_domain::context::COMPACT_AT } else { percent }
+    if percent == 0 { construct_domain::context::DEFAULT_COMPACT_AT_PERCENT } else { percent }
 }

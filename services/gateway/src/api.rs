@@ -12,7 +12,7 @@ use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::{ApiRequest, IdempotentRequest, PagedRequest};
 use construct_runtime::{Lifecycle, MasterKeys, clock};
 use construct_store::{
-    Audit, Cursor, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written,
+    Audit, Cursor, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, WriteOutcome,
 };
 use prost::Message;
 use sha2::{Digest as _, Sha256};
@@ -233,7 +233,7 @@ impl Api {
         };
         let known = match write {
             Some(write) => {
-                entry.store().write_repeated(write).await.map_err(status::of_store)?.is_some()
+                entry.store().idempotent_response(write).await.map_err(status::of_store)?.is_some()
             }
             None => false,
         };
@@ -483,18 +483,18 @@ impl Entry {
     /// Ends a write that went well: tells the mesh, and answers.
     pub(crate) async fn answer<T, R: Message + Default>(
         &self,
-        written: Written<T>,
+        written: WriteOutcome<T>,
         wake: impl FnOnce(&T) -> Option<(TaskId, &'static str)>,
         response: impl FnOnce(&T) -> R,
     ) -> Result<tonic::Response<R>, Status> {
         match written {
-            Written::Applied { entity, event } => {
+            WriteOutcome::Applied { entity, event } => {
                 let organization = self.organization();
                 let wake = wake(&entity).map(|(task, reason)| Wake { organization, task, reason });
                 self.backend.publisher.announce(event.as_ref(), wake).await;
                 Ok(tonic::Response::new(response(&entity)))
             }
-            Written::Repeated { response } => {
+            WriteOutcome::Repeated { response } => {
                 let response = R::decode(response.as_slice());
                 let response = response
                     .map_err(|error| status::internal("a stored answer cannot be read", &error))?;
@@ -577,7 +577,10 @@ impl Lookup {
     }
 
     /// The result of the write, in view of what was found.
-    pub(crate) fn settle<T>(self, result: Result<Written<T>, Error>) -> Result<Written<T>, Status> {
+    pub(crate) fn settle<T>(
+        self,
+        result: Result<WriteOutcome<T>, Error>,
+    ) -> Result<WriteOutcome<T>, Status> {
         match (result, self.refusal) {
             (Ok(written), _) => Ok(written),
             (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => {

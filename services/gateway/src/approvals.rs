@@ -5,7 +5,7 @@ use construct_proto::v1::{
     self, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest, ListApprovalsResponse,
     approval_service_server::ApprovalService, decide_approval_request::Decision, event::Payload,
 };
-use construct_store::{ApprovalDecision, ApprovalFilter, Rendered, StoredApproval};
+use construct_store::{ApprovalDecision, ApprovalFilter, WriteOutput, StoredApproval};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     validate::{self, optional_id},
 };
 
-fn render(approval: &StoredApproval) -> Rendered {
+fn render(approval: &StoredApproval) -> WriteOutput {
     let approval = convert::approval(approval);
     events::rendered("approval.decided", Payload::Approval(approval.clone()), &approval)
 }
@@ -63,7 +63,7 @@ impl ApprovalService for Api {
         let decision = ApprovalDecision {
             approved: request.decision() == Decision::Approve,
             decided_by: entry.name(),
-            words: request.words,
+            comment: request.words,
             arguments_hash: (!request.arguments_hash.is_empty()).then_some(request.arguments_hash),
         };
         let decided = entry.store().approval_decide(&write, id, decision, render).await;

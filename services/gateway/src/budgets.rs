@@ -10,7 +10,7 @@ use construct_proto::v1::{
     UpdateBudgetRequest, budget_service_server::BudgetService, event::Payload,
 };
 use construct_runtime::clock;
-use construct_store::{Budget, BudgetFilter, CostFilter, CostGroup, NewBudget, Rendered};
+use construct_store::{Budget, BudgetFilter, CostFilter, CostGroup, NewBudget, WriteOutput};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -25,7 +25,7 @@ use crate::{
 /// Rows that costs are told in at most, as the contract says.
 const COSTS: u32 = 1000;
 
-fn render(kind: &'static str) -> impl FnOnce(&Budget) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&Budget) -> WriteOutput + Send {
     move |budget| {
         let budget = convert::budget(budget);
         events::rendered(kind, Payload::Budget(budget.clone()), &budget)

@@ -108,7 +108,7 @@ async fn blobs(blobs: &blob::Store) -> Findings {
 }
 
 /// Since when, and what was spent since then and by whom.
-type SpentSince = (Timestamp, construct_store::Spent, Vec<construct_store::Spender>);
+type SpentSince = (Timestamp, construct_store::ModelSpending, Vec<construct_store::AgentSpending>);
 
 /// What was spent lately, as it was read last: however many look, the ledger is read by one at a
 /// time and now and then.
@@ -122,7 +122,7 @@ impl Api {
             Some(known) if since.duration_since(known.0) < SPENT_AGAIN => Ok(known.clone()),
             _ => {
                 let (spent, spenders) =
-                    store.spenders(since, SPENDERS).await.map_err(status::of_store)?;
+                    store.top_spenders(since, SPENDERS).await.map_err(status::of_store)?;
                 Ok(lately.insert((since, spent, spenders)).clone())
             }
         }
@@ -172,7 +172,8 @@ impl DiagnosisService for Api {
         let rows = async {
             let (since, spent, spenders) = self.spent_lately(store, now).await?;
             let overdue = store.sweep_due(now - database::OVERDUE, None, database::COUNTED);
-            let rows = future::try_join3(store.tasks_at_work(), overdue, store.tasks_parked());
+            let rows =
+                future::try_join3(store.active_task_counts(), overdue, store.tasks_quarantined());
             let (tasks, overdue, parked) = rows.await.map_err(status::of_store)?;
             Ok((tasks, overdue, parked, (since, spent, spenders)))
         };
@@ -197,13 +198,13 @@ impl DiagnosisService for Api {
                     organization_name: spender.organization_name,
                     agent: spender.agent.map(|agent| agent.to_string()).unwrap_or_default(),
                     agent_name: spender.agent_name,
-                    spent: Some(to_spent(spender.spent)),
+                    spent: Some(to_spent(spender.spending)),
                 })
                 .collect(),
         }))
     }
 }
 
-fn to_spent(spent: construct_store::Spent) -> Spent {
+fn to_spent(spent: construct_store::ModelSpending) -> Spent {
     Spent { calls: spent.calls, tokens: spent.tokens, cost_pico_usd: spent.cost_pico_usd }
 }

@@ -6,15 +6,15 @@ use std::time::Duration;
 use construct_domain::{
     backoff,
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, LOOK_FAILED, PUT_ASIDE, Phase, STUCK, Stage,
-        Step, StepState, TaskError, Turn, TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, Phase, QUARANTINED, RECONCILE_FAILED, STUCK,
+        Stage, Step, StepState, TaskError, Turn, TurnOutcome,
     },
 };
 use construct_proto::{
     mesh::v1::FailedLooks,
     v1::{TaskExplanation, TaskPhase},
 };
-use construct_store::{Parked, StoredApproval, StoredTask};
+use construct_store::{Quarantine, StoredApproval, StoredTask};
 use jiff::Timestamp;
 
 use crate::{
@@ -129,14 +129,14 @@ fn fails(wait: &mut Wait, failed: FailedLooks) -> TaskError {
         "the reconciler service, which tries again until it can; the operator, if what it fails for does not pass; then {}",
         wait.released_by
     );
-    TaskError { code: LOOK_FAILED.to_owned(), message: error, time: since }
+    TaskError { code: RECONCILE_FAILED.to_owned(), message: error, time: since }
 }
 
 /// Explains a task that was put aside, also one of which not everything can be read: that is what
 /// they are put aside for.
-pub(crate) fn put_aside(task: &StoredTask, parked: Parked) -> TaskExplanation {
-    let Parked { since, reason } = parked;
-    let error = TaskError { code: PUT_ASIDE.to_owned(), message: reason.clone(), time: since };
+pub(crate) fn put_aside(task: &StoredTask, parked: Quarantine) -> TaskExplanation {
+    let Quarantine { since, reason } = parked;
+    let error = TaskError { code: QUARANTINED.to_owned(), message: reason.clone(), time: since };
     TaskExplanation {
         waiting_for: format!(
             "a person: looking at it failed each time, and it was put aside ({reason})"
@@ -171,7 +171,7 @@ fn needs_interpreter(task: &StoredTask) -> bool {
         (Some(turn), Some(step)) => match step.state {
             StepState::InFlight { .. } => matches!(turn.stage, Stage::Code { .. }),
             StepState::Backoff { .. } | StepState::Cancelling { .. } => true,
-            StepState::Parked { .. } => false,
+            StepState::Suspended { .. } => false,
         },
         _ => false,
     }
@@ -186,7 +186,7 @@ fn needs_providers(task: &StoredTask) -> bool {
                 !matches!(turn.stage, Stage::Code { .. })
             }
             StepState::Backoff { .. } => true,
-            StepState::Parked { .. } => false,
+            StepState::Suspended { .. } => false,
         },
         _ => false,
     }
@@ -233,7 +233,7 @@ fn wait(
         (false, _) => {}
     }
     match (&state.turn, &state.step) {
-        (Some(_), Some(step @ Step { state: StepState::Parked { .. }, .. })) => parked(task, step, asked),
+        (Some(_), Some(step @ Step { state: StepState::Suspended { .. }, .. })) => parked(task, step, asked),
         (Some(turn), Some(step)) => step_wait(task, step, turn, model, command),
         (Some(turn), None) => {
             let what = match turn.stage {
@@ -331,8 +331,8 @@ fn suspended(task: &StoredTask) -> Wait {
     };
     // What its script waits for is kept for so long.
     let parked =
-        task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Parked { .. }));
-    let until = parked.map(Step::approvals_expire);
+        task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Suspended { .. }));
+    let until = parked.map(Step::approvals_expire_at);
     let script = if until.is_some() {
         "; its script is put away until then, and ended at the deadline"
     } else {
@@ -374,8 +374,8 @@ fn parked(task: &StoredTask, step: &Step, asked: &[StoredApproval]) -> Wait {
     Wait {
         words: format!("a person to approve or reject what the script wants to do: {}{also}", calls.join(", ")),
         since: task.phase_since,
-        deadline: Some(step.approvals_expire()),
-        next: Some(task.state.next_wake.unwrap_or(step.approvals_expire())),
+        deadline: Some(step.approvals_expire_at()),
+        next: Some(task.state.next_wake.unwrap_or(step.approvals_expire_at())),
         released_by: "a person, by approving or rejecting, or by cancelling; at the deadline it counts as rejected"
             .to_owned(),
     }
@@ -383,7 +383,7 @@ fn parked(task: &StoredTask, step: &Step, asked: &[StoredApproval]) -> Wait {
 
 /// The subtasks that a script waits for, in words, and until when.
 fn subtasks(step: &Step) -> Option<(String, Timestamp)> {
-    let StepState::Parked { awaits, .. } = &step.state else { return None };
+    let StepState::Suspended { awaits, .. } = &step.state else { return None };
     let until = awaits.iter().map(|call| call.until).min()?;
     let mut tasks: Vec<String> = awaits
         .iter()
@@ -397,7 +397,7 @@ fn subtasks(step: &Step) -> Option<(String, Timestamp)> {
     }
     Some((
         format!("subtasks of its script to end: {}", tasks.join(", ")),
-        until.min(step.approvals_expire()),
+        until.min(step.approvals_expire_at()),
     ))
 }
 
@@ -476,19 +476,25 @@ fn step_wait(
                 "the interpreter service; at the deadline its outcome is recorded as unknown";
             (words, *deadline, released_by.to_owned())
         }
-        (StepState::Parked { .. }, _) => {
+        (StepState::Suspended { .. }, _) => {
             let words = "a person to approve or reject what the script wants to do".to_owned();
             let released_by = "a person, by approving or rejecting, or by cancelling";
-            (words, step.approvals_expire(), released_by.to_owned())
+            (words, step.approvals_expire_at(), released_by.to_owned())
         }
     };
     let next = match step.state {
         StepState::Backoff { until } => until,
-        StepState::InFlight { .. } | StepState::Cancelling { .. } | StepState::Parked { .. } => {
+        StepState::InFlight { .. } | StepState::Cancelling { .. } | StepState::Suspended { .. } => {
             task.state.next_wake.unwrap_or(deadline)
         }
     };
-    Wait { words, since: step.wanted(), deadline: Some(deadline), next: Some(next), released_by }
+    Wait {
+        words,
+        since: step.requested_at(),
+        deadline: Some(deadline),
+        next: Some(next),
+        released_by,
+    }
 }
 
 /// How long a call is tried again.

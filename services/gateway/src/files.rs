@@ -11,7 +11,7 @@ use construct_proto::v1::{
     DownloadFileResponse, GetFileRequest, ListFilesRequest, ListFilesResponse, UpdateFileRequest,
     UploadPartRequest, file_service_server::FileService,
 };
-use construct_store::{Error, File, FileState, NewFile, NewPart, Taken};
+use construct_store::{Error, File, FileState, NewFile, NewPart, PartOutcome};
 use futures::{StreamExt as _, TryStreamExt as _, stream::BoxStream};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -48,7 +48,7 @@ impl FileService for Api {
             name: spec.name,
             media_type: spec.media_type,
             size: spec.size,
-            expected: expected.map(|expected| *expected.as_bytes()),
+            expected_sha256: expected.map(|expected| *expected.as_bytes()),
             created_by: entry.name(),
             is_stored,
         };
@@ -98,11 +98,11 @@ impl FileService for Api {
         let part = NewPart { position: request.offset, size, part: name.uuid(), sha256 };
         let taken = entry
             .store()
-            .file_part(&entry.plain_write(), id, part, |file| silent(&show(file)))
+            .file_part_add(&entry.plain_write(), id, part, |file| silent(&show(file)))
             .await;
         let file = match taken {
-            Ok(Taken::Next(file)) => file,
-            Ok(Taken::Again(file)) => {
+            Ok(PartOutcome::Accepted(file)) => file,
+            Ok(PartOutcome::Duplicate(file)) => {
                 superfluous(&entry, id, name).await;
                 file
             }
@@ -261,7 +261,8 @@ async fn is_end(entry: &Entry, file: &File, request: &UploadPartRequest) -> Resu
 
 /// Whether the folder holds a content. One that is not there, or was damaged, is uploaded again.
 async fn is_stored(entry: &Entry, sha256: &Sha256, size: i64) -> Result<bool, Status> {
-    let known = entry.store().file_is_known(entry.organization(), sha256.as_bytes(), size).await;
+    let known =
+        entry.store().file_content_exists(entry.organization(), sha256.as_bytes(), size).await;
     if !known.map_err(status::of_store)? {
         return Ok(false);
     }
@@ -316,7 +317,7 @@ fn show(file: &File) -> v1::File {
             name: file.name.clone(),
             media_type: file.media_type.clone(),
             size: file.size,
-            sha256: digits(file.expected),
+            sha256: digits(file.expected_sha256),
         }),
         status: Some(v1::FileStatus {
             state: state.into(),

@@ -81,7 +81,7 @@ async fn make(store: &Store) -> anyhow::Result<Option<String>> {
         user: Some(UserId::LOCAL),
         api_key: None,
         method: "FirstKey".to_owned(),
-        face: "command".to_owned(),
+        protocol: "command".to_owned(),
         peer: String::new(),
         user_agent: String::new(),
         objects: vec![new.id.to_string()],
@@ -92,7 +92,7 @@ async fn make(store: &Store) -> anyhow::Result<Option<String>> {
         created_at: Timestamp::now(),
     };
     let made = store
-        .api_key_first(&new, entry, Timestamp::now())
+        .api_key_create_first(&new, entry, Timestamp::now())
         .await
         .context("the key cannot be stored")?;
     Ok(made.then_some(key))

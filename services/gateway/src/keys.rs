@@ -14,7 +14,7 @@ use construct_proto::v1::{
 };
 use construct_runtime::clock;
 use construct_store::{
-    Counted, Limits,
+    CountSelection, Limits,
     identity::{NewApiKey, NewSetupCode},
 };
 use construct_wire::identity as show;
@@ -156,7 +156,7 @@ impl KeyService for Api {
         let (which, by) = ((id, reach(&entry)), entry.caller().role);
         let render = |key: &_| silent(&show::api_key(key));
         let written =
-            entry.store().api_key_limit(&write, which, (limits, expected), by, render).await;
+            entry.store().api_key_set_limits(&write, which, (limits, expected), by, render).await;
         let written = written.map_err(|error| status::about(&request.api_key, error))?;
         tracing::info!(key = %id, by = entry.name(), "the limits of an API key were changed");
         entry.answer(written, nobody, show::api_key).await

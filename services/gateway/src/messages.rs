@@ -7,7 +7,7 @@ use construct_proto::v1::{
     UpdateMessageRequest, event::Payload, message_service_server::MessageService,
 };
 use construct_store::{
-    Error, MessageCursor, MessageFilter, NewUserMessage, Rendered, StoredMessage,
+    Error, MessageCursor, MessageFilter, NewUserMessage, WriteOutput, StoredMessage,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -21,7 +21,7 @@ use crate::{
     validate::{self, requests},
 };
 
-fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> WriteOutput + Send {
     move |message| {
         let message = convert::message(message);
         events::rendered(kind, Payload::Message(message.clone()), &message)

@@ -11,7 +11,7 @@ use construct_proto::v1::{
 };
 use construct_store::{
     Error, KeyLimits, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider,
-    Rendered, SealedSecret,
+    SealedSecret, WriteOutput,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -24,7 +24,7 @@ use crate::{
     validate::requests,
 };
 
-fn render(kind: &'static str) -> impl FnOnce(&ModelProvider) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&ModelProvider) -> WriteOutput + Send {
     move |provider| {
         let provider = convert::model_provider(provider);
         events::rendered(kind, Payload::ModelProvider(provider.clone()), &provider)
@@ -87,7 +87,7 @@ impl ModelProviderService for Api {
             base_url: spec.base_url,
             script: some(spec.script),
             key: self.seal(id, &spec.api_key)?,
-            further_keys: self.seal_all(id, &spec.additional_api_keys)?,
+            additional_keys: self.seal_all(id, &spec.additional_api_keys)?,
             limits: KeyLimits {
                 max_concurrency: spec.max_concurrency,
                 requests_per_minute: spec.requests_per_minute,
@@ -171,7 +171,7 @@ impl ModelProviderService for Api {
             base_url: request.base_url,
             script: request.script.map(some),
             key: request.api_key.map(|key| self.seal(provider, &key)).transpose()?,
-            further_keys: request
+            additional_keys: request
                 .additional_api_keys
                 .map(|keys| self.seal_all(provider, &keys.keys))
                 .transpose()?,

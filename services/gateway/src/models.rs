@@ -7,7 +7,8 @@ use construct_proto::v1::{
     UpdateModelRequest, event::Payload, model_service_server::ModelService,
 };
 use construct_store::{
-    Fallback, Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource, Rendered,
+    Fallback, Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource,
+    WriteOutput,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -24,7 +25,7 @@ const CONTEXT_WINDOW: i64 = 128_000;
 /// Tokens a model may answer when nobody says.
 const MAX_OUTPUT_TOKENS: i64 = 8192;
 
-fn render(kind: &'static str) -> impl FnOnce(&Model) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&Model) -> WriteOutput + Send {
     move |model| {
         let model = convert::model(model);
         events::rendered(kind, Payload::Model(model.clone()), &model)

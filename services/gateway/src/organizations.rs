@@ -12,7 +12,7 @@ use construct_proto::v1::{
     WhoAmIResponse, organization_service_server::OrganizationService,
 };
 use construct_store::{
-    Error, NewEvent, Rendered,
+    Error, NewEvent, WriteOutput,
     identity::{NewInvitation, NewOrganization, NewSetupCode, Organization, OrganizationChanges},
 };
 use construct_wire::identity as show;
@@ -38,9 +38,9 @@ fn role(role: v1::Role) -> Result<Role, Status> {
 }
 
 /// Only the answer: organizations tell of themselves in no event, and the store drops this one.
-pub(crate) fn silent(response: &impl Message) -> Rendered {
+pub(crate) fn silent(response: &impl Message) -> WriteOutput {
     let event = NewEvent { kind: String::new(), payload: Vec::new(), step: None };
-    Rendered { event, response: response.encode_to_vec() }
+    WriteOutput { event, response: response.encode_to_vec() }
 }
 
 /// The organization a request names, which has to be the one that the call works in: what is
@@ -58,7 +58,7 @@ async fn named(entry: &Entry, reference: &str) -> Result<(), Status> {
 /// operator's, any.
 async fn deleted(entry: &Entry, reference: &str) -> Result<OrganizationId, Status> {
     if entry.organization() == OrganizationId::LOCAL {
-        let found = entry.store().organization_named(reference).await;
+        let found = entry.store().organization_resolve(reference).await;
         return found.map_err(|error| status::about(reference, error));
     }
     named(entry, reference).await.map(|()| entry.organization())
@@ -252,7 +252,7 @@ impl OrganizationService for Api {
         let (entry, mut request) = self.enter(request)?;
         let role = role(request.role())?;
         if !entry.caller().may_give(role, &[]) {
-            return Err(status::of_store(Error::Above));
+            return Err(status::of_store(Error::InsufficientRole));
         }
         let write = entry.write("CreateInvitation", &mut request);
         let new = NewInvitation {

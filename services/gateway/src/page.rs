@@ -9,7 +9,7 @@
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use construct_domain::OrganizationId;
 use construct_proto::{PagedRequest, v1::PageInfo};
-use construct_store::{Cursor, CursorValue, MessageCursor, UsagePlace};
+use construct_store::{Cursor, CursorValue, MessageCursor, UsageCursor};
 use prost::Message;
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256};
@@ -89,7 +89,7 @@ impl Place for MessageCursor {
     }
 }
 
-impl Place for UsagePlace {
+impl Place for UsageCursor {
     fn fits(&self, column: Column) -> bool {
         column == Column::Day
     }
@@ -226,7 +226,7 @@ impl Page<MessageCursor> {
     }
 }
 
-impl Page<UsagePlace> {
+impl Page<UsageCursor> {
     /// For the store: one row more than asked for, to know whether there is a next page.
     pub(crate) fn query(&self) -> construct_store::UsagePage {
         let Self { size, order, after, .. } = self;

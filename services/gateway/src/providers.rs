@@ -134,7 +134,7 @@ fn addressed(provider: &ModelProvider) -> mesh::Provider {
         base_url: provider.base_url.clone(),
         api_key: provider.key.as_ref().map(sealed),
         script: provider.script.clone().unwrap_or_default(),
-        additional_api_keys: provider.further_keys.iter().map(sealed).collect(),
+        additional_api_keys: provider.additional_keys.iter().map(sealed).collect(),
         max_concurrency: provider.limits.max_concurrency,
         requests_per_minute: provider.limits.requests_per_minute,
         tokens_per_minute: provider.limits.tokens_per_minute,

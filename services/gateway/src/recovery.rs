@@ -7,7 +7,7 @@ use construct_proto::v1::{
     RedriveDeadLetterResponse, RetryTaskRequest, event::Payload,
     recovery_service_server::RecoveryService,
 };
-use construct_store::{Rendered, StoredTask};
+use construct_store::{StoredTask, WriteOutput};
 use tonic::{Request, Response, Status};
 
 use crate::{api::Api, convert, events, quotas::Wanted, status, validate};
@@ -48,7 +48,7 @@ fn refused(number: u64, error: &dead::Error) -> Status {
     }
 }
 
-fn render(task: &StoredTask) -> Rendered {
+fn render(task: &StoredTask) -> WriteOutput {
     let task = convert::task(task);
     events::rendered("task.updated", Payload::Task(Box::new(task.clone())), &task)
 }

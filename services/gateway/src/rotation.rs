@@ -18,7 +18,7 @@ use construct_runtime::{
     Context, ServiceConfig, clock,
     config::{Common, Invalid},
 };
-use construct_store::{AuditEntry, PoolOptions, SealedBy, Sealing, Store};
+use construct_store::{AuditEntry, KeyringKind, PoolOptions, SealedRows, Store};
 use jiff::{SignedDuration, Timestamp};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
@@ -83,10 +83,10 @@ impl Kind {
     }
 
     /// What the database knows of them: tokens it knows nothing of.
-    const fn sealing(self) -> Option<Sealing> {
+    const fn sealing(self) -> Option<KeyringKind> {
         match self {
-            Self::Master => Some(Sealing::Credentials),
-            Self::Secrets => Some(Sealing::Secrets),
+            Self::Master => Some(KeyringKind::Credentials),
+            Self::Secrets => Some(KeyringKind::Secrets),
             Self::Token => None,
         }
     }
@@ -287,7 +287,7 @@ async fn needed(
     let store = store
         .context("the database's address is needed, to see what the key still encrypts (CONSTRUCT_DATABASE_URL)")?;
     let ids = left.ids();
-    let sealed = store.sealed_by(sealing).await.context("the database does not answer")?;
+    let sealed = store.sealed_rows(sealing).await.context("the database does not answer")?;
     let lost: Vec<String> =
         sealed.iter().filter(|sealed| !ids.contains(&sealed.key.as_str())).map(told).collect();
     ensure!(
@@ -296,7 +296,7 @@ async fn needed(
         lost.join("; ")
     );
     let running =
-        store.scripts_with_older_secrets().await.context("the database does not answer")?;
+        store.scripts_with_stale_secrets().await.context("the database does not answer")?;
     ensure!(
         kind != Kind::Secrets || running == 0,
         "{running} scripts are under way that began before the secrets were encrypted again; wait for their end"
@@ -304,14 +304,14 @@ async fn needed(
     Ok(())
 }
 
-fn told(sealed: &SealedBy) -> String {
-    format!("{} of {} (`{}`)", sealed.count, sealed.what, sealed.key)
+fn told(sealed: &SealedRows) -> String {
+    format!("{} of {} (`{}`)", sealed.count, sealed.table, sealed.key)
 }
 
 async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyhow::Result<String> {
     let sealed = match (kind.and_then(Kind::sealing), store) {
         (Some(sealing), Some(store)) => {
-            Some(store.sealed_by(sealing).await.context("the database does not answer")?)
+            Some(store.sealed_rows(sealing).await.context("the database does not answer")?)
         }
         _ => None,
     };
@@ -344,8 +344,8 @@ async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyh
     Ok(lines)
 }
 
-fn seals(sealed: &SealedBy) -> String {
-    format!("{} of {}", sealed.count, sealed.what)
+fn seals(sealed: &SealedRows) -> String {
+    format!("{} of {}", sealed.count, sealed.table)
 }
 
 fn entry(name: &str, kind: Option<Kind>, now: Timestamp) -> AuditEntry {
@@ -355,7 +355,7 @@ fn entry(name: &str, kind: Option<Kind>, now: Timestamp) -> AuditEntry {
         user: Some(UserId::LOCAL),
         api_key: None,
         method: "RetireKey".to_owned(),
-        face: "command".to_owned(),
+        protocol: "command".to_owned(),
         peer: String::new(),
         user_agent: String::new(),
         objects: vec![name.to_owned(), kind.map_or("", Kind::name).to_owned()],

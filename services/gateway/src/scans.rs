@@ -26,9 +26,9 @@ use construct_proto::{
 };
 use construct_runtime::{ScanToken, clock};
 use construct_store::{
-    Error, Keyring, Write, Written,
+    Error, Keyring, Write, WriteOutcome,
     scan::{
-        Candidate, HandedOver, NewScan, NewScanConnection, Review, Scan, ScanFilter, ScanKind,
+        Candidate, HandOverResult, NewScan, NewScanConnection, Review, Scan, ScanFilter, ScanKind,
         ScanLimits,
     },
 };
@@ -292,7 +292,7 @@ impl ScanService for Api {
             repositories.iter().map(|repository| known(&repository.name)).collect();
         let last = entry
             .store()
-            .scan_last_of(entry.organization(), &names)
+            .scan_latest(entry.organization(), &names)
             .await
             .map_err(status::of_store)?;
         for repository in &mut repositories {
@@ -314,9 +314,9 @@ impl ScanService for Api {
         // A request that is repeated gets its answer, whatever has become meanwhile of what it
         // names, or of what was made for it.
         if let Some(response) =
-            entry.store().write_repeated(&write).await.map_err(status::of_store)?
+            entry.store().idempotent_response(&write).await.map_err(status::of_store)?
         {
-            return entry.answer(Written::Repeated { response }, nobody, show::scan).await;
+            return entry.answer(WriteOutcome::Repeated { response }, nobody, show::scan).await;
         }
         let spec = request.spec.unwrap_or_default();
         let source =
@@ -347,7 +347,7 @@ impl ScanService for Api {
         };
         let budget_pico_usd = if spec.budget_pico_usd == 0 { BUDGET } else { spec.budget_pico_usd };
         // Before anything is made for it, which a refusal would leave behind.
-        entry.store().scan_may_be_made(entry.organization()).await.map_err(status::of_store)?;
+        entry.store().scan_check_limit(entry.organization()).await.map_err(status::of_store)?;
         let sent = if let Source::Upload(upload) = &source { upload.archive.len() } else { 0 };
         self.allow(&entry, Some(&write), Wanted::scan(sent)).await?;
         let archive = match source {
@@ -394,7 +394,7 @@ impl ScanService for Api {
                 Ok(written) => {
                     // Another request with the same key has made the scan meanwhile, with a task
                     // that is gone since, so that this one has made a second one.
-                    if let Written::Repeated { response } = &written
+                    if let WriteOutcome::Repeated { response } = &written
                         && !explore::is_of(response, &prepared)
                     {
                         explore::undo(&entry, &write, &prepared).await;
@@ -412,7 +412,7 @@ impl ScanService for Api {
         };
         let written = make.await;
         let is_needed = match &written {
-            Ok(written) => matches!(written, Written::Applied { .. }),
+            Ok(written) => matches!(written, WriteOutcome::Applied { .. }),
             Err(refused) => matches!(refused.code(), Code::Unavailable | Code::Internal),
         };
         if let Some(archive) = archive.filter(|_| !is_needed) {
@@ -534,11 +534,11 @@ impl ScanService for Api {
             .map(|candidate| validate::id(candidate))
             .collect::<Result<Vec<CandidateId>, _>>()?;
         let write = entry.write("CreateTools", &mut request);
-        let render = |handed: &HandedOver| silent(&tools(handed));
+        let render = |handed: &HandOverResult| silent(&tools(handed));
         let name = entry.name();
         let written = entry.store().candidates_hand_over(&write, id, &named, &name, render).await;
         let written = written.map_err(|error| status::about(&request.scan, error))?;
-        if let Written::Applied { entity, .. } = &written {
+        if let WriteOutcome::Applied { entity, .. } = &written {
             tell(&entry, entity).await;
         }
         entry.answer(written, nobody, tools).await
@@ -557,15 +557,15 @@ impl ScanService for Api {
 }
 
 /// Tells the scanners. When nobody hears it, they find the scan by its row.
-async fn ring(entry: &Entry, written: &Written<Scan>) {
-    if let Written::Applied { entity, .. } = written
+async fn ring(entry: &Entry, written: &WriteOutcome<Scan>) {
+    if let WriteOutcome::Applied { entity, .. } = written
         && entity.next_wake.is_some()
     {
         entry.backend.publisher.scan(entry.organization(), entity.id).await;
     }
 }
 
-fn tools(handed: &HandedOver) -> CreateToolsResponse {
+fn tools(handed: &HandOverResult) -> CreateToolsResponse {
     CreateToolsResponse {
         hand_over_id: handed.id.map(|id| id.to_string()).unwrap_or_default(),
         candidates: handed.candidates.iter().map(show::candidate).collect(),
@@ -574,7 +574,7 @@ fn tools(handed: &HandedOver) -> CreateToolsResponse {
 
 /// Tells the mesh of a hand-over. What it does not hear now it hears from the scanner, under the
 /// same id.
-async fn tell(entry: &Entry, handed: &HandedOver) {
+async fn tell(entry: &Entry, handed: &HandOverResult) {
     let Some(id) = handed.id else { return };
     let message = ToolCreate {
         organization_id: entry.organization().to_string(),
@@ -594,7 +594,7 @@ async fn tell(entry: &Entry, handed: &HandedOver) {
     let noted = match told {
         Ok(_) => entry
             .store()
-            .hand_over_told(id, clock::now())
+            .hand_over_mark_published(id, clock::now())
             .await
             .map_err(|error| status::chain(&error)),
         Err(error) => Err(status::chain(&error)),
@@ -639,12 +639,12 @@ fn part(write: &Write, what: &str) -> Write {
 
 /// What a part of a write has made, whether now or by an earlier request.
 fn made<T, M: prost::Message + Default>(
-    written: Written<T>,
+    written: WriteOutcome<T>,
     show: impl FnOnce(&T) -> M,
 ) -> Result<M, Status> {
     match written {
-        Written::Applied { entity, .. } => Ok(show(&entity)),
-        Written::Repeated { response } => M::decode(response.as_slice())
+        WriteOutcome::Applied { entity, .. } => Ok(show(&entity)),
+        WriteOutcome::Repeated { response } => M::decode(response.as_slice())
             .map_err(|error| status::internal("a stored answer cannot be read", &error)),
     }
 }

@@ -8,7 +8,9 @@ use construct_proto::v1::{
     event::Payload, schedule_service_server::ScheduleService,
 };
 use construct_runtime::clock;
-use construct_store::{NewSchedule, Rendered, Schedule, ScheduleChanges, ScheduleFilter, Target};
+use construct_store::{
+    NewSchedule, Schedule, ScheduleChanges, ScheduleFilter, ScheduleTarget, WriteOutput,
+};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -20,7 +22,7 @@ use crate::{
     validate::{optional_id, requests},
 };
 
-fn render(kind: &'static str) -> impl FnOnce(&Schedule) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&Schedule) -> WriteOutput + Send {
     move |schedule| {
         let schedule = convert::schedule(schedule);
         events::rendered(kind, Payload::Schedule(schedule.clone()), &schedule)
@@ -47,14 +49,14 @@ impl ScheduleService for Api {
                     .task_get(entry.organization(), task)
                     .await
                     .map(|task| task.state.id);
-                Target::Task(lookup.take(&spec.task, found, TaskId::from_uuid)?)
+                ScheduleTarget::Task(lookup.take(&spec.task, found, TaskId::from_uuid)?)
             }
             None => {
                 let found = entry.store().agent_resolve(entry.organization(), &spec.agent).await;
-                Target::Agent(lookup.take(&spec.agent, found, AgentId::from_uuid)?)
+                ScheduleTarget::Agent(lookup.take(&spec.agent, found, AgentId::from_uuid)?)
             }
         };
-        let nowhere = |id| Target::Task(TaskId::from_uuid(id));
+        let nowhere = |id| ScheduleTarget::Task(TaskId::from_uuid(id));
         let (priority, missed) = (spec.priority(), spec.missed_runs());
         let (target, content) =
             entry.content("spec.blocks", spec.blocks, &mut lookup, target, nowhere).await?;
@@ -194,7 +196,7 @@ impl ScheduleService for Api {
         let next = found
             .as_ref()
             .ok()
-            .and_then(|schedule| schedule.timing.after(clock::now()).ok().flatten());
+            .and_then(|schedule| schedule.timing.next_after(clock::now()).ok().flatten());
         // Its time may be changed at this moment.
         let read = found.as_ref().ok().map(|schedule| schedule.revision);
         let id = lookup.take(

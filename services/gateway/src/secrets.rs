@@ -7,7 +7,8 @@ use construct_proto::v1::{
     secret_service_server::SecretService,
 };
 use construct_store::{
-    Bindings, Error, Keyring, NewSecret, Rendered, SealError, SealedSecret, Secret, SecretChanges,
+    Bindings, Error, Keyring, NewSecret, SealError, SealedSecret, Secret, SecretChanges,
+    WriteOutput,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -20,7 +21,7 @@ use crate::{
     validate::requests,
 };
 
-fn render(kind: &'static str) -> impl FnOnce(&Secret) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&Secret) -> WriteOutput + Send {
     move |secret| {
         let secret = convert::secret(secret);
         events::rendered(kind, Payload::Secret(secret.clone()), &secret)

@@ -12,7 +12,7 @@ use construct_proto::{
         StateEvent, WatchStatesRequest, state_service_server::StateService,
     },
 };
-use construct_store::{State, StateContent, StateRef, Write, Written};
+use construct_store::{State, StateContent, StateRef, Write, WriteOutcome};
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
 
@@ -158,8 +158,8 @@ fn write(
 }
 
 /// Tells all gateways that they look again for those who watch.
-async fn tell(entry: &Entry, written: &Written<State>) {
-    if let Written::Applied { entity, .. } = written {
+async fn tell(entry: &Entry, written: &WriteOutcome<State>) {
+    if let WriteOutcome::Applied { entity, .. } = written {
         let version = (entity.owner, entity.name.as_str(), entity.version);
         entry.backend.publisher.state(entry.organization(), version).await;
     }

@@ -68,7 +68,7 @@ pub(crate) fn of_store(error: Error) -> Status {
             );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
-        Error::Decided { .. } => {
+        Error::ApprovalClosed { .. } => {
             let details =
                 ErrorDetails::with_precondition_failure_violation("DECIDED", "approval", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)
@@ -82,7 +82,7 @@ pub(crate) fn of_store(error: Error) -> Status {
             );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
-        Error::LastOwner | Error::Kept => {
+        Error::LastOwner | Error::PermanentOrganization => {
             let details = ErrorDetails::with_precondition_failure_violation(
                 "OWNED",
                 "organization",
@@ -107,11 +107,11 @@ pub(crate) fn of_store(error: Error) -> Status {
             );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
-        Error::Above => Status::permission_denied(message),
+        Error::InsufficientRole => Status::permission_denied(message),
         Error::Conflict => Status::aborted(
             "the entity has another revision: read it again, then repeat the change",
         ),
-        Error::Outdated { current } => {
+        Error::VersionMismatch { current } => {
             let details = ErrorDetails::with_precondition_failure_violation(
                 "VERSION",
                 "state",
@@ -234,11 +234,15 @@ mod tests {
             (Error::InUse { what: "model", by: "agent" }, Code::FailedPrecondition),
             (Error::NotQueued, Code::FailedPrecondition),
             (
-                Error::Decided { state: ApprovalState::Rejected, by: "ada".into(), at: None },
+                Error::ApprovalClosed {
+                    state: ApprovalState::Rejected,
+                    by: "ada".into(),
+                    at: None,
+                },
                 Code::FailedPrecondition,
             ),
             (Error::Conflict, Code::Aborted),
-            (Error::Outdated { current: 3 }, Code::Aborted),
+            (Error::VersionMismatch { current: 3 }, Code::Aborted),
             (Error::NotUploading, Code::FailedPrecondition),
             (Error::TooManyParts { limit: 1 }, Code::FailedPrecondition),
             (Error::TooManyUploads { limit: 1 }, Code::ResourceExhausted),

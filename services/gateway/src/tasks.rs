@@ -13,8 +13,8 @@ use construct_proto::v1::{
     event::Payload, task_service_server::TaskService,
 };
 use construct_store::{
-    ApprovalFilter, Error, Key, NewFork, NewTask, Order, Page, Rendered, Rewind, StoredTask,
-    TaskChanges, TaskFilter,
+    ApprovalFilter, Error, Key, NewFork, NewTask, Order, Page, Rewind, StoredTask, TaskChanges,
+    TaskFilter, WriteOutput,
 };
 use futures::future;
 use tonic::{Request, Response, Status};
@@ -35,7 +35,7 @@ use crate::{
 const ELSEWHERE: &str = "The conversation up to here is a copy of another one's. It goes on in another working directory: files \
                          that were made before are not there, unless somebody has put them there.";
 
-fn render(kind: &'static str) -> impl FnOnce(&StoredTask) -> Rendered + Send {
+fn render(kind: &'static str) -> impl FnOnce(&StoredTask) -> WriteOutput + Send {
     move |task| {
         let task = convert::task(task);
         events::rendered(kind, Payload::Task(Box::new(task.clone())), &task)
@@ -89,7 +89,7 @@ impl TaskService for Api {
         if !found.subtasks.is_empty()
             && let Some(shown) = &mut shown.status
         {
-            match entry.store().tasks_below(entry.organization(), task).await {
+            match entry.store().task_descendants(entry.organization(), task).await {
                 Ok(below) => shown.below = Some(Box::new(convert::below(&below))),
                 // Who asks for the task is told of the task.
                 Err(error) => {
@@ -242,7 +242,7 @@ impl TaskService for Api {
             message,
             title: request.title,
             workspace: request.workspace,
-            elsewhere: (MessageId::from_uuid(Uuid::now_v7()), elsewhere),
+            workspace_notice: (MessageId::from_uuid(Uuid::now_v7()), elsewhere),
         };
         let forked = entry.store().task_fork(&write, new, render("task.created")).await;
         let forked = forked.map_err(|error| status::about(&request.message, error))?;
@@ -258,8 +258,11 @@ impl TaskService for Api {
         let id = validate::id(&request.task)?;
         let found = entry.store().task_get(entry.organization(), id).await;
         let task = found.map_err(|error| status::about(&request.task, error))?;
-        let parked =
-            entry.store().task_parked(entry.organization(), id).await.map_err(status::of_store)?;
+        let parked = entry
+            .store()
+            .task_quarantine_get(entry.organization(), id)
+            .await
+            .map_err(status::of_store)?;
         if let Some(parked) = parked {
             return Ok(Response::new(explain::put_aside(&task, parked)));
         }

@@ -7,7 +7,7 @@ use construct_proto::v1::{
 };
 use construct_runtime::clock;
 use construct_store::{
-    Counted, Counts, Error, Limits, Quota, UsageFilter, UsageRow, Used, Written,
+    CountSelection, Counts, Error, Limits, Quota, UsageFilter, UsageRow, UsageTotals, WriteOutcome,
 };
 use tonic::{Request, Response, Status};
 
@@ -58,7 +58,7 @@ fn limits(limits: &Limits) -> QuotaLimits {
 
 fn shown(row: &UsageRow) -> v1::UsageRow {
     let mut shown = v1::UsageRow {
-        day: row.place.day.clone(),
+        day: row.cursor.day.clone(),
         agent_id: row.agent.map(|id| id.to_string()).unwrap_or_default(),
         agent: row.agent_name.clone(),
         api_key_id: row.key.map(|id| id.to_string()).unwrap_or_default(),
@@ -67,13 +67,13 @@ fn shown(row: &UsageRow) -> v1::UsageRow {
         model: row.model_name.clone(),
         ..v1::UsageRow::default()
     };
-    match row.used {
-        Used::Models { calls, usage } => {
+    match row.totals {
+        UsageTotals::Models { calls, usage } => {
             shown.calls = calls;
             shown.usage = Some(convert::usage(&usage));
         }
-        Used::Tools { calls, failed, micros } => {
-            shown.tool.clone_from(&row.place.what);
+        UsageTotals::Tools { calls, failed, micros } => {
+            shown.tool.clone_from(&row.cursor.item);
             (shown.calls, shown.failed, shown.duration_ms) = (calls, failed, micros / 1000);
         }
     }
@@ -105,7 +105,7 @@ impl UsageService for Api {
         let _place = self.sum(entry.organization()).await?;
         let used = entry
             .store()
-            .quota_counts(organization, Counted::ALL, &periods)
+            .quota_counts(organization, CountSelection::ALL, &periods)
             .await
             .map_err(status::of_store)?;
         Ok(Response::new(self.quota(&quota, Some(used))))
@@ -141,7 +141,7 @@ impl UsageService for Api {
             .quota_set(&write, organization, &request.tier, overrides, expected, render)
             .await;
         let written = written.map_err(|error| status::about(&request.organization, error))?;
-        if let Written::Applied { entity, .. } = &written {
+        if let WriteOutcome::Applied { entity, .. } = &written {
             self.quotas().changed(entity);
             tracing::info!(%organization, by = entry.name(), "a quota was changed");
         }
@@ -170,7 +170,7 @@ impl UsageService for Api {
             .usage_list(entry.organization(), &filter, asked.of, &asked.page.query())
             .await;
         let found = found.map_err(status::of_store)?;
-        let (usage, info) = asked.page.cut(&found, shown, |row| row.place.clone());
+        let (usage, info) = asked.page.cut(&found, shown, |row| row.cursor.clone());
         Ok(Response::new(ListUsageResponse { usage, page: Some(info) }))
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use construct_bus::Bus;
 use construct_domain::{AuditEntryId, OrganizationId};
 use construct_runtime::{Latch, clock};
-use construct_store::{AuditEntry, Error, Keyring, Store, identity::Erasing};
+use construct_store::{AuditEntry, Error, Keyring, Store, identity::ErasureProgress};
 use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -128,9 +128,9 @@ pub(crate) async fn erase(store: Store, bus: Bus, files: Files, draining: Cancel
     let mut pause = Duration::ZERO;
     while !paused(pause, &draining).await {
         pause = match store.organization_erase(erased(), ERASED_AT_ONCE, clock::now()).await {
-            Ok(Some(Erasing::Goes(_))) => Duration::ZERO,
-            Ok(Some(Erasing::Waits(_))) => ASK_AGAIN,
-            Ok(Some(Erasing::Done(organization))) => {
+            Ok(Some(ErasureProgress::More(_))) => Duration::ZERO,
+            Ok(Some(ErasureProgress::Blocked(_))) => ASK_AGAIN,
+            Ok(Some(ErasureProgress::Done(organization))) => {
                 files.remove().await;
                 // What is not removed now goes by its age.
                 if let Err(error) = bus.forget_organization(organization).await {
@@ -156,7 +156,7 @@ fn erased() -> AuditEntry {
         user: None,
         api_key: None,
         method: "EraseOrganization".to_owned(),
-        face: "housekeeping".to_owned(),
+        protocol: "housekeeping".to_owned(),
         peer: String::new(),
         user_agent: String::new(),
         objects: Vec::new(),

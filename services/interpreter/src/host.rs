@@ -17,8 +17,8 @@ use std::{
 
 use construct_bus::Progress;
 use construct_domain::{
-    approval::{APPROVAL_LIMIT, ASKED_AT_ONCE},
-    decide::CODE_DEADLINE,
+    approval::{APPROVAL_TIMEOUT, MAX_PENDING_APPROVALS},
+    decide::CODE_TIMEOUT,
     policy::Action,
 };
 use construct_proto::{
@@ -241,13 +241,13 @@ impl<'a> ScriptHost<'a> {
 
     /// What people are to be asked; of very many calls those that the script made first.
     pub(crate) fn asked(&self) -> Vec<AskedCall> {
-        self.state().asks.values().take(ASKED_AT_ONCE).cloned().collect()
+        self.state().asks.values().take(MAX_PENDING_APPROVALS).cloned().collect()
     }
 
     /// What the script waits for of subtasks; of very many waits the first: about the others it
     /// asks again when it is gone on with.
     pub(crate) fn awaited(&self) -> Vec<AwaitedCall> {
-        self.state().awaits.values().take(ASKED_AT_ONCE).cloned().collect()
+        self.state().awaits.values().take(MAX_PENDING_APPROVALS).cloned().collect()
     }
 
     /// What the model is told beside what the script says.
@@ -270,7 +270,7 @@ impl<'a> ScriptHost<'a> {
         let opened = Timestamp::from_microsecond(self.shared.journal.opened.clock_micros)
             .unwrap_or_default();
         opened
-            .saturating_add(APPROVAL_LIMIT.saturating_sub(CODE_DEADLINE))
+            .saturating_add(APPROVAL_TIMEOUT.saturating_sub(CODE_TIMEOUT))
             .unwrap_or(Timestamp::MAX)
     }
 

@@ -73,7 +73,7 @@ impl Policies {
         let verdict = judge(&names(&call.name));
         // A rule about reading files is about modules as well.
         let verdict = if call.name == IMPORT {
-            policy::stricter(verdict, judge(&names(READING)))
+            policy::stricter_verdict(verdict, judge(&names(READING)))
         } else {
             verdict
         };
@@ -89,7 +89,7 @@ impl Policies {
 
     /// Of what both lists say the stricter.
     fn stricter(&self, names: &[&str], subject: &Subject) -> Verdict {
-        policy::stricter(self.agent.judge(names, subject), self.task.judge(names, subject))
+        policy::stricter_verdict(self.agent.evaluate(names, subject), self.task.evaluate(names, subject))
     }
 }
 

@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use construct_domain::{compute, decide::CODE_DEADLINE};
+use construct_domain::{compute, decide::CODE_TIMEOUT};
 use construct_runtime::config;
 use serde::{Deserialize, Serialize};
 
@@ -202,8 +202,8 @@ impl Tier {
         });
         let call = (script.call_bytes > MOST_CALL)
             .then(|| ("host_call_bytes", format!("at most {MOST_CALL}")));
-        let wall = (script.wall > CODE_DEADLINE).then(|| {
-            let most = CODE_DEADLINE.as_secs() / 60;
+        let wall = (script.wall > CODE_TIMEOUT).then(|| {
+            let most = CODE_TIMEOUT.as_secs() / 60;
             (
                 "script_wall",
                 format!("at most {most}min: then the step ends that its scripts belong to"),
@@ -337,7 +337,7 @@ mod tests {
             let error = tiers(&Overrides::default(), &[("cpu-8", set)]).expect_err(limit);
             assert!(error.starts_with(&format!("{limit} of `cpu-8` must be ")), "{error}");
         }
-        let most = Overrides { script_wall: Some(Span(CODE_DEADLINE)), ..Default::default() };
+        let most = Overrides { script_wall: Some(Span(CODE_TIMEOUT)), ..Default::default() };
         tiers(&most, &[]).expect("all the time that a step has");
     }
 

@@ -1,4 +1,4 @@
-//! An answer as it grows: chunks in; what to show at once, and in the end blocks, out.
+//! Builds an answer: takes chunks, returns the text to show at once, and in the end the blocks.
 
 mod arguments;
 
@@ -8,44 +8,43 @@ use construct_proto::{
 };
 use serde_json::Value;
 
-use self::arguments::Extractor;
+use self::arguments::ArgumentExtractor;
 use crate::{
     failure::Failure,
     vendor::{Chunk, Origin, Request, Tool},
 };
 
-/// What one answer may hold at most, in bytes. A model that repeats itself without end is cut here
-/// at the latest.
+/// Bytes of one answer at most. An endless answer is rejected here.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
-/// Calls one answer may hold at most.
+/// Calls of one answer at most.
 const MAX_CALLS: usize = 64;
-/// A rule of thumb for tokens that no vendor counted for us.
+/// A rule of thumb for tokens that no vendor has counted.
 const CHARS_PER_TOKEN: usize = 4;
 
-/// What of the answer has just become visible.
+/// Text of the answer that has just become visible.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Visible {
-    /// Which block of the answer grows.
+pub(crate) struct VisibleText {
+    /// The index of the growing block.
     pub(crate) block: u32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: BlockKind,
     pub(crate) text: String,
 }
 
-/// What a block holds.
+/// The content of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum BlockKind {
     Text,
     Code,
     Thinking,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Completed {
+pub(crate) struct CompletedAnswer {
     pub(crate) blocks: Vec<v1::Block>,
     pub(crate) stop_reason: StopReason,
-    /// Tokens of input, cached ones too, as the vendor has counted those of the call that was
-    /// answered; 0: it has counted none.
+    /// Input tokens, cached ones included, as the vendor has counted those of the answered call; 0:
+    /// not counted.
     pub(crate) input_tokens: i64,
 }
 
@@ -63,8 +62,17 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 enum Piece {
     Text(String),
-    Thinking { text: String, data: String },
-    Call { slot: u32, id: String, name: String, arguments: String, extractor: Option<Extractor> },
+    Thinking {
+        text: String,
+        data: String,
+    },
+    Call {
+        slot: u32,
+        id: String,
+        name: String,
+        arguments: String,
+        extractor: Option<ArgumentExtractor>,
+    },
 }
 
 impl Answer {
@@ -79,9 +87,9 @@ impl Answer {
         }
     }
 
-    /// The text of an answer that ends before it is whole. A call in it may lack its end, and
-    /// thinking what proves it.
-    pub(crate) fn said(self) -> Vec<v1::Block> {
+    /// The text of an incomplete answer. Its calls may be truncated, and its thinking may lack the
+    /// proof.
+    pub(crate) fn partial_blocks(self) -> Vec<v1::Block> {
         let texts = self.pieces.into_iter().filter_map(|piece| match piece {
             Piece::Text(text) => Some(v1::Block { block: Some(block::Block::Text(Text { text })) }),
             Piece::Thinking { .. } | Piece::Call { .. } => None,
@@ -90,18 +98,18 @@ impl Answer {
     }
 
     /// Takes the next chunk.
-    pub(crate) fn push(&mut self, chunk: Chunk) -> Result<Option<Visible>, Failure> {
+    pub(crate) fn push(&mut self, chunk: Chunk) -> Result<Option<VisibleText>, Failure> {
         match chunk {
             Chunk::Text(text) => {
-                self.grow(text.len())?;
+                self.add_bytes(text.len())?;
                 match self.pieces.last_mut() {
                     Some(Piece::Text(whole)) => whole.push_str(&text),
                     _ => self.pieces.push(Piece::Text(text.clone())),
                 }
-                Ok(Some(Visible { block: self.last_block(), kind: Kind::Text, text }))
+                Ok(Some(VisibleText { block: self.last_block(), kind: BlockKind::Text, text }))
             }
             Chunk::Thinking(text) => {
-                self.grow(text.len())?;
+                self.add_bytes(text.len())?;
                 match self.pieces.last_mut() {
                     Some(Piece::Thinking { text: whole, data }) if data.is_empty() => {
                         whole.push_str(&text)
@@ -110,10 +118,10 @@ impl Answer {
                         .pieces
                         .push(Piece::Thinking { text: text.clone(), data: String::new() }),
                 }
-                Ok(Some(Visible { block: self.last_block(), kind: Kind::Thinking, text }))
+                Ok(Some(VisibleText { block: self.last_block(), kind: BlockKind::Thinking, text }))
             }
             Chunk::ThinkingData(data) => {
-                self.grow(data.len())?;
+                self.add_bytes(data.len())?;
                 match self.pieces.last_mut() {
                     Some(Piece::Thinking { data: whole, .. }) if whole.is_empty() => *whole = data,
                     _ => self.pieces.push(Piece::Thinking { text: String::new(), data }),
@@ -130,7 +138,7 @@ impl Answer {
                     ));
                 }
                 let tool = self.code_tool.as_ref().filter(|tool| tool.name == name);
-                let extractor = tool.map(|tool| Extractor::new(&tool.argument));
+                let extractor = tool.map(|tool| ArgumentExtractor::new(&tool.argument));
                 self.pieces.push(Piece::Call {
                     slot,
                     id,
@@ -141,7 +149,7 @@ impl Answer {
                 Ok(None)
             }
             Chunk::Arguments { slot: of, json } => {
-                self.grow(json.len())?;
+                self.add_bytes(json.len())?;
                 let found =
                     self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
                         Piece::Call { slot, arguments, extractor, .. } if *slot == of => {
@@ -157,9 +165,9 @@ impl Answer {
                 arguments.push_str(&json);
                 let text =
                     extractor.as_mut().map(|extractor| extractor.push(&json)).unwrap_or_default();
-                Ok((!text.is_empty()).then(|| Visible {
+                Ok((!text.is_empty()).then(|| VisibleText {
                     block: block_number(at),
-                    kind: Kind::Code,
+                    kind: BlockKind::Code,
                     text,
                 }))
             }
@@ -172,8 +180,8 @@ impl Answer {
         }
     }
 
-    /// The whole answer.
-    pub(crate) fn complete(self) -> Completed {
+    /// Completes the answer.
+    pub(crate) fn complete(self) -> CompletedAnswer {
         let cut = self.stop == Some(StopReason::MaxTokens);
         let mut blocks = Vec::with_capacity(self.pieces.len());
         let mut calls = false;
@@ -190,7 +198,9 @@ impl Answer {
                     data,
                 }),
                 Piece::Call { slot, id, name, arguments, .. } => {
-                    let Some(code) = script(&name, &arguments, self.code_tool.as_ref(), cut) else {
+                    let Some(code) =
+                        script_for_call(&name, &arguments, self.code_tool.as_ref(), cut)
+                    else {
                         continue;
                     };
                     calls = true;
@@ -201,16 +211,16 @@ impl Answer {
             };
             blocks.push(v1::Block { block: Some(block) });
         }
-        // Some servers say `stop` after calls; what counts is whether there is something to run.
+        // Some servers report `stop` after calls. What counts is whether there is something to run.
         let stop_reason = match (self.stop.unwrap_or(StopReason::EndTurn), calls) {
             (StopReason::EndTurn | StopReason::Unspecified, true) => StopReason::ToolUse,
             (StopReason::ToolUse | StopReason::Unspecified, false) => StopReason::EndTurn,
             (reason, _) => reason,
         };
-        Completed { blocks, stop_reason, input_tokens: 0 }
+        CompletedAnswer { blocks, stop_reason, input_tokens: 0 }
     }
 
-    fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
+    fn add_bytes(&mut self, bytes: usize) -> Result<(), Failure> {
         self.bytes += bytes;
         if self.bytes > MAX_ANSWER_BYTES { Err(too_large()) } else { Ok(()) }
     }
@@ -220,7 +230,7 @@ impl Answer {
     }
 }
 
-/// A vendor was asked for an answer and gave a vector.
+/// The failure when a vendor returns a vector in an answer.
 pub(crate) fn vector_in_answer() -> Failure {
     Failure::internal("an answer holds a vector")
 }
@@ -232,8 +242,8 @@ fn too_large() -> Failure {
     )
 }
 
-/// What a count of characters is worth in tokens.
-pub(crate) fn tokens(chars: usize) -> i64 {
+/// Estimates the tokens of `chars` characters.
+pub(crate) fn estimate_tokens(chars: usize) -> i64 {
     i64::try_from(chars.div_ceil(CHARS_PER_TOKEN)).unwrap_or(i64::MAX)
 }
 
@@ -241,35 +251,40 @@ fn block_number(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
 
-/// The script that a call asks for. None when the answer was `cut` within the call: half a script
+/// The script of a call. None when the answer was truncated (`cut`) within the call: half a script
 /// must not run.
 ///
-/// A call of another name than the code tool's is a model that takes the script's functions for
-/// tools; it means `name(arguments)`, and gets that. What cannot be read becomes a script that says
-/// so to the model, because every call needs a result.
-fn script(name: &str, arguments: &str, code_tool: Option<&Tool>, cut: bool) -> Option<String> {
+/// A call of another tool than the code tool comes from a model that takes the script's functions
+/// for tools. It means `name(arguments)`, and becomes that script. An unreadable call becomes a
+/// script that throws the reason, because every call needs a result.
+fn script_for_call(
+    name: &str,
+    arguments: &str,
+    code_tool: Option<&Tool>,
+    cut: bool,
+) -> Option<String> {
     let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
     let parsed = match serde_json::from_str::<Value>(arguments) {
         Ok(parsed) => parsed,
         Err(_) if cut => return None,
         Err(error) => {
-            return Some(throw(&format!(
+            return Some(throw_script(&format!(
                 "The arguments of the call are not valid JSON ({error}). Nothing ran."
             )));
         }
     };
     let Some(tool) = code_tool.filter(|tool| tool.name == name || name.is_empty()) else {
         return Some(if is_identifier(name) {
-            format!("{name}({})", quote(&parsed))
+            format!("{name}({})", js_literal(&parsed))
         } else {
-            throw(&format!("There is no tool named {name:?}. Nothing ran."))
+            throw_script(&format!("There is no tool named {name:?}. Nothing ran."))
         });
     };
     Some(match &parsed {
         Value::String(code) => code.clone(),
         parsed => match parsed[tool.argument.as_str()].as_str() {
             Some(code) => code.to_owned(),
-            None => throw(&format!(
+            None => throw_script(&format!(
                 "The call has no argument {:?}, which holds the script. Nothing ran.",
                 tool.argument
             )),
@@ -277,12 +292,12 @@ fn script(name: &str, arguments: &str, code_tool: Option<&Tool>, cut: bool) -> O
     })
 }
 
-fn throw(message: &str) -> String {
-    format!("throw new Error({})", quote(&Value::String(message.to_owned())))
+fn throw_script(message: &str) -> String {
+    format!("throw new Error({})", js_literal(&Value::String(message.to_owned())))
 }
 
 /// JSON is JavaScript but for two line separators, which older engines don't allow in a string.
-fn quote(value: &Value) -> String {
+fn js_literal(value: &Value) -> String {
     value.to_string().replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
 }
 

@@ -1,4 +1,4 @@
-//! Anthropic's Messages API, streaming. Its wire format stands in this file and nowhere else.
+//! Anthropic's Messages API, streaming. Its wire format stays in this file.
 
 use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
@@ -14,23 +14,24 @@ use serde_json::{Value, json};
 
 use crate::{
     check,
-    failure::{Failure, class_of_status},
+    failure::{Failure, class_from_status},
     framing::{self, ServerSentEvents},
-    http::{Dialect, Endpoint, Http, LimitHeaders, class_by_words, key_header, plain_body},
+    http::{Dialect, Endpoint, Http, LimitHeaders, class_from_message, describe_body, key_header},
     transcript::{self, Media, Part, Role, Turn},
     vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 const VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
-/// Of the four cache breakpoints a request may carry, the tools and the system prompt take two.
+/// Of the four cache breakpoints of a request, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
-/// The longest image that is taken, in base64: "image exceeds 5 MB maximum" is said of more.
-const IMAGE: usize = 5 << 20;
+/// The largest accepted image, in bytes of base64. For larger ones the vendor reports "image
+/// exceeds 5 MB maximum".
+const MAX_IMAGE_BASE64_BYTES: usize = 5 << 20;
 
-/// Beginnings of the names of models that think within a budget they are given, as compatible
-/// servers' do. None will be added here: the vendor gave the budget up.
-const WITH_BUDGET: [&str; 9] = [
+/// Name prefixes of models that take a thinking budget, as compatible servers do. The list is
+/// complete: the vendor dropped the budget.
+const BUDGET_MODELS: [&str; 9] = [
     "claude-3",
     "claude-sonnet-4-0",
     "claude-sonnet-4-2",
@@ -41,14 +42,14 @@ const WITH_BUDGET: [&str; 9] = [
     "claude-opus-4-5",
     "claude-haiku-4-5",
 ];
-/// The smallest budget the vendor accepts.
-const MIN_BUDGET: u32 = 1_024;
+/// The smallest budget that the vendor accepts.
+const MIN_BUDGET_TOKENS: u32 = 1_024;
 
-/// What of a request the vendor takes when it only counts.
-const COUNTED: [&str; 7] =
+/// The request fields that the vendor accepts in a token count.
+const COUNT_FIELDS: [&str; 7] =
     ["model", "system", "tools", "tool_choice", "messages", "thinking", "output_config"];
 
-/// An account with Anthropic, or with something that speaks its protocol.
+/// An account at Anthropic, or a server that speaks its protocol.
 pub(crate) struct Anthropic {
     http: Http,
     endpoint: Endpoint,
@@ -82,7 +83,7 @@ impl Vendor for Anthropic {
     fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
         let mut body = json!(Body::new(request));
         if let Some(body) = body.as_object_mut() {
-            body.retain(|name, _| COUNTED.contains(&name.as_str()));
+            body.retain(|name, _| COUNT_FIELDS.contains(&name.as_str()));
         }
         let post =
             self.http.post(self.endpoint.join("/v1", "/v1/messages/count_tokens")).map(|post| {
@@ -94,8 +95,9 @@ impl Vendor for Anthropic {
             });
         let http = self.http.clone();
         async move {
-            let answer =
-                http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            let answer = http
+                .send_json(post, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(answer["input_tokens"].as_i64())
         }
         .boxed()
@@ -113,13 +115,14 @@ impl Vendor for Anthropic {
         });
         let http = self.http.clone();
         async move {
-            let answer =
-                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
-            Ok(check::named(&answer["data"], |model| VendorModel {
-                name: check::text(&model["id"]),
-                display_name: check::text(&model["display_name"]),
-                context_window: check::tokens(&model["max_input_tokens"]),
-                max_output_tokens: check::tokens(&model["max_tokens"]),
+            let answer = http
+                .send_json(get, |status, body| Wire::default().response_failure(status, body))
+                .await?;
+            Ok(check::model_list(&answer["data"], |model| VendorModel {
+                name: check::json_text(&model["id"]),
+                display_name: check::json_text(&model["display_name"]),
+                context_window: check::json_tokens(&model["max_input_tokens"]),
+                max_output_tokens: check::json_tokens(&model["max_tokens"]),
             }))
         }
         .boxed()
@@ -150,47 +153,54 @@ struct Body<'a> {
     thinking: Thinking,
 }
 
-/// How much the model is asked to think, and what rules out that it is told how to sample.
+/// How much the model should think, and whether that excludes sampling parameters.
 #[derive(Serialize, Default)]
 pub(crate) struct Thinking {
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     output_config: Option<Value>,
-    /// The vendor refuses temperature and the like beside it.
+    /// The vendor rejects temperature and the like beside it.
     #[serde(skip)]
     pub(crate) excludes_sampling: bool,
 }
 
 impl Thinking {
-    /// For `model`, whatever stands before the vendor's name of it, and this conversation.
-    pub(crate) fn of(effort: Option<Effort>, model: &str, max_tokens: u32, turns: &[Turn]) -> Self {
+    /// For `model`, with any prefix before the vendor's name of it, and this conversation.
+    pub(crate) fn for_model(
+        effort: Option<Effort>,
+        model: &str,
+        max_tokens: u32,
+        turns: &[Turn],
+    ) -> Self {
         let name = model.find("claude-").map_or(model, |at| &model[at..]);
-        if !name.starts_with("claude-") || WITH_BUDGET.iter().any(|known| name.starts_with(known)) {
-            // The budget is part of the answer's tokens, and has to leave some for the answer.
-            let budget = effort.map_or(0, Effort::budget).min(max_tokens / 2);
-            // These models refuse to think on from a call that nobody thought about: another
-            // vendor's.
-            let thinking = (budget >= MIN_BUDGET && !transcript::goes_on_from_bare_call(turns))
-                .then(|| json!({"type": "enabled", "budget_tokens": budget}));
+        if !name.starts_with("claude-") || BUDGET_MODELS.iter().any(|known| name.starts_with(known))
+        {
+            // The budget is part of the answer's tokens, and must leave some for the answer.
+            let budget = effort.map_or(0, Effort::budget_tokens).min(max_tokens / 2);
+            // These models reject thinking after a call that no thinking precedes, e.g. one of
+            // another vendor.
+            let thinking = (budget >= MIN_BUDGET_TOKENS
+                && !transcript::continues_call_without_thinking(turns))
+            .then(|| json!({"type": "enabled", "budget_tokens": budget}));
             return Self { excludes_sampling: thinking.is_some(), thinking, output_config: None };
         }
-        // The first models without a budget still let themselves be told how to sample, and always
-        // show what they think.
-        let early = name.contains("-4-6");
-        // The others refuse to be told not to think at all; those that can do without don't think
+        // The first models without a budget still accept sampling parameters, and always show their
+        // thinking.
+        let is_early = name.contains("-4-6");
+        // The others reject a request without thinking; those that can do without don't think
         // unless asked.
         let thinking = effort.filter(|&effort| effort != Effort::Off).map(|_| {
-            if early {
+            if is_early {
                 json!({"type": "adaptive"})
             } else {
                 json!({"type": "adaptive", "display": "summarized"})
             }
         });
         let word =
-            effort.map(|effort| if effort == Effort::Off { Effort::Low } else { effort }.word());
+            effort.map(|effort| if effort == Effort::Off { Effort::Low } else { effort }.name());
         Self {
-            excludes_sampling: !early || thinking.is_some(),
+            excludes_sampling: !is_early || thinking.is_some(),
             thinking,
             output_config: word.map(|word| json!({"effort": word})),
         }
@@ -200,7 +210,7 @@ impl Thinking {
 impl<'a> Body<'a> {
     fn new(request: &'a Request) -> Self {
         let parameters = &request.parameters;
-        let guaranteed = guaranteed(request);
+        let strict_format = strict_format(request);
         let prompt = if guaranteed.is_some() {
             Cow::Borrowed(&*request.system)
         } else {
@@ -213,68 +223,71 @@ impl<'a> Body<'a> {
         let mut tools: Vec<Value> = request.tools.iter().map(tool).collect();
         let turns = request.turns();
         let mut messages: Vec<Value> = turns.iter().map(message).collect();
-        mark(system.last_mut());
-        mark(tools.last_mut());
+        set_cache_breakpoint(system.last_mut());
+        set_cache_breakpoint(tools.last_mut());
         messages
             .iter_mut()
             .rev()
             .filter(|message| message["role"] == "user")
             .take(CACHED_USER_TURNS)
             .for_each(|message| {
-                mark(message["content"].as_array_mut().and_then(|content| content.last_mut()))
+                set_cache_breakpoint(
+                    message["content"].as_array_mut().and_then(|content| content.last_mut()),
+                )
             });
         let mut thinking =
-            Thinking::of(request.effort(), &request.model, request.max_tokens, &turns);
-        if let Some(format) = guaranteed {
+            Thinking::for_model(request.effort(), &request.model, request.max_tokens, &turns);
+        if let Some(format) = strict_format {
             thinking.output_config.get_or_insert_with(|| json!({}))["format"] = format;
         }
-        let samples = !thinking.excludes_sampling;
-        let both = allows_both(&request.model) || parameters.temperature.is_none();
+        let allows_sampling = !thinking.excludes_sampling;
+        let allows_top_p =
+            allows_temperature_with_top_p(&request.model) || parameters.temperature.is_none();
         Self {
             model: &request.model,
             max_tokens: request.max_tokens,
             stream: true,
             system,
-            tool_choice: (!tools.is_empty()).then(|| choice(request)).flatten(),
+            tool_choice: (!tools.is_empty()).then(|| tool_choice(request)).flatten(),
             tools,
             messages,
-            // Our scale reaches to 2, this vendor's to 1.
+            // Our scale ends at 2, this vendor's at 1.
             temperature: parameters
                 .temperature
-                .filter(|_| samples)
+                .filter(|_| allows_sampling)
                 .map(|temperature| temperature.min(1.0)),
-            top_p: parameters.top_p.filter(|_| samples && both),
-            top_k: parameters.top_k.filter(|_| samples),
+            top_p: parameters.top_p.filter(|_| allows_sampling && allows_top_p),
+            top_k: parameters.top_k.filter(|_| allows_sampling),
             stop_sequences: &parameters.stop_sequences,
             thinking,
         }
     }
 }
 
-/// Whether `model` takes a temperature beside `top_p`. The vendor's own do no longer, and its
-/// advice is to set the temperature alone.
-pub(crate) fn allows_both(model: &str) -> bool {
+/// Whether `model` accepts a temperature beside `top_p`. The vendor's current models don't, and it
+/// recommends to set only the temperature.
+pub(crate) fn allows_temperature_with_top_p(model: &str) -> bool {
     !model.contains("claude-")
 }
 
-/// Everything up to here may be read from the vendor's cache the next time.
-fn mark(block: Option<&mut Value>) {
+/// Marks the end of a prefix that the vendor may cache.
+fn set_cache_breakpoint(block: Option<&mut Value>) {
     if let Some(block) = block {
         block["cache_control"] = json!({"type": "ephemeral"});
     }
 }
 
-/// The answer's format in the vendor's words, where it can be guaranteed. Only some models can, and
-/// they take a part of JSON Schema.
-fn guaranteed(request: &Request) -> Option<Value> {
+/// The format of the answer in the vendor's form, where it can be guaranteed. Only some models can,
+/// for a subset of JSON Schema.
+fn strict_format(request: &Request) -> Option<Value> {
     let Format::Schema { schema, strict: true, .. } = &request.format else { return None };
     let name = request.model.find("claude-").map(|at| &request.model[at..])?;
-    let early = WITH_BUDGET.iter().any(|known| name.starts_with(known));
-    let can = !early || name.contains("-4-5") || name.contains("opus-4-1");
+    let is_early = BUDGET_MODELS.iter().any(|known| name.starts_with(known));
+    let can = !is_early || name.contains("-4-5") || name.contains("opus-4-1");
     can.then(|| json!({"type": "json_schema", "schema": schema}))
 }
 
-fn choice(request: &Request) -> Option<Value> {
+fn tool_choice(request: &Request) -> Option<Value> {
     let mut choice = match &request.choice {
         ToolChoice::Auto if request.one_call => json!({"type": "auto"}),
         ToolChoice::Auto => return None,
@@ -297,32 +310,32 @@ fn message(turn: &Turn) -> Value {
         Role::User => "user",
         Role::Assistant => "assistant",
     };
-    let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
-    // Thinking must be followed by what came of it.
-    let parts = &turn.parts[..said.map_or(0, |last| last + 1)];
+    let last_output = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
+    // Thinking must be followed by its output.
+    let parts = &turn.parts[..last_output.map_or(0, |last| last + 1)];
     let content: Vec<Value> = parts.iter().map(block).collect();
     json!({"role": role, "content": content})
 }
 
-/// What stands in a kept block of thinking besides its text.
+/// What a block of thinking contains besides its text.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Proof {
+enum ThinkingProof {
     Signature(String),
-    /// Thinking that is not shown at all.
+    /// Thinking that is not visible at all.
     Redacted(String),
 }
 
 fn block(part: &Part) -> Value {
     match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
-        Part::Media(media) => shown(media),
+        Part::Media(media) => media_block(media),
         Part::Thinking { text, data } => match serde_json::from_str(data) {
-            Ok(Proof::Redacted(data)) => json!({"type": "redacted_thinking", "data": data}),
-            Ok(Proof::Signature(signature)) => {
+            Ok(ThinkingProof::Redacted(data)) => json!({"type": "redacted_thinking", "data": data}),
+            Ok(ThinkingProof::Signature(signature)) => {
                 json!({"type": "thinking", "thinking": text, "signature": signature})
             }
-            // Compatible servers think without signing.
+            // Compatible servers don't sign thinking.
             Err(_) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         },
         Part::Call { id, name, arguments } => {
@@ -338,9 +351,9 @@ fn block(part: &Part) -> Value {
     }
 }
 
-fn shown(media: &Media) -> Value {
-    if media.is_image() && media.base64.len() > IMAGE {
-        return json!({"type": "text", "text": media.left_out()});
+fn media_block(media: &Media) -> Value {
+    if media.is_image() && media.base64.len() > MAX_IMAGE_BASE64_BYTES {
+        return json!({"type": "text", "text": media.omission_notice()});
     }
     let source = json!({"type": "base64", "media_type": media.media_type, "data": media.base64});
     if media.is_image() {
@@ -353,8 +366,7 @@ fn shown(media: &Media) -> Value {
     document
 }
 
-/// What the stream holds, as far as it concerns us: unknown events, blocks and deltas are skipped,
-/// as the vendor asks.
+/// The events of the stream. Unknown events, blocks and deltas are skipped, as the vendor asks.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Event {
@@ -367,7 +379,7 @@ enum Event {
     },
     ContentBlockDelta {
         index: u32,
-        delta: Growth,
+        delta: BlockDelta,
     },
     ContentBlockStop {
         index: u32,
@@ -420,7 +432,7 @@ enum ContentBlock {
 
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Growth {
+enum BlockDelta {
     TextDelta {
         text: String,
     },
@@ -472,9 +484,9 @@ struct WireError {
 #[derive(Default)]
 struct Wire {
     usage: Usage,
-    /// Blocks of the answer that are tool calls: server-side tools also send `input_json_delta`.
+    /// The indexes of blocks that are tool calls: server-side tools also send `input_json_delta`.
     calls: Vec<u32>,
-    /// The block of thinking that is open, and its signature so far.
+    /// The open block of thinking, and its signature so far.
     thinking: Option<(u32, String)>,
     stopped: bool,
     complete: bool,
@@ -503,7 +515,7 @@ impl Dialect for Wire {
                     id: id.unwrap_or_default(),
                     model: model.unwrap_or_default(),
                 });
-                self.count(usage, chunks);
+                self.update_usage(usage, chunks);
             }
             Event::ContentBlockStart { index, content_block } => match content_block {
                 ContentBlock::Text { text } if !text.is_empty() => {
@@ -513,7 +525,7 @@ impl Dialect for Wire {
                     self.calls.push(index);
                     chunks.push_back(Chunk::Call { slot: index, id, name });
                     // The vendor sends `{}` here and the input in deltas; some compatible servers
-                    // send it whole.
+                    // send the complete input here.
                     if input.as_object().is_some_and(|input| !input.is_empty()) {
                         chunks.push_back(Chunk::Arguments { slot: index, json: input.to_string() });
                     }
@@ -525,43 +537,47 @@ impl Dialect for Wire {
                     }
                 }
                 ContentBlock::RedactedThinking { data } => {
-                    chunks.push_back(Chunk::ThinkingData(proof(&Proof::Redacted(data))));
+                    chunks.push_back(Chunk::ThinkingData(encode_proof(&ThinkingProof::Redacted(
+                        data,
+                    ))));
                 }
                 ContentBlock::Text { .. } | ContentBlock::Other => {}
             },
             Event::ContentBlockDelta { index, delta } => match delta {
-                Growth::TextDelta { text } if !text.is_empty() => {
+                BlockDelta::TextDelta { text } if !text.is_empty() => {
                     chunks.push_back(Chunk::Text(text))
                 }
-                Growth::InputJsonDelta { partial_json }
+                BlockDelta::InputJsonDelta { partial_json }
                     if !partial_json.is_empty() && self.calls.contains(&index) =>
                 {
                     chunks.push_back(Chunk::Arguments { slot: index, json: partial_json });
                 }
-                Growth::ThinkingDelta { thinking } if !thinking.is_empty() => {
+                BlockDelta::ThinkingDelta { thinking } if !thinking.is_empty() => {
                     chunks.push_back(Chunk::Thinking(thinking));
                 }
-                Growth::SignatureDelta { signature } => {
+                BlockDelta::SignatureDelta { signature } => {
                     if let Some((_, whole)) =
                         self.thinking.as_mut().filter(|(open, _)| *open == index)
                     {
                         whole.push_str(&signature);
                     }
                 }
-                Growth::TextDelta { .. }
-                | Growth::InputJsonDelta { .. }
-                | Growth::ThinkingDelta { .. }
-                | Growth::Other => {}
+                BlockDelta::TextDelta { .. }
+                | BlockDelta::InputJsonDelta { .. }
+                | BlockDelta::ThinkingDelta { .. }
+                | BlockDelta::Other => {}
             },
             Event::ContentBlockStop { index } => {
                 if let Some((_, signature)) = self.thinking.take_if(|(open, _)| *open == index)
                     && !signature.is_empty()
                 {
-                    chunks.push_back(Chunk::ThinkingData(proof(&Proof::Signature(signature))));
+                    chunks.push_back(Chunk::ThinkingData(encode_proof(&ThinkingProof::Signature(
+                        signature,
+                    ))));
                 }
             }
             Event::MessageDelta { delta, usage } => {
-                self.count(usage, chunks);
+                self.update_usage(usage, chunks);
                 if let Some(reason) = delta.stop_reason {
                     self.stopped = true;
                     chunks.push_back(Chunk::Stop(stop_reason(&reason)));
@@ -579,24 +595,24 @@ impl Dialect for Wire {
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        // With the stop reason the answer is whole, `message_stop` adds nothing.
+        // With the stop reason the answer is complete; `message_stop` adds nothing.
         if self.complete || self.stopped {
             return Ok(());
         }
         Err(Failure::transient("the vendor's stream ended before the answer was complete"))
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure {
         match serde_json::from_slice::<ErrorBody>(body) {
             Ok(body) => failure(Some(status), &body.error),
-            Err(_) => Failure::new(class_of_status(status), plain_body(status, body)),
+            Err(_) => Failure::new(class_from_status(status), describe_body(status, body)),
         }
     }
 }
 
 impl Wire {
-    /// Figures given later replace earlier ones; those not given stay.
-    fn count(&mut self, usage: Option<WireUsage>, chunks: &mut VecDeque<Chunk>) {
+    /// Later numbers replace earlier ones; missing ones stay.
+    fn update_usage(&mut self, usage: Option<WireUsage>, chunks: &mut VecDeque<Chunk>) {
         let Some(usage) = usage else { return };
         let set =
             |counted: &mut i64, given: Option<i64>| *counted = given.unwrap_or(*counted).max(0);
@@ -612,7 +628,7 @@ impl Wire {
     }
 }
 
-fn proof(proof: &Proof) -> String {
+fn encode_proof(proof: &ThinkingProof) -> String {
     json!(proof).to_string()
 }
 
@@ -635,7 +651,7 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
         "overloaded_error" => FailureClass::Overloaded,
         "api_error" | "timeout_error" => FailureClass::Transient,
         "request_too_large" => FailureClass::ContextTooLong,
-        "invalid_request_error" | "not_found_error" => class_by_words(
+        "invalid_request_error" | "not_found_error" => class_from_message(
             &error.message,
             &[
                 (
@@ -647,8 +663,8 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
             ],
         )
         .unwrap_or(FailureClass::InvalidRequest),
-        // An error of a kind we don't know inside a stream that had begun well is the vendor's.
-        _ => status.map_or(FailureClass::Transient, class_of_status),
+        // An unknown error within a stream is the vendor's fault.
+        _ => status.map_or(FailureClass::Transient, class_from_status),
     };
     let message = match (error.message.as_str(), error.kind.as_str()) {
         ("", "") => "the vendor reported an error without a reason",

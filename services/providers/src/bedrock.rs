@@ -1,5 +1,5 @@
-//! AWS Bedrock (`ConverseStream`): models of many vendors behind one interface. Its wire format
-//! stands in this file and nowhere else; it is documented at
+//! AWS Bedrock (`ConverseStream`): models of many vendors behind one API. Its wire format stays in
+//! this file. It is documented at
 //! <https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>.
 
 mod credentials;
@@ -25,22 +25,22 @@ use self::credentials::{Credentials, region};
 use crate::{
     anthropic::{self, Thinking},
     check,
-    failure::{Failure, class_of_status},
+    failure::{Failure, class_from_status},
     framing::{Event, EventStream},
-    http::{Dialect, Endpoint, Http, class_by_words, plain_body},
+    http::{Dialect, Endpoint, Http, class_from_message, describe_body},
     transcript::{Media, Part, Role, Turn},
     vendor::{Chunk, Request, Tool, ToolChoice, Vendor},
 };
 
-/// Of the four cache points a request may carry, the tools and the system prompt take two.
+/// Of the four cache points of a request, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
-/// The longest image and document that are taken, in base64: of 3.75 MB and 4.5 MB
+/// The largest accepted image and document, in bytes of base64: of 3.75 MB and 4.5 MB
 /// (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Message.html>).
-const IMAGE: usize = 3_750_000 / 3 * 4;
-const DOCUMENT: usize = 4_500_000 / 3 * 4;
+const MAX_IMAGE_BASE64_BYTES: usize = 3_750_000 / 3 * 4;
+const MAX_DOCUMENT_BASE64_BYTES: usize = 4_500_000 / 3 * 4;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// An account with AWS, in one region.
+/// An account at AWS, in one region.
 pub(crate) struct Bedrock {
     http: Http,
     endpoint: Endpoint,
@@ -52,24 +52,24 @@ impl Bedrock {
     pub(crate) fn new(http: Http, mut endpoint: Endpoint) -> Result<Self, Failure> {
         let region = region(&endpoint.base)?;
         let credentials = Credentials::parse(endpoint.key.as_ref())?;
-        // It may name the region, and is no part of the requests' address.
+        // The query may name the region, and is not part of the address of requests.
         endpoint.base.set_query(None);
         Ok(Self { http, endpoint, region, credentials })
     }
 
-    fn post(&self, request: &Request) -> Result<RequestBuilder, Failure> {
+    fn converse_request(&self, request: &Request) -> Result<RequestBuilder, Failure> {
         if request.choice == ToolChoice::Never && !request.tools.is_empty() {
             let words = "this model's vendor cannot be told that no tool may be called: leave the tools out";
             return Err(Failure::new(FailureClass::InvalidRequest, words));
         }
         let accepted = HeaderValue::from_static("application/vnd.amazon.eventstream");
         Ok(self
-            .signed(self.url(&request.model, "converse-stream"), &body(request))?
+            .signed_post(self.url(&request.model, "converse-stream"), &body(request))?
             .header(ACCEPT, accepted))
     }
 
-    fn signed(&self, url: Url, body: &Value) -> Result<RequestBuilder, Failure> {
-        // The signature covers these very bytes.
+    fn signed_post(&self, url: Url, body: &Value) -> Result<RequestBuilder, Failure> {
+        // The signature covers exactly these bytes.
         let body = serde_json::to_vec(body).map_err(|error| {
             Failure::internal(format!("the request cannot be written: {error}"))
         })?;
@@ -78,8 +78,8 @@ impl Bedrock {
         Ok(self.http.post(url)?.header(CONTENT_TYPE, JSON).headers(headers).body(body))
     }
 
-    /// Models are listed by another host than the one that runs them.
-    fn list(&self) -> Result<RequestBuilder, Failure> {
+    /// Another host than the runtime lists the models.
+    fn list_request(&self) -> Result<RequestBuilder, Failure> {
         let mut url = self.endpoint.join("", "/foundation-models");
         if let Some(host) = url.host_str().and_then(|host| host.strip_prefix("bedrock-runtime")) {
             let host = format!("bedrock{host}");
@@ -90,15 +90,15 @@ impl Bedrock {
         Ok(self.http.get(url)?.header(CONTENT_TYPE, JSON).headers(headers))
     }
 
-    /// A model may be named by a path (an ARN), of which every separator is escaped.
+    /// A model may have a path as its name (an ARN), whose separators must be escaped.
     fn url(&self, model: &str, what: &str) -> Url {
-        self.endpoint.join("", &format!("/model/{}/{what}", signature::escaped(model)))
+        self.endpoint.join("", &format!("/model/{}/{what}", signature::percent_encode(model)))
     }
 }
 
 impl Vendor for Bedrock {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        self.http.stream(self.post(&request), Wire::default())
+        self.http.stream(self.converse_request(&request), Wire::default())
     }
 
     fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
@@ -108,21 +108,23 @@ impl Vendor for Bedrock {
         }
         let body = json!({"input": {"converse": converse}});
         let (http, post) =
-            (self.http.clone(), self.signed(self.url(&request.model, "count-tokens"), &body));
+            (self.http.clone(), self.signed_post(self.url(&request.model, "count-tokens"), &body));
         async move {
-            let answer =
-                http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            let answer = http
+                .send_json(post, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(answer["inputTokens"].as_i64())
         }
         .boxed()
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
-        let (http, get) = (self.http.clone(), self.list());
+        let (http, get) = (self.http.clone(), self.list_request());
         async move {
-            let answer =
-                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
-            Ok(check::named(&answer["modelSummaries"], |model| {
+            let answer = http
+                .send_json(get, |status, body| Wire::default().response_failure(status, body))
+                .await?;
+            Ok(check::model_list(&answer["modelSummaries"], |model| {
                 let modalities = model["outputModalities"].as_array();
                 let writes = modalities
                     .is_none_or(|modalities| modalities.iter().any(|modality| modality == "TEXT"));
@@ -132,7 +134,7 @@ impl Vendor for Bedrock {
                         .filter(|_| writes)
                         .unwrap_or_default()
                         .to_owned(),
-                    display_name: check::text(&model["modelName"]),
+                    display_name: check::json_text(&model["modelName"]),
                     ..VendorModel::default()
                 }
             }))
@@ -141,7 +143,7 @@ impl Vendor for Bedrock {
     }
 }
 
-/// What can be cached of a request depends on the model; a cache point elsewhere is refused.
+/// What can be cached of a request depends on the model; a cache point elsewhere is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Caching {
     None,
@@ -151,7 +153,7 @@ enum Caching {
 }
 
 impl Caching {
-    fn of(model: &str) -> Self {
+    fn for_model(model: &str) -> Self {
         let early = [
             "claude-3-haiku",
             "claude-3-opus",
@@ -173,7 +175,7 @@ impl Caching {
 }
 
 fn body(request: &Request) -> Value {
-    let caching = Caching::of(&request.model);
+    let caching = Caching::for_model(&request.model);
     let point = || json!({"cachePoint": {"type": "default"}});
     let turns = request.turns();
     let mut messages: Vec<Value> = turns.iter().map(message).collect();
@@ -204,35 +206,38 @@ fn body(request: &Request) -> Value {
             }
         }
     }
-    sampling(request, &turns, &mut body);
+    set_sampling(request, &turns, &mut body);
     body
 }
 
-fn sampling(request: &Request, turns: &[Turn], body: &mut Value) {
+fn set_sampling(request: &Request, turns: &[Turn], body: &mut Value) {
     let parameters = &request.parameters;
     let claude = request.model.contains("anthropic.claude");
     let thinking = if claude {
-        Thinking::of(request.effort(), &request.model, request.max_tokens, turns)
+        Thinking::for_model(request.effort(), &request.model, request.max_tokens, turns)
     } else {
         Thinking::default()
     };
-    let samples = !thinking.excludes_sampling;
+    let allows_sampling = !thinking.excludes_sampling;
     let mut config = Map::new();
     config.insert("maxTokens".to_owned(), json!(request.max_tokens));
-    let both = anthropic::allows_both(&request.model) || parameters.temperature.is_none();
-    // Ours reaches to 2, that of most models here to 1.
+    let allows_top_p = anthropic::allows_temperature_with_top_p(&request.model)
+        || parameters.temperature.is_none();
+    // Our scale ends at 2, that of most models here at 1.
     let temperature = parameters.temperature.map(|value| value.min(1.0));
-    for (name, value) in [("temperature", temperature), ("topP", parameters.top_p.filter(|_| both))]
+    for (name, value) in
+        [("temperature", temperature), ("topP", parameters.top_p.filter(|_| allows_top_p))]
     {
-        config.extend(value.filter(|_| samples).map(|value| (name.to_owned(), json!(value))));
+        config
+            .extend(value.filter(|_| allows_sampling).map(|value| (name.to_owned(), json!(value))));
     }
     if !parameters.stop_sequences.is_empty() {
         config.insert("stopSequences".to_owned(), json!(parameters.stop_sequences));
     }
     body["inferenceConfig"] = Value::Object(config);
-    // What only some models know goes past the common interface, in the model's own words.
+    // Parameters of single models bypass the common API, in the model's own form.
     let mut own = json!(thinking);
-    if let Some(top_k) = parameters.top_k.filter(|_| claude && samples) {
+    if let Some(top_k) = parameters.top_k.filter(|_| claude && allows_sampling) {
         own["top_k"] = json!(top_k);
     }
     if own.as_object().is_some_and(|own| !own.is_empty()) {
@@ -246,12 +251,12 @@ fn tool(tool: &Tool) -> Value {
     }})
 }
 
-/// What stands in a kept block of thinking besides its text.
+/// What a block of thinking contains besides its text.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Proof {
+enum ThinkingProof {
     Signature(String),
-    /// Thinking that is not shown at all, in base64.
+    /// Thinking that is not visible at all, in base64.
     Redacted(String),
 }
 
@@ -260,14 +265,14 @@ fn message(turn: &Turn) -> Value {
         Role::User => "user",
         Role::Assistant => "assistant",
     };
-    let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
-    // Thinking must be followed by what came of it.
-    let parts = &turn.parts[..said.map_or(0, |last| last + 1)];
+    let last_output = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
+    // Thinking must be followed by its output.
+    let parts = &turn.parts[..last_output.map_or(0, |last| last + 1)];
     let mut content: Vec<Value> = Vec::with_capacity(parts.len() + 1);
     for (at, part) in parts.iter().enumerate() {
         content.extend(block(part, at));
     }
-    // A document may not stand alone.
+    // A document needs a text beside it.
     let documents = content.iter().any(|block| block.get("document").is_some());
     if documents && content.iter().all(|block| block.get("text").is_none()) {
         content.push(json!({"text": "(a document)"}));
@@ -278,10 +283,10 @@ fn message(turn: &Turn) -> Value {
 fn block(part: &Part, at: usize) -> Option<Value> {
     Some(match part {
         Part::Text(text) => json!({"text": text}),
-        Part::Media(media) => shown(media, at),
+        Part::Media(media) => media_block(media, at),
         Part::Thinking { text, data } => match serde_json::from_str(data).ok()? {
-            Proof::Redacted(data) => json!({"reasoningContent": {"redactedContent": data}}),
-            Proof::Signature(signature) => {
+            ThinkingProof::Redacted(data) => json!({"reasoningContent": {"redactedContent": data}}),
+            ThinkingProof::Signature(signature) => {
                 json!({"reasoningContent": {"reasoningText": {"text": text, "signature": signature}}})
             }
         },
@@ -295,16 +300,16 @@ fn block(part: &Part, at: usize) -> Option<Value> {
     })
 }
 
-fn shown(media: &Media, at: usize) -> Value {
-    let most = if media.is_image() { IMAGE } else { DOCUMENT };
+fn media_block(media: &Media, at: usize) -> Value {
+    let most = if media.is_image() { MAX_IMAGE_BASE64_BYTES } else { MAX_DOCUMENT_BASE64_BYTES };
     if media.base64.len() > most {
-        return json!({"text": media.left_out()});
+        return json!({"text": media.omission_notice()});
     }
     let source = json!({"bytes": media.base64});
     if let Some(format) = media.media_type.strip_prefix("image/") {
         return json!({"image": {"format": format, "source": source}});
     }
-    // Names are letters, digits and little else, and differ within a message.
+    // Names consist of letters, digits and little else, and differ within a message.
     let plain =
         |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '(' | ')') { c } else { ' ' };
     let name: String = media.name.trim_end_matches(".pdf").chars().map(plain).take(100).collect();
@@ -404,8 +409,8 @@ struct ErrorBody {
 
 #[derive(Default)]
 struct Wire {
-    /// The block of thinking that is open, and its proof so far.
-    thinking: Option<(u32, Proof)>,
+    /// The open block of thinking, and its proof so far.
+    thinking: Option<(u32, ThinkingProof)>,
     stopped: bool,
     complete: bool,
 }
@@ -421,7 +426,7 @@ impl Dialect for Wire {
                     chunks.push_back(Chunk::Call { slot, id: tool_use_id, name });
                 }
             }
-            "contentBlockDelta" => self.grow(parse(event)?, chunks),
+            "contentBlockDelta" => self.apply_delta(parse(event)?, chunks),
             "contentBlockStop" => {
                 let BlockStop { content_block_index } = parse(event)?;
                 if let Some((_, proof)) =
@@ -448,7 +453,7 @@ impl Dialect for Wire {
                     })
                 }));
             }
-            // Everything else that is said within a stream and is no event of ours.
+            // Errors within a stream.
             name if name.ends_with("Exception") || name.ends_with("Error") => {
                 let message = parse(event)
                     .map_or_else(|_| event.data.clone(), |body: ErrorBody| body.message);
@@ -464,31 +469,31 @@ impl Dialect for Wire {
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        // With the stop reason the answer is whole; only what it used is missing.
+        // With the stop reason the answer is complete; only the usage is missing.
         if self.stopped {
             return Ok(());
         }
         Err(Failure::transient("the vendor's stream ended before the answer was complete"))
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure {
         let message = match serde_json::from_slice::<ErrorBody>(body) {
             Ok(body) if !body.message.is_empty() => body.message,
-            Ok(_) | Err(_) => plain_body(status, body),
+            Ok(_) | Err(_) => describe_body(status, body),
         };
         let class = match status {
-            // What the model behind the interface did wrong.
+            // An error of the model behind the API.
             424 => FailureClass::Transient,
-            400 => class_of_words(&message),
-            status => class_of_status(status),
+            400 => validation_class(&message),
+            status => class_from_status(status),
         };
         Failure::new(class, message)
     }
 }
 
 impl Wire {
-    fn grow(&mut self, growth: BlockDelta, chunks: &mut VecDeque<Chunk>) {
-        let BlockDelta { content_block_index: index, delta } = growth;
+    fn apply_delta(&mut self, block: BlockDelta, chunks: &mut VecDeque<Chunk>) {
+        let BlockDelta { content_block_index: index, delta } = block;
         chunks.extend(delta.text.filter(|text| !text.is_empty()).map(Chunk::Text));
         if let Some(ToolDelta { input }) = delta.tool_use.filter(|delta| !delta.input.is_empty()) {
             chunks.push_back(Chunk::Arguments { slot: index, json: input });
@@ -497,10 +502,14 @@ impl Wire {
         chunks.extend(reasoning.text.filter(|text| !text.is_empty()).map(Chunk::Thinking));
         let open = self.thinking.take().filter(|(open, _)| *open == index).map(|(_, proof)| proof);
         let proof = match (open, reasoning.signature, reasoning.redacted_content) {
-            (Some(Proof::Signature(whole)), Some(more), _) => Some(Proof::Signature(whole + &more)),
-            (Some(Proof::Redacted(whole)), _, Some(more)) => Some(Proof::Redacted(whole + &more)),
-            (None, Some(signature), _) => Some(Proof::Signature(signature)),
-            (None, None, Some(redacted)) => Some(Proof::Redacted(redacted)),
+            (Some(ThinkingProof::Signature(whole)), Some(more), _) => {
+                Some(ThinkingProof::Signature(whole + &more))
+            }
+            (Some(ThinkingProof::Redacted(whole)), _, Some(more)) => {
+                Some(ThinkingProof::Redacted(whole + &more))
+            }
+            (None, Some(signature), _) => Some(ThinkingProof::Signature(signature)),
+            (None, None, Some(redacted)) => Some(ThinkingProof::Redacted(redacted)),
             (open, ..) => open,
         };
         self.thinking = proof.map(|proof| (index, proof));
@@ -519,8 +528,7 @@ fn stop_reason(reason: &str) -> Result<StopReason, Failure> {
         "max_tokens" | "model_context_window_exceeded" => StopReason::MaxTokens,
         "stop_sequence" => StopReason::StopSequence,
         "content_filtered" | "guardrail_intervened" => StopReason::Refused,
-        // What the model wrote cannot be understood by its own vendor; the next try is usually
-        // fine.
+        // The vendor cannot parse the output of its own model; the next attempt usually succeeds.
         "malformed_model_output" | "malformed_tool_use" => {
             return Err(Failure::transient(format!(
                 "the model wrote what the vendor cannot read ({reason})"
@@ -534,15 +542,15 @@ fn failure(name: &str, message: &str) -> Failure {
     let class = match name {
         "throttlingException" | "ThrottlingException" => FailureClass::RateLimited,
         "serviceUnavailableException" | "ServiceUnavailableException" => FailureClass::Overloaded,
-        "validationException" | "ValidationException" => class_of_words(message),
+        "validationException" | "ValidationException" => validation_class(message),
         "accessDeniedException" | "AccessDeniedException" => FailureClass::Authentication,
         _ => FailureClass::Transient,
     };
     Failure::new(class, if message.is_empty() { name } else { message })
 }
 
-fn class_of_words(message: &str) -> FailureClass {
-    class_by_words(
+fn validation_class(message: &str) -> FailureClass {
+    class_from_message(
         message,
         &[
             (

@@ -1,8 +1,9 @@
-//! Circuit breakers: one for each model of each provider. They keep calls away from a vendor that
-//! fails, so that nobody waits for what will not come and the vendor is left alone. They live as
-//! long as the process, and processes tell each other.
+//! Circuit breakers, one per model of a provider.
+//!
+//! They keep calls away from a failing vendor, so that callers don't wait in vain and the vendor
+//! can recover. They live as long as the process. Processes exchange their states.
 
-pub(crate) mod share;
+pub(crate) mod peers;
 pub(crate) mod state;
 
 use std::{
@@ -19,74 +20,75 @@ use construct_runtime::clock;
 use jiff::Timestamp;
 use tokio::{sync::mpsc, time::Instant};
 
-use self::state::{Breaker, News, State, Ticket};
+use self::state::{Admission, Breaker, PeerUpdate, State};
 use crate::failure::Failure;
 
-/// Breakers remembered at most before those that have nothing to say are forgotten.
-const LIMIT: usize = 4_096;
+/// Breakers in memory before pristine ones are dropped.
+const MAX_BREAKERS: usize = 4_096;
 
-/// Which breaker.
+/// Identifies a breaker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) provider_id: String,
     pub(crate) vendor_model: String,
 }
 
-/// A breaker has changed its state.
+/// A state change of a breaker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) key: Key,
-    pub(crate) news: News,
+    pub(crate) update: PeerUpdate,
 }
 
-/// All breakers of the process. Clones are the same.
+/// All breakers of the process. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Breakers {
     breakers: Arc<Mutex<HashMap<Key, Breaker>>>,
     changes: mpsc::UnboundedSender<Change>,
 }
 
-/// A call that was let through, until it is told what became of it. Dropped without, it says
-/// nothing about the vendor.
+/// The right to make one call. Report its end with `on_success` or `on_failure`; a drop without
+/// either says nothing about the vendor.
 #[derive(Debug)]
 pub(crate) struct Permit {
     breakers: Breakers,
     key: Key,
-    ticket: Option<Ticket>,
+    admission: Option<Admission>,
 }
 
 impl Breakers {
-    /// Breakers, and how they change from now on: some per cooldown and model.
+    /// Creates the breakers, and a receiver of their changes: a few per cooldown and model.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Change>) {
         let (changes, changed) = mpsc::unbounded_channel();
         (Self { breakers: Arc::default(), changes }, changed)
     }
 
-    /// Why a call would be refused now.
+    /// Why a call would be rejected now.
     pub(crate) fn refusal(&self, key: &Key) -> Option<Failure> {
         let now = Instant::now();
-        self.lock().get(key)?.refusal(now).map(|again| refused(key, again, now))
+        self.lock().get(key)?.refusal(now).map(|again| rejection(key, again, now))
     }
 
-    /// Lets a call through.
+    /// Admits a call.
     pub(crate) fn admit(&self, key: &Key) -> Result<Permit, Failure> {
         let now = Instant::now();
-        let admitted = self.change(key, |breaker| breaker.admit(now));
+        let admitted = self.update(key, |breaker| breaker.admit(now));
         match admitted {
-            Ok(ticket) => {
-                Ok(Permit { breakers: self.clone(), key: key.clone(), ticket: Some(ticket) })
+            Ok(admission) => {
+                Ok(Permit { breakers: self.clone(), key: key.clone(), admission: Some(admission) })
             }
-            Err(again) => Err(refused(key, again, now)),
+            Err(again) => Err(rejection(key, again, now)),
         }
     }
 
-    /// How a breaker stands.
+    /// The state of a breaker, for other services.
     pub(crate) fn status(&self, key: &Key) -> v1::Breaker {
         let (now, breakers) = (Instant::now(), self.lock());
         let Some(breaker) = breakers.get(key) else {
             return v1::Breaker { state: wire::State::Closed.into(), ..v1::Breaker::default() };
         };
-        let retry_at = breaker.refusal(now).map(|again| timestamp(at(again, now)));
+        let retry_at =
+            breaker.refusal(now).map(|again| timestamp_to_proto(to_timestamp(again, now)));
         let state = match breaker.state() {
             State::Closed => wire::State::Closed,
             State::Open { .. } => wire::State::Open,
@@ -95,148 +97,150 @@ impl Breakers {
         v1::Breaker { state: state.into(), failures: breaker.failures(), retry_at }
     }
 
-    /// Takes over what another process says.
-    pub(crate) fn hear(&self, key: &Key, news: News) {
+    /// Applies the state that another process reports.
+    pub(crate) fn apply_peer_update(&self, key: &Key, update: PeerUpdate) {
         let now = Instant::now();
         let mut breakers = self.lock();
-        // Of what is not known here only an open one is news.
-        if breakers.contains_key(key) || matches!(news, News::Open(_)) {
-            breakers.entry(key.clone()).or_default().hear(news, now);
+        // For an unknown breaker only an open one matters.
+        if breakers.contains_key(key) || matches!(update, PeerUpdate::Open(_)) {
+            breakers.entry(key.clone()).or_default().apply_peer_update(update, now);
         }
     }
 
-    /// What a process that begins is to be told.
-    pub(crate) fn open(&self) -> Vec<Change> {
+    /// The open breakers, for a process that starts.
+    pub(crate) fn open_breakers(&self) -> Vec<Change> {
         let now = Instant::now();
         let open = |(key, breaker): (&Key, &Breaker)| match breaker.state() {
-            State::Open { until } if until > now => {
-                Some(Change { key: key.clone(), news: News::Open(until.duration_since(now)) })
-            }
+            State::Open { until } if until > now => Some(Change {
+                key: key.clone(),
+                update: PeerUpdate::Open(until.duration_since(now)),
+            }),
             State::Open { .. } | State::Closed | State::HalfOpen => None,
         };
         self.lock().iter().filter_map(open).collect()
     }
 
-    /// How all of them stand.
+    /// The states of all breakers.
     pub(crate) fn states(&self) -> Vec<(Key, State)> {
         self.lock().iter().map(|(key, breaker)| (key.clone(), breaker.state())).collect()
     }
 
-    fn change<T>(&self, key: &Key, change: impl FnOnce(&mut Breaker) -> T) -> T {
+    fn update<T>(&self, key: &Key, change: impl FnOnce(&mut Breaker) -> T) -> T {
         let now = Instant::now();
         let mut breakers = self.lock();
-        if breakers.len() >= LIMIT {
+        if breakers.len() >= MAX_BREAKERS {
             breakers.retain(|_, breaker| !breaker.is_pristine());
         }
         let breaker = breakers.entry(key.clone()).or_default();
         let before = breaker.state();
-        let given = change(breaker);
+        let result = change(breaker);
         let after = breaker.state();
         drop(breakers);
         if before != after {
-            let news = match after {
-                State::Closed => News::Closed,
-                State::HalfOpen => News::HalfOpen,
-                State::Open { until } => News::Open(until.saturating_duration_since(now)),
+            let update = match after {
+                State::Closed => PeerUpdate::Closed,
+                State::HalfOpen => PeerUpdate::HalfOpen,
+                State::Open { until } => PeerUpdate::Open(until.saturating_duration_since(now)),
             };
-            // Dashboards read these fields, people the sentence.
+            // Dashboards read these fields, people the message.
             tracing::warn!(
                 construct.provider = key.provider_id,
                 gen_ai.request.model = key.vendor_model,
-                breaker.state = state_name(news),
+                breaker.state = state_name(update),
                 "the circuit breaker of a model is {}",
-                state_name(news)
+                state_name(update)
             );
-            // An error only says that nobody shares breakers, as in tests.
-            let _ = self.changes.send(Change { key: key.clone(), news });
+            // Fails only where no task shares breakers, as in tests.
+            let _ = self.changes.send(Change { key: key.clone(), update });
         }
-        given
+        result
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Breaker>> {
-        // Nothing panics between two changes that belong together.
+        // No code panics between two changes that belong together.
         self.breakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Permit {
-    /// The vendor has begun to answer.
-    pub(crate) fn begun(&self) {
-        if let Some(ticket) = self.ticket {
-            self.breakers.change(&self.key, |breaker| breaker.begun(ticket));
+    /// The vendor has started to answer.
+    pub(crate) fn on_start(&self) {
+        if let Some(admission) = self.admission {
+            self.breakers.update(&self.key, |breaker| breaker.on_start(admission));
         }
     }
 
-    /// The whole answer came.
-    pub(crate) fn answered(mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.breakers.change(&self.key, |breaker| breaker.well(ticket));
+    /// The answer is complete.
+    pub(crate) fn on_success(mut self) {
+        if let Some(admission) = self.admission.take() {
+            self.breakers.update(&self.key, |breaker| breaker.on_success(admission));
         }
     }
 
-    /// The call failed. A vendor that says no is well; of what went wrong on our side it knows
-    /// nothing.
-    pub(crate) fn failed(mut self, failure: &Failure) {
-        let Some(ticket) = self.ticket else { return };
+    /// The call failed. A vendor that rejects a request is healthy; failures on our side say
+    /// nothing about it.
+    pub(crate) fn on_failure(mut self, failure: &Failure) {
+        let Some(admission) = self.admission else { return };
         match failure.class {
             FailureClass::Transient | FailureClass::Overloaded => {
-                self.breakers.change(&self.key, |breaker| breaker.ill(ticket, Instant::now()));
+                self.breakers
+                    .update(&self.key, |breaker| breaker.on_failure(admission, Instant::now()));
             }
             FailureClass::RateLimited
             | FailureClass::Authentication
             | FailureClass::InvalidRequest
             | FailureClass::ContextTooLong
             | FailureClass::ContentRefused => {
-                self.breakers.change(&self.key, |breaker| breaker.well(ticket))
+                self.breakers.update(&self.key, |breaker| breaker.on_success(admission))
             }
-            // Dropping it says as much.
+            // The drop reports the cancel.
             FailureClass::DeadlineExceeded
             | FailureClass::Configuration
             | FailureClass::Internal
             | FailureClass::Unspecified => return,
         }
-        self.ticket = None;
+        self.admission = None;
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.breakers.change(&self.key, |breaker| breaker.abandoned(ticket, Instant::now()));
+        if let Some(admission) = self.admission.take() {
+            self.breakers.update(&self.key, |breaker| breaker.on_cancel(admission, Instant::now()));
         }
     }
 }
 
-fn refused(key: &Key, again: Instant, now: Instant) -> Failure {
-    // Without a time in it: who counts repetitions of a failure compares its words.
+fn rejection(key: &Key, again: Instant, now: Instant) -> Failure {
+    // The message contains no time: repeated failures are counted by their message.
     let message = format!(
         "the vendor has failed {} times in a row with `{}` and is left alone for a while",
-        state::FAILURES,
+        state::FAILURE_THRESHOLD,
         key.vendor_model
     );
-    Failure::new(FailureClass::Overloaded, message).with_retry_at(Some(at(again, now)))
+    Failure::new(FailureClass::Overloaded, message).with_retry_at(Some(to_timestamp(again, now)))
 }
 
-/// A point in the time of this process as one that others understand.
-fn at(instant: Instant, now: Instant) -> Timestamp {
+/// Converts a monotonic instant to wall-clock time.
+fn to_timestamp(instant: Instant, now: Instant) -> Timestamp {
     let left = instant.saturating_duration_since(now);
     clock::now().checked_add(left).unwrap_or(Timestamp::MAX)
 }
 
-fn timestamp(at: Timestamp) -> prost_types::Timestamp {
+fn timestamp_to_proto(at: Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }
 }
 
-const fn state_name(news: News) -> &'static str {
-    match news {
-        News::Closed => "closed",
-        News::Open(_) => "open",
-        News::HalfOpen => "half open",
+const fn state_name(update: PeerUpdate) -> &'static str {
+    match update {
+        PeerUpdate::Closed => "closed",
+        PeerUpdate::Open(_) => "open",
+        PeerUpdate::HalfOpen => "half open",
     }
 }
 
-/// A duration that may be shown or sent.
-pub(super) fn wire_duration(duration: Duration) -> prost_types::Duration {
+/// A duration on the wire.
+pub(super) fn duration_to_proto(duration: Duration) -> prost_types::Duration {
     prost_types::Duration {
         seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         nanos: i32::try_from(duration.subsec_nanos()).unwrap_or(0),

@@ -1,5 +1,4 @@
-//! One answer for the conversation: what a routed call streams becomes live text and, in the end,
-//! blocks.
+//! Streams the answer of one model call as live text, and collects its blocks.
 
 use async_trait::async_trait;
 use construct_domain::money::Usage;
@@ -7,68 +6,69 @@ use construct_proto::v1;
 use tokio::time::Instant;
 
 use crate::{
-    answer::{Answer, Completed},
+    answer::{Answer, CompletedAnswer},
     delta::Deltas,
     failure::Failure,
-    router::{Ended, RoutedCall, Router, Sink},
+    router::{CallEnd, RoutedCall, Router, Sink},
     vendor::{Chunk, Request},
 };
 
 /// How a call ended.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Outcome {
-    Completed(Completed),
+    Completed(CompletedAnswer),
     Failed(Failure),
     Cancelled {
         reason: String,
-        /// The text that had come.
-        said: Vec<v1::Block>,
+        /// The text that had arrived.
+        partial: Vec<v1::Block>,
     },
     HandedBack,
 }
 
 impl Outcome {
-    /// That of a call which ended before its answer began.
-    pub(crate) fn of(ended: Ended) -> Self {
+    /// The outcome of a call that ended before its answer began.
+    pub(crate) fn from_call_end(ended: CallEnd) -> Self {
         match ended {
-            Ended::Completed => {
+            CallEnd::Completed => {
                 Self::Failed(Failure::internal("an answer ended that had not begun"))
             }
-            Ended::Failed(failure) => Self::Failed(failure),
-            Ended::Cancelled { reason } => Self::Cancelled { reason, said: Vec::new() },
-            Ended::HandedBack => Self::HandedBack,
+            CallEnd::Failed(failure) => Self::Failed(failure),
+            CallEnd::Cancelled { reason } => Self::Cancelled { reason, partial: Vec::new() },
+            CallEnd::HandedBack => Self::HandedBack,
         }
     }
 }
 
-/// Makes a call and streams its answer. Gives the usage with its cost, and the id of the model that
-/// answered or was called last.
+/// Makes a call and streams its answer. Returns the outcome, the usage with its cost, and the id of
+/// the model that answered or was called last.
 pub(crate) async fn answer(
     router: &Router,
     call: RoutedCall<'_>,
     deltas: &mut Deltas<'_>,
 ) -> (Outcome, Usage, String) {
-    let mut answering = Answering { deltas, answer: None };
-    let routed = router.call(call, &mut answering).await;
-    let outcome = match (routed.ended, answering.answer) {
-        (Ended::Completed, Some(answer)) => {
-            Outcome::Completed(Completed { input_tokens: routed.input_tokens, ..answer.complete() })
+    let mut sink = AnswerSink { deltas, answer: None };
+    let routed = router.call(call, &mut sink).await;
+    let outcome = match (routed.end, sink.answer) {
+        (CallEnd::Completed, Some(answer)) => Outcome::Completed(CompletedAnswer {
+            input_tokens: routed.input_tokens,
+            ..answer.complete()
+        }),
+        (CallEnd::Cancelled { reason }, Some(answer)) => {
+            Outcome::Cancelled { reason, partial: answer.partial_blocks() }
         }
-        (Ended::Cancelled { reason }, Some(answer)) => {
-            Outcome::Cancelled { reason, said: answer.said() }
-        }
-        (ended, _) => Outcome::of(ended),
+        (ended, _) => Outcome::from_call_end(ended),
     };
     (outcome, routed.usage, routed.model_id)
 }
 
-struct Answering<'a, 'd> {
+struct AnswerSink<'a, 'd> {
     deltas: &'a mut Deltas<'d>,
     answer: Option<Answer>,
 }
 
 #[async_trait]
-impl Sink for Answering<'_, '_> {
+impl Sink for AnswerSink<'_, '_> {
     fn begin(&mut self, request: &Request) {
         self.answer = Some(Answer::new(request));
     }
@@ -91,7 +91,7 @@ impl Sink for Answering<'_, '_> {
         self.deltas.flush().await;
     }
 
-    async fn void(&mut self, failure: &Failure) -> bool {
+    async fn discard(&mut self, failure: &Failure) -> bool {
         self.answer = None;
         self.deltas.restart(format!("the model call failed: {failure}")).await;
         true

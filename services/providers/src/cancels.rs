@@ -1,4 +1,4 @@
-//! Which steps are to be given up.
+//! The steps in flight and their cancels.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,84 +11,83 @@ use construct_proto::mesh::v1::CancelStep;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long a cancel is remembered whose command has not arrived: cancels overtake commands that
-/// wait in the queue.
-const EARLY_FOR: Duration = Duration::from_secs(60);
-/// Early cancels remembered at most; the oldest is forgotten first. A forgotten one costs a call
-/// whose result nobody waits for.
-const MAX_EARLY: usize = 4_096;
+/// How long a cancel without its command is remembered: a cancel overtakes commands that wait in
+/// the stream.
+const EARLY_CANCEL_TTL: Duration = Duration::from_secs(60);
+/// Early cancels in memory at most; the oldest is dropped first. A dropped one costs a call whose
+/// result is not used.
+const MAX_EARLY_CANCELS: usize = 4_096;
 
-/// Says when one step is cancelled, and why.
+/// Signals that one step is canceled, and why.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Cancel {
+pub(crate) struct CancelSignal {
     token: CancellationToken,
     reason: Arc<OnceLock<String>>,
 }
 
-impl Cancel {
-    /// Completes with the reason when the step is cancelled.
+impl CancelSignal {
+    /// Completes with the reason when the step is canceled.
     pub(crate) async fn cancelled(&self) -> String {
         self.token.cancelled().await;
         self.reason.get().cloned().unwrap_or_default()
     }
 
     pub(crate) fn cancel(&self, reason: &str) {
-        // The first reason stands.
+        // The first reason stays.
         let _ = self.reason.set(reason.to_owned());
         self.token.cancel();
     }
 }
 
-/// The steps this process works on, and cancels that came before their command.
+/// The steps in flight in this process, and the cancels that arrived before their command.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Cancels(Arc<Mutex<Steps>>);
+pub(crate) struct CancelRegistry(Arc<Mutex<Steps>>);
 
 #[derive(Debug, Default)]
 struct Steps {
-    /// By a number of our own: a command may be delivered again while its first delivery is still
-    /// at work.
+    /// By a local number: a command may be redelivered while its first delivery is still in flight.
     running: HashMap<u64, Running>,
     next: u64,
-    early: VecDeque<Early>,
+    early_cancels: VecDeque<EarlyCancel>,
 }
 
 #[derive(Debug)]
 struct Running {
     task_id: String,
-    /// Empty: it belongs to the task, and to none of its steps.
+    /// Empty for a call that belongs to the task and to none of its steps.
     step_id: String,
-    cancel: Cancel,
+    cancel: CancelSignal,
 }
 
 #[derive(Debug)]
-struct Early {
+struct EarlyCancel {
     step_id: String,
     reason: String,
     at: Instant,
 }
 
-/// A step at work, until it is dropped.
+/// A step in flight, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Guard {
-    steps: Cancels,
+pub(crate) struct StepGuard {
+    steps: CancelRegistry,
     number: u64,
-    pub(crate) cancel: Cancel,
+    pub(crate) cancel: CancelSignal,
 }
 
-impl Cancels {
-    /// A call begins that was not asked for by a command: `id` is what its token is called. Tokens
-    /// of scripts are called like the step they run in; what others call models for on behalf of a
-    /// task ends with whatever of that task is given up.
-    pub(crate) fn begin_outside(&self, task_id: &str, id: &str) -> Guard {
+impl CancelRegistry {
+    /// Starts a call outside a command. `id` is the id of its token. The token of a script has the
+    /// id of its step; a call with another token on behalf of a task ends with any canceled step of
+    /// that task.
+    pub(crate) fn begin_for_token(&self, task_id: &str, id: &str) -> StepGuard {
         self.begin(task_id, if id.parse::<StepId>().is_ok() { id } else { "" })
     }
 
-    /// Work on a step begins.
-    pub(crate) fn begin(&self, task_id: &str, step_id: &str) -> Guard {
-        let cancel = Cancel::default();
+    /// Starts work on a step.
+    pub(crate) fn begin(&self, task_id: &str, step_id: &str) -> StepGuard {
+        let cancel = CancelSignal::default();
         let mut steps = self.lock();
-        steps.forget_old();
-        if let Some(early) = steps.early.iter().find(|early| early.step_id == step_id) {
+        steps.drop_expired();
+        if let Some(early) = steps.early_cancels.iter().find(|early| early.step_id == step_id) {
             cancel.cancel(&early.reason);
         }
         let number = steps.next;
@@ -99,10 +98,10 @@ impl Cancels {
             cancel: cancel.clone(),
         };
         steps.running.insert(number, running);
-        Guard { steps: self.clone(), number, cancel }
+        StepGuard { steps: self.clone(), number, cancel }
     }
 
-    /// A step, or with an empty step id everything of the task, is to be given up.
+    /// Cancels a step, or with an empty step id everything of the task.
     pub(crate) fn cancel(&self, order: &CancelStep) {
         let mut steps = self.lock();
         let of_task = |running: &&Running| running.task_id == order.task_id;
@@ -113,39 +112,40 @@ impl Cancels {
                 || running.step_id == order.step_id
             {
                 running.cancel.cancel(&order.reason);
-                // The step itself may still wait in the queue.
+                // The step itself may still wait in the stream.
                 found |= running.step_id == order.step_id;
             }
         }
-        steps.forget_old();
+        steps.drop_expired();
         if !found && !order.step_id.is_empty() {
-            if steps.early.len() >= MAX_EARLY {
-                steps.early.pop_front();
+            if steps.early_cancels.len() >= MAX_EARLY_CANCELS {
+                steps.early_cancels.pop_front();
             }
-            let early = Early {
+            let early = EarlyCancel {
                 step_id: order.step_id.clone(),
                 reason: order.reason.clone(),
                 at: Instant::now(),
             };
-            steps.early.push_back(early);
+            steps.early_cancels.push_back(early);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Steps> {
-        // Nothing panics between two changes that belong together.
+        // No code panics between two changes that belong together.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Steps {
-    fn forget_old(&mut self) {
-        while self.early.front().is_some_and(|early| early.at.elapsed() > EARLY_FOR) {
-            self.early.pop_front();
+    fn drop_expired(&mut self) {
+        while self.early_cancels.front().is_some_and(|early| early.at.elapsed() > EARLY_CANCEL_TTL)
+        {
+            self.early_cancels.pop_front();
         }
     }
 }
 
-impl Drop for Guard {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         self.steps.lock().running.remove(&self.number);
     }
@@ -161,13 +161,13 @@ mod tests {
         CancelStep { task_id: task.into(), step_id: step.into(), reason: "suspended".into() }
     }
 
-    fn reason(guard: &Guard) -> Option<String> {
+    fn reason(guard: &StepGuard) -> Option<String> {
         guard.cancel.cancelled().now_or_never()
     }
 
     #[tokio::test]
-    async fn only_the_step_that_is_meant_is_cancelled() {
-        let cancels = Cancels::default();
+    async fn cancel_stops_only_the_addressed_step() {
+        let cancels = CancelRegistry::default();
         let (one, two, other) =
             (cancels.begin("t", "1"), cancels.begin("t", "2"), cancels.begin("u", "1"));
         cancels.cancel(&order("t", "1"));
@@ -179,16 +179,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_called_on_behalf_of_a_task_ends_with_any_of_its_steps_and_a_scripts_with_its_own()
-     {
+    async fn cancel_ends_calls_of_its_task_but_not_of_other_steps() {
         let (step, other) = (
             format!("step_{}", uuid::Uuid::from_u128(1)),
             format!("step_{}", uuid::Uuid::from_u128(2)),
         );
-        let cancels = Cancels::default();
+        let cancels = CancelRegistry::default();
         let (program, elsewhere) =
-            (cancels.begin_outside("t", "token_1"), cancels.begin_outside("u", "token_2"));
-        let script = cancels.begin_outside("t", &step);
+            (cancels.begin_for_token("t", "token_1"), cancels.begin_for_token("u", "token_2"));
+        let script = cancels.begin_for_token("t", &step);
         cancels.cancel(&order("t", &other));
         assert_eq!(reason(&program).as_deref(), Some("suspended"));
         assert_eq!((reason(&script), reason(&elsewhere)), (None, None));
@@ -198,22 +197,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cancel_that_overtook_its_command_is_remembered_for_a_while() {
-        let cancels = Cancels::default();
+    async fn early_cancel_is_remembered_for_its_ttl() {
+        let cancels = CancelRegistry::default();
         cancels.cancel(&order("t", "1"));
         assert!(reason(&cancels.begin("t", "1")).is_some());
-        tokio::time::advance(EARLY_FOR + Duration::from_secs(1)).await;
+        tokio::time::advance(EARLY_CANCEL_TTL + Duration::from_secs(1)).await;
         assert!(reason(&cancels.begin("t", "1")).is_none());
     }
 
     #[tokio::test]
-    async fn what_ended_is_forgotten() {
-        let cancels = Cancels::default();
+    async fn ended_steps_are_forgotten() {
+        let cancels = CancelRegistry::default();
         drop(cancels.begin("t", "1"));
-        for n in 0..2 * MAX_EARLY {
+        for n in 0..2 * MAX_EARLY_CANCELS {
             cancels.cancel(&order("t", &n.to_string()));
         }
         let steps = cancels.lock();
-        assert_eq!((steps.running.len(), steps.early.len()), (0, MAX_EARLY));
+        assert_eq!((steps.running.len(), steps.early_cancels.len()), (0, MAX_EARLY_CANCELS));
     }
 }

@@ -1,10 +1,10 @@
-//! Recordings of what vendors answered: written for each call where the operator asks for it, and
-//! replayed by the scripted model, so that what a person saw can be seen again without the vendor,
-//! the key or the network.
+//! Recordings of vendor answers. The operator can have each call recorded. The scripted model
+//! replays a recording, so that an observed answer can be reproduced without the vendor, the key or
+//! the network.
 //!
-//! A cassette holds the request in our words and the answer in pieces with their times. It holds no
-//! key: what is written is searched for it, and of the vendor's headers only those are kept that
-//! say something about limits and requests.
+//! A cassette contains the request in our terms and the answer in pieces with their times. It
+//! contains no key: the text is scrubbed, and of the vendor's response headers only those about
+//! limits and request ids are recorded.
 
 mod recorder;
 
@@ -16,16 +16,16 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub(crate) use self::recorder::{Recorder, around, head};
+pub(crate) use self::recorder::{Recorder, record_head, wrap};
 use crate::{failure::Failure, vendor::Chunk};
 
-/// Of this version of the format.
-const VERSION: u32 = 1;
+/// The version of the format.
+const FORMAT_VERSION: u32 = 1;
 
-/// One call of a model and what came of it.
+/// One model call and its result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cassette {
-    /// The format's version; what tells a cassette from a script.
+    /// The version of the format; distinguishes a cassette from a script.
     pub(crate) cassette: u32,
     #[serde(default)]
     pub(crate) recorded_at: String,
@@ -34,44 +34,44 @@ pub(crate) struct Cassette {
     pub(crate) vendor: String,
     #[serde(default)]
     pub(crate) model: String,
-    /// `turn` or `title`.
+    /// `turn`, `compaction` or `title`.
     #[serde(default)]
     pub(crate) purpose: String,
-    /// For whom it was, so that the files of one task can be found; the proxy's calls have steps of
-    /// their own.
+    /// The task of the call, to find the files of a task; calls of the proxy have steps of their
+    /// own.
     #[serde(default)]
     pub(crate) task: String,
     #[serde(default)]
     pub(crate) step: String,
-    /// The how manieth call for the step, from 1, of this process.
+    /// The number of the call for the step in this process, from 1.
     #[serde(default, rename = "try")]
     pub(crate) attempt: u32,
-    /// For people; nothing reads it.
+    /// For readers; no code uses it.
     #[serde(default)]
     pub(crate) request: Value,
-    /// What the vendor answered with; 0: it was not reached.
+    /// The HTTP status of the response; 0 without one.
     #[serde(default)]
     pub(crate) status: u16,
     #[serde(default)]
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) pieces: Vec<Piece>,
     #[serde(default)]
-    pub(crate) end: End,
+    pub(crate) end: CassetteEnd,
 }
 
 /// A piece of the answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Piece {
-    /// Milliseconds after the call began.
+    /// Milliseconds after the start of the call.
     pub(crate) ms: u64,
     #[serde(flatten)]
-    pub(crate) what: What,
+    pub(crate) content: PieceContent,
 }
 
-/// What a piece is.
+/// The content of a piece.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum What {
+pub(crate) enum PieceContent {
     Text(String),
     Thinking(String),
     ThinkingData(String),
@@ -85,33 +85,33 @@ pub(crate) enum What {
 
 /// How the answer ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct End {
-    /// Milliseconds after the call began.
+pub(crate) struct CassetteEnd {
+    /// Milliseconds after the start of the call.
     #[serde(default)]
     pub(crate) ms: u64,
-    /// Nobody waited for the rest.
+    /// The call was abandoned before the end of the answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) given_up: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) failure: Option<Failed>,
+    pub(crate) failure: Option<CassetteFailure>,
 }
 
-/// Why it failed.
+/// The failure of a call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Failed {
-    /// As in `FAILURE_CLASS_TRANSIENT`.
+pub(crate) struct CassetteFailure {
+    /// E.g. `FAILURE_CLASS_TRANSIENT`.
     class: String,
     message: String,
     http_status: u16,
-    /// From the failure on.
+    /// Counted from the failure.
     retry_after_ms: Option<u64>,
 }
 
 impl Cassette {
-    /// Reads a cassette or a list of them; none when the text is something else.
+    /// Parses a cassette or a list of them; none when the text is something else.
     ///
     /// # Errors
-    /// When it is one and cannot be read.
+    /// When it is a cassette and cannot be parsed.
     pub(crate) fn parse(text: &str) -> Result<Option<Vec<Self>>, serde_json::Error> {
         #[derive(Deserialize)]
         struct Mark {
@@ -130,14 +130,14 @@ impl Cassette {
 }
 
 impl Cassette {
-    /// Whether it is a whole answer.
+    /// Whether it is a complete answer.
     pub(crate) fn is_answer(&self) -> bool {
         self.end.failure.is_none() && !self.end.given_up
     }
 }
 
-impl What {
-    fn of(chunk: &Chunk) -> Self {
+impl PieceContent {
+    fn from_chunk(chunk: &Chunk) -> Self {
         match chunk.clone() {
             Chunk::Text(text) => Self::Text(text),
             Chunk::Thinking(text) => Self::Thinking(text),
@@ -151,7 +151,7 @@ impl What {
         }
     }
 
-    pub(crate) fn chunk(self) -> Chunk {
+    pub(crate) fn into_chunk(self) -> Chunk {
         match self {
             Self::Text(text) => Chunk::Text(text),
             Self::Thinking(text) => Chunk::Thinking(text),
@@ -166,19 +166,19 @@ impl What {
     }
 }
 
-impl Failed {
-    fn of(failure: &Failure, now: Timestamp) -> Self {
+impl CassetteFailure {
+    fn from_failure(failure: &Failure, now: Timestamp) -> Self {
         Self {
             class: failure.class.as_str_name().to_owned(),
             message: failure.message.clone(),
             http_status: failure.http_status,
             retry_after_ms: failure
-                .wait_asked(now)
+                .requested_delay(now)
                 .and_then(|wait| u64::try_from(wait.as_millis()).ok()),
         }
     }
 
-    pub(crate) fn failure(&self) -> (Failure, Option<Duration>) {
+    pub(crate) fn to_failure(&self) -> (Failure, Option<Duration>) {
         let class = FailureClass::from_str_name(&self.class).unwrap_or(FailureClass::Transient);
         let failure = Failure::new(class, self.message.clone()).with_status(self.http_status);
         (failure, self.retry_after_ms.map(Duration::from_millis))

@@ -1,5 +1,5 @@
-//! What people ask about a provider before they use it: whether its keys are taken, which models
-//! there are, and how many tokens something has.
+//! Queries about a provider: whether its keys are accepted, which models it has, and how many
+//! tokens a request has.
 
 use std::time::Duration;
 
@@ -19,20 +19,20 @@ use futures::future::join_all;
 use tokio::time::sleep;
 
 use crate::{
-    count::Counted,
     failure::Failure,
     router::{Router, Target},
+    token_count::CountResult,
     vendor::Request,
 };
 
-/// How long a vendor has; the gateway waits a little longer.
-const PATIENCE: Duration = Duration::from_secs(25);
-/// Models that are passed on at most. No vendor has as many; a server that calls itself one may.
+/// The timeout of a vendor; the gateway waits a little longer.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(25);
+/// Models that are returned at most. No vendor has as many; a faulty server may.
 const MAX_MODELS: usize = 5_000;
-/// Before the mesh is tried again.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Delay before NATS is tried again.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Answers such questions.
+/// Answers the queries.
 #[derive(Clone)]
 pub(crate) struct Checks {
     pub(crate) bus: Bus,
@@ -51,12 +51,12 @@ impl Checks {
         let tokens = |checks: Self, question: TokenQuestion| async move {
             checks.tokens(question.call.unwrap_or_default()).await
         };
-        self.answer(lifecycle, "provider-checks", CheckProvider, checks);
-        self.answer(lifecycle, "vendor-models", ListVendorModels, models);
-        self.answer(lifecycle, "token-counts", CountTokens, tokens);
+        self.serve(lifecycle, "provider-checks", CheckProvider, checks);
+        self.serve(lifecycle, "vendor-models", ListVendorModels, models);
+        self.serve(lifecycle, "token-counts", CountTokens, tokens);
     }
 
-    fn answer<Q, F>(
+    fn serve<Q, F>(
         &self,
         lifecycle: &Lifecycle,
         name: &'static str,
@@ -77,20 +77,22 @@ impl Checks {
                 };
                 if let Err(error) = checks.bus.answer(&address, draining.clone(), answer).await {
                     tracing::warn!(%error, name, "questions cannot be heard yet");
-                    sleep(PAUSE).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
         });
     }
 
-    /// Tries every key, all at the same time.
+    /// Checks every key, all at the same time.
     pub(crate) async fn check(&self, provider: Provider) -> ProviderChecked {
         let checks = self.router.open_keys(&provider).into_iter().map(|(number, key)| {
             let provider = &provider;
             async move {
                 let checked = match key {
                     Ok(key) => {
-                        self.router.ask(provider, key, PATIENCE, |vendor| vendor.check()).await
+                        self.router
+                            .query(provider, key, QUERY_TIMEOUT, |vendor| vendor.check())
+                            .await
                     }
                     Err(failure) => Err(failure),
                 };
@@ -101,13 +103,13 @@ impl Checks {
         ProviderChecked { keys: join_all(checks).await }
     }
 
-    /// Asks with the first key that the vendor takes.
+    /// Lists the models with the first key that the vendor accepts.
     pub(crate) async fn models(&self, provider: Provider) -> VendorModels {
         let mut failed = None;
         for (_, key) in self.router.open_keys(&provider) {
             let listed = match key {
                 Ok(key) => {
-                    self.router.ask(&provider, key, PATIENCE, |vendor| vendor.models()).await
+                    self.router.query(&provider, key, QUERY_TIMEOUT, |vendor| vendor.models()).await
                 }
                 Err(failure) => Err(failure),
             };
@@ -122,18 +124,18 @@ impl Checks {
         VendorModels { models: Vec::new(), failure: failed.map(Failure::into_proto) }
     }
 
-    /// How many tokens a call would read.
+    /// Counts the tokens that a call would read.
     async fn tokens(&self, call: ModelInvoke) -> TokenCount {
         let target = Target {
             provider: call.provider.clone().unwrap_or_default(),
             model: call.model.clone().unwrap_or_default(),
         };
-        // Whose it is does not matter here.
+        // The owner of the step does not matter here.
         let call = ModelInvoke { step: Some(call.step.unwrap_or_default()), ..call };
         match Request::from_command(&call) {
             Ok(request) => {
-                let Counted { tokens: input_tokens, exact } =
-                    self.router.count(&target, &request).await;
+                let CountResult { tokens: input_tokens, exact } =
+                    self.router.count_tokens(&target, &request).await;
                 TokenCount { input_tokens, exact, failure: None }
             }
             Err(failure) => {
@@ -143,21 +145,21 @@ impl Checks {
     }
 }
 
-/// The models of a list in an answer, as far as they have a name.
-pub(crate) fn named(
+/// The models of a vendor's list that have a name.
+pub(crate) fn model_list(
     list: &serde_json::Value,
     read: impl Fn(&serde_json::Value) -> VendorModel,
 ) -> Vec<VendorModel> {
     list.as_array().into_iter().flatten().map(read).filter(|model| !model.name.is_empty()).collect()
 }
 
-/// A text in an answer; empty when there is none.
-pub(crate) fn text(value: &serde_json::Value) -> String {
+/// A string of a response; empty when there is none.
+pub(crate) fn json_text(value: &serde_json::Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// A number of tokens in an answer; 0 when there is none.
-pub(crate) fn tokens(value: &serde_json::Value) -> i64 {
+/// A number of tokens of a response; 0 when there is none.
+pub(crate) fn json_tokens(value: &serde_json::Value) -> i64 {
     value.as_i64().filter(|tokens| *tokens > 0).unwrap_or_default()
 }
 

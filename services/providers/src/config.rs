@@ -13,49 +13,49 @@ use crate::{http::Timeouts, retry::Policy};
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Model calls at work in this process at most. Further commands wait in the queue, where
+    /// Model calls in flight in this process at most. Further commands wait in the stream, where
     /// another replica may take them. At least 1.
     pub providers_concurrency: usize,
-    /// Bytes of attached files that calls at work in this process show at most. A call that would
-    /// show more waits for others; one shows up to 20 MiB. Counted as they are stored; while a
-    /// request is built, each is in memory several times, encoded. At least 1 MiB.
+    /// Bytes of attached files that the calls in flight in this process show at most. A call that
+    /// would exceed it waits for others; one call shows up to 20 MiB. Sizes are those of the stored
+    /// files; a request under construction holds each file several times, encoded. At least 1 MiB.
     pub providers_attached_bytes: u64,
-    /// Until a connection to a vendor stands: name resolution, TCP and TLS.
+    /// Timeout of connecting to a vendor: name resolution, TCP and TLS.
     #[serde(with = "config::duration")]
     pub providers_connect_timeout: Duration,
-    /// Until a vendor answers a request, and from there until the first byte of the answer.
+    /// Timeout from the request to the response head, and from there to the first byte of the
+    /// answer.
     #[serde(with = "config::duration")]
     pub providers_first_byte_timeout: Duration,
-    /// Longest silence within an answer; a vendor's pings count as sound.
+    /// Longest silence within an answer. A vendor's pings end a silence.
     #[serde(with = "config::duration")]
     pub providers_idle_timeout: Duration,
-    /// Longest time of a whole call, its tries, pauses and fallbacks included. A step's deadline
-    /// may end it earlier.
+    /// Timeout of one call, with its attempts, delays and fallbacks. The deadline of a step may end
+    /// it earlier.
     #[serde(with = "config::duration")]
     pub providers_call_timeout: Duration,
-    /// Tries of one call, the first included. At least 1.
+    /// Attempts of one call, the first included. At least 1.
     pub providers_tries: u32,
-    /// Upper bound of the first pause between tries; doubles with each.
+    /// Upper bound of the first delay between attempts. It doubles with each attempt.
     #[serde(with = "config::duration")]
     pub providers_retry_first: Duration,
-    /// Upper bound of all pauses between tries. A vendor may ask for up to twice as long; when it
-    /// asks for more, the call fails and says when another is welcome.
+    /// Upper bound of all delays between attempts. A vendor may ask for up to twice as long. When
+    /// it asks for more, the call fails with the time of the next attempt.
     #[serde(with = "config::duration")]
     pub providers_retry_last: Duration,
-    /// Where scripts and programs reach models over HTTP (docs/proxy.md). Not set: nowhere. Needs a
-    /// key for tokens.
+    /// Listen address of the proxy, over which scripts and programs reach models (docs/proxy.md).
+    /// Unset: no proxy. Needs a token key.
     pub providers_proxy_listen: Option<SocketAddr>,
-    /// Calls of the proxy under way in this process at most; further ones are refused, and their
-    /// client tries again. Their bodies have at most 256 KiB for each of them, all together, and 32
-    /// MiB at least.
+    /// Calls of the proxy in flight in this process at most. Further ones are rejected, and their
+    /// client retries. Their bodies share 256 KiB per allowed call, and at least 32 MiB.
     pub providers_proxy_concurrency: usize,
-    /// A folder into which each call of a vendor is recorded, with its answer and without keys
-    /// (docs/scripted.md). Not set: nothing is recorded.
+    /// A folder that receives a recording of each vendor call, with its answer and without keys
+    /// (docs/scripted.md). Unset: nothing is recorded.
     pub providers_record_dir: Option<PathBuf>,
-    /// A folder with embedding models, for providers of the type `local` (docs/providers.md). Not
-    /// set: they have none.
+    /// A folder with embedding models, for providers of the type `local` (docs/providers.md).
+    /// Unset: there are none.
     pub providers_models_dir: Option<PathBuf>,
-    /// How long one call of the proxy may take, tries and pauses included.
+    /// Timeout of one call of the proxy, with its attempts and delays.
     #[serde(with = "config::duration")]
     pub providers_proxy_timeout: Duration,
 }
@@ -132,8 +132,8 @@ impl Config {
     pub(crate) fn retries(&self) -> Policy {
         Policy {
             tries: self.providers_tries,
-            first: self.providers_retry_first,
-            last: self.providers_retry_last,
+            initial_delay: self.providers_retry_first,
+            max_delay: self.providers_retry_last,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Live text: what has become visible of an answer, gathered into deltas and sent as progress of
-//! the step.
+//! Live text: buffers the visible text of an answer into deltas, and sends them as progress of the
+//! step.
 
 use std::time::Duration;
 
@@ -8,100 +8,102 @@ use construct_proto::v1::{Event, MessageDelta, MessageRestarted, event::Payload,
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use crate::answer::{Kind, Visible};
+use crate::answer::{BlockKind, VisibleText};
 
-/// How long text is gathered: a person sees no difference, and the mesh carries a fraction of the
+/// How long text is buffered. Readers notice no difference, and the mesh carries a fraction of the
 /// messages.
-const GATHER: Duration = Duration::from_millis(25);
-/// How much text is gathered at most, in bytes.
-const GATHER_BYTES: usize = 2 * 1024;
+const FLUSH_INTERVAL: Duration = Duration::from_millis(25);
+/// Bytes of text that are buffered at most.
+const MAX_BUFFERED_BYTES: usize = 2 * 1024;
 
-/// Where progress goes. It may be lost: the result carries the whole answer.
+/// Receives progress. It may be lost: the result carries the complete answer.
 #[async_trait]
 pub(crate) trait Progress: Send {
     async fn send(&mut self, event: Event);
 }
 
-/// What a step's events are marked with.
+/// The identifiers of a step's events.
 #[derive(Debug, Clone)]
-pub(crate) struct Marks {
+pub(crate) struct StepContext {
     pub(crate) organization_id: String,
     pub(crate) task_id: String,
     pub(crate) step_id: String,
-    /// The step's number in its task.
+    /// The number of the step in its task.
     pub(crate) step: u64,
-    /// Which delivery of the command works on it.
+    /// The delivery of the command.
     pub(crate) delivery: u32,
-    /// Off for calls nobody watches, e.g. for a title.
+    /// False for calls without subscribers, e.g. for a title.
     pub(crate) live: bool,
 }
 
 /// Streams the answers of one step, one after the other.
 pub(crate) struct Deltas<'a> {
-    marks: Marks,
+    context: StepContext,
     progress: &'a mut dyn Progress,
-    /// Events of this delivery so far. A later delivery begins above, so that the index rises over
-    /// all of them.
+    /// Events of this delivery so far. A later delivery starts above, so that the index increases
+    /// over all of them.
     sent: u64,
     /// Deltas of this answer so far.
     deltas: u64,
-    gathered: Option<Visible>,
+    buffered: Option<VisibleText>,
     flushed_at: Option<Instant>,
 }
 
 impl<'a> Deltas<'a> {
-    pub(crate) fn new(marks: Marks, progress: &'a mut dyn Progress) -> Self {
-        Self { marks, progress, sent: 0, deltas: 0, gathered: None, flushed_at: None }
+    pub(crate) fn new(context: StepContext, progress: &'a mut dyn Progress) -> Self {
+        Self { context, progress, sent: 0, deltas: 0, buffered: None, flushed_at: None }
     }
 
-    /// Takes what has become visible. The first piece of an answer goes out at once.
-    pub(crate) async fn push(&mut self, visible: Visible) {
-        if !self.marks.live || visible.text.is_empty() {
+    /// Takes visible text. The first piece of an answer is sent at once.
+    pub(crate) async fn push(&mut self, visible: VisibleText) {
+        if !self.context.live || visible.text.is_empty() {
             return;
         }
-        match &mut self.gathered {
-            Some(gathered) if gathered.block == visible.block && gathered.kind == visible.kind => {
-                gathered.text.push_str(&visible.text);
+        match &mut self.buffered {
+            Some(buffered) if buffered.block == visible.block && buffered.kind == visible.kind => {
+                buffered.text.push_str(&visible.text);
             }
             _ => {
                 self.flush().await;
-                self.gathered = Some(visible);
+                self.buffered = Some(visible);
             }
         }
-        let full =
-            self.gathered.as_ref().is_some_and(|gathered| gathered.text.len() >= GATHER_BYTES);
+        let full = self
+            .buffered
+            .as_ref()
+            .is_some_and(|buffered| buffered.text.len() >= MAX_BUFFERED_BYTES);
         if full || self.due().is_some_and(|due| due <= Instant::now()) {
             self.flush().await;
         }
     }
 
-    /// When [`Deltas::flush`] is due; none while nothing is gathered.
+    /// When [`Deltas::flush`] is due; none while nothing is buffered.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.gathered.as_ref()?;
-        Some(self.flushed_at.map_or_else(Instant::now, |at| at + GATHER))
+        self.buffered.as_ref()?;
+        Some(self.flushed_at.map_or_else(Instant::now, |at| at + FLUSH_INTERVAL))
     }
 
-    /// Sends what is gathered.
+    /// Sends what is buffered.
     pub(crate) async fn flush(&mut self) {
-        let Some(gathered) = self.gathered.take() else { return };
-        let delta = match gathered.kind {
-            Kind::Text => message_delta::Delta::Text(gathered.text),
-            Kind::Code => message_delta::Delta::Code(gathered.text),
-            Kind::Thinking => message_delta::Delta::Thinking(gathered.text),
+        let Some(buffered) = self.buffered.take() else { return };
+        let delta = match buffered.kind {
+            BlockKind::Text => message_delta::Delta::Text(buffered.text),
+            BlockKind::Code => message_delta::Delta::Code(buffered.text),
+            BlockKind::Thinking => message_delta::Delta::Thinking(buffered.text),
         };
         let payload =
-            MessageDelta { index: self.deltas, block: gathered.block, delta: Some(delta) };
+            MessageDelta { index: self.deltas, block: buffered.block, delta: Some(delta) };
         self.deltas += 1;
         self.flushed_at = Some(Instant::now());
         self.send("message.delta", Payload::MessageDelta(payload)).await;
     }
 
-    /// Says that what was streamed of this step is void. Another delivery may have streamed, even
-    /// when this one has not; within a delivery nothing is said when nothing was shown.
+    /// Voids the text that was streamed of this step. Another delivery may have streamed, even when
+    /// this one has not. Within a delivery nothing is sent when nothing was visible.
     pub(crate) async fn restart(&mut self, reason: String) {
-        self.gathered = None;
-        let shown = self.deltas > 0 || (self.sent == 0 && self.marks.delivery > 1);
-        if self.marks.live && shown {
+        self.buffered = None;
+        let shown = self.deltas > 0 || (self.sent == 0 && self.context.delivery > 1);
+        if self.context.live && shown {
             self.deltas = 0;
             self.flushed_at = None;
             self.send("message.restarted", Payload::MessageRestarted(MessageRestarted { reason }))
@@ -110,20 +112,20 @@ impl<'a> Deltas<'a> {
     }
 
     async fn send(&mut self, kind: &str, payload: Payload) {
-        let index = (u64::from(self.marks.delivery) << 32) + self.sent;
+        let index = (u64::from(self.context.delivery) << 32) + self.sent;
         self.sent += 1;
         let now = Timestamp::now();
         let event = Event {
-            // Derived, so that an event sent twice is one event.
-            id: format!("{}.{index}", self.marks.step_id),
+            // Derived, so that a repeated event has the same id.
+            id: format!("{}.{index}", self.context.step_id),
             r#type: kind.to_owned(),
             time: Some(prost_types::Timestamp {
                 seconds: now.as_second(),
                 nanos: now.subsec_nanosecond(),
             }),
-            organization_id: self.marks.organization_id.clone(),
-            task_id: self.marks.task_id.clone(),
-            step: self.marks.step,
+            organization_id: self.context.organization_id.clone(),
+            task_id: self.context.task_id.clone(),
+            step: self.context.step,
             index,
             payload: Some(payload),
             ..Event::default()
@@ -138,11 +140,11 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Keeps every event.
+    /// Records every event.
     #[derive(Debug, Clone, Default)]
-    pub(crate) struct Kept(Arc<Mutex<Vec<Event>>>);
+    pub(crate) struct RecordingProgress(Arc<Mutex<Vec<Event>>>);
 
-    impl Kept {
+    impl RecordingProgress {
         pub(crate) fn events(&self) -> Vec<Event> {
             self.0.lock().expect("no test panics while it holds the lock").clone()
         }
@@ -163,7 +165,7 @@ pub(crate) mod tests {
     }
 
     #[async_trait]
-    impl Progress for Kept {
+    impl Progress for RecordingProgress {
         async fn send(&mut self, event: Event) {
             self.0.lock().expect("no test panics while it holds the lock").push(event);
         }
@@ -179,8 +181,8 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn marks(delivery: u32) -> Marks {
-        Marks {
+    pub(crate) fn step_context(delivery: u32) -> StepContext {
+        StepContext {
             organization_id: "org".into(),
             task_id: "task".into(),
             step_id: "step".into(),
@@ -190,29 +192,29 @@ pub(crate) mod tests {
         }
     }
 
-    fn visible(block: u32, kind: Kind, text: &str) -> Visible {
-        Visible { block, kind, text: text.into() }
+    fn visible(block: u32, kind: BlockKind, text: &str) -> VisibleText {
+        VisibleText { block, kind, text: text.into() }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_piece_goes_at_once_and_the_next_are_gathered() {
-        let mut kept = Kept::default();
-        let seen = kept.clone();
-        let mut deltas = Deltas::new(marks(1), &mut kept);
-        deltas.push(visible(0, Kind::Text, "a")).await;
+    async fn first_delta_is_sent_at_once_and_later_ones_are_buffered() {
+        let mut progress_log = RecordingProgress::default();
+        let seen = progress_log.clone();
+        let mut deltas = Deltas::new(step_context(1), &mut progress_log);
+        deltas.push(visible(0, BlockKind::Text, "a")).await;
         assert_eq!(seen.events().len(), 1);
-        deltas.push(visible(0, Kind::Text, "b")).await;
-        deltas.push(visible(0, Kind::Text, "c")).await;
+        deltas.push(visible(0, BlockKind::Text, "b")).await;
+        deltas.push(visible(0, BlockKind::Text, "c")).await;
         assert_eq!(seen.events().len(), 1);
-        assert_eq!(deltas.due(), Some(Instant::now() + GATHER));
-        tokio::time::advance(GATHER).await;
-        deltas.push(visible(0, Kind::Text, "d")).await;
+        assert_eq!(deltas.due(), Some(Instant::now() + FLUSH_INTERVAL));
+        tokio::time::advance(FLUSH_INTERVAL).await;
+        deltas.push(visible(0, BlockKind::Text, "d")).await;
         assert_eq!(seen.text(), "abcd");
         assert_eq!(seen.events().len(), 2);
-        deltas.push(visible(0, Kind::Text, &"x".repeat(GATHER_BYTES))).await;
+        deltas.push(visible(0, BlockKind::Text, &"x".repeat(MAX_BUFFERED_BYTES))).await;
         assert_eq!(seen.events().len(), 3);
-        deltas.push(visible(0, Kind::Text, "e")).await;
-        deltas.push(visible(1, Kind::Code, "f")).await;
+        deltas.push(visible(0, BlockKind::Text, "e")).await;
+        deltas.push(visible(1, BlockKind::Code, "f")).await;
         assert_eq!(seen.events().len(), 4, "another block ends what was gathered");
         deltas.flush().await;
         assert_eq!(deltas.due(), None);
@@ -221,36 +223,37 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_later_delivery_voids_what_an_earlier_one_may_have_shown() {
-        let mut kept = Kept::default();
-        let seen = kept.clone();
-        let mut deltas = Deltas::new(marks(2), &mut kept);
+    async fn later_delivery_voids_text_of_an_earlier_one() {
+        let mut progress_log = RecordingProgress::default();
+        let seen = progress_log.clone();
+        let mut deltas = Deltas::new(step_context(2), &mut progress_log);
         deltas.restart("the worker was lost".into()).await;
-        deltas.push(visible(0, Kind::Text, "a")).await;
+        deltas.push(visible(0, BlockKind::Text, "a")).await;
         assert_eq!(seen.types(), ["message.restarted", "message.delta"]);
         assert_eq!(seen.events()[1].index, (2 << 32) + 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_voided_that_nobody_saw() {
-        let mut kept = Kept::default();
-        let seen = kept.clone();
-        let mut deltas = Deltas::new(marks(1), &mut kept);
+    async fn restart_without_visible_text_sends_nothing() {
+        let mut progress_log = RecordingProgress::default();
+        let seen = progress_log.clone();
+        let mut deltas = Deltas::new(step_context(1), &mut progress_log);
         deltas.restart("first try failed".into()).await;
-        deltas.push(visible(0, Kind::Text, "a")).await;
+        deltas.push(visible(0, BlockKind::Text, "a")).await;
         deltas.restart("second try failed".into()).await;
-        deltas.push(visible(0, Kind::Text, "b")).await;
+        deltas.push(visible(0, BlockKind::Text, "b")).await;
         assert_eq!(seen.types(), ["message.delta", "message.restarted", "message.delta"]);
         assert_eq!(seen.text(), "b");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_title_is_not_streamed() {
-        let mut kept = Kept::default();
-        let seen = kept.clone();
-        let mut deltas = Deltas::new(Marks { live: false, ..marks(2) }, &mut kept);
+    async fn title_is_not_streamed() {
+        let mut progress_log = RecordingProgress::default();
+        let seen = progress_log.clone();
+        let mut deltas =
+            Deltas::new(StepContext { live: false, ..step_context(2) }, &mut progress_log);
         deltas.restart("again".into()).await;
-        deltas.push(visible(0, Kind::Text, "a")).await;
+        deltas.push(visible(0, BlockKind::Text, "a")).await;
         deltas.flush().await;
         assert!(seen.events().is_empty());
     }

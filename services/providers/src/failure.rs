@@ -1,4 +1,4 @@
-//! Why a call did not give an answer.
+//! Classified failures of model calls.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -7,14 +7,15 @@ use jiff::Timestamp;
 
 use crate::metrics;
 
-/// Vendors echo whole requests into their errors; a person needs the beginning.
+/// Message length in characters. Vendors echo whole requests into their errors; the beginning is
+/// enough.
 const MAX_MESSAGE_CHARS: usize = 1_000;
 
-/// What stands between the failures of several models.
-const BETWEEN: &str = "; ";
+/// Stands between the failures of several models.
+const FAILURE_SEPARATOR: &str = "; ";
 
-/// What stands where a secret stood.
-const SCRUBBED: &str = "[api key]";
+/// Stands in place of a secret.
+const KEY_PLACEHOLDER: &str = "[api key]";
 
 /// The shortest part of a secret that is taken for one by itself.
 const MIN_PART: usize = 16;
@@ -26,21 +27,21 @@ pub(crate) const MAX_KEY_BYTES: usize = 2 * 4096;
 /// A classified failure. Its message is for people and must hold no secret: [`Failure::scrubbed`]
 /// sees to that before a failure leaves the service.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{}", clipped(message))]
+#[error("{}", clip_message(message))]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
-    /// All that was said. It is clipped only where it is shown: of a secret across the cut a part
-    /// would stay behind, which nothing finds any more.
+    /// The full message. It is clipped only for display: a secret across the clip boundary would
+    /// leave a part behind that no scrubbing finds.
     pub(crate) message: String,
-    /// When the vendor says another try is welcome.
+    /// When the vendor allows the next attempt.
     pub(crate) retry_at: Option<Timestamp>,
-    /// What the vendor answered with, 0 when nothing.
+    /// The HTTP status of the vendor's response; 0 without one.
     pub(crate) http_status: u16,
-    /// Calls that were made for the answer, over all models and with hedges, this one included; 0
-    /// when no vendor was called.
+    /// Calls made for the answer, over all models and with hedges, this one included; 0 when no
+    /// vendor was called.
     pub(crate) tries: u32,
-    /// Whether the vendor had taken the request before something went wrong: then it is paid for.
-    pub(crate) taken: bool,
+    /// Whether the vendor had accepted the request before the failure: then it is charged.
+    pub(crate) accepted: bool,
 }
 
 impl Failure {
@@ -51,21 +52,21 @@ impl Failure {
             retry_at: None,
             http_status: 0,
             tries: 0,
-            taken: false,
+            accepted: false,
         }
     }
 
-    /// The connection or the stream broke, or the vendor had a fault of its own.
+    /// The connection or the stream broke, or the vendor had an internal error.
     pub(crate) fn transient(message: impl Into<String>) -> Self {
         Self::new(FailureClass::Transient, message)
     }
 
-    /// The command cannot be carried out as it is.
+    /// The command cannot be executed as it is.
     pub(crate) fn configuration(message: impl Into<String>) -> Self {
         Self::new(FailureClass::Configuration, message)
     }
 
-    /// A defect of ours.
+    /// A bug of this service.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(FailureClass::Internal, message)
     }
@@ -75,9 +76,9 @@ impl Failure {
         self
     }
 
-    /// The same, of a call that the vendor has answered or begun to answer.
+    /// The same failure, of a request that the vendor had accepted.
     pub(crate) fn after_success(mut self) -> Self {
-        self.taken = true;
+        self.accepted = true;
         self
     }
 
@@ -86,7 +87,7 @@ impl Failure {
         self
     }
 
-    /// Whether the same request may succeed when it is sent again.
+    /// Whether the same request may succeed later.
     pub(crate) fn is_retryable(&self) -> bool {
         matches!(
             self.class,
@@ -94,7 +95,7 @@ impl Failure {
         )
     }
 
-    /// Whether another key may fare better.
+    /// Whether another key may work.
     pub(crate) fn is_about_key(&self) -> bool {
         matches!(
             self.class,
@@ -102,7 +103,7 @@ impl Failure {
         )
     }
 
-    /// Whether the vendor does not know the model that was asked for.
+    /// Whether the vendor does not know the model.
     pub(crate) fn is_model_missing(&self) -> bool {
         let message = self.message.to_lowercase();
         let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
@@ -118,8 +119,8 @@ impl Failure {
             && (self.http_status == 404 || says(&missing))
     }
 
-    /// How long from `now` the vendor wants to be left alone.
-    pub(crate) fn wait_asked(&self, now: Timestamp) -> Option<Duration> {
+    /// The delay from `now` that the vendor asks for.
+    pub(crate) fn requested_delay(&self, now: Timestamp) -> Option<Duration> {
         let wait = self.retry_at?.duration_since(now);
         Some(Duration::try_from(wait).unwrap_or(Duration::ZERO))
     }
@@ -128,7 +129,7 @@ impl Failure {
     /// the whole secret is replaced, or a whole part: whoever chose what the vendor repeats could
     /// find out the secret piece by piece otherwise.
     pub(crate) fn scrubbed(mut self, secret: Option<&str>) -> Self {
-        // A secret of several parts may come back in parts: AWS repeats a session's token when a
+        // A secret of several parts may come back in parts: AWS repeats the session token when a
         // signature is wrong.
         let parts = secret
             .into_iter()
@@ -142,7 +143,7 @@ impl Failure {
     pub(crate) fn into_proto(self) -> mesh::Failure {
         mesh::Failure {
             class: self.class.into(),
-            message: clipped(&self.message).into_owned(),
+            message: clip_message(&self.message).into_owned(),
             retry_at: self.retry_at.map(|at| prost_types::Timestamp {
                 seconds: at.as_second(),
                 nanos: at.subsec_nanosecond(),
@@ -153,9 +154,9 @@ impl Failure {
     }
 }
 
-/// How a secret may stand in a text: as it is, and escaped, as in JSON that is shown unread. A
-/// secret is visible ASCII, so that nothing but these three characters is ever escaped.
-fn forms(secret: &str) -> Vec<String> {
+/// The forms of a secret in a text: as it is, and escaped as in JSON. A secret is visible ASCII, so
+/// only these three characters are ever escaped.
+fn secret_forms(secret: &str) -> Vec<String> {
     let escaped = secret.replace('\\', r"\\").replace('"', r#"\""#);
     let mut forms = vec![escaped.replace('/', r"\/"), escaped, secret.to_owned()];
     forms.dedup();
@@ -163,35 +164,37 @@ fn forms(secret: &str) -> Vec<String> {
     forms
 }
 
-/// Why each of several models did not answer, in the words of one failure. Each has the same part
-/// of what a message may hold, so that none is crowded out by what another vendor says. Secrets are
-/// to be gone from them.
-pub(crate) fn joined<'a>(failures: impl ExactSizeIterator<Item = (String, &'a Failure)>) -> String {
-    let share = (MAX_MESSAGE_CHARS / failures.len().max(1)).saturating_sub(BETWEEN.len() + 1);
-    let told = failures.map(|(model, Failure { class, message, http_status, .. })| {
-        let class = metrics::word(*class).replace('_', " ");
+/// One message for the failures of several models. Each gets the same share of the message length,
+/// so that none is crowded out. The failures must be scrubbed before.
+pub(crate) fn join_failures<'a>(
+    failures: impl ExactSizeIterator<Item = (String, &'a Failure)>,
+) -> String {
+    let share =
+        (MAX_MESSAGE_CHARS / failures.len().max(1)).saturating_sub(FAILURE_SEPARATOR.len() + 1);
+    let texts = failures.map(|(model, Failure { class, message, http_status, .. })| {
+        let class = metrics::class_name(*class).replace('_', " ");
         let status = if *http_status > 0 { format!(" ({http_status})") } else { String::new() };
-        cut(&format!("{model}: {class}{status}: {message}"), share).into_owned()
+        truncate_chars(&format!("{model}: {class}{status}: {message}"), share).into_owned()
     });
-    told.collect::<Vec<_>>().join(BETWEEN)
+    texts.collect::<Vec<_>>().join(FAILURE_SEPARATOR)
 }
 
-/// The beginning of a text that is to be shown.
-fn clipped(text: &str) -> Cow<'_, str> {
-    cut(text, MAX_MESSAGE_CHARS)
+/// The beginning of a message, for display.
+fn clip_message(text: &str) -> Cow<'_, str> {
+    truncate_chars(text, MAX_MESSAGE_CHARS)
 }
 
-fn cut(text: &str, chars: usize) -> Cow<'_, str> {
+fn truncate_chars(text: &str, chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(chars) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
         None => Cow::Borrowed(text),
     }
 }
 
-/// What an HTTP status means when the vendor's error body says nothing more precise.
-pub(crate) fn class_of_status(status: u16) -> FailureClass {
+/// The class of an HTTP status, where the vendor's error body says nothing more precise.
+pub(crate) fn class_from_status(status: u16) -> FailureClass {
     match status {
-        // 402: the account cannot pay. Like a bad key, only a person can mend it.
+        // 402: the account cannot pay. As with a bad key, only a person can fix it.
         401..=403 => FailureClass::Authentication,
         413 => FailureClass::ContextTooLong,
         429 => FailureClass::RateLimited,
@@ -207,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_never_stays_in_the_text() {
+    fn scrubbed_failure_contains_no_key() {
         let failure = Failure::transient("Incorrect API key provided: sk-secret-1.")
             .scrubbed(Some("sk-secret-1"));
         assert_eq!(failure.message, "Incorrect API key provided: [api key].");
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_key_does_not_stay_either() {
+    fn scrubbed_failure_contains_no_part_of_a_key() {
         let key = "AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY:IQoJb3JpZ2luX2VjEHoaDGV1";
         let text = "should have been 'POST\nx-amz-security-token:IQoJb3JpZ2luX2VjEHoaDGV1\n'";
         let failure = Failure::transient(text).scrubbed(Some(key));
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_across_the_cut_leaves_no_part_behind() {
+    fn key_across_the_clip_boundary_leaves_no_part() {
         let key = "sk-0123456789abcdefghijklmnopqrstuvwxyz";
         for before in MAX_MESSAGE_CHARS - key.len() - 1..=MAX_MESSAGE_CHARS + 1 {
             let text = format!("{} {key} and {key}", "x".repeat(before));
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_escaped_is_found() {
+    fn escaped_key_is_scrubbed() {
         let key = r#"a/b\c"d"#;
         for text in [key, r#"a/b\\c\"d"#, r#"a\/b\\c\"d"#] {
             assert_eq!(
@@ -256,14 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_clipped_between_characters() {
+    fn long_message_is_clipped_between_characters() {
         let failure = Failure::transient("ä".repeat(5_000));
         assert_eq!(failure.to_string().chars().count(), MAX_MESSAGE_CHARS + 1);
         assert_eq!(failure.clone().into_proto().message, failure.to_string());
     }
 
     #[test]
-    fn of_several_models_each_has_its_reason_however_long_another_is() {
+    fn joined_failures_share_the_message_length_equally() {
         let failures = [
             Failure::new(FailureClass::Overloaded, "Overloaded").with_status(529),
             Failure::new(
@@ -272,7 +275,7 @@ mod tests {
             ),
         ];
         let named = |failures: &[Failure]| {
-            joined(
+            join_failures(
                 ["anthropic/x", "openai/y", "gemini/z"]
                     .map(str::to_owned)
                     .into_iter()
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_fall_into_their_classes() {
+    fn http_statuses_map_to_failure_classes() {
         for (status, class) in [
             (302, FailureClass::Configuration),
             (400, FailureClass::InvalidRequest),
@@ -316,7 +319,7 @@ mod tests {
             (503, FailureClass::Overloaded),
             (529, FailureClass::Overloaded),
         ] {
-            assert_eq!(class_of_status(status), class, "{status}");
+            assert_eq!(class_from_status(status), class, "{status}");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! How a vendor's stream is cut into events, whatever they mean. Without I/O: bytes come split
-//! anywhere, and events leave.
+//! Divides a vendor's stream into events. Without I/O: takes bytes split anywhere, returns events.
 
 mod event_stream;
 mod lines;
@@ -9,12 +8,11 @@ use std::collections::VecDeque;
 
 pub(crate) use self::{event_stream::EventStream, lines::Lines, sse::ServerSentEvents};
 
-/// What one event may hold at most, in bytes. Beyond it the stream is given up, because a vendor
-/// that never ends an event would otherwise fill the memory. A whole script in one event is far
-/// smaller.
+/// Bytes of one event at most. A larger one ends the stream, because a vendor that never ends an
+/// event would otherwise exhaust the memory. A whole script in one event is far smaller.
 const MAX_EVENT_BYTES: usize = 8 * 1024 * 1024;
 
-/// The stream is not what its format allows.
+/// The stream violates its format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("an event of the stream is larger than {MAX_EVENT_BYTES} bytes")]
@@ -26,18 +24,18 @@ pub(crate) enum Error {
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// What the stream calls it; formats without names have a fixed one.
+    /// The event name of the stream; formats without names use a fixed one.
     pub(crate) name: String,
     pub(crate) data: String,
 }
 
-/// Feeds on bytes, split anywhere; gives events.
+/// Takes bytes, split anywhere, and returns events.
 pub(crate) trait Framing: Default + Send + 'static {
-    /// Takes the next bytes and appends the events they complete.
+    /// Takes the next bytes and appends the events that they complete.
     fn push(&mut self, bytes: &[u8], events: &mut VecDeque<Event>) -> Result<(), Error>;
 
-    /// The stream has ended: appends what only lacks its end mark, where the format has one that
-    /// servers leave out. An event that was cut within fails when its JSON is read.
+    /// The stream has ended: appends an event that only lacks its end mark, in formats whose end
+    /// mark servers omit. A truncated event fails when its JSON is parsed.
     fn finish(&mut self, events: &mut VecDeque<Event>) -> Result<(), Error>;
 }
 

@@ -1,5 +1,5 @@
-//! Google's Gemini API (`streamGenerateContent`). Its wire format stands in this file and nowhere
-//! else; it is documented at <https://ai.google.dev/api/generate-content> and
+//! Google's Gemini API (`streamGenerateContent`). Its wire format stays in this file. It is
+//! documented at <https://ai.google.dev/api/generate-content> and
 //! <https://ai.google.dev/gemini-api/docs/thought-signatures>.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -24,25 +24,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    check, embed,
-    failure::{Failure, class_of_status},
+    check, embedding,
+    failure::{Failure, class_from_status},
     framing::{Event, ServerSentEvents},
-    http::{Dialect, Endpoint, Http, class_by_words, key_header, plain_body},
+    http::{Dialect, Endpoint, Http, class_from_message, describe_body, key_header},
     transcript::{Part, Role, Turn},
-    vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
+    vendor::{Chunk, Effort, EmbedRequest, Format, Request, Tool, ToolChoice, Vendor},
 };
 
-/// How many texts the vendor turns into vectors at once.
-const MAX_TEXTS: usize = 100;
+/// Texts that the vendor embeds per request.
+const MAX_TEXTS_PER_REQUEST: usize = 100;
 
-/// How many stop sequences the vendor takes; more are refused.
+/// Stop sequences that the vendor accepts; more are rejected.
 const MAX_STOP_SEQUENCES: usize = 5;
 
-/// What the vendor accepts in place of a call's signature when the call was not its own: it refuses
-/// the conversation else.
-const NO_SIGNATURE: &str = "skip_thought_signature_validator";
+/// What the vendor accepts in place of the signature of a call by another vendor. It rejects the
+/// conversation otherwise.
+const SKIP_SIGNATURE: &str = "skip_thought_signature_validator";
 
-/// An account with Google.
+/// An account at Google.
 pub(crate) struct Gemini {
     http: Http,
     endpoint: Endpoint,
@@ -57,7 +57,7 @@ impl Gemini {
         Ok(Self { http, endpoint, key })
     }
 
-    /// A request to do something else with a model than have it answer.
+    /// A request other than an answer.
     fn post(&self, model: &str, what: &str, body: &Value) -> Result<RequestBuilder, Failure> {
         let post = self
             .http
@@ -72,10 +72,10 @@ impl Gemini {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Embedded {
+struct EmbedResponse {
     #[serde(default)]
     embeddings: Vec<Embedding>,
-    usage_metadata: Option<EmbeddedUsage>,
+    usage_metadata: Option<EmbedUsage>,
 }
 
 #[derive(Deserialize)]
@@ -86,7 +86,7 @@ struct Embedding {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct EmbeddedUsage {
+struct EmbedUsage {
     #[serde(default)]
     prompt_token_count: i64,
 }
@@ -116,15 +116,16 @@ impl Vendor for Gemini {
         let post = self.post(model, "countTokens", &json!({"generateContentRequest": body}));
         let http = self.http.clone();
         async move {
-            let answer =
-                http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            let answer = http
+                .send_json(post, |status, body| Wire::default().response_failure(status, body))
+                .await?;
             Ok(answer["totalTokens"].as_i64())
         }
         .boxed()
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let Some(Embed { texts, dimensions }) = &request.embed else {
+        let Some(EmbedRequest { texts, dimensions }) = &request.embed else {
             return stream::empty().boxed();
         };
         let model = request.model.trim_start_matches("models/");
@@ -137,28 +138,28 @@ impl Vendor for Gemini {
             item
         };
         let batches: Vec<_> = texts
-            .chunks(MAX_TEXTS)
+            .chunks(MAX_TEXTS_PER_REQUEST)
             .map(|texts| {
                 let items: Vec<Value> = texts.iter().map(item).collect();
                 (texts.len(), self.post(model, "batchEmbedContents", &json!({"requests": items})))
             })
             .collect();
         let http = self.http.clone();
-        embed::all(async move {
+        embedding::vector_chunks(async move {
             let (mut vectors, mut tokens) = (Vec::new(), 0);
             for (wanted, post) in batches {
-                let refused = |status, body: &[u8]| Wire::default().refused(status, body);
-                let answer: Result<Embedded, Failure> =
-                    http.large(post, Wire::LIMITS, refused).await;
-                // What was answered before is paid for.
+                let refused = |status, body: &[u8]| Wire::default().response_failure(status, body);
+                let answer: Result<EmbedResponse, Failure> =
+                    http.send_large_json(post, Wire::LIMITS, refused).await;
+                // Earlier batches are charged.
                 let answer = answer.map_err(|failure| {
                     if vectors.is_empty() { failure } else { failure.after_success() }
                 })?;
-                embed::as_many(wanted, answer.embeddings.len())?;
+                embedding::check_vector_count(wanted, answer.embeddings.len())?;
                 tokens += answer.usage_metadata.map_or(0, |usage| usage.prompt_token_count.max(0));
                 vectors.extend(answer.embeddings.into_iter().map(|embedding| embedding.values));
             }
-            Ok((vectors, embed::read(tokens)))
+            Ok((vectors, embedding::input_usage(tokens)))
         })
     }
 
@@ -171,18 +172,19 @@ impl Vendor for Gemini {
         });
         let http = self.http.clone();
         async move {
-            let answer =
-                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
-            Ok(check::named(&answer["models"], |model| {
+            let answer = http
+                .send_json(get, |status, body| Wire::default().response_failure(status, body))
+                .await?;
+            Ok(check::model_list(&answer["models"], |model| {
                 let methods = model["supportedGenerationMethods"].as_array();
                 let generates = methods
                     .is_none_or(|methods| methods.iter().any(|method| method == "generateContent"));
                 let name = model["name"].as_str().filter(|_| generates).unwrap_or_default();
                 VendorModel {
                     name: name.trim_start_matches("models/").to_owned(),
-                    display_name: check::text(&model["displayName"]),
-                    context_window: check::tokens(&model["inputTokenLimit"]),
-                    max_output_tokens: check::tokens(&model["outputTokenLimit"]),
+                    display_name: check::json_text(&model["displayName"]),
+                    context_window: check::json_tokens(&model["inputTokenLimit"]),
+                    max_output_tokens: check::json_tokens(&model["outputTokenLimit"]),
                 }
             }))
         }
@@ -193,8 +195,8 @@ impl Vendor for Gemini {
 fn body(request: &Request) -> Value {
     let signed = !["gemini-1", "gemini-2"].iter().any(|old| request.model.contains(old));
     let turns = request.turns();
-    let contents: Vec<Value> = turns.iter().map(|turn| content(turn, signed)).collect();
-    let mut body = json!({"contents": contents, "generationConfig": generation(request)});
+    let contents: Vec<Value> = turns.iter().map(|turn| content_from_turn(turn, signed)).collect();
+    let mut body = json!({"contents": contents, "generationConfig": generation_config(request)});
     if !request.system.trim().is_empty() {
         body["systemInstruction"] = json!({"parts": [{"text": request.system}]});
     }
@@ -214,7 +216,7 @@ fn body(request: &Request) -> Value {
     body
 }
 
-fn generation(request: &Request) -> Value {
+fn generation_config(request: &Request) -> Value {
     let parameters = &request.parameters;
     let mut config = Map::new();
     config.insert("maxOutputTokens".to_owned(), json!(request.max_tokens));
@@ -232,17 +234,17 @@ fn generation(request: &Request) -> Value {
     if let Format::Schema { schema, .. } = &request.format {
         set("responseJsonSchema", Some(schema.clone()));
     }
-    set("thinkingConfig", request.effort().map(|effort| thinking(effort, &request.model)));
+    set("thinkingConfig", request.effort().map(|effort| thinking_config(effort, &request.model)));
     Value::Object(config)
 }
 
 /// Older models take a number of tokens, later ones a level.
-fn thinking(effort: Effort, model: &str) -> Value {
+fn thinking_config(effort: Effort, model: &str) -> Value {
     if model.contains("gemini-2") {
-        // What the larger model cannot do without.
+        // The minimum of the larger model.
         let least = if model.contains("pro") { 128 } else { 0 };
         let shown = effort != Effort::Off;
-        return json!({"includeThoughts": shown, "thinkingBudget": effort.budget().max(least)});
+        return json!({"includeThoughts": shown, "thinkingBudget": effort.budget_tokens().max(least)});
     }
     let level = match effort {
         Effort::Off | Effort::Low => "low",
@@ -257,17 +259,17 @@ fn declaration(tool: &Tool) -> Value {
     json!({"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.schema})
 }
 
-/// What a kept block of thinking holds: a signature, and which part of the answer carries it.
+/// The stored data of thinking: a signature, and the part of the answer that carries it.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Signature {
-    /// The call after it.
+    /// The next call.
     Call(String),
-    /// The text before it, or an empty one.
+    /// The preceding text, or an empty one.
     Text(String),
 }
 
-fn content(turn: &Turn, signed: bool) -> Value {
+fn content_from_turn(turn: &Turn, signed: bool) -> Value {
     let role = match turn.role {
         Role::User => "user",
         Role::Assistant => "model",
@@ -293,14 +295,14 @@ fn content(turn: &Turn, signed: bool) -> Value {
                         last["thoughtSignature"] = json!(of_text);
                     }
                 }
-                // Thinking without a signature is shown to people only.
+                // Thinking without a signature is only shown to users.
                 Err(_) => {}
             },
             Part::Call { id, name, arguments } => {
                 let mut call = json!({"functionCall": {"id": id, "name": name, "args": arguments}});
                 calls += 1;
                 // Only the first of several calls carries one.
-                let missing = (signed && calls == 1).then(|| NO_SIGNATURE.to_owned());
+                let missing = (signed && calls == 1).then(|| SKIP_SIGNATURE.to_owned());
                 if let Some(signature) = signature.take().or(missing) {
                     call["thoughtSignature"] = json!(signature);
                 }
@@ -382,9 +384,9 @@ struct WireUsage {
 }
 
 impl WireUsage {
-    /// In our terms each token is counted once: the vendor's prompt includes what was cached, its
-    /// candidates leave out the thinking.
-    fn tokens(&self) -> Usage {
+    /// Converts to our terms, in which each token is counted once: the vendor's prompt includes
+    /// cached tokens, and its candidates exclude thinking.
+    fn usage(&self) -> Usage {
         let prompt = self.prompt_token_count.max(0);
         let cached = self.cached_content_token_count.clamp(0, prompt);
         Usage {
@@ -410,9 +412,9 @@ struct WireError {
 
 #[derive(Default)]
 struct Wire {
-    named: bool,
+    is_named: bool,
     calls: u32,
-    finished: bool,
+    is_finished: bool,
 }
 
 impl Dialect for Wire {
@@ -431,8 +433,8 @@ impl Dialect for Wire {
                 format!("the vendor refused to read the conversation ({reason})"),
             ));
         }
-        if !self.named && response.model_version.is_some() {
-            self.named = true;
+        if !self.is_named && response.model_version.is_some() {
+            self.is_named = true;
             let (id, model) = (
                 response.response_id.unwrap_or_default(),
                 response.model_version.unwrap_or_default(),
@@ -440,15 +442,15 @@ impl Dialect for Wire {
             chunks.push_back(Chunk::Named { id, model });
         }
         if let Some(usage) = response.usage_metadata {
-            chunks.push_back(Chunk::Usage(usage.tokens()));
+            chunks.push_back(Chunk::Usage(usage.usage()));
         }
-        // Only one answer is asked for.
+        // Only one candidate is requested.
         let Some(candidate) = response.candidates.into_iter().next() else { return Ok(()) };
         for part in candidate.content.into_iter().flat_map(|content| content.parts) {
-            self.part(part, chunks);
+            self.read_part(part, chunks);
         }
         if let Some(reason) = candidate.finish_reason {
-            self.finished = true;
+            self.is_finished = true;
             chunks
                 .push_back(Chunk::Stop(stop_reason(&reason, candidate.finish_message.as_deref())?));
         }
@@ -456,19 +458,19 @@ impl Dialect for Wire {
     }
 
     fn is_complete(&self) -> bool {
-        // The vendor says why it stopped, but not that nothing more comes: what it used may still
+        // The vendor says why it stopped, but not that the stream is complete: the usage may still
         // follow.
         false
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        if self.finished {
+        if self.is_finished {
             return Ok(());
         }
         Err(Failure::transient("the vendor's stream ended before the answer was complete"))
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure {
         let parsed = match serde_json::from_slice::<Value>(body) {
             // An error of the streaming method may come in a list.
             Ok(Value::Array(list)) => list.into_iter().next(),
@@ -478,13 +480,13 @@ impl Dialect for Wire {
         let response = parsed.and_then(|body| serde_json::from_value::<Response>(body).ok());
         match response.and_then(|response| response.error) {
             Some(error) => failure(Some(status), &error),
-            None => Failure::new(class_of_status(status), plain_body(status, body)),
+            None => Failure::new(class_from_status(status), describe_body(status, body)),
         }
     }
 }
 
 impl Wire {
-    fn part(&mut self, part: WirePart, chunks: &mut VecDeque<Chunk>) {
+    fn read_part(&mut self, part: WirePart, chunks: &mut VecDeque<Chunk>) {
         let signature = part.thought_signature.filter(|signature| !signature.is_empty());
         let sealed = |signature: Signature| Chunk::ThinkingData(json!(signature).to_string());
         if let Some(call) = part.function_call {
@@ -511,8 +513,7 @@ fn stop_reason(reason: &str, message: Option<&str>) -> Result<StopReason, Failur
         "MAX_TOKENS" => StopReason::MaxTokens,
         "SAFETY" | "RECITATION" | "BLOCKLIST" | "PROHIBITED_CONTENT" | "SPII" | "LANGUAGE"
         | "IMAGE_SAFETY" | "MODEL_ARMOR" => StopReason::Refused,
-        // What the model wrote cannot be understood by its own vendor; the next try is usually
-        // fine.
+        // The vendor cannot parse the output of its own model; the next attempt usually succeeds.
         "MALFORMED_FUNCTION_CALL" | "UNEXPECTED_TOOL_CALL" | "MALFORMED_RESPONSE" => {
             let message = message.unwrap_or("the model wrote a call that the vendor cannot read");
             return Err(Failure::transient(format!("{message} ({reason})")));
@@ -523,7 +524,7 @@ fn stop_reason(reason: &str, message: Option<&str>) -> Result<StopReason, Failur
 
 fn failure(status: Option<u16>, error: &WireError) -> Failure {
     let reason = error.details.iter().find_map(|detail| detail["reason"].as_str());
-    let by_status = status.or(error.code).filter(|status| *status >= 400).map(class_of_status);
+    let by_status = status.or(error.code).filter(|status| *status >= 400).map(class_from_status);
     let class = match (error.status.as_str(), reason) {
         (_, Some("API_KEY_INVALID" | "API_KEY_SERVICE_BLOCKED"))
         | ("UNAUTHENTICATED" | "PERMISSION_DENIED", _) => FailureClass::Authentication,
@@ -533,7 +534,7 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
             FailureClass::Transient
         }
         ("INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "NOT_FOUND" | "OUT_OF_RANGE", _) => {
-            class_by_words(
+            class_from_message(
                 &error.message,
                 &[
                     (
@@ -560,7 +561,7 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
     Failure::new(class, message).with_retry_at(retry_at(&error.details, clock::now()))
 }
 
-/// When another try is welcome: a `RetryInfo` says it as `"retryDelay": "34s"`.
+/// The time of the next attempt: a `RetryInfo` contains it as `"retryDelay": "34s"`.
 fn retry_at(details: &[Value], now: Timestamp) -> Option<Timestamp> {
     let delay = details.iter().find_map(|detail| detail["retryDelay"].as_str())?;
     let seconds: f64 = delay.strip_suffix('s')?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! What vendors reached over HTTP have in common: one client, deadlines, classified errors, and the
+//! What vendors reached over HTTP have in common: one client, timeouts, classified errors, and the
 //! loop that turns bytes into chunks.
 
 mod headroom;
@@ -22,7 +22,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::time::timeout;
 
-pub(crate) use self::headroom::{Headroom, LimitHeaders, Observe};
+pub(crate) use self::headroom::{Headroom, HeadroomObserver, LimitHeaders};
 use crate::{
     cassette::{self, Recorder},
     failure::{Failure, MAX_KEY_BYTES},
@@ -30,40 +30,39 @@ use crate::{
     vendor::Chunk,
 };
 
-/// How much of an error's body is read; the rest says nothing more.
-const MAX_ERROR_BODY: usize = 64 * 1024;
-/// How much of an answer that is no stream is read.
-const MAX_BODY: usize = 16 * 1024 * 1024;
-/// How long a body that is no stream may take.
+/// Bytes of an error body that are read; the rest says nothing more.
+const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
+/// Bytes of a response that is not a stream.
+const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
+/// Timeout of the body of a response that is not a stream.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How much of an answer that is one value is read, where that may be large: two thousand vectors
-/// of three thousand numbers.
-const MAX_LARGE_BODY: usize = 128 * 1024 * 1024;
-/// How long such an answer may take after its head.
+/// Bytes of a large response with one value: two thousand vectors of three thousand numbers.
+const MAX_LARGE_BODY_BYTES: usize = 128 * 1024 * 1024;
+/// Timeout of a large response after its head.
 const LARGE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A vendor that asks for a longer pause than this is not believed.
+/// Upper bound of the delay that a vendor may ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// Deadlines of one exchange.
+/// Timeouts of one exchange.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeouts {
     /// Name resolution, TCP and TLS together.
     pub(crate) connect: Duration,
-    /// From sending the request to the answer's head, and from there to its first byte.
+    /// From sending the request to the response head, and from there to the first byte.
     pub(crate) first_byte: Duration,
-    /// Between two reads of the answer.
+    /// Between two reads of the response.
     pub(crate) idle: Duration,
 }
 
-/// The HTTP client of all vendors: its connections are kept and shared.
+/// The HTTP client of all vendors, with one connection pool.
 #[derive(Debug, Clone)]
 pub(crate) struct Http {
-    /// On a machine without certificate authorities no client can be made. That must not keep
-    /// vendors from working that need none, so that the reason waits here for the first call.
+    /// On a machine without certificate authorities no client can be created. Vendors that need
+    /// none must still work, so the error is reported at the first call.
     client: Result<reqwest::Client, Arc<str>>,
     timeouts: Timeouts,
-    /// Hears what vendors say about their limits.
-    observer: Option<Arc<dyn Observe>>,
+    /// Receives the limits that vendors report.
+    observer: Option<Arc<dyn HeadroomObserver>>,
     recorder: Option<Arc<Recorder>>,
 }
 
@@ -80,21 +79,21 @@ impl Http {
             .pool_idle_timeout(Duration::from_secs(90))
             .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(|error| Arc::from(chain(&error)));
+            .map_err(|error| Arc::from(error_chain(&error)));
         Self { client, timeouts, observer: None, recorder: None }
     }
 
-    /// The same connections, of which `observer` hears what vendors say about their limits.
-    pub(crate) fn observed(&self, observer: Option<Arc<dyn Observe>>) -> Self {
+    /// The same connections, with `observer` for the limits that vendors report.
+    pub(crate) fn with_observer(&self, observer: Option<Arc<dyn HeadroomObserver>>) -> Self {
         Self { observer, ..self.clone() }
     }
 
-    /// The same client, whose calls are recorded.
-    pub(crate) fn recording(self, recorder: Option<Arc<Recorder>>) -> Self {
+    /// The same client, with recorded calls.
+    pub(crate) fn with_recorder(self, recorder: Option<Arc<Recorder>>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// What records its calls.
+    /// The recorder of its calls.
     pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
         self.recorder.as_ref()
     }
@@ -118,38 +117,37 @@ impl Http {
         }
     }
 
-    /// Sends `request` and reads an answer that is one JSON value. `refused` says what another one
-    /// means.
-    pub(crate) async fn json(
+    /// Sends `request` and reads a response with one JSON value. `refused` classifies an error
+    /// response.
+    pub(crate) async fn send_json(
         &self,
         request: Result<RequestBuilder, Failure>,
         refused: impl Fn(u16, &[u8]) -> Failure + Send,
     ) -> Result<serde_json::Value, Failure> {
-        let response = self.answered(request, &[], refused).await?;
-        parsed(&body(response, MAX_BODY, BODY_TIMEOUT).await)
+        let response = self.send_request(request, &[], refused).await?;
+        parse_json(&read_body(response, MAX_BODY_BYTES, BODY_TIMEOUT).await)
     }
 
-    /// The same for an answer that may be large, and is one of the calls that the vendor's `limits`
-    /// count.
-    pub(crate) async fn large<T: DeserializeOwned>(
+    /// The same for a response that may be large, of a call to which the vendor's `limits` apply.
+    pub(crate) async fn send_large_json<T: DeserializeOwned>(
         &self,
         request: Result<RequestBuilder, Failure>,
         limits: LimitHeaders,
         refused: impl Fn(u16, &[u8]) -> Failure + Send,
     ) -> Result<T, Failure> {
-        let response = self.answered(request, limits, refused).await?;
-        let body = body(response, MAX_LARGE_BODY, LARGE_BODY_TIMEOUT).await;
-        if body.len() >= MAX_LARGE_BODY {
+        let response = self.send_request(request, limits, refused).await?;
+        let body = read_body(response, MAX_LARGE_BODY_BYTES, LARGE_BODY_TIMEOUT).await;
+        if body.len() >= MAX_LARGE_BODY_BYTES {
             let words = format!(
                 "the vendor's answer is larger than {} MiB: ask for less at a time",
-                MAX_LARGE_BODY >> 20
+                MAX_LARGE_BODY_BYTES >> 20
             );
             return Err(Failure::new(FailureClass::InvalidRequest, words).after_success());
         }
-        parsed(&body).map_err(Failure::after_success)
+        parse_json(&body).map_err(Failure::after_success)
     }
 
-    async fn answered(
+    async fn send_request(
         &self,
         request: Result<RequestBuilder, Failure>,
         limits: LimitHeaders,
@@ -163,9 +161,9 @@ impl Http {
             ))
         };
         let response =
-            timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport)?;
+            timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport_failure)?;
         if let Some(observer) = &self.observer {
-            observer.headroom(headroom::read(limits, response.headers(), clock::now()));
+            observer.on_headroom(headroom::read(limits, response.headers(), clock::now()));
         }
         let status = response.status().as_u16();
         if response.status().is_success() {
@@ -174,12 +172,12 @@ impl Http {
         let retry_at = retry_at(response.headers(), clock::now());
         let body = error_body(response).await;
         let failure = refused(status, &body).with_status(status);
-        // Some vendors say in the body when another try is welcome.
+        // Some vendors name the time of the next attempt in the body.
         let retry_at = retry_at.or(failure.retry_at);
         Err(failure.with_retry_at(retry_at))
     }
 
-    /// Sends `request` and reads the answer with `dialect`.
+    /// Sends `request` and reads the stream with `dialect`.
     pub(crate) fn stream<D: Dialect>(
         &self,
         request: Result<RequestBuilder, Failure>,
@@ -202,7 +200,7 @@ impl Http {
     }
 }
 
-/// Where a vendor is reached, and with which key.
+/// The address of a vendor, and the key.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoint {
     pub(crate) base: Url,
@@ -222,7 +220,7 @@ impl Endpoint {
         Ok(Self { base, key })
     }
 
-    /// The base URL with `path` appended; `skip` is what people often put at its end already.
+    /// The base URL with `path` appended; `skip` is a suffix that users often include already.
     pub(crate) fn join(&self, skip: &str, path: &str) -> Url {
         let mut url = self.base.clone();
         let base = url.path().trim_end_matches('/');
@@ -233,26 +231,25 @@ impl Endpoint {
     }
 }
 
-/// How a vendor speaks inside the event stream. Without I/O, so that any split of the bytes can be
-/// tested.
+/// How a vendor uses the event stream. Without I/O, so that any split of the bytes can be tested.
 pub(crate) trait Dialect: Send + 'static {
-    /// How the stream is cut into events.
+    /// How the stream is divided into events.
     type Framing: Framing;
-    /// The headers in which the vendor says how much is left of its limits.
+    /// The headers in which the vendor reports the rest of its limits.
     const LIMITS: LimitHeaders = &[];
 
     /// Reads one event.
     fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
-    /// Whether the vendor said that the answer is complete and nothing more comes.
+    /// Whether the vendor reported that the answer is complete and nothing more comes.
     fn is_complete(&self) -> bool;
-    /// The stream ended: an error when the answer is not whole.
+    /// The stream ended: an error when the answer is incomplete.
     fn end(&mut self, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
-    /// What a status other than 2xx, or a body that is not a stream, means.
-    fn refused(&self, status: u16, body: &[u8]) -> Failure;
+    /// Classifies a status other than 2xx, or a body that is not a stream.
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure;
 }
 
 struct Exchange<D: Dialect> {
-    observer: Option<Arc<dyn Observe>>,
+    observer: Option<Arc<dyn HeadroomObserver>>,
     timeouts: Timeouts,
     state: State,
     framing: D::Framing,
@@ -265,10 +262,10 @@ enum State {
     Unsent(Result<RequestBuilder, Failure>),
     Open {
         response: Response,
-        begun: bool,
+        has_begun: bool,
     },
-    /// Nothing more is read; what is left in `chunks` goes out first, so that how the bytes were
-    /// split cannot decide whether a piece before an error is seen.
+    /// Nothing more is read. The rest of `chunks` is sent first, so that the split of the bytes
+    /// cannot decide whether a piece before an error is seen.
     Ended(Result<(), Failure>),
 }
 
@@ -280,9 +277,9 @@ impl<D: Dialect> Exchange<D> {
             }
             self.state = match std::mem::replace(&mut self.state, State::Ended(Ok(()))) {
                 State::Unsent(request) => {
-                    State::Open { response: self.send(request?).await?, begun: false }
+                    State::Open { response: self.send(request?).await?, has_begun: false }
                 }
-                State::Open { response, begun } => self.read(response, begun).await,
+                State::Open { response, has_begun } => self.read(response, has_begun).await,
                 State::Ended(result) => return result.map(|()| None),
             };
         }
@@ -291,14 +288,14 @@ impl<D: Dialect> Exchange<D> {
     async fn send(&mut self, request: RequestBuilder) -> Result<Response, Failure> {
         let response = match timeout(self.timeouts.first_byte, request.send()).await {
             Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(transport(error)),
-            Err(_) => return Err(self.silent("did not answer", self.timeouts.first_byte)),
+            Ok(Err(error)) => return Err(transport_failure(error)),
+            Err(_) => return Err(self.timeout_failure("did not answer", self.timeouts.first_byte)),
         };
         if let Some(observer) = &self.observer {
-            observer.headroom(headroom::read(D::LIMITS, response.headers(), clock::now()));
+            observer.on_headroom(headroom::read(D::LIMITS, response.headers(), clock::now()));
         }
         let status = response.status().as_u16();
-        cassette::head(status, response.headers());
+        cassette::record_head(status, response.headers());
         let is_json = response
             .headers()
             .get(CONTENT_TYPE)
@@ -314,23 +311,23 @@ impl<D: Dialect> Exchange<D> {
         Err(failure.with_retry_at(retry_at))
     }
 
-    async fn read(&mut self, mut response: Response, begun: bool) -> State {
-        let patience = if begun { self.timeouts.idle } else { self.timeouts.first_byte };
+    async fn read(&mut self, mut response: Response, has_begun: bool) -> State {
+        let patience = if has_begun { self.timeouts.idle } else { self.timeouts.first_byte };
         let bytes = match timeout(patience, response.chunk()).await {
             Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => return State::Ended(Err(transport(error))),
-            Err(_) => return State::Ended(Err(self.silent("sent nothing", patience))),
+            Ok(Err(error)) => return State::Ended(Err(transport_failure(error))),
+            Err(_) => return State::Ended(Err(self.timeout_failure("sent nothing", patience))),
         };
         let Some(bytes) = bytes else { return State::Ended(self.end()) };
         match self.feed(&bytes) {
             Err(failure) => State::Ended(Err(failure)),
             Ok(()) if self.dialect.is_complete() => {
-                // The end of the body is usually here already; reading it gives the connection back
-                // to the pool.
+                // The end of the body has usually arrived; reading it returns the connection to the
+                // pool.
                 while let Some(Ok(Some(_))) = response.chunk().now_or_never() {}
                 State::Ended(self.end())
             }
-            Ok(()) => State::Open { response, begun: true },
+            Ok(()) => State::Open { response, has_begun: true },
         }
     }
 
@@ -357,12 +354,12 @@ impl<D: Dialect> Exchange<D> {
         Ok(())
     }
 
-    fn silent(&self, what: &str, patience: Duration) -> Failure {
+    fn timeout_failure(&self, what: &str, patience: Duration) -> Failure {
         Failure::transient(format!("the vendor {what} for {} s", patience.as_secs_f64()))
     }
 }
 
-fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(body)
         .map_err(|error| Failure::transient(format!("the vendor's answer cannot be read: {error}")))
 }
@@ -404,7 +401,7 @@ async fn body_with_end(mut response: Response, limit: usize, within: Duration) -
     (body, is_whole)
 }
 
-/// When another try is welcome, from `retry-after-ms` or `Retry-After` in seconds or as a date.
+/// The time of the next attempt, from `retry-after-ms`, or `Retry-After` in seconds or as a date.
 fn retry_at(headers: &HeaderMap, now: Timestamp) -> Option<Timestamp> {
     let text = |name: HeaderName| headers.get(name)?.to_str().ok().map(str::trim);
     let millis =
@@ -422,11 +419,11 @@ fn retry_at(headers: &HeaderMap, now: Timestamp) -> Option<Timestamp> {
     Some(date.timestamp().clamp(now, now.checked_add(MAX_RETRY_AFTER).ok()?))
 }
 
-/// Classifies what happened below HTTP.
-fn transport(error: reqwest::Error) -> Failure {
-    // The address may be internal to the installation, and adds nothing for the reader of a task.
+/// Classifies a failure below HTTP.
+fn transport_failure(error: reqwest::Error) -> Failure {
+    // The address may be internal to the installation, and says nothing to the reader of a task.
     let error = error.without_url();
-    let text = chain(&error);
+    let text = error_chain(&error);
     if error.is_builder() {
         Failure::configuration(format!("the request cannot be built: {text}"))
     } else if error.is_connect() {
@@ -439,7 +436,7 @@ fn transport(error: reqwest::Error) -> Failure {
 }
 
 /// An error with all its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -453,8 +450,8 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The first of `classes` that holds one of its words (lower case) in `message`.
-pub(crate) fn class_by_words(
+/// The first of `classes` with a phrase (lower case) that `message` contains.
+pub(crate) fn class_from_message(
     message: &str,
     classes: &[(FailureClass, &[&str])],
 ) -> Option<FailureClass> {
@@ -465,7 +462,7 @@ pub(crate) fn class_by_words(
         .map(|(class, _)| *class)
 }
 
-/// `key` as the value of a header, marked so that it is never shown.
+/// `key` as a header value, marked as sensitive.
 pub(crate) fn key_header(key: Option<&SecretString>) -> Result<Option<HeaderValue>, Failure> {
     let value = key.map(|key| HeaderValue::from_str(key.expose_secret())).transpose();
     let mut value = value.map_err(|_| {
@@ -477,8 +474,8 @@ pub(crate) fn key_header(key: Option<&SecretString>) -> Result<Option<HeaderValu
     Ok(value)
 }
 
-/// What a body that is not the vendor's error format says, as a sentence.
-pub(crate) fn plain_body(status: u16, body: &[u8]) -> String {
+/// Describes a body that is not in the vendor's error format.
+pub(crate) fn describe_body(status: u16, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let text = text.trim();
     if (200..300).contains(&status) {
@@ -489,7 +486,7 @@ pub(crate) fn plain_body(status: u16, body: &[u8]) -> String {
             "the base URL redirects elsewhere (HTTP {status}); redirects are not followed with a key"
         );
     }
-    // A proxy's error page is of no use in a message.
+    // The error page of a proxy is of no use in a message.
     if text.is_empty() || text.starts_with('<') {
         return format!("the vendor answered with HTTP {status}");
     }
@@ -510,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_is_read_in_every_form() {
+    fn retry_after_is_parsed_in_every_form() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
         let seconds =
             |headers| retry_at(&headers, now).map(|at| at.duration_since(now).as_millis());
@@ -528,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_url_is_joined_with_or_without_its_version() {
+    fn base_url_is_joined_with_or_without_version() {
         for (base, url) in [
             ("https://host", "https://host/v1/messages"),
             ("https://host/", "https://host/v1/messages"),
@@ -541,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_url_of_another_kind_is_refused() {
+    fn base_url_of_other_schemes_is_rejected() {
         for base in ["ftp://host", "host", "file:///etc/passwd", "unix:/run/x"] {
             let failure = Endpoint::parse(base, None).expect_err(base);
             assert_eq!(failure.class, FailureClass::Configuration);

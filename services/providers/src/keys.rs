@@ -1,9 +1,9 @@
-//! Which of a provider's keys a call is made with, and when: limits of each key that are kept
-//! before the vendor would say no, and keys that are left out for a while because it did.
+//! Selects the API key of a call, and enforces the limits of each key.
 //!
-//! What is counted stands per key and lives as long as the process; each process counts for itself.
-//! Calls of one model wait in the order they came. A key is known by its sealed form, so that one
-//! that is set anew begins anew.
+//! A key has limits that apply before the vendor would reject a call, and cooldowns after the
+//! vendor did. The state of a key lives as long as the process; each process counts for itself.
+//! Calls of one model wait in arrival order. A key is identified by its sealed form, so that a
+//! replaced key starts with fresh limits.
 
 mod bucket;
 
@@ -23,114 +23,120 @@ use tokio::{
 use self::bucket::Bucket;
 use crate::{
     failure::Failure,
-    http::{Headroom, Observe},
+    http::{Headroom, HeadroomObserver},
 };
 
-/// How long a key that the vendor refuses, or that cannot be opened, is left out, as long as there
-/// are others.
-const REFUSED: Duration = Duration::from_secs(5 * 60);
-/// How long a key is left out that reached a limit, when the vendor does not say.
-const LIMITED: Duration = Duration::from_secs(10);
-/// Vendors' pauses beyond this are not believed.
-const LONGEST: Duration = Duration::from_secs(3_600);
-/// Providers remembered at most before those without a call under way are forgotten.
-const LIMIT: usize = 1_024;
+/// How long a key that the vendor refuses, or that cannot be opened, is skipped while there are
+/// others.
+const REFUSED_KEY_COOLDOWN: Duration = Duration::from_secs(5 * 60);
+/// How long a rate-limited key is skipped when the vendor does not say.
+const RATE_LIMITED_KEY_COOLDOWN: Duration = Duration::from_secs(10);
+/// Upper bound of the delay that a vendor may ask for.
+const MAX_VENDOR_DELAY: Duration = Duration::from_secs(3_600);
+/// Providers in memory before those without a call in flight are dropped.
+const MAX_POOLS: usize = 1_024;
 
-/// A key by its sealed form; empty where there is none.
+/// A key by its sealed form; empty for a provider without one.
 pub(crate) type KeyId = Arc<[u8]>;
 
-/// The keys of all providers. Clones are the same.
+/// The keys of all providers. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Keys(Arc<Mutex<HashMap<String, Arc<Pool>>>>);
 
 /// What a call needs.
 #[derive(Debug)]
-pub(crate) struct Want<'a> {
+pub(crate) struct KeyRequest<'a> {
     pub(crate) provider: &'a Provider,
     pub(crate) vendor_model: &'a str,
-    /// An upper estimate of what it reads and writes.
+    /// An upper estimate of the tokens it reads and writes.
     pub(crate) tokens: i64,
-    /// Keys not to take.
-    pub(crate) without: &'a [KeyId],
-    /// How long it may wait.
-    pub(crate) patience: Duration,
-    /// How long it may wait for a point in time that the vendor named: longer ones are better
-    /// waited for elsewhere.
-    pub(crate) vendor_patience: Duration,
+    /// Keys to skip.
+    pub(crate) excluded: &'a [KeyId],
+    /// How long the call may wait.
+    pub(crate) max_wait: Duration,
+    /// How long the call may wait for a time that the vendor named. For longer waits the reconciler
+    /// is the better place.
+    pub(crate) max_vendor_wait: Duration,
 }
 
-/// A key that may be used for one call, until it is dropped.
+/// The right to use a key for one call, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pool: Arc<Pool>,
     key: KeyId,
     vendor_model: String,
-    /// What is set aside for it and not yet known.
+    /// Tokens charged for the call: the estimate until [`Lease::settle_tokens`].
     tokens: i64,
-    /// As it stands in the provider; none when it has no key.
+    /// The sealed key of the provider; none when it has no key.
     pub(crate) sealed: Option<SealedSecret>,
 }
 
 #[derive(Debug, Default)]
 struct Pool {
-    /// Who comes next, for each model.
-    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    keys: Mutex<HashMap<KeyId, State>>,
-    /// Something has been given back.
+    /// The queue of waiting calls, for each model.
+    queues: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    keys: Mutex<HashMap<KeyId, KeyState>>,
+    /// Capacity was released.
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct KeyState {
     under_way: i64,
-    /// Rises with each call, over all keys: of equals the one that rested longest is taken.
-    used: u64,
+    /// Increases with each call, over all keys: among equal keys the least recently used one is
+    /// taken.
+    last_use: u64,
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
     refused_until: Option<Instant>,
-    /// By model, because most vendors' limits are.
+    /// By model, because most vendors have limits per model.
     limited_until: HashMap<String, Instant>,
 }
 
-enum Taken {
+enum TakeResult {
     Lease(Box<Lease>),
-    /// When it may be worth looking again, unless something is given back before; and whether the
-    /// vendor named that time.
-    Later {
+    /// When to try again, unless capacity is released before; and whether the vendor named that
+    /// time.
+    RetryAt {
         at: Option<Instant>,
         by_vendor: bool,
     },
 }
 
 impl Keys {
-    /// A key for a call, as soon as there is one.
+    /// Returns a key for a call as soon as one is free.
     ///
     /// # Errors
     /// Rate limited, when that would take too long.
-    pub(crate) async fn lease(&self, want: &Want<'_>) -> Result<Lease, Failure> {
-        let pool = self.pool(&want.provider.id);
-        let deadline = Instant::now() + want.patience;
-        let turn = pool.turn(want.vendor_model);
-        // Nobody waits in the usual case.
-        let _turn = match turn.try_lock() {
+    pub(crate) async fn lease(&self, request: &KeyRequest<'_>) -> Result<Lease, Failure> {
+        let pool = self.pool(&request.provider.id);
+        let deadline = Instant::now() + request.max_wait;
+        let queue = pool.queue(request.vendor_model);
+        // Usually there is no queue.
+        let _turn = match queue.try_lock() {
             Ok(turn) => turn,
-            Err(_) => match timeout(want.patience, turn.lock()).await {
+            Err(_) => match timeout(request.max_wait, queue.lock()).await {
                 Ok(turn) => turn,
-                Err(_) => return Err(exhausted(pool.look(want), Instant::now())),
+                Err(_) => {
+                    return Err(exhausted_failure(pool.earliest_free(request), Instant::now()));
+                }
             },
         };
         loop {
-            // Before looking, so that nothing given back meanwhile is missed.
+            // Before the check, so that no release is missed in between.
             let mut freed = std::pin::pin!(pool.freed.notified());
             freed.as_mut().enable();
             let now = Instant::now();
-            match pool.take(want, now) {
-                Taken::Lease(lease) => return Ok(*lease),
-                Taken::Later { at, by_vendor } => {
-                    let until =
-                        if by_vendor { deadline.min(now + want.vendor_patience) } else { deadline };
+            match pool.take(request, now) {
+                TakeResult::Lease(lease) => return Ok(*lease),
+                TakeResult::RetryAt { at, by_vendor } => {
+                    let until = if by_vendor {
+                        deadline.min(now + request.max_vendor_wait)
+                    } else {
+                        deadline
+                    };
                     if now >= deadline || at.is_some_and(|at| at > until) {
-                        return Err(exhausted(at, now));
+                        return Err(exhausted_failure(at, now));
                     }
                     let wake = at.unwrap_or(deadline).min(deadline);
                     tokio::select! {
@@ -143,13 +149,13 @@ impl Keys {
     }
 
     fn pool(&self, provider_id: &str) -> Arc<Pool> {
-        // Nothing panics between two changes that belong together.
+        // No code panics between two changes that belong together.
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pools.get(provider_id) {
             return Arc::clone(pool);
         }
-        if pools.len() >= LIMIT {
-            // Whoever holds a lease or waits holds the pool as well.
+        if pools.len() >= MAX_POOLS {
+            // A lease or a waiting call also references the pool.
             pools.retain(|_, pool| Arc::strong_count(pool) > 1);
         }
         let pool = Arc::<Pool>::default();
@@ -158,13 +164,13 @@ impl Keys {
     }
 }
 
-/// How many keys a provider has; one that needs none counts as one.
-pub(crate) fn count(provider: &Provider) -> usize {
-    sealed(provider).count().max(1)
+/// The number of keys of a provider; one without keys counts as one.
+pub(crate) fn key_count(provider: &Provider) -> usize {
+    sealed_keys(provider).count().max(1)
 }
 
-/// All keys of a provider, the first one first.
-pub(crate) fn sealed(provider: &Provider) -> impl Iterator<Item = &SealedSecret> {
+/// All keys of a provider in their order.
+pub(crate) fn sealed_keys(provider: &Provider) -> impl Iterator<Item = &SealedSecret> {
     provider
         .api_key
         .iter()
@@ -173,69 +179,68 @@ pub(crate) fn sealed(provider: &Provider) -> impl Iterator<Item = &SealedSecret>
 }
 
 impl Pool {
-    fn turn(&self, vendor_model: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        if turns.len() >= LIMIT {
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+    fn queue(&self, vendor_model: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if queues.len() >= MAX_POOLS {
+            queues.retain(|_, queue| Arc::strong_count(queue) > 1);
         }
-        Arc::clone(turns.entry(vendor_model.to_owned()).or_default())
+        Arc::clone(queues.entry(vendor_model.to_owned()).or_default())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<KeyId, State>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<KeyId, KeyState>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When a key may be free.
-    fn look(&self, want: &Want<'_>) -> Option<Instant> {
+    fn earliest_free(&self, request: &KeyRequest<'_>) -> Option<Instant> {
         let (now, mut states) = (Instant::now(), self.lock());
-        let waits = sealed(want.provider).map(|key| {
+        let waits = sealed_keys(request.provider).map(|key| {
             states
                 .get_mut(key.ciphertext.as_slice())
-                .map_or(Some(Duration::ZERO), |state| state.wait(want, now).0)
+                .map_or(Some(Duration::ZERO), |state| state.wait(request, now).0)
         });
         waits.flatten().min().map(|wait| now + wait)
     }
 
-    fn take(self: &Arc<Self>, want: &Want<'_>, now: Instant) -> Taken {
+    fn take(self: &Arc<Self>, request: &KeyRequest<'_>, now: Instant) -> TakeResult {
         let mut states = self.lock();
-        let keys: Vec<&SealedSecret> = sealed(want.provider).collect();
+        let keys: Vec<&SealedSecret> = sealed_keys(request.provider).collect();
         let ids: Vec<KeyId> = if keys.is_empty() {
             vec![KeyId::default()]
         } else {
             keys.iter().map(|key| KeyId::from(key.ciphertext.as_slice())).collect()
         };
         for id in &ids {
-            states.entry(Arc::clone(id)).or_default().configure(want.provider, now);
+            states.entry(Arc::clone(id)).or_default().configure(request.provider, now);
         }
-        // Keys that are gone from the provider, once nothing is under way with them any more.
+        // Drops removed keys of the provider that no call uses.
         states.retain(|id, state| state.under_way > 0 || ids.contains(id) || state.is_limited(now));
 
         let mut candidates: Vec<usize> =
-            (0..ids.len()).filter(|at| !want.without.contains(&ids[*at])).collect();
+            (0..ids.len()).filter(|at| !request.excluded.contains(&ids[*at])).collect();
         let refused = |at: &usize| states[&ids[*at]].refused_until.filter(|until| *until > now);
         if candidates.iter().all(|at| refused(at).is_some()) {
-            // Something has to be tried, and the one that was refused longest ago may have been put
-            // in order.
+            // Some key has to be tried, and the one refused longest ago may work again.
             candidates.sort_by_key(|at| refused(at));
             candidates.truncate(1);
         } else {
             candidates.retain(|at| refused(at).is_none());
         }
-        candidates.sort_by_key(|at| (states[&ids[*at]].under_way, states[&ids[*at]].used));
+        candidates.sort_by_key(|at| (states[&ids[*at]].under_way, states[&ids[*at]].last_use));
 
         let mut later: Option<(Duration, bool)> = None;
         for at in candidates {
-            let last_used = states.values().map(|state| state.used).max().unwrap_or_default();
+            let last_used = states.values().map(|state| state.last_use).max().unwrap_or_default();
             let Some(state) = states.get_mut(&ids[at]) else { continue };
-            match state.wait(want, now) {
+            match state.wait(request, now) {
                 (Some(Duration::ZERO), _) => {
-                    state.begin(want, now);
-                    state.used = last_used + 1;
-                    return Taken::Lease(Box::new(Lease {
+                    state.begin(request, now);
+                    state.last_use = last_used + 1;
+                    return TakeResult::Lease(Box::new(Lease {
                         pool: Arc::clone(self),
                         key: Arc::clone(&ids[at]),
-                        vendor_model: want.vendor_model.to_owned(),
-                        tokens: want.tokens,
+                        vendor_model: request.vendor_model.to_owned(),
+                        tokens: request.tokens,
                         sealed: keys.get(at).map(|key| SealedSecret::clone(key)),
                     }));
                 }
@@ -247,13 +252,13 @@ impl Pool {
                 (None, _) => {}
             }
         }
-        Taken::Later {
+        TakeResult::RetryAt {
             at: later.map(|(wait, _)| now + wait),
             by_vendor: later.is_some_and(|(_, by_vendor)| by_vendor),
         }
     }
 
-    fn with(&self, key: &KeyId, change: impl FnOnce(&mut State)) {
+    fn update_key(&self, key: &KeyId, change: impl FnOnce(&mut KeyState)) {
         if let Some(state) = self.lock().get_mut(key) {
             change(state);
         }
@@ -261,45 +266,45 @@ impl Pool {
     }
 }
 
-impl State {
-    /// Takes over limits that have changed.
+impl KeyState {
+    /// Applies changed limits.
     fn configure(&mut self, provider: &Provider, now: Instant) {
         for (bucket, limit) in [
             (&mut self.requests, provider.requests_per_minute),
             (&mut self.tokens, provider.tokens_per_minute),
         ] {
             match bucket {
-                Some(bucket) if limit > 0 => bucket.limit(limit, now),
+                Some(bucket) if limit > 0 => bucket.set_limit(limit, now),
                 _ => *bucket = Bucket::new(limit, now),
             }
         }
     }
 
-    /// How long until a call may begin, and whether that is the vendor's word. None: until one
-    /// under way ends.
-    fn wait(&mut self, want: &Want<'_>, now: Instant) -> (Option<Duration>, bool) {
-        let limit = want.provider.max_concurrency;
+    /// How long until a call may begin, and whether the vendor named that time. None: until a call
+    /// in flight ends.
+    fn wait(&mut self, request: &KeyRequest<'_>, now: Instant) -> (Option<Duration>, bool) {
+        let limit = request.provider.max_concurrency;
         if limit > 0 && self.under_way >= limit {
             return (None, false);
         }
         let vendor = self
             .limited_until
-            .get(want.vendor_model)
+            .get(request.vendor_model)
             .map_or(Duration::ZERO, |until| until.duration_since(now));
         let requests = self.requests.as_mut().map_or(Duration::ZERO, |bucket| bucket.wait(1, now));
         let tokens =
-            self.tokens.as_mut().map_or(Duration::ZERO, |bucket| bucket.wait(want.tokens, now));
+            self.tokens.as_mut().map_or(Duration::ZERO, |bucket| bucket.wait(request.tokens, now));
         let own = requests.max(tokens);
         (Some(own.max(vendor)), vendor > own)
     }
 
-    fn begin(&mut self, want: &Want<'_>, now: Instant) {
+    fn begin(&mut self, request: &KeyRequest<'_>, now: Instant) {
         self.under_way += 1;
         if let Some(requests) = &mut self.requests {
             requests.take(1, now);
         }
         if let Some(tokens) = &mut self.tokens {
-            tokens.take(want.tokens, now);
+            tokens.take(request.tokens, now);
         }
     }
 
@@ -307,7 +312,7 @@ impl State {
         self.refused_until.iter().chain(self.limited_until.values()).any(|until| *until > now)
     }
 
-    fn limited(&mut self, vendor_model: &str, until: Instant, now: Instant) {
+    fn mark_limited(&mut self, vendor_model: &str, until: Instant, now: Instant) {
         self.limited_until.retain(|_, until| *until > now);
         let known = self.limited_until.entry(vendor_model.to_owned()).or_insert(until);
         *known = (*known).max(until);
@@ -315,52 +320,55 @@ impl State {
 }
 
 impl Lease {
-    /// Which key it is.
+    /// The id of the key.
     pub(crate) fn key(&self) -> &KeyId {
         &self.key
     }
 
-    /// Hears what the vendor says in its headers.
-    pub(crate) fn observer(&self) -> Arc<dyn Observe> {
-        Arc::new(Observer {
+    /// Receives the limits in the vendor's response headers.
+    pub(crate) fn observer(&self) -> Arc<dyn HeadroomObserver> {
+        Arc::new(KeyObserver {
             pool: Arc::clone(&self.pool),
             key: Arc::clone(&self.key),
             vendor_model: self.vendor_model.clone(),
         })
     }
 
-    /// What the call really used.
-    pub(crate) fn used(&mut self, tokens: i64) {
+    /// Replaces the estimate by the tokens really used.
+    pub(crate) fn settle_tokens(&mut self, tokens: i64) {
         let over = tokens - self.tokens;
         self.tokens = tokens;
-        self.pool.with(&self.key, |state| {
+        self.pool.update_key(&self.key, |state| {
             if let Some(bucket) = &mut state.tokens {
                 bucket.take(over, Instant::now());
             }
         });
     }
 
-    /// The key is of no use for the time being.
-    pub(crate) fn refuse(&self) {
-        self.pool.with(&self.key, |state| state.refused_until = Some(Instant::now() + REFUSED));
+    /// Skips the key for a while.
+    pub(crate) fn mark_refused(&self) {
+        self.pool.update_key(&self.key, |state| {
+            state.refused_until = Some(Instant::now() + REFUSED_KEY_COOLDOWN)
+        });
     }
 
-    /// The call failed; true when that is about the key, and another one may fare better.
-    pub(crate) fn failed(&self, failure: &Failure, has_others: bool) -> bool {
+    /// Reports a failed call. Returns true when the key is the reason, and another one may work.
+    pub(crate) fn on_failure(&self, failure: &Failure, has_others: bool) -> bool {
         let now = Instant::now();
         match failure.class {
             FailureClass::Authentication => {
-                self.refuse();
+                self.mark_refused();
                 true
             }
             FailureClass::RateLimited => {
-                let asked = failure.wait_asked(clock::now()).map(|wait| wait.min(LONGEST));
-                // A single key is spared for as long as the vendor says; otherwise the pauses
-                // between tries spare it.
-                let pause = asked.or_else(|| has_others.then_some(LIMITED));
+                let asked =
+                    failure.requested_delay(clock::now()).map(|wait| wait.min(MAX_VENDOR_DELAY));
+                // A single key is skipped for as long as the vendor says; otherwise the retry
+                // delays protect it.
+                let pause = asked.or_else(|| has_others.then_some(RATE_LIMITED_KEY_COOLDOWN));
                 if let Some(pause) = pause {
-                    self.pool.with(&self.key, |state| {
-                        state.limited(&self.vendor_model, now + pause, now)
+                    self.pool.update_key(&self.key, |state| {
+                        state.mark_limited(&self.vendor_model, now + pause, now)
                     });
                 }
                 true
@@ -372,29 +380,30 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.with(&self.key, |state| state.under_way -= 1);
+        self.pool.update_key(&self.key, |state| state.under_way -= 1);
     }
 }
 
-/// Takes over what headers say.
+/// Applies the limits in response headers.
 #[derive(Debug)]
-struct Observer {
+struct KeyObserver {
     pool: Arc<Pool>,
     key: KeyId,
     vendor_model: String,
 }
 
-impl Observe for Observer {
-    fn headroom(&self, headroom: Headroom) {
+impl HeadroomObserver for KeyObserver {
+    fn on_headroom(&self, headroom: Headroom) {
         if let Some(wait) = headroom.exhausted_for {
             let now = Instant::now();
-            let until = now + wait.min(LONGEST);
-            self.pool.with(&self.key, |state| state.limited(&self.vendor_model, until, now));
+            let until = now + wait.min(MAX_VENDOR_DELAY);
+            self.pool
+                .update_key(&self.key, |state| state.mark_limited(&self.vendor_model, until, now));
         }
     }
 }
 
-fn exhausted(at: Option<Instant>, now: Instant) -> Failure {
+fn exhausted_failure(at: Option<Instant>, now: Instant) -> Failure {
     let retry_at =
         at.and_then(|at| clock::now().checked_add(at.saturating_duration_since(now)).ok());
     Failure::new(FailureClass::RateLimited, "every API key of the provider is at its limit")

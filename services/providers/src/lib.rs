@@ -1,15 +1,15 @@
 //! The providers: the only service that talks to model vendors.
 //!
-//! It takes `ModelInvoke` commands from the mesh, calls the vendor the command names, streams what
-//! the model writes as progress of the step, and answers with one `StepResult`. It holds nothing
-//! that matters: what it was working on when it died is delivered to another process. It never
-//! touches PostgreSQL.
+//! It takes `ModelInvoke` commands from the mesh and calls the vendor that the command names. It
+//! streams what the model writes as progress of the step, and reports one `StepResult`. It holds no
+//! durable state: when a process dies, its commands are delivered to another one. It never touches
+//! PostgreSQL.
 //!
-//! A vendor's names and wire types stand in that vendor's module and nowhere else.
+//! The names and wire types of a vendor stay in the module of that vendor.
 
 mod answer;
 mod anthropic;
-mod attached;
+mod attachments;
 mod bedrock;
 mod breaker;
 mod call;
@@ -17,16 +17,14 @@ mod cancels;
 mod cassette;
 mod check;
 mod config;
-mod count;
 mod deepseek;
 mod delta;
-mod embed;
+mod embedding;
 mod failure;
-mod fenced;
+mod fenced_blocks;
 mod framing;
 mod gemini;
 mod http;
-mod key;
 mod keys;
 mod local;
 mod meter;
@@ -39,8 +37,10 @@ mod responses;
 mod retry;
 mod router;
 mod scripted;
+mod sealed_key;
 #[cfg(test)]
 mod tests;
+mod token_count;
 mod trace;
 mod transcript;
 mod vendor;
@@ -56,15 +56,15 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
 use self::{
-    attached::Attached, breaker::Breakers, cancels::Cancels, check::Checks, http::Http,
-    local::Shelf, router::Router, vendor::Vendors, worker::Worker,
+    attachments::Attachments, breaker::Breakers, cancels::CancelRegistry, check::Checks,
+    http::Http, local::LocalModels, router::Router, vendor::Vendors, worker::Worker,
 };
 
-/// Connects to the mesh and begins to take commands.
+/// Connects to the mesh and starts to take commands.
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     install_crypto();
     let common = context.common();
-    // Before anything else, so that an address that is taken is known at once.
+    // First of all, so that an address in use is reported at once.
     let listener = match config.providers_proxy_listen {
         Some(address) => Some(construct_runtime::retry::listen(address).await?),
         None => None,
@@ -88,7 +88,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn_job("clock", listening);
     let (breakers, changed) = Breakers::new();
     let shared =
-        breaker::share::start(&bus, context.instance_id(), &breakers, changed, lifecycle).await;
+        breaker::peers::start(&bus, context.instance_id(), &breakers, changed, lifecycle).await;
     shared.context("cannot hear of breakers")?;
     let recorder = match &config.providers_record_dir {
         Some(folder) => {
@@ -101,13 +101,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         None => None,
     };
     let vendors = Vendors {
-        http: Http::new(config.timeouts()).recording(recorder),
-        memory: Arc::default(),
-        local: Shelf::new(config.providers_models_dir.clone()),
+        http: Http::new(config.timeouts()).with_recorder(recorder),
+        scripted_attempts: Arc::default(),
+        local: LocalModels::new(config.providers_models_dir.clone()),
     };
     let router = Router::new(Arc::new(vendors), common.master_keys()?, config.retries(), breakers);
     Checks { bus: bus.clone(), router: router.clone() }.start(lifecycle);
-    let cancels = Cancels::default();
+    let cancels = CancelRegistry::default();
     if let (Some(listener), Some(keys)) = (listener, common.token_keys()?) {
         let parts = proxy::Parts {
             bus: bus.clone(),
@@ -119,11 +119,11 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         };
         proxy::spawn(parts, listener, lifecycle);
     }
-    let attached = Attached::open(common.blob_dir(), config.providers_attached_bytes);
+    let attached = Attachments::open(common.blob_dir(), config.providers_attached_bytes);
     let worker = Worker {
         bus,
         router,
-        attached: attached.context("the files of messages cannot be opened")?,
+        attachments: attached.context("the files of messages cannot be opened")?,
         call_timeout: config.providers_call_timeout,
         cancels,
         hand_back: CancellationToken::new(),
@@ -135,9 +135,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Chooses the implementation of TLS for the process.
+/// Installs the TLS implementation of the process.
 fn install_crypto() {
-    // An error only says that it has been chosen before, as when tests run several services in one
+    // An error means that it was installed before, as in tests that run several services in one
     // process.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

@@ -1,10 +1,10 @@
-//! Texts as vectors from model files on disk: no vendor, no key, no network ([ADR
+//! Embeddings from model files on disk: no vendor, no key, no network ([ADR
 //! 19](../../../docs/adr/0019-embeddings.md)).
 //!
-//! A model is a folder with `model.safetensors`, `tokenizer.json` and, if need be, `config.json`,
-//! in the form of Model2Vec: each token has a vector, and that of a text is their mean. What a
-//! provider calls a model is the folder's place below the one that the operator names, so that
-//! nobody reads other files by making a provider.
+//! A model is a folder with `model.safetensors`, `tokenizer.json` and optionally `config.json`, in
+//! the format of Model2Vec: each token has a vector, and the vector of a text is their mean. The
+//! name of a model is the path of its folder below the folder that the operator configures, so that
+//! a provider cannot read other files.
 
 mod model;
 mod tokenizer;
@@ -29,36 +29,35 @@ use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use self::model::Model;
 use crate::{
-    embed::{self, Embedded},
+    embedding::{self, EmbeddingResult},
     failure::Failure,
-    vendor::{Chunk, Embed, Request, Vendor},
+    vendor::{Chunk, EmbedRequest, Request, Vendor},
 };
 
-/// Models kept in memory at most; a further one takes the place of all others.
-const MAX_LOADED: usize = 8;
-/// The file whose change means another model.
-const WEIGHTS: &str = "model.safetensors";
-/// What belongs to it.
-const BESIDE: [&str; 2] = ["config.json", "tokenizer.json"];
+/// Models in memory at most; a further one replaces all of them.
+const MAX_LOADED_MODELS: usize = 8;
+/// The file whose change means a changed model.
+const WEIGHTS_FILE: &str = "model.safetensors";
+/// The other files of a model.
+const COMPANION_FILES: [&str; 2] = ["config.json", "tokenizer.json"];
 
-/// The models of this machine. Clones are the same.
+/// The models of this machine. Clones share them.
 #[derive(Debug, Clone)]
-pub(crate) struct Shelf {
+pub(crate) struct LocalModels {
     folder: Option<Arc<Path>>,
-    loaded: Arc<Mutex<HashMap<String, Loaded>>>,
-    /// One for each processor: the work waits for nothing, and more of it at once would only take
-    /// turns.
+    loaded: Arc<Mutex<HashMap<String, LoadedModel>>>,
+    /// One permit per processor: the work is CPU-bound.
     processors: Arc<Semaphore>,
 }
 
 #[derive(Debug, Clone)]
-struct Loaded {
-    changed: (SystemTime, [Option<SystemTime>; 2]),
+struct LoadedModel {
+    modified: (SystemTime, [Option<SystemTime>; 2]),
     model: Arc<Model>,
 }
 
-impl Shelf {
-    /// What stands in `folder`; nothing without one.
+impl LocalModels {
+    /// The models in `folder`; none without one.
     pub(crate) fn new(folder: Option<PathBuf>) -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         Self {
@@ -76,33 +75,34 @@ impl Shelf {
         })
     }
 
-    /// The model of this name, from memory when its file has not changed. Blocks.
+    /// The model of this name, from memory when its files have not changed. Blocks.
     fn model(&self, name: &str) -> Result<Arc<Model>, Failure> {
-        let folder = self.folder()?.join(place(name)?);
+        let folder = self.folder()?.join(model_path(name)?);
         let changed = |file| fs::metadata(folder.join(file)).and_then(|file| file.modified());
-        let weights = changed(WEIGHTS).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => missing(name),
+        let weights = changed(WEIGHTS_FILE).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => model_not_found(name),
             _ => Failure::configuration(format!("the model `{name}` cannot be read: {error}")),
         })?;
-        // What is missing of the others, loading says.
-        let changed = (weights, BESIDE.map(|file| changed(file).ok()));
-        if let Some(loaded) = self.lock().get(name).filter(|loaded| loaded.changed == changed) {
+        // Loading reports which of the others are missing.
+        let changed = (weights, COMPANION_FILES.map(|file| changed(file).ok()));
+        if let Some(loaded) = self.lock().get(name).filter(|loaded| loaded.modified == changed) {
             return Ok(Arc::clone(&loaded.model));
         }
-        // Without the lock: who wants another model does not wait for this one. Two that load the
-        // same one waste some time.
+        // Without the lock: another model must not wait for this one. Two concurrent loads of the
+        // same model waste some time.
         let model = Model::load(&folder).map_err(|error| {
             Failure::configuration(format!(
                 "the model `{name}` cannot be used: {}",
-                crate::http::chain(&error)
+                crate::http::error_chain(&error)
             ))
         })?;
         let model = Arc::new(model);
         let mut loaded = self.lock();
-        if loaded.len() >= MAX_LOADED && !loaded.contains_key(name) {
+        if loaded.len() >= MAX_LOADED_MODELS && !loaded.contains_key(name) {
             loaded.clear();
         }
-        loaded.insert(name.to_owned(), Loaded { changed, model: Arc::clone(&model) });
+        loaded
+            .insert(name.to_owned(), LoadedModel { modified: changed, model: Arc::clone(&model) });
         Ok(model)
     }
 
@@ -113,21 +113,21 @@ impl Shelf {
         let unreadable = |error| {
             Failure::configuration(format!("the folder with models cannot be read: {error}"))
         };
-        for name in folders(root).map_err(unreadable)? {
-            if root.join(&name).join(WEIGHTS).is_file() {
+        for name in list_folders(root).map_err(unreadable)? {
+            if root.join(&name).join(WEIGHTS_FILE).is_file() {
                 names.push(name);
                 continue;
             }
-            let inner = folders(&root.join(&name)).unwrap_or_default().into_iter();
+            let inner = list_folders(&root.join(&name)).unwrap_or_default().into_iter();
             let inner = inner.map(|inner| format!("{name}/{inner}"));
-            names.extend(inner.filter(|name| root.join(name).join(WEIGHTS).is_file()));
+            names.extend(inner.filter(|name| root.join(name).join(WEIGHTS_FILE).is_file()));
         }
         names.sort();
         Ok(names)
     }
 
-    fn embed(&self, request: &Request) -> Result<Embedded, Failure> {
-        let Some(Embed { texts, dimensions }) = &request.embed else {
+    fn embed(&self, request: &Request) -> Result<EmbeddingResult, Failure> {
+        let Some(EmbedRequest { texts, dimensions }) = &request.embed else {
             return Ok((Vec::new(), None));
         };
         let model = self.model(&request.model)?;
@@ -137,33 +137,33 @@ impl Shelf {
             tokens += read;
             vector
         });
-        Ok((vectors.collect(), embed::read(i64::try_from(tokens).unwrap_or(i64::MAX))))
+        Ok((vectors.collect(), embedding::input_usage(i64::try_from(tokens).unwrap_or(i64::MAX))))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Loaded>> {
-        // Nothing panics between two changes that belong together.
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, LoadedModel>> {
+        // No code panics between two changes that belong together.
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// This machine as a vendor.
-pub(crate) struct Local(pub(crate) Shelf);
+pub(crate) struct LocalVendor(pub(crate) LocalModels);
 
-impl Vendor for Local {
+impl Vendor for LocalVendor {
     fn invoke(&self, _request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let words = "a local model turns texts into vectors and gives no answers";
         stream::once(future::ready(Err(Failure::new(FailureClass::InvalidRequest, words)))).boxed()
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let shelf = self.0.clone();
-        embed::all(async move {
+        let models = self.0.clone();
+        embedding::vector_chunks(async move {
             let closed = |_| Failure::internal("nobody closes this semaphore");
-            let turn = Arc::clone(&shelf.processors).acquire_owned().await.map_err(closed)?;
+            let permit = Arc::clone(&models.processors).acquire_owned().await.map_err(closed)?;
             let embedded = spawn_blocking(move || {
-                // As long as the work goes on, also when nobody waits for it any more.
-                let _turn = turn;
-                shelf.embed(&request)
+                // Held as long as the work lasts, even when its result is not needed any more.
+                let _permit = permit;
+                models.embed(&request)
             });
             let embedded = embedded.await;
             embedded.map_err(|error| Failure::internal(format!("the local model: {error}")))?
@@ -171,9 +171,9 @@ impl Vendor for Local {
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
-        let shelf = self.0.clone();
+        let models = self.0.clone();
         async move {
-            let names = spawn_blocking(move || shelf.names()).await;
+            let names = spawn_blocking(move || models.names()).await;
             let names = names
                 .map_err(|error| Failure::internal(format!("the folder with models: {error}")))??;
             Ok(names
@@ -185,8 +185,8 @@ impl Vendor for Local {
     }
 }
 
-/// A model's name as a path that stays below the folder with models.
-fn place(name: &str) -> Result<&Path, Failure> {
+/// The name of a model as a path that stays below the folder with models.
+fn model_path(name: &str) -> Result<&Path, Failure> {
     let plain = |part: &str| {
         !part.starts_with('.')
             && !part.is_empty()
@@ -196,23 +196,23 @@ fn place(name: &str) -> Result<&Path, Failure> {
     if parts.clone().count() <= 2 && parts.into_iter().all(plain) {
         Ok(Path::new(name))
     } else {
-        Err(missing(name))
+        Err(model_not_found(name))
     }
 }
 
-fn missing(name: &str) -> Failure {
+fn model_not_found(name: &str) -> Failure {
     Failure::new(
         FailureClass::InvalidRequest,
         format!("the model `{name}` does not exist in the folder with models"),
     )
 }
 
-fn folders(path: &Path) -> io::Result<Vec<String>> {
+fn list_folders(path: &Path) -> io::Result<Vec<String>> {
     let entries = fs::read_dir(path)?.filter_map(Result::ok);
     let folders = entries
         .filter(|entry| entry.path().is_dir())
         .filter_map(|entry| entry.file_name().into_string().ok());
-    Ok(folders.filter(|name| place(name).is_ok()).collect())
+    Ok(folders.filter(|name| model_path(name).is_ok()).collect())
 }
 
 #[cfg(test)]

@@ -1,41 +1,41 @@
-//! What a try has used so far.
+//! The usage of an attempt so far.
 
 use std::sync::Arc;
 
 use construct_domain::money::{Prices, Usage};
 
 use crate::{
-    answer::tokens,
+    answer::estimate_tokens,
     vendor::{Chunk, Request},
 };
 
-/// Counts along with the chunks of one try.
+/// Follows the chunks of one attempt.
 #[derive(Debug)]
 pub(crate) struct Meter {
     request: Arc<Request>,
     /// What the model wrote.
-    bytes: usize,
+    output_bytes: usize,
     reported: Option<Usage>,
-    /// Whether the vendor has read the request, although nothing of its answer came.
-    taken: bool,
+    /// Whether the vendor has read the request, although no answer arrived.
+    accepted: bool,
 }
 
 impl Meter {
     pub(crate) fn new(request: Arc<Request>) -> Self {
-        Self { request, bytes: 0, reported: None, taken: false }
+        Self { request, output_bytes: 0, reported: None, accepted: false }
     }
 
     /// The vendor has read the request.
-    pub(crate) fn taken(&mut self) {
-        self.taken = true;
+    pub(crate) fn mark_accepted(&mut self) {
+        self.accepted = true;
     }
 
-    pub(crate) fn see(&mut self, chunk: &Chunk) {
+    pub(crate) fn observe(&mut self, chunk: &Chunk) {
         match chunk {
-            Chunk::Text(text) | Chunk::Thinking(text) => self.bytes += text.len(),
-            Chunk::Arguments { json, .. } => self.bytes += json.len(),
+            Chunk::Text(text) | Chunk::Thinking(text) => self.output_bytes += text.len(),
+            Chunk::Arguments { json, .. } => self.output_bytes += json.len(),
             Chunk::Usage(usage) => self.reported = Some(*usage),
-            // Opaque data is not written by the model.
+            // The model did not write opaque data.
             Chunk::ThinkingData(_)
             | Chunk::Call { .. }
             | Chunk::Stop(_)
@@ -44,40 +44,42 @@ impl Meter {
         }
     }
 
-    /// What was used so far, with what it costs.
+    /// The usage so far, with its cost.
     pub(crate) fn cost(&self, complete: bool, prices: &Prices) -> Usage {
         let usage = self.usage(complete);
-        // What the vendor itself says holds, because that is what it charges.
-        if usage.cost_pico_usd > 0 { usage } else { usage.priced(prices) }
+        // A cost that the vendor reports takes precedence, because the vendor charges it.
+        if usage.cost_pico_usd > 0 { usage } else { usage.with_cost(prices) }
     }
 
-    /// What was used so far; of its cost only what the vendor says. Where the vendor has not said
-    /// it, it is estimated: an answer that is cut off, or comes from a server that counts nothing,
-    /// is not free.
+    /// The usage so far; its cost is only what the vendor reports. Usage that the vendor has not
+    /// reported is estimated: an interrupted answer, or one of a server that counts nothing, is not
+    /// free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
-        used(self.reported, self.bytes, complete, self.taken, || self.request.input_chars())
+        reported_or_estimated(self.reported, self.output_bytes, complete, self.accepted, || {
+            self.request.input_chars()
+        })
     }
 }
 
-/// What an answer of so many `bytes` used: what its vendor has `reported`, and an estimate where it
-/// has not. `taken`: the vendor has read the request, although nothing of the answer may have come.
-/// `input_chars` are those of the request.
-pub(crate) fn used(
+/// The usage of an answer of `bytes`: as `reported` by the vendor, and estimated otherwise.
+/// `accepted`: the vendor has read the request, although no answer may have arrived. `input_chars`
+/// returns the length of the request.
+pub(crate) fn reported_or_estimated(
     reported: Option<Usage>,
-    bytes: usize,
+    output_bytes: usize,
     complete: bool,
-    taken: bool,
+    accepted: bool,
     input_chars: impl FnOnce() -> usize,
 ) -> Usage {
-    let estimated_output = tokens(bytes);
+    let estimated_output = estimate_tokens(bytes);
     match reported {
         Some(reported) if complete && reported.output_tokens > 0 => reported,
         Some(reported) => {
             Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported }
         }
-        None if bytes == 0 && !complete && !taken => Usage::default(),
+        None if bytes == 0 && !complete && !accepted => Usage::default(),
         None => Usage {
-            input_tokens: tokens(input_chars()),
+            input_tokens: estimate_tokens(input_chars()),
             output_tokens: estimated_output,
             ..Usage::default()
         },
@@ -90,15 +92,15 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What these chunks used.
+    /// The usage of these chunks.
     pub(crate) fn used(request: &Request, chunks: &[Chunk], complete: bool) -> Usage {
         let mut meter = Meter::new(Arc::new(request.clone()));
-        chunks.iter().for_each(|chunk| meter.see(chunk));
+        chunks.iter().for_each(|chunk| meter.observe(chunk));
         meter.usage(complete)
     }
 
     #[test]
-    fn each_try_is_priced_by_itself_unless_the_vendor_says_what_it_has_cost() {
+    fn attempts_are_priced_separately_unless_vendor_reports_cost() {
         let rates = Rates { input: 20, output: 200, ..Rates::default() };
         let long_context = Some(LongContext { above_input_tokens: 100, rates });
         let prices =
@@ -106,11 +108,11 @@ pub(crate) mod tests {
         let request = Arc::new(crate::answer::tests::request());
         let cost = |usage: Usage| {
             let mut meter = Meter::new(Arc::clone(&request));
-            meter.see(&Chunk::Usage(usage));
+            meter.observe(&Chunk::Usage(usage));
             meter.cost(true, &prices).cost_pico_usd
         };
         let short = Usage { input_tokens: 100, output_tokens: 1, ..Usage::default() };
-        // Two tries of a hundred tokens each are not one of two hundred.
+        // Two attempts of a hundred tokens each are not one of two hundred.
         assert_eq!(cost(short) + cost(short), 2 * (100 * 10 + 100 + 1_000_000));
         assert_eq!(cost(short + short), 200 * 20 + 2 * 200 + 1_000_000);
         assert_eq!(cost(Usage { cost_pico_usd: 7, ..short }), 7);
@@ -122,7 +124,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_no_vendor_counted_is_estimated() {
+    fn unreported_usage_is_estimated() {
         let request = crate::answer::tests::request();
         let used = |chunks: &[Chunk], complete| used(&request, chunks, complete);
         let text = Chunk::Text("x".repeat(400));

@@ -1,8 +1,9 @@
-//! What is counted of the calls of models, in the names of OpenTelemetry's conventions for
-//! generative AI where they have one (docs/providers.md lists them).
+//! Metrics of model calls, under the names of OpenTelemetry's semantic conventions for generative
+//! AI where those exist (docs/providers.md lists them).
 //!
-//! A model at a provider is what most numbers are told apart by; there are as many as operators
-//! have made, and the SDK bounds them. Nothing is told apart by task, organization or key.
+//! Most metrics have the provider and the model as attributes. Operators create both, so their
+//! number is small, and the SDK bounds it. No metric has an attribute for a task, an organization
+//! or a key.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,11 +27,11 @@ const MODEL: &str = "gen_ai.request.model";
 const TOKEN_TYPE: &str = "gen_ai.token.type";
 const ERROR: &str = "error.type";
 
-/// As the conventions ask for, in seconds.
-const SECONDS: [f64; 14] =
+/// Buckets in seconds, as the semantic conventions recommend.
+const DURATION_BUCKETS_SECONDS: [f64; 14] =
     [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
-/// As the conventions ask for.
-const TOKENS: [f64; 14] = [
+/// Buckets in tokens, as the semantic conventions recommend.
+const TOKEN_BUCKETS: [f64; 14] = [
     1.0,
     4.0,
     16.0,
@@ -46,10 +47,10 @@ const TOKENS: [f64; 14] = [
     16_777_216.0,
     67_108_864.0,
 ];
-/// What a dollar is in 10⁻¹² dollars.
-const PICO: f64 = 1e12;
+/// Picodollars per dollar.
+const PICO_PER_USD: f64 = 1e12;
 
-/// Counts calls. Clones count together.
+/// The metrics of model calls. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics(Arc<Instruments>);
 
@@ -61,27 +62,27 @@ struct Instruments {
     cost: Counter<f64>,
     retries: Counter<u64>,
     fallbacks: Counter<u64>,
-    waits: Histogram<f64>,
-    waiting: UpDownCounter<i64>,
+    key_wait: Histogram<f64>,
+    key_waiting: UpDownCounter<i64>,
 }
 
-/// Which model a call is of.
+/// The attributes of a model call.
 #[derive(Debug, Clone)]
 pub(crate) struct Labels([KeyValue; 4]);
 
-/// A call waits for a key, until it is dropped.
-pub(crate) struct Waiting<'a> {
+/// A call that waits for a key, until it is dropped.
+pub(crate) struct KeyWait<'a> {
     metrics: &'a Metrics,
     labels: &'a Labels,
 }
 
-/// How a call of a vendor ended.
+/// How a vendor call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum VendorCallEnd {
     Answered,
     Failed(FailureClass),
-    /// Nobody waited for the rest: cancelled, handed back, or another model was quicker.
-    GivenUp,
+    /// The rest was not needed: the call was canceled or handed back, or another model was quicker.
+    Abandoned,
 }
 
 impl Metrics {
@@ -111,7 +112,7 @@ impl Metrics {
             .build();
         let seconds = |name: &'static str, description: &'static str| {
             let histogram = meter.f64_histogram(name).with_unit("s").with_description(description);
-            histogram.with_boundaries(SECONDS.to_vec()).build()
+            histogram.with_boundaries(DURATION_BUCKETS_SECONDS.to_vec()).build()
         };
         let count = |name: &'static str, description: &'static str| {
             meter.u64_counter(name).with_unit("{call}").with_description(description).build()
@@ -129,7 +130,7 @@ impl Metrics {
                 .u64_histogram("gen_ai.client.token.usage")
                 .with_unit("{token}")
                 .with_description("Tokens of each call")
-                .with_boundaries(TOKENS.to_vec())
+                .with_boundaries(TOKEN_BUCKETS.to_vec())
                 .build(),
             cost: meter
                 .f64_counter("construct.providers.cost")
@@ -144,11 +145,11 @@ impl Metrics {
                 "construct.providers.fallbacks",
                 "Calls that a model cannot answer and its fallback is asked",
             ),
-            waits: seconds(
+            key_wait: seconds(
                 "construct.providers.key.wait",
                 "How long calls waited for a key that was at its limits",
             ),
-            waiting: meter
+            key_waiting: meter
                 .i64_up_down_counter("construct.providers.key.waiting")
                 .with_unit("{call}")
                 .with_description("Calls that wait for a key that is at its limits")
@@ -157,15 +158,23 @@ impl Metrics {
     }
 
     /// The answer of a call has begun.
-    pub(crate) fn begun(&self, labels: &Labels, after: Duration) {
+    pub(crate) fn record_first_chunk(&self, labels: &Labels, after: Duration) {
         self.0.first_chunk.record(after.as_secs_f64(), &labels.0);
     }
 
-    /// A call has ended, and has used this.
-    pub(crate) fn ended(&self, labels: &Labels, end: End, after: Duration, usage: &Usage) {
-        match end.word() {
+    /// A call has ended with this usage.
+    pub(crate) fn record_call(
+        &self,
+        labels: &Labels,
+        end: VendorCallEnd,
+        after: Duration,
+        usage: &Usage,
+    ) {
+        match end.error_type() {
             None => self.0.duration.record(after.as_secs_f64(), &labels.0),
-            Some(word) => self.0.duration.record(after.as_secs_f64(), &labels.and(ERROR, word)),
+            Some(word) => {
+                self.0.duration.record(after.as_secs_f64(), &labels.with_attribute(ERROR, word))
+            }
         }
         for (kind, tokens) in [
             ("input", usage.input_tokens),
@@ -174,48 +183,48 @@ impl Metrics {
             ("cache_write", usage.cache_write_tokens),
         ] {
             if let Ok(tokens @ 1..) = u64::try_from(tokens) {
-                self.0.tokens.record(tokens, &labels.and(TOKEN_TYPE, kind));
+                self.0.tokens.record(tokens, &labels.with_attribute(TOKEN_TYPE, kind));
             }
         }
         if usage.cost_pico_usd > 0 {
             // A counter for dashboards; the ledger is exact.
-            self.0.cost.add(usage.cost_pico_usd as f64 / PICO, &labels.0);
+            self.0.cost.add(usage.cost_pico_usd as f64 / PICO_PER_USD, &labels.0);
         }
     }
 
-    /// A call failed and is tried again.
-    pub(crate) fn retried(&self, labels: &Labels, class: FailureClass) {
-        self.0.retries.add(1, &labels.and(ERROR, word(class)));
+    /// A failed call is retried.
+    pub(crate) fn record_retry(&self, labels: &Labels, class: FailureClass) {
+        self.0.retries.add(1, &labels.with_attribute(ERROR, class_name(class)));
     }
 
-    /// A call goes to the next model.
-    pub(crate) fn fell_back(&self, labels: &Labels, class: FailureClass) {
-        self.0.fallbacks.add(1, &labels.and(ERROR, word(class)));
+    /// A call moves to the fallback model.
+    pub(crate) fn record_fallback(&self, labels: &Labels, class: FailureClass) {
+        self.0.fallbacks.add(1, &labels.with_attribute(ERROR, class_name(class)));
     }
 
-    /// A call begins to wait for a key.
-    pub(crate) fn waits<'a>(&'a self, labels: &'a Labels) -> Waiting<'a> {
-        self.0.waiting.add(1, &labels.0);
-        Waiting { metrics: self, labels }
-    }
-}
-
-impl Waiting<'_> {
-    /// It has one.
-    pub(crate) fn over(self, after: Duration) {
-        self.metrics.0.waits.record(after.as_secs_f64(), &self.labels.0);
+    /// A call starts to wait for a key.
+    pub(crate) fn start_key_wait<'a>(&'a self, labels: &'a Labels) -> KeyWait<'a> {
+        self.0.key_waiting.add(1, &labels.0);
+        KeyWait { metrics: self, labels }
     }
 }
 
-impl Drop for Waiting<'_> {
+impl KeyWait<'_> {
+    /// The call got a key.
+    pub(crate) fn finish(self, after: Duration) {
+        self.metrics.0.key_wait.record(after.as_secs_f64(), &self.labels.0);
+    }
+}
+
+impl Drop for KeyWait<'_> {
     fn drop(&mut self) {
-        self.metrics.0.waiting.add(-1, &self.labels.0);
+        self.metrics.0.key_waiting.add(-1, &self.labels.0);
     }
 }
 
 impl Labels {
     pub(crate) fn new(target: &Target, request: &Request) -> Self {
-        let (operation, vendor) = Self::words(target, request);
+        let (operation, vendor) = Self::operation_and_vendor(target, request);
         Self([
             KeyValue::new(OPERATION, operation),
             KeyValue::new(PROVIDER, vendor),
@@ -224,15 +233,18 @@ impl Labels {
         ])
     }
 
-    /// What the conventions call the operation and the vendor.
-    pub(crate) fn words(target: &Target, request: &Request) -> (&'static str, String) {
+    /// The names of the operation and the vendor in the semantic conventions.
+    pub(crate) fn operation_and_vendor(
+        target: &Target,
+        request: &Request,
+    ) -> (&'static str, String) {
         let operation = if request.embed.is_some() { "embeddings" } else { "chat" };
         let vendor = match target.provider.r#type() {
             ModelProviderType::Bedrock => "aws.bedrock".to_owned(),
             ModelProviderType::Gemini => "gcp.gemini".to_owned(),
             ModelProviderType::Xai => "x_ai".to_owned(),
             ModelProviderType::OpenaiResponses => "openai".to_owned(),
-            // The conventions call them as we do, or know nothing of them.
+            // The semantic conventions use our names, or don't mention these vendors.
             ModelProviderType::Anthropic
             | ModelProviderType::Openai
             | ModelProviderType::Deepseek
@@ -240,29 +252,29 @@ impl Labels {
             | ModelProviderType::Openrouter
             | ModelProviderType::Local
             | ModelProviderType::Scripted
-            | ModelProviderType::Unspecified => Origin::of(&target.provider).vendor,
+            | ModelProviderType::Unspecified => Origin::from_provider(&target.provider).vendor,
         };
         (operation, vendor)
     }
 
-    fn and(&self, name: &'static str, value: &'static str) -> Vec<KeyValue> {
+    fn with_attribute(&self, name: &'static str, value: &'static str) -> Vec<KeyValue> {
         self.0.iter().cloned().chain([KeyValue::new(name, value)]).collect()
     }
 }
 
-impl End {
-    /// What went wrong, as the value of an attribute; none when nothing did.
-    pub(crate) fn word(self) -> Option<&'static str> {
+impl VendorCallEnd {
+    /// The error as an attribute value; none for an answer.
+    pub(crate) fn error_type(self) -> Option<&'static str> {
         match self {
             Self::Answered => None,
-            Self::Failed(class) => Some(word(class)),
-            Self::GivenUp => Some("given_up"),
+            Self::Failed(class) => Some(class_name(class)),
+            Self::Abandoned => Some("given_up"),
         }
     }
 }
 
-/// A class of failures as the value of an attribute.
-pub(crate) const fn word(class: FailureClass) -> &'static str {
+/// A failure class as an attribute value.
+pub(crate) const fn class_name(class: FailureClass) -> &'static str {
     match class {
         FailureClass::Transient => "transient",
         FailureClass::RateLimited => "rate_limited",

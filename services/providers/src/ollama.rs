@@ -1,9 +1,9 @@
-//! Ollama's own API (`/api/chat`). Its wire format stands in this file and nowhere else; it is
-//! documented at <https://docs.ollama.com/api/chat>.
+//! Ollama's own API (`/api/chat`). Its wire format stays in this file. It is documented at
+//! <https://docs.ollama.com/api/chat>.
 //!
-//! Its OpenAI-compatible face would do but for one thing: there the size of the context cannot be
-//! said, and what exceeds the server's small default is dropped from the beginning of the
-//! conversation without a word.
+//! Its OpenAI-compatible API would do but for one thing: it cannot set the size of the context.
+//! What exceeds the server's small default is silently dropped from the beginning of the
+//! conversation.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -22,16 +22,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    answer, check, embed,
-    failure::{Failure, class_of_status},
+    answer, check, embedding,
+    failure::{Failure, class_from_status},
     framing::{Event, Lines},
-    http::{Dialect, Endpoint, Http, class_by_words, plain_body},
+    http::{Dialect, Endpoint, Http, class_from_message, describe_body},
     transcript::{Part, Role, Turn},
-    vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
+    vendor::{Chunk, Effort, EmbedRequest, Format, Request, Tool, ToolChoice, Vendor},
 };
 
-/// The smallest context that is asked for, in tokens.
-const MIN_CONTEXT: u32 = 8_192;
+/// The smallest requested context, in tokens.
+const MIN_CONTEXT_TOKENS: u32 = 8_192;
 
 /// A server.
 pub(crate) struct Ollama {
@@ -54,7 +54,7 @@ impl Vendor for Ollama {
             return stream::once(ready(Err(Failure::new(FailureClass::InvalidRequest, words))))
                 .boxed();
         }
-        // People know the other face's address.
+        // Users know the address of the OpenAI-compatible API.
         let post = self.http.post(self.endpoint.join("/v1", "/api/chat")).map(|post| {
             let post = post.json(&body(&request));
             match &self.endpoint.key {
@@ -66,12 +66,11 @@ impl Vendor for Ollama {
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let Some(Embed { texts, dimensions }) = &request.embed else {
+        let Some(EmbedRequest { texts, dimensions }) = &request.embed else {
             return stream::empty().boxed();
         };
         let wanted = texts.len();
-        // A text that is too long is an error, as with every vendor, and not a vector of its
-        // beginning.
+        // A text that is too long is an error, as with every vendor, and not truncated.
         let mut body = json!({"model": request.model, "input": texts, "truncate": false});
         if let Some(dimensions) = dimensions {
             body["dimensions"] = json!(dimensions);
@@ -84,11 +83,11 @@ impl Vendor for Ollama {
             }
         });
         let http = self.http.clone();
-        embed::all(async move {
-            let refused = |status, body: &[u8]| Wire::default().refused(status, body);
-            let answer: Embedded = http.large(post, Wire::LIMITS, refused).await?;
-            embed::as_many(wanted, answer.embeddings.len())?;
-            Ok((answer.embeddings, answer.prompt_eval_count.and_then(embed::read)))
+        embedding::vector_chunks(async move {
+            let refused = |status, body: &[u8]| Wire::default().response_failure(status, body);
+            let answer: EmbedResponse = http.send_large_json(post, Wire::LIMITS, refused).await?;
+            embedding::check_vector_count(wanted, answer.embeddings.len())?;
+            Ok((answer.embeddings, answer.prompt_eval_count.and_then(embedding::input_usage)))
         })
     }
 
@@ -101,11 +100,12 @@ impl Vendor for Ollama {
         });
         let http = self.http.clone();
         async move {
-            let answer =
-                http.json(get, |status, body| Wire::default().refused(status, body)).await?;
-            // How large a model's context is would have to be asked for each.
-            Ok(check::named(&answer["models"], |model| VendorModel {
-                name: check::text(&model["name"]),
+            let answer = http
+                .send_json(get, |status, body| Wire::default().response_failure(status, body))
+                .await?;
+            // The context size would need one more request per model.
+            Ok(check::model_list(&answer["models"], |model| VendorModel {
+                name: check::json_text(&model["name"]),
                 ..VendorModel::default()
             }))
         }
@@ -114,7 +114,7 @@ impl Vendor for Ollama {
 }
 
 #[derive(Deserialize)]
-struct Embedded {
+struct EmbedResponse {
     embeddings: Vec<Vec<f32>>,
     prompt_eval_count: Option<i64>,
 }
@@ -125,7 +125,7 @@ fn body(request: &Request) -> Value {
         messages.push(json!({"role": "system", "content": request.system}));
     }
     for turn in request.turns() {
-        push(&mut messages, &turn);
+        push_turn(&mut messages, &turn);
     }
     let mut body = json!({"model": request.model, "messages": messages, "stream": true, "options": options(request)});
     // Calls of earlier turns need no definition here.
@@ -140,8 +140,8 @@ fn body(request: &Request) -> Value {
     if let Some(effort) = request.effort() {
         body["think"] = match effort {
             Effort::Off => json!(false),
-            // Only this model knows levels.
-            effort if request.model.contains("gpt-oss") => json!(effort.word()),
+            // Only this model has levels.
+            effort if request.model.contains("gpt-oss") => json!(effort.name()),
             _ => json!(true),
         };
     }
@@ -151,7 +151,7 @@ fn body(request: &Request) -> Value {
 fn options(request: &Request) -> Value {
     let parameters = &request.parameters;
     let mut options = Map::new();
-    options.insert("num_ctx".to_owned(), json!(context(request)));
+    options.insert("num_ctx".to_owned(), json!(context_tokens(request)));
     options.insert("num_predict".to_owned(), json!(request.max_tokens));
     for (name, value) in [
         ("temperature", parameters.temperature.map(Value::from)),
@@ -166,13 +166,14 @@ fn options(request: &Request) -> Value {
     Value::Object(options)
 }
 
-/// The context to ask for: room for the conversation and its answer. The memory it takes is
-/// proportional, and the server loads the model anew whenever it changes, so that it is no larger
-/// than needed and grows by doubling.
-fn context(request: &Request) -> u32 {
-    // A token of scripts or of most languages is shorter than the rule of thumb says.
-    let read = u32::try_from(answer::tokens(request.input_chars())).unwrap_or(u32::MAX);
-    let needed = read.saturating_add(read / 2).saturating_add(request.max_tokens).max(MIN_CONTEXT);
+/// The size of the requested context: the conversation and its answer. Its memory is proportional,
+/// and the server reloads the model whenever the size changes. So it is no larger than needed, and
+/// grows by doubling.
+fn context_tokens(request: &Request) -> u32 {
+    // Tokens of scripts and of most languages are shorter than the rule of thumb says.
+    let read = u32::try_from(answer::estimate_tokens(request.input_chars())).unwrap_or(u32::MAX);
+    let needed =
+        read.saturating_add(read / 2).saturating_add(request.max_tokens).max(MIN_CONTEXT_TOKENS);
     let room = needed.checked_next_power_of_two().unwrap_or(u32::MAX);
     if request.context_window == 0 { room } else { room.min(request.context_window) }
 }
@@ -183,22 +184,22 @@ fn tool(tool: &Tool) -> Value {
     }})
 }
 
-/// A turn becomes one message, or one for each result and one for what is said and shown.
-fn push(messages: &mut Vec<Value>, turn: &Turn) {
+/// A turn becomes one message, or one for each result and one for its text and images.
+fn push_turn(messages: &mut Vec<Value>, turn: &Turn) {
     let (mut texts, mut images, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     let mut thoughts = String::new();
     for part in &turn.parts {
         match part {
             Part::Text(text) => texts.push(text.clone()),
             Part::Media(media) if media.is_image() => images.push(media.base64.clone()),
-            Part::Media(media) => texts.push(media.left_out()),
+            Part::Media(media) => texts.push(media.omission_notice()),
             Part::Thinking { text, .. } => thoughts.push_str(text),
             Part::Call { name, arguments, .. } => {
                 calls.push(json!({"function": {"name": name, "arguments": arguments}}));
             }
             Part::Result { name, output, failed, .. } => {
-                // The protocol has no mark for a result that is an error, and pairs calls with
-                // results by their order.
+                // The protocol has no mark for failed results, and pairs calls with results by
+                // their order.
                 let content =
                     if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
                 messages.push(json!({"role": "tool", "tool_name": name, "content": content}));
@@ -263,9 +264,9 @@ struct Function {
 
 #[derive(Default)]
 struct Wire {
-    named: bool,
+    is_named: bool,
     calls: u32,
-    done: bool,
+    is_done: bool,
 }
 
 impl Dialect for Wire {
@@ -278,8 +279,8 @@ impl Dialect for Wire {
         if let Some(error) = line.error {
             return Err(failure(None, &error));
         }
-        if let Some(model) = line.model.filter(|_| !self.named) {
-            self.named = true;
+        if let Some(model) = line.model.filter(|_| !self.is_named) {
+            self.is_named = true;
             chunks.push_back(Chunk::Named { id: String::new(), model });
         }
         if let Some(message) = line.message {
@@ -299,7 +300,7 @@ impl Dialect for Wire {
             }
         }
         if line.done {
-            self.done = true;
+            self.is_done = true;
             if line.prompt_eval_count.is_some() || line.eval_count.is_some() {
                 chunks.push_back(Chunk::Usage(Usage {
                     input_tokens: line.prompt_eval_count.unwrap_or(0).max(0),
@@ -318,28 +319,28 @@ impl Dialect for Wire {
     }
 
     fn is_complete(&self) -> bool {
-        self.done
+        self.is_done
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        if self.done {
+        if self.is_done {
             return Ok(());
         }
         Err(Failure::transient("the server's stream ended before the answer was complete"))
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure {
         match serde_json::from_slice::<Line>(body).ok().and_then(|line| line.error) {
             Some(error) => failure(Some(status), &error),
-            None => Failure::new(class_of_status(status), plain_body(status, body)),
+            None => Failure::new(class_from_status(status), describe_body(status, body)),
         }
     }
 }
 
 fn failure(status: Option<u16>, error: &str) -> Failure {
-    let by_status = status.filter(|status| *status >= 400).map(class_of_status);
+    let by_status = status.filter(|status| *status >= 400).map(class_from_status);
     let class = match by_status {
-        None | Some(FailureClass::InvalidRequest) => class_by_words(
+        None | Some(FailureClass::InvalidRequest) => class_from_message(
             error,
             &[
                 (
@@ -354,7 +355,7 @@ fn failure(status: Option<u16>, error: &str) -> Failure {
     };
     let class = class.or(by_status).unwrap_or(FailureClass::Transient);
     if error.contains("does not support tools") {
-        // The one mistake everybody makes with a local model; the remedy is ours to know.
+        // A frequent mistake with local models; the message names the fix.
         return Failure::new(
             class,
             format!("{error}: say so in the model (`tool_calling: false`)"),

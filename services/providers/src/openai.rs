@@ -1,6 +1,6 @@
-//! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it: what
-//! they leave out is tolerated, and what they ask for besides is a [`Flavor`]. The wire format
-//! stands in this module and nowhere else; it is documented at
+//! OpenAI's Chat Completions, streaming, and the many compatible servers. What these leave out is
+//! tolerated, and where they differ there is a [`Flavor`]. The wire format stays in this module. It
+//! is documented at
 //! <https://platform.openai.com/docs/api-reference/chat/create>.
 
 mod details;
@@ -21,20 +21,20 @@ use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub(crate) use self::errors::{failure, refused};
+pub(crate) use self::errors::{failure_from_body, failure_from_error};
 use self::events::Wire;
 use crate::{
-    check, embed,
+    check, embedding,
     failure::Failure,
     http::{Endpoint, Http, LimitHeaders},
     transcript::{Media, Part, Role, Turn},
-    vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
+    vendor::{Chunk, Effort, EmbedRequest, Format, Request, Tool, ToolChoice, Vendor},
 };
 
-/// Of the four breakpoints that a request may carry, the tools and the system prompt take two.
+/// Of the four breakpoints of a request, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
 
-/// An account with OpenAI, or with something that speaks its protocol.
+/// An account at OpenAI, or a server that speaks its protocol.
 pub(crate) struct OpenAi {
     http: Http,
     endpoint: Endpoint,
@@ -60,11 +60,11 @@ impl Vendor for OpenAi {
                 None => post,
             }
         });
-        self.http.stream(post, Wire::new(self.flavor.tells_cost))
+        self.http.stream(post, Wire::new(self.flavor.reports_cost))
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        embed(&self.http, &self.endpoint, &request, self.flavor.tells_cost)
+        embed(&self.http, &self.endpoint, &request, self.flavor.reports_cost)
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
@@ -72,21 +72,23 @@ impl Vendor for OpenAi {
     }
 
     fn check(&self) -> BoxFuture<'static, Result<(), Failure>> {
-        let asked = get(&self.http, &self.endpoint, self.flavor.check);
+        let asked = get_json(&self.http, &self.endpoint, self.flavor.check_path);
         async { asked.await.map(drop) }.boxed()
     }
 }
 
-/// Texts as vectors: <https://platform.openai.com/docs/api-reference/embeddings/create>.
+/// Embeds texts: <https://platform.openai.com/docs/api-reference/embeddings/create>.
 pub(crate) fn embed(
     http: &Http,
     endpoint: &Endpoint,
     request: &Request,
-    tells_cost: bool,
+    reports_cost: bool,
 ) -> BoxStream<'static, Result<Chunk, Failure>> {
-    let Some(Embed { texts, dimensions }) = &request.embed else { return stream::empty().boxed() };
+    let Some(EmbedRequest { texts, dimensions }) = &request.embed else {
+        return stream::empty().boxed();
+    };
     let wanted = texts.len();
-    // Numbers and not base64: that is what every server has.
+    // Numbers and not base64: every server supports them.
     let mut body = json!({"model": request.model, "input": texts, "encoding_format": "float"});
     if let Some(dimensions) = dimensions {
         body["dimensions"] = json!(dimensions);
@@ -99,15 +101,16 @@ pub(crate) fn embed(
         }
     });
     let http = http.clone();
-    embed::all(async move {
-        let mut answer: Embedded = http.large(post, LIMITS, refused).await?;
-        embed::as_many(wanted, answer.data.len())?;
+    embedding::vector_chunks(async move {
+        let mut answer: EmbedResponse =
+            http.send_large_json(post, LIMIT_HEADERS, failure_from_body).await?;
+        embedding::check_vector_count(wanted, answer.data.len())?;
         answer.data.sort_by_key(|embedding| embedding.index);
         let used = answer.usage.map(|usage| Usage {
             input_tokens: usage.prompt_tokens.max(0),
             cost_pico_usd: usage
                 .cost
-                .filter(|_| tells_cost)
+                .filter(|_| reports_cost)
                 .and_then(|cost| cost.as_f64())
                 .map_or(0, pico_usd),
             ..Usage::default()
@@ -118,9 +121,9 @@ pub(crate) fn embed(
 }
 
 #[derive(Deserialize)]
-struct Embedded {
+struct EmbedResponse {
     data: Vec<Embedding>,
-    usage: Option<EmbeddedUsage>,
+    usage: Option<EmbedUsage>,
 }
 
 #[derive(Deserialize)]
@@ -131,39 +134,43 @@ struct Embedding {
 }
 
 #[derive(Deserialize)]
-struct EmbeddedUsage {
+struct EmbedUsage {
     #[serde(default)]
     prompt_tokens: i64,
     /// As in answers.
     cost: Option<Value>,
 }
 
-/// What is offered. The vendor itself tells names only; servers that are compatible with it tell
-/// more, each in its own way.
+/// Lists the models. The vendor itself reports only names; compatible servers report more, each in
+/// its own form.
 pub(crate) fn models(
     http: &Http,
     endpoint: &Endpoint,
 ) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
-    let asked = get(http, endpoint, "/models");
+    let asked = get_json(http, endpoint, "/models");
     async {
         let answer = asked.await?;
-        Ok(check::named(&answer["data"], |model| {
+        Ok(check::model_list(&answer["data"], |model| {
             let windows = ["context_length", "context_window", "max_model_len"]
-                .map(|name| check::tokens(&model[name]));
+                .map(|name| check::json_tokens(&model[name]));
             let longest =
                 [&model["top_provider"]["max_completion_tokens"], &model["max_completion_tokens"]];
             VendorModel {
-                name: check::text(&model["id"]),
-                display_name: check::text(&model["name"]),
+                name: check::json_text(&model["id"]),
+                display_name: check::json_text(&model["name"]),
                 context_window: windows.into_iter().max().unwrap_or_default(),
-                max_output_tokens: longest.map(check::tokens).into_iter().max().unwrap_or_default(),
+                max_output_tokens: longest
+                    .map(check::json_tokens)
+                    .into_iter()
+                    .max()
+                    .unwrap_or_default(),
             }
         }))
     }
     .boxed()
 }
 
-fn get(
+fn get_json(
     http: &Http,
     endpoint: &Endpoint,
     path: &str,
@@ -173,111 +180,110 @@ fn get(
         None => get,
     });
     let http = http.clone();
-    async move { http.json(get, refused).await }
+    async move { http.send_json(get, failure_from_body).await }
 }
 
-/// What a server says a call has cost, in dollars.
+/// Converts a reported cost from dollars.
 fn pico_usd(dollars: f64) -> i64 {
-    // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number,
-    // the cast saturates.
+    // Whole dollars times 10^12 fit the type up to nine million. Beyond that, and for a value that
+    // is no number, the cast saturates.
     (dollars.max(0.0) * 1e12).round() as i64
 }
 
-/// What is left of the vendor's limits, and of those of many servers that are compatible with it.
-pub(crate) const LIMITS: LimitHeaders = &[
+/// The limit headers of the vendor, and of many compatible servers.
+pub(crate) const LIMIT_HEADERS: LimitHeaders = &[
     ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
     ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
 ];
 
-/// In what the servers that speak this protocol differ.
+/// The differences between servers that speak this protocol.
 pub(crate) struct Flavor {
-    /// The name of the answer's bound. The vendor's own reasoning models refuse `max_tokens`; many
-    /// servers know nothing else.
-    pub(crate) limit: &'static str,
-    /// Whether `top_k` is known. The vendor itself refuses what it doesn't know.
+    /// The field with the maximum of answer tokens. The vendor's own reasoning models reject
+    /// `max_tokens`; many servers know nothing else.
+    pub(crate) max_tokens_field: &'static str,
+    /// Whether `top_k` is supported. The vendor itself rejects unknown fields.
     pub(crate) top_k: bool,
     pub(crate) images: bool,
-    /// PDF documents.
+    /// Whether PDF documents are supported.
     pub(crate) documents: bool,
-    /// Whether it can be held to a JSON Schema. Where not, the schema is said in words.
-    pub(crate) schemas: bool,
-    pub(crate) thoughts: Thoughts,
-    /// Whether what stands behind a model's name has to be told what to keep in its cache.
-    pub(crate) breakpoints: fn(&str) -> bool,
-    /// Whether what it says a call has cost is what it charges.
-    pub(crate) tells_cost: bool,
-    /// Whether what is asked can be told how to sample and where to stop.
-    pub(crate) samples: fn(&Request) -> bool,
+    /// Whether JSON Schema is supported. Otherwise the schema becomes part of the prompt.
+    pub(crate) json_schemas: bool,
+    pub(crate) thinking_replay: ThinkingReplay,
+    /// Whether the model behind a name needs explicit cache breakpoints.
+    pub(crate) needs_breakpoints: fn(&str) -> bool,
+    /// Whether the cost that it reports is what it charges.
+    pub(crate) reports_cost: bool,
+    /// Whether a request may have sampling parameters and stop sequences.
+    pub(crate) allows_sampling: fn(&Request) -> bool,
     /// The fields that say how much to think.
     pub(crate) effort: fn(Effort, &str) -> Value,
-    /// The path of the cheapest question that needs a valid key.
-    pub(crate) check: &'static str,
+    /// The path of the cheapest request that needs a valid key.
+    pub(crate) check_path: &'static str,
 }
 
-/// Which of its thoughts a server wants back.
+/// The thinking that a server wants back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Thoughts {
+pub(crate) enum ThinkingReplay {
     /// None.
     Never,
-    /// As `reasoning_content`, with the calls they led to.
+    /// As `reasoning_content`, with the calls it led to.
     WithCalls,
-    /// As `reasoning_content`, with every call: an empty one where the call came from elsewhere.
+    /// As `reasoning_content`, with every call: an empty one for a call of another vendor.
     WithEveryCall,
     /// As the list `reasoning_details`, unchanged.
     Details,
 }
 
-const ORIGINAL: Flavor = Flavor {
-    limit: "max_completion_tokens",
+const OPENAI: Flavor = Flavor {
+    max_tokens_field: "max_completion_tokens",
     top_k: false,
     images: true,
     documents: true,
-    schemas: true,
-    thoughts: Thoughts::Never,
-    breakpoints: |_| false,
-    tells_cost: false,
-    samples: |request| !thinks(request),
-    effort: |wanted, model| json!({"reasoning_effort": effort(wanted, model)}),
-    check: "/models",
+    json_schemas: true,
+    thinking_replay: ThinkingReplay::Never,
+    needs_breakpoints: |_| false,
+    reports_cost: false,
+    allows_sampling: |request| !uses_reasoning(request),
+    effort: |wanted, model| json!({"reasoning_effort": effort_name(wanted, model)}),
+    check_path: "/models",
 };
 
 const COMPATIBLE: Flavor = Flavor {
-    limit: "max_tokens",
+    max_tokens_field: "max_tokens",
     top_k: true,
     images: true,
     documents: false,
-    schemas: true,
-    thoughts: Thoughts::WithCalls,
-    breakpoints: |_| false,
-    tells_cost: false,
-    samples: |_| true,
-    effort: |wanted, _| json!({"reasoning_effort": wanted.word()}),
-    check: "/models",
+    json_schemas: true,
+    thinking_replay: ThinkingReplay::WithCalls,
+    needs_breakpoints: |_| false,
+    reports_cost: false,
+    allows_sampling: |_| true,
+    effort: |wanted, _| json!({"reasoning_effort": wanted.name()}),
+    check_path: "/models",
 };
 
-/// What stands at the address: the vendor itself, or something compatible.
+/// The flavor of an address: OpenAI itself, or a compatible server.
 pub(crate) fn flavor(endpoint: &Endpoint) -> &'static Flavor {
-    let original = |host: &str| host == "api.openai.com" || host.ends_with(".openai.azure.com");
-    if endpoint.base.host_str().is_some_and(original) { &ORIGINAL } else { &COMPATIBLE }
+    let is_openai = |host: &str| host == "api.openai.com" || host.ends_with(".openai.azure.com");
+    if endpoint.base.host_str().is_some_and(is_openai) { &OPENAI } else { &COMPATIBLE }
 }
 
-/// How much `model` is asked to think, in the vendor's words: how to ask for the least has changed
-/// twice.
-pub(crate) fn effort(effort: Effort, model: &str) -> &'static str {
+/// The vendor's name of an effort for `model`: that of the least effort has changed twice.
+pub(crate) fn effort_name(effort: Effort, model: &str) -> &'static str {
     match effort {
         Effort::Off if model.starts_with('o') => "low",
         Effort::Off if model == "gpt-5" || model.starts_with("gpt-5-") => "minimal",
-        effort => effort.word(),
+        effort => effort.name(),
     }
 }
 
-/// Whether the vendor's model is one that thinks: it is known by its name, or the request says so.
-pub(crate) fn thinks(request: &Request) -> bool {
-    is_known_to_think(&request.model) || request.effort().is_some()
+/// Whether the request uses reasoning: by the name of the model, or because it sets an effort.
+pub(crate) fn uses_reasoning(request: &Request) -> bool {
+    is_reasoning_model(&request.model) || request.effort().is_some()
 }
 
-/// Whether the vendor's `model` thinks, by its name.
-pub(crate) fn is_known_to_think(model: &str) -> bool {
+/// Whether the vendor's `model` is a reasoning model, by its name.
+pub(crate) fn is_reasoning_model(model: &str) -> bool {
     let numbered =
         model.strip_prefix('o').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     numbered
@@ -307,16 +313,16 @@ struct Body<'a> {
     top_k: Option<u32>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     stop: &'a [String],
-    /// The answer's bound and how much to think, whose names differ.
+    /// The maximum of answer tokens and the effort, whose field names differ.
     #[serde(flatten)]
-    named: Value,
+    extra: Value,
 }
 
 impl<'a> Body<'a> {
     fn new(request: &'a Request, flavor: &Flavor) -> Self {
         let parameters = &request.parameters;
         let mut messages = Vec::new();
-        let system = if flavor.schemas {
+        let system = if flavor.json_schemas {
             Cow::Borrowed(&*request.system)
         } else {
             request.system_with_format()
@@ -324,44 +330,44 @@ impl<'a> Body<'a> {
         if !system.trim().is_empty() {
             messages.push(json!({"role": "system", "content": system}));
         }
-        let marks = (flavor.breakpoints)(&request.model);
+        let needs_breakpoints = (flavor.needs_breakpoints)(&request.model);
         let mut marked = Vec::new();
-        if marks && !messages.is_empty() {
+        if needs_breakpoints && !messages.is_empty() {
             marked.push(0);
         }
         let mut of_users = Vec::new();
         for turn in request.turns() {
             let (role, before) = (turn.role, messages.len());
-            push(&mut messages, turn, flavor);
-            if marks && role == Role::User && messages.len() > before {
+            push_turn(&mut messages, turn, flavor);
+            if needs_breakpoints && role == Role::User && messages.len() > before {
                 of_users.push(messages.len() - 1);
             }
         }
         marked.extend(of_users.into_iter().rev().take(CACHED_USER_TURNS));
-        marked.into_iter().for_each(|at| mark(&mut messages[at]));
+        marked.into_iter().for_each(|at| set_cache_breakpoint(&mut messages[at]));
         let mut tools: Vec<Value> = request.tools.iter().map(tool).collect();
-        if let Some(last) = tools.last_mut().filter(|_| marks) {
+        if let Some(last) = tools.last_mut().filter(|_| needs_breakpoints) {
             last["cache_control"] = breakpoint();
         }
-        let samples = (flavor.samples)(request);
-        let mut named = request
+        let allows_sampling = (flavor.allows_sampling)(request);
+        let mut extra = request
             .effort()
             .map_or_else(|| json!({}), |effort| (flavor.effort)(effort, &request.model));
-        named[flavor.limit] = json!(request.max_tokens);
+        extra[flavor.max_tokens_field] = json!(request.max_tokens);
         Self {
             model: &request.model,
             messages,
             tools,
-            tool_choice: choice(&request.choice).filter(|_| !request.tools.is_empty()),
+            tool_choice: tool_choice(&request.choice).filter(|_| !request.tools.is_empty()),
             parallel_tool_calls: (request.one_call && !request.tools.is_empty()).then_some(false),
-            response_format: format(&request.format, flavor),
+            response_format: response_format(&request.format, flavor),
             stream: true,
             stream_options: json!({"include_usage": true}),
-            temperature: parameters.temperature.filter(|_| samples),
-            top_p: parameters.top_p.filter(|_| samples),
-            top_k: parameters.top_k.filter(|_| flavor.top_k && samples),
-            stop: if samples { &parameters.stop_sequences } else { &[] },
-            named,
+            temperature: parameters.temperature.filter(|_| allows_sampling),
+            top_p: parameters.top_p.filter(|_| allows_sampling),
+            top_k: parameters.top_k.filter(|_| flavor.top_k && allows_sampling),
+            stop: if allows_sampling { &parameters.stop_sequences } else { &[] },
+            extra,
         }
     }
 }
@@ -370,8 +376,8 @@ fn breakpoint() -> Value {
     json!({"type": "ephemeral"})
 }
 
-/// Everything up to the last text of this message may be read from the cache the next time.
-fn mark(message: &mut Value) {
+/// Marks the last text of this message as the end of a prefix that may be cached.
+fn set_cache_breakpoint(message: &mut Value) {
     if let Value::String(text) = &mut message["content"] {
         let text = std::mem::take(text);
         message["content"] = json!([{"type": "text", "text": text}]);
@@ -388,7 +394,7 @@ fn tool(tool: &Tool) -> Value {
     }})
 }
 
-fn choice(choice: &ToolChoice) -> Option<Value> {
+fn tool_choice(choice: &ToolChoice) -> Option<Value> {
     Some(match choice {
         ToolChoice::Auto => return None,
         ToolChoice::Never => json!("none"),
@@ -397,10 +403,10 @@ fn choice(choice: &ToolChoice) -> Option<Value> {
     })
 }
 
-fn format(format: &Format, flavor: &Flavor) -> Option<Value> {
+fn response_format(format: &Format, flavor: &Flavor) -> Option<Value> {
     Some(match format {
         Format::Text => return None,
-        Format::Schema { .. } if !flavor.schemas => json!({"type": "json_object"}),
+        Format::Schema { .. } if !flavor.json_schemas => json!({"type": "json_object"}),
         Format::Json => json!({"type": "json_object"}),
         Format::Schema { name, schema, strict } => {
             json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}})
@@ -408,27 +414,27 @@ fn format(format: &Format, flavor: &Flavor) -> Option<Value> {
     })
 }
 
-/// A turn becomes one message, or one for each result and one for what is said and shown.
-fn push(messages: &mut Vec<Value>, turn: Turn, flavor: &Flavor) {
+/// A turn becomes one message, or one for each result and one for its text and media.
+fn push_turn(messages: &mut Vec<Value>, turn: Turn, flavor: &Flavor) {
     let mut texts = Vec::new();
     let mut media = Vec::new();
     let mut calls = Vec::new();
-    let mut thoughts = Kept::default();
+    let mut thinking = TurnThinking::default();
     for part in turn.parts {
         match part {
             Part::Text(text) => texts.push(text),
-            Part::Media(shown) => match content(&shown, flavor) {
+            Part::Media(shown) => match media_part(&shown, flavor) {
                 Some(content) => media.push(content),
-                None => texts.push(shown.left_out()),
+                None => texts.push(shown.omission_notice()),
             },
-            Part::Thinking { text, data } => thoughts.add(text, &data),
+            Part::Thinking { text, data } => thinking.add(text, &data),
             Part::Call { id, name, arguments } => {
                 calls.push(json!({"id": id, "type": "function", "function": {
                     "name": name, "arguments": arguments.to_string(),
                 }}))
             }
             Part::Result { id, output, failed, .. } => {
-                // The protocol has no mark for a result that is an error.
+                // The protocol has no mark for failed results.
                 let content =
                     if failed { format!("[the script failed]\n{output}") } else { output };
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
@@ -451,13 +457,13 @@ fn push(messages: &mut Vec<Value>, turn: Turn, flavor: &Flavor) {
             if !calls.is_empty() {
                 message["tool_calls"] = json!(calls);
             }
-            thoughts.put(&mut message, flavor.thoughts);
+            thinking.write(&mut message, flavor.thinking_replay);
             messages.push(message);
         }
     }
 }
 
-fn content(media: &Media, flavor: &Flavor) -> Option<Value> {
+fn media_part(media: &Media, flavor: &Flavor) -> Option<Value> {
     if media.is_image() {
         return flavor
             .images
@@ -468,14 +474,14 @@ fn content(media: &Media, flavor: &Flavor) -> Option<Value> {
     (flavor.documents && media.is_pdf()).then(|| json!({"type": "file", "file": file}))
 }
 
-/// What an assistant's turn thought.
+/// The thinking of an assistant's turn.
 #[derive(Default)]
-struct Kept {
+struct TurnThinking {
     text: String,
     details: Vec<Value>,
 }
 
-impl Kept {
+impl TurnThinking {
     fn add(&mut self, text: String, data: &str) {
         self.text.push_str(&text);
         if let Ok(Value::Array(details)) = serde_json::from_str(data) {
@@ -483,18 +489,22 @@ impl Kept {
         }
     }
 
-    fn put(self, message: &mut Value, wanted: Thoughts) {
+    fn write(self, message: &mut Value, replay: ThinkingReplay) {
         let calls = message.get("tool_calls").is_some();
-        match wanted {
-            Thoughts::WithCalls if calls && !self.text.is_empty() => {
+        match replay {
+            ThinkingReplay::WithCalls if calls && !self.text.is_empty() => {
                 message["reasoning_content"] = json!(self.text)
             }
-            Thoughts::WithEveryCall if calls => message["reasoning_content"] = json!(self.text),
-            Thoughts::Details if !self.details.is_empty() => {
+            ThinkingReplay::WithEveryCall if calls => {
+                message["reasoning_content"] = json!(self.text)
+            }
+            ThinkingReplay::Details if !self.details.is_empty() => {
                 message["reasoning_details"] = json!(self.details)
             }
-            Thoughts::Never | Thoughts::WithCalls | Thoughts::WithEveryCall | Thoughts::Details => {
-            }
+            ThinkingReplay::Never
+            | ThinkingReplay::WithCalls
+            | ThinkingReplay::WithEveryCall
+            | ThinkingReplay::Details => {}
         }
     }
 }

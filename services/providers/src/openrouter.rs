@@ -1,31 +1,31 @@
-//! OpenRouter: OpenAI's Chat Completions in its own flavor, documented at
+//! OpenRouter: OpenAI's Chat Completions with its own flavor, documented at
 //! <https://openrouter.ai/docs/api-reference/chat-completion> and
-//! <https://openrouter.ai/docs/use-cases/reasoning-tokens>; what is cached, at
+//! <https://openrouter.ai/docs/use-cases/reasoning-tokens>. Caching is documented at
 //! <https://openrouter.ai/docs/guides/best-practices/prompt-caching>.
 
 use serde_json::json;
 
-use crate::openai::{self, Flavor, Thoughts};
+use crate::openai::{self, Flavor, ThinkingReplay};
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://openrouter.ai/api/v1";
 
-/// What the models behind it thought goes back as the list it came in, unchanged and in order.
+/// Thinking is sent back as the list in which it came, unchanged and in order.
 pub(crate) const FLAVOR: Flavor = Flavor {
-    limit: "max_tokens",
+    max_tokens_field: "max_tokens",
     top_k: true,
     images: true,
     documents: true,
-    schemas: true,
-    thoughts: Thoughts::Details,
-    // Of the vendors behind it this one caches nothing by itself, and all of its models are called
-    // alike.
-    breakpoints: |model| model.contains("claude"),
-    tells_cost: true,
-    // OpenAI's models that think refuse it there as well.
-    samples: |request| {
-        !request.model.strip_prefix("openai/").is_some_and(openai::is_known_to_think)
+    json_schemas: true,
+    thinking_replay: ThinkingReplay::Details,
+    // Of the vendors behind it, this one needs breakpoints to cache, and all of its model names
+    // contain the word.
+    needs_breakpoints: |model| model.contains("claude"),
+    reports_cost: true,
+    // OpenAI's reasoning models reject it there as well.
+    allows_sampling: |request| {
+        !request.model.strip_prefix("openai/").is_some_and(openai::is_reasoning_model)
     },
-    effort: |effort, _| json!({"reasoning": {"effort": effort.word()}}),
-    // Anybody may list the models.
-    check: "/key",
+    effort: |effort, _| json!({"reasoning": {"effort": effort.name()}}),
+    // The model list needs no key.
+    check_path: "/key",
 };

@@ -1,6 +1,7 @@
-//! OpenAI's Responses API, streaming and without state on the vendor's side: what the model thought comes encrypted and
-//! goes back with the conversation. Its wire format stands in this file and nowhere else; it is documented at
-//! <https://platform.openai.com/docs/api-reference/responses> and <https://platform.openai.com/docs/guides/reasoning>.
+//! OpenAI's Responses API, streaming and without state at the vendor: thinking comes encrypted and
+//! is sent back with the conversation. Its wire format stays in this file. It is documented at
+//! <https://platform.openai.com/docs/api-reference/responses> and
+//! <https://platform.openai.com/docs/guides/reasoning>.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -22,8 +23,8 @@ use crate::{
     vendor::{Chunk, Format, Request, Tool, ToolChoice, Vendor},
 };
 
-/// What of a request the vendor takes when it only counts.
-const COUNTED: [&str; 8] = [
+/// The request fields that the vendor accepts in a token count.
+const COUNT_FIELDS: [&str; 8] = [
     "model",
     "input",
     "instructions",
@@ -34,7 +35,7 @@ const COUNTED: [&str; 8] = [
     "text",
 ];
 
-/// An account with OpenAI, or with something that speaks this protocol.
+/// An account at OpenAI, or a server that speaks this protocol.
 pub(crate) struct Responses {
     http: Http,
     endpoint: Endpoint,
@@ -63,7 +64,7 @@ impl Vendor for Responses {
     fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
         let mut body = body(request);
         if let Some(body) = body.as_object_mut() {
-            body.retain(|name, _| COUNTED.contains(&name.as_str()));
+            body.retain(|name, _| COUNT_FIELDS.contains(&name.as_str()));
         }
         let post = self.http.post(self.endpoint.join("", "/responses/input_tokens")).map(|post| {
             let post = post.json(&body);
@@ -74,7 +75,7 @@ impl Vendor for Responses {
         });
         let http = self.http.clone();
         async move {
-            let answer = http.json(post, openai::refused).await?;
+            let answer = http.send_json(post, openai::failure_from_body).await?;
             Ok(answer["input_tokens"].as_i64())
         }
         .boxed()
@@ -90,18 +91,19 @@ impl Vendor for Responses {
 }
 
 fn body(request: &Request) -> Value {
-    let thinks = openai::thinks(request);
+    let uses_reasoning = openai::uses_reasoning(request);
     let mut input = Vec::new();
     for mut turn in request.turns() {
-        // Another model of the account may have thought; one that cannot refuses to be told.
-        turn.parts.retain(|part| thinks || !matches!(part, Part::Thinking { .. }));
-        push(&mut input, &turn);
+        // The thinking may be that of another model of the account; a model without reasoning
+        // rejects it.
+        turn.parts.retain(|part| uses_reasoning || !matches!(part, Part::Thinking { .. }));
+        push_turn(&mut input, &turn);
     }
     let mut body = json!({
         "model": request.model,
         "input": input,
         "stream": true,
-        // Nothing is kept at the vendor: the transcript is the truth.
+        // The vendor stores nothing: the transcript is the source of truth.
         "store": false,
         "max_output_tokens": request.max_tokens,
     });
@@ -129,12 +131,12 @@ fn body(request: &Request) -> Value {
             body["text"] = json!({"format": {"type": "json_schema", "name": name, "schema": schema, "strict": strict}});
         }
     }
-    if thinks {
-        // Models that don't think refuse this, and those that do refuse to be told how to sample.
+    if uses_reasoning {
+        // Models without reasoning reject this, and reasoning models reject sampling parameters.
         body["include"] = json!(["reasoning.encrypted_content"]);
         if let Some(effort) = request.effort() {
             body["reasoning"] =
-                json!({"effort": openai::effort(effort, &request.model), "summary": "auto"});
+                json!({"effort": openai::effort_name(effort, &request.model), "summary": "auto"});
         }
     } else {
         let parameters = &request.parameters;
@@ -153,23 +155,23 @@ fn tool(tool: &Tool) -> Value {
         "strict": false})
 }
 
-/// A turn becomes one item for each call, result and thought, and one for what is said between
-/// them.
-fn push(input: &mut Vec<Value>, turn: &Turn) {
-    // A thought must be followed by what came of it.
-    let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
+/// A turn becomes one item for each call, result and piece of thinking, and one for the content
+/// between them.
+fn push_turn(input: &mut Vec<Value>, turn: &Turn) {
+    // Thinking must be followed by its output.
+    let last_output = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
     let mut shown: Vec<Value> = Vec::new();
-    for part in &turn.parts[..said.map_or(0, |last| last + 1)] {
+    for part in &turn.parts[..last_output.map_or(0, |last| last + 1)] {
         match part {
             Part::Text(text) if turn.role == Role::User => shown.push(json!({"type": "input_text", "text": text})),
             Part::Text(text) => input.push(json!({"role": "assistant", "content": text})),
-            Part::Media(media) => shown.push(file(media)),
+            Part::Media(media) => shown.push(media_part(media)),
             Part::Thinking { data, .. } => input.extend(serde_json::from_str::<Value>(data)),
             Part::Call { id, name, arguments } => input.push(json!({
                 "type": "function_call", "call_id": id, "name": name, "arguments": arguments.to_string(),
             })),
             Part::Result { id, output, failed, .. } => {
-                // The protocol has no mark for a result that is an error.
+                // The protocol has no mark for failed results.
                 let output = if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
                 input.push(json!({"type": "function_call_output", "call_id": id, "output": output}));
             }
@@ -180,7 +182,7 @@ fn push(input: &mut Vec<Value>, turn: &Turn) {
     }
 }
 
-fn file(media: &Media) -> Value {
+fn media_part(media: &Media) -> Value {
     if media.is_image() {
         return json!({"type": "input_image", "image_url": media.data_url()});
     }
@@ -188,13 +190,13 @@ fn file(media: &Media) -> Value {
     json!({"type": "input_file", "filename": name, "file_data": media.data_url()})
 }
 
-/// What the stream holds, as far as it concerns us: other events are skipped.
+/// The events of the stream; others are skipped.
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum WireEvent {
     #[serde(rename = "response.created")]
     Created {
-        /// Nothing in it is needed, and so nothing in it can be wrong.
+        /// All of its fields are optional, so none of them can be invalid.
         #[serde(default)]
         response: Value,
     },
@@ -298,8 +300,9 @@ struct InputDetails {
 }
 
 impl WireUsage {
-    /// In our terms each token is counted once: the vendor's input includes what was cached.
-    fn tokens(&self) -> Usage {
+    /// Converts to our terms, in which each token is counted once: the vendor's input includes
+    /// cached tokens.
+    fn usage(&self) -> Usage {
         let (input, output) = (self.input_tokens.max(0), self.output_tokens.max(0));
         let cached = self
             .input_tokens_details
@@ -320,20 +323,20 @@ impl WireUsage {
 
 #[derive(Default)]
 struct Wire {
-    /// Items whose text or arguments have come in pieces; those of others are taken when the item
-    /// is done.
+    /// Items whose text or arguments arrived in deltas; those of others are read when the item is
+    /// done.
     streamed: Vec<u32>,
-    refused: bool,
-    complete: bool,
+    is_refused: bool,
+    is_complete: bool,
 }
 
 impl Dialect for Wire {
     type Framing = ServerSentEvents;
-    const LIMITS: LimitHeaders = openai::LIMITS;
+    const LIMITS: LimitHeaders = openai::LIMIT_HEADERS;
 
     fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         if event.data.trim() == "[DONE]" {
-            // Some compatible servers say it as well.
+            // Some compatible servers send it as well.
             return Ok(());
         }
         let event: WireEvent = serde_json::from_str(&event.data).map_err(|error| {
@@ -341,20 +344,20 @@ impl Dialect for Wire {
         })?;
         match event {
             WireEvent::Created { response } => {
-                let [id, model] = ["id", "model"].map(|name| check::text(&response[name]));
+                let [id, model] = ["id", "model"].map(|name| check::json_text(&response[name]));
                 chunks.push_back(Chunk::Named { id, model });
             }
             WireEvent::Added { output_index, item: Item::FunctionCall { call_id, name } } => {
                 chunks.push_back(Chunk::Call { slot: output_index, id: call_id, name });
             }
-            WireEvent::Done { output_index, item } => self.done(output_index, &item, chunks),
-            WireEvent::Text { output_index, delta } => self.said(output_index, delta, chunks),
+            WireEvent::Done { output_index, item } => self.finish_item(output_index, &item, chunks),
+            WireEvent::Text { output_index, delta } => self.push_text(output_index, delta, chunks),
             WireEvent::Refusal { output_index, delta } => {
-                self.refused = true;
-                self.said(output_index, delta, chunks);
+                self.is_refused = true;
+                self.push_text(output_index, delta, chunks);
             }
             WireEvent::Arguments { output_index, delta } => {
-                self.mark(output_index);
+                self.mark_streamed(output_index);
                 if !delta.is_empty() {
                     chunks.push_back(Chunk::Arguments { slot: output_index, json: delta });
                 }
@@ -366,7 +369,7 @@ impl Dialect for Wire {
                 chunks.push_back(Chunk::Thinking(delta))
             }
             WireEvent::Completed { response } => {
-                self.end_with(&response, StopReason::EndTurn, chunks)
+                self.complete_with(&response, StopReason::EndTurn, chunks)
             }
             WireEvent::Incomplete { response } => {
                 let reason =
@@ -376,17 +379,17 @@ impl Dialect for Wire {
                 } else {
                     StopReason::MaxTokens
                 };
-                self.end_with(&response, stop, chunks);
+                self.complete_with(&response, stop, chunks);
             }
             WireEvent::Failed { response } => {
                 if let Some(usage) = &response.usage {
-                    chunks.push_back(Chunk::Usage(usage.tokens()));
+                    chunks.push_back(Chunk::Usage(usage.usage()));
                 }
-                return Err(openai::failure(None, &response.error.unwrap_or_default()));
+                return Err(openai::failure_from_error(None, &response.error.unwrap_or_default()));
             }
             WireEvent::Error(error) => {
                 let inner = if error["error"].is_object() { &error["error"] } else { &error };
-                return Err(openai::failure(None, inner));
+                return Err(openai::failure_from_error(None, inner));
             }
             WireEvent::Added { item: Item::Other, .. }
             | WireEvent::SummaryPart { .. }
@@ -397,37 +400,37 @@ impl Dialect for Wire {
     }
 
     fn is_complete(&self) -> bool {
-        self.complete
+        self.is_complete
     }
 
     fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        if self.complete {
+        if self.is_complete {
             return Ok(());
         }
         Err(Failure::transient("the vendor's stream ended before the answer was complete"))
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
-        openai::refused(status, body)
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure {
+        openai::failure_from_body(status, body)
     }
 }
 
 impl Wire {
-    fn said(&mut self, output_index: u32, text: String, chunks: &mut VecDeque<Chunk>) {
-        self.mark(output_index);
+    fn push_text(&mut self, output_index: u32, text: String, chunks: &mut VecDeque<Chunk>) {
+        self.mark_streamed(output_index);
         if !text.is_empty() {
             chunks.push_back(Chunk::Text(text));
         }
     }
 
-    fn mark(&mut self, output_index: u32) {
+    fn mark_streamed(&mut self, output_index: u32) {
         if !self.streamed.contains(&output_index) {
             self.streamed.push(output_index);
         }
     }
 
-    /// An item is whole: what of it did not come in pieces is taken now.
-    fn done(&mut self, output_index: u32, item: &Value, chunks: &mut VecDeque<Chunk>) {
+    /// An item is complete: reads what did not arrive in deltas.
+    fn finish_item(&mut self, output_index: u32, item: &Value, chunks: &mut VecDeque<Chunk>) {
         let streamed = self.streamed.contains(&output_index);
         match item["type"].as_str() {
             Some("reasoning") if item["encrypted_content"].is_string() => {
@@ -449,7 +452,7 @@ impl Wire {
                 for part in item["content"].as_array().into_iter().flatten() {
                     let text =
                         part["text"].as_str().or(part["refusal"].as_str()).unwrap_or_default();
-                    self.refused |= part["type"] == "refusal";
+                    self.is_refused |= part["type"] == "refusal";
                     if !text.is_empty() {
                         chunks.push_back(Chunk::Text(text.to_owned()));
                     }
@@ -459,12 +462,17 @@ impl Wire {
         }
     }
 
-    fn end_with(&mut self, response: &Response, stop: StopReason, chunks: &mut VecDeque<Chunk>) {
-        self.complete = true;
+    fn complete_with(
+        &mut self,
+        response: &Response,
+        stop: StopReason,
+        chunks: &mut VecDeque<Chunk>,
+    ) {
+        self.is_complete = true;
         if let Some(usage) = &response.usage {
-            chunks.push_back(Chunk::Usage(usage.tokens()));
+            chunks.push_back(Chunk::Usage(usage.usage()));
         }
-        chunks.push_back(Chunk::Stop(if self.refused { StopReason::Refused } else { stop }));
+        chunks.push_back(Chunk::Stop(if self.is_refused { StopReason::Refused } else { stop }));
     }
 }
 

@@ -1,10 +1,10 @@
-//! When a failed try is followed by another within the same call.
+//! When a failed attempt is retried within the same call.
 //!
-//! Calls are counted over all targets, all commands for one answer and all their deliveries: the
-//! command says how many are left, and a failure how many were made, so that these retries, the
+//! Calls are counted over all targets, all commands for one answer and all their deliveries. The
+//! command says how many are left, and a failure says how many were made. So these retries, the
 //! reconciler's and JetStream's never multiply (D8 in ARCHITECTURE.md). A call that a circuit
-//! breaker refuses was not made, and does not count; of a delivery that was lost nobody knows, and
-//! it counts as one call.
+//! breaker rejects was not made and does not count. What a lost delivery did is unknown; it counts
+//! as one call.
 
 use std::time::Duration;
 
@@ -12,35 +12,36 @@ use jiff::Timestamp;
 
 use crate::failure::Failure;
 
-/// How often, and after which pauses.
+/// How many attempts, and with which delays.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Policy {
-    /// Tries of one target within a command, the first included.
+    /// Attempts at one target within a command, the first included.
     pub(crate) tries: u32,
-    /// Upper bound of the first pause; doubles with each try.
-    pub(crate) first: Duration,
-    /// Upper bound of every pause that the vendor did not ask for.
-    pub(crate) last: Duration,
+    /// Upper bound of the first delay; doubles with each attempt.
+    pub(crate) initial_delay: Duration,
+    /// Upper bound of every delay that the vendor did not ask for.
+    pub(crate) max_delay: Duration,
 }
 
 impl Policy {
-    /// The same policy with at most so many tries; 0 says nothing about them.
-    pub(crate) fn within(self, tries: u32) -> Self {
+    /// The same policy with at most this many attempts; 0 means no further limit.
+    pub(crate) fn limited_to(self, tries: u32) -> Self {
         if tries == 0 { self } else { Self { tries: self.tries.min(tries), ..self } }
     }
 
-    /// The longest pause that is waited for within a call, if the vendor asks for it. Beyond it the
-    /// reconciler waits, which costs no worker.
-    pub(crate) fn longest_pause(&self) -> Duration {
-        self.last.saturating_mul(2)
+    /// The longest delay within a call, if the vendor asks for it. For longer ones the reconciler
+    /// waits, which occupies no worker.
+    pub(crate) fn max_requested_delay(&self) -> Duration {
+        self.max_delay.saturating_mul(2)
     }
 
-    /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 and
-    /// scales the upper half of the pause (equal jitter): many calls that failed together don't
-    /// come back together, and none comes back to a vendor in trouble at once. `left` is the time
-    /// until the deadline: a pause that doesn't leave room for an answer is not worth waiting, the
-    /// failure says when another try is welcome.
-    pub(crate) fn pause(
+    /// The delay before the next attempt; none when the failure is final.
+    ///
+    /// `jitter` is from 0 to 1 and scales the upper half of the delay (equal jitter). Calls that
+    /// failed together don't retry together, and none retries at once against a failing vendor.
+    /// `left` is the time until the deadline: a delay that leaves no time for an answer is not
+    /// worth waiting, and the failure says when to retry.
+    pub(crate) fn delay(
         &self,
         failed: u32,
         failure: &Failure,
@@ -51,15 +52,16 @@ impl Policy {
         if failed >= self.tries || !failure.is_retryable() {
             return None;
         }
-        let doubled =
-            self.first.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
-        let pause = doubled.min(self.last).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
-        let asked = failure.wait_asked(now).unwrap_or_default();
-        if asked > self.longest_pause() {
+        let doubled = self
+            .initial_delay
+            .saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
+        let delay = doubled.min(self.max_delay).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
+        let asked = failure.requested_delay(now).unwrap_or_default();
+        if asked > self.max_requested_delay() {
             return None;
         }
-        let pause = pause.max(asked);
-        (pause < left).then_some(pause)
+        let delay = delay.max(asked);
+        (delay < left).then_some(delay)
     }
 }
 
@@ -69,8 +71,11 @@ mod tests {
 
     use super::*;
 
-    const POLICY: Policy =
-        Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+    const POLICY: Policy = Policy {
+        tries: 3,
+        initial_delay: Duration::from_secs(1),
+        max_delay: Duration::from_secs(10),
+    };
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn now() -> Timestamp {
@@ -78,27 +83,27 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_and_the_third_failure_stands() {
+    fn retry_delays_double_and_third_failure_is_final() {
         let failure = Failure::transient("x");
         let pauses: Vec<_> =
-            (1..=3).map(|failed| POLICY.pause(failed, &failure, HOUR, now(), 1.0)).collect();
+            (1..=3).map(|failed| POLICY.delay(failed, &failure, HOUR, now(), 1.0)).collect();
         assert_eq!(pauses, [Some(Duration::from_secs(1)), Some(Duration::from_secs(2)), None]);
-        let least = |failed| POLICY.pause(failed, &failure, HOUR, now(), 0.0);
+        let least = |failed| POLICY.delay(failed, &failure, HOUR, now(), 0.0);
         assert_eq!(
             [least(1), least(2)],
             [Some(Duration::from_millis(500)), Some(Duration::from_secs(1))]
         );
         let patient = Policy { tries: 99, ..POLICY };
-        assert_eq!(patient.pause(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
+        assert_eq!(patient.delay(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
     }
 
     #[test]
-    fn the_command_can_only_lower_the_number_of_tries() {
-        assert_eq!([0, 1, 3, 9].map(|tries| POLICY.within(tries).tries), [3, 1, 3, 3]);
+    fn command_can_only_lower_the_number_of_attempts() {
+        assert_eq!([0, 1, 3, 9].map(|tries| POLICY.limited_to(tries).tries), [3, 1, 3, 3]);
     }
 
     #[test]
-    fn only_failures_that_may_pass_are_retried() {
+    fn only_transient_failures_are_retried() {
         for class in [
             FailureClass::Authentication,
             FailureClass::InvalidRequest,
@@ -109,7 +114,7 @@ mod tests {
             FailureClass::DeadlineExceeded,
         ] {
             assert_eq!(
-                POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0),
+                POLICY.delay(1, &Failure::new(class, "x"), HOUR, now(), 1.0),
                 None,
                 "{class:?}"
             );
@@ -117,20 +122,20 @@ mod tests {
         for class in [FailureClass::Transient, FailureClass::RateLimited, FailureClass::Overloaded]
         {
             assert!(
-                POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0).is_some(),
+                POLICY.delay(1, &Failure::new(class, "x"), HOUR, now(), 1.0).is_some(),
                 "{class:?}"
             );
         }
     }
 
     #[test]
-    fn the_vendors_pause_is_honored_while_it_is_worth_waiting() {
+    fn vendor_delay_is_honored_within_the_limit() {
         let asks = |seconds| {
             let at = now().checked_add(Duration::from_secs(seconds)).expect("a time");
             Failure::new(FailureClass::RateLimited, "x").with_retry_at(Some(at))
         };
-        assert_eq!(POLICY.pause(1, &asks(7), HOUR, now(), 0.5), Some(Duration::from_secs(7)));
-        assert_eq!(POLICY.pause(1, &asks(7), Duration::from_secs(5), now(), 0.5), None);
-        assert_eq!(POLICY.pause(1, &asks(600), HOUR, now(), 0.5), None);
+        assert_eq!(POLICY.delay(1, &asks(7), HOUR, now(), 0.5), Some(Duration::from_secs(7)));
+        assert_eq!(POLICY.delay(1, &asks(7), Duration::from_secs(5), now(), 0.5), None);
+        assert_eq!(POLICY.delay(1, &asks(600), HOUR, now(), 0.5), None);
     }
 }

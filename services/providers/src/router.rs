@@ -1,9 +1,8 @@
-//! One call of a model, wherever it ends up: over the targets in their order, each with its keys,
-//! limits, breaker, tries and pauses. Whoever calls models in this service does it through
-//! [`Router::call`].
+//! Makes one model call: over the targets in their order, each with its keys, limits, breaker,
+//! attempts and delays. Every model call of this service goes through [`Router::call`].
 //!
-//! What is shared by all calls lives as long as the process: the breakers, the keys' limits, the
-//! connections.
+//! All calls share the breakers, the limits of the keys and the connections; these live as long as
+//! the process.
 
 mod run;
 
@@ -34,24 +33,24 @@ use crate::{
     breaker::{self, Breakers, Permit},
     cancels::Cancel,
     failure::Failure,
-    fenced,
-    http::{Headroom, Observe},
-    key,
-    keys::{KeyId, Keys, Lease, Want},
+    fenced_blocks,
+    http::{Headroom, HeadroomObserver},
+    keys::{KeyId, KeyRequest, Keys, Lease},
     meter,
     metrics::{Labels, Metrics},
     retry::Policy,
+    sealed_key,
     trace::Trace,
-    vendor::{self, Chunk, Open, Request, Vendor},
+    vendor::{self, Chunk, Request, Vendor, VendorFactory},
 };
 
 /// Calls for one answer at most, over all targets, where the caller does not say how many are left.
-const ANSWER_CALLS: u32 = 5;
+const MAX_ANSWER_CALLS: u32 = 5;
 
-/// Calls models. Clones share everything.
+/// Makes model calls. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct Router {
-    vendors: Arc<dyn Open>,
+    vendors: Arc<dyn VendorFactory>,
     master_keys: MasterKeys,
     policy: Policy,
     breakers: Breakers,
@@ -61,18 +60,17 @@ pub(crate) struct Router {
 
 /// A call to make.
 pub(crate) struct RoutedCall<'a> {
-    /// What is asked, addressed to the first target.
+    /// The request, addressed to the first target.
     pub(crate) request: Arc<Request>,
-    /// Who may answer, in the order they are tried; see [`in_order`].
+    /// The targets in the order they are tried; see [`ordered_targets`].
     pub(crate) targets: Vec<Arc<Target>>,
-    /// After which silence the next target is asked as well.
+    /// The silence after which the next target is called as well.
     pub(crate) hedge_after: Option<Duration>,
-    /// Calls of vendors at most, over all targets, hedges included; 0: as many as one answer may
-    /// take.
+    /// Vendor calls at most, over all targets, hedges included; 0: as many as one answer may take.
     pub(crate) tries: u32,
-    /// Calls for the same answer, not counted in `tries`, that workers before this one are taken to
-    /// have made: of the first target.
-    pub(crate) lost: u32,
+    /// Calls that lost workers are assumed to have made for the same answer, not counted in
+    /// `tries`. They count as calls of the first target.
+    pub(crate) lost_calls: u32,
     pub(crate) interrupts: Interrupts<'a>,
 }
 
@@ -85,16 +83,16 @@ pub(crate) struct Target {
 
 /// What ends a call before its answer does.
 pub(crate) struct Interrupts<'a> {
-    pub(crate) cancel: &'a Cancel,
+    pub(crate) cancel: &'a CancelSignal,
     pub(crate) deadline: Instant,
-    /// The process is about to stop: another one takes the command over.
+    /// The process is about to stop, and another one takes the command over.
     pub(crate) hand_back: CancellationToken,
 }
 
 /// How a call ended.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Ended {
-    /// The sink has the whole answer.
+pub(crate) enum CallEnd {
+    /// The sink has the complete answer.
     Completed,
     Failed(Failure),
     Cancelled {
@@ -103,49 +101,49 @@ pub(crate) enum Ended {
     HandedBack,
 }
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Routed {
-    pub(crate) ended: Ended,
-    /// Everything that was used, failed tries and lost hedges included, each at its own model's
-    /// prices.
+pub(crate) struct RoutedResult {
+    pub(crate) end: CallEnd,
+    /// Everything that was used, failed attempts and lost hedges included, each at the prices of
+    /// its model.
     pub(crate) usage: Usage,
-    /// Tokens of input, cached ones too, of the try that answered.
+    /// Input tokens, cached ones included, of the attempt that answered.
     pub(crate) input_tokens: i64,
     /// The id of the model that answered, or that was called last.
     pub(crate) model_id: String,
 }
 
-/// Where an answer goes as it comes.
+/// Receives an answer as it streams.
 #[async_trait]
 pub(crate) trait Sink: Send {
-    /// An answer to `request` begins. What came before is void.
+    /// An answer to `request` begins. What was pushed before is void.
     fn begin(&mut self, request: &Request);
-    /// Takes the next piece. An error ends the try.
+    /// Takes the next chunk. An error ends the attempt.
     async fn push(&mut self, chunk: Chunk) -> Result<(), Failure>;
-    /// When [`Sink::flush`] is due; none while nothing is gathered.
+    /// When [`Sink::flush`] is due; none while nothing is buffered.
     fn due(&self) -> Option<Instant>;
-    /// Passes on what is gathered.
+    /// Sends what is buffered.
     async fn flush(&mut self);
-    /// The try failed, and what came of its answer is void. False when that cannot be taken back
-    /// any more: the call ends with this failure then.
-    async fn void(&mut self, failure: &Failure) -> bool;
+    /// The attempt failed, and its answer is void. Returns false when the answer cannot be
+    /// withdrawn any more: the call then ends with this failure.
+    async fn discard(&mut self, failure: &Failure) -> bool;
 }
 
 impl Router {
     pub(crate) fn new(
-        vendors: Arc<dyn Open>,
+        vendors: Arc<dyn VendorFactory>,
         master_keys: MasterKeys,
         policy: Policy,
         breakers: Breakers,
     ) -> Self {
         let meter = opentelemetry::global::meter("construct-providers");
-        Self::counting(vendors, master_keys, policy, breakers, &meter)
+        Self::with_meter(vendors, master_keys, policy, breakers, &meter)
     }
 
-    /// One that counts its calls elsewhere than in the metrics of the process.
-    pub(crate) fn counting(
-        vendors: Arc<dyn Open>,
+    /// Records metrics with another meter than that of the process.
+    pub(crate) fn with_meter(
+        vendors: Arc<dyn VendorFactory>,
         master_keys: MasterKeys,
         policy: Policy,
         breakers: Breakers,
@@ -155,14 +153,14 @@ impl Router {
         Self { vendors, master_keys, policy, breakers, keys: Keys::default(), metrics }
     }
 
-    /// Calls of vendors that may be made for one answer of which so many are left; 0: as many as
-    /// one answer may take.
-    pub(crate) fn allowed(&self, tries: u32) -> u32 {
-        if tries > 0 { tries } else { ANSWER_CALLS.max(self.policy.tries) }
+    /// Vendor calls allowed for an answer of which `tries` are left; 0: as many as one answer may
+    /// take.
+    pub(crate) fn max_calls(&self, tries: u32) -> u32 {
+        if tries > 0 { tries } else { MAX_ANSWER_CALLS.max(self.policy.tries) }
     }
 
     /// Makes a call.
-    pub(crate) async fn call(&self, call: RoutedCall<'_>, sink: &mut dyn Sink) -> Routed {
+    pub(crate) async fn call(&self, call: RoutedCall<'_>, sink: &mut dyn Sink) -> RoutedResult {
         run::Run::new(self, call, sink).finish().await
     }
 
@@ -171,175 +169,189 @@ impl Router {
         &self,
         provider: &Provider,
     ) -> Vec<(u32, Result<Option<SecretString>, Failure>)> {
-        let opened = crate::keys::sealed(provider)
-            .map(|sealed| key::open(&self.master_keys, &provider.id, Some(sealed)));
+        let opened = crate::keys::sealed_keys(provider)
+            .map(|sealed| sealed_key::open(&self.master_keys, &provider.id, Some(sealed)));
         let numbered: Vec<_> = (1..).zip(opened).collect();
         if numbered.is_empty() { vec![(0, Ok(None))] } else { numbered }
     }
 
-    /// Asks a vendor something that is no call of a model, with one of the provider's keys. No
-    /// observer hears of it: such questions have limits of their own, which are not those of calls.
-    pub(crate) async fn ask<T, F>(
+    /// Makes a vendor request other than a model call, with one of the provider's keys. No observer
+    /// sees it: such requests have their own limits.
+    pub(crate) async fn query<T, F>(
         &self,
         provider: &Provider,
         key: Option<SecretString>,
-        patience: Duration,
+        time_limit: Duration,
         question: impl FnOnce(Box<dyn Vendor>) -> F + Send,
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>> + Send,
     {
         let asked = question(self.vendors.open(provider, key.clone(), None)?);
-        let answered = timeout(patience, asked).await;
+        let answered = timeout(time_limit, asked).await;
         let silent = |_| {
-            Failure::transient(format!("the vendor did not answer within {} s", patience.as_secs()))
+            Failure::transient(format!(
+                "the vendor did not answer within {} s",
+                time_limit.as_secs()
+            ))
         };
         answered
             .map_err(silent)?
             .map_err(|failure| failure.scrubbed(key.as_ref().map(|key| key.expose_secret())))
     }
 
-    /// Why a call of a model would be refused at the moment, for its vendor's health.
+    /// Why the breaker would reject a model call now.
     pub(crate) fn refusal(&self, target: &Target) -> Option<Failure> {
         self.breakers.refusal(&target.breaker())
     }
 
-    /// Begins one try at a target.
-    async fn begin(&self, want: Begin<'_>) -> Result<Trying, NotBegun> {
-        let Begin { target, request, .. } = want;
+    /// Starts one attempt at a target.
+    async fn start_attempt(&self, params: AttemptParams<'_>) -> Result<Attempt, StartError> {
+        let AttemptParams { target, request, .. } = params;
         let breaker = target.breaker();
-        // Nobody waits for a key only to be refused.
+        // Don't wait for a key only to be rejected.
         if let Some(refusal) = self.breakers.refusal(&breaker) {
             return Err(refusal.into());
         }
         let limited = target.provider.tokens_per_minute > 0;
         let written = if request.embed.is_some() { 0 } else { request.max_tokens.into() };
-        let tokens =
-            if limited { answer::tokens(request.input_chars()).saturating_add(written) } else { 0 };
+        let tokens = if limited {
+            answer::estimate_tokens(request.input_chars()).saturating_add(written)
+        } else {
+            0
+        };
         let labels = Labels::new(target, request);
-        let wanted = Want {
+        let key_request = KeyRequest {
             provider: &target.provider,
             vendor_model: &target.model.vendor_model,
             tokens,
-            without: want.without,
-            patience: want.patience,
-            vendor_patience: want.patience.min(self.policy.longest_pause()),
+            excluded: params.excluded_keys,
+            max_wait: params.max_wait,
+            max_vendor_wait: params.max_wait.min(self.policy.max_requested_delay()),
         };
-        let mut leasing = pin!(self.keys.lease(&wanted));
+        let mut leasing = pin!(self.keys.lease(&key_request));
         let mut lease = match leasing.as_mut().now_or_never() {
             Some(lease) => lease?,
             None => {
-                let (waiting, began) = (self.metrics.waits(&labels), Instant::now());
+                let (waiting, began) = (self.metrics.start_key_wait(&labels), Instant::now());
                 let lease = leasing.await;
-                waiting.over(began.elapsed());
+                waiting.finish(began.elapsed());
                 lease?
             }
         };
-        let opened = key::open(&self.master_keys, &target.provider.id, lease.sealed.as_ref());
+        let opened =
+            sealed_key::open(&self.master_keys, &target.provider.id, lease.sealed.as_ref());
         let key = opened.map_err(|failure| {
-            lease.used(0);
-            lease.refuse();
-            NotBegun { failure, unopenable: Some(Arc::clone(lease.key())) }
+            lease.settle_tokens(0);
+            lease.mark_refused();
+            StartError { failure, unopenable_key: Some(Arc::clone(lease.key())) }
         })?;
-        let taken = Arc::new(AtomicBool::new(false));
-        let observer = Arc::new(Taken { observer: lease.observer(), taken: Arc::clone(&taken) });
+        let accepted = Arc::new(AtomicBool::new(false));
+        let observer = Arc::new(AcceptanceObserver {
+            observer: lease.observer(),
+            accepted: Arc::clone(&accepted),
+        });
         let vendor = self.vendors.open(&target.provider, key.clone(), Some(observer))?;
-        let vendor = fenced::around(vendor, request);
+        let vendor = fenced_blocks::wrap(vendor, request);
         let ask = |vendor: Box<dyn Vendor>| match request.embed {
             Some(_) => vendor.embed(Arc::clone(request)),
             None => vendor.invoke(Arc::clone(request)),
         };
-        // What was set aside for a call that is not made goes back.
-        let permit = self.breakers.admit(&breaker).inspect_err(|_| lease.used(0))?;
-        Ok(Trying {
-            at: want.at,
-            // Asked once more when it has ended, where it ends before it has begun.
+        // A reservation for a call that is not made is released.
+        let permit = self.breakers.admit(&breaker).inspect_err(|_| lease.settle_tokens(0))?;
+        Ok(Attempt {
+            at: params.at,
+            // Fused: the stream is polled once more when it ends before an answer began.
             chunks: ask(vendor).fuse().boxed(),
             meter: meter::Meter::new(Arc::clone(request)),
             request: Arc::clone(request),
-            early: Vec::new(),
-            taken,
+            preamble: Vec::new(),
+            accepted,
             permit,
             lease,
             key,
-            trace: Trace::begin(target, request),
+            trace: Trace::start(target, request),
             labels,
-            began: Instant::now(),
+            started_at: Instant::now(),
         })
     }
 }
 
-struct Begin<'a> {
+struct AttemptParams<'a> {
     at: usize,
     target: &'a Target,
     request: &'a Arc<Request>,
-    without: &'a [KeyId],
-    patience: Duration,
+    excluded_keys: &'a [KeyId],
+    max_wait: Duration,
 }
 
-/// Why a try is not begun.
-struct NotBegun {
+/// Why an attempt was not started.
+struct StartError {
     failure: Failure,
-    /// The key that cannot be opened. Another one may fare better.
-    unopenable: Option<KeyId>,
+    /// The key that cannot be opened. Another one may work.
+    unopenable_key: Option<KeyId>,
 }
 
-impl From<Failure> for NotBegun {
+impl From<Failure> for StartError {
     fn from(failure: Failure) -> Self {
-        Self { failure, unopenable: None }
+        Self { failure, unopenable_key: None }
     }
 }
 
-/// A try under way. Dropping it closes the vendor's connection.
-struct Trying {
-    /// Which target.
+/// An attempt in flight. Dropping it closes the vendor's connection.
+struct Attempt {
+    /// The index of the target.
     at: usize,
     request: Arc<Request>,
     chunks: BoxStream<'static, Result<Chunk, Failure>>,
     meter: meter::Meter,
-    /// What came before anything of the answer.
-    early: Vec<Chunk>,
-    /// Whether the vendor has begun to answer, if only by a status.
-    taken: Arc<AtomicBool>,
+    /// Chunks before the first content of the answer.
+    preamble: Vec<Chunk>,
+    /// Whether the vendor has started to answer, at least with a status.
+    accepted: Arc<AtomicBool>,
     permit: Permit,
     lease: Lease,
     key: Option<SecretString>,
     labels: Labels,
-    began: Instant,
+    started_at: Instant,
     trace: Trace,
 }
 
-/// Notes that a vendor has taken a request, on the way of what it says about its limits.
+/// Records that a vendor accepted a request, and passes its limits on.
 #[derive(Debug)]
-struct Taken {
-    observer: Arc<dyn Observe>,
-    taken: Arc<AtomicBool>,
+struct AcceptanceObserver {
+    observer: Arc<dyn HeadroomObserver>,
+    accepted: Arc<AtomicBool>,
 }
 
-impl Observe for Taken {
-    fn headroom(&self, headroom: Headroom) {
-        self.taken.store(true, Relaxed);
-        self.observer.headroom(headroom);
+impl HeadroomObserver for AcceptanceObserver {
+    fn on_headroom(&self, headroom: Headroom) {
+        self.accepted.store(true, Relaxed);
+        self.observer.on_headroom(headroom);
     }
 }
 
-impl Trying {
-    /// A piece of its answer has come.
-    fn see(&mut self, chunk: &Chunk) {
-        self.meter.see(chunk);
-        self.trace.see(chunk);
+impl Attempt {
+    /// A chunk of the answer has arrived.
+    fn observe(&mut self, chunk: &Chunk) {
+        self.meter.observe(chunk);
+        self.trace.observe(chunk);
     }
 
-    /// A failure as it may be shown.
+    /// A failure without the key, fit to be shown.
     fn scrubbed(&self, failure: Failure) -> Failure {
         failure.scrubbed(self.key.as_ref().map(|key| key.expose_secret()))
     }
 }
 
 impl Target {
-    /// What it is called where it is told from others.
+    /// The name of the target in messages about several targets.
     fn name(&self) -> String {
-        format!("{}/{}", vendor::Origin::of(&self.provider).vendor, self.model.vendor_model)
+        format!(
+            "{}/{}",
+            vendor::Origin::from_provider(&self.provider).vendor,
+            self.model.vendor_model
+        )
     }
 
     fn breaker(&self) -> breaker::Key {
@@ -350,14 +362,13 @@ impl Target {
     }
 
     fn prices(&self) -> Prices {
-        self.model.prices.map(vendor::prices).unwrap_or_default()
+        self.model.prices.map(vendor::prices_from_proto).unwrap_or_default()
     }
 }
 
-/// The order in which targets are tried: the first one, then its fallbacks by their order. Of those
-/// with the same order, which have weights, is drawn who comes first, second, and so on. `random`
-/// gives numbers from 0 to 1.
-pub(crate) fn in_order(
+/// The order in which targets are tried: the first one, then its fallbacks by their order.
+/// Fallbacks of the same order are drawn by their weights. `random` returns numbers from 0 to 1.
+pub(crate) fn ordered_targets(
     first: Target,
     fallbacks: &[Route],
     mut random: impl FnMut() -> f64,
@@ -388,16 +399,16 @@ pub(crate) fn in_order(
 }
 
 impl Interrupts<'_> {
-    /// Completes when one of them does.
-    pub(crate) async fn next(&self) -> Ended {
+    /// Completes with the first interrupt.
+    pub(crate) async fn wait(&self) -> CallEnd {
         tokio::select! {
             biased;
-            reason = self.cancel.cancelled() => Ended::Cancelled { reason },
-            () = sleep_until(self.deadline) => Ended::Failed(Failure::new(
+            reason = self.cancel.cancelled() => CallEnd::Cancelled { reason },
+            () = sleep_until(self.deadline) => CallEnd::Failed(Failure::new(
                 FailureClass::DeadlineExceeded,
                 "the model did not finish its answer before the step's deadline",
             )),
-            () = self.hand_back.cancelled() => Ended::HandedBack,
+            () = self.hand_back.cancelled() => CallEnd::HandedBack,
         }
     }
 }

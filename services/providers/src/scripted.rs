@@ -1,11 +1,11 @@
-//! The built-in model: answers read from a script instead of a vendor (`docs/scripted.md`). Demo,
-//! tests, benchmarks and chaos use it.
+//! The built-in model: answers from a script instead of a vendor (`docs/scripted.md`). For the
+//! demo, tests, benchmarks and chaos tests.
 //!
-//! It keeps no conversation: which turn to play follows from the transcript in the command, so that
-//! a command that is delivered again plays the same turn. Only what fails a number of times is
-//! counted, in [`Memory`].
+//! It stores no conversation: the transcript in the command decides which turn to play, so that a
+//! redelivered command plays the same turn. Only the attempts of faults are counted, in
+//! [`AttemptCounter`].
 
-mod memory;
+mod attempts;
 mod play;
 mod script;
 mod template;
@@ -22,7 +22,7 @@ use futures::{
     stream::BoxStream,
 };
 
-pub(crate) use self::memory::Memory;
+pub(crate) use self::attempts::AttemptCounter;
 use self::{
     play::Play,
     script::{Count, Script, Turn},
@@ -45,14 +45,14 @@ pub(crate) struct Scripted {
     /// Recordings, in place of a script.
     cassettes: Vec<Cassette>,
     provider_id: String,
-    memory: Arc<Memory>,
+    attempts: Arc<AttemptCounter>,
 }
 
 impl Scripted {
     pub(crate) fn parse(
         text: &str,
         provider_id: String,
-        memory: Arc<Memory>,
+        attempts: Arc<AttemptCounter>,
     ) -> Result<Self, Failure> {
         let unreadable = |error: serde_json::Error| {
             Failure::configuration(format!("the provider's script cannot be read: {error}"))
@@ -60,12 +60,12 @@ impl Scripted {
         let cassettes = Cassette::parse(text).map_err(unreadable)?;
         let script = if cassettes.is_some() { "" } else { text };
         let script = Script::parse(script).map_err(unreadable)?;
-        Ok(Self { script, cassettes: cassettes.unwrap_or_default(), provider_id, memory })
+        Ok(Self { script, cassettes: cassettes.unwrap_or_default(), provider_id, attempts })
     }
 
-    /// The recording to play: of several, that of the answer whose turn it is, or the last. Calls
-    /// that gave no answer are played before it, each once.
-    fn cassette(&self, request: &Request, said: &Said) -> Option<&Cassette> {
+    /// The recording to play: that of the next answer, or the last one. Calls without an answer are
+    /// played before it, each once.
+    fn select_cassette(&self, request: &Request, state: &ConversationState) -> Option<&Cassette> {
         let purpose = match request.purpose {
             Purpose::Title => "title",
             Purpose::Compaction => "compaction",
@@ -75,12 +75,12 @@ impl Scripted {
             self.cassettes.iter().filter(|cassette| cassette.purpose == purpose).collect();
         let mut answers = fitting.split_inclusive(|cassette| cassette.is_answer()).enumerate();
         let last = answers.clone().last();
-        let (at, tries) = answers.nth(said.answers).or(last)?;
-        // Only where there is something to count: what is delivered again is else the same.
+        let (at, tries) = answers.nth(state.answers).or(last)?;
+        // Counts only where needed: otherwise a redelivery plays the same recording.
         let before = match tries.len() {
             1 => 0,
             _ => {
-                self.memory
+                self.attempts
                     .count(format!("{}/{}/{purpose}/{at}", self.provider_id, request.task_id))
                     - 1
             }
@@ -89,142 +89,154 @@ impl Scripted {
         tries.get(before).or(tries.last()).copied()
     }
 
-    fn play(&self, request: &Request) -> Play {
-        let said = if request.turns.is_empty() {
-            Said::read(&request.messages)
+    fn next_play(&self, request: &Request) -> Play {
+        let state = if request.turns.is_empty() {
+            ConversationState::from_messages(&request.messages)
         } else {
-            Said::of_turns(&request.turns)
+            ConversationState::from_turns(&request.turns)
         };
-        if let Some(cassette) = self.cassette(request, &said) {
-            return Play::again(cassette);
+        if let Some(cassette) = self.select_cassette(request, &state) {
+            return Play::from_cassette(cassette);
         }
-        let conversation = self.script.conversation(&said.last_user_text);
+        let conversation = self.script.conversation(&state.last_user_text);
         if request.purpose == Purpose::Title {
-            let title = conversation.title.clone().unwrap_or_else(|| title(&said.first_user_text));
-            return Play::new(Turn::of_text(title), request, &said, None);
+            let title =
+                conversation.title.clone().unwrap_or_else(|| default_title(&state.first_user_text));
+            return Play::new(Turn::from_text(title), request, &state, None);
         }
         if request.purpose == Purpose::Compaction {
-            let length = said.last_user_text.len();
+            let length = state.last_user_text.len();
             let default = || {
-                Turn::of_text(format!(
+                Turn::from_text(format!(
                     "# Goal\n# Facts\nThey said {length} characters.\n# Done\n# Open\n"
                 ))
             };
             let turn = self.script.summary(conversation).cloned().unwrap_or_else(default);
-            return self.played(turn, request, &said, &format!("{}/summary", conversation.name));
+            return self.play_with_fault(
+                turn,
+                request,
+                &state,
+                &format!("{}/summary", conversation.name),
+            );
         }
         let at = match conversation.count {
-            Count::Total => said.answers,
-            Count::SinceUser => said.answers_since_user,
+            Count::Total => state.answers,
+            Count::SinceUser => state.answers_since_user,
         };
         let Some(turn) = conversation.turns.get(at) else {
-            return Play::new(Turn::of_text(echo(&said.last_user_text)), request, &said, None);
+            return Play::new(Turn::from_text(echo(&state.last_user_text)), request, &state, None);
         };
-        // The user's message is part of the name, because a conversation counted since the user's
-        // last message plays the same turn for each of them.
-        self.played(
+        // The number of user messages is part of the name, because a conversation counted since the
+        // last user message plays the same turn for each of them.
+        self.play_with_fault(
             turn.clone(),
             request,
-            &said,
-            &format!("{}/{}/{at}", conversation.name, said.users),
+            &state,
+            &format!("{}/{}/{at}", conversation.name, state.user_messages),
         )
     }
 
-    /// A turn with its fault, unless that has struck often enough. `name` tells the turns of a task
-    /// apart.
-    fn played(&self, mut turn: Turn, request: &Request, said: &Said, name: &str) -> Play {
+    /// A turn with its fault, unless that has occurred often enough. `name` identifies the turn
+    /// within a task.
+    fn play_with_fault(
+        &self,
+        mut turn: Turn,
+        request: &Request,
+        state: &ConversationState,
+        name: &str,
+    ) -> Play {
         turn.inherit(&self.script.defaults);
         let fault = turn.fault.take().filter(|fault| {
             let key = format!("{}/{}/{name}", self.provider_id, request.task_id);
-            fault.times == 0 || self.memory.count(key) <= fault.times
+            fault.times == 0 || self.attempts.count(key) <= fault.times
         });
-        Play::new(turn, request, said, fault)
+        Play::new(turn, request, state, fault)
     }
 }
 
 impl Vendor for Scripted {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        self.play(&request).stream()
+        self.next_play(&request).stream()
     }
 
-    /// None: any name will do.
+    /// None: any name works.
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         future::ready(Ok(Vec::new())).boxed()
     }
 }
 
-/// What the transcript says, as far as scripts use it.
+/// The state of the conversation, as far as scripts use it.
 #[derive(Debug, Default)]
-struct Said {
+struct ConversationState {
     first_user_text: String,
     last_user_text: String,
     last_result: String,
     /// Messages of the user.
-    users: usize,
+    user_messages: usize,
     /// Messages of the assistant.
     answers: usize,
     answers_since_user: usize,
 }
 
-impl Said {
-    fn read(messages: &[ChatMessage]) -> Self {
-        let mut said = Self::default();
+impl ConversationState {
+    fn from_messages(messages: &[ChatMessage]) -> Self {
+        let mut state = Self::default();
         for message in messages {
             match message.source() {
                 MessageSource::User => {
-                    said.last_user_text = text(message);
-                    if said.users == 0 {
-                        said.first_user_text.clone_from(&said.last_user_text);
+                    state.last_user_text = message_text(message);
+                    if state.user_messages == 0 {
+                        state.first_user_text.clone_from(&state.last_user_text);
                     }
-                    said.users += 1;
-                    said.answers_since_user = 0;
+                    state.user_messages += 1;
+                    state.answers_since_user = 0;
                 }
                 MessageSource::Assistant => {
-                    said.answers += 1;
-                    said.answers_since_user += 1;
+                    state.answers += 1;
+                    state.answers_since_user += 1;
                 }
                 MessageSource::System | MessageSource::Unspecified => {
                     for block in message.blocks.iter().filter_map(|block| block.block.as_ref()) {
                         if let Block::CodeInterpreterResult(result) = block {
-                            said.last_result = transcript::result_text(result);
+                            state.last_result = transcript::result_text(result);
                         }
                     }
                 }
             }
         }
-        said
+        state
     }
 
-    /// The same of a conversation outside a task.
-    fn of_turns(turns: &[transcript::Turn]) -> Self {
-        let mut said = Self::default();
+    /// The same for a conversation outside a task.
+    fn from_turns(turns: &[transcript::Turn]) -> Self {
+        let mut state = Self::default();
         for turn in turns {
             let texts: Vec<&str> = turn.parts.iter().filter_map(Part::text).collect();
             match turn.role {
                 Role::Assistant => {
-                    said.answers += 1;
-                    said.answers_since_user += 1;
+                    state.answers += 1;
+                    state.answers_since_user += 1;
                 }
                 Role::User => {
                     if let Some(output) = turn.parts.iter().rev().find_map(Part::output) {
-                        said.last_result = output.to_owned();
+                        state.last_result = output.to_owned();
                     }
                     if !texts.is_empty() {
-                        said.last_user_text = texts.join("\n");
-                        if said.users == 0 {
-                            said.first_user_text.clone_from(&said.last_user_text);
+                        state.last_user_text = texts.join("\n");
+                        if state.user_messages == 0 {
+                            state.first_user_text.clone_from(&state.last_user_text);
                         }
-                        said.users += 1;
-                        said.answers_since_user = 0;
+                        state.user_messages += 1;
+                        state.answers_since_user = 0;
                     }
                 }
             }
         }
-        said
+        state
     }
 }
 
-fn text(message: &ChatMessage) -> String {
+fn message_text(message: &ChatMessage) -> String {
     let texts: Vec<&str> = message
         .blocks
         .iter()
@@ -237,12 +249,11 @@ fn text(message: &ChatMessage) -> String {
 }
 
 fn echo(text: &str) -> String {
-    format!("You said: {text}")
+    format!("You state: {text}")
 }
 
-/// The first words of what the user said. A request for a title quotes the conversation with its
-/// speakers.
-fn title(text: &str) -> String {
+/// The first words of the user. A request for a title quotes the conversation with its roles.
+fn default_title(text: &str) -> String {
     let text = text.strip_prefix("user: ").unwrap_or(text);
     let text = text.split("\n\nassistant: ").next().unwrap_or(text);
     let words: Vec<&str> = text.split_whitespace().take(TITLE_WORDS).collect();

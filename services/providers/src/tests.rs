@@ -1,5 +1,5 @@
-//! One behavior for all vendors reached over HTTP, tested against a server that speaks their wire
-//! formats.
+//! The common behavior of all vendors reached over HTTP, tested against a server that speaks their
+//! wire formats.
 
 mod content;
 mod counts;
@@ -28,26 +28,26 @@ use crate::{
     answer::Completed,
     call::{
         Outcome,
-        tests::{EAGER, command, routed, router, run},
+        tests::{NO_DELAY_POLICY, command, routed_call, router, run},
     },
     cancels::Cancel,
-    delta::tests::Kept,
+    delta::tests::RecordingProgress,
     failure::Failure,
     framing::Framing,
     http::{Dialect, Http, Timeouts},
-    local::Shelf,
-    vendor::{Chunk, Open as _, Vendor, Vendors},
+    local::LocalModels,
+    vendor::{Chunk, Vendor, VendorFactory as _, Vendors},
 };
 
-pub(crate) const SOON: Duration = Duration::from_secs(10);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 thread_local! {
-    /// A client is dear to make, because it reads the machine's certificate authorities. A test has
-    /// a thread and a runtime of its own, to which a client's connections are bound.
+    /// A client is expensive to create, because it reads the machine's certificate authorities. A
+    /// test has a thread and a runtime of its own, to which a client's connections are bound.
     static CLIENTS: RefCell<HashMap<Duration, Http>> = RefCell::default();
 }
 
-/// What `D` makes of a stream given in pieces.
+/// The chunks that `D` reads from a stream given in pieces.
 pub(crate) fn read<'a, D: Dialect + Default>(
     pieces: impl IntoIterator<Item = &'a [u8]>,
 ) -> Result<Vec<Chunk>, Failure> {
@@ -70,7 +70,8 @@ pub(crate) fn read<'a, D: Dialect + Default>(
     Ok(chunks.into())
 }
 
-/// Checks that a whole stream means the same wherever its bytes are split, and gives what it means.
+/// Checks that a complete stream is read the same wherever its bytes are split, and returns its
+/// chunks.
 pub(crate) fn read_at_every_split<D: Dialect + Default>(stream: &[u8]) -> Vec<Chunk> {
     let whole = read::<D>([stream]).expect("the stream is whole");
     for at in 0..=stream.len() {
@@ -81,15 +82,14 @@ pub(crate) fn read_at_every_split<D: Dialect + Default>(stream: &[u8]) -> Vec<Ch
     whole
 }
 
-/// Looks again and again until `look` gives `Ok`; panics with its last `Err` when that takes too
-/// long.
+/// Calls `attempt` until it returns `Ok`; panics with the last `Err` after a timeout.
 pub(crate) async fn until<T, E: Debug>(
     what: &str,
-    mut look: impl AsyncFnMut() -> Result<T, E>,
+    mut attempt: impl AsyncFnMut() -> Result<T, E>,
 ) -> T {
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
-        match look().await {
+        match attempt().await {
             Ok(value) => return value,
             Err(last) if Instant::now() >= deadline => panic!("waited for {what}; last: {last:?}"),
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -97,27 +97,26 @@ pub(crate) async fn until<T, E: Debug>(
     }
 }
 
-/// Short deadlines, so that tests of silence are quick, and long enough for a busy machine to
-/// answer within.
-pub(crate) fn vendors(patience: Duration) -> Vendors {
+/// Short timeouts, so that tests of silence are quick, and long enough for a busy machine.
+pub(crate) fn vendors(idle_timeout: Duration) -> Vendors {
     crate::install_crypto();
-    // Within an answer: before its first byte a busy machine takes its time.
-    let timeouts = Timeouts { connect: SOON, first_byte: SOON, idle: patience };
+    // The idle timeout only: a busy machine may need time for the first byte.
+    let timeouts = Timeouts { connect: TEST_TIMEOUT, first_byte: TEST_TIMEOUT, idle: idle_timeout };
     let make = || Http::new(timeouts);
     let http =
-        CLIENTS.with_borrow_mut(|clients| clients.entry(patience).or_insert_with(make).clone());
-    Vendors { http, memory: Arc::default(), local: Shelf::new(None) }
+        CLIENTS.with_borrow_mut(|clients| clients.entry(idle_timeout).or_insert_with(make).clone());
+    Vendors { http, scripted_attempts: Arc::default(), local: LocalModels::new(None) }
 }
 
-pub(crate) fn open(kind: ModelProviderType, url: &str, patience: Duration) -> Arc<dyn Vendor> {
-    // Of no meaning to any vendor but one, whose region a loopback address doesn't say.
+pub(crate) fn open(kind: ModelProviderType, url: &str, idle_timeout: Duration) -> Arc<dyn Vendor> {
+    // Only Bedrock reads it: a loopback address contains no region.
     let base_url = if kind == ModelProviderType::Bedrock {
         format!("{url}/?region=us-east-1")
     } else {
         url.to_owned()
     };
     let provider = mesh::Provider { r#type: kind.into(), base_url, ..mesh::Provider::default() };
-    vendors(patience)
+    vendors(idle_timeout)
         .open(&provider, Some(SecretString::from(KEY)), None)
         .expect("the provider is valid")
         .into()
@@ -131,7 +130,7 @@ pub(crate) fn provider(wire: Wire, url: &str, keys: &[&str]) -> mesh::Provider {
     } else {
         url.to_owned()
     };
-    let mut sealed = keys.iter().map(|key| crate::key::tests::seal("provider_1", key));
+    let mut sealed = keys.iter().map(|key| crate::sealed_key::tests::seal("provider_1", key));
     mesh::Provider {
         id: "provider_1".into(),
         r#type: kind.into(),
@@ -142,11 +141,12 @@ pub(crate) fn provider(wire: Wire, url: &str, keys: &[&str]) -> mesh::Provider {
     }
 }
 
-async fn call(wire: Wire, server: &VendorServer) -> (Outcome, Usage, Kept) {
-    let kept = Kept::default();
-    let vendor = open(wire.provider(), &server.url(), SOON);
-    let (outcome, usage) = run(&vendor, EAGER, &Cancel::default(), &kept).await;
-    (outcome, usage, kept)
+async fn call(wire: Wire, server: &VendorServer) -> (Outcome, Usage, RecordingProgress) {
+    let progress_log = RecordingProgress::default();
+    let vendor = open(wire.provider(), &server.url(), TEST_TIMEOUT);
+    let (outcome, usage) =
+        run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &progress_log).await;
+    (outcome, usage, progress_log)
 }
 
 fn failure(outcome: Outcome) -> Failure {
@@ -156,7 +156,7 @@ fn failure(outcome: Outcome) -> Failure {
     }
 }
 
-pub(crate) fn completed(outcome: Outcome) -> Completed {
+pub(crate) fn completed(outcome: Outcome) -> CompletedAnswer {
     match outcome {
         Outcome::Completed(completed) => completed,
         other => panic!("not completed: {other:?}"),
@@ -164,7 +164,7 @@ pub(crate) fn completed(outcome: Outcome) -> Completed {
 }
 
 #[tokio::test]
-async fn an_answer_is_the_same_however_it_is_written() {
+async fn answer_is_the_same_in_every_encoding() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("Grüße — 😀!");
@@ -183,8 +183,8 @@ async fn an_answer_is_the_same_however_it_is_written() {
         let mut answers = Vec::new();
         for reply in replies {
             server.reply(reply);
-            let (outcome, usage, kept) = call(wire, &server).await;
-            assert_eq!(kept.text(), "Grüße — 😀!", "{wire:?}");
+            let (outcome, usage, progress_log) = call(wire, &server).await;
+            assert_eq!(progress_log.text(), "Grüße — 😀!", "{wire:?}");
             answers.push((completed(outcome), usage));
         }
         assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{wire:?}: {answers:?}");
@@ -192,21 +192,21 @@ async fn an_answer_is_the_same_however_it_is_written() {
 }
 
 #[tokio::test]
-async fn a_stream_cut_anywhere_is_never_taken_for_an_answer() {
+async fn stream_cut_anywhere_is_never_an_answer() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("It is 42.");
         for at in (0..wire.whole_from(&stream)).step_by(97) {
             server.reply(wire.reply(&stream).ended_after(at)).reply(wire.reply(&stream));
-            let (outcome, _, kept) = call(wire, &server).await;
-            assert_eq!(kept.text(), "It is 42.", "{wire:?} cut at {at}");
+            let (outcome, _, progress_log) = call(wire, &server).await;
+            assert_eq!(progress_log.text(), "It is 42.", "{wire:?} cut at {at}");
             completed(outcome);
         }
     }
 }
 
 #[tokio::test]
-async fn every_class_of_error_is_recognized() {
+async fn every_error_class_is_recognized() {
     for wire in Wire::ALL {
         for (status, class) in [
             (400, FailureClass::InvalidRequest),
@@ -240,7 +240,7 @@ async fn every_class_of_error_is_recognized() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_not_the_vendors_are_understood_by_their_status() {
+async fn foreign_bodies_are_classified_by_status() {
     for wire in Wire::ALL {
         for (reply, class) in [
             (Reply::text(502, "<html>Bad Gateway</html>"), FailureClass::Transient),
@@ -272,34 +272,35 @@ async fn retry_after_reaches_the_result() {
         let server = VendorServer::start().await;
         server.reply(wire.error(429, FailureClass::RateLimited).header("retry-after", "600"));
         let failure = failure(call(wire, &server).await.0);
-        let wait = failure.wait_asked(jiff::Timestamp::now()).expect("the vendor named a time");
+        let wait =
+            failure.requested_delay(jiff::Timestamp::now()).expect("the vendor named a time");
         assert!((Duration::from_secs(590)..=Duration::from_secs(600)).contains(&wait), "{wait:?}");
         assert_eq!(server.requests().len(), 1, "nobody waits ten minutes within a call");
     }
 }
 
 #[tokio::test]
-async fn a_broken_connection_is_tried_again_and_what_was_shown_is_voided() {
+async fn broken_connection_is_retried_and_visible_text_is_voided() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("The answer is 42, and that is certain.");
         server
             .reply(wire.reply(&stream).broken_after(stream.len() * 2 / 3))
             .reply(wire.reply(&stream));
-        let (outcome, usage, kept) = call(wire, &server).await;
+        let (outcome, usage, progress_log) = call(wire, &server).await;
         completed(outcome);
         assert!(
-            kept.types().contains(&"message.restarted".to_owned()),
+            progress_log.types().contains(&"message.restarted".to_owned()),
             "{wire:?}: {:?}",
-            kept.types()
+            progress_log.types()
         );
-        assert_eq!(kept.text(), "The answer is 42, and that is certain.");
+        assert_eq!(progress_log.text(), "The answer is 42, and that is certain.");
         assert!(usage.output_tokens > 15, "the broken try was not free: {usage:?}");
     }
 }
 
 #[tokio::test]
-async fn a_vendor_that_falls_silent_is_given_up() {
+async fn silent_vendor_times_out() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("x");
@@ -307,15 +308,17 @@ async fn a_vendor_that_falls_silent_is_given_up() {
             server.reply(wire.reply(&stream).silent_after(stream.len() / 2));
         }
         let vendor = open(wire.provider(), &server.url(), Duration::from_millis(300));
-        let (outcome, _) = run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await;
+        let (outcome, _) =
+            run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &RecordingProgress::default())
+                .await;
         let failure = failure(outcome);
         assert_eq!(failure.class, FailureClass::Transient);
         assert!(failure.message.contains("sent nothing"), "{}", failure.message);
     }
 }
 
-/// Somebody who takes connections and never says a word, and how that ends when every deadline but
-/// one is far away.
+/// The failure with a server that accepts connections and never sends a byte, where all other
+/// timeouts are long.
 async fn silence(scheme: &str, timeouts: Timeouts) -> Failure {
     crate::install_crypto();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
@@ -325,70 +328,92 @@ async fn silence(scheme: &str, timeouts: Timeouts) -> Failure {
         base_url: url,
         ..mesh::Provider::default()
     };
-    let vendors =
-        Vendors { http: Http::new(timeouts), memory: Arc::default(), local: Shelf::new(None) };
+    let vendors = Vendors {
+        http: Http::new(timeouts),
+        scripted_attempts: Arc::default(),
+        local: LocalModels::new(None),
+    };
     let vendor: Arc<dyn Vendor> = vendors
         .open(&provider, Some(SecretString::from(KEY)), None)
         .expect("the provider is valid")
         .into();
-    failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0)
+    failure(
+        run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &RecordingProgress::default())
+            .await
+            .0,
+    )
 }
 
 #[tokio::test]
-async fn a_vendor_that_never_begins_is_given_up() {
+async fn vendor_that_never_answers_times_out() {
     let short = Duration::from_millis(300);
-    let first_byte = Timeouts { connect: SOON * 6, first_byte: short, idle: SOON * 6 };
+    let first_byte =
+        Timeouts { connect: TEST_TIMEOUT * 6, first_byte: short, idle: TEST_TIMEOUT * 6 };
     let failed = silence("http", first_byte).await;
     assert_eq!((failed.class, failed.tries), (FailureClass::Transient, 3));
     assert!(failed.message.contains("did not answer for 0.3 s"), "{}", failed.message);
-    // Here the connection itself does not come about: nobody answers the greeting.
-    let connect = Timeouts { connect: short, first_byte: SOON * 6, idle: SOON * 6 };
+    // Here the TLS handshake gets no response.
+    let connect = Timeouts { connect: short, first_byte: TEST_TIMEOUT * 6, idle: TEST_TIMEOUT * 6 };
     let failed = silence("https", connect).await;
     assert_eq!((failed.class, failed.tries), (FailureClass::Transient, 3));
     assert!(failed.message.contains("cannot be reached"), "{}", failed.message);
-    // A head is no answer yet.
+    // A response head is not yet an answer.
     let server = VendorServer::start().await;
     for _ in 0..3 {
         server.reply(Wire::Anthropic.reply(&Wire::Anthropic.answer("x")).silent_after(0));
     }
     let provider = provider(Wire::Anthropic, &server.url(), &[]);
-    let vendors =
-        Vendors { http: Http::new(first_byte), memory: Arc::default(), local: Shelf::new(None) };
+    let vendors = Vendors {
+        http: Http::new(first_byte),
+        scripted_attempts: Arc::default(),
+        local: LocalModels::new(None),
+    };
     let vendor: Arc<dyn Vendor> =
         vendors.open(&provider, None, None).expect("the provider is valid").into();
-    let failed = failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+    let failed = failure(
+        run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &RecordingProgress::default())
+            .await
+            .0,
+    );
     assert!(failed.message.contains("sent nothing for 0.3 s"), "{}", failed.message);
 }
 
 #[tokio::test]
-async fn a_vendor_that_is_away_is_a_transient_failure() {
+async fn unreachable_vendor_is_a_transient_failure() {
     for wire in Wire::ALL {
         let url = VendorServer::start().await.url();
-        let vendor = open(wire.provider(), &url, SOON);
-        let failure = failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+        let vendor = open(wire.provider(), &url, TEST_TIMEOUT);
+        let failure = failure(
+            run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &RecordingProgress::default())
+                .await
+                .0,
+        );
         assert_eq!(failure.class, FailureClass::Transient);
         assert!(!failure.message.contains(&url), "{}", failure.message);
     }
 }
 
 #[tokio::test]
-async fn a_cancel_closes_the_connection() {
+async fn cancel_closes_the_connection() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let stream = wire.answer("The answer is 42, and that is certain.");
         server.reply(wire.reply(&stream).silent_after(stream.len() * 2 / 3));
-        let cancel = Cancel::default();
+        let cancel = CancelSignal::default();
         let canceller = cancel.clone();
-        let kept = Kept::default();
-        let shown = kept.clone();
-        let vendor = open(wire.provider(), &server.url(), SOON);
-        let calling = tokio::spawn(async move { run(&vendor, EAGER, &cancel, &kept).await });
+        let progress_log = RecordingProgress::default();
+        let shown = progress_log.clone();
+        let vendor = open(wire.provider(), &server.url(), TEST_TIMEOUT);
+        let calling =
+            tokio::spawn(
+                async move { run(&vendor, NO_DELAY_POLICY, &cancel, &progress_log).await },
+            );
         until("the first text", async || if shown.text().is_empty() { Err(()) } else { Ok(()) })
             .await;
         assert_eq!(server.open_answers(), 1);
         canceller.cancel("suspended");
         let (outcome, usage) = calling.await.expect("the call does not panic");
-        let Outcome::Cancelled { reason, said } = outcome else {
+        let Outcome::Cancelled { reason, partial } = outcome else {
             panic!("not cancelled: {outcome:?}")
         };
         assert_eq!((reason.as_str(), said.len()), ("suspended", 1));
@@ -402,20 +427,21 @@ async fn a_cancel_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_repeats_the_key_does_not_give_it_away() {
+async fn key_repeated_by_the_vendor_is_scrubbed() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let message = format!("Incorrect API key provided: {KEY}.");
         server.reply(wire.error_saying(401, &message));
-        let kept = Kept::default();
-        let mut progress = kept.clone();
+        let progress_log = RecordingProgress::default();
+        let mut progress = progress_log.clone();
         let mut deltas = crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let mut command = command("go");
         command.provider = Some(provider(wire, &server.url(), &[KEY]));
-        let cancel = Cancel::default();
-        let failure =
-            failure(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
+        let cancel = CancelSignal::default();
+        let failure = failure(
+            crate::call::answer(&router, routed_call(&command, &cancel), &mut deltas).await.0,
+        );
         assert_eq!(failure.message, "Incorrect API key provided: [api key].", "{wire:?}");
         assert_eq!(failure.class, FailureClass::Authentication);
     }
@@ -447,12 +473,16 @@ async fn error_body_that_breaks_off_says_nothing_about_key() {
 }
 
 #[tokio::test]
-async fn the_client_says_who_it_is_and_reuses_its_connection() {
+async fn client_sends_its_name_and_reuses_its_connection() {
     let server = VendorServer::start().await;
-    let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Anthropic, &server.url(), TEST_TIMEOUT);
     for _ in 0..2 {
         server.reply(anthropic::Answer::text("x").reply());
-        completed(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+        completed(
+            run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &RecordingProgress::default())
+                .await
+                .0,
+        );
     }
     let requests = server.requests();
     assert!(requests[0].header("user-agent").starts_with("construct/"));
@@ -460,11 +490,11 @@ async fn the_client_says_who_it_is_and_reuses_its_connection() {
 }
 
 #[tokio::test]
-async fn a_key_is_checked_and_models_are_listed() {
+async fn key_is_checked_and_models_are_listed() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         server.reply(Reply::json(200, &wire.listing()));
-        let vendor = open(wire.provider(), &server.url(), SOON);
+        let vendor = open(wire.provider(), &server.url(), TEST_TIMEOUT);
         let models = vendor.models().await.unwrap_or_else(|failure| panic!("{wire:?}: {failure}"));
         let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
         assert_eq!(names, ["one", "two"], "{wire:?}");
@@ -483,7 +513,7 @@ async fn a_key_is_checked_and_models_are_listed() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_limit_is_read_from_the_headers() {
+async fn remaining_limits_are_read_from_headers() {
     for (wire, remaining, reset) in [
         (
             Wire::Anthropic,
@@ -497,21 +527,22 @@ async fn what_is_left_of_a_limit_is_read_from_the_headers() {
         let answer = wire.answer("x");
         server.reply(wire.reply(&answer).header(remaining, "0").header(reset, "6m0s"));
         server.reply(wire.reply(&answer));
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let mut command = command("go");
         command.provider = Some(provider(wire, &server.url(), &[KEY]));
         let mut calls = Vec::new();
         for _ in 0..2 {
-            let mut progress = Kept::default();
+            let mut progress = RecordingProgress::default();
             let mut deltas =
                 crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
-            let cancel = Cancel::default();
-            calls
-                .push(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
+            let cancel = CancelSignal::default();
+            calls.push(
+                crate::call::answer(&router, routed_call(&command, &cancel), &mut deltas).await.0,
+            );
         }
         let failure = failure(calls.remove(1));
         assert_eq!((failure.class, failure.tries), (FailureClass::RateLimited, 0), "{wire:?}");
-        let wait = failure.wait_asked(jiff::Timestamp::now()).expect("it says when");
+        let wait = failure.requested_delay(jiff::Timestamp::now()).expect("it says when");
         assert!((Duration::from_secs(350)..=Duration::from_secs(360)).contains(&wait), "{wait:?}");
         completed(calls.remove(0));
         assert_eq!(server.requests().len(), 1, "the second call was not made");

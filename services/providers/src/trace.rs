@@ -1,5 +1,5 @@
-//! What a trace shows of the calls of vendors, in the words of OpenTelemetry's conventions for
-//! generative AI. Each try is a span of its own; what was asked and answered is in none.
+//! Spans of vendor calls, with the attributes of OpenTelemetry's semantic conventions for
+//! generative AI. Each attempt is a span. No span contains the text of requests or answers.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tracing::{Span, field::Empty};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
-    metrics::{End, Labels},
+    metrics::{Labels, VendorCallEnd},
     router::Target,
     vendor::{self, Chunk, Format, Request},
 };
 
-/// A call that is made now, as a child of the current span. It lasts until this is dropped.
+/// A call in flight, as a child of the current span. The span ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Trace {
     span: Span,
@@ -25,8 +25,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    pub(crate) fn begin(target: &Target, request: &Request) -> Self {
-        let (operation, vendor) = Labels::words(target, request);
+    pub(crate) fn start(target: &Target, request: &Request) -> Self {
+        let (operation, vendor) = Labels::operation_and_vendor(target, request);
         let model = target.model.vendor_model.as_str();
         let url = Url::parse(vendor::base_url(&target.provider)).ok();
         let parameters = &request.parameters;
@@ -39,7 +39,7 @@ impl Trace {
             gen_ai.operation.name = operation,
             gen_ai.provider.name = vendor,
             gen_ai.conversation.id = Some(request.task_id.as_str()).filter(|task| !task.is_empty()),
-            gen_ai.output.r#type = answers.then(|| output(&request.format)),
+            gen_ai.output.r#type = answers.then(|| output_type(&request.format)),
             gen_ai.request.model = model,
             gen_ai.request.stream = answers.then_some(true),
             gen_ai.request.max_tokens = answers.then_some(request.max_tokens),
@@ -61,7 +61,7 @@ impl Trace {
         Self { span, stop: None, calls: false }
     }
 
-    pub(crate) fn see(&mut self, chunk: &Chunk) {
+    pub(crate) fn observe(&mut self, chunk: &Chunk) {
         match chunk {
             Chunk::Named { id, model } => {
                 for (name, value) in [("gen_ai.response.id", id), ("gen_ai.response.model", model)]
@@ -83,14 +83,15 @@ impl Trace {
     }
 
     /// The answer has begun.
-    pub(crate) fn answers(&self, after: Duration) {
+    pub(crate) fn record_first_chunk(&self, after: Duration) {
         self.span.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
     }
 
-    /// It has ended, and has used this.
-    pub(crate) fn end(&self, end: End, usage: &Usage) {
+    /// The call has ended with this usage.
+    pub(crate) fn end(&self, end: VendorCallEnd, usage: &Usage) {
         let span = &self.span;
-        // The conventions count what came out of the vendor's cache or went into it as input.
+        // The semantic conventions count tokens read from or written to the vendor's cache as
+        // input.
         let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
         span.record("gen_ai.usage.input_tokens", usage.input_tokens.saturating_add(cached));
         span.record("gen_ai.usage.output_tokens", usage.output_tokens);
@@ -104,26 +105,26 @@ impl Trace {
             }
         }
         if let Some(stop) = self.stop {
-            // A list, which the spans of `tracing` have no type for.
+            // A list, for which the spans of `tracing` have no type.
             let reasons = Array::String(vec![StringValue::from(finish_reason(stop, self.calls))]);
             span.set_attribute("gen_ai.response.finish_reasons", Value::Array(reasons));
         }
-        if let Some(word) = end.word() {
+        if let Some(word) = end.error_type() {
             span.record("error.type", word);
             span.record("otel.status_code", "ERROR");
         }
     }
 }
 
-const fn output(format: &Format) -> &'static str {
+const fn output_type(format: &Format) -> &'static str {
     match format {
         Format::Text => "text",
         Format::Json | Format::Schema { .. } => "json",
     }
 }
 
-/// In the conventions' words, which are the same for all vendors. Some servers say that an answer
-/// ended after calls.
+/// The finish reason of the semantic conventions, which is the same for all vendors. Some servers
+/// report a normal end after calls.
 const fn finish_reason(stop: StopReason, calls: bool) -> &'static str {
     match stop {
         StopReason::MaxTokens => "length",
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_has_the_conventions_word() {
+    fn stop_reasons_map_to_semantic_convention_values() {
         for (stop, calls, word) in [
             (StopReason::EndTurn, false, "stop"),
             (StopReason::EndTurn, true, "tool_call"),

@@ -1,5 +1,5 @@
-//! Our transcript in the shape every vendor accepts: sides alternate, the user begins and ends,
-//! each call is followed by exactly one result, and no text is empty.
+//! The transcript in the form that every vendor accepts: roles alternate, the user begins and ends,
+//! exactly one result follows each call, and no text is empty.
 
 use std::collections::VecDeque;
 
@@ -12,15 +12,14 @@ use serde_json::{Value, json};
 
 use crate::vendor::Origin;
 
-/// What opens and closes a script of a model that cannot call tools: the language of a fenced
-/// block.
+/// The language of the fenced block in which a model without tool calls writes a script.
 pub(crate) const FENCE_LANGUAGE: &str = "construct";
 
-/// What a call is told whose result is missing. The transcript never lacks one; a vendor would
-/// refuse the whole conversation for ever if it did.
-const NO_RESULT: &str = "No result was recorded for this call: whether it ran is not known.";
+/// The result of a call without one. The transcript always has results; without one, a vendor would
+/// reject the whole conversation forever.
+const MISSING_RESULT: &str = "No result was recorded for this call: whether it ran is not known.";
 
-/// Who speaks.
+/// The author of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     User,
@@ -40,27 +39,27 @@ pub(crate) struct Turn {
 pub(crate) enum Part {
     Text(String),
     Media(Media),
-    /// What this very provider gave earlier, to be given back as its vendor asks for it.
+    /// Thinking of the same provider, to be sent back in the form its vendor requires.
     Thinking {
         text: String,
         data: String,
     },
     Call {
         id: String,
-        /// Which tool is called.
+        /// The called tool.
         name: String,
         arguments: Value,
     },
     Result {
         id: String,
-        /// Which tool was called.
+        /// The called tool.
         name: String,
         output: String,
         failed: bool,
     },
 }
 
-/// The code tool, as scripts of a transcript are told to a vendor.
+/// The code tool, in which scripts of a transcript are presented to a vendor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CodeTool<'a> {
     pub(crate) name: &'a str,
@@ -68,7 +67,7 @@ pub(crate) struct CodeTool<'a> {
     pub(crate) argument: &'a str,
 }
 
-/// An image or document. What is text has become text.
+/// An image or document. Text files become text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Media {
     /// E.g. `image/png`.
@@ -79,24 +78,23 @@ pub(crate) struct Media {
 }
 
 impl Part {
-    /// The text, of a text.
+    /// The text of a text part.
     pub(crate) fn text(&self) -> Option<&str> {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    /// What a call gave, of a result.
+    /// The output of a result part.
     pub(crate) fn output(&self) -> Option<&str> {
         if let Self::Result { output, .. } = self { Some(output) } else { None }
     }
 
-    /// What an estimate of its tokens is made from.
+    /// The characters from which the tokens of the part are estimated.
     pub(crate) fn chars(&self) -> usize {
         match self {
             Self::Text(text) | Self::Result { output: text, .. } => text.len(),
             Self::Call { arguments, .. } => chars(arguments),
             Self::Thinking { text, .. } => text.len(),
-            // Vendors count images by their size in pixels; this is about what one of a screen's
-            // size costs.
+            // Vendors count images by their pixels; this is about the cost of a screenshot.
             Self::Media(_) => 6_000,
         }
     }
@@ -111,14 +109,14 @@ impl Media {
         self.media_type == "application/pdf"
     }
 
-    /// A URL that holds the content itself.
+    /// A URL that contains the content.
     pub(crate) fn data_url(&self) -> String {
         format!("data:{};base64,{}", self.media_type, self.base64)
     }
 
-    /// What a model is told of an attachment that its vendor does not take. A refusal instead would
-    /// block the conversation for ever.
-    pub(crate) fn left_out(&self) -> String {
+    /// The text in place of an attachment that the vendor does not accept. A rejection would block
+    /// the conversation forever.
+    pub(crate) fn omission_notice(&self) -> String {
         let name = if self.name.is_empty() { "without a name" } else { &self.name };
         notice_text(&format!(
             "The user attached a file ({name}, {}) that cannot be shown to you. Say so if it matters.",
@@ -127,7 +125,7 @@ impl Media {
     }
 }
 
-/// About as many characters as the value has as JSON.
+/// The approximate length of the value as JSON.
 fn chars(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -139,10 +137,10 @@ fn chars(value: &Value) -> usize {
     }
 }
 
-/// Brings `messages` into that shape, for the provider `to`. Without a `tool` (a call that offers
-/// none) scripts and results become text, because vendors refuse tool blocks in a request without
+/// Converts `messages` into that form, for the provider `to`. Without a `tool` (a call that offers
+/// none) scripts and results become text, because vendors reject tool blocks in a request without
 /// tools.
-pub(crate) fn turns(
+pub(crate) fn turns_from_messages(
     messages: &[ChatMessage],
     tool: Option<CodeTool<'_>>,
     to: &Origin,
@@ -156,35 +154,35 @@ pub(crate) fn turns(
         let parts = message
             .blocks
             .iter()
-            .filter_map(|block| part(message.source(), block.block.as_ref()?, tool, to));
+            .filter_map(|block| part_from_block(message.source(), block.block.as_ref()?, tool, to));
         match turns.last_mut() {
             Some(last) if last.role == role => last.parts.extend(parts),
             _ => turns.push(Turn { role, parts: parts.collect() }),
         }
     }
-    ordered(turns)
+    normalize_turns(turns)
 }
 
-/// Brings turns that came from elsewhere into that shape.
-pub(crate) fn ordered(turns: Vec<Turn>) -> Vec<Turn> {
-    let mut turns = pair(turns);
+/// Brings turns of any origin into that form.
+pub(crate) fn normalize_turns(turns: Vec<Turn>) -> Vec<Turn> {
+    let mut turns = pair_results(turns);
     if turns.first().is_none_or(|first| first.role == Role::Assistant) {
-        turns.insert(0, notice("The conversation begins."));
+        turns.insert(0, notice_turn("The conversation begins."));
     }
     if turns.last().is_some_and(|last| last.role == Role::Assistant) {
-        turns.push(notice("Continue."));
+        turns.push(notice_turn("Continue."));
     }
     turns
 }
 
-/// Whether the conversation goes on from a call before which nothing was thought.
-pub(crate) fn goes_on_from_bare_call(turns: &[Turn]) -> bool {
+/// Whether the conversation continues from a call that no thinking precedes.
+pub(crate) fn continues_call_without_thinking(turns: &[Turn]) -> bool {
     let [.., asked, answered] = turns else { return false };
     answered.parts.iter().any(|part| matches!(part, Part::Result { .. }))
         && !matches!(asked.parts.first(), Some(Part::Thinking { .. }))
 }
 
-/// The text a model is shown of a result.
+/// The text of a result as the model sees it.
 pub(crate) fn result_text(result: &CodeInterpreterResult) -> String {
     match (result.output.trim_end(), result.error.trim_end()) {
         ("", "") => "(no output)".to_owned(),
@@ -194,7 +192,7 @@ pub(crate) fn result_text(result: &CodeInterpreterResult) -> String {
     }
 }
 
-fn part(
+fn part_from_block(
     source: MessageSource,
     block: &Block,
     tool: Option<CodeTool<'_>>,
@@ -210,7 +208,7 @@ fn part(
             let arguments = json!({tool.argument: call.code});
             Part::Call { id: call.id.clone(), name: tool.name.to_owned(), arguments }
         }
-        (Block::CodeInterpreterCall(call), None) => Part::Text(fenced(&call.code)),
+        (Block::CodeInterpreterCall(call), None) => Part::Text(fenced_block(&call.code)),
         (Block::CodeInterpreterResult(result), Some(tool)) => Part::Result {
             id: result.id.clone(),
             name: tool.name.to_owned(),
@@ -228,11 +226,11 @@ fn part(
         (Block::Thinking(thinking), _) => {
             Part::Thinking { text: thinking.text.clone(), data: thinking.data.clone() }
         }
-        (Block::Attachment(attachment), _) => media(attachment),
+        (Block::Attachment(attachment), _) => media_part(attachment),
     })
 }
 
-fn media(attachment: &Attachment) -> Part {
+fn media_part(attachment: &Attachment) -> Part {
     let Attachment { media_type, name, data, .. } = attachment;
     if media_type.starts_with("image/") || media_type == "application/pdf" {
         return Part::Media(Media {
@@ -241,7 +239,7 @@ fn media(attachment: &Attachment) -> Part {
             base64: BASE64.encode(data),
         });
     }
-    // Every model reads text, whatever its vendor thinks of files.
+    // Every model reads text, even where its vendor does not accept files.
     let name = name.replace('"', "'");
     Part::Text(format!(
         "<file name=\"{name}\" type=\"{media_type}\">\n{}\n</file>",
@@ -249,65 +247,65 @@ fn media(attachment: &Attachment) -> Part {
     ))
 }
 
-/// `code` as a block that no line within it can end.
-fn fenced(code: &str) -> String {
+/// `code` as a fenced block that no line within it can end.
+fn fenced_block(code: &str) -> String {
     let code = code.trim_end_matches('\n');
     let ticks = |line: &str| line.trim_start().chars().take_while(|&c| c == '`').count();
     let fence = "`".repeat(code.lines().map(ticks).max().unwrap_or(0).max(2) + 1);
     format!("{fence}{FENCE_LANGUAGE}\n{code}\n{fence}")
 }
 
-/// Puts each call's result at the beginning of the turn after it.
-fn pair(turns: Vec<Turn>) -> Vec<Turn> {
+/// Moves the result of each call to the beginning of the next turn.
+fn pair_results(turns: Vec<Turn>) -> Vec<Turn> {
     let mut paired: Vec<Turn> = Vec::with_capacity(turns.len() + 1);
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<OpenCall> = Vec::new();
     for turn in turns {
         match turn.role {
             Role::Assistant => {
                 let parts = assistant_parts(turn.parts, &mut open);
-                push(&mut paired, Role::Assistant, parts);
+                push_turn(&mut paired, Role::Assistant, parts);
             }
             Role::User => {
                 let parts = user_parts(turn.parts, std::mem::take(&mut open));
-                push(&mut paired, Role::User, parts);
+                push_turn(&mut paired, Role::User, parts);
             }
         }
     }
     if !open.is_empty() {
         let parts = user_parts(Vec::new(), open);
-        push(&mut paired, Role::User, parts);
+        push_turn(&mut paired, Role::User, parts);
     }
     paired
 }
 
-fn push(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
+fn push_turn(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
     match turns.last_mut() {
-        // Thinking alone says nothing, and no vendor takes a turn of it.
+        // Thinking alone says nothing, and no vendor accepts such a turn.
         _ if parts.iter().all(|part| matches!(part, Part::Thinking { .. })) => {}
-        // A turn between the two was empty and is gone.
+        // The turn between the two was empty and was dropped.
         Some(last) if last.role == role => last.parts.extend(parts),
         _ => turns.push(Turn { role, parts }),
     }
 }
 
 /// A call of the assistant's last turn.
-struct Open {
-    /// The id it came with.
+struct OpenCall {
+    /// The original id.
     id: String,
-    /// The one it is sent with.
-    sent: String,
+    /// The id that is sent.
+    sent_id: String,
     name: String,
 }
 
-/// A turn's calls get ids that every vendor accepts and that differ within the turn: a conversation
-/// may go on with another vendor than the one that named them.
-fn assistant_parts(parts: Vec<Part>, open: &mut Vec<Open>) -> Vec<Part> {
+/// The calls of a turn get ids that every vendor accepts and that are unique within the turn: a
+/// conversation may continue at another vendor than the one that assigned them.
+fn assistant_parts(parts: Vec<Part>, open: &mut Vec<OpenCall>) -> Vec<Part> {
     parts
         .into_iter()
         .filter_map(|part| match part {
             Part::Call { id, name, arguments } => {
                 let sent = unique_id(&id, open);
-                open.push(Open { id, sent: sent.clone(), name: name.clone() });
+                open.push(OpenCall { id, sent_id: sent.clone(), name: name.clone() });
                 Some(Part::Call { id: sent, name, arguments })
             }
             Part::Text(_) | Part::Thinking { .. } => Some(part),
@@ -316,7 +314,7 @@ fn assistant_parts(parts: Vec<Part>, open: &mut Vec<Open>) -> Vec<Part> {
         .collect()
 }
 
-fn user_parts(parts: Vec<Part>, open: Vec<Open>) -> Vec<Part> {
+fn user_parts(parts: Vec<Part>, open: Vec<OpenCall>) -> Vec<Part> {
     let mut results: VecDeque<(String, String, bool)> = VecDeque::new();
     let mut rest = Vec::new();
     for part in parts {
@@ -328,20 +326,25 @@ fn user_parts(parts: Vec<Part>, open: Vec<Open>) -> Vec<Part> {
     }
     let mut parts: Vec<Part> = open
         .into_iter()
-        .map(|Open { id, sent, name }| {
+        .map(|OpenCall { id, sent_id, name }| {
             match results.iter().position(|(of, ..)| *of == id).and_then(|at| results.remove(at)) {
-                Some((_, output, failed)) => Part::Result { id: sent, name, output, failed },
-                None => Part::Result { id: sent, name, output: NO_RESULT.to_owned(), failed: true },
+                Some((_, output, failed)) => Part::Result { id: sent_id, name, output, failed },
+                None => Part::Result {
+                    id: sent_id,
+                    name,
+                    output: MISSING_RESULT.to_owned(),
+                    failed: true,
+                },
             }
         })
         .collect();
-    // A result whose call is not in the turn before still says something.
+    // A result whose call is not in the preceding turn is still useful.
     parts.extend(results.into_iter().map(|(_, output, _)| Part::Text(notice_text(&output))));
     parts.extend(rest);
     parts
 }
 
-fn unique_id(id: &str, taken: &[Open]) -> String {
+fn unique_id(id: &str, taken: &[OpenCall]) -> String {
     let mut base: String = id
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' })
@@ -350,18 +353,18 @@ fn unique_id(id: &str, taken: &[Open]) -> String {
     if base.is_empty() {
         base = format!("call_{}", taken.len() + 1);
     }
-    let is_taken = |candidate: &str| taken.iter().any(|open| open.sent == candidate);
+    let is_taken = |candidate: &str| taken.iter().any(|open| open.sent_id == candidate);
     if !is_taken(&base) {
         return base;
     }
     (2..).map(|n| format!("{base}_{n}")).find(|candidate| !is_taken(candidate)).unwrap_or(base)
 }
 
-fn notice(text: &str) -> Turn {
+fn notice_turn(text: &str) -> Turn {
     Turn { role: Role::User, parts: vec![Part::Text(notice_text(text))] }
 }
 
-/// Marks what the system says, so that a model does not take it for the person's words.
+/// Marks text of the system, so that a model does not take it for the user's words.
 pub(crate) fn notice_text(text: &str) -> String {
     format!("<system-notice>\n{text}\n</system-notice>")
 }
@@ -373,7 +376,7 @@ mod tests {
     use super::*;
 
     fn turns(messages: &[ChatMessage], tools: bool) -> Vec<Turn> {
-        super::turns(
+        super::turns_from_messages(
             messages,
             tools.then_some(CodeTool { name: "run", argument: "code" }),
             &Origin { vendor: "v".into(), provider_id: "p".into() },
@@ -428,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_result_gets_one() {
+    fn call_without_result_gets_a_result() {
         let turns =
             turns(&[message(User, vec![text("go")]), message(Assistant, vec![call("a")])], true);
         assert_eq!(
@@ -436,14 +439,14 @@ mod tests {
             [Part::Result {
                 id: "a".into(),
                 name: "run".into(),
-                output: NO_RESULT.into(),
+                output: MISSING_RESULT.into(),
                 failed: true
             }]
         );
     }
 
     #[test]
-    fn a_result_without_call_becomes_text() {
+    fn result_without_call_becomes_text() {
         let turns = turns(
             &[message(User, vec![text("go")]), message(System, vec![result("x", "lost")])],
             true,
@@ -455,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_repeat_or_that_a_vendor_would_refuse_are_renamed_with_their_results() {
+    fn repeated_and_invalid_call_ids_are_renamed_with_their_results() {
         let turns = turns(
             &[
                 message(User, vec![text("go")]),
@@ -471,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn sides_alternate_and_the_user_begins_and_ends() {
+    fn roles_alternate_and_user_begins_and_ends() {
         let turns = turns(
             &[
                 message(Assistant, vec![text("hello")]),
@@ -486,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_the_system_is_marked() {
+    fn system_text_is_marked_as_notice() {
         let turns = turns(&[message(System, vec![text("limits changed")])], true);
         assert_eq!(
             turns[0].parts,
@@ -495,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tools_scripts_become_text() {
+    fn scripts_become_text_without_tools() {
         let turns = turns(
             &[
                 message(User, vec![text("go")]),
@@ -519,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_goes_back_to_the_provider_it_came_from_and_never_alone() {
+    fn thinking_is_replayed_to_its_provider_and_never_alone() {
         let turns = turns(
             &[
                 message(User, vec![text("go")]),
@@ -546,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn text_files_are_text_and_others_stay_what_they_are() {
+    fn text_files_become_text_and_other_files_stay_media() {
         let attachment = |media_type: &str, name: &str, data: &[u8]| {
             let (media_type, name) = (media_type.into(), name.into());
             Block::Attachment(Attachment {
@@ -572,16 +575,16 @@ mod tests {
         );
         let Part::Media(media) = &turns[0].parts[1] else { panic!("not media: {turns:?}") };
         assert_eq!(media.data_url(), "data:image/png;base64,/w==");
-        assert!(media.left_out().contains("image/png"));
+        assert!(media.omission_notice().contains("image/png"));
     }
 
     #[test]
-    fn a_script_with_fences_in_it_gets_a_longer_one() {
-        assert_eq!(fenced("f(`\n````\n`)"), "`````construct\nf(`\n````\n`)\n`````");
+    fn script_containing_fences_gets_a_longer_fence() {
+        assert_eq!(fenced_block("f(`\n````\n`)"), "`````construct\nf(`\n````\n`)\n`````");
     }
 
     #[test]
-    fn an_error_follows_what_was_printed() {
+    fn result_error_follows_the_output() {
         let result = CodeInterpreterResult {
             output: "half\n".into(),
             error: "Error: no".into(),

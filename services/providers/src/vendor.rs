@@ -1,4 +1,4 @@
-//! The boundary to the model vendors: what a vendor is asked, what it answers, and nothing of how.
+//! The boundary to the model vendors: requests and answers, independent of any vendor's protocol.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -23,152 +23,152 @@ use crate::{
     cassette, deepseek,
     failure::Failure,
     gemini::Gemini,
-    http::{Endpoint, Http, Observe},
-    local::{Local, Shelf},
+    http::{Endpoint, HeadroomObserver, Http},
+    local::{LocalModels, LocalVendor},
     ollama::Ollama,
     openai::{self, OpenAi},
     openrouter,
     responses::Responses,
-    scripted::{Memory, Scripted},
+    scripted::{AttemptCounter, Scripted},
     transcript::{self, CodeTool, Part, Turn},
     xai,
 };
 
-/// What the code tool's argument is called when its schema names none.
-const DEFAULT_ARGUMENT: &str = "code";
+/// The name of the code tool's argument when its schema names none.
+const DEFAULT_SCRIPT_ARGUMENT: &str = "code";
 
 /// A model vendor, ready to be called.
 pub(crate) trait Vendor: Send + Sync {
-    /// Calls the model once, without any retry. A stream that ends without an error carried a whole
-    /// answer; dropping the stream closes the vendor's connection.
+    /// Calls the model once, without any retry. A stream that ends without an error carried a
+    /// complete answer. Dropping the stream closes the vendor's connection.
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>>;
 
-    /// Which models the vendor offers.
+    /// Lists the models that the vendor offers.
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>>;
 
-    /// How many tokens the model would read; none where the vendor has no such question, and the
+    /// Counts the tokens that the model would read; none where the vendor cannot count, and the
     /// caller estimates.
     fn count(&self, _request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
         future::ready(Ok(None)).boxed()
     }
 
-    /// Turns the texts of `request.embed` into vectors, once, without any retry: as many
-    /// [`Chunk::Vector`]s in the texts' order, and what was used.
+    /// Embeds the texts of `request.embed` once, without any retry. Returns one [`Chunk::Vector`]
+    /// per text in their order, and the usage.
     fn embed(&self, _request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let words = "this kind of provider turns no texts into vectors";
         stream::once(future::ready(Err(Failure::new(FailureClass::InvalidRequest, words)))).boxed()
     }
 
-    /// Asks whether the vendor takes the key. Listing models is the cheapest question nearly all of
-    /// them have.
+    /// Checks whether the vendor accepts the key. Listing models is the cheapest request that
+    /// nearly all vendors have.
     fn check(&self) -> BoxFuture<'static, Result<(), Failure>> {
         let models = self.models();
         async { models.await.map(drop) }.boxed()
     }
 }
 
-/// Makes vendors ready to be called.
-pub(crate) trait Open: Send + Sync {
-    /// The vendor of `provider`, called with `key`. What it says about its limits is told to
-    /// `observer`.
+/// Creates vendors.
+pub(crate) trait VendorFactory: Send + Sync {
+    /// The vendor of `provider`, called with `key`. `observer` receives the limits that the vendor
+    /// reports.
     fn open(
         &self,
         provider: &mesh::Provider,
         key: Option<SecretString>,
-        observer: Option<Arc<dyn Observe>>,
+        observer: Option<Arc<dyn HeadroomObserver>>,
     ) -> Result<Box<dyn Vendor>, Failure>;
 }
 
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Chunk {
-    /// The answer's text goes on.
+    /// More text of the answer.
     Text(String),
-    /// What is shown of the model's thinking goes on.
+    /// More visible thinking.
     Thinking(String),
-    /// What the vendor wants back with the thinking before it, or at this place when there is none,
-    /// in a form that only its own file reads. Ends the thinking.
+    /// Data that the vendor wants back with the thinking before it, or at this position when there
+    /// is none. Only the vendor's own module reads it. Ends the thinking.
     ThinkingData(String),
-    /// A tool call begins. `slot` tells the calls of an answer apart; the id may be empty.
+    /// A tool call begins. `slot` identifies the call within the answer; the id may be empty.
     Call { slot: u32, id: String, name: String },
-    /// The arguments of a call go on, as JSON.
+    /// More arguments of a call, as JSON.
     Arguments { slot: u32, json: String },
-    /// Tokens used so far. Later reports hold; no cost.
+    /// The tokens used so far, without cost. Later reports replace earlier ones.
     Usage(Usage),
     /// Why the model stopped.
     Stop(StopReason),
-    /// What the vendor calls the answer, and the model that writes it; either may be empty.
+    /// The vendor's names of the answer and of the model; either may be empty.
     Named { id: String, model: String },
-    /// The next text as a vector.
+    /// The vector of the next text.
     Vector(Vec<f32>),
 }
 
-/// Texts that are wanted as vectors.
+/// Texts to embed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Embed {
+pub(crate) struct EmbedRequest {
     pub(crate) texts: Vec<String>,
-    /// How long the vectors are to be, where the model leaves a choice.
+    /// The length of the vectors, where the model leaves a choice.
     pub(crate) dimensions: Option<u32>,
 }
 
-/// A model call in our own words. Vendors read from it what they can express.
+/// A model call, independent of the vendor. A vendor uses what its protocol can express.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) step_id: String,
     pub(crate) task_id: String,
     pub(crate) purpose: Purpose,
-    /// Who is called.
+    /// The called provider.
     pub(crate) origin: Origin,
     /// The vendor's name of the model.
     pub(crate) model: String,
-    /// Tokens the model can see.
+    /// The context window in tokens.
     pub(crate) context_window: u32,
     /// Whether the model can call tools.
     pub(crate) tool_calling: bool,
-    /// Upper bound of the answer, always known.
+    /// Upper bound of the answer in tokens, always set.
     pub(crate) max_tokens: u32,
     pub(crate) system: String,
     pub(crate) messages: Vec<ChatMessage>,
-    /// Of a call outside a task: the conversation, in place of `messages`.
+    /// The conversation of a call outside a task, in place of `messages`.
     pub(crate) turns: Vec<Turn>,
     pub(crate) tools: Vec<Tool>,
     pub(crate) choice: ToolChoice,
-    /// At most one call in an answer.
+    /// Allows at most one call per answer.
     pub(crate) one_call: bool,
     pub(crate) format: Format,
     pub(crate) parameters: ModelParameters,
-    /// Vectors of these texts are wanted, and no answer.
-    pub(crate) embed: Option<Embed>,
+    /// Texts to embed; such a request has no answer.
+    pub(crate) embed: Option<EmbedRequest>,
 }
 
 /// Whether the model has to call a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
-    /// As it likes.
+    /// The model decides.
     #[default]
     Auto,
-    /// It must not.
+    /// It must call no tool.
     Never,
-    /// It must call one.
+    /// It must call a tool.
     Any,
-    /// It must call this one.
+    /// It must call this tool.
     Named(String),
 }
 
-/// What the answer's text is.
+/// The format of the answer's text.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) enum Format {
     #[default]
     Text,
-    /// Some JSON.
+    /// Any JSON.
     Json,
-    /// JSON that fits a schema. `strict`: the vendor is asked to guarantee it.
+    /// JSON that is valid against a schema. `strict`: the vendor is asked to guarantee it.
     Schema { name: String, schema: serde_json::Value, strict: bool },
 }
 
 impl Format {
-    /// What is asked of a model whose vendor has no setting for it.
-    pub(crate) fn words(&self) -> Option<String> {
+    /// The instruction for a model whose vendor has no setting for the format.
+    pub(crate) fn instruction(&self) -> Option<String> {
         match self {
             Self::Text => None,
             Self::Json => Some(
@@ -183,17 +183,17 @@ impl Format {
     }
 }
 
-/// Whose thinking it is: it goes back there and nowhere else.
+/// Where thinking comes from: it is sent back only there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// E.g. `anthropic`.
     pub(crate) vendor: String,
-    /// What one account has sealed, another may not be able to open.
+    /// Another account may not be able to open what this one has sealed.
     pub(crate) provider_id: String,
 }
 
 impl Origin {
-    pub(crate) fn of(provider: &mesh::Provider) -> Self {
+    pub(crate) fn from_provider(provider: &mesh::Provider) -> Self {
         let vendor = provider
             .r#type()
             .as_str_name()
@@ -203,7 +203,7 @@ impl Origin {
     }
 }
 
-/// A tool the model may call. The first one is the code tool.
+/// A tool that the model may call. The first one is the code tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tool {
     pub(crate) name: String,
@@ -214,8 +214,8 @@ pub(crate) struct Tool {
     pub(crate) argument: String,
 }
 
-/// How many tokens a model may answer, when so many are `asked` for.
-pub(crate) fn longest_answer(model: &mesh::ModelTarget, asked: Option<u32>) -> u32 {
+/// The upper bound of an answer in tokens, when `asked` are requested.
+pub(crate) fn max_answer_tokens(model: &mesh::ModelTarget, asked: Option<u32>) -> u32 {
     let limit = match u32::try_from(model.max_output_tokens) {
         Ok(0) | Err(_) => 8_192,
         Ok(limit) => limit,
@@ -223,8 +223,8 @@ pub(crate) fn longest_answer(model: &mesh::ModelTarget, asked: Option<u32>) -> u
     asked.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit))
 }
 
-/// What a model costs.
-pub(crate) fn prices(prices: v1::Prices) -> Prices {
+/// The prices of a model.
+pub(crate) fn prices_from_proto(prices: v1::Prices) -> Prices {
     let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } =
         prices;
     let long_context = long_context.map(|long| {
@@ -275,14 +275,14 @@ impl Request {
             parameters: command.parameters.clone().unwrap_or_default(),
             embed: None,
         };
-        Ok(request.addressed(provider, model))
+        Ok(request.for_target(provider, model))
     }
 
-    /// The same request to another model.
+    /// The same request, addressed to another model.
     #[must_use]
-    pub(crate) fn addressed(self, provider: &mesh::Provider, model: &mesh::ModelTarget) -> Self {
+    pub(crate) fn for_target(self, provider: &mesh::Provider, model: &mesh::ModelTarget) -> Self {
         let mut turns = self.turns;
-        // What one account has sealed, another may not be able to open.
+        // Another account may not be able to open what this one has sealed.
         if !self.origin.provider_id.is_empty() && self.origin.provider_id != provider.id {
             for turn in &mut turns {
                 turn.parts.retain(|part| !matches!(part, Part::Thinking { .. }));
@@ -290,35 +290,35 @@ impl Request {
         }
         Self {
             turns,
-            origin: Origin::of(provider),
+            origin: Origin::from_provider(provider),
             context_window: u32::try_from(model.context_window).unwrap_or(0),
             tool_calling: model.tool_calling.unwrap_or(true),
             model: model.vendor_model.clone(),
-            max_tokens: longest_answer(model, self.parameters.max_tokens),
+            max_tokens: max_answer_tokens(model, self.parameters.max_tokens),
             ..self
         }
     }
 
-    /// The conversation as the vendor is told it.
+    /// The conversation in the form that vendors accept.
     pub(crate) fn turns(&self) -> Vec<Turn> {
         if !self.turns.is_empty() {
-            return transcript::ordered(self.turns.clone());
+            return transcript::normalize_turns(self.turns.clone());
         }
         let tool =
             self.tools.first().map(|tool| CodeTool { name: &tool.name, argument: &tool.argument });
-        transcript::turns(&self.messages, tool, &self.origin)
+        transcript::turns_from_messages(&self.messages, tool, &self.origin)
     }
 
-    /// The system prompt of a vendor that has no setting for the answer's format.
+    /// The system prompt for a vendor that has no setting for the format of the answer.
     pub(crate) fn system_with_format(&self) -> Cow<'_, str> {
-        match self.format.words() {
+        match self.format.instruction() {
             None => Cow::Borrowed(&self.system),
             Some(words) if self.system.trim().is_empty() => Cow::Owned(words),
             Some(words) => Cow::Owned(format!("{}\n\n{words}", self.system)),
         }
     }
 
-    /// How much the model shall think; none: the vendor's default.
+    /// How much the model should think; none: the vendor's default.
     pub(crate) fn effort(&self) -> Option<Effort> {
         match self.parameters.thinking() {
             ThinkingEffort::Unspecified => None,
@@ -329,14 +329,14 @@ impl Request {
         }
     }
 
-    /// What the tool's call is called, and its argument that holds the script.
+    /// The name of the code tool, and of its argument that holds the script.
     pub(crate) fn code_call(&self) -> (&str, &str) {
-        self.tools
-            .first()
-            .map_or(("code_interpreter", DEFAULT_ARGUMENT), |tool| (&tool.name, &tool.argument))
+        self.tools.first().map_or(("code_interpreter", DEFAULT_SCRIPT_ARGUMENT), |tool| {
+            (&tool.name, &tool.argument)
+        })
     }
 
-    /// What an estimate of the tokens read is made from, in characters.
+    /// The characters from which the input tokens are estimated.
     pub(crate) fn input_chars(&self) -> usize {
         if let Some(embed) = &self.embed {
             return embed.texts.iter().map(String::len).sum();
@@ -357,8 +357,8 @@ pub(crate) enum Effort {
 }
 
 impl Effort {
-    /// In the word most vendors use.
-    pub(crate) const fn word(self) -> &'static str {
+    /// The name that most vendors use.
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Off => "none",
             Self::Low => "low",
@@ -367,8 +367,8 @@ impl Effort {
         }
     }
 
-    /// As tokens to think with at most, where a vendor asks for a number.
-    pub(crate) const fn budget(self) -> u32 {
+    /// The number of thinking tokens, for vendors that take a number.
+    pub(crate) const fn budget_tokens(self) -> u32 {
         match self {
             Self::Off => 0,
             Self::Low => 2_048,
@@ -389,14 +389,14 @@ impl Tool {
             })?;
         let properties = schema.get("properties").and_then(serde_json::Value::as_object);
         let argument = properties
-            .filter(|properties| !properties.contains_key(DEFAULT_ARGUMENT))
+            .filter(|properties| !properties.contains_key(DEFAULT_SCRIPT_ARGUMENT))
             .and_then(|properties| {
                 let required = schema
                     .get("required")
                     .and_then(|required| required.get(0)?.as_str().map(str::to_owned));
                 required.or_else(|| properties.keys().next().cloned())
             })
-            .unwrap_or_else(|| DEFAULT_ARGUMENT.to_owned());
+            .unwrap_or_else(|| DEFAULT_SCRIPT_ARGUMENT.to_owned());
         Ok(Self {
             name: tool.name.clone(),
             description: tool.description.clone(),
@@ -406,16 +406,16 @@ impl Tool {
     }
 }
 
-/// Every vendor the service speaks to. Lives as long as the process, and with it the connections
-/// and what scripted faults remember.
+/// All vendors. Lives as long as the process, and with it the connections and the counters of
+/// scripted faults.
 #[derive(Debug, Clone)]
 pub(crate) struct Vendors {
     pub(crate) http: Http,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) local: Shelf,
+    pub(crate) scripted_attempts: Arc<AttemptCounter>,
+    pub(crate) local: LocalModels,
 }
 
-/// Where a provider is reached; empty where it has no address, or must be given one.
+/// The address of a provider; empty where it has none, or must be configured.
 pub(crate) fn base_url(provider: &mesh::Provider) -> &str {
     if !provider.base_url.is_empty() {
         return &provider.base_url;
@@ -435,30 +435,30 @@ pub(crate) fn base_url(provider: &mesh::Provider) -> &str {
     }
 }
 
-/// Whether a model's thoughts go back to the vendor as text, with nothing that proves them.
-pub(crate) fn takes_plain_thoughts(provider: &mesh::Provider) -> bool {
-    // Of the second, servers that are compatible with it; itself it wants none back.
+/// Whether the vendor accepts thinking back as plain text, without a proof.
+pub(crate) fn accepts_plain_thinking(provider: &mesh::Provider) -> bool {
+    // `Openai` stands for compatible servers; OpenAI itself wants no thinking back.
     matches!(
         provider.r#type(),
         ModelProviderType::Deepseek | ModelProviderType::Openai | ModelProviderType::Ollama
     )
 }
 
-/// Whether the vendor says itself what a call has cost.
-pub(crate) fn tells_cost(provider: &mesh::Provider) -> bool {
+/// Whether the vendor reports the cost of a call.
+pub(crate) fn reports_cost(provider: &mesh::Provider) -> bool {
     provider.r#type() == ModelProviderType::Openrouter
 }
 
-impl Open for Vendors {
+impl VendorFactory for Vendors {
     fn open(
         &self,
         provider: &mesh::Provider,
         key: Option<SecretString>,
-        observer: Option<Arc<dyn Observe>>,
+        observer: Option<Arc<dyn HeadroomObserver>>,
     ) -> Result<Box<dyn Vendor>, Failure> {
         let secret = key.clone();
         let endpoint = || Endpoint::parse(base_url(provider), key);
-        let http = self.http.observed(observer);
+        let http = self.http.with_observer(observer);
         let vendor: Box<dyn Vendor> = match provider.r#type() {
             ModelProviderType::Anthropic => Box::new(Anthropic::new(http, endpoint()?)?),
             ModelProviderType::Openai => {
@@ -477,17 +477,17 @@ impl Open for Vendors {
             ModelProviderType::Openrouter => {
                 Box::new(OpenAi::new(http, endpoint()?, &openrouter::FLAVOR))
             }
-            // Nothing is learnt from recording what is a recording.
+            // A recording of a recording is of no use.
             ModelProviderType::Scripted => {
-                let memory = Arc::clone(&self.memory);
+                let attempts = Arc::clone(&self.scripted_attempts);
                 return Ok(Box::new(Scripted::parse(
                     &provider.script,
                     provider.id.clone(),
-                    memory,
+                    attempts,
                 )?));
             }
-            // Nothing is learnt from recording what is always the same.
-            ModelProviderType::Local => return Ok(Box::new(Local(self.local.clone()))),
+            // A recording of deterministic output is of no use.
+            ModelProviderType::Local => return Ok(Box::new(LocalVendor(self.local.clone()))),
             ModelProviderType::Unspecified => {
                 return Err(Failure::configuration(format!(
                     "the type of provider {} is unknown to this version ({})",
@@ -495,6 +495,6 @@ impl Open for Vendors {
                 )));
             }
         };
-        Ok(cassette::around(vendor, self.http.recorder(), secret))
+        Ok(cassette::wrap(vendor, self.http.recorder(), secret))
     }
 }

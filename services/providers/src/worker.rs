@@ -1,4 +1,4 @@
-//! Takes model commands from the mesh, and answers each with exactly one kind of result.
+//! Takes model commands from the mesh, and reports exactly one result for each.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,42 +21,42 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use crate::{
-    attached::Attached,
+    attachments::Attachments,
     call::{self, Outcome},
-    cancels::Cancels,
-    delta::{Deltas, Marks, Progress},
+    cancels::CancelRegistry,
+    delta::{Deltas, Progress, StepContext},
     failure::Failure,
-    router::{Ended, Interrupts, RoutedCall, Router, Target, in_order},
+    router::{CallEnd, Interrupts, RoutedCall, Router, Target, ordered_targets},
     vendor::Request,
 };
 
-/// Deliveries of one command before it is given up: a command that took five workers down is not
-/// given a sixth. The server counts those that were handed back, or not heard of for a while, as
-/// well. So the last that may be is not handed back: its step fails as if this worker had not
-/// called, and the next one has all deliveries before it.
+/// Deliveries of one command at most: a command that crashed five workers is not given to a sixth.
+/// The server also counts deliveries that were handed back or not acknowledged in time. So the last
+/// allowed delivery is not handed back: its step fails as if this worker had made no call, and the
+/// next one has all deliveries before it.
 const MAX_DELIVERIES: u32 = 5;
-/// Of the time the process has to stop, the part in which calls may still finish; the rest is for
-/// handing back.
-const FINISH_SHARE: f64 = 0.7;
-/// Pause before the mesh is tried again.
-const PAUSE: Duration = Duration::from_millis(500);
+/// The fraction of the shutdown grace period in which calls may still finish; the rest is for
+/// handing calls back.
+const FINISH_FRACTION: f64 = 0.7;
+/// Delay before NATS is tried again.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Everything a call needs; one per process.
+/// What calls need; one per process.
 #[derive(Clone)]
 pub(crate) struct Worker {
     pub(crate) bus: Bus,
     pub(crate) router: Router,
-    pub(crate) attached: Attached,
-    /// How long a call may take, whatever its command says.
+    pub(crate) attachments: Attachments,
+    /// Upper bound of a call's duration, whatever its command says.
     pub(crate) call_timeout: Duration,
-    pub(crate) cancels: Cancels,
-    /// Set when calls that are still at work shall be handed back.
+    pub(crate) cancels: CancelRegistry,
+    /// Canceled when calls in flight are to be handed back.
     pub(crate) hand_back: CancellationToken,
 }
 
 impl Worker {
-    /// Takes commands and cancels until the service drains. Never more than `concurrency` commands
-    /// at once: the rest waits in the queue.
+    /// Takes commands and cancels until the service drains. At most `concurrency` commands are in
+    /// flight; the others wait in the stream.
     pub(crate) async fn start(
         self,
         concurrency: usize,
@@ -64,17 +64,17 @@ impl Worker {
     ) -> Result<(), construct_bus::subscribe::Error> {
         let lifecycle = context.lifecycle();
         // Before the first command, so that no cancel is missed.
-        let orders = self.bus.subscribe_cancel(subject::Service::Providers).await?;
-        lifecycle.spawn("cancels", self.clone().listen(orders, lifecycle.draining()));
+        let cancels = self.bus.subscribe_cancel(subject::Service::Providers).await?;
+        lifecycle.spawn("cancels", self.clone().receive_cancels(cancels, lifecycle.draining()));
 
         let options = ConsumeOptions::new(concurrency, lifecycle.draining());
         let consumer = self.bus.consume_model(&subject::Pool::model_default(), options);
-        let finish_within = context.common().shutdown_grace.mul_f64(FINISH_SHARE);
-        lifecycle.spawn("model-calls", self.take(consumer, lifecycle.clone(), finish_within));
+        let finish_within = context.common().shutdown_grace.mul_f64(FINISH_FRACTION);
+        lifecycle.spawn("model-calls", self.consume(consumer, lifecycle.clone(), finish_within));
         Ok(())
     }
 
-    async fn take(
+    async fn consume(
         self,
         mut consumer: Consumer<ModelInvoke>,
         lifecycle: Lifecycle,
@@ -82,10 +82,9 @@ impl Worker {
     ) -> anyhow::Result<()> {
         let calls = TaskTracker::new();
         while let Some(delivery) = consumer.next().await {
-            lifecycle.spawn_job("model-call", calls.track_future(self.clone().work(delivery)));
+            lifecycle.spawn_job("model-call", calls.track_future(self.clone().process(delivery)));
         }
-        // Calls that end by themselves in this time are worth more than the same calls begun again
-        // elsewhere.
+        // A call that finishes in this time is cheaper than the same call started again elsewhere.
         calls.close();
         if timeout(finish_within, calls.wait()).await.is_err() {
             self.hand_back.cancel();
@@ -93,30 +92,30 @@ impl Worker {
         Ok(())
     }
 
-    async fn listen(
+    async fn receive_cancels(
         self,
-        mut orders: futures::stream::BoxStream<'static, mesh::CancelStep>,
+        mut cancels: futures::stream::BoxStream<'static, mesh::CancelStep>,
         draining: CancellationToken,
     ) -> anyhow::Result<()> {
         loop {
-            let order = tokio::select! {
+            let cancel = tokio::select! {
                 () = draining.cancelled() => return Ok(()),
-                order = orders.next() => order,
+                cancel = cancels.next() => cancel,
             };
-            match order {
-                Some(order) => self.cancels.cancel(&order),
+            match cancel {
+                Some(cancel) => self.cancels.cancel(&cancel),
                 None => {
-                    sleep(PAUSE).await;
+                    sleep(RETRY_DELAY).await;
                     if let Ok(again) = self.bus.subscribe_cancel(subject::Service::Providers).await
                     {
-                        orders = again;
+                        cancels = again;
                     }
                 }
             }
         }
     }
 
-    async fn work(self, delivery: Delivery<ModelInvoke>) {
+    async fn process(self, delivery: Delivery<ModelInvoke>) {
         let Delivery { message: command, task, delivery, receipt, .. } = delivery;
         let span = tracing::info_span!(
             "providers.model.invoke",
@@ -127,12 +126,12 @@ impl Worker {
         );
         receipt.continue_trace(&span);
         let keep_alive = receipt.keep_alive();
-        // Boxed, because the future of a call is large and lives in a task of its own anyway.
-        let (result, told) =
-            Box::pin(self.answer(&command, delivery)).instrument(span.clone()).await;
-        // A NATS server passes on what one connection publishes in its order, and between the
-        // result and what it leads to lies a commit: nobody sees the end of a step before what led
-        // to it, although nothing here waits until the stream has it.
+        // Boxed: the future of a call is large, and it has its own task anyway.
+        let (result, progress) =
+            Box::pin(self.execute(&command, delivery)).instrument(span.clone()).await;
+        // A NATS server delivers the messages of one connection in their order, and a commit lies
+        // between the result and its consequences. So no subscriber sees the end of a step before
+        // its progress, although nothing here waits until the stream has stored the progress.
         let (settled, ()) = tokio::join!(
             async {
                 match result {
@@ -140,18 +139,22 @@ impl Worker {
                     None => false,
                 }
             },
-            finish(told)
+            finish_progress(progress)
         );
         drop(keep_alive);
-        settle(receipt, settled).await;
+        ack_or_nak(receipt, settled).await;
     }
 
-    /// What becomes of the command, none when it shall be handed back; and the live text, as far as
-    /// it is on its way.
-    async fn answer(&self, command: &ModelInvoke, delivery: u32) -> (Option<StepResult>, Live) {
+    /// The result of the command, none when it is handed back; and the live text that is on its
+    /// way.
+    async fn execute(
+        &self,
+        command: &ModelInvoke,
+        delivery: u32,
+    ) -> (Option<StepResult>, MeshProgress) {
         let step = command.step.clone().unwrap_or_default();
-        let mut live = Live(self.bus.progress());
-        let lost = lost(delivery);
+        let mut live = MeshProgress(self.bus.progress());
+        let lost = calls_of_lost_workers(delivery);
         let counted = |failure: Failure| {
             Failure { tries: failure.tries.saturating_add(lost), ..failure }.into_proto()
         };
@@ -163,10 +166,10 @@ impl Worker {
             }
         };
         let outcome = match outcome {
-            // A further delivery would be taken for one too many, although this worker does not
-            // die.
+            // Another delivery would exceed the limit, although this worker does not crash.
             Outcome::HandedBack
-                if delivery >= MAX_DELIVERIES || lost + 1 >= self.router.allowed(command.tries) =>
+                if delivery >= MAX_DELIVERIES
+                    || lost + 1 >= self.router.max_calls(command.tries) =>
             {
                 let failure = Failure::transient("the service stopped before the call had ended");
                 step_result::Outcome::Failed(counted(failure))
@@ -188,9 +191,11 @@ impl Worker {
                 );
                 step_result::Outcome::Failed(counted(failure))
             }
-            Outcome::Cancelled { reason, said } => {
-                step_result::Outcome::Cancelled(Cancelled { reason, said, results: Vec::new() })
-            }
+            Outcome::Cancelled { reason, partial } => step_result::Outcome::Cancelled(Cancelled {
+                reason,
+                said: partial,
+                results: Vec::new(),
+            }),
         };
         let (outcome, usage) = (Some(outcome), Some(usage_to_proto(usage)));
         let call_id = Uuid::now_v7().to_string();
@@ -202,19 +207,20 @@ impl Worker {
         command: &ModelInvoke,
         step: &StepRef,
         delivery: u32,
-    ) -> Result<Prepared, Failure> {
+    ) -> Result<PreparedCall, Failure> {
         if delivery > MAX_DELIVERIES {
             return Err(Failure::internal(format!(
                 "the model call was given up: {MAX_DELIVERIES} workers were lost, or not heard of, while they worked on it"
             )));
         }
-        let (allowed, lost) = (self.router.allowed(command.tries), lost(delivery));
+        let (allowed, lost) =
+            (self.router.max_calls(command.tries), calls_of_lost_workers(delivery));
         let tries = allowed.checked_sub(lost).filter(|left| *left > 0).ok_or_else(|| {
             Failure::transient(format!(
                 "the model call was given up: of the {allowed} calls left for the answer, each was lost with its worker, or the worker was not heard of"
             ))
         })?;
-        let deadline = deadline(step, clock::now(), self.call_timeout).ok_or_else(|| {
+        let deadline = call_deadline(step, clock::now(), self.call_timeout).ok_or_else(|| {
             Failure::new(
                 FailureClass::DeadlineExceeded,
                 "the step's deadline passed before a worker was free",
@@ -225,21 +231,21 @@ impl Worker {
             provider: command.provider.clone().unwrap_or_default(),
             model: command.model.clone().unwrap_or_default(),
         };
-        let targets = in_order(first, &command.fallbacks, fastrand::f64);
+        let targets = ordered_targets(first, &command.fallbacks, fastrand::f64);
         let hedge_after = command.hedge_after.and_then(|after| Duration::try_from(after).ok());
         let hedge_after = hedge_after.filter(|after| !after.is_zero());
-        Ok(Prepared { request, targets, hedge_after, deadline, tries, lost })
+        Ok(PreparedCall { request, targets, hedge_after, deadline, tries, lost_calls: lost })
     }
 
     async fn invoke(
         &self,
-        prepared: Prepared,
+        prepared: PreparedCall,
         step: &StepRef,
         delivery: u32,
-        live: &mut Live,
+        live: &mut MeshProgress,
     ) -> (Outcome, Usage, String) {
         let guard = self.cancels.begin(&step.task_id, &step.step_id);
-        let marks = Marks {
+        let context = StepContext {
             organization_id: step.organization_id.clone(),
             task_id: step.task_id.clone(),
             step_id: step.step_id.clone(),
@@ -247,7 +253,7 @@ impl Worker {
             delivery,
             live: !matches!(prepared.request.purpose, Purpose::Title | Purpose::Compaction),
         };
-        let mut deltas = Deltas::new(marks, live);
+        let mut deltas = Deltas::new(context, live);
         if delivery > 1 {
             deltas.restart("the worker that was answering was lost".to_owned()).await;
         }
@@ -260,19 +266,23 @@ impl Worker {
             let mut request = prepared.request;
             let (messages, scripts) =
                 (std::mem::take(&mut request.messages), !request.tools.is_empty());
-            let shown = self.attached.show(&step.organization_id, messages, scripts).await;
-            shown.map(|(messages, room)| (Arc::new(Request { messages, ..request }), room))
+            let shown = self.attachments.resolve(&step.organization_id, messages, scripts).await;
+            shown.map(|(messages, permit)| (Arc::new(Request { messages, ..request }), permit))
         };
         let asked = tokio::select! {
             biased;
-            ended = interrupts.next() => Err(ended),
-            asked = asked => asked.map_err(Ended::Failed),
+            ended = interrupts.wait() => Err(ended),
+            asked = asked => asked.map_err(CallEnd::Failed),
         };
-        let (request, _room) = match asked {
+        let (request, _permit) = match asked {
             Ok(asked) => asked,
             Err(ended) => {
                 let model = prepared.targets.first().map(|target| target.model.id.clone());
-                return (Outcome::of(ended), Usage::default(), model.unwrap_or_default());
+                return (
+                    Outcome::from_call_end(ended),
+                    Usage::default(),
+                    model.unwrap_or_default(),
+                );
             }
         };
         let call = RoutedCall {
@@ -280,14 +290,14 @@ impl Worker {
             targets: prepared.targets,
             hedge_after: prepared.hedge_after,
             tries: prepared.tries,
-            lost: prepared.lost,
+            lost_calls: prepared.lost_calls,
             interrupts,
         };
         call::answer(&self.router, call, &mut deltas).await
     }
 
-    /// Publishes the result, for as long as it takes: it is paid for. False when the service stops
-    /// before.
+    /// Publishes the result and retries as long as needed: the answer is paid for. Returns false
+    /// when the service stops before.
     async fn publish(&self, task: TaskId, mut result: StepResult) -> bool {
         let address = subject::TaskResult::new(task);
         loop {
@@ -302,10 +312,10 @@ impl Worker {
                 );
                 tokio::select! {
                     () = self.hand_back.cancelled() => return false,
-                    () = sleep(PAUSE) => {}
+                    () = sleep(RETRY_DELAY) => {}
                 }
             } else if matches!(result.outcome, Some(step_result::Outcome::Failed(_))) {
-                // Not even that the step failed can be told. Its deadline will end it.
+                // Even the failure cannot be published. The deadline of the step will end it.
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
                     "the result cannot be published"
@@ -320,31 +330,30 @@ impl Worker {
     }
 }
 
-struct Prepared {
+struct PreparedCall {
     /// Without the content of attached files.
     request: Request,
     targets: Vec<Arc<Target>>,
     hedge_after: Option<Duration>,
     deadline: Instant,
-    /// Calls of a vendor that are left for this answer.
+    /// Vendor calls left for this answer.
     tries: u32,
-    /// Calls that are not left, because earlier workers are taken to have made them.
-    lost: u32,
+    /// Calls that earlier workers are assumed to have made.
+    lost_calls: u32,
 }
 
-/// Calls that the deliveries before this one are taken to have made: one each. What a worker that
-/// was lost had called nobody can tell, and a command that began anew with each delivery would
-/// multiply its tries by them (D8 in ARCHITECTURE.md). One that had called nobody, or made several
-/// calls, counts the same.
-const fn lost(delivery: u32) -> u32 {
+/// The calls that earlier deliveries are assumed to have made: one each. What a lost worker called
+/// is unknown, and a command that started anew with each delivery would multiply its attempts (D8
+/// in ARCHITECTURE.md). A worker that made no call, or several, counts the same.
+const fn calls_of_lost_workers(delivery: u32) -> u32 {
     delivery.saturating_sub(1)
 }
 
 /// Progress over the mesh.
-struct Live(construct_bus::Progress);
+struct MeshProgress(construct_bus::Progress);
 
 #[async_trait]
-impl Progress for Live {
+impl Progress for MeshProgress {
     async fn send(&mut self, event: Event) {
         if let Err(error) = self.0.send(&event).await {
             tracing::error!(
@@ -355,7 +364,7 @@ impl Progress for Live {
     }
 }
 
-async fn finish(live: Live) {
+async fn finish_progress(live: MeshProgress) {
     let written = live.0.finish().await;
     if written.lost > 0 {
         tracing::warn!(
@@ -365,7 +374,7 @@ async fn finish(live: Live) {
     }
 }
 
-async fn settle(receipt: Receipt, done: bool) {
+async fn ack_or_nak(receipt: Receipt, done: bool) {
     if done {
         receipt.ack().await;
     } else {
@@ -373,7 +382,7 @@ async fn settle(receipt: Receipt, done: bool) {
     }
 }
 
-fn deadline(step: &StepRef, now: Timestamp, call_timeout: Duration) -> Option<Instant> {
+fn call_deadline(step: &StepRef, now: Timestamp, call_timeout: Duration) -> Option<Instant> {
     let left = match &step.deadline {
         None => call_timeout,
         Some(deadline) => {

@@ -1,30 +1,31 @@
-//! xAI: OpenAI's Chat Completions in its own flavor, documented at <https://docs.x.ai/docs/api-reference> and
+//! xAI: OpenAI's Chat Completions with its own flavor, documented at
+//! <https://docs.x.ai/docs/api-reference> and
 //! <https://docs.x.ai/developers/model-capabilities/text/reasoning>.
 
 use serde_json::{Value, json};
 
 use crate::{
-    openai::{Flavor, Thoughts},
+    openai::{Flavor, ThinkingReplay},
     vendor::Effort,
 };
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://api.x.ai/v1";
 
-/// The words for how much to think, from not at all to a lot.
-type Words = [&'static str; 4];
+/// The names of the efforts, from off to high.
+type EffortNames = [&'static str; 4];
 
 /// For models that always think.
-const ALWAYS: Words = ["low", "low", "medium", "high"];
+const ALWAYS_THINKING: EffortNames = ["low", "low", "medium", "high"];
 
-/// By the beginning of a model's name, of which the first that fits holds: in which words it is
-/// told how much to think; none where it refuses to be told, with 400. Most models that think are
-/// of those. Others are taken for newer ones, which all let themselves be told.
-const EFFORTS: [(&str, Option<Words>); 9] = [
+/// The effort names by the prefix of a model's name; the first match counts. None for models that
+/// reject the parameter with 400, which most reasoning models do. Unknown models count as newer
+/// ones, which all accept it.
+const MODEL_EFFORTS: [(&str, Option<EffortNames>); 9] = [
     ("grok-4.3", Some(["none", "low", "medium", "high"])),
-    // As many agents.
-    ("grok-4.20-multi-agent", Some(ALWAYS)),
+    // The effort is the number of agents.
+    ("grok-4.20-multi-agent", Some(ALWAYS_THINKING)),
     ("grok-4.20", None),
-    ("grok-4.", Some(ALWAYS)),
+    ("grok-4.", Some(ALWAYS_THINKING)),
     ("grok-4", None),
     ("grok-3-mini", Some(["low", "low", "low", "high"])),
     ("grok-3", None),
@@ -32,25 +33,25 @@ const EFFORTS: [(&str, Option<Words>); 9] = [
     ("grok-code", None),
 ];
 
-/// Sampling by `top_k` is unknown, documents are not taken, and what the model shows of its
-/// thinking is not wanted back.
+/// `top_k` and documents are not supported, and the vendor wants no thinking back.
 pub(crate) const FLAVOR: Flavor = Flavor {
-    limit: "max_completion_tokens",
+    max_tokens_field: "max_completion_tokens",
     top_k: false,
     images: true,
     documents: false,
-    schemas: true,
-    thoughts: Thoughts::Never,
-    breakpoints: |_| false,
-    tells_cost: false,
-    samples: |_| true,
+    json_schemas: true,
+    thinking_replay: ThinkingReplay::Never,
+    needs_breakpoints: |_| false,
+    reports_cost: false,
+    allows_sampling: |_| true,
     effort,
-    check: "/models",
+    check_path: "/models",
 };
 
 fn effort(effort: Effort, model: &str) -> Value {
-    let known = EFFORTS.iter().find(|(name, _)| model.starts_with(name));
-    let Some([off, low, medium, high]) = known.map_or(Some(ALWAYS), |(_, words)| *words) else {
+    let known = MODEL_EFFORTS.iter().find(|(name, _)| model.starts_with(name));
+    let Some([off, low, medium, high]) = known.map_or(Some(ALWAYS_THINKING), |(_, words)| *words)
+    else {
         return json!({});
     };
     let word = match effort {
@@ -67,16 +68,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_told_how_much_to_think_only_if_it_lets_itself_be_told() {
+    fn effort_is_sent_only_to_models_that_accept_it() {
         let told = |model| {
             [Effort::Off, Effort::Low, Effort::Medium, Effort::High]
                 .map(|wanted| effort(wanted, model)["reasoning_effort"].as_str().map(str::to_owned))
         };
-        let words = |words: Words| words.map(|word| Some(word.to_owned()));
+        let words = |words: EffortNames| words.map(|word| Some(word.to_owned()));
         assert_eq!(told("grok-4.3"), words(["none", "low", "medium", "high"]));
         assert_eq!(told("grok-3-mini"), words(["low", "low", "low", "high"]));
         for model in ["grok-4.5", "grok-4.6-latest", "grok-4.20-multi-agent-0309", "grok-5"] {
-            assert_eq!(told(model), words(ALWAYS), "{model}");
+            assert_eq!(told(model), words(ALWAYS_THINKING), "{model}");
         }
         for model in [
             "grok-4",

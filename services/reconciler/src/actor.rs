@@ -1,5 +1,4 @@
-//! The actor of one task: looks at it one time after another, and wakes itself when the task says
-//! so.
+//! The actor of one task. It reconciles the task on every message, and on its own timer.
 
 use std::{
     sync::Arc,
@@ -16,79 +15,81 @@ use tokio::{sync::watch, task::AbortHandle};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
-    activation::{Activator, Memory, Next},
-    failing::Looks,
+    assignment::PartitionAssignment,
+    failures::ReconcileFailures,
     metrics,
-    share::Share,
+    reconcile::{NextAction, Reconciler, TaskCache},
     slots::Slots,
     supervisor,
 };
 
-/// How long an actor with nothing to do stays, in case its task goes on at once.
-const LINGER: Duration = Duration::from_secs(5);
-/// How soon an activation that failed is tried again; doubles with each failure in a row.
-const RETRY: Duration = Duration::from_secs(1);
-/// The longest pause after a failure.
-const LAST_RETRY: Duration = Duration::from_secs(60);
-/// The longest one after a failure that passes by itself, such as a database that is away: people's
-/// messages must not wait once it is back.
-const LAST_RETRY_PASSING: Duration = Duration::from_secs(5);
-/// So many failures in a row are taken for lasting. A task whose failures don't pass by themselves
-/// is put aside then, until somebody asks for something; with the others, wakes are not looked into
-/// until the pause is over. Otherwise the sweep, which finds the task due each time, would undo the
-/// pause.
-pub(crate) const LASTING: u32 = 4;
-/// An actor does not wait in memory longer than this: the sweep wakes the task.
-pub(crate) const LONGEST_TIMER: Duration = Duration::from_secs(60);
+/// How long an idle actor lives, in case its task continues at once.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Delay before a failed reconcile is retried. It doubles with each consecutive failure.
+const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Longest delay after a failure.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// Longest delay after a transient failure, such as an unavailable database: messages of people
+/// must not wait once it is back.
+const MAX_TRANSIENT_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Number of consecutive failures that count as persistent.
+///
+/// A task whose failures are not transient is then quarantined until the next intent. For other
+/// tasks, wakes are ignored until the delay is over: otherwise the sweep, which finds the task due
+/// each time, would undo the delay.
+pub(crate) const FAILURE_THRESHOLD: u32 = 4;
+/// Longest timer of an actor in memory. Later wakes are left to the sweep.
+pub(crate) const MAX_TIMER_DELAY: Duration = Duration::from_secs(60);
 
-/// Why to look.
+/// Messages to a task's actor.
 #[derive(Debug)]
 pub(crate) enum Msg {
-    /// Somebody woke the task.
-    Look {
-        /// Whose doing it is.
+    /// The task was woken.
+    Reconcile {
+        /// The trace of the wake.
         trace: Context,
     },
-    /// A worker has reported.
+    /// A worker has reported a result.
     Report {
         /// What it says.
         result: Box<StepResult>,
         /// Acknowledged when the outcome is durable.
         receipt: Box<Receipt>,
     },
-    /// The task wanted to be looked at now.
+    /// The task's timer has expired.
     Timer,
-    /// Nothing came for a while, or the task is another replica's now.
-    Linger,
+    /// The actor was idle for a while, or another replica owns the task now.
+    Expire,
 }
 
-/// What an actor is started with.
+/// The arguments of an actor.
 #[derive(Debug)]
 pub(crate) struct Args {
     pub(crate) task: TaskId,
     pub(crate) organization: OrganizationId,
-    pub(crate) activator: Arc<Activator>,
-    /// Bounds the activations of the process; an actor waits its turn here.
+    pub(crate) reconciler: Arc<Reconciler>,
+    /// Limits the reconciles of the process. An actor waits for its turn here.
     pub(crate) slots: Slots,
-    /// The partitions of the process. The actor of a task in another one does what it was handed,
-    /// and no more.
-    pub(crate) share: watch::Receiver<Share>,
+    /// The partitions of the process. The actor of a task in another partition only finishes what
+    /// it has.
+    pub(crate) assignment: watch::Receiver<PartitionAssignment>,
     pub(crate) supervisor: ActorRef<supervisor::Msg>,
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     args: Args,
-    /// Messages taken from the supervisor, so that it can tell whether one is still on its way.
+    /// Number of messages received from the supervisor, which detects with it whether one is still
+    /// on its way.
     taken: u64,
     timer: Option<AbortHandle>,
-    /// Activations in a row that failed.
+    /// Consecutive failed reconciles.
     failures: u32,
-    /// What people are told of them.
-    looks: Looks,
-    /// What was asked for before the look that failed last: what came later it may not have seen.
-    intents: Option<i64>,
-    memory: Memory,
+    /// The failures as reported for diagnosis.
+    reconcile_failures: ReconcileFailures,
+    /// The intents before the last failed reconcile. It may not have seen later ones.
+    intents_before_failure: Option<i64>,
+    cache: TaskCache,
 }
 
 pub(crate) struct TaskActor;
@@ -99,15 +100,15 @@ impl Actor for TaskActor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let looks = args.activator.failing.of(args.task);
+        let reconcile_failures = args.reconciler.failing_tasks.for_task(args.task);
         Ok(State {
             args,
             taken: 0,
             timer: None,
             failures: 0,
-            looks,
-            intents: None,
-            memory: Memory::default(),
+            reconcile_failures,
+            intents_before_failure: None,
+            cache: TaskCache::default(),
         })
     }
 
@@ -118,20 +119,20 @@ impl Actor for TaskActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         let (task, organization) = (state.args.task, state.args.organization);
-        let woken = matches!(message, Msg::Look { .. });
-        state.taken += u64::from(matches!(message, Msg::Look { .. } | Msg::Report { .. }));
+        let woken = matches!(message, Msg::Reconcile { .. });
+        state.taken += u64::from(matches!(message, Msg::Reconcile { .. } | Msg::Report { .. }));
         let after = match message {
-            Msg::Look { .. } if state.failures >= LASTING => None,
-            Msg::Look { trace } => Some(state.look(None, &trace).await),
+            Msg::Reconcile { .. } if state.failures >= FAILURE_THRESHOLD => None,
+            Msg::Reconcile { trace } => Some(state.reconcile(None, &trace).await),
             Msg::Report { result, receipt } => {
                 let trace = receipt.parent().clone();
-                Some(state.look(Some((*result, *receipt)), &trace).await)
+                Some(state.reconcile(Some((*result, *receipt)), &trace).await)
             }
-            Msg::Timer if state.is_ours() => {
-                let trace = state.memory.turn.clone();
-                Some(state.look(None, &trace).await)
+            Msg::Timer if state.is_assigned() => {
+                let trace = state.cache.turn.clone();
+                Some(state.reconcile(None, &trace).await)
             }
-            Msg::Timer | Msg::Linger => {
+            Msg::Timer | Msg::Expire => {
                 let idle =
                     supervisor::Msg::Idle { task, taken: state.taken, actor: myself.get_id() };
                 state.args.supervisor.cast(idle)?;
@@ -139,25 +140,27 @@ impl Actor for TaskActor {
             }
         };
         if woken {
-            state.args.supervisor.cast(supervisor::Msg::Looked { task, organization })?;
+            state.args.supervisor.cast(supervisor::Msg::Reconciled { task, organization })?;
         }
         let Some(after) = after else { return Ok(()) };
         let (delay, next): (Duration, fn() -> Msg) = match &after {
-            // Whoever has its partition now looks after it.
-            _ if !state.is_ours() => (Duration::ZERO, || Msg::Linger),
-            After::Idle => (LINGER, || Msg::Linger),
-            After::Timer(delay) if *delay > LONGEST_TIMER => (LINGER, || Msg::Linger),
-            After::Timer(delay) => (*delay, || Msg::Timer),
-            After::Failed { passing, .. } => (pause(state.failures, *passing), || Msg::Timer),
+            // The owner of its partition reconciles it now.
+            _ if !state.is_assigned() => (Duration::ZERO, || Msg::Expire),
+            Outcome::Idle => (IDLE_TIMEOUT, || Msg::Expire),
+            Outcome::Timer(delay) if *delay > MAX_TIMER_DELAY => (IDLE_TIMEOUT, || Msg::Expire),
+            Outcome::Timer(delay) => (*delay, || Msg::Timer),
+            Outcome::Failed { transient, .. } => {
+                (retry_delay(state.failures, *transient), || Msg::Timer)
+            }
         };
         state.failures = match after {
-            After::Failed { reason, .. } => {
+            Outcome::Failed { reason, .. } => {
                 let (failures, now) = (state.failures.saturating_add(1), clock::now());
-                state.looks.failed(failures, reason, now, now + delay);
+                state.reconcile_failures.record(failures, reason, now, now + delay);
                 failures
             }
-            After::Idle | After::Timer(_) => {
-                state.looks.ended();
+            Outcome::Idle | Outcome::Timer(_) => {
+                state.reconcile_failures.clear();
                 0
             }
         };
@@ -177,32 +180,36 @@ impl Actor for TaskActor {
     }
 }
 
-enum After {
+enum Outcome {
     Idle,
     Timer(Duration),
     Failed {
-        /// Whether it passes without anybody's doing.
-        passing: bool,
+        /// Whether the failure passes by itself.
+        transient: bool,
         /// The error, with its causes.
         reason: String,
     },
 }
 
-/// The pause after a failure that followed on `before` others.
-fn pause(before: u32, passing: bool) -> Duration {
-    let longest = if passing { LAST_RETRY_PASSING } else { LAST_RETRY };
-    RETRY.saturating_mul(2_u32.saturating_pow(before.min(16))).min(longest)
+/// The delay after a failure that followed `before` others.
+fn retry_delay(before: u32, transient: bool) -> Duration {
+    let longest = if transient { MAX_TRANSIENT_RETRY_DELAY } else { MAX_RETRY_DELAY };
+    INITIAL_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(before.min(16))).min(longest)
 }
 
 impl State {
-    /// Whether the task's partition is the process's own.
-    fn is_ours(&self) -> bool {
-        self.args.share.borrow().has_task(self.args.task)
+    /// Whether the process owns the task's partition.
+    fn is_assigned(&self) -> bool {
+        self.args.assignment.borrow().contains_task(self.args.task)
     }
 
-    /// One activation, and the acknowledgement of what was reported. An error is not the actor's
-    /// end: the message comes again, and without one the timer does.
-    async fn look(&mut self, report: Option<(StepResult, Receipt)>, trace: &Context) -> After {
+    /// Reconciles the task, and acknowledges the result. An error does not end the actor: the
+    /// message is redelivered, or the timer expires.
+    async fn reconcile(
+        &mut self,
+        report: Option<(StepResult, Receipt)>,
+        trace: &Context,
+    ) -> Outcome {
         if let Some(timer) = self.timer.take() {
             timer.abort();
         }
@@ -215,82 +222,87 @@ impl State {
         }
         let (result, receipt) = report.unzip();
         let receipt = match receipt {
-            // An actor that fails with it each time never gets to where failures are counted.
-            Some(receipt) if receipt.deliveries() > LASTING => match args.parked().await {
-                Some(reason) => {
-                    args.give_up(receipt, &reason).await;
-                    return After::Idle;
+            // An actor that crashes on this message each time never counts failures.
+            Some(receipt) if receipt.deliveries() > FAILURE_THRESHOLD => {
+                match args.quarantine_reason().await {
+                    Some(reason) => {
+                        args.dead_letter(receipt, &reason).await;
+                        return Outcome::Idle;
+                    }
+                    None => Some(receipt),
                 }
-                None => Some(receipt),
-            },
+            }
             receipt => receipt,
         };
         let _slot = match args.slots.try_acquire() {
             Some(slot) => slot,
             None => {
-                // While it waits its turn, what it holds must not be delivered again.
+                // While it waits for a slot, its message must not be redelivered.
                 let _waiting = receipt.as_ref().map(Receipt::keep_alive);
                 args.slots.acquire(args.organization).await
             }
         };
-        let activation = tracing::Instrument::instrument(
-            Box::pin(args.activator.activate(args.task, result, &mut self.memory)),
+        let reconcile = tracing::Instrument::instrument(
+            Box::pin(args.reconciler.reconcile(args.task, result, &mut self.cache)),
             span,
         );
         let began = Instant::now();
-        let looked = activation.await;
-        metrics::looked(began.elapsed(), looked.as_ref().err());
-        match looked {
+        let reconciled = reconcile.await;
+        metrics::record_reconcile(began.elapsed(), reconciled.as_ref().err());
+        match reconciled {
             Ok(next) => {
                 if let Some(receipt) = receipt {
                     receipt.ack().await;
                 }
                 match next {
-                    Next::Idle | Next::Gone => After::Idle,
-                    Next::Wake(time) => {
+                    NextAction::Idle | NextAction::Deleted => Outcome::Idle,
+                    NextAction::RequeueAt(time) => {
                         let delay = time.duration_since(clock::now());
-                        After::Timer(Duration::try_from(delay).unwrap_or_default())
+                        Outcome::Timer(Duration::try_from(delay).unwrap_or_default())
                     }
                 }
             }
             Err(error) => {
-                // A race that was lost time and again passes too.
-                let passing =
+                // Repeated conflicts pass as well.
+                let transient =
                     error.is_retryable() || matches!(error, construct_store::Error::Conflict);
                 let reason = Chain(&error).to_string();
-                if !passing && self.put_aside(&reason).await {
+                if !transient && self.quarantine_if_failing(&reason).await {
                     if let Some(receipt) = receipt {
-                        self.args.give_up(receipt, &reason).await;
+                        self.args.dead_letter(receipt, &reason).await;
                     }
-                    return After::Idle;
+                    return Outcome::Idle;
                 }
                 let task = self.args.task;
-                if passing {
-                    tracing::warn!(%task, error = &reason, "the task could not be looked at; it is tried again");
+                if transient {
+                    tracing::warn!(%task, error = &reason, "the task could not be reconciled; retrying");
                 } else {
-                    tracing::error!(%task, error = &reason, "the task could not be looked at; it is tried again");
+                    tracing::error!(%task, error = &reason, "the task could not be reconciled; retrying");
                 }
                 if let Some(receipt) = receipt {
-                    receipt.nak(pause(self.failures, passing)).await;
+                    receipt.nak(retry_delay(self.failures, transient)).await;
                 }
-                After::Failed { passing, reason }
+                Outcome::Failed { transient, reason }
             }
         }
     }
 
-    /// Whether the task, which could not be looked at for this reason, is put aside: it was
-    /// already, or it is now because looks have failed often enough. Until somebody asks for
-    /// something, one that was already is not tried again and again because of what comes for it.
-    async fn put_aside(&mut self, reason: &str) -> bool {
+    /// Quarantines the task after enough persistent failures. Returns whether it is quarantined,
+    /// also if it was before. A quarantined task is not retried for every message, only for a new
+    /// intent.
+    async fn quarantine_if_failing(&mut self, reason: &str) -> bool {
         let args = &self.args;
-        if args.parked().await.is_some() {
-            tracing::warn!(task = %args.task, error = reason, "the task is put aside, and can still not be looked at");
+        if args.quarantine_reason().await.is_some() {
+            tracing::warn!(task = %args.task, error = reason, "the quarantined task still cannot be reconciled");
             return true;
         }
-        let before = std::mem::replace(&mut self.intents, args.activator.intents(args.task).await);
+        let before = std::mem::replace(
+            &mut self.intents_before_failure,
+            args.reconciler.intents(args.task).await,
+        );
         match before {
-            Some(intents) if self.failures + 1 >= LASTING => {
-                args.activator.park(args.task, intents, reason).await
+            Some(intents) if self.failures + 1 >= FAILURE_THRESHOLD => {
+                args.reconciler.quarantine(args.task, intents, reason).await
             }
             Some(_) | None => false,
         }
@@ -298,16 +310,16 @@ impl State {
 }
 
 impl Args {
-    /// Why the task is put aside, if it is.
-    async fn parked(&self) -> Option<String> {
-        self.activator.parked(self.organization, self.task).await
+    /// The reason of the task's quarantine, if it is quarantined.
+    async fn quarantine_reason(&self) -> Option<String> {
+        self.reconciler.quarantine_reason(self.organization, self.task).await
     }
 
-    /// A result for a task that is put aside is kept where people find it: delivered again it would
-    /// only fail again. If its step is still wanted when the task goes on, the step's command is
-    /// sent again, unless the result was published again before.
-    async fn give_up(&self, receipt: Receipt, reason: &str) {
-        self.activator.bus.bury(receipt, &format!("its task is put aside: {reason}")).await;
+    /// Dead-letters a result for a quarantined task: redelivery would only fail again. If its step
+    /// is still wanted when the task resumes, the step's command is sent again, unless the result
+    /// was redriven before.
+    async fn dead_letter(&self, receipt: Receipt, reason: &str) {
+        self.reconciler.bus.bury(receipt, &format!("its task is quarantined: {reason}")).await;
     }
 }
 
@@ -316,10 +328,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_after_failures_double_to_a_minute_or_less_when_they_pass() {
-        let pauses =
-            |passing| [0, 1, 2, 5, 6, 7, u32::MAX].map(|before| pause(before, passing).as_secs());
-        assert_eq!(pauses(false), [1, 2, 4, 32, 60, 60, 60]);
-        assert_eq!(pauses(true), [1, 2, 4, 5, 5, 5, 5]);
+    fn retry_delays_double_to_maximum_by_failure_kind() {
+        let delays = |transient| {
+            [0, 1, 2, 5, 6, 7, u32::MAX].map(|before| retry_delay(before, transient).as_secs())
+        };
+        assert_eq!(delays(false), [1, 2, 4, 32, 60, 60, 60]);
+        assert_eq!(delays(true), [1, 2, 4, 5, 5, 5, 5]);
     }
 }

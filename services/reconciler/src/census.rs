@@ -1,4 +1,4 @@
-//! Says which tasks are gone, to services that keep something for tasks.
+//! Answers which tasks are deleted, for services that keep data of tasks.
 
 use construct_bus::{Bus, subject, subscribe};
 use construct_domain::TaskId;
@@ -14,23 +14,23 @@ pub(crate) async fn answer(
     bus: Bus,
     stop: CancellationToken,
 ) -> Result<(), subscribe::Error> {
-    let gone = move |census| {
+    let deleted = move |census| {
         let store = store.clone();
-        Box::pin(async move { gone(&store, census).await }) as BoxFuture<'static, _>
+        Box::pin(async move { find_deleted(&store, census).await }) as BoxFuture<'static, _>
     };
-    bus.answer(&subject::Census, stop, gone).await
+    bus.answer(&subject::Census, stop, deleted).await
 }
 
-/// No answer when it cannot be found out: nothing must be removed then.
-async fn gone(store: &Store, census: mesh::TaskCensus) -> Option<mesh::TasksGone> {
-    // What is no task's id is nobody's, and not for us to say anything about.
-    let asked: Vec<TaskId> = census.task_ids.iter().filter_map(|id| id.parse().ok()).collect();
-    match store.tasks_gone(&asked).await {
-        Ok(gone) => {
-            Some(mesh::TasksGone { task_ids: gone.iter().map(ToString::to_string).collect() })
+/// Returns no answer when it cannot be found out: then nothing may be removed.
+async fn find_deleted(store: &Store, census: mesh::TaskCensus) -> Option<mesh::TasksGone> {
+    // Ids that are not task ids are ignored.
+    let tasks: Vec<TaskId> = census.task_ids.iter().filter_map(|id| id.parse().ok()).collect();
+    match store.tasks_purged(&tasks).await {
+        Ok(deleted) => {
+            Some(mesh::TasksGone { task_ids: deleted.iter().map(ToString::to_string).collect() })
         }
         Err(error) => {
-            tracing::warn!(error = %Chain(&error), "a question about tasks is not answered");
+            tracing::warn!(error = %Chain(&error), "a question about deleted tasks is not answered");
             None
         }
     }

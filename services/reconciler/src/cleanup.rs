@@ -1,4 +1,4 @@
-//! Removes what nothing refers to any more: large payloads, and the ends of closed journals.
+//! Removes unreferenced data: old blobs, and the ends of closed journals.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use construct_bus::{Bus, blob, journal};
 use construct_runtime::clock;
 use tokio_util::sync::CancellationToken;
 
-/// How often. Every replica does it; what one removed the next doesn't find.
-const INTERVAL: Duration = Duration::from_secs(3600);
+/// Interval. Every replica cleans up; what one has removed, the next does not find.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Cleans up until told to stop.
+/// Cleans up until stopped.
 pub(crate) async fn run(
     bus: Bus,
     blobs: blob::Store,
@@ -25,10 +25,7 @@ pub(crate) async fn run(
             ),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(
-                    error,
-                    "old blobs could not be removed; it is tried again in an hour"
-                );
+                tracing::warn!(error, "old blobs could not be removed; retrying in an hour");
             }
         }
         match bus.journal().remove_closed(clock::now() - journal::CLOSED_KEPT).await {
@@ -38,13 +35,13 @@ pub(crate) async fn run(
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(
                     error,
-                    "the ends of old journals could not be removed; it is tried again in an hour"
+                    "the ends of old journals could not be removed; retrying in an hour"
                 );
             }
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(CLEANUP_INTERVAL) => {}
         }
     }
 }

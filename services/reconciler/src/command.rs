@@ -1,4 +1,5 @@
-//! Commands to workers: everything they need stands in them, so that they never read PostgreSQL.
+//! Commands to workers. They contain everything that workers need, so that those never read
+//! PostgreSQL.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use construct_domain::{
     StepId,
     approval::ApprovalState,
     backoff,
-    decide::CODE_DEADLINE,
+    decide::CODE_TIMEOUT,
     message::{Attachment, CodeCall, Source, code_calls},
     task::{FailureClass, Stage, Step, StepState, Task},
 };
@@ -24,91 +25,90 @@ use construct_wire::convert;
 use jiff::Timestamp;
 
 use crate::{
-    compaction,
-    material::{Material, Said},
-    prompt,
+    command_inputs::{CommandInputs, TranscriptMessage},
+    compaction, prompt,
 };
 
 /// Why a command cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The row is gone, which foreign keys should prevent.
+    /// The row is missing, which foreign keys should prevent.
     #[error("the task's agent, model or provider no longer exists")]
-    AgentGone,
-    /// There is no interpreter of the task's pool, or it does not answer.
-    #[error("no interpreter of the pool `{pool}` says which tools there are")]
+    AgentMissing,
+    /// No interpreter of the task's pool answers.
+    #[error("no interpreter of the pool `{pool}` describes its tools")]
     NoCatalog {
         /// The pool.
         pool: Pool,
-        /// Why not.
+        /// The cause.
         source: request::Error,
     },
-    /// The transcript lacks what the turn is about.
+    /// The transcript has no scripts for the turn.
     #[error("the transcript holds no script to run")]
     NoCalls,
-    /// The turn does not say what is to be summed up.
-    #[error("the turn does not want a summary")]
-    NothingToSumUp,
+    /// The turn does not say what to summarize.
+    #[error("the turn does not need a summary")]
+    NothingToSummarize,
 }
 
 impl Error {
-    /// When another try makes sense. An interpreter that starts for the first time on a machine
-    /// compiles its guest, so it is given more time than a vendor.
+    /// When a retry makes sense. An interpreter that starts for the first time on a machine
+    /// compiles its guest, so it gets more time than a vendor.
     pub(crate) fn retry_at(&self) -> Option<Timestamp> {
         matches!(self, Self::NoCatalog { .. }).then(|| clock::now() + Duration::from_secs(10))
     }
 
     pub(crate) const fn class(&self) -> FailureClass {
         match self {
-            Self::AgentGone => FailureClass::Configuration,
+            Self::AgentMissing => FailureClass::Configuration,
             Self::NoCatalog { .. } => FailureClass::Transient,
-            Self::NoCalls | Self::NothingToSumUp => FailureClass::Internal,
+            Self::NoCalls | Self::NothingToSummarize => FailureClass::Internal,
         }
     }
 }
 
-/// For how long a token outlives its step: clocks differ.
-const TOKEN_GRACE: Duration = Duration::from_secs(60);
+/// Time that a token outlives its step: clocks differ.
+const TOKEN_GRACE_PERIOD: Duration = Duration::from_secs(60);
 
-/// Longest text, in characters, of each message that a title is made from.
-const TITLE_EXCERPT: usize = 2000;
+/// Maximum length in characters of each message that a title is made from.
+const MAX_TITLE_EXCERPT_CHARS: usize = 2000;
 
-/// The command that has the model go on with the conversation.
-pub(crate) fn answer(
+/// The command for the model's next answer.
+pub(crate) fn build_answer(
     loaded: &LoadedTask,
     step: &Step,
-    material: &Material,
+    inputs: &CommandInputs,
     catalog: &mesh::ToolCatalog,
 ) -> Result<mesh::ModelInvoke, Error> {
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
-    let system = prompt::assemble(&prompt::Parts {
+    let invocation = inputs.invocation.as_ref().ok_or(Error::AgentMissing)?;
+    let system = prompt::assemble(&prompt::PromptParts {
         instructions: &invocation.agent.instructions,
         workspace: &loaded.workspace,
         facts: &catalog.facts,
         declarations: &catalog.declarations,
-        secrets: &material.secrets,
+        secrets: &inputs.secrets,
         pinned: &loaded.pinned,
     });
     let request = mesh::ModelInvoke {
         step: Some(step_ref(loaded, step)),
         purpose: Purpose::Turn.into(),
         system,
-        messages: material.transcript().into_iter().map(chat_message).collect(),
+        messages: inputs.transcript().into_iter().map(chat_message).collect(),
         tools: vec![prompt::code_tool()],
         tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
-    Ok(addressed(request, invocation))
+    Ok(with_target(request, invocation))
 }
 
-/// The command that has the model make a title, until then.
-pub(crate) fn title(
+/// The command for a title, with this deadline.
+pub(crate) fn build_title(
     loaded: &LoadedTask,
     step: StepId,
     until: Timestamp,
-    material: &Material,
+    inputs: &CommandInputs,
 ) -> Result<mesh::ModelInvoke, Error> {
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
+    let invocation = inputs.invocation.as_ref().ok_or(Error::AgentMissing)?;
     let step = mesh::StepRef {
         organization_id: loaded.task.organization.to_string(),
         task_id: loaded.task.id.to_string(),
@@ -121,26 +121,28 @@ pub(crate) fn title(
         step: Some(step),
         purpose: Purpose::Title.into(),
         system: prompt::TITLE.to_owned(),
-        messages: vec![title_excerpt(&material.transcript())],
+        messages: vec![title_excerpt(&inputs.transcript())],
         ..mesh::ModelInvoke::default()
     };
-    Ok(addressed(request, invocation))
+    Ok(with_target(request, invocation))
 }
 
-/// The command that has the model sum up the older part of the conversation.
-pub(crate) fn compaction(
+/// The command for a summary of the older part of the conversation.
+pub(crate) fn build_compaction(
     loaded: &LoadedTask,
     task: &Task,
     step: &Step,
-    material: &Material,
+    inputs: &CommandInputs,
 ) -> Result<mesh::ModelInvoke, Error> {
     let Some(Stage::Compact { through, kept, .. }) = task.turn.as_ref().map(|turn| &turn.stage)
     else {
-        return Err(Error::NothingToSumUp);
+        return Err(Error::NothingToSummarize);
     };
-    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
-    let text =
-        compaction::render(&material.older(*through, kept), compaction::bytes(&task.context));
+    let invocation = inputs.invocation.as_ref().ok_or(Error::AgentMissing)?;
+    let text = compaction::render(
+        &inputs.older_messages(*through, kept),
+        compaction::max_input_bytes(&task.context),
+    );
     let request = mesh::ModelInvoke {
         step: Some(step_ref(loaded, step)),
         purpose: Purpose::Compaction.into(),
@@ -149,38 +151,38 @@ pub(crate) fn compaction(
         tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
-    Ok(addressed(request, invocation))
+    Ok(with_target(request, invocation))
 }
 
-/// The request with whom it goes to.
-fn addressed(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::ModelInvoke {
+/// Adds the provider, model and fallbacks to a request.
+fn with_target(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::ModelInvoke {
     mesh::ModelInvoke {
-        provider: Some(provider(&invocation.provider)),
-        model: Some(target(&invocation.model)),
-        fallbacks: routes(&invocation.fallbacks),
+        provider: Some(build_provider(&invocation.provider)),
+        model: Some(build_target(&invocation.model)),
+        fallbacks: build_routes(&invocation.fallbacks),
         hedge_after: convert::hedge_after(invocation.hedge_after_ms),
         parameters: Some(convert::parameters(&invocation.agent.parameters)),
         ..request
     }
 }
 
-/// The account a model is reached over.
-pub(crate) fn provider(provider: &InvocationProvider) -> mesh::Provider {
+/// The provider of a model.
+pub(crate) fn build_provider(provider: &InvocationProvider) -> mesh::Provider {
     mesh::Provider {
         id: provider.id.to_string(),
         r#type: convert::provider_type(provider.kind).into(),
         base_url: provider.base_url.clone(),
-        api_key: provider.key.as_ref().map(sealed),
+        api_key: provider.key.as_ref().map(sealed_secret),
         script: provider.script.clone().unwrap_or_default(),
-        additional_api_keys: provider.further_keys.iter().map(sealed).collect(),
+        additional_api_keys: provider.additional_keys.iter().map(sealed_secret).collect(),
         max_concurrency: provider.limits.max_concurrency,
         requests_per_minute: provider.limits.requests_per_minute,
         tokens_per_minute: provider.limits.tokens_per_minute,
     }
 }
 
-/// The model that is called.
-pub(crate) fn target(model: &InvocationModel) -> mesh::ModelTarget {
+/// The model to call.
+pub(crate) fn build_target(model: &InvocationModel) -> mesh::ModelTarget {
     mesh::ModelTarget {
         id: model.id.to_string(),
         vendor_model: model.vendor_model.clone(),
@@ -191,19 +193,19 @@ pub(crate) fn target(model: &InvocationModel) -> mesh::ModelTarget {
     }
 }
 
-/// Who answers in a model's place.
-pub(crate) fn routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route> {
+/// The fallbacks of a model.
+pub(crate) fn build_routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route> {
     let orders = orders(fallbacks.iter().map(|fallback| fallback.weight));
     let route = |(fallback, order): (&InvocationFallback, u32)| mesh::Route {
-        provider: Some(provider(&fallback.provider)),
-        model: Some(target(&fallback.model)),
+        provider: Some(build_provider(&fallback.provider)),
+        model: Some(build_target(&fallback.model)),
         order,
         weight: fallback.weight,
     };
     fallbacks.iter().zip(orders).map(route).collect()
 }
 
-/// The order of each entry of a list. Neighbors that have a weight share one: among them is drawn.
+/// The order of each fallback. Neighbors with a weight share one: one of them is drawn.
 fn orders(weights: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
     weights.scan((0, 0), |(order, before), weight| {
         if weight == 0 || *before == 0 {
@@ -214,24 +216,24 @@ fn orders(weights: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The command that runs the scripts the newest assistant message asks for.
-pub(crate) fn execute(
+/// The command that runs the scripts of the newest assistant message.
+pub(crate) fn build_execution(
     loaded: &LoadedTask,
     task: &Task,
     step: &Step,
-    material: &Material,
+    inputs: &CommandInputs,
     token_keys: Option<&MasterKeys>,
 ) -> Result<mesh::CodeExecute, Error> {
-    let Some(Stage::Code { calls: wanted }) = task.turn.as_ref().map(|turn| &turn.stage) else {
+    let Some(Stage::Code { calls: requested }) = task.turn.as_ref().map(|turn| &turn.stage) else {
         return Err(Error::NoCalls);
     };
-    let transcript = material.transcript();
+    let transcript = inputs.transcript();
     let Some(message) = transcript.iter().rev().find(|message| message.source == Source::Assistant)
     else {
         return Err(Error::NoCalls);
     };
     let calls: Vec<&CodeCall> =
-        code_calls(message.blocks).filter(|call| wanted.contains(&call.id)).collect();
+        code_calls(message.blocks).filter(|call| requested.contains(&call.id)).collect();
     if calls.is_empty() {
         return Err(Error::NoCalls);
     }
@@ -241,41 +243,44 @@ pub(crate) fn execute(
         workspace: loaded.workspace.clone(),
         agent_policy: loaded.agent_policy.iter().map(convert::rule).collect(),
         task_policy: loaded.policy.iter().map(convert::rule).collect(),
-        decisions: material.approvals.iter().filter_map(decision).collect(),
+        decisions: inputs.approvals.iter().filter_map(approval_decision).collect(),
         compute: pool(loaded).to_string(),
-        secrets: material.secrets.iter().map(granted).collect(),
+        secrets: inputs.secrets.iter().map(granted_secret).collect(),
         again: false,
         model_token: token_keys
-            .map(|keys| model_token(keys, loaded, step, &material.script_models))
+            .map(|keys| model_token(keys, loaded, step, &inputs.script_models))
             .unwrap_or_default(),
-        script_models: material.script_models.clone(),
+        script_models: inputs.script_models.clone(),
         agent_name: loaded.agent_name.clone(),
-        files: material.files.iter().filter_map(attached).collect(),
+        files: inputs.files.iter().filter_map(attached_file).collect(),
     })
 }
 
-/// What scripts reach models with; empty when there is none they may call. It holds as long as the
-/// step can run. One of scripts that wait for people is replaced when they go on.
+/// The token with which scripts call models; empty when there is no model they may call. It is
+/// valid as long as the step can run. Scripts that waited for approvals get a new one when they
+/// resume.
 fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[String]) -> String {
     if models.is_empty() {
         return String::new();
     }
-    let ends = step_deadline(step).unwrap_or_else(|| clock::now() + CODE_DEADLINE);
+    let ends = step_deadline(step).unwrap_or_else(|| clock::now() + CODE_TIMEOUT);
     let token = ModelToken {
-        // What the scripts of one message spend is counted together, however often they are begun.
+        // The spending of one message's scripts is counted together, however often they start.
         id: step.id.to_string(),
         organization: loaded.task.organization.to_string(),
         task: loaded.task.id.to_string(),
-        // It is counted for the key that what the task does is.
+        // It is counted for the key that created the task's work.
         key: String::new(),
         models: models.to_vec(),
         budget_pico_usd: 0,
-        expires_at: ends + TOKEN_GRACE,
+        expires_at: ends + TOKEN_GRACE_PERIOD,
     };
     token.sign(keys).expose().to_owned()
 }
 
-fn attached(Attachment { media_type, name, file, .. }: &Attachment) -> Option<mesh::AttachedFile> {
+fn attached_file(
+    Attachment { media_type, name, file, .. }: &Attachment,
+) -> Option<mesh::AttachedFile> {
     let file = file.as_ref()?;
     Some(mesh::AttachedFile {
         id: file.id.to_string(),
@@ -286,18 +291,18 @@ fn attached(Attachment { media_type, name, file, .. }: &Attachment) -> Option<me
     })
 }
 
-/// A secret for whoever has its key.
-fn granted(secret: &Secret) -> mesh::GrantedSecret {
+/// A sealed secret with its bindings.
+fn granted_secret(secret: &Secret) -> mesh::GrantedSecret {
     mesh::GrantedSecret {
         id: secret.id.to_string(),
         name: secret.name.clone(),
         hosts: secret.bindings.hosts.clone(),
         commands: secret.bindings.commands.clone(),
-        value: Some(sealed(&secret.value)),
+        value: Some(sealed_secret(&secret.value)),
     }
 }
 
-fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
+fn sealed_secret(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
     mesh::SealedSecret {
         key_id: key_id.clone(),
         nonce: nonce.clone(),
@@ -305,14 +310,13 @@ fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::Se
     }
 }
 
-/// The interpreters that run a task's scripts. The gateway lets no other name in than one that
-/// could be a pool's.
+/// The pool that runs a task's scripts. The gateway only accepts valid pool names.
 pub(crate) fn pool(loaded: &LoadedTask) -> Pool {
     Pool::new(&*loaded.compute).unwrap_or_else(|_| Pool::code_default())
 }
 
-/// What became of a question, once it is over.
-fn decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision> {
+/// The decision of an approval that is closed.
+fn approval_decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision> {
     let approved = match approval.state {
         ApprovalState::Pending => return None,
         ApprovalState::Approved => true,
@@ -323,7 +327,7 @@ fn decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision> {
         number: approval.call.number,
         arguments_hash: approval.call.hash.clone(),
         approved,
-        words: approval.words.clone(),
+        words: approval.comment.clone(),
         decided_by: approval.decided_by.clone(),
     })
 }
@@ -342,20 +346,20 @@ fn step_ref(loaded: &LoadedTask, step: &Step) -> mesh::StepRef {
 fn step_deadline(step: &Step) -> Option<Timestamp> {
     match step.state {
         StepState::InFlight { deadline } | StepState::Cancelling { deadline } => Some(deadline),
-        StepState::Backoff { .. } | StepState::Parked { .. } => None,
+        StepState::Backoff { .. } | StepState::Suspended { .. } => None,
     }
 }
 
-fn chat_message(Said { source, blocks }: Said<'_>) -> mesh::ChatMessage {
+fn chat_message(TranscriptMessage { source, blocks }: TranscriptMessage<'_>) -> mesh::ChatMessage {
     mesh::ChatMessage {
         source: convert::source(source).into(),
-        blocks: blocks.iter().map(told).collect(),
+        blocks: blocks.iter().map(model_block).collect(),
     }
 }
 
-/// A block as a model is told it: what a tool was given and gave is for people, a model knows what
-/// its script says of it.
-fn told(block: &construct_domain::message::Block) -> v1::Block {
+/// A block for a model, without the arguments and results of tools. Those are for people; a model
+/// knows what its script returns about them.
+fn model_block(block: &construct_domain::message::Block) -> v1::Block {
     let mut block = convert::block(block);
     if let Some(v1::block::Block::CodeInterpreterResult(result)) = &mut block.block {
         for used in &mut result.tool_uses {
@@ -365,12 +369,12 @@ fn told(block: &construct_domain::message::Block) -> v1::Block {
     block
 }
 
-/// The first exchange in short, as one user message.
-fn title_excerpt(transcript: &[Said<'_>]) -> mesh::ChatMessage {
+/// An excerpt of the first exchange, as one user message.
+fn title_excerpt(transcript: &[TranscriptMessage<'_>]) -> mesh::ChatMessage {
     let texts = transcript.iter().take(4).flat_map(|message| {
         message.blocks.iter().filter_map(|block| match block {
             construct_domain::message::Block::Text(text) => {
-                let excerpt: String = text.chars().take(TITLE_EXCERPT).collect();
+                let excerpt: String = text.chars().take(MAX_TITLE_EXCERPT_CHARS).collect();
                 Some(format!("{}: {excerpt}", message.source.as_str()))
             }
             _ => None,
@@ -391,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbors_with_a_weight_are_one_group() {
+    fn neighboring_weights_form_one_group() {
         assert_eq!(
             orders([0, 7, 3, 0, 5, 0, 0].into_iter()).collect::<Vec<u32>>(),
             [1, 2, 2, 3, 4, 5, 6]
@@ -400,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_told_that_a_tool_was_called_and_not_with_what() {
+    fn model_sees_tool_names_without_arguments_and_results() {
         use construct_domain::message::{Block, CodeResult, ToolUse};
 
         let used = ToolUse {
@@ -417,11 +421,11 @@ mod tests {
             ..CodeResult::default()
         };
         let blocks = [Block::CodeInterpreterResult(result)];
-        let message = chat_message(Said { source: Source::System, blocks: &blocks });
-        let Some(v1::block::Block::CodeInterpreterResult(told)) = &message.blocks[0].block else {
+        let message = chat_message(TranscriptMessage { source: Source::System, blocks: &blocks });
+        let Some(v1::block::Block::CodeInterpreterResult(shown)) = &message.blocks[0].block else {
             panic!("a result")
         };
-        assert_eq!((told.output.as_str(), told.tool_uses[0].name.as_str()), ("3", "grep"));
-        assert!(told.tool_uses[0].arguments.is_empty() && told.tool_uses[0].result.is_empty());
+        assert_eq!((shown.output.as_str(), shown.tool_uses[0].name.as_str()), ("3", "grep"));
+        assert!(shown.tool_uses[0].arguments.is_empty() && shown.tool_uses[0].result.is_empty());
     }
 }

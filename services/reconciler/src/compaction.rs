@@ -1,5 +1,4 @@
-//! What a model is given to sum up, and what is known of the length of a call besides its
-//! transcript.
+//! Builds the input of a summary, and estimates the fixed part of a call.
 
 use construct_domain::{
     context::Context,
@@ -7,60 +6,61 @@ use construct_domain::{
     money::tokens_of_bytes,
 };
 
-use crate::material::Said;
+use crate::command_inputs::TranscriptMessage;
 
-/// Bytes of the interpreters' words when they are not known yet.
-const CATALOG_BYTES: usize = 30_000;
-/// Bytes of a prompt besides those and the agent's instructions: our rules, the code tool, the
-/// environment.
+/// Assumed size of the tool catalog when it is not cached.
+const DEFAULT_CATALOG_BYTES: usize = 30_000;
+/// Size of the fixed part of a prompt: our rules, the code tool, the environment.
 const RULES_BYTES: usize = 4_000;
-/// Of the model's room, the share that what is to be summed up may take, in percent; the rest is
-/// for the prompt, and for what the estimate is wrong by.
-const SHARE: i64 = 60;
-/// Bytes at least, however small the room is.
-const LEAST: usize = 2_000;
-/// What is kept of a single text at least, in bytes; shorter would say nothing.
-const EXCERPT: usize = 200;
+/// Share of the model's input limit for the messages to summarize, in percent. The rest is for the
+/// prompt, and for the error of the estimate.
+const INPUT_PERCENT: i64 = 60;
+/// Minimum size, however small the limit is.
+const MIN_INPUT_BYTES: usize = 2_000;
+/// Minimum size of an excerpt of a text; a shorter one would say nothing.
+const MIN_EXCERPT_BYTES: usize = 200;
 
-/// Adds what is sent besides transcript and instructions.
-pub(crate) fn complete(context: &mut Context, catalog: Option<usize>) {
-    let bytes = RULES_BYTES + catalog.unwrap_or(CATALOG_BYTES);
+/// Adds the fixed part of a call to the estimate.
+pub(crate) fn add_fixed_tokens(context: &mut Context, catalog: Option<usize>) {
+    let bytes = RULES_BYTES + catalog.unwrap_or(DEFAULT_CATALOG_BYTES);
     context.base = context.base.saturating_add(tokens_of_bytes(bytes));
 }
 
-/// How many bytes a model can be given to sum up.
-pub(crate) fn bytes(context: &Context) -> usize {
-    let tokens = context.room.saturating_mul(SHARE) / 100;
-    // The estimate takes two bytes for a token.
+/// Maximum size of the messages to summarize, in bytes.
+pub(crate) fn max_input_bytes(context: &Context) -> usize {
+    let tokens = context.input_limit.saturating_mul(INPUT_PERCENT) / 100;
+    // The estimate assumes two bytes per token.
     let bytes = tokens.saturating_mul(2_000) / i64::from(context.scale.max(1));
-    usize::try_from(bytes).unwrap_or(LEAST).max(LEAST)
+    usize::try_from(bytes).unwrap_or(MIN_INPUT_BYTES).max(MIN_INPUT_BYTES)
 }
 
-/// A conversation as one text of at most so many bytes. Where it is longer, the middle of its
-/// longest texts is left out; where that is not enough, the middle of it all.
-pub(crate) fn render(said: &[Said<'_>], limit: usize) -> String {
-    let pieces: Vec<(String, &str)> = said.iter().flat_map(|message| pieces(*message)).collect();
+/// Renders a conversation as one text of at most `limit` bytes. If it is longer, the middle of its
+/// longest texts is left out; if that is not enough, the middle of the whole.
+pub(crate) fn render(messages: &[TranscriptMessage<'_>], limit: usize) -> String {
+    let pieces: Vec<(String, &str)> =
+        messages.iter().flat_map(|message| message_pieces(*message)).collect();
     let whole = |excerpt: usize| -> String {
         let mut text = String::new();
         for (name, piece) in &pieces {
             text.push_str(name);
             text.push_str(": ");
-            text.push_str(&shortened(piece, excerpt));
+            text.push_str(&truncate_middle(piece, excerpt));
             text.push_str("\n\n");
         }
         text
     };
-    let mut excerpt = pieces.iter().map(|(_, piece)| piece.len()).max().unwrap_or(0).max(EXCERPT);
+    let mut excerpt =
+        pieces.iter().map(|(_, piece)| piece.len()).max().unwrap_or(0).max(MIN_EXCERPT_BYTES);
     let mut text = whole(excerpt);
-    while text.len() > limit && excerpt > EXCERPT {
-        excerpt = (excerpt / 2).max(EXCERPT);
+    while text.len() > limit && excerpt > MIN_EXCERPT_BYTES {
+        excerpt = (excerpt / 2).max(MIN_EXCERPT_BYTES);
         text = whole(excerpt);
     }
-    shortened(&text, limit)
+    truncate_middle(&text, limit)
 }
 
-/// What a message says, each with who says it.
-fn pieces<'a>(message: Said<'a>) -> impl Iterator<Item = (String, &'a str)> {
+/// The texts of a message, each with its speaker.
+fn message_pieces<'a>(message: TranscriptMessage<'a>) -> impl Iterator<Item = (String, &'a str)> {
     let speaker = message.source.as_str();
     message.blocks.iter().flat_map(move |block| {
         let one = |name: &str, text: &'a str| vec![(name.to_owned(), text)];
@@ -73,19 +73,19 @@ fn pieces<'a>(message: Said<'a>) -> impl Iterator<Item = (String, &'a str)> {
             Block::CodeInterpreterResult(result) => {
                 vec![("result".to_owned(), &*result.output), ("error".to_owned(), &*result.error)]
             }
-            // Its id stays known: a script can still save it.
+            // Keeps the id: a script can still save the file.
             Block::Attachment(Attachment { name, file: Some(file), .. }) => {
                 one(&format!("file {}", file.id), name)
             }
             Block::Attachment(attachment) => one("attachment", &attachment.name),
-            // It is its vendor's, and not said to anybody.
+            // Reasoning belongs to its vendor and is left out.
             Block::Thinking(_) => Vec::new(),
         }
     })
 }
 
-/// A text of at most about `limit` bytes: its beginning and its end.
-fn shortened(text: &str, limit: usize) -> String {
+/// Truncates a text to about `limit` bytes: its beginning and its end.
+fn truncate_middle(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();
     }
@@ -101,20 +101,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_to_be_summed_up_is_told_with_who_said_it_and_fits() {
-        let asked = [Block::Text("Count the lines.".to_owned())];
-        let called =
+    fn summary_input_names_speakers_and_fits_limit() {
+        let question = [Block::Text("Count the lines.".to_owned())];
+        let script =
             [Block::CodeInterpreterCall(CodeCall { id: "1".into(), code: "count()".into() })];
         let output = format!("begin{}end", "ü".repeat(50_000));
-        let gave =
+        let result =
             CodeResult { id: "1".into(), output, error: "broke".into(), ..CodeResult::default() };
-        let gave = [Block::CodeInterpreterResult(gave)];
-        let said = [
-            Said { source: Source::User, blocks: &asked },
-            Said { source: Source::Assistant, blocks: &called },
-            Said { source: Source::System, blocks: &gave },
+        let result = [Block::CodeInterpreterResult(result)];
+        let messages = [
+            TranscriptMessage { source: Source::User, blocks: &question },
+            TranscriptMessage { source: Source::Assistant, blocks: &script },
+            TranscriptMessage { source: Source::System, blocks: &result },
         ];
-        let text = render(&said, 10_000);
+        let text = render(&messages, 10_000);
         assert!(text.len() < 10_100, "{}", text.len());
         assert!(
             text.starts_with("user: Count the lines.\n\nscript: count()\n\nresult: begin"),
@@ -124,25 +124,25 @@ mod tests {
             text.contains("bytes left out") && text.ends_with("end\n\nerror: broke\n\n"),
             "{text}"
         );
-        assert_eq!(render(&said[..2], 10_000), "user: Count the lines.\n\nscript: count()\n\n");
-        let many = vec![said[0]; 10_000];
+        assert_eq!(render(&messages[..2], 10_000), "user: Count the lines.\n\nscript: count()\n\n");
+        let many = vec![messages[0]; 10_000];
         assert!(render(&many, 10_000).len() < 10_100);
     }
 
     #[test]
-    fn a_file_is_told_with_its_id() {
+    fn file_is_rendered_with_its_id() {
         let id = "file_01890a5d-ac96-774b-bcce-b302099a8057".parse().expect("an id");
         let file = Some(AttachedFile { id, sha256: "0f".repeat(32), size: 7 });
         let attached = Attachment { name: "t.csv".into(), file, ..Attachment::default() };
         let blocks = [Block::Attachment(attached)];
-        let text = render(&[Said { source: Source::User, blocks: &blocks }], 10_000);
+        let text = render(&[TranscriptMessage { source: Source::User, blocks: &blocks }], 10_000);
         assert_eq!(text, "file file_01890a5d-ac96-774b-bcce-b302099a8057: t.csv\n\n");
     }
 
     #[test]
-    fn the_smaller_the_room_the_less_is_given() {
-        let context = |room| Context { room, scale: 500, ..Context::default() };
-        assert_eq!(bytes(&context(100_000)), 240_000);
-        assert_eq!(bytes(&context(100)), LEAST);
+    fn input_size_follows_the_input_limit() {
+        let context = |room| Context { input_limit: room, scale: 500, ..Context::default() };
+        assert_eq!(max_input_bytes(&context(100_000)), 240_000);
+        assert_eq!(max_input_bytes(&context(100)), MIN_INPUT_BYTES);
     }
 }

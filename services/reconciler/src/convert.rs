@@ -1,34 +1,34 @@
-//! What workers report, understood.
+//! Parses the reports of workers.
 
 use construct_domain::{
     StepId,
-    approval::{Asked, AskedCall},
+    approval::{ApprovalCall, ApprovalRequest},
     message::CodeResult,
     money::Usage,
     subtask::AwaitedCall,
-    task::{Failure, FailureClass, Outcome, StepResult, Stop},
+    task::{Failure, FailureClass, Outcome, StepResult, StopReason},
 };
 use construct_proto::{
-    mesh::v1::{self as mesh, model_completed::StopReason},
+    mesh::v1::{self as mesh, model_completed::StopReason as WireStopReason},
     v1,
 };
 use construct_wire::convert::{to_block, to_code_result, to_time, to_usage};
 
-/// A message that says something no worker should say.
+/// An invalid message of a worker.
 #[derive(Debug, thiserror::Error)]
 #[error("a step result is not valid: {0}")]
-pub(crate) struct Invalid(&'static str);
+pub(crate) struct InvalidResult(&'static str);
 
-/// A worker's result with what it cost. One whose outcome cannot be understood, such as that of a
-/// newer version of a worker, is a failure: left out, its step would be begun again and again, and
-/// what it cost be booked by nobody.
-pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage), Invalid> {
-    let named = result.step.ok_or(Invalid("it names no step"))?;
-    let step: StepId = named.step_id.parse().map_err(|_| Invalid("it names no step"))?;
+/// A worker's result with its cost. An outcome that is unknown, such as one of a newer worker
+/// version, is a failure: if it were ignored, its step would be repeated without end, and its cost
+/// never recorded.
+pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage), InvalidResult> {
+    let named = result.step.ok_or(InvalidResult("it names no step"))?;
+    let step: StepId = named.step_id.parse().map_err(|_| InvalidResult("it names no step"))?;
     let outcome = outcome(result.outcome).unwrap_or_else(|invalid| {
-        tracing::error!(%step, %invalid, "a worker's result cannot be understood; its step has failed");
+        tracing::error!(%step, %invalid, "a worker's result is invalid; its step has failed");
         let (class, message) = (FailureClass::Internal, invalid.to_string());
-        Outcome::Failed(Failure { class, message, retry_at: None, tries: 0 })
+        Outcome::Failed(Failure { class, message, retry_at: None, attempts: 0 })
     });
     Ok((
         StepResult { step, round: named.round, outcome },
@@ -36,16 +36,16 @@ pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage
     ))
 }
 
-fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Invalid> {
-    Ok(match outcome.ok_or(Invalid("it has no outcome that this version knows"))? {
+fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, InvalidResult> {
+    Ok(match outcome.ok_or(InvalidResult("it has no outcome that this version knows"))? {
         mesh::step_result::Outcome::ModelCompleted(completed) => {
             let stop = match completed.stop_reason() {
-                StopReason::MaxTokens => Stop::Cut,
-                StopReason::Refused => Stop::Refused,
-                StopReason::EndTurn
-                | StopReason::ToolUse
-                | StopReason::StopSequence
-                | StopReason::Unspecified => Stop::Done,
+                WireStopReason::MaxTokens => StopReason::OutputLimit,
+                WireStopReason::Refused => StopReason::Refused,
+                WireStopReason::EndTurn
+                | WireStopReason::ToolUse
+                | WireStopReason::StopSequence
+                | WireStopReason::Unspecified => StopReason::Complete,
             };
             Outcome::Model(completed.blocks.into_iter().filter_map(to_block).collect(), stop)
         }
@@ -54,26 +54,31 @@ fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Inval
         }
         mesh::step_result::Outcome::Failed(failed) => Outcome::Failed(failure(failed)),
         mesh::step_result::Outcome::Cancelled(cancelled) if !cancelled.said.is_empty() => {
-            Outcome::Stopped(cancelled.said.into_iter().filter_map(to_block).collect())
+            Outcome::Interrupted(cancelled.said.into_iter().filter_map(to_block).collect())
         }
         mesh::step_result::Outcome::Cancelled(cancelled) => {
             Outcome::Cancelled(code_results(cancelled.results))
         }
-        mesh::step_result::Outcome::Parked(parked) => {
-            if parked.calls.is_empty() && parked.awaits.is_empty() {
-                return Err(Invalid("it waits for nothing"));
+        mesh::step_result::Outcome::Parked(suspended) => {
+            if suspended.calls.is_empty() && suspended.awaits.is_empty() {
+                return Err(InvalidResult("it waits for nothing"));
             }
-            let asked = parked.calls.into_iter().map(asked).collect();
-            let awaits = parked.awaits.into_iter().map(awaited).collect::<Option<_>>();
-            let awaits = awaits.ok_or(Invalid("it waits for what is no task, or without end"))?;
-            Outcome::Parked { asked, awaits, results: code_results(parked.results) }
+            let approval_requests = suspended.calls.into_iter().map(approval_request).collect();
+            let awaits = suspended.awaits.into_iter().map(awaited_call).collect::<Option<_>>();
+            let awaits =
+                awaits.ok_or(InvalidResult("it waits for what is no task, or without end"))?;
+            Outcome::Suspended {
+                approval_requests,
+                awaits,
+                results: code_results(suspended.results),
+            }
         }
     })
 }
 
-fn asked(call: mesh::AskedCall) -> Asked {
-    Asked {
-        call: AskedCall { script: call.script, number: call.number, hash: call.arguments_hash },
+fn approval_request(call: mesh::AskedCall) -> ApprovalRequest {
+    ApprovalRequest {
+        call: ApprovalCall { script: call.script, number: call.number, hash: call.arguments_hash },
         tool: call.tool,
         arguments: call.arguments,
         arguments_size: call.arguments_size,
@@ -81,7 +86,7 @@ fn asked(call: mesh::AskedCall) -> Asked {
     }
 }
 
-fn awaited(call: mesh::AwaitedCall) -> Option<AwaitedCall> {
+fn awaited_call(call: mesh::AwaitedCall) -> Option<AwaitedCall> {
     let tasks = call.task_ids.iter().map(|task| task.parse().ok()).collect::<Option<_>>()?;
     let until = call.until.and_then(to_time)?;
     Some(AwaitedCall { script: call.script, number: call.number, tasks, until })
@@ -109,7 +114,7 @@ fn failure(failure: mesh::Failure) -> Failure {
         class,
         message: failure.message,
         retry_at: failure.retry_at.and_then(to_time),
-        tries: failure.tries,
+        attempts: failure.tries,
     }
 }
 
@@ -120,13 +125,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_that_is_not_understood_is_a_failure_and_keeps_its_cost() {
+    fn invalid_result_is_a_failure_and_keeps_its_cost() {
         let step = StepId::from_uuid(Uuid::now_v7());
         let named = mesh::StepRef { step_id: step.to_string(), round: 3, ..Default::default() };
         let nothing = mesh::Parked::default();
         let endless =
             mesh::Parked { awaits: vec![mesh::AwaitedCall::default()], ..Default::default() };
-        for (told, words) in [
+        for (outcome, message) in [
             (None, "no outcome"),
             (Some(mesh::step_result::Outcome::Parked(nothing)), "waits for nothing"),
             (Some(mesh::step_result::Outcome::Parked(endless)), "without end"),
@@ -134,7 +139,7 @@ mod tests {
             let usage = Some(v1::Usage { cost_pico_usd: 7, ..Default::default() });
             let result = mesh::StepResult {
                 step: Some(named.clone()),
-                outcome: told,
+                outcome,
                 usage,
                 ..Default::default()
             };
@@ -145,7 +150,7 @@ mod tests {
                 (failure.class, failure.class.is_retryable()),
                 (FailureClass::Internal, false)
             );
-            assert!(failure.message.contains(words), "{}", failure.message);
+            assert!(failure.message.contains(message), "{}", failure.message);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Takes wakes and results from the partitions of the process, and stops where one becomes
-//! another's.
+//! Consumes wakes and results of the process's partitions, and stops consuming a partition that
+//! moves to another process.
 
 use std::collections::HashMap;
 
@@ -10,22 +10,22 @@ use ractor::ActorRef;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::{share::Share, supervisor};
+use crate::{assignment::PartitionAssignment, supervisor};
 
-/// Takes in until told to stop; then what was taken and not handed over has been given back.
+/// Consumes until stopped. Then every message was either handed over or given back.
 pub(crate) async fn run(
     bus: Bus,
     supervisor: ActorRef<supervisor::Msg>,
-    mut share: watch::Receiver<Share>,
+    mut assignment: watch::Receiver<PartitionAssignment>,
     backlog: usize,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let mut intakes = JoinSet::new();
     let mut open: HashMap<u16, CancellationToken> = HashMap::new();
     loop {
-        let now = *share.borrow_and_update();
+        let now = *assignment.borrow_and_update();
         open.retain(|&partition, intake| {
-            let ours = now.has(partition);
+            let ours = now.contains(partition);
             if !ours {
                 intake.cancel();
             }
@@ -35,14 +35,19 @@ pub(crate) async fn run(
             open.entry(partition).or_insert_with(|| {
                 let intake = stop.child_token();
                 let options = ConsumeOptions::new(backlog, intake.clone());
-                intakes.spawn(take(bus.clone(), partition, options, supervisor.clone()));
+                intakes.spawn(consume_partition(
+                    bus.clone(),
+                    partition,
+                    options,
+                    supervisor.clone(),
+                ));
                 intake
             });
         }
-        supervisor.cast(supervisor::Msg::Shared)?;
+        supervisor.cast(supervisor::Msg::AssignmentChanged)?;
         loop {
             tokio::select! {
-                changed = share.changed() => {
+                changed = assignment.changed() => {
                     if changed.is_err() {
                         // The placement ends with the service.
                         stop.cancelled().await;
@@ -62,8 +67,8 @@ pub(crate) async fn run(
     }
 }
 
-/// Hands what comes for one partition to the supervisor.
-async fn take(
+/// Sends the messages of one partition to the supervisor.
+async fn consume_partition(
     bus: Bus,
     partition: u16,
     options: ConsumeOptions,
@@ -74,18 +79,18 @@ async fn take(
         let handed = match message {
             TaskMessage::Wake(wake) => {
                 let trace = receipt.parent().clone();
-                // It says nothing that is not in PostgreSQL: what is lost from here on, the sweep
-                // finds.
+                // A wake contains nothing that is not in PostgreSQL: if it is lost from here on,
+                // the sweep finds the task.
                 receipt.ack().await;
                 supervisor.cast(supervisor::Msg::Wake {
                     task,
-                    organization: woken(&wake),
+                    organization: wake_organization(&wake),
                     trace,
                     swept: false,
                 })
             }
             TaskMessage::Result(result) => {
-                let (organization, receipt) = (reported(&result), Box::new(receipt));
+                let (organization, receipt) = (result_organization(&result), Box::new(receipt));
                 supervisor.cast(supervisor::Msg::Deliver { task, organization, result, receipt })
             }
         };
@@ -95,13 +100,13 @@ async fn take(
     }
 }
 
-// That they name an organization is checked where they are received. It is used for fairness only.
+// The consumer checks that they name an organization. It is only used for fairness.
 
-fn woken(wake: &TaskWake) -> OrganizationId {
+fn wake_organization(wake: &TaskWake) -> OrganizationId {
     wake.organization_id.parse().unwrap_or(OrganizationId::LOCAL)
 }
 
-fn reported(result: &StepResult) -> OrganizationId {
+fn result_organization(result: &StepResult) -> OrganizationId {
     let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
     organization.unwrap_or(OrganizationId::LOCAL)
 }

@@ -1,38 +1,38 @@
-//! The reconciler: one actor per active task; it alone changes a task's state.
+//! The reconciler: one actor per active task. Only it changes a task's state.
 //!
-//! A message on the mesh only says "look again". What happens next is decided by
-//! `construct_domain::decide` from what PostgreSQL holds, committed under a version guard, and then
-//! performed (D1 and D2 in ARCHITECTURE.md).
+//! A message on the mesh only asks for a reconcile. `construct_domain::decide` computes what
+//! happens next from what PostgreSQL holds. The decision is committed under a version guard, and
+//! then performed (D1 and D2 in ARCHITECTURE.md).
 
-mod activation;
 mod actor;
+mod admission;
 mod announce;
+mod assignment;
 mod catalog;
 mod census;
 mod cleanup;
 mod command;
+mod command_inputs;
 mod compaction;
 mod convert;
-mod failing;
-mod gate;
+mod failures;
+mod in_flight;
 mod intake;
-mod material;
 mod members;
 mod metrics;
-mod park;
 mod placement;
 mod prompt;
+mod quarantine;
+mod reconcile;
 mod record;
 mod schedules;
-mod share;
 mod slots;
 mod spending;
+mod step_location;
 mod subtasks;
 mod supervisor;
 mod sweep;
 mod trace;
-mod whereabouts;
-mod window;
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -47,42 +47,42 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    activation::Activator,
+    assignment::PartitionAssignment,
     catalog::Catalog,
-    failing::Failing,
-    share::Share,
+    failures::FailingTasks,
+    in_flight::{InFlightLimiter, InFlightLimits},
+    reconcile::Reconciler,
     slots::Slots,
     supervisor::Supervisor,
-    window::{Limits as Places, Window},
 };
 
-/// What can be set.
+/// The configuration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Tasks that are looked at (loaded, decided, committed) at the same time. A task whose model
-    /// or script is at work needs none of these.
+    /// Tasks that are reconciled (loaded, decided, committed) at the same time. A task whose model
+    /// call or script is running needs none of these slots.
     pub reconciler_concurrency: usize,
-    /// How often tasks that nobody woke are looked for.
+    /// Interval at which tasks that were not woken are looked for.
     #[serde(with = "config::duration")]
     pub reconciler_sweep_interval: Duration,
-    /// Model calls of one organization that this process has in their work queue at a time, those
-    /// that are being answered included; the rest waits here. 0: any number.
+    /// Model calls of one organization that this process has in their work queue at a time, running
+    /// ones included. The rest waits here. 0: unlimited.
     pub reconciler_model_calls: usize,
-    /// The same of scripts, in the queue of each pool.
+    /// The same for scripts, in the queue of each pool.
     pub reconciler_scripts: usize,
-    /// Messages of one partition held at the same time; the rest waits in JetStream.
+    /// Messages of one partition in progress at the same time. The rest waits in JetStream.
     pub reconciler_partition_backlog: usize,
-    /// Connections to PostgreSQL.
+    /// Maximum number of connections to PostgreSQL.
     pub reconciler_database_connections: u32,
-    /// Servers of a NATS cluster that keep each stream: 1, 3 or 5; more than there are is refused.
-    /// 0: as they are at the server, which makes them with 1.
+    /// Replicas of each stream in a NATS cluster: 1, 3 or 5. More than there are servers is
+    /// rejected. 0: keeps the server's setting; the server creates streams with 1.
     pub reconciler_stream_replicas: usize,
-    /// How far below the root of its tree a subtask can be; 0: there are none.
+    /// Maximum depth of a subtask below the root of its tree; 0: no subtasks.
     pub reconciler_subtask_depth: u32,
-    /// Subtasks that one task can begin in its life.
+    /// Maximum number of subtasks that one task creates in its lifetime.
     pub reconciler_subtasks_per_task: u32,
-    /// Subtasks of one tree that can be at work at the same time.
+    /// Maximum number of subtasks of one tree that run at the same time.
     pub reconciler_subtasks_at_work: u32,
 }
 
@@ -92,7 +92,7 @@ impl Default for Config {
         Self {
             reconciler_concurrency: 50,
             reconciler_sweep_interval: Duration::from_secs(2),
-            // Half of what one process of the workers does at a time.
+            // Half of what one worker process runs at a time.
             reconciler_model_calls: 128,
             reconciler_scripts: 32,
             reconciler_partition_backlog: 64,
@@ -135,7 +135,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             let options = PoolOptions {
                 application_name: context.instance_id().to_owned(),
                 max_connections: config.reconciler_database_connections,
-                plans_once: true,
+                generic_plans: true,
                 ..PoolOptions::default()
             };
             let store = Store::connect(&url, options).await?;
@@ -160,34 +160,39 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
 
     let lifecycle = context.lifecycle();
-    metrics::started();
+    metrics::init();
     let database = store.clone();
     let ask = move || {
         let store = database.clone();
         async move { store.clock().await }
     };
     lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
-    lifecycle.spawn_job("streams", streams(bus.clone(), nats, lifecycle.draining()));
+    lifecycle.spawn_job("streams", track_stream_health(bus.clone(), nats, lifecycle.draining()));
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
-    let (sharing, share) = watch::channel(Share::NONE);
-    let places =
-        Places { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
-    let window = Window::new(places, share.clone());
-    let failing = Failing::default();
-    let activator = Arc::new(Activator {
+    let (assignments, assignment) = watch::channel(PartitionAssignment::EMPTY);
+    let in_flight_limits = InFlightLimits {
+        model_calls: config.reconciler_model_calls,
+        scripts: config.reconciler_scripts,
+    };
+    let limiter = InFlightLimiter::new(in_flight_limits, assignment.clone());
+    let failing_tasks = FailingTasks::default();
+    let reconciler = Arc::new(Reconciler {
         store: store.clone(),
         bus: bus.clone(),
         catalog: Catalog::new(bus.clone()),
         announcer: announcer.clone(),
-        window: window.clone(),
-        failing: failing.clone(),
+        limiter: limiter.clone(),
+        failing_tasks: failing_tasks.clone(),
         lifecycle: lifecycle.clone(),
         token_keys: common.token_keys()?.map(Arc::new),
     });
     spending::spawn(&store, &bus, lifecycle);
-    let schedules =
-        schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
+    let schedules = schedules::ScheduleRunner {
+        store: store.clone(),
+        bus: bus.clone(),
+        announcer: announcer.clone(),
+    };
     lifecycle
         .spawn("schedules", schedules.run(config.reconciler_sweep_interval, lifecycle.draining()));
     let limits = Limits {
@@ -202,45 +207,49 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         limits,
         lifecycle.draining(),
     );
-    lifecycle.spawn("subtask questions", answering);
+    lifecycle.spawn("subtask requests", answering);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
     lifecycle.spawn(
-        "whereabouts",
-        whereabouts::answer(window.clone(), failing, bus.clone(), lifecycle.draining()),
+        "step locations",
+        step_location::answer(limiter.clone(), failing_tasks, bus.clone(), lifecycle.draining()),
     );
-    let (readable, able) = watch::channel(true);
+    let (health, healthy) = watch::channel(true);
     let concurrency = config.reconciler_concurrency;
     let args = supervisor::Args {
-        activator,
+        reconciler,
         slots: Slots::new(concurrency),
-        at_once: concurrency,
-        share: share.clone(),
+        max_concurrent: concurrency,
+        assignment: assignment.clone(),
     };
     let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, args)
         .await
-        .context("the supervisor of the tasks' actors does not start")?;
+        .context("the supervisor of the task actors does not start")?;
 
-    lifecycle.spawn("window", window.call(supervisor.clone(), lifecycle.draining()));
-    let over = CancellationToken::new();
-    lifecycle.spawn("announcements", announcements.run(bus.clone(), over.clone()));
+    lifecycle.spawn(
+        "in-flight limiter",
+        limiter.wake_ready_tasks(supervisor.clone(), lifecycle.draining()),
+    );
+    let finished = CancellationToken::new();
+    lifecycle.spawn("announcements", announcements.run(bus.clone(), finished.clone()));
     let intake = intake::run(
         bus.clone(),
         supervisor.clone(),
-        share.clone(),
+        assignment.clone(),
         config.reconciler_partition_backlog,
         lifecycle.draining(),
     );
     let sweep = sweep::run(
         store,
         supervisor.clone(),
-        share,
-        readable,
+        assignment,
+        health,
         config.reconciler_sweep_interval,
         lifecycle.draining(),
     );
     lifecycle.spawn("tasks", async move {
-        let _over = over.drop_guard();
-        // Intake ends when the service drains; then what was taken in is finished, actor by actor.
+        let _finished = finished.drop_guard();
+        // Intake ends when the service drains. Then the accepted messages are finished, actor by
+        // actor.
         intake.await?;
         supervisor.cast(supervisor::Msg::Drain)?;
         supervising.await?;
@@ -252,14 +261,16 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         cleanup::run(bus.clone(), blob::Store::open(common.blob_dir())?, lifecycle.draining()),
     );
     let instance = context.instance_id().to_owned();
-    lifecycle
-        .spawn("placement", placement::run(bus, instance, sharing, able, lifecycle.draining()));
+    lifecycle.spawn(
+        "placement",
+        placement::run(bus, instance, assignments, healthy, lifecycle.draining()),
+    );
     Ok(())
 }
 
-/// Keeps the readiness latch of NATS true to life: a server whose disk was full may keep its
-/// connections, and have streams that answer nothing.
-async fn streams(bus: Bus, latch: Latch, stop: CancellationToken) {
+/// Keeps the readiness latch of NATS accurate. A server with a full disk may keep its connections
+/// while its streams do not answer.
+async fn track_stream_health(bus: Bus, latch: Latch, stop: CancellationToken) {
     let mut trouble = bus.trouble();
     loop {
         match &*trouble.borrow_and_update() {

@@ -1,4 +1,4 @@
-//! The reconciler: one actor per active task; it alone changes a task's state.
+//! The reconciler: one actor per active task. Only it changes a task's state.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,5 @@
-//! What is counted of tasks: looks, steps, turns, and what the sweep finds.
-//! `deploy/observability/metrics.txt` lists what every service counts. Nothing is told apart by
-//! task or organization.
+//! Metrics of reconciles, steps, turns and the sweep. `deploy/observability/metrics.txt` lists the
+//! metrics of every service. No metric has a task or organization attribute.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -20,23 +19,24 @@ const ERROR: &str = "error.type";
 const KIND: &str = "construct.step.kind";
 const OUTCOME: &str = "construct.outcome";
 
-/// Looks, in seconds.
-const LOOKS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
-/// Steps, in seconds: from a script that adds two numbers to a model that thinks until its
-/// deadline.
-const STEPS: [f64; 14] =
+/// Buckets of reconciles, in seconds.
+const RECONCILE_BUCKETS_SECONDS: [f64; 12] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+/// Buckets of steps, in seconds: from a script that adds two numbers to a model that thinks until
+/// its deadline.
+const STEP_BUCKETS_SECONDS: [f64; 14] =
     [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
 
-/// Made when first used, which is after the process has set its telemetry up.
+/// Created on first use, after the process has set up its telemetry.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
 
 struct Instruments {
-    looks: Histogram<f64>,
+    reconciles: Histogram<f64>,
     steps: Histogram<f64>,
     turns: Counter<u64>,
-    parked: Counter<u64>,
+    quarantined: Counter<u64>,
     actors: Gauge<u64>,
-    withheld: Gauge<u64>,
+    queued_commands: Gauge<u64>,
     due: Gauge<u64>,
     delay: Gauge<f64>,
     failures: Counter<u64>,
@@ -53,71 +53,73 @@ impl Instruments {
             meter.u64_counter(name).with_unit(unit).with_description(description).build()
         };
         Self {
-            looks: seconds("construct.reconciler.look", "Looks at a task: load, decide, commit, perform", &LOOKS),
+            reconciles: seconds("construct.reconciler.look", "Reconciles of a task: load, decide, commit, perform", &RECONCILE_BUCKETS_SECONDS),
             steps: seconds(
                 "construct.reconciler.step",
-                "From when a step was wanted until its result was committed",
-                &STEPS,
+                "From the request of a step until its result was committed",
+                &STEP_BUCKETS_SECONDS,
             ),
             turns: count("construct.reconciler.turns", "{turn}", "Turns that ended"),
-            parked: count("construct.reconciler.parked", "{task}", "Tasks put aside, because looking at them fails"),
+            quarantined: count("construct.reconciler.parked", "{task}", "Tasks quarantined, because they fail to reconcile"),
             actors: meter
                 .u64_gauge("construct.reconciler.actors")
                 .with_unit("{actor}")
                 .with_description(
-                    "Tasks with an actor: those that something was done for lately, or is to be done for soon",
+                    "Tasks with an actor: recently reconciled, or due soon",
                 )
                 .build(),
-            withheld: meter
+            queued_commands: meter
                 .u64_gauge("construct.reconciler.withheld")
                 .with_unit("{command}")
                 .with_description(
-                    "Commands that wait because their organizations have as many in the work queue as they may",
+                    "Commands that wait because their organizations have reached the in-flight limit",
                 )
                 .build(),
             due: meter
                 .u64_gauge("construct.reconciler.sweep.due")
                 .with_unit("{task}")
-                .with_description("Tasks that were due and that nobody had woken, at the last sweep")
+                .with_description("Tasks that were due and not woken, at the last sweep")
                 .build(),
             delay: meter
                 .f64_gauge("construct.reconciler.sweep.delay")
                 .with_unit("s")
-                .with_description("For how long the first of them had been due")
+                .with_description("How long the first of them had been due")
                 .build(),
             failures: count("construct.reconciler.sweep.failures", "{sweep}", "Sweeps that could not read PostgreSQL"),
         }
     }
 }
 
-/// The process has started: what it counts stands at zero from now on, so that the first one shows
-/// as a rise.
-pub(crate) fn started() {
-    INSTRUMENTS.parked.add(0, &[]);
+/// Initializes counters with zero, so that the first event shows as a rise.
+pub(crate) fn init() {
+    INSTRUMENTS.quarantined.add(0, &[]);
     INSTRUMENTS.failures.add(0, &[]);
     INSTRUMENTS.turns.add(0, &[KeyValue::new(OUTCOME, TurnOutcome::Completed.as_str())]);
     let failed = KeyValue::new(OUTCOME, TurnOutcome::Failed.as_str());
     INSTRUMENTS.turns.add(0, &[failed, KeyValue::new(ERROR, BUDGET_EXHAUSTED)]);
-    actors(0);
-    swept(0, None);
-    withheld(0, 0);
+    record_actors(0);
+    record_sweep(0, None);
+    record_queued_commands(0, 0);
 }
 
-/// A look is over.
-pub(crate) fn looked(took: Duration, error: Option<&Error>) {
+/// Records a reconcile.
+pub(crate) fn record_reconcile(took: Duration, error: Option<&Error>) {
     let error = error.map(|error| match error {
         Error::Conflict => "conflict",
         error if error.is_retryable() => "unavailable",
         _ => "lasting",
     });
     match error {
-        None => INSTRUMENTS.looks.record(took.as_secs_f64(), &[]),
-        Some(error) => INSTRUMENTS.looks.record(took.as_secs_f64(), &[KeyValue::new(ERROR, error)]),
+        None => INSTRUMENTS.reconciles.record(took.as_secs_f64(), &[]),
+        Some(error) => {
+            INSTRUMENTS.reconciles.record(took.as_secs_f64(), &[KeyValue::new(ERROR, error)])
+        }
     }
 }
 
-/// A decision is committed about a task that stood `before`, of whose step this is the outcome.
-pub(crate) fn decided(
+/// Records a committed decision about a task with the state `before`. `outcome` is that of its
+/// step.
+pub(crate) fn record_decision(
     before: &Task,
     outcome: Option<&Outcome>,
     decision: &Decision,
@@ -134,16 +136,16 @@ pub(crate) fn decided(
             Outcome::Model(..) | Outcome::Code(_) => {
                 labels.push(KeyValue::new(OUTCOME, "completed"))
             }
-            Outcome::Cancelled(_) | Outcome::Stopped(_) => {
+            Outcome::Cancelled(_) | Outcome::Interrupted(_) => {
                 labels.push(KeyValue::new(OUTCOME, "cancelled"))
             }
-            Outcome::Parked { .. } => labels.push(KeyValue::new(OUTCOME, "waits")),
+            Outcome::Suspended { .. } => labels.push(KeyValue::new(OUTCOME, "waits")),
             Outcome::Failed(failure) => {
                 labels.push(KeyValue::new(OUTCOME, "failed"));
                 labels.push(KeyValue::new(ERROR, failure.class.code()));
             }
         }
-        let took = Duration::try_from(now.duration_since(step.wanted())).unwrap_or_default();
+        let took = Duration::try_from(now.duration_since(step.requested_at())).unwrap_or_default();
         INSTRUMENTS.steps.record(took.as_secs_f64(), &labels);
     }
     if let Some(ended) = &decision.ended {
@@ -157,31 +159,31 @@ pub(crate) fn decided(
     }
 }
 
-/// A task is put aside.
-pub(crate) fn parked() {
-    INSTRUMENTS.parked.add(1, &[]);
+/// Records a quarantined task.
+pub(crate) fn record_quarantine() {
+    INSTRUMENTS.quarantined.add(1, &[]);
 }
 
-/// So many tasks have an actor.
-pub(crate) fn actors(count: usize) {
+/// Records the number of tasks with an actor.
+pub(crate) fn record_actors(count: usize) {
     INSTRUMENTS.actors.record(count as u64, &[]);
 }
 
-/// The sweep has found so many tasks due, the first of them since then.
-pub(crate) fn swept(due: usize, since: Option<Timestamp>) {
+/// Records a sweep: the number of due tasks, and since when the first of them was due.
+pub(crate) fn record_sweep(due: usize, since: Option<Timestamp>) {
     let delay = since.and_then(|since| Duration::try_from(clock::now().duration_since(since)).ok());
     INSTRUMENTS.due.record(due as u64, &[]);
     INSTRUMENTS.delay.record(delay.unwrap_or_default().as_secs_f64(), &[]);
 }
 
-/// So many model calls and scripts wait for a place in their work queues.
-pub(crate) fn withheld(model_calls: usize, scripts: usize) {
+/// Records the number of model calls and scripts that wait for a slot in their work queue.
+pub(crate) fn record_queued_commands(model_calls: usize, scripts: usize) {
     for (kind, count) in [("model", model_calls), ("code", scripts)] {
-        INSTRUMENTS.withheld.record(count as u64, &[KeyValue::new(KIND, kind)]);
+        INSTRUMENTS.queued_commands.record(count as u64, &[KeyValue::new(KIND, kind)]);
     }
 }
 
-/// The sweep could not find anything out.
-pub(crate) fn sweep_failed() {
+/// Records a failed sweep.
+pub(crate) fn record_sweep_failure() {
     INSTRUMENTS.failures.add(1, &[]);
 }

@@ -1,10 +1,10 @@
-//! Shares the partitions with the other reconcilers: says that it lives, hears who else does, and
-//! tells the rest of the process which partitions are its own.
+//! Distributes the partitions among the reconcilers: sends heartbeats, receives those of the
+//! others, and publishes this process's assignment.
 //!
-//! Placement is an optimization (D3 in ARCHITECTURE.md). Two processes that both take a partition
-//! for their own take turns at its messages, and the version guard makes all but one of two commits
-//! lose; a partition that nobody takes for its own waits until a dead process is known to be dead.
-//! While nothing is heard, not even oneself, everything stays as it is.
+//! Placement is an optimization (D3 in ARCHITECTURE.md). If two processes both own a partition,
+//! they share its messages, and the version guard rejects all but one of two commits. A partition
+//! without an owner waits until a dead process is known to be dead. While no heartbeat is received,
+//! not even the own one, everything stays as it is.
 
 use std::time::Duration;
 
@@ -21,31 +21,32 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    members::{Heard, Members},
-    share::Share,
+    assignment::PartitionAssignment,
+    members::{BeatSource, Members},
 };
 
-/// How often a process says that it lives.
-const INTERVAL: Duration = Duration::from_millis(500);
-/// Own beats that come back within less than this of each other were held up somewhere, and don't
-/// count as time that passed.
-const HELD_UP: Duration = Duration::from_millis(300);
-/// How long the others have to say that they live, once a new process is heard.
-const ANSWERS: Duration = Duration::from_millis(200);
-/// A process that does not even hear itself for so long after its start takes everything.
-const DEAF: Duration = Duration::from_secs(5);
-/// Before the subscription is tried again.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Interval of heartbeats.
+const BEAT_INTERVAL: Duration = Duration::from_millis(500);
+/// Own heartbeats that return in shorter intervals were delayed somewhere, and do not count as
+/// passed time.
+const MIN_BEAT_SPACING: Duration = Duration::from_millis(300);
+/// Time for the others to answer a new process.
+const PEER_RESPONSE_TIMEOUT: Duration = Duration::from_millis(200);
+/// A process that does not receive its own heartbeat for this long after its start takes all
+/// partitions.
+const SELF_BEAT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Delay before the subscription is retried.
+const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(500);
 
-/// Takes part until told to stop, and says then that it leaves.
+/// Participates until stopped, and then announces that it leaves.
 pub(crate) async fn run(
     bus: Bus,
     instance: String,
-    share: watch::Sender<Share>,
-    able: watch::Receiver<bool>,
+    assignment: watch::Sender<PartitionAssignment>,
+    healthy: watch::Receiver<bool>,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    // What cannot stand in a subject must not keep the process from taking part.
+    // Characters that are invalid in a subject must not keep the process from participating.
     let token = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' };
     let instance: String = instance.chars().map(token).collect();
     let process = Uuid::now_v7().simple().to_string();
@@ -55,15 +56,15 @@ pub(crate) async fn run(
         instance,
         process,
         members,
-        share,
-        able,
-        counted: None,
-        decides: None,
-        settled: false,
+        assignment,
+        healthy,
+        last_counted: None,
+        decide_at: None,
+        has_assignment: false,
     };
     let Some(beats) = placement.subscribe(&stop).await else { return Ok(()) };
-    placement.take_part(beats, &stop).await;
-    placement.say(|beat| beat.leaves = true).await;
+    placement.participate(beats, &stop).await;
+    placement.send_beat(|beat| beat.leaves = true).await;
     Ok(())
 }
 
@@ -72,15 +73,15 @@ struct Placement {
     instance: String,
     process: String,
     members: Members,
-    share: watch::Sender<Share>,
-    /// Whether the process can do anything for a task. While it cannot, it does not take part.
-    able: watch::Receiver<bool>,
-    /// When an own beat that came back was last counted.
-    counted: Option<Instant>,
-    /// From when on the share follows from who is heard; not known before it hears itself.
-    decides: Option<Instant>,
-    /// Whether there was a first share.
-    settled: bool,
+    assignment: watch::Sender<PartitionAssignment>,
+    /// Whether the process can read the database. While it cannot, it does not participate.
+    healthy: watch::Receiver<bool>,
+    /// When an own heartbeat was last counted.
+    last_counted: Option<Instant>,
+    /// When the first assignment is computed; `None` before the first own heartbeat.
+    decide_at: Option<Instant>,
+    /// Whether an assignment was computed.
+    has_assignment: bool,
 }
 
 impl Placement {
@@ -93,54 +94,54 @@ impl Placement {
             match self.bus.hear_beats().await {
                 Ok(beats) => return Some(beats),
                 Err(error) if !std::mem::replace(&mut failed, true) => {
-                    tracing::warn!(error = %Chain(&error), "other reconcilers cannot be heard yet; trying again");
+                    tracing::warn!(error = %Chain(&error), "cannot subscribe to the heartbeats of reconcilers; retrying");
                 }
                 Err(_) => {}
             }
             tokio::select! {
                 () = stop.cancelled() => return None,
-                () = sleep(PAUSE) => {}
+                () = sleep(RESUBSCRIBE_DELAY) => {}
             }
         }
     }
 
-    async fn take_part(
+    async fn participate(
         &mut self,
         mut beats: BoxStream<'static, ReconcilerBeat>,
         stop: &CancellationToken,
     ) {
         let began = Instant::now();
-        let mut able = self.able.clone();
-        let mut ticks = interval(INTERVAL);
+        let mut healthy = self.healthy.clone();
+        let mut ticks = interval(BEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let decides = self.decides.unwrap_or(began + DEAF);
+            let decide_at = self.decide_at.unwrap_or(began + SELF_BEAT_TIMEOUT);
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {
-                    let asks = self.decides.is_none();
-                    self.say(|beat| beat.asks = asks).await;
+                    let asks = self.decide_at.is_none();
+                    self.send_beat(|beat| beat.asks = asks).await;
                 }
-                () = sleep_until(decides), if !self.settled => {
-                    if self.decides.is_none() {
-                        tracing::warn!("no reconciler is heard, not even this one; it takes all partitions until one is");
+                () = sleep_until(decide_at), if !self.has_assignment => {
+                    if self.decide_at.is_none() {
+                        tracing::warn!("no heartbeats are received, not even own ones; taking all partitions until some are");
                     }
-                    self.settle();
+                    self.update_assignment();
                 }
-                Ok(()) = able.changed() => {
-                    if *able.borrow_and_update() {
-                        tracing::info!("the database can be read again; this reconciler takes part again");
-                        self.say(|_| {}).await;
+                Ok(()) = healthy.changed() => {
+                    if *healthy.borrow_and_update() {
+                        tracing::info!("the database can be read again; this reconciler participates again");
+                        self.send_beat(|_| {}).await;
                     } else {
                         tracing::warn!("the database cannot be read; this reconciler leaves its partitions to others");
-                        self.say_anyway(|beat| beat.leaves = true).await;
+                        self.send_beat_unconditionally(|beat| beat.leaves = true).await;
                     }
-                    if self.settled {
-                        self.settle();
+                    if self.has_assignment {
+                        self.update_assignment();
                     }
                 }
                 beat = beats.next() => match beat {
-                    Some(beat) => self.hear(&beat).await,
+                    Some(beat) => self.handle_beat(&beat).await,
                     None => match self.subscribe(stop).await {
                         Some(again) => beats = again,
                         None => return,
@@ -150,53 +151,60 @@ impl Placement {
         }
     }
 
-    async fn hear(&mut self, beat: &ReconcilerBeat) {
+    async fn handle_beat(&mut self, beat: &ReconcilerBeat) {
         let now = Instant::now();
-        match self.members.hear(beat) {
-            Heard::Own => {
-                self.decides.get_or_insert(now + ANSWERS);
-                if self.counted.is_none_or(|counted| now.duration_since(counted) >= HELD_UP) {
-                    self.counted = Some(now);
-                    self.members.beat();
+        match self.members.record_beat(beat) {
+            BeatSource::Own => {
+                self.decide_at.get_or_insert(now + PEER_RESPONSE_TIMEOUT);
+                if self
+                    .last_counted
+                    .is_none_or(|counted| now.duration_since(counted) >= MIN_BEAT_SPACING)
+                {
+                    self.last_counted = Some(now);
+                    self.members.count_own_beat();
                 }
             }
-            Heard::Peer if beat.asks => self.say(|_| {}).await,
-            Heard::Peer => {}
+            BeatSource::Peer if beat.asks => self.send_beat(|_| {}).await,
+            BeatSource::Peer => {}
         }
-        if self.decides.is_some_and(|decides| decides <= now) {
-            self.settle();
+        if self.decide_at.is_some_and(|decide_at| decide_at <= now) {
+            self.update_assignment();
         }
     }
 
-    /// Makes the share what follows from who lives.
-    fn settle(&mut self) {
-        self.settled = true;
-        let new = if *self.able.borrow() { self.members.share() } else { Share::NONE };
-        let old = *self.share.borrow();
+    /// Computes the assignment from the live members.
+    fn update_assignment(&mut self) {
+        self.has_assignment = true;
+        let new = if *self.healthy.borrow() {
+            self.members.assignment()
+        } else {
+            PartitionAssignment::EMPTY
+        };
+        let old = *self.assignment.borrow();
         if old == new {
             return;
         }
-        let live = self.members.live();
+        let live = self.members.live_instances();
         tracing::info!(
             replicas = live.len(),
             live = live.join(" "),
             partitions = %new,
-            gained = %new.without(old),
-            lost = %old.without(new),
-            "the partitions are shared anew"
+            gained = %new.difference(old),
+            lost = %old.difference(new),
+            "the partition assignment has changed"
         );
-        self.share.send_replace(new);
+        self.assignment.send_replace(new);
     }
 
-    /// Says that this process lives, if it can do anything.
-    async fn say(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
-        if *self.able.borrow() {
-            self.say_anyway(what).await;
+    /// Sends a heartbeat, if the process is healthy.
+    async fn send_beat(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
+        if *self.healthy.borrow() {
+            self.send_beat_unconditionally(what).await;
         }
     }
 
-    /// While there is no connection nothing is said: it would all be heard at once later.
-    async fn say_anyway(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
+    /// Without a connection nothing is sent: it would all arrive at once later.
+    async fn send_beat_unconditionally(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
         if !self.bus.is_connected() {
             return;
         }
@@ -204,13 +212,13 @@ impl Placement {
             instance: self.instance.clone(),
             process: self.process.clone(),
             time: Some(convert::time(clock::now())),
-            partitions: self.share.borrow().partitions().map(u32::from).collect(),
+            partitions: self.assignment.borrow().partitions().map(u32::from).collect(),
             ..ReconcilerBeat::default()
         };
         what(&mut beat);
         let address = subject::ReconcilerBeat { instance: self.instance.clone() };
         if let Err(error) = self.bus.tell_beat(&address, &beat).await {
-            tracing::warn!(error = %Chain(&error), "the other reconcilers cannot be told that this one lives");
+            tracing::warn!(error = %Chain(&error), "a heartbeat could not be sent");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The events a commit leaves: what clients are told, stored in the same transaction as what it
-//! tells of.
+//! The events of a commit, for clients. They are stored in the same transaction as the change they
+//! describe.
 
 use construct_domain::{
     decide::Decision,
@@ -11,9 +11,9 @@ use construct_store::{LoadedTask, NewEvent, StoredApproval};
 use construct_wire::{convert, record};
 use jiff::Timestamp;
 
-/// The events of a decision, in the order in which clients see them. `usage` is that of the model
-/// call it is about, and `step` the number of the step whose result was taken in.
-pub(crate) fn events(
+/// The events of a decision, in the order in which clients see them. `usage` is that of its model
+/// call, and `step` the number of the step whose result was absorbed.
+pub(crate) fn decision_events(
     before: &LoadedTask,
     decision: &Decision,
     usage: &construct_domain::money::Usage,
@@ -22,8 +22,8 @@ pub(crate) fn events(
 ) -> Vec<NewEvent> {
     let mut events = Vec::new();
     for message in &decision.appended {
-        let aside = decision.rewound.is_some_and(|from| message.position >= from);
-        let message = message_to_proto(before, message, aside, usage, now);
+        let superseded = decision.rewound.is_some_and(|from| message.position >= from);
+        let message = message_to_proto(before, message, superseded, usage, now);
         events.push(record::new("message.created", Payload::Message(message), step));
     }
     if let Some(error) = &decision.error {
@@ -65,13 +65,13 @@ pub(crate) fn events(
     events
 }
 
-/// The event of a question that people are asked.
-pub(crate) fn requested(approval: &StoredApproval) -> NewEvent {
+/// The event of a requested approval.
+pub(crate) fn approval_requested(approval: &StoredApproval) -> NewEvent {
     record::new("approval.requested", Payload::Approval(convert::approval(approval)), None)
 }
 
-/// The event of a question that is over without a person's decision.
-pub(crate) fn closed(approval: &StoredApproval) -> NewEvent {
+/// The event of an approval that was closed without a person's decision.
+pub(crate) fn approval_closed(approval: &StoredApproval) -> NewEvent {
     record::new("approval.decided", Payload::Approval(convert::approval(approval)), None)
 }
 
@@ -80,9 +80,9 @@ fn phase_reason(decision: &Decision) -> &'static str {
         Phase::AwaitInput if decision.ended.is_some() => "the turn ended",
         Phase::AwaitInput => "there is no unprocessed message",
         Phase::InvokeModel if decision.admitted.is_some() => "a message is to be answered",
-        Phase::InvokeModel => "the model is asked to go on",
+        Phase::InvokeModel => "the model is called again",
         Phase::ExecuteTools => match &decision.task.step {
-            Some(step) if step.round > 0 => "the script goes on",
+            Some(step) if step.round > 0 => "the script resumes",
             _ => "the model wants to run a script",
         },
         Phase::AwaitApproval => "the script wants to make calls that a person must approve",
@@ -94,7 +94,7 @@ fn phase_reason(decision: &Decision) -> &'static str {
 fn message_to_proto(
     before: &LoadedTask,
     message: &NewMessage,
-    aside: bool,
+    superseded: bool,
     usage: &construct_domain::money::Usage,
     now: Timestamp,
 ) -> v1::Message {
@@ -113,7 +113,7 @@ fn message_to_proto(
             usage: assistant.then(|| convert::usage(usage)),
             agent_id: if assistant { before.task.agent.to_string() } else { String::new() },
             error: String::new(),
-            superseded_at: aside.then(|| convert::time(now)),
+            superseded_at: superseded.then(|| convert::time(now)),
             replaces: String::new(),
         }),
     }

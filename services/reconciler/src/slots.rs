@@ -1,5 +1,5 @@
-//! Bounds the looks at tasks of the process, fairly between organizations: each that has somebody
-//! waiting gets a slot in turn, however many wait.
+//! Limits the concurrent reconciles of the process, fairly between organizations: every
+//! organization with waiting tasks gets a slot in turn, however many wait.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,19 +9,19 @@ use std::{
 use construct_domain::OrganizationId;
 use tokio::sync::oneshot;
 
-/// The slots of the process. Clones are the same slots.
+/// The slots of the process. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Slots(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     free: usize,
-    /// Organizations with somebody waiting, the next one first.
+    /// Organizations with waiting tasks, the next one first.
     turns: VecDeque<OrganizationId>,
     waiting: HashMap<OrganizationId, VecDeque<oneshot::Sender<Slot>>>,
 }
 
-/// One of them; when it is dropped the next one gets it.
+/// A slot. When it is dropped, the next waiting task gets it.
 #[derive(Debug)]
 pub(crate) struct Slot(Option<Slots>);
 
@@ -34,32 +34,32 @@ impl Slots {
         })))
     }
 
-    /// A slot, if one is free: then nobody waits.
+    /// Returns a slot if one is free. Then nothing waits.
     pub(crate) fn try_acquire(&self) -> Option<Slot> {
         let mut state = self.state();
         state.free = state.free.checked_sub(1)?;
         Some(Slot(Some(self.clone())))
     }
 
-    /// Waits for the organization's turn. Safe to cancel.
+    /// Waits for the organization's turn. Cancel-safe.
     pub(crate) async fn acquire(&self, organization: OrganizationId) -> Slot {
-        let waits = {
+        let receiver = {
             let mut state = self.state();
             if let Some(free) = state.free.checked_sub(1) {
                 state.free = free;
                 return Slot(Some(self.clone()));
             }
-            let (gives, waits) = oneshot::channel();
+            let (sender, receiver) = oneshot::channel();
             let State { turns, waiting, .. } = &mut *state;
             let queue = waiting.entry(organization).or_default();
             if queue.is_empty() {
                 turns.push_back(organization);
             }
-            queue.push_back(gives);
-            waits
+            queue.push_back(sender);
+            receiver
         };
-        // The other end is dropped only with all slots, and a slot that is out keeps them.
-        match waits.await {
+        // The sender is dropped only with all slots, and a slot in use keeps them alive.
+        match receiver.await {
             Ok(slot) => slot,
             Err(_) => std::future::pending().await,
         }
@@ -69,8 +69,8 @@ impl Slots {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a slot that came back to whoever's turn it is.
-    fn give(&self) {
+    /// Hands a returned slot to the next waiting task.
+    fn hand_over(&self) {
         let mut state = self.state();
         while let Some(organization) = state.turns.pop_front() {
             let Some(queue) = state.waiting.get_mut(&organization) else { continue };
@@ -83,7 +83,7 @@ impl Slots {
             let Some(next) = next else { continue };
             match next.send(Slot(Some(self.clone()))) {
                 Ok(()) => return,
-                // Nobody waits there any more. The slot must not come back by its own drop, which
+                // The waiting task is gone. The slot must not be returned by its own drop, which
                 // would lock again.
                 Err(mut slot) => slot.0 = None,
             }
@@ -95,7 +95,7 @@ impl Slots {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(slots) = self.0.take() {
-            slots.give();
+            slots.hand_over();
         }
     }
 }
@@ -112,24 +112,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_flood_of_one_organization_delays_another_by_one_turn() {
+    async fn flood_of_one_organization_delays_another_by_one_turn() {
         let slots = Slots::new(1);
-        let mut held = Some(slots.acquire(organization(1)).await);
+        let mut slot_in_use = Some(slots.acquire(organization(1)).await);
         let order = Arc::new(Mutex::new(Vec::new()));
         let wait = |n: u128| {
             let (slots, order) = (slots.clone(), Arc::clone(&order));
-            let mut waits = Box::pin(async move {
+            let mut receiver = Box::pin(async move {
                 let slot = slots.acquire(organization(n)).await;
                 order.lock().expect("not poisoned").push(n);
                 drop(slot);
             });
-            // Its place in the queue is taken when it is first polled.
-            assert!(waits.as_mut().now_or_never().is_none());
-            waits
+            // It is queued when it is first polled.
+            assert!(receiver.as_mut().now_or_never().is_none());
+            receiver
         };
         let flood: Vec<_> = (0..100).map(|_| wait(1)).collect();
         let others = vec![wait(2), wait(3), wait(2)];
-        drop(held.take());
+        drop(slot_in_use.take());
         futures::future::join_all(flood.into_iter().chain(others)).await;
         let order = order.lock().expect("not poisoned");
         assert_eq!(order.len(), 103);
@@ -137,22 +137,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_gives_up_waiting_takes_no_slot_with_it() {
+    async fn cancelled_acquire_does_not_leak_a_slot() {
         let slots = Slots::new(1);
-        let held = slots.try_acquire().expect("free");
+        let slot_in_use = slots.try_acquire().expect("free");
         assert!(slots.try_acquire().is_none());
-        let mut gives_up = Box::pin(slots.acquire(organization(1)));
-        assert!(gives_up.as_mut().now_or_never().is_none());
-        let mut stays = Box::pin(slots.acquire(organization(2)));
-        assert!(stays.as_mut().now_or_never().is_none());
-        drop(gives_up);
-        drop(held);
-        let slot = stays.now_or_never().expect("the slot is given to who stays");
-        // One that was given to somebody who then gives up comes back too.
-        let mut gives_up = Box::pin(slots.acquire(organization(1)));
-        assert!(gives_up.as_mut().now_or_never().is_none());
+        let mut cancelled = Box::pin(slots.acquire(organization(1)));
+        assert!(cancelled.as_mut().now_or_never().is_none());
+        let mut remaining = Box::pin(slots.acquire(organization(2)));
+        assert!(remaining.as_mut().now_or_never().is_none());
+        drop(cancelled);
+        drop(slot_in_use);
+        let slot = remaining.now_or_never().expect("the remaining task gets the slot");
+        // A slot that was handed to a waiting task that then gives up is returned too.
+        let mut cancelled = Box::pin(slots.acquire(organization(1)));
+        assert!(cancelled.as_mut().now_or_never().is_none());
         drop(slot);
-        drop(gives_up);
+        drop(cancelled);
         assert!(slots.try_acquire().is_some());
     }
 }

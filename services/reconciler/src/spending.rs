@@ -1,14 +1,14 @@
-//! Money: what is set aside for a model call of a task, and what is asked and reported about calls
-//! outside of turns.
+//! Spending: reservations for a task's model calls, and reservations and reports of calls outside
+//! of turns.
 
 use std::time::Duration;
 
 use construct_bus::{Bus, ConsumeOptions, Delivery, subject};
 use construct_domain::{
     OrganizationId, TaskId,
-    decide::{Decision, Effect, MODEL_DEADLINE},
+    decide::{Decision, Effect, MODEL_TIMEOUT},
     message::Content,
-    money::{tokens_of_bytes, tokens_of_content, upper_cost},
+    money::{max_cost, tokens_of_bytes, tokens_of_content},
 };
 use construct_proto::mesh::v1 as mesh;
 use construct_runtime::{Lifecycle, clock, telemetry::Chain};
@@ -20,99 +20,97 @@ use uuid::Uuid;
 
 use crate::{catalog::Catalog, command};
 
-/// What a prompt holds besides instructions and the interpreters' words: our own, and the names of
+/// Tokens of a prompt besides instructions and tool declarations: our rules, and the names of
 /// secrets.
 const PROMPT_TOKENS: i64 = 8_000;
-/// Bytes of the interpreters' words when they are not known yet; they have some thirty thousand,
-/// and a project's notes.
-const CATALOG_BYTES: usize = 80_000;
-/// Tokens a title is made from: four excerpts of two thousand characters, and what is asked for.
+/// Assumed size of the tool catalog when it is not cached. It has some thirty thousand bytes, and a
+/// project's notes.
+const DEFAULT_CATALOG_BYTES: usize = 80_000;
+/// Tokens of a title's prompt: four excerpts of two thousand characters, and the instructions.
 const TITLE_TOKENS: i64 = 17_000;
-/// How long after a step's deadline its worker may still say what it used.
-const GRACE: Duration = Duration::from_secs(300);
-/// How often reservations are looked for whose time is over.
-const TIDY: Duration = Duration::from_secs(15);
-/// Reports held at the same time; the rest waits in JetStream.
-const REPORTS: usize = 64;
-/// How soon a report that could not be booked is tried again.
-const RETRY: Duration = Duration::from_secs(2);
-/// Characters of a purpose that are kept.
-const PURPOSE_CHARS: usize = 64;
+/// Time after a step's deadline when its worker may still report usage.
+const USAGE_GRACE_PERIOD: Duration = Duration::from_secs(300);
+/// Interval at which expired reservations are released.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(15);
+/// Maximum number of reports in progress; the rest waits in JetStream.
+const MAX_UNSETTLED_REPORTS: usize = 64;
+/// Delay before a report that could not be recorded is retried.
+const RECORD_RETRY_DELAY: Duration = Duration::from_secs(2);
+/// Maximum length in characters of a purpose; longer ones are truncated.
+const MAX_PURPOSE_CHARS: usize = 64;
 
-/// What has to be set aside for a decision: an upper estimate of the model call it begins, if it
-/// begins one, a budget applies to the task, and the call may cost anything.
+/// The reservation for a decision: an upper estimate of the model call that it starts. `None` when
+/// it starts none, no budget applies to the task, or the call is free.
 pub(crate) fn reservation(
     loaded: &LoadedTask,
     decision: &Decision,
     catalog: &Catalog,
     now: Timestamp,
 ) -> Option<StepReservation> {
-    let spending = loaded.spending.as_ref()?;
+    let spending = loaded.cost_inputs.as_ref()?;
     let before = loaded.task.step.as_ref().map(|step| step.id);
     let (step, input) = decision.effects.iter().find_map(|effect| match effect {
-        // The command of a step that is looked at again is sent again; its money is set aside
-        // already.
+        // The command of a checked step is sent again. Its money is reserved already.
         Effect::InvokeModel(step) if before != Some(step.id) => {
             let admitted = if decision.admitted.is_some() { spending.queued_tokens } else { 0 };
             let appended = decision.appended.iter();
             let appended = appended
                 .map(|message| tokens_of_content(&Content { blocks: message.blocks.clone() }));
-            let told = catalog
-                .known_bytes(&command::pool(loaded), &loaded.workspace)
-                .unwrap_or(CATALOG_BYTES);
+            let catalog_bytes = catalog
+                .cached_bytes(&command::pool(loaded), &loaded.workspace)
+                .unwrap_or(DEFAULT_CATALOG_BYTES);
             let instructions = usize::try_from(spending.instructions_bytes).unwrap_or(0);
-            let prompt =
-                PROMPT_TOKENS.saturating_add(tokens_of_bytes(told.saturating_add(instructions)));
+            let prompt = PROMPT_TOKENS
+                .saturating_add(tokens_of_bytes(catalog_bytes.saturating_add(instructions)));
             let transcript = spending.transcript_tokens.saturating_add(admitted);
             Some((step.id, appended.fold(transcript.saturating_add(prompt), i64::saturating_add)))
         }
-        // What is summed up is a part of the transcript, and what is asked for is short.
+        // A summary reads a part of the transcript, and its instructions are short.
         Effect::Compact(step) if before != Some(step.id) => {
             Some((step.id, spending.transcript_tokens.saturating_add(PROMPT_TOKENS)))
         }
         Effect::MakeTitle(step) => Some((*step, TITLE_TOKENS)),
         _ => None,
     })?;
-    // What is only known afterwards asks at least whether anything is left.
-    let amount_pico_usd =
-        upper_cost(&spending.targets, spending.hedged, input).max(i64::from(spending.told));
-    let expires_at = now + MODEL_DEADLINE + GRACE;
+    // A cost that is only known afterwards at least requires that something is left.
+    let amount_pico_usd = max_cost(&spending.targets, spending.hedged, input)
+        .max(i64::from(spending.has_reported_cost));
+    let expires_at = now + MODEL_TIMEOUT + USAGE_GRACE_PERIOD;
     (amount_pico_usd > 0).then_some(StepReservation { step, amount_pico_usd, expires_at })
 }
 
-/// Answers and books what is said about calls outside of turns, and ends reservations, until the
-/// service drains.
+/// Handles reservations and reports of calls outside of turns, and releases expired reservations,
+/// until the service drains.
 pub(crate) fn spawn(store: &Store, bus: &Bus, lifecycle: &Lifecycle) {
-    let (asked, answering, stop) = (store.clone(), bus.clone(), lifecycle.draining());
+    let (database, responder, stop) = (store.clone(), bus.clone(), lifecycle.draining());
     lifecycle.spawn("budget questions", async move {
         let answer = move |question| {
-            let store = asked.clone();
+            let store = database.clone();
             Box::pin(async move { reserve(&store, question).await })
                 as futures::future::BoxFuture<'static, _>
         };
-        answering.answer(&subject::Budgets, stop, answer).await
+        responder.answer(&subject::Budgets, stop, answer).await
     });
-    let (asked, answering, stop) = (store.clone(), bus.clone(), lifecycle.draining());
+    let (database, responder, stop) = (store.clone(), bus.clone(), lifecycle.draining());
     lifecycle.spawn("model questions", async move {
         let answer = move |question| {
-            let store = asked.clone();
-            Box::pin(async move { find(&store, question).await })
+            let store = database.clone();
+            Box::pin(async move { look_up_model(&store, question).await })
                 as futures::future::BoxFuture<'static, _>
         };
-        answering.answer(&subject::Models, stop, answer).await
+        responder.answer(&subject::Models, stop, answer).await
     });
-    lifecycle.spawn("spending", book(store.clone(), bus.clone(), lifecycle.draining()));
-    lifecycle.spawn_job("budgets", tidy(store.clone(), lifecycle.draining()));
+    lifecycle.spawn("spending", record_spending(store.clone(), bus.clone(), lifecycle.draining()));
+    lifecycle.spawn_job("budgets", expire_reservations(store.clone(), lifecycle.draining()));
 }
 
-/// Sets money aside. No answer when that cannot be found out, so that whoever asks tries again.
+/// Reserves money. Returns no answer when that is not possible now, so that the requester retries.
 async fn reserve(store: &Store, question: mesh::BudgetReserve) -> Option<mesh::BudgetReserved> {
-    let Some(wanted) = wanted(&question) else {
-        let refused =
-            "the reservation names no id, organization or time that can be read".to_owned();
+    let Some(reservation) = parse_reservation(&question) else {
+        let refused = "the reservation has no valid id, organization or time".to_owned();
         return Some(mesh::BudgetReserved { refused });
     };
-    match store.call_reserve(&wanted, clock::now()).await {
+    match store.call_reserve(&reservation, clock::now()).await {
         Ok(()) => Some(mesh::BudgetReserved::default()),
         Err(Error::Exhausted(exhausted)) => {
             Some(mesh::BudgetReserved { refused: exhausted.to_string() })
@@ -121,110 +119,110 @@ async fn reserve(store: &Store, question: mesh::BudgetReserve) -> Option<mesh::B
             Some(mesh::BudgetReserved { refused: error.to_string() })
         }
         Err(error) => {
-            tracing::warn!(error = %Chain(&error), "a question about money is not answered");
+            tracing::warn!(error = %Chain(&error), "a reservation request is not answered");
             None
         }
     }
 }
 
-fn wanted(question: &mesh::BudgetReserve) -> Option<CallReservation> {
+fn parse_reservation(question: &mesh::BudgetReserve) -> Option<CallReservation> {
     let token = (question.token_id.clone(), question.token_budget_pico_usd);
     Some(CallReservation {
         id: Uuid::parse_str(&question.reservation_id).ok()?,
         organization: question.organization_id.parse().ok()?,
-        task: task(&question.task_id)?,
+        task: parse_task(&question.task_id)?,
         token: (!token.0.is_empty()).then_some(token),
         amount_pico_usd: question.amount_pico_usd,
         expires_at: question.expires_at.and_then(convert::to_time)?,
     })
 }
 
-/// A task that need not be named. None when what is named is none.
-fn task(id: &str) -> Option<Option<TaskId>> {
+/// Parses an optional task id. `None` when it is invalid.
+fn parse_task(id: &str) -> Option<Option<TaskId>> {
     if id.is_empty() { Some(None) } else { id.parse().ok().map(Some) }
 }
 
-/// Says how a model is reached.
-async fn find(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelFound> {
+/// Looks up a model with its provider.
+async fn look_up_model(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelFound> {
     let organization: OrganizationId = question.organization_id.parse().ok()?;
-    match store.callable(organization, &question.model).await {
+    match store.model_route(organization, &question.model).await {
         Ok(None) => Some(mesh::ModelFound::default()),
         Ok(Some(callable)) => Some(mesh::ModelFound {
-            provider: Some(command::provider(&callable.provider)),
-            model: Some(command::target(&callable.model)),
-            fallbacks: command::routes(&callable.fallbacks),
+            provider: Some(command::build_provider(&callable.provider)),
+            model: Some(command::build_target(&callable.model)),
+            fallbacks: command::build_routes(&callable.fallbacks),
             hedge_after: convert::hedge_after(callable.hedge_after_ms),
         }),
         Err(error) => {
-            tracing::warn!(error = %Chain(&error), "a question about a model is not answered");
+            tracing::warn!(error = %Chain(&error), "a model lookup is not answered");
             None
         }
     }
 }
 
-/// Books reports. Each is acknowledged when it is booked; one that cannot be becomes a dead letter.
-async fn book(
+/// Records reports. Each is acknowledged when it is recorded. One that cannot be recorded becomes a
+/// dead letter.
+async fn record_spending(
     store: Store,
     bus: Bus,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    let mut reports = bus.consume_spending(ConsumeOptions::new(REPORTS, stop));
+    let mut reports = bus.consume_spending(ConsumeOptions::new(MAX_UNSETTLED_REPORTS, stop));
     while let Some(Delivery { message, receipt, .. }) = reports.next().await {
-        let Some(report) = report(message) else {
-            bus.bury(receipt, "what it says was spent cannot be understood").await;
+        let Some(report) = parse_report(message) else {
+            bus.bury(receipt, "the spending report is invalid").await;
             continue;
         };
         match store.call_book(&report, clock::now()).await {
             Ok(_) => receipt.ack().await,
             Err(error) if error.is_retryable() => {
-                tracing::warn!(error = %Chain(&error), "what was spent could not be booked yet");
-                receipt.nak(RETRY).await;
+                tracing::warn!(error = %Chain(&error), "spending could not be recorded; retrying");
+                receipt.nak(RECORD_RETRY_DELAY).await;
             }
-            // The organization was erased: nobody is left who pays.
+            // The organization was erased, so nobody pays.
             Err(error @ Error::NotFound { .. }) => {
-                tracing::warn!(error = %Chain(&error), call = %report.id, "what was spent is booked to nobody");
+                tracing::warn!(error = %Chain(&error), call = %report.id, "spending of an erased organization is dropped");
                 receipt.ack().await;
             }
             Err(error) => {
-                bus.bury(receipt, &format!("what was spent cannot be booked: {}", Chain(&error)))
-                    .await
+                bus.bury(receipt, &format!("spending cannot be recorded: {}", Chain(&error))).await
             }
         }
     }
     Ok(())
 }
 
-fn report(report: mesh::SpendingReport) -> Option<CallReport> {
+fn parse_report(report: mesh::SpendingReport) -> Option<CallReport> {
     Some(CallReport {
         id: Uuid::parse_str(&report.call_id).ok()?,
         reservation: Uuid::parse_str(&report.reservation_id).ok(),
         organization: report.organization_id.parse().ok()?,
-        task: task(&report.task_id)?,
+        task: parse_task(&report.task_id)?,
         key: report.api_key_id.parse().ok(),
         model: report.model_id.parse().ok()?,
-        purpose: report.purpose.chars().take(PURPOSE_CHARS).collect(),
+        purpose: report.purpose.chars().take(MAX_PURPOSE_CHARS).collect(),
         usage: report.usage.map(convert::to_usage).unwrap_or_default(),
     })
 }
 
-/// Ends reservations whose time is over, one look after another. Every replica does it; what one
-/// ended the next doesn't find.
-async fn tidy(store: Store, stop: CancellationToken) {
+/// Releases expired reservations, one pass after another. Every replica does it; what one has
+/// released, the next does not find.
+async fn expire_reservations(store: Store, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(TIDY) => {}
+            () = tokio::time::sleep(CLEANUP_INTERVAL) => {}
         }
-        match store.budgets_tidy(clock::now()).await {
+        match store.budgets_cleanup(clock::now()).await {
             Ok(tidied) if tidied.expired > 0 => {
                 tracing::warn!(
                     reservations = tidied.expired,
-                    "money was set aside for calls that nobody reported"
+                    "reservations of calls without a report have expired"
                 );
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "reservations could not be looked through")
+                tracing::warn!(error = %Chain(&error), "expired reservations could not be released")
             }
         }
     }

@@ -1,5 +1,4 @@
-//! Subtasks: answers what scripts ask about tasks, and tells the tasks above and below of what was
-//! committed.
+//! Subtasks: handles requests of scripts about tasks, and wakes parents and subtasks after commits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +6,7 @@ use construct_bus::{Bus, subject, subscribe};
 use construct_domain::{
     AgentId, MessageId, OrganizationId, TaskId,
     message::{Block, Content},
-    subtask::{CallIds, LONGEST_WAIT, Limits, Refused},
+    subtask::{CallIds, Limits, MAX_WAIT, Refusal},
     task::TurnOutcome,
 };
 use construct_proto::{
@@ -16,8 +15,8 @@ use construct_proto::{
 };
 use construct_runtime::{clock, telemetry::Chain};
 use construct_store::{
-    Asking, Error, LoadedTask, NewEvent, NewSubtask, Store, StoredMessage, StoredTask,
-    SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold,
+    Error, LoadedTask, NewEvent, NewSubtask, ScriptCaller, Store, StoredMessage, StoredTask,
+    SubtaskChange, SubtaskEvents, SubtaskState, SubtaskStatus,
 };
 use construct_wire::{convert, record};
 use futures::future::BoxFuture;
@@ -25,34 +24,39 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-use crate::{activation::Activator, announce::Announcer};
+use crate::{announce::Announcer, reconcile::Reconciler};
 
-/// A wait that ends so soon is over: the clocks of two reconcilers may differ by as much, and what
-/// one has gone on with the other must not put away again.
-const SKEW: SignedDuration = SignedDuration::from_secs(1);
-/// Bytes of all answers that are told at once: what NATS takes, with room for the rest.
-const ANSWERS: usize = 512 * 1024;
-/// Of one of them at most.
-const ANSWER: usize = 64 * 1024;
-/// Subtasks of a page of a list, as in the API.
-const PAGE: u32 = 100;
-/// Looks at whole trees at the same time, so that they leave connections of the pool to what begins
-/// and ends tasks. Whoever asks waits for [`LOOK_PATIENCE`], and then asks again.
-const LOOKS: usize = 4;
-/// Shorter than what whoever asks waits for an answer.
-const LOOK_PATIENCE: Duration = Duration::from_secs(1);
+/// A wait with less than this remaining is over. The clocks of two reconcilers may differ by as
+/// much, and a script that one has resumed must not be suspended again by the other.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(1);
+/// Maximum size of all answers in one reply: the limit of NATS, with room for the rest.
+const MAX_ANSWERS_BYTES: usize = 512 * 1024;
+/// Maximum size of one answer.
+const MAX_ANSWER_BYTES: usize = 64 * 1024;
+/// Subtasks per page of a list, as in the API.
+const PAGE_SIZE: u32 = 100;
+/// Maximum number of concurrent queries of whole trees, so that they leave database connections for
+/// tasks that start and end. A request waits for [`TREE_QUERY_TIMEOUT`], and is then repeated.
+const MAX_TREE_QUERIES: usize = 4;
+/// Shorter than the timeout of the requester.
+const TREE_QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-const TOLD: SubtaskTold = SubtaskTold { task: begun, spawned, changed, message: accepted };
+const EVENT_RENDERERS: SubtaskEvents = SubtaskEvents {
+    task: task_created,
+    spawned: subtask_spawned,
+    changed: task_updated,
+    message: message_created,
+};
 
-fn begun(task: &StoredTask) -> NewEvent {
+fn task_created(task: &StoredTask) -> NewEvent {
     record::new("task.created", Payload::Task(Box::new(convert::task(task))), None)
 }
 
-fn changed(task: &StoredTask) -> NewEvent {
+fn task_updated(task: &StoredTask) -> NewEvent {
     record::new("task.updated", Payload::Task(Box::new(convert::task(task))), None)
 }
 
-fn spawned(task: &StoredTask) -> NewEvent {
+fn subtask_spawned(task: &StoredTask) -> NewEvent {
     let subtask = v1::Subtask {
         task: task.state.id.to_string(),
         agent: task.agent_name.clone(),
@@ -61,23 +65,23 @@ fn spawned(task: &StoredTask) -> NewEvent {
     record::new("subtask.spawned", Payload::Subtask(subtask), None)
 }
 
-fn accepted(message: &StoredMessage) -> NewEvent {
+fn message_created(message: &StoredMessage) -> NewEvent {
     record::new("message.created", Payload::Message(convert::message(message)), None)
 }
 
-fn deleted(task: TaskId) -> NewEvent {
+fn task_deleted(task: TaskId) -> NewEvent {
     record::new("task.deleted", Payload::Deleted(v1::Deleted { id: task.to_string() }), None)
 }
 
-/// Answers scripts.
+/// Handles requests of scripts.
 #[derive(Debug, Clone)]
-struct Desk {
+struct SubtaskService {
     store: Store,
     bus: Bus,
     announcer: Announcer,
     limits: Limits,
-    /// See [`LOOKS`].
-    looks: Arc<Semaphore>,
+    /// Limits tree queries, see [`MAX_TREE_QUERIES`].
+    tree_queries: Arc<Semaphore>,
 }
 
 /// Answers until the service drains.
@@ -88,42 +92,42 @@ pub(crate) async fn answer(
     limits: Limits,
     stop: CancellationToken,
 ) -> Result<(), subscribe::Error> {
-    let desk = Arc::new(Desk {
+    let service = Arc::new(SubtaskService {
         store,
         bus: bus.clone(),
         announcer,
         limits,
-        looks: Arc::new(Semaphore::new(LOOKS)),
+        tree_queries: Arc::new(Semaphore::new(MAX_TREE_QUERIES)),
     });
     let answer = move |question| {
-        let desk = Arc::clone(&desk);
-        Box::pin(async move { desk.answer(question).await }) as BoxFuture<'static, _>
+        let service = Arc::clone(&service);
+        Box::pin(async move { service.answer(question).await }) as BoxFuture<'static, _>
     };
     bus.answer(&subject::Subtasks, stop, answer).await
 }
 
-impl Desk {
-    /// No answer when it cannot be found out: whoever asks does so again, and the same call makes
-    /// the same.
+impl SubtaskService {
+    /// Returns no answer when the request cannot be handled now. The requester repeats it, and a
+    /// repeated call has the same effect once.
     async fn answer(&self, question: mesh::SubtaskQuestion) -> Option<mesh::SubtaskAnswer> {
-        match self.carry_out(question).await {
+        match self.handle(question).await {
             Ok(Ok(Some(answer))) => Some(answer),
             Ok(Ok(None)) => {
                 tracing::warn!(
-                    "a question about subtasks is not answered, because too many are looked at"
+                    "a request about subtasks is not answered, because too many tree queries are running"
                 );
                 None
             }
-            Ok(Err(refused)) => Some(refusal(refused.name(), refused.to_string())),
+            Ok(Err(refused)) => Some(refusal(refused.error_name(), refused.to_string())),
             Err(error @ Error::NotFound { .. }) => {
                 Some(refusal("AgentNotFound", error.to_string()))
             }
             Err(error) if error.is_retryable() => {
-                tracing::warn!(error = %Chain(&error), "a question about subtasks is not answered");
+                tracing::warn!(error = %Chain(&error), "a request about subtasks is not answered");
                 None
             }
             Err(error) => {
-                tracing::error!(error = %Chain(&error), "a question about subtasks cannot be answered");
+                tracing::error!(error = %Chain(&error), "a request about subtasks failed");
                 Some(refusal(
                     "InternalError",
                     "it failed inside Construct, not because of its arguments.".to_owned(),
@@ -132,25 +136,27 @@ impl Desk {
         }
     }
 
-    async fn carry_out(
+    async fn handle(
         &self,
         question: mesh::SubtaskQuestion,
-    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
+    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refusal>, Error> {
         let ids =
             (question.organization_id.parse(), question.task_id.parse(), question.step_id.parse());
-        // Checked where it is received.
-        let (Ok(organization), Ok(task), Ok(step)) = ids else { return Ok(Err(Refused::Over)) };
-        let asking = Asking { organization, task, step };
-        let calls = CallIds::of(step, question.script, question.number);
+        // The consumer checks the ids.
+        let (Ok(organization), Ok(task), Ok(step)) = ids else {
+            return Ok(Err(Refusal::ScriptOver));
+        };
+        let caller = ScriptCaller { organization, task, step };
+        let calls = CallIds::for_call(step, question.script, question.number);
         let now = clock::now();
         let changed = match question.ask {
-            None => return Ok(Err(Refused::Over)),
-            Some(Ask::List(list)) => return self.list(asking, &list.after).await,
-            Some(Ask::Await(wait)) => return self.wait(asking, wait, now).await,
+            None => return Ok(Err(Refusal::ScriptOver)),
+            Some(Ask::List(list)) => return self.list(caller, &list.after).await,
+            Some(Ask::Await(wait)) => return self.wait(caller, wait, now).await,
             Some(Ask::Spawn(spawn)) => {
                 let agent = match spawn.agent.as_str() {
                     "" => None,
-                    agent => match self.agent(organization, agent).await? {
+                    agent => match self.resolve_agent(organization, agent).await? {
                         Ok(agent) => Some(agent),
                         Err(refused) => return Ok(Err(refused)),
                     },
@@ -158,29 +164,37 @@ impl Desk {
                 let new = NewSubtask {
                     ids: calls,
                     agent,
-                    content: text(spawn.message),
+                    content: text_content(spawn.message),
                     title: spawn.title,
                     budget: (spawn.budget_pico_usd > 0).then_some(spawn.budget_pico_usd),
                 };
-                self.store.subtask_spawn(asking, new, self.limits, TOLD, now).await?
+                self.store.subtask_spawn(caller, new, self.limits, EVENT_RENDERERS, now).await?
             }
             Some(Ask::Send(send)) => match send.task.parse() {
                 Ok(child) => {
                     self.store
-                        .subtask_send(asking, child, calls.message, text(send.message), TOLD, now)
+                        .subtask_send(
+                            caller,
+                            child,
+                            calls.message,
+                            text_content(send.message),
+                            EVENT_RENDERERS,
+                            now,
+                        )
                         .await?
                 }
-                Err(_) => return Ok(Err(Refused::NotASubtask(send.task))),
+                Err(_) => return Ok(Err(Refusal::NotASubtask(send.task))),
             },
             Some(Ask::ParentMessage(message)) => {
-                self.tell_parent(asking, calls.message, message, now).await?
+                self.send_to_parent(caller, calls.message, message, now).await?
             }
             Some(Ask::HandOffAgent(agent)) => {
-                let found = match self.agent(organization, &agent).await? {
-                    Ok(found) => found,
+                let agent_id = match self.resolve_agent(organization, &agent).await? {
+                    Ok(agent_id) => agent_id,
                     Err(refused) => return Ok(Err(refused)),
                 };
-                let change = self.store.task_hand_off(asking, found, TOLD, now).await?;
+                let change =
+                    self.store.task_hand_off(caller, agent_id, EVENT_RENDERERS, now).await?;
                 return Ok(change.map(|change| {
                     self.announcer.announce(change.events);
                     Some(mesh::SubtaskAnswer { agent, ..mesh::SubtaskAnswer::default() })
@@ -192,21 +206,21 @@ impl Desk {
             Err(refused) => return Ok(Err(refused)),
         };
         self.announcer.announce(events);
-        wake(&self.bus, organization, task, "a script").await;
+        publish_wake(&self.bus, organization, task, "a script").await;
         Ok(Ok(Some(mesh::SubtaskAnswer {
             spawned: task.to_string(),
             ..mesh::SubtaskAnswer::default()
         })))
     }
 
-    /// The agent of this name. An id is not taken for one, because policies decide by the name that
-    /// a call says.
-    async fn agent(
+    /// Resolves an agent by name. An id is rejected, because policies decide by the name in the
+    /// call.
+    async fn resolve_agent(
         &self,
         organization: OrganizationId,
         name: &str,
-    ) -> Result<Result<AgentId, Refused>, Error> {
-        let unknown = || Refused::NoAgent(name.to_owned());
+    ) -> Result<Result<AgentId, Refusal>, Error> {
+        let unknown = || Refusal::UnknownAgent(name.to_owned());
         if name.parse::<AgentId>().is_ok() {
             return Ok(Err(unknown()));
         }
@@ -217,83 +231,83 @@ impl Desk {
         }
     }
 
-    async fn tell_parent(
+    async fn send_to_parent(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         id: MessageId,
         message: String,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let content = |title: &str| {
             let title = if title.is_empty() { String::new() } else { format!(" ({title})") };
-            text(format!("[Message of the subtask {}{title}]\n\n{message}", asking.task))
+            text_content(format!("[Message of the subtask {}{title}]\n\n{message}", caller.task))
         };
-        self.store.subtask_tell_parent(asking, id, content, TOLD, now).await
+        self.store.subtask_message_parent(caller, id, content, EVENT_RENDERERS, now).await
     }
 
-    /// How subtasks are, and whether the wait for them is over. While it is not, nobody wants to
-    /// know more.
+    /// The states of subtasks, and whether the wait for them is over. While it is not, the states
+    /// are omitted.
     async fn wait(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         wait: mesh::subtask_question::Await,
         now: Timestamp,
-    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
+    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refusal>, Error> {
         let mut tasks = Vec::with_capacity(wait.tasks.len());
         for task in wait.tasks {
             match task.parse() {
                 Ok(task) => tasks.push(task),
-                Err(_) => return Ok(Err(Refused::NotASubtask(task))),
+                Err(_) => return Ok(Err(Refusal::NotASubtask(task))),
             }
         }
-        let until = wait.until.and_then(convert::to_time).unwrap_or(now + LONGEST_WAIT);
-        let in_time = now + SKEW < until;
-        if in_time && self.store.subtasks_at_work(asking.organization, asking.task, &tasks).await? {
+        let until = wait.until.and_then(convert::to_time).unwrap_or(now + MAX_WAIT);
+        let in_time = now + MAX_CLOCK_SKEW < until;
+        if in_time && self.store.subtasks_at_work(caller.organization, caller.task, &tasks).await? {
             return Ok(Ok(Some(mesh::SubtaskAnswer::default())));
         }
-        let Some(_look) = self.look().await else { return Ok(Ok(None)) };
-        let states = match self.store.subtasks(asking.organization, asking.task, &tasks).await? {
+        let Some(_permit) = self.start_tree_query().await else { return Ok(Ok(None)) };
+        let states = match self.store.subtasks(caller.organization, caller.task, &tasks).await? {
             Ok(states) => states,
             Err(refused) => return Ok(Err(refused)),
         };
-        // One may have a message to answer since.
+        // One may have received a message since.
         let at_work = |state: &SubtaskState| {
             matches!(state.status, SubtaskStatus::Running | SubtaskStatus::Suspended)
         };
         let over = !in_time || !states.iter().any(at_work);
-        Ok(Ok(Some(mesh::SubtaskAnswer { over, ..told(states) })))
+        Ok(Ok(Some(mesh::SubtaskAnswer { over, ..subtasks_answer(states) })))
     }
 
-    /// A page of the subtasks of a task, which begins after this one.
+    /// A page of the subtasks of a task, after this one.
     async fn list(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         after: &str,
-    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
+    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refusal>, Error> {
         let after = match after {
             "" => None,
             after => match after.parse() {
                 Ok(after) => Some(after),
-                Err(_) => return Ok(Err(Refused::NotASubtask(after.to_owned()))),
+                Err(_) => return Ok(Err(Refusal::NotASubtask(after.to_owned()))),
             },
         };
-        let Some(_look) = self.look().await else { return Ok(Ok(None)) };
+        let Some(_permit) = self.start_tree_query().await else { return Ok(Ok(None)) };
         let mut states =
-            self.store.subtask_list(asking.organization, asking.task, after, PAGE + 1).await?;
-        let more = states.len() > PAGE as usize;
-        states.truncate(PAGE as usize);
-        Ok(Ok(Some(mesh::SubtaskAnswer { more, ..told(states) })))
+            self.store.subtask_list(caller.organization, caller.task, after, PAGE_SIZE + 1).await?;
+        let more = states.len() > PAGE_SIZE as usize;
+        states.truncate(PAGE_SIZE as usize);
+        Ok(Ok(Some(mesh::SubtaskAnswer { more, ..subtasks_answer(states) })))
     }
 
-    /// Leave to look at a tree; none when too many are looked at for too long.
-    async fn look(&self) -> Option<SemaphorePermit<'_>> {
-        tokio::time::timeout(LOOK_PATIENCE, self.looks.acquire()).await.ok()?.ok()
+    /// Acquires a permit for a tree query; `None` when too many run for too long.
+    async fn start_tree_query(&self) -> Option<SemaphorePermit<'_>> {
+        tokio::time::timeout(TREE_QUERY_TIMEOUT, self.tree_queries.acquire()).await.ok()?.ok()
     }
 }
 
-fn told(states: Vec<SubtaskState>) -> mesh::SubtaskAnswer {
-    let longest = (ANSWERS / states.len().max(1)).min(ANSWER);
-    let tasks = states.into_iter().map(|task| state(task, longest)).collect();
+fn subtasks_answer(states: Vec<SubtaskState>) -> mesh::SubtaskAnswer {
+    let longest = (MAX_ANSWERS_BYTES / states.len().max(1)).min(MAX_ANSWER_BYTES);
+    let tasks = states.into_iter().map(|task| subtask_state(task, longest)).collect();
     mesh::SubtaskAnswer { tasks, ..mesh::SubtaskAnswer::default() }
 }
 
@@ -302,12 +316,12 @@ fn refusal(name: &str, message: String) -> mesh::SubtaskAnswer {
     mesh::SubtaskAnswer { refused: Some(refused), ..mesh::SubtaskAnswer::default() }
 }
 
-fn text(text: String) -> Content {
+fn text_content(text: String) -> Content {
     Content { blocks: vec![Block::Text(text)] }
 }
 
-/// What a script is told of a subtask; its answer has at most `longest` bytes.
-fn state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
+/// The state of a subtask for a script. Its answer has at most `longest` bytes.
+fn subtask_state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
     let SubtaskState { task, agent, title, status, answer, error, cost_pico_usd } = state;
     let is_complete = status == SubtaskStatus::Ended(TurnOutcome::Completed);
     let texts = answer.blocks.iter().filter_map(|block| match block {
@@ -337,8 +351,8 @@ fn state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
     }
 }
 
-/// Says that there is something new about a task; when that is lost, the sweep finds it.
-async fn wake(bus: &Bus, organization: OrganizationId, task: TaskId, reason: &str) {
+/// Wakes a task. A lost wake is found by the sweep.
+async fn publish_wake(bus: &Bus, organization: OrganizationId, task: TaskId, reason: &str) {
     let wake = TaskWake {
         organization_id: organization.to_string(),
         task_id: task.to_string(),
@@ -349,9 +363,9 @@ async fn wake(bus: &Bus, organization: OrganizationId, task: TaskId, reason: &st
     }
 }
 
-impl Activator {
-    /// Passes a cancel on to what is at work below the task. The cancel is in the task's row until
-    /// a commit has ended what it was for, and that comes after this.
+impl Reconciler {
+    /// Cancels the running subtasks of a canceled task. The cancel stays in the task's row until a
+    /// later commit has ended the turn.
     pub(crate) async fn cancel_subtasks(
         &self,
         loaded: &LoadedTask,
@@ -359,25 +373,25 @@ impl Activator {
     ) -> Result<(), Error> {
         let Some(reason) = &loaded.task.cancel else { return Ok(()) };
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        let words = format!("the task above it was cancelled{reason}");
-        for task in self.store.subtasks_cancel(loaded, &words, now).await? {
-            wake(&self.bus, loaded.task.organization, task, "cancelled").await;
+        let reason = format!("its parent task was cancelled{reason}");
+        for task in self.store.subtasks_cancel(loaded, &reason, now).await? {
+            publish_wake(&self.bus, loaded.task.organization, task, "cancelled").await;
         }
         Ok(())
     }
 
-    /// Wakes the task that may wait for this one.
+    /// Wakes the parent, which may wait for this task.
     pub(crate) async fn wake_parent(&self, loaded: &LoadedTask) {
         if let Some(parent) = loaded.parent {
-            wake(&self.bus, loaded.task.organization, parent, "a subtask").await;
+            publish_wake(&self.bus, loaded.task.organization, parent, "a subtask").await;
         }
     }
 
-    /// Removes a deleted task, and has those below it deleted.
+    /// Removes a deleted task, and deletes its subtasks.
     pub(crate) async fn purge_tree(&self, loaded: &LoadedTask) -> Result<(), Error> {
-        let children = self.store.task_purge(loaded.task.id, deleted, clock::now()).await?;
+        let children = self.store.task_purge(loaded.task.id, task_deleted, clock::now()).await?;
         for child in children.unwrap_or_default() {
-            wake(&self.bus, loaded.task.organization, child, "deleted").await;
+            publish_wake(&self.bus, loaded.task.organization, child, "deleted").await;
         }
         self.wake_parent(loaded).await;
         Ok(())

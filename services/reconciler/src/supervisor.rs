@@ -1,8 +1,8 @@
-//! Holds the actors: starts one when something comes for a task that has none, and ends it when the
-//! task is idle, or another replica's.
+//! Supervises the actors: starts one when a message arrives for a task without an actor, and ends
+//! it when the task is idle or another replica owns it.
 //!
-//! Starting, handing on and ending all happen here, one after the other, so that nothing is ever
-//! handed to an actor that is about to end.
+//! Starting, sending and ending all happen here, one after the other. So no message is ever sent to
+//! an actor that is about to end.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,63 +14,63 @@ use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
 use crate::{
-    activation::Activator,
-    actor::{self, LASTING, TaskActor},
-    gate::{Entry, Gate},
+    actor::{self, FAILURE_THRESHOLD, TaskActor},
+    admission::{Admission, AdmissionQueue},
+    assignment::PartitionAssignment,
     metrics,
-    share::Share,
+    reconcile::Reconciler,
     slots::Slots,
 };
 
-/// What the supervisor is told.
+/// Messages to the supervisor.
 #[derive(Debug)]
 pub(crate) enum Msg {
-    /// A worker has reported. Bounded by the consumers: each hands over only so many unsettled
-    /// receipts.
+    /// A worker has reported a result. Bounded by the consumers: each delivers only a limited
+    /// number of unacknowledged messages.
     Deliver {
         task: TaskId,
         organization: OrganizationId,
         result: Box<StepResult>,
         receipt: Box<Receipt>,
     },
-    /// A task is to be looked at; nothing is lost with this message, because the sweep would find
-    /// the task. Bounded by the gate.
+    /// A task should be reconciled. A lost message is harmless, because the sweep finds the task.
+    /// Bounded by the admission queue.
     Wake { task: TaskId, organization: OrganizationId, trace: Context, swept: bool },
-    /// A look that a wake had caused is over.
-    Looked { task: TaskId, organization: OrganizationId },
-    /// An actor has nothing to do and has taken so many messages.
+    /// A reconcile that a wake caused is over.
+    Reconciled { task: TaskId, organization: OrganizationId },
+    /// An actor is idle after this number of messages.
     Idle { task: TaskId, taken: u64, actor: ActorId },
-    /// The share of the partitions is another one.
-    Shared,
-    /// Nothing comes any more: finish what was handed over, then end.
+    /// The partition assignment has changed.
+    AssignmentChanged,
+    /// No further messages arrive: finish the accepted ones, then end.
     Drain,
 }
 
 #[derive(Debug)]
 pub(crate) struct Args {
-    pub(crate) activator: Arc<Activator>,
+    pub(crate) reconciler: Arc<Reconciler>,
     pub(crate) slots: Slots,
-    /// Looks that wakes of one organization may cause at a time: there is no use in more than there
-    /// are slots.
-    pub(crate) at_once: usize,
-    pub(crate) share: watch::Receiver<Share>,
+    /// Maximum number of concurrent reconciles of one organization that wakes cause. More than
+    /// there are slots would be useless.
+    pub(crate) max_concurrent: usize,
+    pub(crate) assignment: watch::Receiver<PartitionAssignment>,
 }
 
 #[derive(Debug)]
 struct Child {
     actor: ActorRef<actor::Msg>,
     organization: OrganizationId,
-    /// Messages handed to it.
-    given: u64,
+    /// Number of messages sent to it.
+    sent: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     args: Args,
-    gate: Gate,
+    admission: AdmissionQueue,
     children: HashMap<TaskId, Child>,
     tasks: HashMap<ActorId, TaskId>,
-    /// How often the actors of a task failed, with no look between that went well.
+    /// How often a task's actor has crashed without a successful reconcile in between.
     crashes: HashMap<TaskId, u32>,
 }
 
@@ -82,10 +82,10 @@ impl Actor for Supervisor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        let gate = Gate::new(args.at_once);
+        let admission = AdmissionQueue::new(args.max_concurrent);
         Ok(State {
             args,
-            gate,
+            admission,
             children: HashMap::new(),
             tasks: HashMap::new(),
             crashes: HashMap::new(),
@@ -101,46 +101,59 @@ impl Actor for Supervisor {
         match message {
             Msg::Deliver { task, organization, result, receipt } => {
                 state
-                    .give(&myself, organization, task, actor::Msg::Report { result, receipt })
+                    .send_to_actor(
+                        &myself,
+                        organization,
+                        task,
+                        actor::Msg::Report { result, receipt },
+                    )
                     .await?;
             }
             Msg::Wake { task, organization, trace, swept } => {
-                match state.gate.wake(organization, task, trace, swept) {
-                    Entry::Look(trace) => {
-                        state.give(&myself, organization, task, actor::Msg::Look { trace }).await?
+                match state.admission.admit(organization, task, trace, swept) {
+                    Admission::Admitted(trace) => {
+                        state
+                            .send_to_actor(
+                                &myself,
+                                organization,
+                                task,
+                                actor::Msg::Reconcile { trace },
+                            )
+                            .await?
                     }
-                    Entry::Waits => {}
-                    Entry::Dropped => {
-                        tracing::debug!(%task, "too many tasks wait; the sweep finds this one later")
+                    Admission::Queued => {}
+                    Admission::Dropped => {
+                        tracing::debug!(%task, "too many tasks are queued; the sweep finds this one later")
                     }
                 }
             }
-            Msg::Looked { task, organization } => {
+            Msg::Reconciled { task, organization } => {
                 state.crashes.remove(&task);
-                state.looked(&myself, organization, task).await?;
+                state.finish_reconcile(&myself, organization, task).await?;
             }
             Msg::Idle { task, taken, actor } => {
-                let idle = |child: &Child| child.actor.get_id() == actor && child.given == taken;
+                let idle = |child: &Child| child.actor.get_id() == actor && child.sent == taken;
                 if state.children.get(&task).is_some_and(idle) {
                     state.tasks.remove(&actor);
                     if let Some(child) = state.children.remove(&task) {
                         child.actor.stop(None);
                     }
-                    metrics::actors(state.children.len());
+                    metrics::record_actors(state.children.len());
                 }
             }
-            Msg::Shared => {
-                let share = *state.args.share.borrow();
-                state.gate.keep(share);
-                state.args.activator.window.keep_own();
-                for (_, child) in state.children.iter().filter(|(task, _)| !share.has_task(**task))
+            Msg::AssignmentChanged => {
+                let assignment = *state.args.assignment.borrow();
+                state.admission.retain_assigned(assignment);
+                state.args.reconciler.limiter.retain_assigned();
+                for (_, child) in
+                    state.children.iter().filter(|(task, _)| !assignment.contains_task(**task))
                 {
-                    // Behind what it was handed, which it finishes.
-                    let _ = child.actor.cast(actor::Msg::Linger);
+                    // After the messages it already has, which it finishes.
+                    let _ = child.actor.cast(actor::Msg::Expire);
                 }
             }
             Msg::Drain => {
-                state.gate.keep(Share::NONE);
+                state.admission.retain_assigned(PartitionAssignment::EMPTY);
                 myself.drain_children_and_wait(None).await;
                 myself.stop(None);
             }
@@ -148,8 +161,8 @@ impl Actor for Supervisor {
         Ok(())
     }
 
-    /// A child's end is not ours (which is ractor's default): what it held unsettled comes again,
-    /// to a new actor.
+    /// The end of a child does not end the supervisor, which is ractor's default. Its
+    /// unacknowledged messages are redelivered to a new actor.
     async fn handle_supervisor_evt(
         &self,
         myself: ActorRef<Msg>,
@@ -163,25 +176,25 @@ impl Actor for Supervisor {
         };
         if let Some(task) = state.tasks.remove(&id) {
             let child = state.children.remove(&task);
-            metrics::actors(state.children.len());
+            metrics::record_actors(state.children.len());
             if let Some(error) = error {
-                tracing::error!(%task, %error, "a task's actor failed; its messages come again");
+                tracing::error!(%task, %error, "a task's actor failed; its messages are redelivered");
                 let crashes = state.crashes.entry(task).or_default();
                 *crashes += 1;
-                if *crashes >= LASTING {
+                if *crashes >= FAILURE_THRESHOLD {
                     state.crashes.remove(&task);
-                    let (activator, reason) =
-                        (Arc::clone(&state.args.activator), format!("its actor failed: {error}"));
-                    let lifecycle = activator.lifecycle.clone();
-                    lifecycle.spawn_job("park", async move {
-                        if let Some(intents) = activator.intents(task).await {
-                            activator.park(task, intents, &reason).await;
+                    let (reconciler, reason) =
+                        (Arc::clone(&state.args.reconciler), format!("its actor failed: {error}"));
+                    let lifecycle = reconciler.lifecycle.clone();
+                    lifecycle.spawn_job("quarantine", async move {
+                        if let Some(intents) = reconciler.intents(task).await {
+                            reconciler.quarantine(task, intents, &reason).await;
                         }
                     });
                 }
             }
             if let Some(child) = child {
-                state.looked(&myself, child.organization, task).await?;
+                state.finish_reconcile(&myself, child.organization, task).await?;
             }
         }
         Ok(())
@@ -189,8 +202,8 @@ impl Actor for Supervisor {
 }
 
 impl State {
-    /// Hands something to a task's actor, which is started unless it is there.
-    async fn give(
+    /// Sends a message to a task's actor, which is started if necessary.
+    async fn send_to_actor(
         &mut self,
         myself: &ActorRef<Msg>,
         organization: OrganizationId,
@@ -201,34 +214,35 @@ impl State {
             let args = actor::Args {
                 task,
                 organization,
-                activator: Arc::clone(&self.args.activator),
+                reconciler: Arc::clone(&self.args.reconciler),
                 slots: self.args.slots.clone(),
-                share: self.args.share.clone(),
+                assignment: self.args.assignment.clone(),
                 supervisor: myself.clone(),
             };
             let (actor, _) = myself.spawn_linked(None, TaskActor, args).await?;
             self.tasks.insert(actor.get_id(), task);
-            self.children.insert(task, Child { actor, organization, given: 0 });
-            metrics::actors(self.children.len());
+            self.children.insert(task, Child { actor, organization, sent: 0 });
+            metrics::record_actors(self.children.len());
         }
         if let Some(child) = self.children.get_mut(&task) {
-            child.given += 1;
-            // When the actor has just died, a receipt is dropped and its message comes again.
+            child.sent += 1;
+            // If the actor has just died, the receipt is dropped and its message redelivered.
             let _ = child.actor.cast(message);
         }
         Ok(())
     }
 
-    /// Lets in whoever of the organization waits longest.
-    async fn looked(
+    /// Admits the task of the organization that has waited longest.
+    async fn finish_reconcile(
         &mut self,
         myself: &ActorRef<Msg>,
         organization: OrganizationId,
         task: TaskId,
     ) -> Result<(), ActorProcessingErr> {
-        match self.gate.done(organization, task) {
+        match self.admission.finish(organization, task) {
             Some((next, trace)) => {
-                self.give(myself, organization, next, actor::Msg::Look { trace }).await
+                self.send_to_actor(myself, organization, next, actor::Msg::Reconcile { trace })
+                    .await
             }
             None => Ok(()),
         }

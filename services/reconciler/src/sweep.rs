@@ -1,8 +1,8 @@
-//! Finds tasks that nobody woke: what makes every lost message a delay and nothing more. Each
-//! replica looks after its own partitions.
+//! Finds tasks that are due and were not woken. This makes every lost message a mere delay. Each
+//! replica sweeps its own partitions.
 //!
-//! A partition that comes from another replica is looked through at once, further ahead than usual:
-//! the wakes that the other one had in its memory are gone with it.
+//! A partition that comes from another replica is swept at once, and further ahead than usual:
+//! timers in the memory of the other replica are lost.
 
 use std::time::Duration;
 
@@ -17,30 +17,31 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{actor::LONGEST_TIMER, metrics, share::Share, supervisor};
+use crate::{actor::MAX_TIMER_DELAY, assignment::PartitionAssignment, metrics, supervisor};
 
-/// Tasks read at a time.
-const BATCH: u32 = 500;
-/// Times that are read in one look at most, lest it never end; the next one goes on from there.
-const BATCHES: usize = 20;
-/// A task that is due wakes itself where its actor lives; only one that did not is woken from here.
-const GRACE: Duration = Duration::from_millis(500);
-/// How soon a partition that was taken over is looked through again when that failed.
-const AGAIN: Duration = Duration::from_millis(200);
+/// Number of tasks per query.
+const BATCH_SIZE: u32 = 500;
+/// Maximum number of queries of one sweep, so that it ends. The next sweep continues from there.
+const MAX_BATCHES: usize = 20;
+/// A due task is reconciled by its own actor. The sweep only wakes one that is overdue by this
+/// time.
+const DUE_GRACE_PERIOD: Duration = Duration::from_millis(500);
+/// Delay before the sweep of a new partition is retried after a failure.
+const TAKEOVER_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Looks until told to stop. `able` says whether the database can be read: whoever cannot must not
-/// keep partitions from others that can.
+/// Sweeps until stopped. `healthy` says whether the database can be read: a process that cannot
+/// read it must not keep partitions from others that can.
 pub(crate) async fn run(
     store: Store,
     supervisor: ActorRef<supervisor::Msg>,
-    mut share: watch::Receiver<Share>,
-    able: watch::Sender<bool>,
+    mut assignment: watch::Receiver<PartitionAssignment>,
+    healthy: watch::Sender<bool>,
     interval: Duration,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    let mut sweep = Sweep { store, supervisor, able };
-    let (mut own, mut taken_over) = (Share::NONE, Share::NONE);
-    // Where the last look ended, so that tasks which stay due, because looking at them fails, don't
+    let mut sweep = Sweep { store, supervisor, healthy };
+    let (mut own, mut taken_over) = (PartitionAssignment::EMPTY, PartitionAssignment::EMPTY);
+    // Where the last sweep ended, so that tasks that stay due because their reconciles fail don't
     // hide those behind them.
     let mut after = None;
     let mut next = Instant::now();
@@ -48,34 +49,37 @@ pub(crate) async fn run(
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = sleep_until(next) => {}
-            changed = share.changed() => if changed.is_err() { return Ok(()) },
+            changed = assignment.changed() => if changed.is_err() { return Ok(()) },
         }
-        let now = *share.borrow_and_update();
-        taken_over = taken_over.with(now.without(own)).both(now);
+        let now = *assignment.borrow_and_update();
+        taken_over = taken_over.union(now.difference(own)).intersection(now);
         own = now;
         if !taken_over.is_empty() {
-            // To the end: nobody else knows of these tasks.
-            let ahead = clock::now() + LONGEST_TIMER;
+            // To the end: no other process knows of these tasks.
+            let ahead = clock::now() + MAX_TIMER_DELAY;
             let mut from = None;
-            let looked = loop {
-                match sweep.look(ahead, from, taken_over).await {
+            let complete = loop {
+                match sweep.wake_due_tasks(ahead, from, taken_over).await {
                     Some(Some(last)) if !stop.is_cancelled() => from = Some(last),
                     Some(_) => break true,
                     None => break false,
                 }
             };
-            if !looked {
-                next = Instant::now() + AGAIN;
+            if !complete {
+                next = Instant::now() + TAKEOVER_RETRY_DELAY;
                 continue;
             }
-            taken_over = Share::NONE;
+            taken_over = PartitionAssignment::EMPTY;
         }
         if next <= Instant::now() {
-            // Without partitions of its own only whether it would be able to look after some.
-            if !own.is_empty() || !*sweep.able.borrow() {
-                after = sweep.look(clock::now() - GRACE, after, own).await.flatten();
+            // Without partitions of its own, it only checks whether it could read the database.
+            if !own.is_empty() || !*sweep.healthy.borrow() {
+                after = sweep
+                    .wake_due_tasks(clock::now() - DUE_GRACE_PERIOD, after, own)
+                    .await
+                    .flatten();
             } else {
-                metrics::swept(0, None);
+                metrics::record_sweep(0, None);
             }
             next = Instant::now() + if after.is_some() { interval / 10 } else { interval };
         }
@@ -85,39 +89,39 @@ pub(crate) async fn run(
 struct Sweep {
     store: Store,
     supervisor: ActorRef<supervisor::Msg>,
-    able: watch::Sender<bool>,
+    healthy: watch::Sender<bool>,
 }
 
 impl Sweep {
-    /// Hands over what is due in `share`, behind `after`. None when it cannot be read; else where
-    /// to go on, if there is more.
-    async fn look(
+    /// Wakes the tasks that are due in `assignment`, after `after`. `None` when they cannot be
+    /// read; otherwise where to continue, if there are more.
+    async fn wake_due_tasks(
         &mut self,
         now: Timestamp,
         mut after: Option<DueTask>,
-        share: Share,
+        assignment: PartitionAssignment,
     ) -> Option<Option<DueTask>> {
-        let (mut found, mut first) = (0, None);
-        for _ in 0..BATCHES {
-            let due = match self.store.sweep_due(now, after.as_ref(), BATCH).await {
+        let (mut woken, mut first) = (0, None);
+        for _ in 0..MAX_BATCHES {
+            let due = match self.store.sweep_due(now, after.as_ref(), BATCH_SIZE).await {
                 Ok(due) => due,
                 Err(error) => {
-                    metrics::sweep_failed();
-                    if self.is_able(false) {
-                        tracing::warn!(error = %Chain(&error), "the sweep cannot read which tasks are due; it goes on trying");
+                    metrics::record_sweep_failure();
+                    if self.set_healthy(false) {
+                        tracing::warn!(error = %Chain(&error), "the sweep cannot read due tasks; retrying");
                     }
                     return None;
                 }
             };
-            if self.is_able(true) {
+            if self.set_healthy(true) {
                 tracing::info!("the sweep works again");
             }
             for &DueTask { organization, task, since } in
-                due.iter().filter(|due| share.has_task(due.task))
+                due.iter().filter(|due| assignment.contains_task(due.task))
             {
-                found += 1;
+                woken += 1;
                 first.get_or_insert(since);
-                // A task that is due for several reasons, or is looked at already, is looked at
+                // A task that is due for several reasons, or is being reconciled, is reconciled
                 // once.
                 let wake = supervisor::Msg::Wake {
                     task,
@@ -129,18 +133,18 @@ impl Sweep {
                     return Some(None);
                 }
             }
-            after = due.last().copied().filter(|_| due.len() == BATCH as usize);
+            after = due.last().copied().filter(|_| due.len() == BATCH_SIZE as usize);
             if after.is_none() {
                 break;
             }
         }
-        metrics::swept(found, first);
+        metrics::record_sweep(woken, first);
         Some(after)
     }
 
-    /// Says whether the database can be read; true when that is news. Whoever listens hears of
-    /// changes only.
-    fn is_able(&self, able: bool) -> bool {
-        self.able.send_if_modified(|was| std::mem::replace(was, able) != able)
+    /// Publishes whether the database can be read. Returns whether that has changed. Receivers are
+    /// only notified of changes.
+    fn set_healthy(&self, healthy: bool) -> bool {
+        self.healthy.send_if_modified(|was| std::mem::replace(was, healthy) != healthy)
     }
 }

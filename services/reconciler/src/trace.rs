@@ -1,5 +1,5 @@
-//! The trace of a turn is that of the message it began with, whoever has its task looked at: a
-//! worker, a timer, the sweep, or a person who wants something else of it.
+//! A turn stays in the trace of the message it began with, whatever triggers a reconcile of its
+//! task: a worker, a timer, the sweep, or another request of a person.
 
 use construct_store::LoadedTask;
 use opentelemetry::{
@@ -9,48 +9,50 @@ use opentelemetry::{
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-/// The id of the trace that the current span is in.
-pub(crate) fn current() -> Option<String> {
-    id(&Span::current().context())
+/// The id of the current span's trace.
+pub(crate) fn current_trace_id() -> Option<String> {
+    trace_id(&Span::current().context())
 }
 
-/// The span to go on with a task's turn in: none where the look at it is in the turn's trace, or
-/// there is no turn; else one in that trace, with a link to the look. `turn` is where the trace was
-/// last gone on with, and is replaced where it is another one.
-pub(crate) fn of_turn(loaded: &LoadedTask, turn: &mut Context) -> Span {
-    let look = Span::current().context();
-    let wanted = loaded.trace_id.as_deref().filter(|_| loaded.task.turn.is_some());
-    let Some(wanted) = wanted.filter(|wanted| id(&look).as_deref() != Some(*wanted)) else {
-        if id(turn) != id(&look) {
-            *turn = remote(look.span().span_context().clone());
+/// The span in which a task's turn continues: none if the reconcile is in the turn's trace, or
+/// there is no turn; otherwise one in that trace, with a link to the reconcile. `turn` is where the
+/// trace was last continued, and is replaced if it is another trace.
+pub(crate) fn turn_span(loaded: &LoadedTask, turn: &mut Context) -> Span {
+    let reconcile = Span::current().context();
+    let turn_trace = loaded.trace_id.as_deref().filter(|_| loaded.task.turn.is_some());
+    let Some(turn_trace) =
+        turn_trace.filter(|turn_trace| trace_id(&reconcile).as_deref() != Some(*turn_trace))
+    else {
+        if trace_id(turn) != trace_id(&reconcile) {
+            *turn = remote_context(reconcile.span().span_context().clone());
         }
         return Span::none();
     };
-    if id(turn).as_deref() != Some(wanted) {
-        let Some(context) = within(wanted, &look) else { return Span::none() };
+    if trace_id(turn).as_deref() != Some(turn_trace) {
+        let Some(context) = context_in_trace(turn_trace, &reconcile) else { return Span::none() };
         *turn = context;
     }
     let span = tracing::info_span!("reconciler.task.turn", task = %loaded.task.id);
     // Fails when the span is disabled; then there is nothing to continue.
     _ = span.set_parent(turn.clone());
-    span.add_link(look.span().span_context().clone());
+    span.add_link(reconcile.span().span_context().clone());
     span
 }
 
-fn id(context: &Context) -> Option<String> {
+fn trace_id(context: &Context) -> Option<String> {
     let span = context.span();
     let span = span.span_context();
     span.is_valid().then(|| span.trace_id().to_string())
 }
 
-/// A place in a trace of which the id alone is known: below a span that nobody has seen.
-fn within(trace: &str, look: &Context) -> Option<Context> {
+/// A context in a trace of which only the id is known: below a span that was never recorded.
+fn context_in_trace(trace: &str, reconcile: &Context) -> Option<Context> {
     let trace = TraceId::from_hex(trace).ok()?;
-    let unseen = SpanId::from(u64::from_be_bytes(*trace.to_bytes().last_chunk()?).max(1));
-    let flags = look.span().span_context().trace_flags();
-    Some(remote(SpanContext::new(trace, unseen, flags, true, TraceState::default())))
+    let parent = SpanId::from(u64::from_be_bytes(*trace.to_bytes().last_chunk()?).max(1));
+    let flags = reconcile.span().span_context().trace_flags();
+    Some(remote_context(SpanContext::new(trace, parent, flags, true, TraceState::default())))
 }
 
-fn remote(span: SpanContext) -> Context {
+fn remote_context(span: SpanContext) -> Context {
     Context::new().with_remote_span_context(span)
 }

@@ -1,5 +1,6 @@
-//! What the scanner sees of a folder or an archive, with how long each step takes:
-//! `repository FOLDER|ARCHIVE [--brief CHARACTERS]`. With `outline` it is the child that parses.
+//! Shows what the scanner finds in a folder or an archive, with the duration of each step:
+//! `repository FOLDER|ARCHIVE [--brief CHARACTERS]`. With `outline` it is the child process that
+//! parses.
 
 use std::{path::PathBuf, process::ExitCode, time::Instant};
 
@@ -50,14 +51,14 @@ async fn measure(
     step(
         "snapshot",
         format!(
-            "{} files, {} bytes, left out {:?}",
+            "{} files, {} bytes, skipped {:?}",
             manifest.files.len(),
             manifest.bytes,
             manifest.skipped.counts
         ),
     );
     let clean = mask(&snapshot).await?;
-    let masked = clean.masked();
+    let masked = clean.report();
     step("mask", format!("{} secrets", masked.total));
     let survey = survey(&clean, &SurveyLimits::default()).await?;
     step(
@@ -75,7 +76,7 @@ async fn measure(
     step(
         "outline",
         format!(
-            "{} files, {} symbols, {} left out",
+            "{} files, {} symbols, {} skipped",
             outlined.files, outlined.symbols, outlined.skipped
         ),
     );
@@ -84,14 +85,14 @@ async fn measure(
         for finding in masked.findings.iter().take(50) {
             println!("masked {} in {}:{}", finding.rule, finding.path, finding.line);
         }
-        for (path, why) in outlined.named.iter().take(20) {
-            println!("no outline of {path}: {why}");
+        for (path, reason) in outlined.named.iter().take(20) {
+            println!("no outline of {path}: {reason}");
         }
     }
     Ok(())
 }
 
-/// The most memory this process had so far, in MiB.
+/// The peak memory of this process in MiB.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

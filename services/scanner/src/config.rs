@@ -1,4 +1,4 @@
-//! What can be configured about the scanner.
+//! The configuration of the scanner.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,32 +9,33 @@ use construct_runtime::{
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
 
-/// The service's own keys.
+/// The configuration keys of the service.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// The folder for the files of scans: a folder of this installation's own, which the
-    /// interpreters may use and the gateway knows (`gateway_scans_dir`). What lies in it and
-    /// belongs to no scan is deleted.
+    /// The folder for the files of scans. Only this installation uses it. The interpreters can read
+    /// it, and the gateway knows it (`gateway_scans_dir`). Content that belongs to no scan is
+    /// deleted.
     pub scanner_dir: Option<PathBuf>,
-    /// Where the gateway's API is.
+    /// The address of the gateway's API.
     pub scanner_gateway_url: String,
-    /// Scans worked on in this process at the same time; others wait in PostgreSQL. Those whose
-    /// task explores are not worked on. At least 1.
+    /// Scans that this process handles at a time; others wait in PostgreSQL. Scans whose task
+    /// explores do not count. At least 1.
     pub scanner_concurrency: usize,
-    /// How long a process that died keeps its scans from being gone on with. At least 3 s.
+    /// The lease on a scan. After a crash, other processes take the scan over when it ends. At
+    /// least 3 s.
     #[serde(with = "config::duration")]
     pub scanner_lease: Duration,
     /// How long the files of a scan are kept after it. Zero: they are deleted when it ends.
     #[serde(with = "config::duration")]
     pub scanner_keep_snapshots: Duration,
-    /// Hosts that are reached although their addresses are private: those of the operator, e.g.
-    /// `github.example.corp`, or with another port than 443 `github.example.corp:8443`. Loopback
-    /// addresses among them are reached without TLS, and, named without a port, at all ports.
+    /// Hosts of the operator that may have private addresses, e.g. `github.example.corp`, or with
+    /// another port than 443 `github.example.corp:8443`. Loopback addresses among them are reached
+    /// without TLS and, if named without a port, at all ports.
     pub scanner_trusted_hosts: Vec<String>,
-    /// GitHub's API for scans without a connection. Not set: github.com's.
+    /// The address of GitHub's API for scans without a connection. Unset: github.com's.
     pub scanner_github_url: Option<String>,
-    /// The same of GitLab.
+    /// The address of GitLab for scans without a connection. Unset: gitlab.com.
     pub scanner_gitlab_url: Option<String>,
 }
 
@@ -62,7 +63,7 @@ impl ServiceConfig for Config {
             Some(path) if !path.is_absolute() => {
                 return Err(Invalid::new(
                     "scanner_dir",
-                    "must be an absolute path, as the interpreters know it",
+                    "must be an absolute path, the same as for the interpreters",
                 ));
             }
             Some(_) => {}
@@ -81,9 +82,9 @@ impl ServiceConfig for Config {
             }
         }
         if Url::parse(&self.scanner_gateway_url).is_ok_and(|url| url.scheme() == "https") {
-            let words = "begins with https://, and TLS to the gateway is not built in; go through a proxy beside this service and give its \
+            let reason = "begins with https://, but the scanner does not support TLS to the gateway; use a proxy beside this service and give its \
                          http:// address";
-            return Err(Invalid::new("scanner_gateway_url", words));
+            return Err(Invalid::new("scanner_gateway_url", reason));
         }
         if !(1..=64).contains(&self.scanner_concurrency) {
             return Err(Invalid::new("scanner_concurrency", "must be between 1 and 64"));

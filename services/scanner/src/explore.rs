@@ -1,7 +1,6 @@
-//! The exploration: a task of the mesh, which the scanner asks, follows, and ends, with the token
-//! of the scan and nothing else.
+//! The exploration: the scanner sends prompts to a task of the mesh, polls it, and ends it, with
+//! only the scan's token.
 
-mod gateway;
 mod prompt;
 
 use std::time::Duration;
@@ -13,89 +12,90 @@ use jiff::Timestamp;
 use secrecy::{ExposeSecret as _, SecretString};
 use tonic::{Code, Status};
 
-use self::gateway::call;
-pub(crate) use self::gateway::{CALL_TIMEOUT, Gateway, is_transient};
 use crate::{
-    scan::{Trouble, Work, event},
-    service::Shared,
+    error::Error,
+    gateway::call,
+    shared::Shared,
+    work::{Work, scan_event},
 };
 
-/// How soon a task is looked at, which takes longer the longer it has been at it, and the longest
-/// such pause.
-const LOOK_MIN: Duration = Duration::from_secs(1);
-const LOOK_MAX: Duration = Duration::from_secs(5);
-/// Messages of the model that are read at a time.
-const ANSWERS: i32 = 10;
-/// So many times: each of three questions may be answered by 200 messages.
-const PAGES: usize = 60;
-/// Earlier answers that are looked at again.
-const EARLIER: usize = 10;
+/// The shortest and the longest poll interval of a task. It grows with the time that the task
+/// takes.
+const MIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// Messages of the model per page.
+const ANSWER_PAGE_SIZE: i32 = 10;
+/// Pages at most: each of three prompts may have 200 answers.
+const MAX_ANSWER_PAGES: usize = 60;
+/// Earlier answers that are checked again.
+const MAX_EARLIER_ANSWERS: usize = 10;
 
-/// What the scanner speaks to the task with.
-fn token(shared: &Shared, scan: &Scan) -> Result<SecretString, Trouble> {
+/// Unseals the scan's token.
+fn open_token(shared: &Shared, scan: &Scan) -> Result<SecretString, Error> {
     let sealed = scan
         .token
         .as_ref()
-        .ok_or_else(|| Trouble::Failed("the scan has no token any more".to_owned()))?;
+        .ok_or_else(|| Error::Failed("the scan no longer has a token".to_owned()))?;
     let opened = shared.keyring.open(&scan.id.to_string(), sealed);
-    let bytes = opened.map_err(Trouble::sealed)?;
+    let bytes = opened.map_err(Error::from_seal_error)?;
     let text = std::str::from_utf8(bytes.expose_secret());
     Ok(SecretString::from(
-        text.map_err(|_| Trouble::Failed("the scan's token cannot be read".to_owned()))?,
+        text.map_err(|_| Error::Failed("the scan's token cannot be read".to_owned()))?,
     ))
 }
 
-/// Asks the task, unless that is done, and looks how it is doing. Gives when somebody has to go on:
-/// nobody is at the scan while its task is, which may take as long as a model likes.
-pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Trouble> {
-    let token = token(work.shared, &work.scan)?;
+/// Sends the prompt, unless it was sent, and polls the task. Returns when to continue. No process
+/// holds the scan while its task works, which may take as long as a model likes.
+pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Error> {
+    let token = open_token(work.shared, &work.scan)?;
     if work.scan.message.is_empty() {
-        ask(work, &token).await?;
-        return Ok(next_look(&work.scan));
+        send_prompt(work, &token).await?;
+        return Ok(next_poll(&work.scan));
     }
-    let message = message(work, &token).await?;
-    let task = task(work, &token).await?;
+    let message = get_message(work, &token).await?;
+    let task = get_task(work, &token).await?;
     let status = task.status.unwrap_or_default();
     let cost = status.usage.as_ref().map_or(0, |usage| usage.cost_pico_usd);
-    let made: i64 = status.tool_uses.values().sum();
+    let tool_calls: i64 = status.tool_uses.values().sum();
     let suspended = status.phase() == v1::TaskPhase::Suspended;
-    let waits =
-        if suspended { "its task is suspended: it goes on when somebody resumes it" } else { "" };
-    let told = work.shared.store.scan_tool_calls(&work.scan).await?;
-    if cost != work.scan.cost_pico_usd || made > told || waits != work.scan.reason {
+    let reason =
+        if suspended { "its task is suspended; it continues when the task is resumed" } else { "" };
+    let recorded_calls = work.shared.store.scan_tool_calls(&work.scan).await?;
+    if cost != work.scan.cost_pico_usd || tool_calls > recorded_calls || reason != work.scan.reason
+    {
         work.scan.cost_pico_usd = cost;
         let kind = if suspended { "waiting" } else { "progress" };
-        waits.clone_into(&mut work.scan.reason);
-        let mut progress = event(kind, waits);
-        progress.tool_calls = made;
+        reason.clone_into(&mut work.scan.reason);
+        let mut progress = scan_event(kind, reason);
+        progress.tool_calls = tool_calls;
         work.save(ScanChanges { events: vec![progress], ..ScanChanges::default() }).await?;
     }
     let status = message.status.unwrap_or_default();
     if status.processed_at.is_none() {
-        return Ok(next_look(&work.scan));
+        return Ok(next_poll(&work.scan));
     }
-    let words = match ended(&status) {
-        None => "the model has answered".to_owned(),
-        // What held of the answers before is not lost with the one that does not come.
-        Some(why) if work.scan.repairs > 0 => why,
-        Some(why) => return Err(Trouble::Failed(why)),
+    let message = match turn_error(&status) {
+        None => "the model answered".to_owned(),
+        // Candidates of earlier answers are not lost with the failed one.
+        Some(reason) if work.scan.repairs > 0 => reason,
+        Some(reason) => return Err(Error::Failed(reason)),
     };
-    work.enter(ScanPhase::Checking, words, ScanChanges::default()).await?;
-    // That is work, for which others may wait as well.
+    work.enter_phase(ScanPhase::Checking, message, ScanChanges::default()).await?;
+    // The check needs a work slot, for which others may wait as well.
     Ok(clock::now())
 }
 
-/// When a task is looked at again.
-fn next_look(scan: &Scan) -> Timestamp {
+/// The time of the next poll.
+fn next_poll(scan: &Scan) -> Timestamp {
     let now = clock::now();
     let waited = Duration::try_from(now.duration_since(scan.phase_since)).unwrap_or_default();
-    (now + (waited / 10).clamp(LOOK_MIN, LOOK_MAX)).min(scan.deadline)
+    (now + (waited / 10).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL)).min(scan.deadline)
 }
 
-/// Asks the task.
-async fn ask(work: &mut Work<'_>, token: &SecretString) -> Result<(), Trouble> {
+/// Sends the prompt to the task.
+async fn send_prompt(work: &mut Work<'_>, token: &SecretString) -> Result<(), Error> {
     let text = if work.scan.repairs == 0 {
-        prompt::first(&work.scan, &work.shared.store.scan_brief(&work.scan).await?)
+        prompt::initial_prompt(&work.scan, &work.shared.store.scan_brief(&work.scan).await?)
     } else {
         work.scan.request.clone()
     };
@@ -105,66 +105,66 @@ async fn ask(work: &mut Work<'_>, token: &SecretString) -> Result<(), Trouble> {
         blocks: vec![block],
         ..v1::MessageSpec::default()
     };
-    // However often it is asked, the task is asked once.
+    // Repeated sends result in one message.
     let idempotency_key = format!("scan.{}.{}", work.scan.id, work.scan.repairs);
     let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key };
     let request = work.shared.gateway.request(token, request)?;
     let message =
-        call(work.shared.gateway.messages().create_message(request)).await.map_err(gone)?;
+        call(work.shared.gateway.messages().create_message(request)).await.map_err(task_error)?;
     work.scan.message = message.metadata.unwrap_or_default().id;
     work.save(ScanChanges::default()).await
 }
 
-async fn message(work: &Work<'_>, token: &SecretString) -> Result<v1::Message, Trouble> {
+async fn get_message(work: &Work<'_>, token: &SecretString) -> Result<v1::Message, Error> {
     let request = v1::GetMessageRequest { message: work.scan.message.clone() };
     let request = work.shared.gateway.request(token, request)?;
-    call(work.shared.gateway.messages().get_message(request)).await.map_err(gone)
+    call(work.shared.gateway.messages().get_message(request)).await.map_err(task_error)
 }
 
-async fn task(work: &Work<'_>, token: &SecretString) -> Result<v1::Task, Trouble> {
+async fn get_task(work: &Work<'_>, token: &SecretString) -> Result<v1::Task, Error> {
     let request = v1::GetTaskRequest { task: work.scan.task.clone() };
     let request = work.shared.gateway.request(token, request)?;
-    call(work.shared.gateway.tasks().get_task(request)).await.map_err(gone)
+    call(work.shared.gateway.tasks().get_task(request)).await.map_err(task_error)
 }
 
-/// What it means when the gateway knows nothing of the task, or of what it was asked.
-fn gone(status: Status) -> Trouble {
+/// Converts a status of the gateway about the task or a message.
+fn task_error(status: Status) -> Error {
     match status.code() {
-        Code::NotFound => Trouble::Failed("the task that explores was deleted".to_owned()),
+        Code::NotFound => Error::Failed("the task of the exploration was deleted".to_owned()),
         _ => status.into(),
     }
 }
 
-/// Why nothing more comes of a question, when its turn has ended otherwise than with an answer.
-fn ended(status: &v1::MessageStatus) -> Option<String> {
-    (!status.error.is_empty()).then(|| format!("the exploration has ended: {}", status.error))
+/// Why a turn ended without an answer.
+fn turn_error(status: &v1::MessageStatus) -> Option<String> {
+    (!status.error.is_empty()).then(|| format!("the exploration failed: {}", status.error))
 }
 
-/// What the model said last.
+/// The model's last answer.
 pub(crate) struct Answer {
     pub(crate) text: String,
-    /// Why its turn has ended without an answer, if it has.
-    pub(crate) ended: Option<String>,
+    /// Why the turn ended without an answer, if it did.
+    pub(crate) turn_error: Option<String>,
 }
 
-/// What the model said last.
-pub(crate) async fn answer(work: &Work<'_>) -> Result<Answer, Trouble> {
-    let token = token(work.shared, &work.scan)?;
-    let status = message(work, &token).await?.status.unwrap_or_default();
-    let (found, _) = said(work, &token, status.position, String::new()).await?;
-    let text = found.into_iter().find(|text| !text.trim().is_empty()).unwrap_or_default();
-    Ok(Answer { text, ended: ended(&status) })
+/// The model's last answer.
+pub(crate) async fn last_answer(work: &Work<'_>) -> Result<Answer, Error> {
+    let token = open_token(work.shared, &work.scan)?;
+    let status = get_message(work, &token).await?.status.unwrap_or_default();
+    let (texts, _) = list_answers(work, &token, status.position, String::new()).await?;
+    let text = texts.into_iter().find(|text| !text.trim().is_empty()).unwrap_or_default();
+    Ok(Answer { text, turn_error: turn_error(&status) })
 }
 
-/// Whatever the model has said so far that may be an answer, the last one first.
-pub(crate) async fn answers(work: &Work<'_>) -> Result<Vec<String>, Trouble> {
-    let token = token(work.shared, &work.scan)?;
+/// All messages of the model that may be an answer, the latest first.
+pub(crate) async fn earlier_answers(work: &Work<'_>) -> Result<Vec<String>, Error> {
+    let token = open_token(work.shared, &work.scan)?;
     let (mut all, mut page) = (Vec::new(), String::new());
-    for _ in 0..PAGES {
-        let (found, next) = said(work, &token, 0, page).await?;
-        all.extend(found.into_iter().filter(|text| text.contains("\"candidates\"")));
-        all.truncate(EARLIER);
-        if next.is_empty() || all.len() == EARLIER {
+    for _ in 0..MAX_ANSWER_PAGES {
+        let (texts, next) = list_answers(work, &token, 0, page).await?;
+        all.extend(texts.into_iter().filter(|text| text.contains("\"candidates\"")));
+        all.truncate(MAX_EARLIER_ANSWERS);
+        if next.is_empty() || all.len() == MAX_EARLIER_ANSWERS {
             break;
         }
         page = next;
@@ -172,21 +172,21 @@ pub(crate) async fn answers(work: &Work<'_>) -> Result<Vec<String>, Trouble> {
     Ok(all)
 }
 
-/// A page of what the model has said after a message, the last one first, and how the next page is
-/// named.
-async fn said(
+/// A page of the model's messages after a position, the latest first, and the token of the next
+/// page.
+async fn list_answers(
     work: &Work<'_>,
     token: &SecretString,
     after: i64,
     page: String,
-) -> Result<(Vec<String>, String), Trouble> {
+) -> Result<(Vec<String>, String), Error> {
     let filter = v1::list_messages_request::Filter {
         source: v1::MessageSource::Assistant.into(),
         after_position: after,
         ..v1::list_messages_request::Filter::default()
     };
     let page = v1::PageRequest {
-        page_size: ANSWERS,
+        page_size: ANSWER_PAGE_SIZE,
         page_token: page,
         order_by: "position desc".to_owned(),
     };
@@ -196,7 +196,7 @@ async fn said(
         filter: Some(filter),
     };
     let request = work.shared.gateway.request(token, request)?;
-    let found = call(work.shared.gateway.messages().list_messages(request)).await?;
+    let response = call(work.shared.gateway.messages().list_messages(request)).await?;
     let text = |message: &v1::Message| {
         let blocks = message.spec.iter().flat_map(|spec| &spec.blocks);
         let texts = blocks.filter_map(|block| match &block.block {
@@ -205,18 +205,19 @@ async fn said(
         });
         texts.collect::<Vec<_>>().join("\n")
     };
-    Ok((found.messages.iter().map(text).collect(), found.page.unwrap_or_default().next_page_token))
+    let next_page = response.page.unwrap_or_default().next_page_token;
+    Ok((response.messages.iter().map(text).collect(), next_page))
 }
 
-/// Ends what the task does.
-pub(crate) async fn cancel(work: &Work<'_>, why: &str) -> Result<(), Trouble> {
+/// Cancels the task's work.
+pub(crate) async fn cancel_task(work: &Work<'_>, reason: &str) -> Result<(), Error> {
     if !matches!(work.scan.phase, ScanPhase::Exploring | ScanPhase::Checking) {
         return Ok(());
     }
-    let token = token(work.shared, &work.scan)?;
+    let token = open_token(work.shared, &work.scan)?;
     let request = v1::CancelTaskRequest {
         task: work.scan.task.clone(),
-        reason: why.chars().take(1000).collect(),
+        reason: reason.chars().take(1000).collect(),
         idempotency_key: format!("scan.{}.cancel", work.scan.id),
     };
     let request = work.shared.gateway.request(&token, request)?;

@@ -1,19 +1,20 @@
-//! A repository, from where it is kept to what a model may read of it.
+//! A repository, from its host to what a model may read of it.
 //!
-//! In this order, each step on what the one before has left:
+//! The steps, each on the result of the previous one:
 //!
-//! 1. A [`Source`] says which commit is meant, and gives it as an archive.
-//! 2. [`Snapshot::take`] lays it down below a directory descriptor, within [`Limits`].
-//! 3. [`mask`] replaces the secrets in the snapshot itself. Nothing else has read it before.
-//! 4. [`survey`] finds what people start in it; [`brief`] tells a model of that, in bounded text.
-//! 5. [`outline`] writes lists of its symbols into it. The parsers are C, and run in a child
+//! 1. A [`Source`] resolves the commit, and returns it as an archive.
+//! 2. [`Snapshot::take`] unpacks it below a directory descriptor, within [`Limits`].
+//! 3. [`mask`] replaces the secrets in the snapshot itself. Nothing else reads it before.
+//! 4. [`survey`] finds what people start in it; [`brief`] summarizes that for a model, in bounded
+//!    text.
+//! 5. [`outline`] writes lists of its symbols into it. The parsers are C code, and run in a child
 //!    process that can do nothing else.
 //!
-//! Then [`Clean::cites`] says whether a place somebody names exists, and [`Manifest::compare`] what
-//! changed between two commits.
+//! Then [`MaskedSnapshot::has_line`] checks whether a citation exists, and [`Manifest::compare`]
+//! lists what changed between two commits.
 //!
-//! Deliberately absent: any table, the bus, and the life of a scan. All work on files blocks, and
-//! runs where that is allowed.
+//! Deliberately absent: tables, the bus, and the life of a scan. All file work blocks, and runs on
+//! threads for blocking calls.
 
 mod api;
 mod blocking;
@@ -37,17 +38,17 @@ pub use self::{
     error::SourceError,
     github::{GitHub, GitHubAuth, Listing, Owner, Repository},
     gitlab::GitLab,
-    http::{Reach, ReachError},
+    http::{ForgeClients, ForgeClientsError},
     local::{Folder, Upload},
-    manifest::{Changes, FileEntry, Manifest, Skip, Skipped},
-    mask::{Clean, Finding, Masked, mask},
-    outline::{Outlined, Outliner, OutlinerLimits, outline, outline_child},
+    manifest::{Changes, FileEntry, Manifest, SkipReason, SkippedEntries},
+    mask::{Finding, MaskReport, MaskedSnapshot, mask},
+    outline::{OutlineReport, Outliner, OutlinerLimits, outline, outline_child},
     snapshot::{Limit, Limits, Snapshot, SnapshotError},
     source::{Archive, ArchiveKind, Commit, Source},
     survey::{
-        Argument, EntryKind, EntryPoint, Language, Module, Operation, Place, Readme, Survey,
+        Argument, EntryKind, EntryPoint, Language, Location, Module, Operation, Readme, Survey,
         SurveyLimits, survey,
     },
 };
-pub(crate) use snapshot::STAGING;
-pub(crate) use {snapshot::lines_of, tree::Tree};
+pub(crate) use snapshot::STAGING_PREFIX;
+pub(crate) use {snapshot::line_range, tree::Tree};

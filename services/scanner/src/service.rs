@@ -1,20 +1,12 @@
-//! What the service is made of, and how it takes up scans: by a command, or by the sweep when none
-//! came.
-
-mod answer;
-mod metrics;
-pub(crate) mod tidy;
+//! Assembles the service, and claims scans: after a command, or in the sweep.
 
 use std::{
-    collections::VecDeque,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Tls, User, blob};
-use construct_domain::OrganizationId;
 use construct_runtime::{Context, Lifecycle, MasterKeys, clock, telemetry::Chain};
 use construct_store::{Keyring, PoolOptions, Store};
 use tokio::{
@@ -23,58 +15,34 @@ use tokio::{
 };
 
 use crate::{
-    OUTLINE,
+    OUTLINE, cleanup,
     config::Config,
-    explore::Gateway,
-    repository::{Outliner, OutlinerLimits, Reach},
-    scan::{self, hosts::Hosts},
+    gateway::Gateway,
+    hosts::HostClients,
+    listing,
+    metrics::Metrics,
+    repository::{ForgeClients, Outliner, OutlinerLimits},
+    scan,
+    shared::Shared,
 };
 
-pub(crate) use metrics::Metrics;
+/// The interval of the query for due scans.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Scans whose tasks are polled, or that are ended, at a time. Each needs two requests to the
+/// gateway and no work slot. So scans with slow models do not block others. Further ones wait in
+/// PostgreSQL.
+const MAX_TASK_CHECKS: usize = 16;
+/// Commands that are received at a time; each only wakes the sweep.
+const MAX_COMMANDS: usize = 16;
 
-/// How often scans are looked for of which nobody has said that they are there, or whose next look
-/// has come.
-const SWEEP: Duration = Duration::from_secs(1);
-/// Scans whose tasks are looked at, or that are ended, at the same time. That takes two questions
-/// to the gateway each, and none of the places for work, so that scans whose models take their time
-/// keep nobody else's waiting. Further ones wait in PostgreSQL.
-const LOOKS: usize = 16;
-/// Commands that are taken at the same time; each only rings.
-const RINGS: usize = 16;
-/// Organizations of which it is remembered when they had their turn.
-const SERVED: usize = 256;
-
-/// What all parts share.
-pub(crate) struct Shared {
-    pub(crate) config: Config,
-    /// Where the files of scans lie.
-    pub(crate) dir: PathBuf,
-    pub(crate) store: Store,
-    pub(crate) bus: Bus,
-    pub(crate) blobs: blob::Store,
-    pub(crate) keyring: Keyring,
-    pub(crate) gateway: Gateway,
-    pub(crate) reach: Reach,
-    pub(crate) hosts: Hosts,
-    pub(crate) outliner: Outliner,
-    pub(crate) metrics: Metrics,
-    /// Places for work.
-    slots: Arc<Semaphore>,
-    /// Places for looks at tasks that explore, and for ends.
-    looks: Arc<Semaphore>,
-    /// There may be something to take.
-    due: Notify,
-    served: Mutex<VecDeque<OrganizationId>>,
-}
-
-/// Starts the service. When this returns it takes scans.
+/// Starts the service. It processes scans when this returns.
 ///
 /// # Errors
-/// When the folder cannot be used, a key is missing, or the process is told to stop.
+/// When the folder cannot be used, a key is missing, or the process is asked to stop.
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (common, lifecycle) = (context.common(), context.lifecycle());
     let dir = config.scanner_dir.clone().context("scanner_dir is not set")?;
-    std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let (database, nats) =
         (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let url = common.database_url()?.clone();
@@ -101,37 +69,37 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (store, bus) = tokio::try_join!(store, bus)?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let database_clock = store.clone();
-    let ask = move || {
+    let read_clock = move || {
         let store = database_clock.clone();
         async move { store.clock().await }
     };
-    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
+    lifecycle.spawn_job("clock", clock::follow(read_clock, lifecycle.draining()));
 
     let program = std::env::current_exe()
-        .context("this program cannot be found, which lists symbols in a process of its own")?;
+        .context("cannot find the path of this program, which lists symbols in a child process")?;
     let shared = Arc::new(Shared {
         dir,
         store,
         blobs: blob::Store::open(common.blob_dir())?,
         keyring: keyring(&common.master_keys()?)?,
         gateway: Gateway::new(&config.scanner_gateway_url)?,
-        reach: Reach::new(config.scanner_trusted_hosts.iter().cloned())?,
-        hosts: Hosts::default(),
+        forge_clients: ForgeClients::new(config.scanner_trusted_hosts.iter().cloned())?,
+        hosts: HostClients::default(),
         outliner: Outliner::new(program, vec![OUTLINE.into()], OutlinerLimits::default()),
         metrics: Metrics::new(
             &opentelemetry::global::meter("construct-scanner"),
             config.scanner_concurrency,
         ),
-        slots: Arc::new(Semaphore::new(config.scanner_concurrency)),
-        looks: Arc::new(Semaphore::new(LOOKS)),
+        work_slots: Arc::new(Semaphore::new(config.scanner_concurrency)),
+        task_check_slots: Arc::new(Semaphore::new(MAX_TASK_CHECKS)),
         due: Notify::new(),
-        served: Mutex::default(),
+        recent: Mutex::default(),
         bus,
         config,
     });
-    lifecycle.spawn_job("tidying", tidy::run(Arc::clone(&shared), lifecycle.draining()));
-    lifecycle.spawn_job("repositories", answer::run(Arc::clone(&shared), lifecycle.draining()));
-    lifecycle.spawn("commands", commands(Arc::clone(&shared), lifecycle.clone()));
+    lifecycle.spawn_job("cleanup", cleanup::run(Arc::clone(&shared), lifecycle.draining()));
+    lifecycle.spawn_job("repositories", listing::run(Arc::clone(&shared), lifecycle.draining()));
+    lifecycle.spawn("commands", receive_commands(Arc::clone(&shared), lifecycle.clone()));
     lifecycle.spawn("sweep", sweep(shared, lifecycle.clone()));
     Ok(())
 }
@@ -141,11 +109,11 @@ fn keyring(keys: &MasterKeys) -> anyhow::Result<Keyring> {
     Ok(Keyring::new(active, keys.iter().map(|key| (key.id().to_owned(), *key.expose())))?)
 }
 
-/// Hears of scans until the service drains. A command only says that there is something to look at:
-/// what that is stands in the row, and whose turn it is as well. So it is done with when it was
-/// heard.
-async fn commands(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> {
-    let mut deliveries = shared.bus.consume_scans(ConsumeOptions::new(RINGS, lifecycle.draining()));
+/// Receives commands until the service drains. A command only says that a scan may be due. The row
+/// says which one, and whose turn it is, so a command is acknowledged at once.
+async fn receive_commands(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> {
+    let mut deliveries =
+        shared.bus.consume_scans(ConsumeOptions::new(MAX_COMMANDS, lifecycle.draining()));
     while let Some(delivery) = deliveries.next().await {
         shared.due.notify_one();
         delivery.receipt.ack().await;
@@ -153,19 +121,19 @@ async fn commands(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<(
     Ok(())
 }
 
-/// What a scan is taken for.
+/// What a scan is claimed for.
 #[derive(Debug, Clone, Copy)]
-enum Turn {
-    /// A look at its task, or its end.
-    Look,
+enum ClaimKind {
+    /// Polling its task, or ending it.
+    TaskCheck,
     /// Everything else.
     Work,
 }
 
-/// Takes scans that have to be looked at, until the service drains.
+/// Claims due scans until the service drains.
 async fn sweep(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> {
     let draining = lifecycle.draining();
-    let mut ticks = tokio::time::interval(SWEEP);
+    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -174,26 +142,26 @@ async fn sweep(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> 
             () = shared.due.notified() => {}
             _ = ticks.tick() => {}
         }
-        for turn in [Turn::Look, Turn::Work] {
-            if let Err(error) = take(&shared, turn, &lifecycle).await {
-                tracing::warn!(error = %Chain(&error), "scans could not be looked for");
+        for kind in [ClaimKind::TaskCheck, ClaimKind::Work] {
+            if let Err(error) = claim_scans(&shared, kind, &lifecycle).await {
+                tracing::warn!(error = %Chain(&error), "cannot query due scans");
             }
         }
     }
 }
 
-/// Takes as many scans as there is room for.
-async fn take(
+/// Claims as many scans as there are free slots.
+async fn claim_scans(
     shared: &Arc<Shared>,
-    turn: Turn,
+    kind: ClaimKind,
     lifecycle: &Lifecycle,
 ) -> Result<(), construct_store::Error> {
-    let places = match turn {
-        Turn::Look => &shared.looks,
-        Turn::Work => &shared.slots,
+    let pool = match kind {
+        ClaimKind::TaskCheck => &shared.task_check_slots,
+        ClaimKind::Work => &shared.work_slots,
     };
     let mut slots: Vec<OwnedSemaphorePermit> = Vec::new();
-    while let Ok(slot) = Arc::clone(places).try_acquire_owned() {
+    while let Ok(slot) = Arc::clone(pool).try_acquire_owned() {
         slots.push(slot);
     }
     if slots.is_empty() {
@@ -201,20 +169,22 @@ async fn take(
     }
     let (free, lease, now) =
         (i64::try_from(slots.len()).unwrap_or(i64::MAX), shared.config.scanner_lease, clock::now());
-    let taken = match turn {
-        Turn::Look => shared.store.scans_look(free, lease, now).await?,
-        Turn::Work => shared.store.scans_take(free, &shared.served(), lease, now).await?,
+    let claimed = match kind {
+        ClaimKind::TaskCheck => shared.store.scans_claim_waiting(free, lease, now).await?,
+        ClaimKind::Work => {
+            shared.store.scans_claim(free, &shared.recent_organizations(), lease, now).await?
+        }
     };
-    // There may be more, for which there is room when one of these has ended.
-    let full = taken.len() == slots.len();
-    for (scan, slot) in taken.into_iter().zip(slots) {
-        if matches!(turn, Turn::Work) {
-            shared.serve(scan.organization);
+    // There may be more, which can be claimed when one of these has ended.
+    let full = claimed.len() == slots.len();
+    for (scan, slot) in claimed.into_iter().zip(slots) {
+        if matches!(kind, ClaimKind::Work) {
+            shared.mark_recent(scan.organization);
         }
         let (shared, draining) = (Arc::clone(shared), lifecycle.draining());
         lifecycle.spawn_job("scan", async move {
-            let _running = matches!(turn, Turn::Work).then(|| shared.metrics.running());
-            let more = scan::work(&shared, scan, &draining).await;
+            let _running = matches!(kind, ClaimKind::Work).then(|| shared.metrics.track_running());
+            let more = scan::process(&shared, scan, &draining).await;
             drop(slot);
             if more || full {
                 shared.due.notify_one();
@@ -222,22 +192,4 @@ async fn take(
         });
     }
     Ok(())
-}
-
-impl Shared {
-    /// Organizations whose scans were worked on here, the last one at the end.
-    fn served(&self) -> Vec<OrganizationId> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
-    }
-
-    /// An organization's scan is worked on. That others forget this with their process costs one
-    /// turn and nothing else.
-    fn serve(&self, organization: OrganizationId) {
-        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        served.retain(|other| *other != organization);
-        served.push_back(organization);
-        if served.len() > SERVED {
-            served.pop_front();
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! The answer, in the place of "Working on it…" and below it.
+//! Posts the answer, in place of "Working on it…" and below it.
 
 use construct_proto::v1::{self, MessageSource, block};
 use construct_runtime::clock;
@@ -6,102 +6,105 @@ use construct_store::slack::Mention;
 use serde_json::json;
 
 use crate::{
-    Shared,
+    error::Error,
     gateway::{Caller, call},
-    mention::{Trouble, answer_key},
     mrkdwn,
     posts::{self, Posts},
+    shared::Shared,
+    texts,
     web::{chat::Content, files},
-    words,
 };
 
-/// Messages that an answer may become; a longer one becomes a file.
-const MESSAGES: usize = 3;
-/// Messages of a transcript read at once.
-const PAGE: i32 = 50;
-/// What a long answer is called.
+/// Messages of an answer at most. A longer one becomes a file.
+const MAX_MESSAGES: usize = 3;
+/// Messages of a transcript per page.
+const PAGE_SIZE: i32 = 50;
+/// The file name of a long answer.
 const FILE_NAME: &str = "answer.md";
 
-/// Shows how a question's turn has ended.
-pub(crate) async fn give(
+/// The key of the post that becomes the answer.
+pub(crate) fn post_key(mention: &Mention) -> String {
+    format!("{}.{}.answer", mention.key.ts, mention.key.attempt)
+}
+
+/// Posts the result of a question's turn.
+pub(crate) async fn post_answer(
     shared: &Shared,
     (posts, caller): (&Posts<'_>, &Caller),
     mention: &mut Mention,
     message: &v1::Message,
     placeholder: &str,
-) -> Result<(), Trouble> {
+) -> Result<(), Error> {
     let status = message.status.clone().unwrap_or_default();
-    let text = written(shared, caller, mention, status.position).await?;
-    let (place, key) = (mention.place(), answer_key(mention));
+    let text = final_text(shared, caller, mention, status.position).await?;
+    let (thread_key, key) = (mention.thread_key(), post_key(mention));
     let at = (key.as_str(), placeholder);
     if !status.error.is_empty() {
-        let mut content = words::failed(&status.error, &mention.key);
-        let written = mrkdwn::messages(&text);
-        let more = written.len() > 1;
-        if let Some(mut first) = written.into_iter().next() {
+        let mut content = texts::failure(&status.error, &mention.key);
+        let parts = mrkdwn::messages(&text);
+        let more = parts.len() > 1;
+        if let Some(mut first) = parts.into_iter().next() {
             if more {
-                first.push(mrkdwn::context(
-                    "This is only the beginning of what was written until then.",
-                ));
+                first.push(mrkdwn::context("This is only the beginning of the text so far."));
             }
             content.blocks.splice(0..0, first);
         }
-        return match posts.replace(&place, at, &mention.key.ts, &content).await {
-            Err(posts::Error::Slack(error)) if error.is_shape() => {
-                let content = words::failed(&status.error, &mention.key);
-                posts.replace(&place, at, &mention.key.ts, &content).await?;
+        return match posts.replace(&thread_key, at, &mention.key.ts, &content).await {
+            Err(posts::Error::Slack(error)) if error.is_invalid_content() => {
+                let content = texts::failure(&status.error, &mention.key);
+                posts.replace(&thread_key, at, &mention.key.ts, &content).await?;
                 Ok(())
             }
-            done => Ok(done.map(drop)?),
+            result => Ok(result.map(drop)?),
         };
     }
     let mut messages = mrkdwn::messages(&text);
     if messages.is_empty() {
         posts
             .replace(
-                &place,
+                &thread_key,
                 at,
                 &mention.key.ts,
-                &words::plain("Done. (I have nothing to add in words.)"),
+                &texts::plain_text("Done. (There is no text to show.)"),
             )
             .await?;
         return Ok(());
     }
-    let long = messages.len() > MESSAGES;
+    let long = messages.len() > MAX_MESSAGES;
     if long {
         messages.truncate(1);
         messages[0].push(mrkdwn::context(
             "This is only the beginning. The whole answer is in the file below.",
         ));
     }
-    let notification = words::notification(&text);
+    let notification = texts::notification(&text);
     for (number, blocks) in messages.into_iter().enumerate() {
         let content = Content { text: notification.clone(), blocks };
         let part = format!("{key}.{number}");
-        let done = if number == 0 {
-            posts.replace(&place, at, &mention.key.ts, &content).await
+        let result = if number == 0 {
+            posts.replace(&thread_key, at, &mention.key.ts, &content).await
         } else if mention.file.is_some() {
-            // Somebody has come to a part that Slack does not take, and died.
-            return rest(shared, posts, mention, &part, &text).await;
+            // An earlier attempt reached a part that Slack rejects, and crashed.
+            return post_remainder_as_file(shared, posts, mention, &part, &text).await;
         } else {
-            posts.once(&place, &part, &mention.key.ts, &content).await
+            posts.post_once(&thread_key, &part, &mention.key.ts, &content).await
         };
-        match done {
+        match result {
             Ok(_) => {}
-            Err(posts::Error::Slack(error)) if number > 0 && error.is_shape() => {
-                tracing::warn!(%error, "an answer is shown as a file, because Slack does not take a part of it");
-                shared.store.slack_post_forget(&place, &part).await?;
-                return rest(shared, posts, mention, &part, &text).await;
+            Err(posts::Error::Slack(error)) if number > 0 && error.is_invalid_content() => {
+                tracing::warn!(%error, "posting an answer as a file: Slack rejected a part of it");
+                shared.store.slack_post_forget(&thread_key, &part).await?;
+                return post_remainder_as_file(shared, posts, mention, &part, &text).await;
             }
-            // Slack finds fault with how it looks. The words are what counts.
-            Err(posts::Error::Slack(error)) if error.is_shape() => {
-                tracing::warn!(%error, "an answer is shown as a file, because Slack does not take its blocks");
+            // Slack rejects the format. The text is what counts.
+            Err(posts::Error::Slack(error)) if error.is_invalid_content() => {
+                tracing::warn!(%error, "posting an answer as a file: Slack rejected its blocks");
                 posts
                     .replace(
-                        &place,
+                        &thread_key,
                         at,
                         &mention.key.ts,
-                        &words::plain("The answer is in the file below."),
+                        &texts::plain_text("The answer is in the file below."),
                     )
                     .await?;
                 return upload(shared, posts, mention, &text).await;
@@ -112,33 +115,33 @@ pub(crate) async fn give(
     if long { upload(shared, posts, mention, &text).await } else { Ok(()) }
 }
 
-/// Shows the whole answer as a file, where Slack does not take a part of it.
-async fn rest(
+/// Posts the whole answer as a file, because Slack rejects a part of it.
+async fn post_remainder_as_file(
     shared: &Shared,
     posts: &Posts<'_>,
     mention: &mut Mention,
     key: &str,
     text: &str,
-) -> Result<(), Trouble> {
+) -> Result<(), Error> {
     upload(shared, posts, mention, text).await?;
-    let content = words::plain("The whole answer is in the file.");
-    posts.once(&mention.place(), key, &mention.key.ts, &content).await?;
+    let content = texts::plain_text("The whole answer is in the file.");
+    posts.post_once(&mention.thread_key(), key, &mention.key.ts, &content).await?;
     Ok(())
 }
 
-/// What the agent has said last in a turn, in Markdown.
-async fn written(
+/// The agent's last text in a turn, in Markdown.
+async fn final_text(
     shared: &Shared,
     caller: &Caller,
     mention: &Mention,
     position: i64,
-) -> Result<String, Trouble> {
+) -> Result<String, Error> {
     let (mut last, mut page_token) = (String::new(), String::new());
     loop {
         let request = v1::ListMessagesRequest {
             task: mention.task.clone().unwrap_or_default(),
             page: Some(v1::PageRequest {
-                page_size: PAGE,
+                page_size: PAGE_SIZE,
                 page_token,
                 ..v1::PageRequest::default()
             }),
@@ -155,7 +158,7 @@ async fn written(
                 // The next question.
                 MessageSource::User => return Ok(last),
                 MessageSource::Assistant => {
-                    let text = text_of(message.spec.unwrap_or_default().blocks);
+                    let text = join_text(message.spec.unwrap_or_default().blocks);
                     if !text.trim().is_empty() {
                         last = text;
                     }
@@ -170,7 +173,7 @@ async fn written(
     }
 }
 
-fn text_of(blocks: Vec<v1::Block>) -> String {
+fn join_text(blocks: Vec<v1::Block>) -> String {
     let texts = blocks.into_iter().filter_map(|block| match block.block {
         Some(block::Block::Text(text)) => Some(text.text),
         _ => None,
@@ -178,26 +181,35 @@ fn text_of(blocks: Vec<v1::Block>) -> String {
     texts.collect::<Vec<_>>().join("\n\n")
 }
 
-/// Shows a long answer as a file, once: a file that nobody has completed is seen by nobody.
+/// Posts a long answer as a file, once. A file that was not completed is invisible.
 async fn upload(
     shared: &Shared,
     posts: &Posts<'_>,
     mention: &mut Mention,
     text: &str,
-) -> Result<(), Trouble> {
-    let place = mention.place();
+) -> Result<(), Error> {
+    let thread_key = mention.thread_key();
     if let Some(file) = &mention.file
         && files::is_shared(posts.web, posts.token, file).await?
     {
         return Ok(());
     }
-    let upload = files::begin(posts.web, posts.token, FILE_NAME, text.len()).await?;
-    files::send(posts.web, &upload, text.as_bytes().to_vec()).await?;
+    let upload = files::begin_upload(posts.web, posts.token, FILE_NAME, text.len()).await?;
+    files::send_content(posts.web, &upload, text.as_bytes().to_vec()).await?;
     mention.file = Some(upload.file_id.clone());
     shared.store.slack_mention_save(mention, false, clock::now()).await?;
-    let (there, leave) =
-        ((place.channel.as_str(), place.thread.as_str()), || posts.right.is_held());
-    match files::complete(posts.web, posts.token, &upload.file_id, "Answer", there, &leave).await {
+    let (target, may_continue) =
+        ((thread_key.channel.as_str(), thread_key.thread.as_str()), || posts.lease.is_held());
+    match files::complete_upload(
+        posts.web,
+        posts.token,
+        &upload.file_id,
+        "Answer",
+        target,
+        &may_continue,
+    )
+    .await
+    {
         Ok(()) => Ok(()),
         Err(error) if error.code() == Some("missing_scope") => {
             let content = Content {
@@ -206,7 +218,12 @@ async fn upload(
                     "text": "The file could not be shown: the app may not upload files (scope files:write)."}})],
             };
             posts
-                .once(&place, &format!("{}.file", answer_key(mention)), &mention.key.ts, &content)
+                .post_once(
+                    &thread_key,
+                    &format!("{}.file", post_key(mention)),
+                    &mention.key.ts,
+                    &content,
+                )
                 .await?;
             Ok(())
         }

@@ -1,102 +1,104 @@
-//! Calls of scripts that a person has to decide about, as messages with buttons. What is shown is
-//! all of what is decided about: a call that is too long to be shown cannot be approved here. Of
-//! the mentions that wait in a thread one shows them, the one its task works on.
+//! Approval requests, as messages with buttons. A message shows all arguments of the call. A call
+//! that is too long to be shown cannot be approved here. Of the mentions that wait in a thread, one
+//! shows the requests: the one that its task works on.
 
 use construct_proto::v1::{self, ApprovalState, list_approvals_request};
 use construct_runtime::clock;
-use construct_store::slack::{Mention, Place, Posted};
+use construct_store::slack::{Mention, PostState, ThreadKey};
 use serde_json::{Value, json};
 
 use crate::{
-    Shared, agents,
+    agents,
+    error::Error,
     gateway::{Caller, call},
-    mention::Trouble,
     mrkdwn::{self, escape},
     posts::{self, Posts},
+    shared::Shared,
+    texts,
     web::chat::Content,
-    words,
 };
 
-/// Approvals of a task that are looked at.
-const PAGE: i32 = 100;
-/// How the key of a question's post begins; the approval's id follows.
-const KEY: &str = "approval.";
-/// What is added to it for the row that says that the post shows how it ended.
-const CLOSED: &str = ".closed";
+/// Approvals of a task that are read.
+const PAGE_SIZE: i32 = 100;
+/// The prefix of the key of a request's post; the approval's id follows.
+const KEY_PREFIX: &str = "approval.";
+/// The suffix of the row that records that the post shows the decision.
+const CLOSED_SUFFIX: &str = ".closed";
 
-/// Shows what waits for a person, of a task and of all that work for it, and of what is over how it
-/// ended. How many wait.
+/// Posts the pending approvals of a task and its subtasks, and updates the posts of decided ones.
+/// Returns how many are pending.
 pub(crate) async fn show(
     shared: &Shared,
     (posts, caller): (&Posts<'_>, &Caller),
     mention: &Mention,
     task: &str,
-) -> Result<usize, Trouble> {
+) -> Result<usize, Error> {
     let filter = list_approvals_request::Filter {
         tree: task.to_owned(),
         state: ApprovalState::Pending.into(),
         ..Default::default()
     };
     let request = v1::ListApprovalsRequest {
-        page: Some(v1::PageRequest { page_size: PAGE, ..v1::PageRequest::default() }),
+        page: Some(v1::PageRequest { page_size: PAGE_SIZE, ..v1::PageRequest::default() }),
         filter: Some(filter),
     };
     let request = shared.gateway.request(caller, request);
     let found = call(shared.gateway.approvals().list_approvals(request)).await?.approvals;
-    let place = mention.place();
-    // Two would post the same buttons at once.
-    let showing = shared.store.slack_mention_showing(task).await?;
-    let shows = showing.as_ref() == Some(&mention.key);
+    let thread_key = mention.thread_key();
+    // Two mentions would post the same buttons at once.
+    let showing = shared.store.slack_mention_for_approvals(task).await?;
+    let is_showing = showing.as_ref() == Some(&mention.key);
     let (mut open, mut hidden) = (0, false);
     for approval in found.iter().rev() {
-        let key = key(&id(approval));
-        if matches!(shared.store.slack_post(&place, &key).await?, Posted::At(_)) {
+        let key = post_key(&id(approval));
+        if matches!(shared.store.slack_post(&thread_key, &key).await?, PostState::Posted(_)) {
             open += 1;
             continue;
         }
-        // Nobody else's: a gateway that does not know the filter lists those of the whole
-        // organization.
-        let whose = whose(shared, caller, approval, task).await?;
-        if matches!(whose, Whose::Others) {
+        // Skip approvals of unrelated tasks: an older gateway that does not know the filter lists
+        // those of the whole organization.
+        let origin = find_origin(shared, caller, approval, task).await?;
+        if matches!(origin, ApprovalOrigin::Unrelated) {
             continue;
         }
         open += 1;
-        hidden |= !shows;
-        if shows {
-            let asks = whose.subtask();
-            // Another mention may have posted it, at any time since the thread began.
-            let content = (&question(approval, asks), &question_elsewhere(approval, asks));
-            posts.once_or(&place, &key, &place.thread, content).await?;
+        hidden |= !is_showing;
+        if is_showing {
+            let asks = origin.subtask();
+            // Another mention may have posted it, at any time since the thread started.
+            let content =
+                (&question_content(approval, asks), &truncated_question_content(approval, asks));
+            posts.post_once_or_plainer(&thread_key, &key, &thread_key.thread, content).await?;
         }
     }
-    // The one that shows it may look rarely, because it is answered itself.
+    // The mention that shows it may poll rarely, because it is answered itself.
     if let Some(showing) = showing.filter(|_| hidden)
         && shared.store.slack_mention_wake(&showing, clock::now()).await?
     {
         shared.due.notify_one();
     }
     let waiting: Vec<String> = found.iter().map(id).collect();
-    for id in shared.store.slack_posts_open(&place, KEY, CLOSED).await? {
+    for id in shared.store.slack_posts_open(&thread_key, KEY_PREFIX, CLOSED_SUFFIX).await? {
         if !waiting.contains(&id) {
-            over(shared, (posts, caller), &place, &id, task).await?;
+            close_if_decided(shared, (posts, caller), &thread_key, &id, task).await?;
         }
     }
     Ok(open)
 }
 
-/// Says how a question that was shown ended, unless it has not.
-async fn over(
+/// Updates the post of an approval, if it is decided.
+async fn close_if_decided(
     shared: &Shared,
     (posts, caller): (&Posts<'_>, &Caller),
-    place: &Place,
+    thread_key: &ThreadKey,
     id: &str,
     task: &str,
-) -> Result<(), Trouble> {
+) -> Result<(), Error> {
     let request =
         shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
     let approval = match call(shared.gateway.approvals().get_approval(request)).await {
         Ok(approval) => approval,
-        // Its task is deleted.
+        // Its task was deleted.
         Err(status) if status.code() == tonic::Code::NotFound => {
             let metadata = v1::Metadata { id: id.to_owned(), ..v1::Metadata::default() };
             let status =
@@ -108,106 +110,107 @@ async fn over(
     if approval.status.as_ref().is_some_and(|status| status.state() == ApprovalState::Pending) {
         return Ok(());
     }
-    let whose = whose(shared, caller, &approval, task).await?;
-    Ok(close(shared, posts, place, (&approval, whose.subtask()), None).await?)
+    let origin = find_origin(shared, caller, &approval, task).await?;
+    Ok(close(shared, posts, thread_key, (&approval, origin.subtask()), None).await?)
 }
 
-/// Whose call waits.
-enum Whose {
-    /// The thread's task's.
-    Own,
-    /// That of a subtask with this agent.
+/// The origin of an approval request.
+enum ApprovalOrigin {
+    /// The thread's task.
+    ThreadTask,
+    /// A subtask with this agent.
     Subtask(String),
-    /// That of a task that has nothing to do with the thread.
-    Others,
+    /// A task that is unrelated to the thread.
+    Unrelated,
 }
 
-impl Whose {
-    /// The agent that asks, where it is not the one that is talked to.
+impl ApprovalOrigin {
+    /// The agent of the subtask, if it is one.
     fn subtask(&self) -> Option<&str> {
         match self {
             Self::Subtask(agent) => Some(agent),
-            Self::Own | Self::Others => None,
+            Self::ThreadTask | Self::Unrelated => None,
         }
     }
 }
 
-async fn whose(
+async fn find_origin(
     shared: &Shared,
     caller: &Caller,
     approval: &v1::Approval,
     task: &str,
-) -> Result<Whose, Trouble> {
+) -> Result<ApprovalOrigin, Error> {
     match approval.spec.as_ref().map(|spec| spec.task.as_str()) {
         Some(asking) if asking != task => {
-            let found = agents::within(shared, caller, asking, task).await?;
-            Ok(found.map_or(Whose::Others, |asking| Whose::Subtask(asking.agent)))
+            let found = agents::find_requester(shared, caller, asking, task).await?;
+            Ok(found
+                .map_or(ApprovalOrigin::Unrelated, |asking| ApprovalOrigin::Subtask(asking.agent)))
         }
-        _ => Ok(Whose::Own),
+        _ => Ok(ApprovalOrigin::ThreadTask),
     }
 }
 
-/// Says under a question how it ended, once. `asks` is the agent of a subtask, where the call is
-/// one's.
+/// Shows the decision in the post of a request, once. `asks` is the agent of the subtask, if a
+/// subtask made the call.
 pub(crate) async fn close(
     shared: &Shared,
     posts: &Posts<'_>,
-    place: &Place,
+    thread_key: &ThreadKey,
     (approval, asks): (&v1::Approval, Option<&str>),
     by: Option<&str>,
 ) -> Result<(), posts::Error> {
-    let key = key(&id(approval));
-    let (Posted::At(ts), closed) =
-        (shared.store.slack_post(place, &key).await?, format!("{key}{CLOSED}"))
+    let key = post_key(&id(approval));
+    let (PostState::Posted(ts), closed) =
+        (shared.store.slack_post(thread_key, &key).await?, format!("{key}{CLOSED_SUFFIX}"))
     else {
         return Ok(());
     };
-    if matches!(shared.store.slack_post(place, &closed).await?, Posted::At(_)) {
+    if matches!(shared.store.slack_post(thread_key, &closed).await?, PostState::Posted(_)) {
         return Ok(());
     }
-    let mut done = posts.update(place, &ts, &ended(approval, asks, by)).await;
-    if matches!(&done, Err(posts::Error::Slack(error)) if error.is_shape()) {
-        done = posts.update(place, &ts, &ended_shortly(approval, by)).await;
+    let mut result = posts.update(thread_key, &ts, &decided_content(approval, asks, by)).await;
+    if matches!(&result, Err(posts::Error::Slack(error)) if error.is_invalid_content()) {
+        result = posts.update(thread_key, &ts, &short_decided_content(approval, by)).await;
     }
-    match done {
+    match result {
         Ok(()) => {}
-        // There is nothing that could say it: the message is gone, or nobody may edit it any more.
-        Err(posts::Error::Slack(error)) if posts::is_out_of_reach(&error) => {}
+        // No message can show it: it was deleted, or can no longer be edited.
+        Err(posts::Error::Slack(error)) if posts::is_uneditable(&error) => {}
         Err(error) => return Err(error),
     }
-    shared.store.slack_post_begin(place, &closed, clock::now()).await?;
-    Ok(shared.store.slack_post_done(place, &closed, &ts).await?)
+    shared.store.slack_post_begin(thread_key, &closed, clock::now()).await?;
+    Ok(shared.store.slack_post_done(thread_key, &closed, &ts).await?)
 }
 
-/// The id in an approval's metadata.
+/// The id of an approval.
 pub(crate) fn id(approval: &v1::Approval) -> String {
     approval.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default()
 }
 
-fn key(id: &str) -> String {
-    format!("{KEY}{id}")
+fn post_key(id: &str) -> String {
+    format!("{KEY_PREFIX}{id}")
 }
 
-/// The call itself, as it would be made.
-fn described(spec: &v1::ApprovalSpec, asks: Option<&str>) -> Vec<Value> {
+/// The blocks that show the call and its arguments.
+fn call_blocks(spec: &v1::ApprovalSpec, asks: Option<&str>) -> Vec<Value> {
     let arguments: Value =
         serde_json::from_str(&spec.arguments).unwrap_or_else(|_| spec.arguments.clone().into());
     let shown = serde_json::to_string_pretty(&arguments).unwrap_or_else(|_| spec.arguments.clone());
     let question =
-        format!("{}May I call `{}`?", of_subtask(asks), escape(&spec.tool.replace('`', "")));
+        format!("{}May I call `{}`?", subtask_prefix(asks), escape(&spec.tool.replace('`', "")));
     let mut blocks = vec![mrkdwn::section(&question)];
     blocks.extend(mrkdwn::fenced(&shown));
     if !spec.reason.is_empty() {
         blocks.push(mrkdwn::context(&format!(
             "Why I ask: {}",
-            escape(&mrkdwn::clip(&spec.reason, 500))
+            escape(&mrkdwn::truncate(&spec.reason, 500))
         )));
     }
     blocks
 }
 
-/// Who asks, where it is the agent of a subtask.
-fn of_subtask(asks: Option<&str>) -> String {
+/// The introduction of a call of a subtask.
+fn subtask_prefix(asks: Option<&str>) -> String {
     asks.map(|agent| format!("*{}* asks, in a subtask: ", escape(agent))).unwrap_or_default()
 }
 
@@ -221,42 +224,47 @@ fn buttons(approval: &v1::Approval, all: &[(&str, &str, &str)]) -> Value {
     json!({"type": "actions", "elements": all.iter().map(button).collect::<Vec<_>>()})
 }
 
-fn question(approval: &v1::Approval, asks: Option<&str>) -> Content {
+fn question_content(approval: &v1::Approval, asks: Option<&str>) -> Content {
     let spec = approval.spec.clone().unwrap_or_default();
-    let mut blocks = described(&spec, asks);
+    let mut blocks = call_blocks(&spec, asks);
     blocks.push(buttons(
         approval,
-        &[(words::APPROVE, "Approve", "primary"), (words::REJECT, "Reject", "danger")],
+        &[
+            (texts::APPROVE_ACTION, "Approve", "primary"),
+            (texts::REJECT_ACTION, "Reject", "danger"),
+        ],
     ));
     if spec.arguments_size > spec.arguments.len() as u64 || !mrkdwn::fits(&blocks) {
-        return question_elsewhere(approval, asks);
+        return truncated_question_content(approval, asks);
     }
-    Content { text: format!("May I call {}?", named(&spec)), blocks }
+    Content { text: format!("May I call {}?", tool_name(&spec)), blocks }
 }
 
-/// What is not shown cannot be approved.
-fn question_elsewhere(approval: &v1::Approval, asks: Option<&str>) -> Content {
+/// The request for a call that is too long to be shown: it can only be rejected here.
+fn truncated_question_content(approval: &v1::Approval, asks: Option<&str>) -> Content {
     let spec = approval.spec.clone().unwrap_or_default();
-    let (size, id, tool) = (spec.arguments_size, id(approval), named(&spec));
+    let (size, id, tool) = (spec.arguments_size, id(approval), tool_name(&spec));
     let text = format!(
-        "{}I want to call `{tool}` with {size} bytes of arguments, which are too many to be shown here. Look at them with \
+        "{}I want to call `{tool}` with {size} bytes of arguments, too many to show here. Read them with \
          `construct approval get {id}` and approve them there.",
-        of_subtask(asks)
+        subtask_prefix(asks)
     );
-    let blocks =
-        vec![mrkdwn::section(&text), buttons(approval, &[(words::REJECT, "Reject", "danger")])];
+    let blocks = vec![
+        mrkdwn::section(&text),
+        buttons(approval, &[(texts::REJECT_ACTION, "Reject", "danger")]),
+    ];
     Content { text: format!("May I call {tool}?"), blocks }
 }
 
-/// The tool's name, where the call is not shown as such.
-fn named(spec: &v1::ApprovalSpec) -> String {
-    escape(&mrkdwn::clip(&spec.tool.replace('`', ""), 200))
+/// The tool's name, for plain text.
+fn tool_name(spec: &v1::ApprovalSpec) -> String {
+    escape(&mrkdwn::truncate(&spec.tool.replace('`', ""), 200))
 }
 
-fn ended(approval: &v1::Approval, asks: Option<&str>, by: Option<&str>) -> Content {
+fn decided_content(approval: &v1::Approval, asks: Option<&str>, by: Option<&str>) -> Content {
     let spec = approval.spec.clone().unwrap_or_default();
-    let short = ended_shortly(approval, by);
-    let mut blocks = described(&spec, asks);
+    let short = short_decided_content(approval, by);
+    let mut blocks = call_blocks(&spec, asks);
     blocks.extend(short.blocks.iter().cloned());
     if approval.spec.is_none()
         || spec.arguments_size > spec.arguments.len() as u64
@@ -267,20 +275,20 @@ fn ended(approval: &v1::Approval, asks: Option<&str>, by: Option<&str>) -> Conte
     Content { blocks, ..short }
 }
 
-fn ended_shortly(approval: &v1::Approval, by: Option<&str>) -> Content {
+fn short_decided_content(approval: &v1::Approval, by: Option<&str>) -> Content {
     let status = approval.status.clone().unwrap_or_default();
     let by = match by {
-        Some(user) => format!(" by <@{}>", words::user_id(user)),
+        Some(user) => format!(" by <@{}>", texts::user_id(user)),
         None if !status.words.is_empty() => {
-            format!(": {}", escape(&mrkdwn::clip(&status.words, 300)))
+            format!(": {}", escape(&mrkdwn::truncate(&status.words, 300)))
         }
         None => String::new(),
     };
     let how = match status.state() {
         ApprovalState::Approved => format!(":white_check_mark: Approved{by}"),
         ApprovalState::Rejected => format!(":no_entry: Rejected{by}"),
-        ApprovalState::Expired => ":alarm_clock: Nobody decided in time".to_owned(),
-        ApprovalState::Cancelled => "Not needed any more".to_owned(),
+        ApprovalState::Expired => ":alarm_clock: Expired without a decision".to_owned(),
+        ApprovalState::Cancelled => "No longer needed".to_owned(),
         ApprovalState::Unspecified | ApprovalState::Pending => "Not decided yet".to_owned(),
     };
     Content { blocks: vec![mrkdwn::section(&how)], text: how }
@@ -302,8 +310,8 @@ mod tests {
     }
 
     #[test]
-    fn a_call_can_be_approved_where_all_of_it_is_shown_within_slacks_limits_and_nowhere_else() {
-        // Each is short enough in bytes, and the later ones grow when they are shown.
+    fn call_can_be_approved_only_where_all_arguments_are_shown() {
+        // Each is short enough in bytes; the later ones grow when they are rendered.
         for (arguments, whole) in [
             (json!({"text": "x".repeat(9_000)}), true),
             (json!({"text": "x".repeat(10_000)}), false),
@@ -311,12 +319,12 @@ mod tests {
             (json!({"rows": vec![0; 2_000]}), false),
         ] {
             let approval = approval(&arguments);
-            let content = question(&approval, None);
+            let content = question_content(&approval, None);
             assert!(mrkdwn::fits(&content.blocks), "{:?}", content.blocks);
             let shown = Value::from(content.blocks).to_string();
-            assert_eq!(shown.contains(words::APPROVE), whole, "{shown}");
-            assert!(shown.contains(words::REJECT));
-            let ended = ended(&approval, None, None);
+            assert_eq!(shown.contains(texts::APPROVE_ACTION), whole, "{shown}");
+            assert!(shown.contains(texts::REJECT_ACTION));
+            let ended = decided_content(&approval, None, None);
             assert!(mrkdwn::fits(&ended.blocks), "{:?}", ended.blocks);
             assert_eq!(ended.blocks.len() > 1, whole);
         }

@@ -1,105 +1,123 @@
-//! `/construct`: lists agents, has one answer, and says who may do what.
+//! `/construct`: lists agents, asks one, and manages permissions.
 
 use std::time::Duration;
 
 use construct_proto::v1::{self, list_agents_request};
 use construct_runtime::{clock, telemetry::Chain};
-use construct_store::slack::{Grant, May, MentionKey, NewMention, Place};
+use construct_store::slack::{Grant, GrantKind, MentionKey, NewMention, ThreadKey};
 use serde_json::{Value, json};
 
 use crate::{
-    Shared, access,
+    access,
+    error::Error,
+    failure_notice,
     gateway::call,
     intake,
-    mention::Trouble,
     mrkdwn::{self, escape},
-    posts::{Posts, Right},
+    posts::{LeaseGuard, Posts},
+    shared::Shared,
     teams::Team,
-    tell,
+    texts,
     web::{self, chat::Content, views},
-    words,
 };
 
-/// What the command can do.
-pub(crate) const HELP: &str = "`/construct list [BEGINNING]` — the agents there are\n`/construct run` — ask one, in a form\n`/construct run AGENT WORDS` — \
-                               ask one here\n`/construct allow use|approve AGENT|all [@PERSON] [here]` — for admins: who may ask an agent, \
-                               or decide about its calls\n`/construct forbid …` — takes that back\n`/construct who` — who may\n`/construct link CODE`, `unlink`, `me` — says who you are in Construct, with a code of \
+/// The help text.
+pub(crate) const HELP: &str = "`/construct list [PREFIX]` — list the agents\n`/construct run` — ask an agent, with a form\n`/construct run AGENT MESSAGE` — \
+                               ask an agent here\n`/construct allow use|approve AGENT|all [@USER] [here]` — for admins: who may ask an agent, \
+                               or decide about its calls\n`/construct forbid …` — revoke that\n`/construct who` — list the permissions\n`/construct link CODE`, `unlink`, `me` — link your Construct account, with a code of \
                                `construct key code`";
-/// The form's name.
-const FORM: &str = "construct_run";
-/// The menu of agents in it, and its block.
-const AGENT: &str = "agent";
-/// Agents read at once; the API's most.
-const PAGE: i32 = 100;
+/// The id of the form.
+const FORM_ID: &str = "construct_run";
+/// The menu of agents in the form, and its block.
+const AGENT_FIELD: &str = "agent";
+/// Agents per page; the API's maximum.
+const PAGE_SIZE: i32 = 100;
 /// Agents that are listed at most.
-const LISTED: usize = 1_000;
-/// Bytes of the list; Slack takes 40,000 characters.
-const LIST_BYTES: usize = 35_000;
-/// Choices of a menu; Slack's most (<https://docs.slack.dev/reference/block-kit/block-elements/select-menu-element>).
-const OPTIONS: usize = 100;
-/// How long finding out what there is to choose from may take.
-const SUGGESTED: Duration = Duration::from_millis(2_500);
+const MAX_LISTED: usize = 1_000;
+/// Bytes of the list at most; Slack accepts 40,000 characters.
+const MAX_LIST_BYTES: usize = 35_000;
+/// Options of a menu; Slack's maximum
+/// (<https://docs.slack.dev/reference/block-kit/block-elements/select-menu-element>).
+const MAX_OPTIONS: usize = 100;
+/// The time limit for suggestions.
+const SUGGEST_TIMEOUT: Duration = Duration::from_millis(2_500);
 
-/// Whether somebody only wants to know what the command can do.
+/// Whether a command asks for help.
 pub(crate) fn is_help(command: &Value) -> bool {
     matches!(command["text"].as_str().map(str::trim), None | Some("" | "help"))
 }
 
-/// Deals with a command.
-pub(crate) async fn take(
+/// Processes a command.
+pub(crate) async fn process(
     shared: &Shared,
     team: &str,
     key: &str,
     command: &Value,
-) -> Result<(), Trouble> {
+) -> Result<(), Error> {
     let text = |name: &str| command[name].as_str().unwrap_or_default();
     let team = shared.teams.team(team).await?;
-    let (verb, rest) = split(text("text"));
+    let (verb, rest) = split_first_word(text("text"));
     if matches!(verb, "list" | "run" | "who")
-        && let Err(refusal) = access::inside(shared, &team, text("user_id")).await?
+        && let Err(refusal) = access::check_membership(shared, &team, text("user_id")).await?
     {
-        return whisper(shared, &team, command, words::refusal(refusal)).await;
+        return reply_privately(shared, &team, command, refusal.message()).await;
     }
-    let said = match verb {
+    let reply = match verb {
         "list" => Some(list(shared, &team, rest).await?),
         "run" if rest.is_empty() => {
-            let form = form(shared, &team, text("channel_id")).await?;
+            let form = agent_form(shared, &team, text("channel_id")).await?;
             views::open(&shared.web, &team.token, text("trigger_id"), form).await?;
             None
         }
         "run" => {
-            let (agent, words) = split(rest);
+            let (agent, words) = split_first_word(rest);
             run(shared, &team, (text("channel_id"), text("user_id")), key, agent, words).await?
         }
         "link" if !rest.is_empty() => Some(link(shared, &team, text("user_id"), rest).await?),
         "unlink" => Some(shared.members.unlink(&team, text("user_id")).await?),
         "me" => {
             let organization = team.installation.organization;
-            Some(shared.members.linked(&team.token.team, organization, text("user_id")).await?)
+            Some(
+                shared
+                    .members
+                    .describe_link(&team.token.team, organization, text("user_id"))
+                    .await?,
+            )
         }
-        "allow" | "forbid" | "who" => Some(permit(shared, &team, command, verb, rest).await?),
+        "allow" | "forbid" | "who" => {
+            Some(run_permission_command(shared, &team, command, verb, rest).await?)
+        }
         _ => Some(HELP.to_owned()),
     };
-    match said {
-        Some(said) => whisper(shared, &team, command, &said).await,
+    match reply {
+        Some(reply) => reply_privately(shared, &team, command, &reply).await,
         None => Ok(()),
     }
 }
 
-/// Answers whoever has sent a command, and nobody else.
-async fn whisper(shared: &Shared, team: &Team, command: &Value, said: &str) -> Result<(), Trouble> {
+/// Replies to the sender of a command only.
+async fn reply_privately(
+    shared: &Shared,
+    team: &Team,
+    command: &Value,
+    reply: &str,
+) -> Result<(), Error> {
     let text = |name: &str| command[name].as_str().unwrap_or_default();
-    if !tell::respond(shared, text("response_url"), said).await? {
+    if !failure_notice::respond(shared, text("response_url"), reply).await? {
         let (channel, user) = (text("channel_id"), text("user_id"));
-        web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, said).await?;
+        web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, reply).await?;
     }
     Ok(())
 }
 
-/// Deals with the form.
-pub(crate) async fn submitted(shared: &Shared, team: &str, payload: &Value) -> Result<(), Trouble> {
+/// Processes the submitted form.
+pub(crate) async fn process_form(
+    shared: &Shared,
+    team: &str,
+    payload: &Value,
+) -> Result<(), Error> {
     let view = &payload["view"];
-    if view["callback_id"] != FORM {
+    if view["callback_id"] != FORM_ID {
         return Ok(());
     }
     let team = shared.teams.team(team).await?;
@@ -109,13 +127,14 @@ pub(crate) async fn submitted(shared: &Shared, team: &str, payload: &Value) -> R
     let channel = view["private_metadata"].as_str().unwrap_or_default();
     let user = payload["user"]["id"].as_str().unwrap_or_default();
     let key = view["id"].as_str().unwrap_or_default();
-    if let Some(said) = run(shared, &team, (channel, user), key, agent, &escape(words)).await? {
-        let told =
-            web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await;
-        match told {
-            // Where the app is not, it can say nothing; with the person it can always talk.
+    if let Some(reply) = run(shared, &team, (channel, user), key, agent, &escape(words)).await? {
+        let sent =
+            web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &reply).await;
+        match sent {
+            // The app cannot post in channels that it is not in, but it can always send a direct
+            // message.
             Err(web::Error::Refused { .. }) => {
-                let content = words::plain(&said);
+                let content = texts::plain_text(&reply);
                 web::chat::post(
                     &shared.web,
                     &team.token,
@@ -126,14 +145,14 @@ pub(crate) async fn submitted(shared: &Shared, team: &str, payload: &Value) -> R
                 )
                 .await?;
             }
-            told => told?,
+            sent => sent?,
         }
     }
     Ok(())
 }
 
-/// Asks an agent in a channel: the question, in Slack's markup, becomes a message there, and its
-/// thread the task. What to say to whoever asked instead.
+/// Asks an agent in a channel. The question, in Slack's markup, is posted there, and its thread
+/// becomes the task. Returns a text for the user if that is impossible.
 async fn run(
     shared: &Shared,
     team: &Team,
@@ -141,12 +160,12 @@ async fn run(
     key: &str,
     agent: &str,
     markup: &str,
-) -> Result<Option<String>, Trouble> {
+) -> Result<Option<String>, Error> {
     if agent.is_empty() || markup.trim().is_empty() {
-        return Ok(Some("Say which agent, and what: `/construct run AGENT WORDS`".to_owned()));
+        return Ok(Some("Name an agent and a message: `/construct run AGENT MESSAGE`".to_owned()));
     }
     if let Err(refusal) = access::may_use(shared, team, channel, user, agent).await? {
-        return Ok(Some(words::refusal(refusal).to_owned()));
+        return Ok(Some(refusal.message().to_owned()));
     }
     let request =
         shared.gateway.request(&team.caller, v1::GetAgentRequest { agent: agent.to_owned() });
@@ -166,27 +185,35 @@ async fn run(
         web: &shared.web,
         store: &shared.store,
         token: &team.token,
-        right: Right::default(),
+        lease: LeaseGuard::default(),
     };
-    let place =
-        Place { team: team.token.team.clone(), channel: channel.to_owned(), thread: String::new() };
-    let asked = format!("<@{}> asks *{}*:", words::user_id(user), escape(agent));
-    // What a person has typed stands for itself here: it calls nobody.
+    let thread_key = ThreadKey {
+        team: team.token.team.clone(),
+        channel: channel.to_owned(),
+        thread: String::new(),
+    };
+    let asked = format!("<@{}> asks *{}*:", texts::user_id(user), escape(agent));
+    // The user's text is shown literally; it mentions nobody.
     let words = markup.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
-    let shown = mrkdwn::section(&escape(&mrkdwn::clip(&words, 2_000)));
+    let shown = mrkdwn::section(&escape(&mrkdwn::truncate(&words, 2_000)));
     let blocks = vec![mrkdwn::section(&asked), shown];
-    let content = Content { text: escape(&mrkdwn::clip(&words, 300)), blocks };
-    let ts = match posts.once(&place, &format!("run.{key}"), "", &content).await {
+    let content = Content { text: escape(&mrkdwn::truncate(&words, 300)), blocks };
+    let ts = match posts.post_once(&thread_key, &format!("run.{key}"), "", &content).await {
         Ok(ts) => ts,
         Err(crate::posts::Error::Slack(error)) if error.code().is_some() => {
-            return Ok(Some(words::slack(&error)));
+            return Ok(Some(texts::slack_error(&error)));
         }
         Err(error) => return Err(error.into()),
     };
     let event = json!({"type": "app_mention", "channel": channel, "user": user, "ts": ts, "text": markup,
                        "construct_agent": agent});
     let new = NewMention {
-        key: MentionKey { team: place.team, channel: place.channel, ts: ts.clone(), attempt: 0 },
+        key: MentionKey {
+            team: thread_key.team,
+            channel: thread_key.channel,
+            ts: ts.clone(),
+            attempt: 0,
+        },
         organization: team.installation.organization,
         thread: ts,
         user: user.to_owned(),
@@ -198,26 +225,27 @@ async fn run(
     Ok(None)
 }
 
-/// Has somebody say who they are. For members of the workspace: their keys would outlive what
-/// others have to do here.
-async fn link(shared: &Shared, team: &Team, user: &str, code: &str) -> Result<String, Trouble> {
-    let person = shared.people.one(&team.token, user).await?;
+/// Links the user's account. For members of the workspace only: a guest's key would outlive the
+/// guest's access.
+async fn link(shared: &Shared, team: &Team, user: &str, code: &str) -> Result<String, Error> {
+    let person = shared.people.get(&team.token, user).await?;
     if person.is_bot || !person.is_member(&team.token.team) {
-        return Ok(words::refusal(access::Refusal::Stranger).to_owned());
+        return Ok(access::Refusal::NotAMember.message().to_owned());
     }
     shared.members.link(team, user, code.trim_matches('`')).await
 }
 
-/// The agents whose names begin like this, by name, so many at most; and whether there are more.
-async fn agents(
+/// The agents whose names begin with `begin`, in order, at most `most`; and whether there are more.
+async fn find_agents(
     shared: &Shared,
     team: &Team,
     begin: &str,
     most: usize,
-) -> Result<(Vec<v1::AgentSpec>, bool), Trouble> {
+) -> Result<(Vec<v1::AgentSpec>, bool), Error> {
     let (mut agents, mut page_token) = (Vec::new(), String::new());
     loop {
-        let page = v1::PageRequest { page_size: PAGE, page_token, order_by: "name".to_owned() };
+        let page =
+            v1::PageRequest { page_size: PAGE_SIZE, page_token, order_by: "name".to_owned() };
         let filter =
             list_agents_request::Filter { name_prefix: begin.to_owned(), ..Default::default() };
         let request = v1::ListAgentsRequest { page: Some(page), filter: Some(filter) };
@@ -233,10 +261,10 @@ async fn agents(
     }
 }
 
-async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Trouble> {
-    let (agents, more) = match agents(shared, team, begin, LISTED).await {
-        // What no name can begin with.
-        Err(Trouble::Failed(_)) if !begin.is_empty() => (Vec::new(), false),
+async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Error> {
+    let (agents, more) = match find_agents(shared, team, begin, MAX_LISTED).await {
+        // No name can begin with this.
+        Err(Error::Failed(_)) if !begin.is_empty() => (Vec::new(), false),
         found => found?,
     };
     let lines = agents.iter().map(|agent| {
@@ -245,7 +273,7 @@ async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Troub
         format!(
             "• *{}*{default} {}",
             escape(&agent.name),
-            escape(&mrkdwn::clip(&agent.description.replace('\n', " "), 150))
+            escape(&mrkdwn::truncate(&agent.description.replace('\n', " "), 150))
         )
     });
     let mut lines: Vec<String> = lines.collect();
@@ -253,7 +281,7 @@ async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Troub
         return Ok(if begin.is_empty() {
             "There are no agents yet."
         } else {
-            "No agent's name begins like this."
+            "No agent's name begins with this."
         }
         .to_owned());
     }
@@ -261,128 +289,130 @@ async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Troub
     let all = lines.len();
     lines.retain(|line| {
         shown += line.len() + 1;
-        shown < LIST_BYTES
+        shown < MAX_LIST_BYTES
     });
     if more || lines.len() < all {
         lines.push(
-            "There are more: `/construct list BEGINNING` shows those whose names begin like this."
+            "There are more. `/construct list PREFIX` lists those whose names begin with it."
                 .to_owned(),
         );
     }
     Ok(lines.join("\n"))
 }
 
-/// One of a menu's choices.
-fn option(name: &str) -> Value {
-    json!({"text": {"type": "plain_text", "text": mrkdwn::clip(name, 75)}, "value": name})
+/// An option of a menu.
+fn menu_option(name: &str) -> Value {
+    json!({"text": {"type": "plain_text", "text": mrkdwn::truncate(name, 75)}, "value": name})
 }
 
-/// The form. Where there are more agents than a menu can have, Slack asks for those that fit what
-/// somebody types ([`suggest`]).
-async fn form(shared: &Shared, team: &Team, channel: &str) -> Result<Value, Trouble> {
-    let (agents, more) = agents(shared, team, "", OPTIONS).await?;
-    // Slack's limit of a value is 150; agents have names of at most 64 characters.
-    let options: Vec<Value> = agents.iter().map(|agent| option(&agent.name)).collect();
+/// The form. With more agents than a menu can have, Slack requests the options that match the
+/// user's input ([`suggest`]).
+async fn agent_form(shared: &Shared, team: &Team, channel: &str) -> Result<Value, Error> {
+    let (agents, more) = find_agents(shared, team, "", MAX_OPTIONS).await?;
+    // Slack's limit of a value is 150 characters; agents have names of at most 64.
+    let options: Vec<Value> = agents.iter().map(|agent| menu_option(&agent.name)).collect();
     if options.is_empty() {
-        return Err(Trouble::Failed("there are no agents to choose from.".to_owned()));
+        return Err(Error::Failed("there are no agents to choose from.".to_owned()));
     }
     let mut select = if more {
-        let placeholder = json!({"type": "plain_text", "text": "Type how its name begins"});
-        json!({"type": "external_select", "action_id": AGENT, "min_query_length": 0, "placeholder": placeholder})
+        let placeholder = json!({"type": "plain_text", "text": "Type the beginning of its name"});
+        json!({"type": "external_select", "action_id": AGENT_FIELD, "min_query_length": 0, "placeholder": placeholder})
     } else {
-        json!({"type": "static_select", "action_id": AGENT, "options": options})
+        json!({"type": "static_select", "action_id": AGENT_FIELD, "options": options})
     };
     if more || agents.iter().any(|agent| agent.name == team.installation.agent) {
-        select["initial_option"] = option(&team.installation.agent);
+        select["initial_option"] = menu_option(&team.installation.agent);
     }
     Ok(json!({
         "type": "modal",
-        "callback_id": FORM,
+        "callback_id": FORM_ID,
         "private_metadata": channel,
         "title": {"type": "plain_text", "text": "Ask an agent"},
         "submit": {"type": "plain_text", "text": "Ask"},
         "blocks": [
-            {"type": "input", "block_id": AGENT, "label": {"type": "plain_text", "text": "Agent"}, "element": select},
+            {"type": "input", "block_id": AGENT_FIELD, "label": {"type": "plain_text", "text": "Agent"}, "element": select},
             {"type": "input", "block_id": "words", "label": {"type": "plain_text", "text": "What should it do?"},
              "element": {"type": "plain_text_input", "action_id": "words", "multiline": true, "max_length": 2900}},
         ],
     }))
 }
 
-/// Whether Slack asks what there is to choose from.
+/// Whether Slack requests the options of a menu.
 pub(crate) fn is_suggestion(payload: &Value) -> bool {
     payload["type"] == "block_suggestion"
 }
 
-/// What there is to choose from, for what somebody has typed. Slack shows nothing when it waits for
-/// longer than three seconds, and so nothing is what it is told when this comes to nothing.
+/// The options that match the user's input. Slack shows nothing after three seconds, so a failure
+/// returns no options.
 pub(crate) async fn suggest(shared: &Shared, payload: &Value) -> Value {
     let found = async {
-        let team = intake::team_of_action(payload)
-            .ok_or_else(|| Trouble::Mute("there is no workspace".to_owned()))?;
+        let team = intake::action_team(payload)
+            .ok_or_else(|| Error::Silent("the payload names no workspace".to_owned()))?;
         let team = shared.teams.team(team).await?;
         let user = payload["user"]["id"].as_str().unwrap_or_default();
-        if payload["action_id"] != AGENT || access::inside(shared, &team, user).await?.is_err() {
+        if payload["action_id"] != AGENT_FIELD
+            || access::check_membership(shared, &team, user).await?.is_err()
+        {
             return Ok(Vec::new());
         }
-        let begin = mrkdwn::clip(payload["value"].as_str().unwrap_or_default().trim(), 63);
-        agents(shared, &team, &begin, OPTIONS).await.map(|(agents, _)| agents)
+        let begin = mrkdwn::truncate(payload["value"].as_str().unwrap_or_default().trim(), 63);
+        find_agents(shared, &team, &begin, MAX_OPTIONS).await.map(|(agents, _)| agents)
     };
-    let agents = match tokio::time::timeout(SUGGESTED, found).await {
+    let agents = match tokio::time::timeout(SUGGEST_TIMEOUT, found).await {
         Ok(Ok(agents)) => agents,
         Ok(Err(trouble)) => {
-            tracing::debug!(error = %Chain(&trouble), "there is nothing to choose from");
+            tracing::debug!(error = %Chain(&trouble), "cannot list agents for a menu");
             Vec::new()
         }
         Err(_) => {
-            tracing::warn!("agents could not be listed in time");
+            tracing::warn!("listing agents for a menu timed out");
             Vec::new()
         }
     };
-    json!({"options": agents.iter().map(|agent| option(&agent.name)).collect::<Vec<_>>()})
+    json!({"options": agents.iter().map(|agent| menu_option(&agent.name)).collect::<Vec<_>>()})
 }
 
-/// Says and changes who may do what; changes are for the workspace's admins.
-async fn permit(
+/// Shows and changes permissions; changes are for the workspace's admins.
+async fn run_permission_command(
     shared: &Shared,
     team: &Team,
     command: &Value,
     verb: &str,
     rest: &str,
-) -> Result<String, Trouble> {
+) -> Result<String, Error> {
     let text = |name: &str| command[name].as_str().unwrap_or_default();
     let id = &team.token.team;
     if verb == "who" {
         let mut lines = Vec::new();
-        for may in [May::Use, May::Approve] {
-            for grant in shared.store.slack_grants(id, may).await? {
-                lines.push(shown(&grant));
+        for kind in [GrantKind::Use, GrantKind::Approve] {
+            for grant in shared.store.slack_grants(id, kind).await? {
+                lines.push(describe_grant(&grant));
             }
         }
-        let none = "Nothing is set: every member may ask the agent that answers mentions; who asked decides about its calls, and admins.";
+        let none = "No permissions are set. Every member may ask the agent that answers mentions. Its calls are decided by the person who asked, and by admins.";
         return Ok(if lines.is_empty() { none.to_owned() } else { lines.join("\n") });
     }
-    let person = shared.people.one(&team.token, text("user_id")).await?;
+    let person = shared.people.get(&team.token, text("user_id")).await?;
     if !(person.is_admin || person.is_owner) || !person.is_member(id) {
-        return Ok("Only admins of the workspace can change who may do what.".to_owned());
+        return Ok("Only admins of the workspace can change permissions.".to_owned());
     }
-    let Some(grant) = grant(id, text("channel_id"), rest) else { return Ok(HELP.to_owned()) };
+    let Some(grant) = parse_grant(id, text("channel_id"), rest) else { return Ok(HELP.to_owned()) };
     if verb == "allow" {
         shared.store.slack_grant(&grant, text("user_id"), clock::now()).await?;
-        Ok(format!("Allowed: {}", shown(&grant)))
+        Ok(format!("Allowed: {}", describe_grant(&grant)))
     } else if shared.store.slack_grant_remove(&grant).await? {
-        Ok(format!("Not allowed any more: {}", shown(&grant)))
+        Ok(format!("No longer allowed: {}", describe_grant(&grant)))
     } else {
-        Ok("There was no such permission. `/construct who` shows them.".to_owned())
+        Ok("There was no such permission. `/construct who` lists them.".to_owned())
     }
 }
 
-/// Reads `use|approve AGENT|all [<@U1|name>] [here]`.
-fn grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
+/// Parses `use|approve AGENT|all [<@U1|name>] [here]`.
+fn parse_grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
     let mut words = words.split_whitespace();
-    let may = match words.next()? {
-        "use" => May::Use,
-        "approve" => May::Approve,
+    let kind = match words.next()? {
+        "use" => GrantKind::Use,
+        "approve" => GrantKind::Approve,
         _ => return None,
     };
     let agent = words.next().map(|agent| if agent == "all" { "" } else { agent })?;
@@ -391,13 +421,13 @@ fn grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
         channel: String::new(),
         user: String::new(),
         agent: agent.to_owned(),
-        may,
+        kind,
     };
     for word in words {
         if word == "here" {
             channel.clone_into(&mut grant.channel);
         } else if let Some(user) = word.strip_prefix("<@").and_then(|word| word.strip_suffix('>')) {
-            grant.user = words::user_id(user.split('|').next().unwrap_or_default());
+            grant.user = texts::user_id(user.split('|').next().unwrap_or_default());
         } else {
             return None;
         }
@@ -405,29 +435,29 @@ fn grant(team: &str, channel: &str, words: &str) -> Option<Grant> {
     Some(grant)
 }
 
-fn shown(grant: &Grant) -> String {
-    let who = if grant.user.is_empty() {
+fn describe_grant(grant: &Grant) -> String {
+    let subject = if grant.user.is_empty() {
         "every member".to_owned()
     } else {
-        format!("<@{}>", words::user_id(&grant.user))
+        format!("<@{}>", texts::user_id(&grant.user))
     };
     let agent = if grant.agent.is_empty() {
         "every agent".to_owned()
     } else {
         format!("*{}*", escape(&grant.agent))
     };
-    let place = if grant.channel.is_empty() {
+    let location = if grant.channel.is_empty() {
         String::new()
     } else {
-        format!(" in <#{}>", words::user_id(&grant.channel))
+        format!(" in <#{}>", texts::user_id(&grant.channel))
     };
-    match grant.may {
-        May::Use => format!("{who} may ask {agent}{place}"),
-        May::Approve => format!("{who} may decide about calls of {agent}{place}"),
+    match grant.kind {
+        GrantKind::Use => format!("{subject} may ask {agent}{location}"),
+        GrantKind::Approve => format!("{subject} may decide about calls of {agent}{location}"),
     }
 }
 
-fn split(text: &str) -> (&str, &str) {
+fn split_first_word(text: &str) -> (&str, &str) {
     let text = text.trim();
     text.split_once(char::is_whitespace).map_or((text, ""), |(first, rest)| (first, rest.trim()))
 }
@@ -437,14 +467,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permission_is_read_whole_or_not_at_all() {
-        let read = grant("T1", "C1", "approve all <@U1|ann> here").expect("it is one");
-        assert_eq!(shown(&read), "<@U1> may decide about calls of every agent in <#C1>");
-        let read = grant("T1", "C1", "use helper").expect("it is one");
-        assert_eq!(shown(&read), "every member may ask *helper*");
+    fn malformed_permission_is_rejected() {
+        let read = parse_grant("T1", "C1", "approve all <@U1|ann> here").expect("it is one");
+        assert_eq!(describe_grant(&read), "<@U1> may decide about calls of every agent in <#C1>");
+        let read = parse_grant("T1", "C1", "use helper").expect("it is one");
+        assert_eq!(describe_grant(&read), "every member may ask *helper*");
         assert!(read.covers("C9", "U9", "helper") && !read.covers("C9", "U9", "other"));
         for words in ["", "use", "delete all", "use helper ann", "use helper <!channel>"] {
-            assert_eq!(grant("T1", "C1", words), None, "{words}");
+            assert_eq!(parse_grant("T1", "C1", words), None, "{words}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What can be configured about the Slack service.
+//! The configuration of the Slack service.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -9,59 +9,62 @@ use construct_runtime::{
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
 
-/// The service's own keys.
+/// The placeholder for the task's id in `slack_task_url`.
+pub(crate) const TASK_PLACEHOLDER: &str = "{task}";
+
+/// The configuration keys of the service.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Where Slack's requests are served. Not set: nowhere; then Socket Mode is needed.
+    /// The address that serves Slack's requests. Unset: none; then Socket Mode is required.
     pub slack_listen: Option<SocketAddr>,
-    /// What Slack's users reach `slack_listen` by, e.g. `https://construct.example.com`; needed to install the app over OAuth.
+    /// The public address of `slack_listen`, e.g. `https://construct.example.com`. Required to
+    /// install the app over OAuth.
     pub slack_public_url: Option<String>,
-    /// What Slack signs its requests with ("Signing Secret" of the app). Needed with
+    /// The secret that Slack signs its requests with ("Signing Secret" of the app). Required with
     /// `slack_listen`.
     pub slack_signing_secret: Option<Secret>,
-    /// The app-level token (`xapp-…`) of Socket Mode. Not set: no Socket Mode.
+    /// The app-level token (`xapp-…`) of Socket Mode. Unset: no Socket Mode.
     pub slack_app_token: Option<Secret>,
-    /// The bot token (`xoxb-…`) of one workspace, which Slack shows whoever has installed the app
-    /// from its settings: for an installation without OAuth. Such a token isn't renewed, so that
-    /// the app must be without token rotation.
+    /// The bot token (`xoxb-…`) of one workspace, for an installation without OAuth. Slack shows it
+    /// to the person who installed the app from its settings. Such a token is not renewed, so the
+    /// app must not use token rotation.
     pub slack_bot_token: Option<Secret>,
-    /// The app's id for OAuth ("Client ID").
+    /// The app's OAuth id ("Client ID").
     pub slack_client_id: Option<String>,
-    /// The app's secret for OAuth ("Client Secret").
+    /// The app's OAuth secret ("Client Secret").
     pub slack_client_secret: Option<Secret>,
-    /// What somebody has to know to begin an installation for the organization of
-    /// `slack_gateway_key` at `/slack/connect?key=…`; at least 16 characters. Not set: nobody can.
-    /// Members of an organization begin theirs at `/slack/connect` with a set-up code of their own.
+    /// The secret that starts an installation for the organization of `slack_gateway_key` at
+    /// `/slack/connect?key=…`; at least 16 characters. Unset: no such installation. Members of an
+    /// organization start theirs at `/slack/connect` with their own set-up code.
     pub slack_connect_key: Option<Secret>,
-    /// The agent that answers in a workspace that is connected.
+    /// The agent that answers in a connected workspace.
     pub slack_agent: String,
-    /// Whether only those are answered who have said who they are in Construct (`/construct link`),
-    /// besides what the workspace's permissions say.
+    /// Whether only users who linked their Construct account (`/construct link`) are answered,
+    /// besides the workspace's permissions.
     pub slack_members_only: bool,
-    /// Where the gateway's API is: `http://` or `https://`.
+    /// The address of the gateway's API: `http://` or `https://`.
     pub slack_gateway_url: String,
-    /// A file with the certificates (PEM) that vouch for the gateway's. Not set: the system's do.
+    /// A PEM file with the certificate authorities of the gateway. Unset: the system's.
     pub slack_gateway_ca: Option<PathBuf>,
-    /// A file with the certificate (PEM) to show to a gateway that asks for one, with
+    /// A PEM file with the client certificate for a gateway that requires one, with
     /// `slack_gateway_certificate_key`.
     pub slack_gateway_certificate: Option<PathBuf>,
-    /// A file with that certificate's private key (PEM).
+    /// A PEM file with the private key of that certificate.
     pub slack_gateway_certificate_key: Option<PathBuf>,
-    /// What the gateway knows this service by, where a workspace was not connected with a key of
-    /// its own.
+    /// The API key of this service, for workspaces that were connected without a key of their own.
     pub slack_gateway_key: Option<Secret>,
-    /// Where people look at tasks, with `{task}` in the place of the id; links of this form are
-    /// unfurled. Not set: nowhere.
+    /// The address at which people view tasks, with `{task}` in place of the id. Links of this form
+    /// are unfurled. Unset: none.
     pub slack_task_url: Option<String>,
-    /// Slack's Web API.
+    /// The base address of Slack's Web API.
     pub slack_api_url: String,
-    /// Where people agree to an installation.
+    /// The address at which people authorize an installation.
     pub slack_authorize_url: String,
-    /// Mentions worked on in this process at the same time; others wait in PostgreSQL. At least 1.
+    /// Mentions that this process handles at a time; others wait in PostgreSQL. At least 1.
     pub slack_concurrency: usize,
-    /// How long a process that died keeps its mentions from being gone on with. At least 3 s: a
-    /// living one says so three times within it.
+    /// The lease on a mention. After a crash, other processes take the mention over when it ends.
+    /// At least 3 s; a live process renews it three times in that period.
     #[serde(with = "config::duration")]
     pub slack_lease: Duration,
 }
@@ -100,7 +103,7 @@ impl ServiceConfig for Config {
         if self.slack_listen.is_none() && secret(self.slack_app_token.as_ref()).is_none() {
             return Err(Invalid::new(
                 "slack_listen",
-                "is not set, and neither is slack_app_token: Slack could not reach this service",
+                "is not set, and neither is slack_app_token: Slack cannot reach this service",
             ));
         }
         if self.slack_listen.is_some() && secret(self.slack_signing_secret.as_ref()).is_none() {
@@ -128,8 +131,8 @@ impl ServiceConfig for Config {
         }
         if self.slack_gateway_certificate.is_some() != self.slack_gateway_certificate_key.is_some()
         {
-            let words = "is needed with slack_gateway_certificate, and only then: the certificate's private key";
-            return Err(Invalid::new("slack_gateway_certificate_key", words));
+            let reason = "is needed with slack_gateway_certificate, and only then: the certificate's private key";
+            return Err(Invalid::new("slack_gateway_certificate_key", reason));
         }
         if !self.slack_api_url.ends_with('/') {
             return Err(Invalid::new(
@@ -140,10 +143,10 @@ impl ServiceConfig for Config {
         if secret(self.slack_connect_key.as_ref()).is_some_and(|key| key.expose().len() < 16) {
             return Err(Invalid::new(
                 "slack_connect_key",
-                "must have at least 16 characters, because it is all one needs",
+                "must have at least 16 characters, because it is the only credential",
             ));
         }
-        if self.slack_task_url.as_ref().is_some_and(|url| !url.contains("{task}")) {
+        if self.slack_task_url.as_ref().is_some_and(|url| !url.contains(TASK_PLACEHOLDER)) {
             return Err(Invalid::new("slack_task_url", "must contain `{task}`"));
         }
         if self.slack_concurrency == 0 {
@@ -156,7 +159,14 @@ impl ServiceConfig for Config {
     }
 }
 
-/// A secret that is set to something.
+impl Config {
+    /// The address at which people view a task, if one is configured.
+    pub(crate) fn task_url(&self, task: &str) -> Option<String> {
+        self.slack_task_url.as_ref().map(|url| url.replace(TASK_PLACEHOLDER, task))
+    }
+}
+
+/// A secret that is set and not empty.
 pub(crate) fn secret(secret: Option<&Secret>) -> Option<&Secret> {
     secret.filter(|secret| !secret.expose().is_empty())
 }

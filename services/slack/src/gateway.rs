@@ -1,4 +1,4 @@
-//! The mesh's public API, of which this service is a client like any other.
+//! A client of the mesh's public API.
 
 use std::{path::Path, time::Duration};
 
@@ -19,24 +19,24 @@ use tonic::{
 
 use crate::config::{self, Config};
 
-/// The largest answer that is read, in bytes.
-const MAX_ANSWER: usize = 64 * 1024 * 1024;
-/// How long a question waits for the gateway to have room for it, with nobody told why.
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
-/// How long one call may take; streams are not bounded by it.
+/// Bytes of a response at most.
+const MAX_RESPONSE_BYTES: usize = 64 * 1024 * 1024;
+/// The longest quota delay that a question waits out without telling the user.
+const MAX_QUOTA_WAIT: Duration = Duration::from_secs(300);
+/// The timeout of one call; streams are not bounded by it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a question is asked again whose answer is needed now.
-const INSIST: Duration = Duration::from_secs(30);
-/// The time between two of its tries.
-const INSIST_PAUSE: Duration = Duration::from_millis(500);
+/// How long [`retry_transient`] retries.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+/// The delay between its attempts.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// What a request is authorized by; never shown.
+/// The authorization of a request; never logged.
 #[derive(Debug, Clone)]
 pub(crate) struct Authorization(MetadataValue<Ascii>);
 
 impl Authorization {
-    /// A key's; none when it has characters that no header can have.
+    /// The authorization with a key; none when the key has characters that are invalid in a header.
     pub(crate) fn bearer(key: &str) -> Option<Self> {
         let mut value = format!("Bearer {key}").parse::<MetadataValue<Ascii>>().ok()?;
         value.set_sensitive(true);
@@ -44,33 +44,33 @@ impl Authorization {
     }
 }
 
-/// In whose name the mesh is asked about a workspace: its organization's, with the key that the
-/// workspace was connected with, or the service's own.
+/// The caller of requests about a workspace: its organization, with the key that the workspace was
+/// connected with, or the service's own.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
-    /// Whose the workspace is.
+    /// The organization that owns the workspace.
     pub(crate) organization: OrganizationId,
     /// None: the service's own key.
     pub(crate) key: Option<Authorization>,
 }
 
-/// The connection. Cheap to clone; connects when first used, and again whenever needed.
+/// The connection. Cheap to clone; connects on first use, and reconnects as needed.
 #[derive(Debug, Clone)]
 pub(crate) struct Gateway {
     channel: Channel,
-    /// The service's own.
-    own: Option<Authorization>,
+    /// The service's own key.
+    own_key: Option<Authorization>,
 }
 
 impl Gateway {
     /// # Errors
-    /// When the address is none, the certificates cannot be used, or the key has characters that no
-    /// header can have.
+    /// When the address is invalid, the certificates cannot be used, or the key has characters that
+    /// are invalid in a header.
     pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
         let mut endpoint = Endpoint::from_shared(config.slack_gateway_url.clone())?;
         if endpoint.uri().scheme_str() == Some("https") {
             endpoint = endpoint
-                .tls_config(certificates(config)?)
+                .tls_config(tls_config(config)?)
                 .context("the gateway's certificates cannot be used")?;
         }
         let key = config::secret(config.slack_gateway_key.as_ref());
@@ -82,79 +82,82 @@ impl Gateway {
             .keep_alive_while_idle(true);
         let own = key.map(|key| {
             Authorization::bearer(key.expose())
-                .context("slack_gateway_key cannot stand in a header")
+                .context("slack_gateway_key has characters that are invalid in a header")
         });
-        Ok(Self { channel: endpoint.connect_lazy(), own: own.transpose()? })
+        Ok(Self { channel: endpoint.connect_lazy(), own_key: own.transpose()? })
     }
 
     pub(crate) fn agents(&self) -> AgentServiceClient<Channel> {
-        AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn approvals(&self) -> ApprovalServiceClient<Channel> {
-        ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        ApprovalServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn events(&self) -> EventServiceClient<Channel> {
-        EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn keys(&self) -> KeyServiceClient<Channel> {
-        KeyServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        KeyServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn messages(&self) -> MessageServiceClient<Channel> {
-        MessageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        MessageServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn organizations(&self) -> OrganizationServiceClient<Channel> {
-        OrganizationServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        OrganizationServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn tasks(&self) -> TaskServiceClient<Channel> {
-        TaskServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+        TaskServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    /// A request about a workspace.
+    /// Creates a request about a workspace.
     pub(crate) fn request<T>(&self, caller: &Caller, message: T) -> Request<T> {
         self.request_by(caller, None, message)
     }
 
-    /// A request of somebody who has said who they are, or about their workspace.
+    /// Creates a request with a user's own key `by`, or with the workspace's.
     pub(crate) fn request_by<T>(
         &self,
         caller: &Caller,
         by: Option<&Authorization>,
         message: T,
     ) -> Request<T> {
-        let mut request = self.bare(by.or(caller.key.as_ref()), message);
+        let mut request = self.request_with_key(by.or(caller.key.as_ref()), message);
         let organization = caller.organization.to_string().parse().expect("an id is visible ASCII");
         request.metadata_mut().insert("x-organization-id", organization);
         request
     }
 
-    /// Who a key is, and in which organization; none: the service's own.
-    pub(crate) async fn who(
+    /// Returns the user and the organization of a key; none: the service's own.
+    pub(crate) async fn who_am_i(
         &self,
         key: Option<&Authorization>,
     ) -> Result<v1::WhoAmIResponse, Status> {
-        call(self.organizations().who_am_i(self.bare(key, v1::WhoAmIRequest {}))).await
+        call(self.organizations().who_am_i(self.request_with_key(key, v1::WhoAmIRequest {}))).await
     }
 
-    /// A request in the organization that the key opens.
-    fn bare<T>(&self, key: Option<&Authorization>, message: T) -> Request<T> {
+    /// Creates a request in the organization of the key.
+    fn request_with_key<T>(&self, key: Option<&Authorization>, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        if let Some(Authorization(value)) = key.or(self.own.as_ref()) {
+        if let Some(Authorization(value)) = key.or(self.own_key.as_ref()) {
             request.metadata_mut().insert("authorization", value.clone());
         }
         request
     }
 }
 
-/// Whom to trust, and what to show. Read once: who renews them restarts the service.
-fn certificates(config: &Config) -> anyhow::Result<ClientTlsConfig> {
+/// The TLS configuration. The files are read once: after renewing them, restart the service.
+fn tls_config(config: &Config) -> anyhow::Result<ClientTlsConfig> {
     let read = |path: &Path| {
-        std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
+        std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
     };
     let mut tls = match &config.slack_gateway_ca {
         Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
@@ -168,49 +171,49 @@ fn certificates(config: &Config) -> anyhow::Result<ClientTlsConfig> {
     Ok(tls)
 }
 
-/// One call, bounded in time.
+/// Performs one call with a timeout.
 ///
 /// # Errors
-/// What the gateway says, or that it says nothing.
+/// The gateway's status, or that it did not respond.
 pub(crate) async fn call<T>(
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, Status> {
     match tokio::time::timeout(CALL_TIMEOUT, call).await {
         Ok(answer) => answer.map(Response::into_inner),
         Err(_) => Err(Status::unavailable(format!(
-            "the gateway has not answered within {} s",
+            "the gateway did not respond within {} s",
             CALL_TIMEOUT.as_secs()
         ))),
     }
 }
 
-/// Asks again and again while the gateway is in trouble, for half a minute at most: for questions
-/// that change nothing, when what led to them cannot be done a second time.
+/// Retries a read while the gateway fails transiently, for half a minute at most. For reads after a
+/// step that cannot be repeated.
 ///
 /// # Errors
-/// What the gateway says, or that it says nothing.
-pub(crate) async fn insist<T, F>(ask: impl FnMut() -> F) -> Result<T, Status>
+/// The gateway's status, or that it did not respond.
+pub(crate) async fn retry_transient<T, F>(ask: impl FnMut() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<T, Status>>,
 {
-    let pauses = ConstantBuilder::default().with_delay(INSIST_PAUSE).without_max_times();
-    match tokio::time::timeout(INSIST, ask.retry(pauses).when(is_transient)).await {
+    let delays = ConstantBuilder::default().with_delay(RETRY_DELAY).without_max_times();
+    match tokio::time::timeout(RETRY_TIMEOUT, ask.retry(delays).when(is_transient)).await {
         Ok(answer) => answer,
         Err(_) => Err(Status::unavailable(format!(
-            "the gateway has not answered within {} s",
-            INSIST.as_secs()
+            "the gateway did not respond within {} s",
+            RETRY_TIMEOUT.as_secs()
         ))),
     }
 }
 
-/// Whether the same call may succeed soon, with nobody changing anything.
+/// Whether the same call may succeed soon without any change.
 pub(crate) fn is_transient(status: &Status) -> bool {
     use std::error::Error as _;
 
     use tonic_types::StatusExt as _;
-    // A quota of a day or a month: whoever asked is better told now than tomorrow.
+    // With a daily or monthly quota, tell the user now rather than tomorrow.
     let quota = status.get_details_quota_failure().and(status.get_details_retry_info());
-    if quota.and_then(|info| info.retry_delay).is_some_and(|delay| delay > LONGEST_WAIT) {
+    if quota.and_then(|info| info.retry_delay).is_some_and(|delay| delay > MAX_QUOTA_WAIT) {
         return false;
     }
     // It is as large the next time.
@@ -224,35 +227,38 @@ pub(crate) fn is_transient(status: &Status) -> bool {
         Code::ResourceExhausted,
         Code::Internal,
     ];
-    status.source().is_some() || passing.contains(&status.code())
+    status.source().is_some() || transient_codes.contains(&status.code())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// How often it was asked, and what came of it, of a gateway that answers like this.
-    async fn asked(answers: &[Result<u32, Status>]) -> (usize, Result<u32, Code>) {
-        let mut asked = 0;
-        let answer = insist(|| {
-            let answer = answers[asked.min(answers.len() - 1)].clone();
-            asked += 1;
+    /// The number of calls to a gateway that gives these responses, and the result.
+    async fn retry_against(answers: &[Result<u32, Status>]) -> (usize, Result<u32, Code>) {
+        let mut calls = 0;
+        let answer = retry_transient(|| {
+            let answer = answers[calls.min(answers.len() - 1)].clone();
+            calls += 1;
             async move { answer }
         });
         let answer = answer.await.map_err(|status| status.code());
-        (asked, answer)
+        (calls, answer)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_gateway_in_trouble_is_asked_again_and_one_that_refuses_is_not() {
-        let (away, refused) =
+    async fn transient_gateway_errors_are_retried_and_refusals_are_not() {
+        let (unavailable, refused) =
             (Err(Status::unavailable("restarts")), Err(Status::permission_denied("no")));
-        assert_eq!(asked(&[away.clone(), away.clone(), Ok(7)]).await, (3, Ok(7)));
         assert_eq!(
-            asked(&[away.clone(), refused.clone(), Ok(7)]).await,
+            retry_against(&[unavailable.clone(), unavailable.clone(), Ok(7)]).await,
+            (3, Ok(7))
+        );
+        assert_eq!(
+            retry_against(&[unavailable.clone(), refused.clone(), Ok(7)]).await,
             (2, Err(Code::PermissionDenied))
         );
-        let (tries, ended) = asked(&[away]).await;
+        let (tries, ended) = retry_against(&[unavailable]).await;
         assert_eq!(ended, Err(Code::Unavailable));
         assert!((59..=61).contains(&tries), "{tries}");
     }

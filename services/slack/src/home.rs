@@ -1,44 +1,45 @@
-//! The app's home: what somebody has asked lately, what became of it, and what it cost.
+//! The app's home: a user's recent tasks, their state, and their cost.
 
 use construct_proto::v1;
 use construct_store::slack::Mention;
 use serde_json::{Value, json};
 
 use crate::{
-    Shared,
     access::{self, Refusal},
+    error::Error,
     gateway::call,
-    mention::Trouble,
     mrkdwn::{self, escape},
+    shared::Shared,
+    texts,
     web::views,
-    words,
 };
 
-/// Questions that are looked through.
-const QUESTIONS: i64 = 50;
+/// Questions that are read.
+const MAX_QUESTIONS: i64 = 50;
 /// Tasks that are shown.
-const TASKS: usize = 10;
+const MAX_TASKS: usize = 10;
 
-/// Draws somebody's home.
-pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Result<(), Trouble> {
+/// Publishes a user's home.
+pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Result<(), Error> {
     let Some(user) = user else { return Ok(()) };
     let team = shared.teams.team(team).await?;
-    let mut blocks = vec![words::header("Your recent tasks")];
-    let unknown = matches!(access::inside(shared, &team, user).await?, Err(Refusal::Unknown));
+    let mut blocks = vec![texts::header("Your recent tasks")];
+    let unknown =
+        matches!(access::check_membership(shared, &team, user).await?, Err(Refusal::NotLinked));
     let mut shown: Vec<String> = Vec::new();
     let asked = if unknown {
         Vec::new()
     } else {
-        shared.store.slack_mentions_of(&team.token.team, user, QUESTIONS).await?
+        shared.store.slack_mentions_by_user(&team.token.team, user, MAX_QUESTIONS).await?
     };
     for mention in asked {
-        // Of the workspace's organization before this one nothing is shown.
+        // Nothing of the workspace's former organization is shown.
         let Some(task) =
             mention.task.as_ref().filter(|_| mention.organization == team.caller.organization)
         else {
             continue;
         };
-        if shown.contains(task) || shown.len() == TASKS {
+        if shown.contains(task) || shown.len() == MAX_TASKS {
             continue;
         }
         shown.push(task.clone());
@@ -46,15 +47,15 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
             shared.gateway.request(&team.caller, v1::GetTaskRequest { task: task.clone() });
         match call(shared.gateway.tasks().get_task(request)).await {
             Ok(found) => {
-                blocks.push(mrkdwn::section(&line(shared, &mention, &found)));
+                blocks.push(mrkdwn::section(&task_line(shared, &mention, &found)));
             }
             Err(status) if status.code() == tonic::Code::NotFound => {}
             Err(status) => return Err(status.into()),
         }
     }
     if blocks.len() == 1 {
-        let nothing = "Nothing yet. Mention me in a channel, or write to me here.";
-        blocks.push(mrkdwn::section(&escape(if unknown { words::NOT_LINKED } else { nothing })));
+        let nothing = "Nothing yet. Mention me in a channel, or send me a message here.";
+        blocks.push(mrkdwn::section(&escape(if unknown { texts::NOT_LINKED } else { nothing })));
     }
     blocks.push(json!({"type": "divider"}));
     blocks.push(mrkdwn::context(crate::commands::HELP));
@@ -62,55 +63,55 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
     Ok(views::publish(&shared.web, &team.token, user, view).await?)
 }
 
-fn line(shared: &Shared, mention: &Mention, task: &v1::Task) -> String {
+fn task_line(shared: &Shared, mention: &Mention, task: &v1::Task) -> String {
     let title = title(task);
     let id = mention.task.as_deref().unwrap_or_default();
-    let title = match crate::unfurl::address(&shared.config, id) {
+    let title = match shared.config.task_url(id) {
         Some(url) => format!("<{}|{}>", escape(&url), escape(&title).replace('|', "¦")),
         None => format!("*{}*", escape(&title)),
     };
-    format!("{title} in <#{}>\n{}", words::user_id(&mention.key.channel), summary(task))
+    format!("{title} in <#{}>\n{}", texts::user_id(&mention.key.channel), summary(task))
 }
 
-/// What a task is called.
+/// The title of a task.
 pub(crate) fn title(task: &v1::Task) -> String {
     let title = task.spec.as_ref().map(|spec| spec.title.trim()).unwrap_or_default();
     if title.is_empty() {
         "A task without a title".to_owned()
     } else {
-        mrkdwn::clip(&title.replace('\n', " "), 150)
+        mrkdwn::truncate(&title.replace('\n', " "), 150)
     }
 }
 
-/// What a task does, and what it and everything that works for it have cost.
+/// The state of a task, and its cost with that of its descendants.
 pub(crate) fn summary(task: &v1::Task) -> String {
     let status = task.status.clone().unwrap_or_default();
-    let doing = match status.phase() {
+    let state = match status.phase() {
         v1::TaskPhase::InvokeModel | v1::TaskPhase::ExecuteTools | v1::TaskPhase::AwaitSubtasks => {
-            "at work"
+            "working"
         }
         v1::TaskPhase::Suspended => "suspended",
-        v1::TaskPhase::AwaitApproval => "waits for a decision",
+        v1::TaskPhase::AwaitApproval => "waiting for a decision",
         v1::TaskPhase::AwaitInput | v1::TaskPhase::Unspecified => "done",
     };
     let own = status.usage.map_or(0, |usage| usage.cost_pico_usd);
     let cost = own.saturating_add(status.below.map_or(0, |below| below.cost_pico_usd));
-    format!("{doing} · {} messages · {}", status.message_count, dollars(cost))
+    format!("{state} · {} messages · {}", status.message_count, format_dollars(cost))
 }
 
-/// Of 10^-12 dollars, to a hundredth of a cent.
-fn dollars(pico: i64) -> String {
+/// Formats 10⁻¹² dollars to a hundredth of a cent.
+fn format_dollars(pico: i64) -> String {
     let parts = pico / 100_000_000;
     format!("${}.{:04}", parts / 10_000, parts % 10_000)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::dollars;
+    use super::format_dollars;
 
     #[test]
-    fn costs_are_shown_to_a_hundredth_of_a_cent() {
-        assert_eq!(dollars(0), "$0.0000");
-        assert_eq!(dollars(1_234_567_890_123), "$1.2345");
+    fn cost_is_shown_to_a_hundredth_of_a_cent() {
+        assert_eq!(format_dollars(0), "$0.0000");
+        assert_eq!(format_dollars(1_234_567_890_123), "$1.2345");
     }
 }

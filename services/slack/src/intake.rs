@@ -1,5 +1,5 @@
-//! What Slack sends, on its way into the work queue: whichever face it came by, it is confirmed to
-//! Slack only after the queue has it.
+//! Publishes Slack's deliveries to the work queue. A delivery is confirmed to Slack only after the
+//! queue accepted it, for HTTP and Socket Mode alike.
 
 use std::sync::Arc;
 
@@ -12,28 +12,27 @@ use construct_store::{Keyring, SealError, SealedSecret};
 use secrecy::ExposeSecret as _;
 use serde_json::Value;
 
-/// How long the queue may take to accept something, so that Slack has its answer within three
-/// seconds.
-const DEADLINE: std::time::Duration = std::time::Duration::from_millis(2000);
+/// The time limit for publishing, so that Slack has its response within three seconds.
+const PUBLISH_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(2000);
 
-/// Why something was not taken.
+/// Why a delivery was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// It is not what Slack sends.
+    /// It is not valid JSON.
     #[error("the delivery lacks `{0}`")]
     Malformed(&'static str),
-    /// Its workspace's id is none.
+    /// The workspace's id is malformed.
     #[error("the workspace's id is malformed")]
     Team(#[source] Invalid),
-    /// It cannot be encrypted; Slack may send it again.
-    #[error("the delivery cannot be sealed")]
-    Sealed(#[source] SealError),
-    /// The queue has not taken it; Slack may send it again.
-    #[error("the work queue has not taken it")]
+    /// It cannot be encrypted. Slack may send it again.
+    #[error("cannot seal the delivery")]
+    Seal(#[source] SealError),
+    /// The queue did not accept it. Slack may send it again.
+    #[error("the work queue did not accept the delivery")]
     Queue(#[source] publish::Error),
 }
 
-/// Puts deliveries into the queue. Cheap to clone.
+/// Publishes deliveries. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Intake {
     bus: Bus,
@@ -45,29 +44,36 @@ impl Intake {
         Self { bus, keyring }
     }
 
-    /// Takes the envelope of an event (`event_callback`). What is nothing to us is taken and
-    /// forgotten.
+    /// Accepts the envelope of an event (`event_callback`). Irrelevant events are dropped.
     pub(crate) async fn event(&self, envelope: &Value) -> Result<(), Error> {
         let event = &envelope["event"];
-        let Some(key) = key_of(envelope) else {
-            tracing::trace!(kind = event["type"].as_str(), "an event is of no interest");
+        let Some(key) = deduplication_key(envelope) else {
+            tracing::trace!(kind = event["type"].as_str(), "ignored an irrelevant event");
             return Ok(());
         };
-        let team = team_of_event(envelope).ok_or(Error::Malformed("team_id"))?;
+        let team = event_team(envelope).ok_or(Error::Malformed("team_id"))?;
         self.publish(SlackKind::Event, team, key, envelope.to_string(), None).await
     }
 
-    /// Takes what somebody did with a button or a form.
+    /// Accepts an interaction with a button or a form.
     pub(crate) async fn action(&self, payload: &Value) -> Result<(), Error> {
-        let team = team_of_action(payload).ok_or(Error::Malformed("team.id"))?;
+        let team = action_team(payload).ok_or(Error::Malformed("team.id"))?;
         let key = match payload["type"].as_str() {
             Some("block_actions") => {
                 let action = &payload["actions"][0];
                 let person = payload["user"]["id"].as_str().unwrap_or_default();
-                format!("{}.{}.{person}", word(&action["action_ts"]), word(&action["action_id"]))
+                format!(
+                    "{}.{}.{person}",
+                    text_or_empty(&action["action_ts"]),
+                    text_or_empty(&action["action_id"])
+                )
             }
             Some("view_submission") => {
-                format!("{}.{}", word(&payload["view"]["id"]), word(&payload["view"]["hash"]))
+                format!(
+                    "{}.{}",
+                    text_or_empty(&payload["view"]["id"]),
+                    text_or_empty(&payload["view"]["hash"])
+                )
             }
             // Closed forms, shortcuts and the like.
             _ => return Ok(()),
@@ -75,15 +81,15 @@ impl Intake {
         self.publish(SlackKind::Action, team, key, payload.to_string(), None).await
     }
 
-    /// Takes a slash command. It may hold a set-up code, mistyped or not, that is good for whoever
-    /// has it: so that those who tap the mesh do not, every command is sealed.
+    /// Accepts a slash command. It may hold a set-up code, mistyped or not, that works for anyone
+    /// who reads it. Every command is therefore sealed against readers of the message bus.
     pub(crate) async fn command(&self, command: &Value) -> Result<(), Error> {
-        let team = text(command, "team_id")?;
-        let key = text(command, "trigger_id")?.to_owned();
+        let team = required_text(command, "team_id")?;
+        let key = required_text(command, "trigger_id")?.to_owned();
         let sealed = self
             .keyring
-            .seal(&record(team, &key), command.to_string().as_bytes())
-            .map_err(Error::Sealed)?;
+            .seal(&seal_record(team, &key), command.to_string().as_bytes())
+            .map_err(Error::Seal)?;
         self.publish(SlackKind::Command, team, key, String::new(), Some(sealed)).await
     }
 
@@ -108,51 +114,55 @@ impl Intake {
             payload,
             sealed,
         };
-        self.bus.publish_within(&address, &delivery, DEADLINE).await.map(drop).map_err(Error::Queue)
+        self.bus
+            .publish_within(&address, &delivery, PUBLISH_TIMEOUT)
+            .await
+            .map(drop)
+            .map_err(Error::Queue)
     }
 }
 
-/// What a command is sealed for.
-fn record(team: &str, key: &str) -> String {
+/// The record that a command is sealed for.
+fn seal_record(team: &str, key: &str) -> String {
     format!("slack_command.{team}.{key}")
 }
 
-/// Why what is in the queue cannot be read.
+/// Why the payload of a delivery cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unreadable {
-    /// It is sealed with a key that is not there.
-    #[error("a delivery cannot be opened")]
-    Sealed(#[source] SealError),
-    /// It is not what Slack sends.
-    #[error("what Slack sent is no JSON")]
+pub(crate) enum PayloadError {
+    /// It is sealed with a key that is not configured.
+    #[error("cannot unseal the delivery")]
+    Unseal(#[source] SealError),
+    /// It is not valid JSON.
+    #[error("the delivery is not valid JSON")]
     Json(#[source] serde_json::Error),
 }
 
-/// What Slack sent.
-pub(crate) fn payload(
+/// Returns the payload that Slack sent.
+pub(crate) fn open_payload(
     keyring: &Keyring,
     delivery: &mesh::SlackDelivery,
-) -> Result<Value, Unreadable> {
+) -> Result<Value, PayloadError> {
     let Some(mesh::SealedSecret { key_id, nonce, ciphertext }) = delivery.sealed.clone() else {
-        return serde_json::from_str(&delivery.payload).map_err(Unreadable::Json);
+        return serde_json::from_str(&delivery.payload).map_err(PayloadError::Json);
     };
     let sealed = SealedSecret { key_id, nonce, ciphertext };
     let opened = keyring
-        .open(&record(&delivery.team, &delivery.key), &sealed)
-        .map_err(Unreadable::Sealed)?;
-    serde_json::from_slice(opened.expose_secret()).map_err(Unreadable::Json)
+        .open(&seal_record(&delivery.team, &delivery.key), &sealed)
+        .map_err(PayloadError::Unseal)?;
+    serde_json::from_slice(opened.expose_secret()).map_err(PayloadError::Json)
 }
 
-/// The workspace that an event is for: of a channel that several share, the one in which the app
-/// sees it, and not the one where it happened.
-fn team_of_event(envelope: &Value) -> Option<&str> {
+/// The workspace of an event. In a channel that several workspaces share, this is the one through
+/// which the app sees the event, not the one in which it happened.
+fn event_team(envelope: &Value) -> Option<&str> {
     let seen = envelope["authorizations"][0]["team_id"].as_str();
     seen.or_else(|| envelope["team_id"].as_str()).filter(|team| !team.is_empty())
 }
 
-/// The workspace that a button or a form is of: the one the app is installed in, whoever it was
-/// used by.
-pub(crate) fn team_of_action(payload: &Value) -> Option<&str> {
+/// The workspace of an interaction: the one in which the app is installed, whichever workspace the
+/// user belongs to.
+pub(crate) fn action_team(payload: &Value) -> Option<&str> {
     let places = [
         &payload["view"]["app_installed_team_id"],
         &payload["team"]["id"],
@@ -161,27 +171,27 @@ pub(crate) fn team_of_action(payload: &Value) -> Option<&str> {
     places.into_iter().find_map(Value::as_str)
 }
 
-/// What two deliveries of the same event have in common; none for what is of no interest. For
-/// messages that is (channel, ts), because Slack sends a mention in a direct message as two events,
-/// and any event again under another id.
-fn key_of(envelope: &Value) -> Option<String> {
+/// The deduplication key: equal for two deliveries of the same event, none for irrelevant events.
+/// For messages it is (channel, ts), because Slack sends a mention in a direct message as two
+/// events, and repeats any event under another id.
+fn deduplication_key(envelope: &Value) -> Option<String> {
     let event = &envelope["event"];
     match event["type"].as_str()? {
-        "app_mention" | "message" => is_question(event)
-            .then(|| format!("{}.{}", word(&event["channel"]), word(&event["ts"]))),
-        "app_home_opened" => {
-            (event["tab"].as_str() == Some("home")).then(|| word(&envelope["event_id"]).to_owned())
-        }
+        "app_mention" | "message" => is_question(event).then(|| {
+            format!("{}.{}", text_or_empty(&event["channel"]), text_or_empty(&event["ts"]))
+        }),
+        "app_home_opened" => (event["tab"].as_str() == Some("home"))
+            .then(|| text_or_empty(&envelope["event_id"]).to_owned()),
         "link_shared" | "app_uninstalled" | "tokens_revoked" => {
-            Some(word(&envelope["event_id"]).to_owned())
+            Some(text_or_empty(&envelope["event_id"]).to_owned())
         }
         _ => None,
     }
 }
 
-/// Whether a message may be somebody's question: one that a person has written, to us alone or with
-/// our name in it. Changes and deletions of messages are no questions; nor is what a bot says,
-/// least of all ourselves.
+/// Whether a message may be a question: written by a person, either in a direct message or with a
+/// mention of the app. Edits and deletions are no questions. Messages of bots are none either,
+/// least of all our own.
 pub(crate) fn is_question(event: &Value) -> bool {
     let subtype =
         matches!(event["subtype"].as_str(), None | Some("file_share" | "thread_broadcast"));
@@ -191,11 +201,11 @@ pub(crate) fn is_question(event: &Value) -> bool {
     subtype && addressed && by_person && event["channel"].is_string() && event["ts"].is_string()
 }
 
-fn text<'a>(value: &'a Value, name: &'static str) -> Result<&'a str, Error> {
+fn required_text<'a>(value: &'a Value, name: &'static str) -> Result<&'a str, Error> {
     value[name].as_str().filter(|text| !text.is_empty()).ok_or(Error::Malformed(name))
 }
 
-fn word(value: &Value) -> &str {
+fn text_or_empty(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
@@ -206,39 +216,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mention_has_the_same_key_under_another_event_id_and_as_a_direct_message() {
+    fn mention_key_ignores_event_id_and_kind() {
         let event = |id: &str, kind: &str| {
             let event = json!({"type": kind, "channel": "D1", "channel_type": "im", "user": "U1", "ts": "1.2", "text": "hi"});
             json!({"event_id": id, "event": event})
         };
-        assert_eq!(key_of(&event("Ev1", "app_mention")).as_deref(), Some("D1.1.2"));
-        assert_eq!(key_of(&event("Ev2", "message")).as_deref(), Some("D1.1.2"));
+        assert_eq!(deduplication_key(&event("Ev1", "app_mention")).as_deref(), Some("D1.1.2"));
+        assert_eq!(deduplication_key(&event("Ev2", "message")).as_deref(), Some("D1.1.2"));
     }
 
     #[test]
-    fn in_a_shared_channel_the_workspace_is_the_one_the_app_is_installed_in() {
+    fn shared_channel_event_belongs_to_installed_workspace() {
         let shared = json!({"team_id": "T0THEIRS", "authorizations": [{"enterprise_id": null, "team_id": "T0OURS"}]});
-        assert_eq!(team_of_event(&shared), Some("T0OURS"));
+        assert_eq!(event_team(&shared), Some("T0OURS"));
         for alone in [
             json!({"team_id": "T0OURS"}),
             json!({"team_id": "T0OURS", "authorizations": [{"team_id": null}]}),
         ] {
-            assert_eq!(team_of_event(&alone), Some("T0OURS"));
+            assert_eq!(event_team(&alone), Some("T0OURS"));
         }
         let form = json!({"team": {"id": "T0THEIRS"}, "view": {"app_installed_team_id": "T0OURS"}});
-        assert_eq!(team_of_action(&form), Some("T0OURS"));
+        assert_eq!(action_team(&form), Some("T0OURS"));
         assert_eq!(
-            team_of_action(&json!({"team": {"id": "T0OURS"}, "user": {"team_id": "T0THEIRS"}})),
+            action_team(&json!({"team": {"id": "T0OURS"}, "user": {"team_id": "T0THEIRS"}})),
             Some("T0OURS")
         );
         assert_eq!(
-            team_of_action(&json!({"team": null, "user": {"team_id": "T0OURS"}})),
+            action_team(&json!({"team": null, "user": {"team_id": "T0OURS"}})),
             Some("T0OURS")
         );
     }
 
     #[test]
-    fn what_bots_say_and_what_is_changed_or_deleted_is_no_question() {
+    fn bot_messages_edits_and_deletions_are_no_questions() {
         let base = json!({"type": "message", "channel": "D1", "channel_type": "im", "user": "U1", "ts": "1.2"});
         assert!(is_question(&base));
         for (name, value) in [

@@ -1,17 +1,17 @@
 //! The Slack service: an agent in the channel.
 //!
-//! - What Slack sends is checked, put into a work queue, and only then confirmed to Slack
-//!   (`intake.rs`); so nothing heavier than that stands between a mention and Slack's three
+//! - A delivery of Slack is verified and published to the work queue (`intake.rs`). Only then is it
+//!   confirmed to Slack. No heavier work stands between a mention and Slack's limit of three
 //!   seconds.
-//! - A mention is a row before it leaves the queue, by (team, channel, ts), which is also what
-//!   keeps it from being answered twice (`worker.rs`).
-//! - From there on the row is what it is gone on from (`mention.rs`): whoever holds its lease asks
-//!   the gateway under ids derived from the mention, and posts what can be found again in the
-//!   thread (`posts.rs`).
-//! - It is a client of the gateway like any other, and writes no table but its own.
+//! - A mention becomes a row before it leaves the queue. Its key (team, channel, ts) also prevents
+//!   a second answer (`worker.rs`).
+//! - From then on the row is the state (`mention.rs`). Whoever holds its lease sends requests to
+//!   the gateway under ids derived from the mention, and posts messages that can be found again in
+//!   the thread (`posts.rs`).
+//! - The service is a client of the gateway like any other, and writes only its own tables.
 //!
-//! Deliberately absent: decisions about tasks, any table of the mesh, and a retry of anything that
-//! the mesh retries.
+//! Deliberately absent: decisions about tasks, tables of the mesh, and retries of anything that the
+//! mesh retries.
 
 mod access;
 mod actions;
@@ -21,26 +21,28 @@ mod approvals;
 mod commands;
 mod compose;
 mod config;
-mod face;
-mod forget;
+mod error;
+mod failure_notice;
 mod gateway;
 mod home;
+mod http;
 mod install;
 mod intake;
 mod members;
 mod mention;
 mod metrics;
 mod mrkdwn;
-mod people;
 mod posts;
 mod progress;
+mod retention;
+mod shared;
 mod signature;
 mod socket;
 mod teams;
-mod tell;
+mod texts;
 mod unfurl;
+mod user_cache;
 mod web;
-mod words;
 mod worker;
 
 use std::sync::{Arc, atomic::AtomicBool};
@@ -54,32 +56,14 @@ use tokio::sync::Notify;
 
 pub use self::config::Config;
 use self::{
-    gateway::Gateway, intake::Intake, members::Members, metrics::Metrics, people::People,
-    signature::Verifier, teams::Teams, web::Web, worker::Worker,
+    gateway::Gateway, intake::Intake, members::Members, metrics::Metrics, shared::Shared,
+    signature::Verifier, teams::Teams, user_cache::UserCache, web::Web, worker::Worker,
 };
 
-/// What all parts share.
-pub(crate) struct Shared {
-    pub(crate) config: Config,
-    pub(crate) store: Store,
-    pub(crate) web: Web,
-    pub(crate) teams: Teams,
-    pub(crate) people: People,
-    pub(crate) members: Members,
-    pub(crate) gateway: Gateway,
-    /// The master keys.
-    pub(crate) keyring: Arc<Keyring>,
-    pub(crate) metrics: Metrics,
-    /// There is a mention to look at.
-    pub(crate) due: Notify,
-    /// There are mentions to look at for which this process has no room.
-    pub(crate) crowded: AtomicBool,
-}
-
-/// Starts the service. When this returns it takes what Slack sends.
+/// Starts the service. It accepts deliveries from Slack when this returns.
 ///
 /// # Errors
-/// When an address cannot be bound, a key is missing, or the process is told to stop.
+/// When an address cannot be bound, a key is missing, or the process is asked to stop.
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     install_crypto();
     let (common, lifecycle) = (context.common(), context.lifecycle());
@@ -113,21 +97,21 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (store, bus) = tokio::try_join!(store, bus)?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let database_clock = store.clone();
-    let ask = move || {
+    let read_clock = move || {
         let store = database_clock.clone();
         async move { store.clock().await }
     };
-    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
+    lifecycle.spawn_job("clock", clock::follow(read_clock, lifecycle.draining()));
 
     let metrics = Metrics::new(&opentelemetry::global::meter("construct-slack"));
     let web = Web::new(&config.slack_api_url, metrics.clone())
-        .context("there can be no client of Slack's Web API")?;
+        .context("cannot create the client of Slack's Web API")?;
     let keyring = Arc::new(keyring(&common.master_keys()?)?);
     let gateway = Gateway::new(&config)?;
     let app = install::basic_authentication(&config).map(SecretString::from);
     let shared = Arc::new(Shared {
         teams: Teams::new(store.clone(), web.clone(), Arc::clone(&keyring), app, lifecycle.clone()),
-        people: People::new(web.clone()),
+        people: UserCache::new(web.clone()),
         members: Members::new(store.clone(), gateway.clone(), Arc::clone(&keyring)),
         keyring,
         gateway,
@@ -147,7 +131,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             .slack_signing_secret
             .as_ref()
             .context("slack_signing_secret is not set")?;
-        face::spawn(
+        http::spawn(
             Arc::clone(&shared),
             intake.clone(),
             Verifier::new(secret.expose()),
@@ -155,14 +139,17 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             lifecycle,
         );
     }
-    lifecycle.spawn_job("own workspace", install::own(Arc::clone(&shared), lifecycle.draining()));
+    lifecycle.spawn_job(
+        "own workspace",
+        install::install_own_workspace(Arc::clone(&shared), lifecycle.draining()),
+    );
     if config::secret(shared.config.slack_app_token.as_ref()).is_some() {
         lifecycle.spawn_job(
             "socket mode",
             socket::run(Arc::clone(&shared), intake, lifecycle.draining()),
         );
     }
-    lifecycle.spawn_job("forgetting", forget::run(Arc::clone(&shared), lifecycle.draining()));
+    lifecycle.spawn_job("retention", retention::run(Arc::clone(&shared), lifecycle.draining()));
     lifecycle.spawn("deliveries", Worker::new(Arc::clone(&shared), bus).run(lifecycle.clone()));
     lifecycle.spawn("mentions", mention::run(shared, lifecycle.clone()));
     Ok(())
@@ -173,9 +160,9 @@ fn keyring(keys: &MasterKeys) -> anyhow::Result<Keyring> {
     Ok(Keyring::new(active, keys.iter().map(|key| (key.id().to_owned(), *key.expose())))?)
 }
 
-/// Chooses the implementation of TLS for the process.
+/// Selects the TLS implementation of the process.
 fn install_crypto() {
-    // An error only says that it has been chosen before, as when tests run several services in one
-    // process.
+    // An error only means that an implementation was selected before, as when tests run several
+    // services in one process.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

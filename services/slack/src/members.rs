@@ -1,7 +1,9 @@
-//! Who people of a workspace are in Construct. Nobody is taken for a member because of what Slack
-//! says of them: a person says so themselves, with a set-up code that they have made in Construct
-//! (`/construct link CODE`), which becomes an API key of theirs. What they ask and decide is asked
-//! with that key, so that the gateway holds it against their role, and knows them.
+//! Construct accounts of Slack users.
+//!
+//! Slack's own data makes nobody a member of the organization. A user links their account with a
+//! set-up code that they created in Construct (`/construct link CODE`). The code becomes an API key
+//! of theirs. Their questions and decisions use that key, so the gateway checks their role and
+//! records them as the author.
 
 use std::sync::Arc;
 
@@ -13,40 +15,40 @@ use secrecy::ExposeSecret as _;
 use tonic::{Code, Status};
 
 use crate::{
-    gateway::{Authorization, Gateway, call, insist, is_transient},
-    mention::Trouble,
+    error,
+    gateway::{Authorization, Gateway, call, is_transient, retry_transient},
     mrkdwn::escape,
     teams::Team,
-    words,
+    texts,
 };
 
-/// What the key has to be good for.
+/// The scope that the key needs.
 pub(crate) const SCOPE: &str = "tasks:write";
-/// Keys that are looked at in one statement when the master key has changed.
-const RESEALED: i64 = 500;
+/// Keys that are read per statement when the master key changed.
+const RESEAL_BATCH_SIZE: i64 = 500;
 
-/// Why it cannot be found out who somebody is.
+/// Why a user's account cannot be determined.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The table cannot be read.
-    #[error("it cannot be read who is linked")]
+    #[error("cannot read the linked accounts")]
     Store(#[source] construct_store::Error),
-    /// The key is there and cannot be opened.
-    #[error("somebody's key cannot be opened")]
-    Sealed(#[source] SealError),
-    /// What was sealed is no key.
-    #[error("what is stored in the place of somebody's key is none")]
-    Unreadable,
+    /// The key cannot be unsealed.
+    #[error("cannot unseal a user's key")]
+    Unseal(#[source] SealError),
+    /// The unsealed value is not a key.
+    #[error("the stored key of a user is invalid")]
+    InvalidKey,
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for error::Error {
     fn from(error: Error) -> Self {
-        // Somebody may put the master key back.
-        Self::Later { what: Chain(&error).to_string(), after: None }
+        // The master key may be restored.
+        Self::Retryable { reason: Chain(&error).to_string(), retry_after: None }
     }
 }
 
-/// All of them. Cheap to clone.
+/// All linked accounts. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Members {
     store: Store,
@@ -59,8 +61,8 @@ impl Members {
         Self { store, gateway, keyring }
     }
 
-    /// Who somebody is in an organization; none when they have not said so, or are somebody in
-    /// another one.
+    /// A user's account in an organization; none when it is not linked, or linked in another
+    /// organization.
     pub(crate) async fn member(
         &self,
         team: &str,
@@ -71,7 +73,7 @@ impl Members {
         Ok(member.filter(|member| member.organization == organization))
     }
 
-    /// What somebody's requests are authorized by; none: nothing of their own.
+    /// The authorization of a user's own key; none when it is not linked.
     pub(crate) async fn authorization(
         &self,
         team: &str,
@@ -83,57 +85,57 @@ impl Members {
             return Ok(None);
         };
         let key =
-            self.keyring.open(&Member::record(team, user), &member.key).map_err(Error::Sealed)?;
-        let key = std::str::from_utf8(key.expose_secret()).map_err(|_| Error::Unreadable)?;
-        Authorization::bearer(key).map(Some).ok_or(Error::Unreadable)
+            self.keyring.open(&Member::record(team, user), &member.key).map_err(Error::Unseal)?;
+        let key = std::str::from_utf8(key.expose_secret()).map_err(|_| Error::InvalidKey)?;
+        Authorization::bearer(key).map(Some).ok_or(Error::InvalidKey)
     }
 
-    /// Links somebody with whom a code was made for. What to tell them.
+    /// Links the account that a set-up code was created for. Returns the text for the user.
     pub(crate) async fn link(
         &self,
         team: &Team,
         user: &str,
         code: &str,
-    ) -> Result<String, Trouble> {
+    ) -> Result<String, error::Error> {
         let organization = team.installation.organization;
         let id = &team.token.team;
         let request = tonic::Request::new(v1::ExchangeSetupCodeRequest { code: code.to_owned() });
-        let made = match call(self.gateway.keys().exchange_setup_code(request)).await {
-            Ok(made) => made,
+        let created = match call(self.gateway.keys().exchange_setup_code(request)).await {
+            Ok(created) => created,
             Err(status) if is_transient(&status) => return Err(status.into()),
-            // The same command may have come twice, and have been dealt with the first time.
+            // The command may have been delivered twice, and processed the first time.
             Err(_) => {
-                let linked = self.linked(id, organization, user).await?;
-                return Ok(format!("That code is not good, or not any more. {linked}"));
+                let linked = self.describe_link(id, organization, user).await?;
+                return Ok(format!("That code is invalid or expired. {linked}"));
             }
         };
-        let authorization = Authorization::bearer(&made.key).ok_or(Error::Unreadable)?;
-        let who = match insist(|| self.gateway.who(Some(&authorization))).await {
-            Ok(who) if who.organization_id == organization.to_string() => who,
-            Ok(_) => return Ok(words::ELSEWHERE.to_owned()),
+        let authorization = Authorization::bearer(&created.key).ok_or(Error::InvalidKey)?;
+        let account = match retry_transient(|| self.gateway.who_am_i(Some(&authorization))).await {
+            Ok(account) if account.organization_id == organization.to_string() => account,
+            Ok(_) => return Ok(texts::OTHER_ORGANIZATION.to_owned()),
             Err(status) if is_transient(&status) => {
-                // The code is used up, and so there is nothing to try again.
-                return Err(Trouble::Failed(
-                    "Construct does not answer. Make another code, and try again.".to_owned(),
+                // The code is used up, so there is nothing to retry.
+                return Err(error::Error::Failed(
+                    "Construct is not available. Create another code, and try again.".to_owned(),
                 ));
             }
-            Err(_) => return Ok(words::ELSEWHERE.to_owned()),
+            Err(_) => return Ok(texts::OTHER_ORGANIZATION.to_owned()),
         };
-        if !who.scopes.iter().any(|scope| scope == SCOPE || scope == "admin") {
+        if !account.scopes.iter().any(|scope| scope == SCOPE || scope == "admin") {
             return Ok(format!(
-                "That code is for a key that cannot ask anything: it lacks the scope `{SCOPE}`."
+                "The key of that code cannot ask questions: it lacks the scope `{SCOPE}`."
             ));
         }
         let sealed = self
             .keyring
-            .seal(&Member::record(id, user), made.key.as_bytes())
-            .map_err(Error::Sealed)?;
+            .seal(&Member::record(id, user), created.key.as_bytes())
+            .map_err(Error::Unseal)?;
         let member = Member {
             team: id.clone(),
             slack_user: user.to_owned(),
             organization,
-            user: who.user_id,
-            name: who.name,
+            user: account.user_id,
+            name: account.name,
             key: sealed,
         };
         self.store.slack_member_put(&member, clock::now()).await?;
@@ -141,73 +143,70 @@ impl Members {
             team = id,
             slack_user = user,
             user = member.user,
-            "somebody said who they are"
+            "a user linked their account"
         );
-        self.linked(id, organization, user).await
+        self.describe_link(id, organization, user).await
     }
 
-    /// Forgets who somebody is. What to tell them.
-    pub(crate) async fn unlink(&self, team: &Team, user: &str) -> Result<String, Trouble> {
-        let was = self.store.slack_member_remove(&team.token.team, user).await?;
-        Ok(if was {
-            "I have forgotten who you are in Construct, and your key. `construct key revoke` makes it good for nothing."
+    /// Unlinks a user's account. Returns the text for the user.
+    pub(crate) async fn unlink(&self, team: &Team, user: &str) -> Result<String, error::Error> {
+        let removed = self.store.slack_member_remove(&team.token.team, user).await?;
+        Ok(if removed {
+            "I have unlinked your Construct account and deleted your key here. Revoke the key with `construct key revoke`."
         } else {
-            words::NOT_LINKED
+            texts::NOT_LINKED
         }
         .to_owned())
     }
 
-    /// Who somebody is, for them.
-    pub(crate) async fn linked(
+    /// Describes a user's link, for the user.
+    pub(crate) async fn describe_link(
         &self,
         team: &str,
         organization: OrganizationId,
         user: &str,
-    ) -> Result<String, Trouble> {
+    ) -> Result<String, error::Error> {
         Ok(match self.member(team, organization, user).await? {
             Some(member) => {
                 let name = if member.name.is_empty() { &member.user } else { &member.name };
                 format!(
-                    "In Construct you are *{}*. What you ask and decide here is yours there.",
+                    "In Construct you are *{}*. Your questions and decisions here are recorded under that account.",
                     escape(name)
                 )
             }
-            None => words::NOT_LINKED.to_owned(),
+            None => texts::NOT_LINKED.to_owned(),
         })
     }
 
-    /// Seals anew what is not sealed with the active master key, so that an old one can be taken
-    /// away.
+    /// Reseals keys that are not sealed with the active master key, so that an old key can be
+    /// removed.
     pub(crate) async fn reseal(&self) {
         loop {
-            let others = match self
+            let outdated = match self
                 .store
-                .slack_members_sealed_otherwise(self.keyring.active(), RESEALED)
+                .slack_members_sealed_with_other_keys(self.keyring.active(), RESEAL_BATCH_SIZE)
                 .await
             {
-                Ok(others) => others,
+                Ok(outdated) => outdated,
                 Err(error) => {
-                    tracing::warn!(error = %Chain(&error), "people's keys could not be looked through");
+                    tracing::warn!(error = %Chain(&error), "cannot list the keys to reseal");
                     return;
                 }
             };
             let mut done = 0;
-            for member in &others {
+            for member in &outdated {
                 match self.reseal_one(member).await {
                     Ok(()) => done += 1,
                     Err(error) => {
                         let (team, user) = (&member.team, &member.slack_user);
-                        tracing::error!(team, user, error = %Chain(&error), "somebody's key cannot be encrypted again");
+                        tracing::error!(team, user, error = %Chain(&error), "cannot reseal a user's key");
                     }
                 }
             }
             if done > 0 {
-                tracing::info!(
-                    done,
-                    "people's keys were encrypted again, with the active master key"
-                );
+                tracing::info!(done, "resealed users' keys with the active master key");
             }
-            // Those that cannot be would be found again for ever.
+            // Keys that cannot be resealed would be found forever.
             if done == 0 {
                 return;
             }
@@ -216,17 +215,19 @@ impl Members {
 
     async fn reseal_one(&self, member: &Member) -> Result<(), Error> {
         let record = Member::record(&member.team, &member.slack_user);
-        let plain = self.keyring.open(&record, &member.key).map_err(Error::Sealed)?;
-        let sealed = self.keyring.seal(&record, plain.expose_secret()).map_err(Error::Sealed)?;
+        let plain = self.keyring.open(&record, &member.key).map_err(Error::Unseal)?;
+        let sealed = self.keyring.seal(&record, plain.expose_secret()).map_err(Error::Unseal)?;
         self.store.slack_member_reseal(member, &sealed).await.map(drop).map_err(Error::Store)
     }
 }
 
-/// What the gateway has refused, in words for whoever asked, with a key of theirs or without one.
-pub(crate) fn refused(status: Status, by: Option<&Authorization>) -> Trouble {
+/// Converts a refusal of the gateway for the user, whose own key `by` was used, if any.
+pub(crate) fn gateway_refusal(status: Status, by: Option<&Authorization>) -> error::Error {
     match (by, status.code()) {
-        (Some(_), Code::Unauthenticated) => Trouble::Failed(words::KEY_ENDED.to_owned()),
-        (Some(_), Code::PermissionDenied) => Trouble::Failed(words::ROLE.to_owned()),
+        (Some(_), Code::Unauthenticated) => error::Error::Failed(texts::KEY_REJECTED.to_owned()),
+        (Some(_), Code::PermissionDenied) => {
+            error::Error::Failed(texts::ROLE_INSUFFICIENT.to_owned())
+        }
         _ => status.into(),
     }
 }

@@ -1,8 +1,8 @@
-//! From a mention that is written down to an answer in its thread.
+//! Processes a stored mention, up to the answer in its thread.
 //!
-//! Each step can be begun again by another process: what is asked of the gateway has ids that
-//! follow from the mention, and what is posted is known by its key ([`crate::posts`]). A process
-//! holds a mention by its lease; when it loses that it stops, and posts nothing more.
+//! Each step can be repeated by another process. Requests to the gateway have ids derived from the
+//! mention, and posts are found by their key ([`crate::posts`]). A process owns a mention by its
+//! lease. When it loses the lease it stops, and posts nothing more.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -19,149 +19,51 @@ use tokio::{
 };
 
 use crate::{
-    Shared, access, agents, answer, approvals, compose,
-    gateway::{Caller, call, is_transient},
+    access, agents, answer, approvals, compose,
+    error::Error,
+    gateway::{Caller, call},
     members,
-    posts::{self, Posts, Right},
+    posts::{LeaseGuard, Posts},
     progress,
-    teams::{self, Team},
-    web, words,
+    shared::Shared,
+    teams::Team,
+    texts,
 };
 
-/// How often mentions are looked for that nobody has said are there.
-const SWEEP: Duration = Duration::from_secs(2);
-/// The pause after the first failure; it doubles with each further one.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Failures in a row after which a mention is given up: with these pauses, about a day.
-const FAILURES: i32 = 1_500;
-/// How soon a mention whose task waits for a person is looked at again, when nothing is said about
-/// it.
-const PARKED: Duration = Duration::from_secs(15);
-/// How soon an answered mention is looked at again whose task a later one is at.
-const FOLLOWED: Duration = Duration::from_secs(60);
-/// How soon a mention is looked at again that has made room for others.
-const ASIDE: Duration = Duration::from_secs(5);
-/// How soon others take what a process that drains hands back: what it was doing in Slack has come
-/// to its end by then, and is found.
-const HANDED_BACK: Duration = Duration::from_secs(5);
+/// The interval of the query for due mentions.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
+/// The delay after the first failure. It doubles with each further one.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// The longest retry delay.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// Consecutive failures after which a mention fails permanently: with these delays, about a day.
+const MAX_FAILURES: i32 = 1_500;
+/// The poll interval of a mention whose task waits for a person.
+const WAITING_POLL_INTERVAL: Duration = Duration::from_secs(15);
+/// The poll interval of an answered mention while a later mention follows the same task.
+const FOLLOWED_POLL_INTERVAL: Duration = Duration::from_secs(60);
+/// The delay of a mention that yielded its slot to others.
+const YIELD_DELAY: Duration = Duration::from_secs(5);
+/// The delay before others take over a mention of a draining process. Its last calls to Slack have
+/// ended by then, and their posts are found.
+const HAND_BACK_DELAY: Duration = Duration::from_secs(5);
 
-/// Why a mention cannot be gone on with now, or at all.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Trouble {
-    /// Another try may help.
-    #[error("{what}")]
-    Later {
-        /// What went wrong.
-        what: String,
-        /// Not before so much time has gone by.
-        after: Option<Duration>,
-    },
-    /// It is over, and whoever asked is told these words.
-    #[error("{0}")]
-    Failed(String),
-    /// It is over, and nobody can be told.
-    #[error("{0}")]
-    Mute(String),
-    /// Somebody else is at it.
-    #[error("somebody else is at it")]
-    Lost,
+/// The result of processing a mention.
+enum Disposition {
+    /// It reached a final state.
+    Finished(MentionState),
+    /// Its task waits for a person, or it yielded its slot; the delay until the next time.
+    Requeued(Duration),
+    /// It is answered, and active subtasks may still request approvals; the delay until the next
+    /// time.
+    SubtasksActive(Duration),
 }
 
-impl From<construct_store::Error> for Trouble {
-    fn from(error: construct_store::Error) -> Self {
-        match error {
-            construct_store::Error::Conflict => Self::Lost,
-            error => Self::Later { what: Chain(&error).to_string(), after: None },
-        }
-    }
-}
-
-impl From<web::Error> for Trouble {
-    fn from(error: web::Error) -> Self {
-        match &error {
-            web::Error::Stopped { .. } => Self::Lost,
-            web::Error::Limited { after, .. } => {
-                Self::Later { what: error.to_string(), after: Some(*after) }
-            }
-            error if error.is_transient() => Self::Later { what: error.to_string(), after: None },
-            error if error.is_revoked() => Self::Mute(error.to_string()),
-            error => match error.code() {
-                Some(
-                    "not_in_channel"
-                    | "channel_not_found"
-                    | "is_archived"
-                    | "message_not_found"
-                    | "thread_not_found"
-                    | "cannot_reply_to_message"
-                    | "restricted_action"
-                    | "missing_scope",
-                ) => Self::Mute(format!("{error}: {}", words::slack(error))),
-                _ => Self::Failed(words::slack(error)),
-            },
-        }
-    }
-}
-
-impl From<posts::Error> for Trouble {
-    fn from(error: posts::Error) -> Self {
-        match error {
-            posts::Error::Slack(error) => error.into(),
-            posts::Error::Store(error) => error.into(),
-            posts::Error::Lost => Self::Lost,
-        }
-    }
-}
-
-impl From<teams::Error> for Trouble {
-    fn from(error: teams::Error) -> Self {
-        match error {
-            teams::Error::Store(error) => error.into(),
-            teams::Error::NotInstalled => Self::Mute(error.to_string()),
-            // Somebody may put the key back, or install the app again.
-            error => Self::Later { what: Chain(&error).to_string(), after: Some(teams::AGAIN) },
-        }
-    }
-}
-
-impl From<access::Error> for Trouble {
-    fn from(error: access::Error) -> Self {
-        match error {
-            access::Error::Person(error) => match error.into() {
-                Self::Failed(_) => Self::Mute("it cannot be found out who asks".to_owned()),
-                trouble => trouble,
-            },
-            access::Error::Store(error) => error.into(),
-        }
-    }
-}
-
-impl From<tonic::Status> for Trouble {
-    fn from(status: tonic::Status) -> Self {
-        if is_transient(&status) {
-            Self::Later { what: format!("the gateway: {}", status.message()), after: None }
-        } else {
-            Self::Failed(words::gateway(&status))
-        }
-    }
-}
-
-/// What became of a look at a mention.
-enum Looked {
-    /// It is over.
-    Over(MentionState),
-    /// Its task waits for a person, or others wait for their turn; when to look again.
-    Parked(Duration),
-    /// It is answered, and subtasks go on that may ask something; when to look again.
-    Watched(Duration),
-}
-
-/// Takes mentions and goes on with them, until the service drains.
+/// Claims and processes mentions until the service drains.
 pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Result<()> {
     let slots = Arc::new(Semaphore::new(shared.config.slack_concurrency));
     let draining = lifecycle.draining();
-    let mut sweep = tokio::time::interval(SWEEP);
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -172,42 +74,44 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
         }
         let free = i64::try_from(slots.available_permits()).unwrap_or(i64::MAX).min(100);
         if free == 0 {
-            // While the database does not answer, nobody has to make room.
+            // While the database is unavailable, no mention has to yield.
             let crowded = shared.store.slack_mentions_due(clock::now()).await.unwrap_or(false);
             shared.crowded.store(crowded, Ordering::Relaxed);
             continue;
         }
         shared.crowded.store(false, Ordering::Relaxed);
-        // The lease begins no later than the statement that takes it.
+        // The lease starts no later than the statement that acquires it.
         let began = Instant::now();
-        let taken = match shared
+        let claimed = match shared
             .store
-            .slack_mentions_take(free, shared.config.slack_lease, clock::now())
+            .slack_mentions_claim(free, shared.config.slack_lease, clock::now())
             .await
         {
-            Ok(taken) => taken,
+            Ok(claimed) => claimed,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "mentions could not be looked for");
+                tracing::warn!(error = %Chain(&error), "cannot query due mentions");
                 continue;
             }
         };
-        for mention in taken {
+        for mention in claimed {
             let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else { break };
             let (shared, draining) = (Arc::clone(&shared), draining.clone());
             lifecycle.spawn_job("mention", async move {
                 let end = began + shared.config.slack_lease;
                 let (key, lease) = (mention.key.clone(), mention.lease);
-                let stopped = tokio::select! {
+                let draining_now = tokio::select! {
                     biased;
                     () = draining.cancelled() => true,
-                    () = hold(&shared, mention, end) => false,
+                    () = process_with_lease(&shared, mention, end) => false,
                 };
-                // Others need not wait for the lease to end. What was under way is looked for
-                // before it is done again.
-                if stopped {
-                    let until = clock::now() + HANDED_BACK;
-                    if let Err(error) = shared.store.slack_mention_hold(&key, lease, until).await {
-                        tracing::debug!(error = %Chain(&error), "a mention could not be handed back");
+                // Others need not wait for the lease to expire. They look for the effects of
+                // interrupted calls before they repeat them.
+                if draining_now {
+                    let until = clock::now() + HAND_BACK_DELAY;
+                    if let Err(error) =
+                        shared.store.slack_mention_extend_lease(&key, lease, until).await
+                    {
+                        tracing::debug!(error = %Chain(&error), "cannot hand back a mention");
                     }
                 }
                 drop(slot);
@@ -217,10 +121,10 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
     }
 }
 
-/// Goes on with a mention while its lease can be held.
-async fn hold(shared: &Shared, mention: Mention, end: Instant) {
+/// Processes a mention while renewing its lease.
+async fn process_with_lease(shared: &Shared, mention: Mention, end: Instant) {
     let (key, lease) = (mention.key.clone(), mention.lease);
-    let right = Right::until(end);
+    let lease_guard = LeaseGuard::until(end);
     let holding = async {
         let mut ticks = tokio::time::interval(shared.config.slack_lease / 4);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -228,237 +132,261 @@ async fn hold(shared: &Shared, mention: Mention, end: Instant) {
         loop {
             ticks.tick().await;
             let (began, until) = (Instant::now(), clock::now() + shared.config.slack_lease);
-            match shared.store.slack_mention_hold(&key, lease, until).await {
-                Ok(true) => right.extend(began + shared.config.slack_lease),
+            match shared.store.slack_mention_extend_lease(&key, lease, until).await {
+                Ok(true) => lease_guard.extend(began + shared.config.slack_lease),
                 Ok(false) => return,
-                Err(error) => tracing::debug!(error = %Chain(&error), "a lease could not be held"),
+                Err(error) => tracing::debug!(error = %Chain(&error), "cannot renew a lease"),
             }
         }
     };
     tokio::select! {
-        () = holding => tracing::warn!(channel = key.channel, ts = key.ts, "somebody else goes on with a mention"),
-        () = look(shared, mention, right.clone()) => {}
+        () = holding => tracing::warn!(channel = key.channel, ts = key.ts, "another process took over a mention"),
+        () = process(shared, mention, lease_guard.clone()) => {}
     }
 }
 
-/// One look at a mention, and writing down what became of it.
-async fn look(shared: &Shared, mut mention: Mention, right: Right) {
+/// Processes a mention once and stores the result.
+async fn process(shared: &Shared, mut mention: Mention, lease_guard: LeaseGuard) {
     let before = mention.state;
-    let looked = go_on(shared, &mut mention, &right).await;
+    let result = advance(shared, &mut mention, &lease_guard).await;
     let now = clock::now();
-    match looked {
-        Ok(Looked::Over(state)) => finish(&mut mention, state, None),
-        Ok(Looked::Watched(pause)) => {
+    match result {
+        Ok(Disposition::Finished(state)) => finish(&mut mention, state, None),
+        Ok(Disposition::SubtasksActive(delay)) => {
             finish(&mut mention, MentionState::Answered, None);
-            (mention.failures, mention.next_look) = (0, Some(now + pause));
+            (mention.failures, mention.next_wake) = (0, Some(now + delay));
         }
-        Ok(Looked::Parked(pause)) => {
+        Ok(Disposition::Requeued(delay)) => {
             mention.failures = 0;
-            mention.next_look = Some(now + pause);
+            mention.next_wake = Some(now + delay);
         }
-        Err(Trouble::Lost) => return,
-        Err(Trouble::Later { what, after }) if mention.failures < FAILURES => {
+        Err(Error::LeaseLost) => return,
+        Err(Error::Retryable { reason, retry_after }) if mention.failures < MAX_FAILURES => {
             mention.failures += 1;
-            let doubled =
-                PAUSE_MIN.saturating_mul(1 << mention.failures.clamp(1, 7) >> 1).min(PAUSE_MAX);
-            mention.next_look = Some(now + doubled.max(after.unwrap_or_default()));
+            let backoff = MIN_RETRY_DELAY
+                .saturating_mul(1 << mention.failures.clamp(1, 7) >> 1)
+                .min(MAX_RETRY_DELAY);
+            mention.next_wake = Some(now + backoff.max(retry_after.unwrap_or_default()));
             if mention.failures == 1 {
                 tracing::warn!(
                     channel = mention.key.channel,
                     ts = mention.key.ts,
-                    what,
-                    "a mention has to wait"
+                    reason,
+                    "processing a mention failed; retrying"
                 );
             }
-            mention.error = Some(what);
+            mention.error = Some(reason);
         }
-        // The answer stays as it is.
-        Err(trouble) if before == MentionState::Answered => {
-            tracing::warn!(error = %Chain(&trouble), ts = mention.key.ts, "what subtasks ask is not looked at any more");
-            finish(&mut mention, MentionState::Answered, Some(trouble.to_string()));
+        // The posted answer stays.
+        Err(error) if before == MentionState::Answered => {
+            tracing::warn!(error = %Chain(&error), ts = mention.key.ts, "approvals of subtasks are no longer checked");
+            finish(&mut mention, MentionState::Answered, Some(error.to_string()));
         }
-        Err(Trouble::Mute(what)) => {
+        Err(Error::Silent(reason)) => {
             tracing::warn!(
                 channel = mention.key.channel,
                 ts = mention.key.ts,
-                what,
-                "a mention is given up"
+                reason,
+                "a mention failed permanently"
             );
-            finish(&mut mention, MentionState::Failed, Some(what));
+            finish(&mut mention, MentionState::Failed, Some(reason));
         }
-        Err(trouble @ (Trouble::Failed(_) | Trouble::Later { .. })) => {
-            let what = match &trouble {
-                Trouble::Later { .. } => {
-                    "it has gone wrong too often. Whoever runs Construct can find out why."
+        Err(failure @ (Error::Failed(_) | Error::Retryable { .. })) => {
+            let reason = match &failure {
+                Error::Retryable { .. } => {
+                    "it failed too often. Please ask your Construct operator for the reason."
                         .to_owned()
                 }
-                trouble => trouble.to_string(),
+                failure => failure.to_string(),
             };
-            match say_failed(shared, &mention, &right, &what).await {
-                Ok(()) => finish(&mut mention, MentionState::Failed, Some(trouble.to_string())),
-                Err(Trouble::Lost) => return,
-                Err(Trouble::Later { what, after }) if mention.failures < FAILURES => {
+            match post_failure(shared, &mention, &lease_guard, &reason).await {
+                Ok(()) => finish(&mut mention, MentionState::Failed, Some(failure.to_string())),
+                Err(Error::LeaseLost) => return,
+                Err(Error::Retryable { reason, retry_after })
+                    if mention.failures < MAX_FAILURES =>
+                {
                     mention.failures += 1;
-                    mention.next_look = Some(now + after.unwrap_or(PAUSE_MAX));
-                    mention.error = Some(what);
+                    mention.next_wake = Some(now + retry_after.unwrap_or(MAX_RETRY_DELAY));
+                    mention.error = Some(reason);
                 }
                 Err(error) => {
-                    finish(&mut mention, MentionState::Failed, Some(format!("{trouble}; {error}")))
+                    finish(&mut mention, MentionState::Failed, Some(format!("{failure}; {error}")))
                 }
             }
         }
     }
     if let Err(error) = shared.store.slack_mention_save(&mention, true, now).await {
-        tracing::warn!(error = %Chain(&error), ts = mention.key.ts, "what became of a mention could not be written down");
+        tracing::warn!(error = %Chain(&error), ts = mention.key.ts, "cannot store the result of a mention");
     } else if mention.state != before && mention.state != MentionState::Asked {
-        shared.metrics.mention(mention.state);
+        shared.metrics.record_mention(mention.state);
     }
 }
 
 fn finish(mention: &mut Mention, state: MentionState, error: Option<String>) {
     mention.state = state;
-    mention.next_look = None;
+    mention.next_wake = None;
     mention.request = None;
     mention.error = error;
 }
 
-/// The key of the post that becomes the answer.
-pub(crate) fn answer_key(mention: &Mention) -> String {
-    format!("{}.{}.answer", mention.key.ts, mention.key.attempt)
-}
-
-async fn say_failed(
+async fn post_failure(
     shared: &Shared,
     mention: &Mention,
-    right: &Right,
-    what: &str,
-) -> Result<(), Trouble> {
+    lease_guard: &LeaseGuard,
+    reason: &str,
+) -> Result<(), Error> {
     let team = shared.teams.team(&mention.key.team).await?;
-    let posts =
-        Posts { web: &shared.web, store: &shared.store, token: &team.token, right: right.clone() };
-    let (place, key) = (mention.place(), answer_key(mention));
-    let content = words::failed(what, &mention.key);
-    let ts = posts.once(&place, &key, &mention.key.ts, &content).await?;
-    posts.replace(&place, (&key, &ts), &mention.key.ts, &content).await?;
+    let posts = Posts {
+        web: &shared.web,
+        store: &shared.store,
+        token: &team.token,
+        lease: lease_guard.clone(),
+    };
+    let (thread_key, key) = (mention.thread_key(), answer::post_key(mention));
+    let content = texts::failure(reason, &mention.key);
+    let ts = posts.post_once(&thread_key, &key, &mention.key.ts, &content).await?;
+    posts.replace(&thread_key, (&key, &ts), &mention.key.ts, &content).await?;
     Ok(())
 }
 
-async fn go_on(shared: &Shared, mention: &mut Mention, right: &Right) -> Result<Looked, Trouble> {
+async fn advance(
+    shared: &Shared,
+    mention: &mut Mention,
+    lease_guard: &LeaseGuard,
+) -> Result<Disposition, Error> {
     let team = shared.teams.team(&mention.key.team).await?;
-    let posts =
-        Posts { web: &shared.web, store: &shared.store, token: &team.token, right: right.clone() };
+    let posts = Posts {
+        web: &shared.web,
+        store: &shared.store,
+        token: &team.token,
+        lease: lease_guard.clone(),
+    };
     if mention.organization != team.caller.organization {
-        return Err(Trouble::Mute("its workspace is another organization's by now".to_owned()));
+        return Err(Error::Silent(
+            "its workspace belongs to another organization by now".to_owned(),
+        ));
     }
     if mention.state == MentionState::Answered {
-        return watch(shared, (&posts, &team.caller), mention).await;
+        return check_subtasks(shared, (&posts, &team.caller), mention).await;
     }
-    let place = mention.place();
-    let asked = match mention.state {
+    let thread_key = mention.thread_key();
+    let agent = match mention.state {
         MentionState::Received => {
-            Some(agents::of_thread(shared, &team, &place, &mention.event).await?)
+            Some(agents::agent_of_thread(shared, &team, &thread_key, &mention.event).await?)
         }
         _ => None,
     };
     if mention.request.is_none()
-        && let Some(agent) = &asked
+        && let Some(agent) = &agent
         && let Err(refusal) =
-            access::may_use(shared, &team, &place.channel, &mention.user, agent).await?
+            access::may_use(shared, &team, &thread_key.channel, &mention.user, agent).await?
     {
         if refusal != access::Refusal::Bot {
             let key = format!("{}.refused", mention.key.ts);
             posts
-                .once(&place, &key, &mention.key.ts, &words::plain(words::refusal(refusal)))
+                .post_once(
+                    &thread_key,
+                    &key,
+                    &mention.key.ts,
+                    &texts::plain_text(refusal.message()),
+                )
                 .await?;
         }
-        return Ok(Looked::Over(MentionState::Refused));
+        return Ok(Disposition::Finished(MentionState::Refused));
     }
-    let key = answer_key(mention);
-    let placeholder = posts.once(&place, &key, &mention.key.ts, &words::working()).await?;
-    if let Some(agent) = &asked {
-        ask(shared, &team, mention, agent).await?;
+    let key = answer::post_key(mention);
+    let placeholder =
+        posts.post_once(&thread_key, &key, &mention.key.ts, &texts::working()).await?;
+    if let Some(agent) = &agent {
+        send_question(shared, &team, mention, agent).await?;
     }
     let (Some(task), Some(message)) = (mention.task.clone(), mention.message.clone()) else {
-        return Err(Trouble::Failed("its record in the database makes no sense.".to_owned()));
+        return Err(Error::Failed("its database record is inconsistent.".to_owned()));
     };
     let followed =
         progress::follow(shared, (&posts, &team.caller), mention, (&task, &message), &placeholder)
             .await?;
     let open = approvals::show(shared, (&posts, &team.caller), mention, &task).await?;
-    let suspended = matches!(followed, progress::Followed::Waits { decision: false });
+    let suspended = matches!(followed, progress::FollowOutcome::AwaitsPerson { decision: false });
     if suspended != progress::is_suspended(mention) {
         if suspended {
             posts
-                .replace(&place, (&key, &placeholder), &mention.key.ts, &words::suspended())
+                .replace(&thread_key, (&key, &placeholder), &mention.key.ts, &texts::suspended())
                 .await?;
         }
         mention.error = suspended.then(|| progress::SUSPENDED.to_owned());
     }
     match followed {
-        progress::Followed::Aside => Ok(Looked::Parked(ASIDE)),
-        // What is decided is gone on with within a moment.
-        progress::Followed::Waits { decision: true } if open == 0 => Ok(Looked::Parked(SWEEP / 2)),
-        progress::Followed::Waits { .. } => Ok(Looked::Parked(PARKED)),
-        progress::Followed::Ended(message) => {
-            answer::give(shared, (&posts, &team.caller), mention, &message, &placeholder).await?;
-            // The answer is given, whatever becomes of this.
-            match agents::at_work_below(shared, &team.caller, &task).await {
-                Ok(false) => Ok(Looked::Over(MentionState::Answered)),
-                Ok(true) => Ok(Looked::Watched(SWEEP / 2)),
+        progress::FollowOutcome::Yielded => Ok(Disposition::Requeued(YIELD_DELAY)),
+        // A decided call continues within a moment.
+        progress::FollowOutcome::AwaitsPerson { decision: true } if open == 0 => {
+            Ok(Disposition::Requeued(SWEEP_INTERVAL / 2))
+        }
+        progress::FollowOutcome::AwaitsPerson { .. } => {
+            Ok(Disposition::Requeued(WAITING_POLL_INTERVAL))
+        }
+        progress::FollowOutcome::TurnEnded(message) => {
+            answer::post_answer(shared, (&posts, &team.caller), mention, &message, &placeholder)
+                .await?;
+            // The answer is posted, whether or not this succeeds.
+            match agents::has_active_subtasks(shared, &team.caller, &task).await {
+                Ok(false) => Ok(Disposition::Finished(MentionState::Answered)),
+                Ok(true) => Ok(Disposition::SubtasksActive(SWEEP_INTERVAL / 2)),
                 Err(error) => {
-                    tracing::debug!(error = %Chain(&error), "it cannot be found out whether subtasks are at work");
-                    Ok(Looked::Watched(PARKED))
+                    tracing::debug!(error = %Chain(&error), "cannot determine whether subtasks are active");
+                    Ok(Disposition::SubtasksActive(WAITING_POLL_INTERVAL))
                 }
             }
         }
     }
 }
 
-/// Looks after a question that is answered, and whose task has subtasks that go on: what they ask
-/// is asked in the thread.
-async fn watch(
+/// Checks an answered mention whose task has active subtasks: their approvals are posted in the
+/// thread.
+async fn check_subtasks(
     shared: &Shared,
     (posts, caller): (&Posts<'_>, &Caller),
     mention: &Mention,
-) -> Result<Looked, Trouble> {
+) -> Result<Disposition, Error> {
     let (Some(task), Some(message)) = (&mention.task, &mention.message) else {
-        return Ok(Looked::Over(MentionState::Answered));
+        return Ok(Disposition::Finished(MentionState::Answered));
     };
     let open = approvals::show(shared, (posts, caller), mention, task).await?;
-    // Who is at a later question of the task looks at all that it asks, and may fail: then this one
-    // goes on.
-    if shared.store.slack_mention_is_followed(task, message).await? {
-        return Ok(Looked::Watched(FOLLOWED));
+    // The process of a later mention of the task handles all its approvals. If that one fails, this
+    // one continues.
+    if shared.store.slack_mention_has_successor(task, message).await? {
+        return Ok(Disposition::SubtasksActive(FOLLOWED_POLL_INTERVAL));
     }
-    Ok(if open > 0 || agents::at_work_below(shared, caller, task).await? {
-        Looked::Watched(PARKED)
+    Ok(if open > 0 || agents::has_active_subtasks(shared, caller, task).await? {
+        Disposition::SubtasksActive(WAITING_POLL_INTERVAL)
     } else {
-        Looked::Over(MentionState::Answered)
+        Disposition::Finished(MentionState::Answered)
     })
 }
 
-/// Has the gateway take the question, once.
-async fn ask(
+/// Sends the question to the gateway, exactly once.
+async fn send_question(
     shared: &Shared,
     team: &Team,
     mention: &mut Mention,
     agent: &str,
-) -> Result<(), Trouble> {
-    let (place, organization, caller) = (mention.place(), mention.organization, &team.caller);
-    let by = shared.members.authorization(&place.team, organization, &mention.user).await?;
-    let refused = |status| members::refused(status, by.as_ref());
-    let ids = format!("slack.{}.{}", place.team, place.channel);
-    // The second time, the thread's task was deleted and is forgotten; a third time it would have
-    // been deleted within milliseconds.
+) -> Result<(), Error> {
+    let (thread_key, organization, caller) =
+        (mention.thread_key(), mention.organization, &team.caller);
+    let by = shared.members.authorization(&thread_key.team, organization, &mention.user).await?;
+    let refused = |status| members::gateway_refusal(status, by.as_ref());
+    let ids = format!("slack.{}.{}", thread_key.team, thread_key.channel);
+    // In the second iteration, the thread's task was deleted and forgotten. A third time it would
+    // have to be deleted within milliseconds.
     for _ in 0..3 {
         if mention.request.is_none() {
-            let thread = shared.store.slack_thread_open(&place, organization, agent).await?;
-            if agents::now(shared, caller, &thread).await? != agent {
-                // Another question has begun the thread's task meanwhile, or it was handed over:
-                // whether this person may use its agent is looked at anew.
-                return Err(Trouble::Later {
-                    what: "the thread has got another agent".to_owned(),
-                    after: None,
+            let thread = shared.store.slack_thread_open(&thread_key, organization, agent).await?;
+            if agents::current_agent(shared, caller, &thread).await? != agent {
+                // Another question started the thread's task meanwhile, or it was handed over.
+                // Check again whether this user may use its agent.
+                return Err(Error::Retryable {
+                    reason: "the thread's agent changed".to_owned(),
+                    retry_after: None,
                 });
             }
             let task = match thread.task {
@@ -466,30 +394,33 @@ async fn ask(
                 None => {
                     let spec = v1::TaskSpec { agent: thread.agent, ..v1::TaskSpec::default() };
                     let idempotency_key =
-                        format!("{ids}.{}.task.{}", place.thread, thread.generation);
+                        format!("{ids}.{}.task.{}", thread_key.thread, thread.generation);
                     let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key };
                     let request = shared.gateway.request_by(caller, by.as_ref(), request);
                     let created =
                         call(shared.gateway.tasks().create_task(request)).await.map_err(refused)?;
                     let task = created.metadata.unwrap_or_default().id;
-                    shared.store.slack_thread_task(&place, thread.generation, &task).await?;
+                    shared
+                        .store
+                        .slack_thread_set_task(&thread_key, thread.generation, &task)
+                        .await?;
                     task
                 }
             };
-            let blocks = compose::blocks(shared, team, mention).await?;
+            let blocks = compose::message_blocks(shared, team, mention).await?;
             let spec = v1::MessageSpec { task: task.clone(), blocks, ..v1::MessageSpec::default() };
             let idempotency_key =
                 format!("{ids}.{}.{}.{task}", mention.key.ts, mention.key.attempt);
             let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key };
             mention.task = Some(task);
-            // What stands in a thread changes; asking again must be the same request.
+            // A thread changes over time; a repeated request must be identical.
             mention.request = Some(request.encode_to_vec());
             shared.store.slack_mention_save(mention, false, clock::now()).await?;
         }
         let request =
             v1::CreateMessageRequest::decode(mention.request.as_deref().unwrap_or_default())
                 .map_err(|error| {
-                    Trouble::Failed(format!("its record in the database makes no sense ({error})."))
+                    Error::Failed(format!("its database record is inconsistent ({error})."))
                 })?;
         let request = shared.gateway.request_by(caller, by.as_ref(), request);
         match call(shared.gateway.messages().create_message(request)).await {
@@ -503,12 +434,12 @@ async fn ask(
             }
             Err(status) if status.code() == tonic::Code::NotFound => {
                 let task = mention.task.take().unwrap_or_default();
-                shared.store.slack_thread_forget(&place, &task, agent).await?;
+                shared.store.slack_thread_clear_task(&thread_key, &task, agent).await?;
                 mention.request = None;
                 shared.store.slack_mention_save(mention, false, clock::now()).await?;
             }
             Err(status) => return Err(refused(status)),
         }
     }
-    Err(Trouble::Failed("the thread's task is deleted again and again.".to_owned()))
+    Err(Error::Failed("the thread's task was deleted repeatedly.".to_owned()))
 }

@@ -1,5 +1,5 @@
-//! What is counted of mentions and of calls. `deploy/observability/metrics.txt` lists what every
-//! service counts. Nothing is told apart by workspace, person or task.
+//! Metrics of mentions and of calls. `deploy/observability/metrics.txt` lists the metrics of all
+//! services. No label names a workspace, user or task.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,10 +9,10 @@ use opentelemetry::{
     metrics::{Counter, Histogram, Meter},
 };
 
-/// In seconds.
-const SECONDS: [f64; 10] = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6];
+/// Histogram buckets, in seconds.
+const DURATION_BUCKETS: [f64; 10] = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6];
 
-/// Counts. Clones count together.
+/// The instruments. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics(Arc<Instruments>);
 
@@ -28,34 +28,39 @@ impl Metrics {
             mentions: meter
                 .u64_counter("construct.slack.mentions")
                 .with_unit("{mention}")
-                .with_description("Mentions that are over, by how they ended")
+                .with_description("Mentions that reached a final state, by outcome")
                 .build(),
             calls: meter
                 .f64_histogram("construct.slack.call.duration")
                 .with_unit("s")
-                .with_boundaries(SECONDS.to_vec())
-                .with_description("Calls of Slack's Web API, by method and by what went wrong")
+                .with_boundaries(DURATION_BUCKETS.to_vec())
+                .with_description("Calls of Slack's Web API, by method and error")
                 .build(),
         }));
-        // From now on they stand at zero, so that the first one shows as a rise.
+        // Starts every series at zero, so that the first increment is visible.
         for state in [MentionState::Answered, MentionState::Refused, MentionState::Failed] {
             metrics.0.mentions.add(0, &[outcome(state)]);
         }
         metrics
     }
 
-    /// A mention is over.
-    pub(crate) fn mention(&self, state: MentionState) {
+    /// Counts a mention that reached a final state.
+    pub(crate) fn record_mention(&self, state: MentionState) {
         self.0.mentions.add(1, &[outcome(state)]);
     }
 
-    /// A method was called; `error` is empty when it did what it was to do.
-    pub(crate) fn call(&self, method: &'static str, error: &'static str, took: Duration) {
+    /// Records a call of a method; `error` is empty on success.
+    pub(crate) fn record_call(
+        &self,
+        method: &'static str,
+        error: &'static str,
+        duration: Duration,
+    ) {
         let mut labels = vec![KeyValue::new("rpc.method", method)];
         if !error.is_empty() {
             labels.push(KeyValue::new("error.type", error));
         }
-        self.0.calls.record(took.as_secs_f64(), &labels);
+        self.0.calls.record(duration.as_secs_f64(), &labels);
     }
 }
 

@@ -1,29 +1,29 @@
-//! From Markdown, as models write it, to what Slack shows: sections of its own markup, headers and
-//! rules.
+//! Converts Markdown, as models write it, to Slack's blocks: sections of its own markup, headers
+//! and rules.
 //!
-//! Slack's markup gives `<…>` a meaning: `<!channel>` calls everybody. So that a model can call
-//! nobody, `&`, `<` and `>` of its text are escaped, the only `<…>` are links with a checked
-//! address, and sections are `verbatim`, so that Slack looks for no names in them.
+//! In Slack's markup `<…>` has a meaning: `<!channel>` notifies everybody. A model must not be able
+//! to notify anybody. So `&`, `<` and `>` of its text are escaped, the only `<…>` are links with a
+//! checked address, and sections are `verbatim`, which keeps Slack from looking for names in them.
 
 use pulldown_cmark::{Alignment, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 use serde_json::{Value, json};
 
 /// Characters of one section; Slack's limit is 3,000.
-const SECTION: usize = 2_900;
+const MAX_SECTION_CHARS: usize = 2_900;
 /// Characters of a header; Slack's limit.
-const HEADER: usize = 150;
-/// Blocks of a message; Slack's limit is 50, and something of ours may come on top.
-const BLOCKS: usize = 45;
-/// Characters of a message's blocks. Slack says `msg_blocks_too_long` above about 13,000, and
-/// something of ours may come on top.
-const MESSAGE: usize = 10_000;
-/// Blocks that Slack takes in a message.
-const MOST_BLOCKS: usize = 50;
+const MAX_HEADER_CHARS: usize = 150;
+/// Blocks of an answer's message; Slack's limit is 50, and the app may add some.
+const MAX_ANSWER_BLOCKS: usize = 45;
+/// Characters of a message's blocks. Slack returns `msg_blocks_too_long` above about 13,000, and
+/// the app may add some.
+const MAX_MESSAGE_CHARS: usize = 10_000;
+/// Blocks of a message; Slack's limit.
+const MAX_BLOCKS: usize = 50;
 /// Levels of lists that are indented.
-const DEPTH: usize = 6;
-/// Characters of a table's cell. One with longer cells would not stand in columns on anybody's
-/// screen, and becomes a list.
-const CELL: usize = 60;
+const MAX_LIST_DEPTH: usize = 6;
+/// Characters of a table's cell. A table with longer cells would not fit in columns, and becomes a
+/// list.
+const MAX_CELL_CHARS: usize = 60;
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,13 +36,13 @@ enum Part {
     Rule,
 }
 
-/// Escapes what has a meaning in Slack's markup.
+/// Escapes the special characters of Slack's markup.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Text that stands for itself, at most so many characters of it.
-pub(crate) fn clip(text: &str, limit: usize) -> String {
+/// Truncates a text to `limit` characters.
+pub(crate) fn truncate(text: &str, limit: usize) -> String {
     if text.chars().count() <= limit {
         return text.to_owned();
     }
@@ -50,20 +50,20 @@ pub(crate) fn clip(text: &str, limit: usize) -> String {
     format!("{kept}…")
 }
 
-/// A section of Slack's markup, which has been escaped.
+/// A section of escaped markup.
 pub(crate) fn section(mrkdwn: &str) -> Value {
     json!({"type": "section", "text": {"type": "mrkdwn", "text": mrkdwn, "verbatim": true}})
 }
 
-/// A line in small letters, which has been escaped.
+/// A context line of escaped markup.
 pub(crate) fn context(mrkdwn: &str) -> Value {
     json!({"type": "context", "elements": [{"type": "mrkdwn", "text": mrkdwn, "verbatim": true}]})
 }
 
-/// A fenced section for each piece of text that fits into one. What would end the fence is broken
-/// up by a character without width.
+/// Fenced sections for a text, split where necessary. Fences in the text are broken up by a
+/// zero-width space.
 pub(crate) fn fenced(text: &str) -> Vec<Value> {
-    code_blocks(&fence_safe(&escape(text)))
+    code_blocks(&break_fences(&escape(text)))
 }
 
 /// Whether blocks fit into one message.
@@ -76,16 +76,18 @@ pub(crate) fn fits(blocks: &[Value]) -> bool {
         let elements = block["elements"].as_array().into_iter().flatten();
         text_of(&block["text"]) + elements.map(|element| text_of(&element["text"])).sum::<usize>()
     });
-    blocks.len() <= MOST_BLOCKS && characters.sum::<usize>() <= MESSAGE
+    blocks.len() <= MAX_BLOCKS && characters.sum::<usize>() <= MAX_MESSAGE_CHARS
 }
 
-/// The messages that Markdown becomes, each as its blocks.
+/// Converts Markdown to messages, each as its blocks.
 pub(crate) fn messages(markdown: &str) -> Vec<Vec<Value>> {
     let mut messages = Vec::new();
     let (mut blocks, mut size) = (Vec::new(), 0);
-    for block in parts(markdown).iter().flat_map(blocks_of) {
+    for block in parse_parts(markdown).iter().flat_map(blocks_of) {
         let length = block["text"]["text"].as_str().map_or(0, |text| text.chars().count());
-        if !blocks.is_empty() && (blocks.len() >= BLOCKS || size + length > MESSAGE) {
+        if !blocks.is_empty()
+            && (blocks.len() >= MAX_ANSWER_BLOCKS || size + length > MAX_MESSAGE_CHARS)
+        {
             messages.push(std::mem::take(&mut blocks));
             size = 0;
         }
@@ -102,28 +104,30 @@ fn blocks_of(part: &Part) -> Vec<Value> {
     match part {
         Part::Header(text) => {
             vec![
-                json!({"type": "header", "text": {"type": "plain_text", "text": clip(text, HEADER), "emoji": false}}),
+                json!({"type": "header", "text": {"type": "plain_text", "text": truncate(text, MAX_HEADER_CHARS), "emoji": false}}),
             ]
         }
         Part::Rule => vec![json!({"type": "divider"})],
-        Part::Text(text) => pieces(text, SECTION).iter().map(|piece| section(piece)).collect(),
+        Part::Text(text) => {
+            split_text(text, MAX_SECTION_CHARS).iter().map(|piece| section(piece)).collect()
+        }
         Part::Code(code) => code_blocks(code),
     }
 }
 
 fn code_blocks(code: &str) -> Vec<Value> {
-    let pieces = cut(code, SECTION - 8, true);
+    let pieces = split(code, MAX_SECTION_CHARS - 8, true);
     pieces.iter().map(|piece| section(&format!("```\n{piece}\n```"))).collect()
 }
 
-/// Cuts escaped text into pieces of at most `limit` characters: between lines where that is
-/// possible, else between words, and never inside of an entity or a link.
-fn pieces(text: &str, limit: usize) -> Vec<String> {
-    cut(text, limit, false)
+/// Splits escaped text into pieces of at most `limit` characters: between lines if possible, else
+/// between words, and never inside an entity or a link.
+fn split_text(text: &str, limit: usize) -> Vec<String> {
+    split(text, limit, false)
 }
 
-/// The same, where white space is told apart or not: in code every space counts.
-fn cut(text: &str, limit: usize, exact: bool) -> Vec<String> {
+/// Like [`split_text`]. With `exact`, no white space is dropped: in code every space counts.
+fn split(text: &str, limit: usize, exact: bool) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while rest.chars().count() > limit {
@@ -134,7 +138,7 @@ fn cut(text: &str, limit: usize, exact: bool) -> Vec<String> {
         for (open, close) in [('<', '>'), ('&', ';')] {
             if let Some(at) = rest[..cut].rfind(open)
                 && !rest[at..cut].contains(close)
-                // A link or entity that is as long as a piece is no link or entity.
+                // A link or entity as long as a piece is no link or entity.
                 && at > 0
                 && rest[at..].find(close).is_some()
             {
@@ -156,25 +160,25 @@ fn cut(text: &str, limit: usize, exact: bool) -> Vec<String> {
     pieces
 }
 
-fn fence_safe(escaped: &str) -> String {
+fn break_fences(escaped: &str) -> String {
     escaped.replace("```", "`\u{200B}`\u{200B}`")
 }
 
 /// Builds parts from the parser's events.
 #[derive(Default)]
-struct Writer {
+struct PartBuilder {
     parts: Vec<Part>,
     text: String,
-    /// Of each list that is open: the next number, or none.
+    /// The next number of each open list, or none.
     lists: Vec<Option<u64>>,
     quotes: usize,
     header: Option<String>,
-    /// A heading that stands in the text is open: it is bold as it is.
+    /// Whether a heading within the text is open: it is bold as a whole.
     heading: bool,
-    /// Where the text of the list item begins that was begun last.
-    item: usize,
+    /// Where the text of the latest list item begins.
+    item_start: usize,
     code: Option<String>,
-    /// Where the text of the link that is open begins, and its address.
+    /// For each open link, where its text begins, and its address.
     links: Vec<(usize, String)>,
     table: Option<Table>,
     image: Option<(String, String)>,
@@ -187,24 +191,24 @@ struct Table {
     cell: String,
 }
 
-fn parts(markdown: &str) -> Vec<Part> {
+fn parse_parts(markdown: &str) -> Vec<Part> {
     let options =
         Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_TASKLISTS;
-    let mut writer = Writer::default();
+    let mut writer = PartBuilder::default();
     for event in Parser::new_ext(markdown, options) {
-        writer.take(event);
+        writer.apply(event);
     }
     writer.flush();
     writer.parts
 }
 
-impl Writer {
-    fn take(&mut self, event: Event<'_>) {
+impl PartBuilder {
+    fn apply(&mut self, event: Event<'_>) {
         match event {
-            Event::Start(tag) => self.begin(tag),
-            Event::End(tag) => self.end(tag),
+            Event::Start(tag) => self.start_tag(tag),
+            Event::End(tag) => self.end_tag(tag),
             Event::Text(text) => self.write(&text),
-            // HTML means nothing in Slack; it is shown as it was written.
+            // HTML has no meaning in Slack; it is shown as text.
             Event::Html(text) | Event::InlineHtml(text) => self.write(&text),
             Event::Code(code) | Event::InlineMath(code) | Event::DisplayMath(code) => {
                 self.inline_code(&code)
@@ -219,7 +223,7 @@ impl Writer {
         }
     }
 
-    fn begin(&mut self, tag: Tag<'_>) {
+    fn start_tag(&mut self, tag: Tag<'_>) {
         match tag {
             Tag::Heading { level, .. } => {
                 self.flush();
@@ -230,7 +234,7 @@ impl Writer {
                     self.heading = true;
                 }
             }
-            Tag::Paragraph => self.gap(),
+            Tag::Paragraph => self.start_paragraph(),
             Tag::BlockQuote(_) => {
                 self.flush();
                 self.quotes += 1;
@@ -241,14 +245,14 @@ impl Writer {
             }
             Tag::List(first) => {
                 if self.lists.is_empty() {
-                    self.gap();
+                    self.start_paragraph();
                 }
                 self.lists.push(first);
             }
-            Tag::Item => self.item(),
-            Tag::Emphasis => self.mark('_'),
-            Tag::Strong => self.mark('*'),
-            Tag::Strikethrough => self.mark('~'),
+            Tag::Item => self.start_item(),
+            Tag::Emphasis => self.push_mark('_'),
+            Tag::Strong => self.push_mark('*'),
+            Tag::Strikethrough => self.push_mark('~'),
             Tag::Link { dest_url, .. } => self.links.push((self.text.len(), dest_url.to_string())),
             Tag::Image { dest_url, .. } => self.image = Some((dest_url.to_string(), String::new())),
             Tag::Table(alignments) => {
@@ -264,12 +268,12 @@ impl Writer {
         }
     }
 
-    fn end(&mut self, tag: TagEnd) {
+    fn end_tag(&mut self, tag: TagEnd) {
         match tag {
             TagEnd::Heading(_) => match self.header.take() {
                 Some(header) if header.trim().is_empty() => {}
-                // Slack would not take it as a header, and nothing of it is to be lost.
-                Some(header) if header.chars().count() > HEADER => {
+                // It is too long for a header, and nothing of it may be lost.
+                Some(header) if header.chars().count() > MAX_HEADER_CHARS => {
                     self.parts.push(Part::Text(format!("*{}*", escape(header.trim()))));
                 }
                 Some(header) => self.parts.push(Part::Header(header)),
@@ -285,7 +289,7 @@ impl Writer {
             }
             TagEnd::CodeBlock => {
                 if let Some(code) = self.code.take() {
-                    self.parts.push(Part::Code(fence_safe(&escape(code.trim_end_matches('\n')))));
+                    self.parts.push(Part::Code(break_fences(&escape(code.trim_end_matches('\n')))));
                 }
             }
             TagEnd::List(_) => {
@@ -294,10 +298,10 @@ impl Writer {
                     self.text.push('\n');
                 }
             }
-            TagEnd::Emphasis => self.mark('_'),
-            TagEnd::Strong => self.mark('*'),
-            TagEnd::Strikethrough => self.mark('~'),
-            TagEnd::Link => self.link(),
+            TagEnd::Emphasis => self.push_mark('_'),
+            TagEnd::Strong => self.push_mark('*'),
+            TagEnd::Strikethrough => self.push_mark('~'),
+            TagEnd::Link => self.end_link(),
             TagEnd::Image => {
                 if let Some((url, description)) = self.image.take() {
                     let text = if description.trim().is_empty() {
@@ -307,7 +311,7 @@ impl Writer {
                     };
                     self.links.push((self.text.len(), url));
                     self.write(&text);
-                    self.link();
+                    self.end_link();
                 }
             }
             TagEnd::TableCell => {
@@ -320,14 +324,14 @@ impl Writer {
             }
             TagEnd::Table => {
                 if let Some(table) = self.table.take() {
-                    self.parts.push(table.part());
+                    self.parts.push(table.to_part());
                 }
             }
             _ => {}
         }
     }
 
-    /// Raw text of the model.
+    /// Appends raw text of the model.
     fn write(&mut self, text: &str) {
         if let Some(code) = &mut self.code {
             code.push_str(text);
@@ -351,8 +355,8 @@ impl Writer {
         self.text.push('`');
     }
 
-    /// Slack knows a mark only beside something that is no letter.
-    fn mark(&mut self, mark: char) {
+    /// Slack recognizes a mark only next to a character that is no letter.
+    fn push_mark(&mut self, mark: char) {
         if self.header.is_some()
             || self.table.is_some()
             || self.image.is_some()
@@ -363,14 +367,14 @@ impl Writer {
         if self.heading && mark == '*' {
             return;
         }
-        if self.text.chars().last().is_some_and(char::is_alphanumeric) && !self.closes(mark) {
+        if self.text.chars().last().is_some_and(char::is_alphanumeric) && !self.is_mark_open(mark) {
             self.text.push('\u{200B}');
         }
         self.text.push(mark);
     }
 
-    /// Whether a mark of this kind is open in this line.
-    fn closes(&self, mark: char) -> bool {
+    /// Whether a mark of this kind is open in the current line.
+    fn is_mark_open(&self, mark: char) -> bool {
         let line = self.text.rsplit('\n').next().unwrap_or_default();
         line.chars().filter(|character| *character == mark).count() % 2 == 1
     }
@@ -380,16 +384,16 @@ impl Writer {
             return self.write(" ");
         }
         self.text.push('\n');
-        self.text.push_str(&"    ".repeat(self.lists.len().min(DEPTH)));
+        self.text.push_str(&"    ".repeat(self.lists.len().min(MAX_LIST_DEPTH)));
     }
 
-    /// A new paragraph begins.
-    fn gap(&mut self) {
+    /// Starts a new paragraph.
+    fn start_paragraph(&mut self) {
         if self.text.is_empty() {
             return;
         }
         if !self.lists.is_empty() {
-            if self.text.len() > self.item {
+            if self.text.len() > self.item_start {
                 self.line_break();
             }
             return;
@@ -399,11 +403,11 @@ impl Writer {
         self.text.push_str("\n\n");
     }
 
-    fn item(&mut self) {
+    fn start_item(&mut self) {
         if !self.text.is_empty() && !self.text.ends_with('\n') {
             self.text.push('\n');
         }
-        let depth = self.lists.len().saturating_sub(1).min(DEPTH);
+        let depth = self.lists.len().saturating_sub(1).min(MAX_LIST_DEPTH);
         self.text.push_str(&"    ".repeat(depth));
         match self.lists.last_mut() {
             Some(Some(number)) => {
@@ -412,12 +416,11 @@ impl Writer {
             }
             _ => self.text.push_str(if depth.is_multiple_of(2) { "• " } else { "◦ " }),
         }
-        self.item = self.text.len();
+        self.item_start = self.text.len();
     }
 
-    /// Ends the link that is open. One whose address is not for people stays text, with its address
-    /// behind it.
-    fn link(&mut self) {
+    /// Ends the open link. A link with an unsafe address stays text, followed by its address.
+    fn end_link(&mut self) {
         let Some((begin, url)) = self.links.pop() else { return };
         if self.code.is_some() {
             return;
@@ -425,37 +428,37 @@ impl Writer {
         if let Some(plain) =
             self.header.as_mut().or(self.table.as_mut().map(|table| &mut table.cell))
         {
-            // There are no links in headers and fences; the address is not lost.
+            // Headers and fences have no links; keep the address as text.
             if !url.is_empty() && !plain.ends_with(&url) {
                 plain.push_str(&format!(" ({url})"));
             }
             return;
         }
-        let shown = self.text.split_off(begin.min(self.text.len()));
+        let label = self.text.split_off(begin.min(self.text.len()));
         let safe =
             ["https://", "http://", "mailto:"].iter().any(|scheme| {
                 url.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme))
             }) && !url.chars().any(|character| character.is_whitespace() || character.is_control());
         if !safe {
-            self.text.push_str(&shown);
+            self.text.push_str(&label);
             if !url.is_empty() {
                 self.text.push_str(&format!(" ({})", escape(&url)));
             }
             return;
         }
         let address = escape(&url).replace('|', "%7C");
-        // Within a link a bar would end the address, and a new line the link.
-        let shown = shown.replace('|', "¦").replace('\n', " ");
-        if shown.trim().is_empty() {
+        // Within a link, a bar would end the address, and a line break the link.
+        let label = label.replace('|', "¦").replace('\n', " ");
+        if label.trim().is_empty() {
             self.text.push_str(&format!("<{address}>"));
         } else {
-            self.text.push_str(&format!("<{address}|{shown}>"));
+            self.text.push_str(&format!("<{address}|{label}>"));
         }
     }
 
     fn flush(&mut self) {
         let text = std::mem::take(&mut self.text);
-        self.item = 0;
+        self.item_start = 0;
         let text = text.trim_matches('\n').trim_end();
         self.links.clear();
         if text.is_empty() {
@@ -471,16 +474,16 @@ impl Writer {
 }
 
 impl Table {
-    fn part(&self) -> Part {
-        if self.rows.iter().flatten().any(|cell| cell.chars().count() > CELL) {
-            Part::Text(self.list())
+    fn to_part(&self) -> Part {
+        if self.rows.iter().flatten().any(|cell| cell.chars().count() > MAX_CELL_CHARS) {
+            Part::Text(self.to_list())
         } else {
-            Part::Code(fence_safe(&escape(&self.text())))
+            Part::Code(break_fences(&escape(&self.to_columns())))
         }
     }
 
-    /// A paragraph for each row, with a line for each of its cells.
-    fn list(&self) -> String {
+    /// A paragraph for each row, with a line for each cell.
+    fn to_list(&self) -> String {
         let Some((titles, rows)) = self.rows.split_first() else { return String::new() };
         let line = |(column, cell): (usize, &String)| match titles
             .get(column)
@@ -499,8 +502,8 @@ impl Table {
         rows.iter().map(paragraph).collect::<Vec<_>>().join("\n\n")
     }
 
-    /// In columns of equal width.
-    fn text(&self) -> String {
+    /// Columns of equal width.
+    fn to_columns(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
             self.rows

@@ -1,28 +1,28 @@
-//! Whether a request is Slack's: `v0=` and the HMAC-SHA256 of `v0:<time>:<body>` in hexadecimal,
-//! with the app's signing secret.
+//! Verifies Slack's request signatures: `v0=` and the HMAC-SHA256 of `v0:<time>:<body>` in
+//! hexadecimal, with the app's signing secret.
 
 use jiff::Timestamp;
 use ring::hmac;
 
-/// How far Slack's clock and ours may be apart, and how long a request that somebody has recorded
-/// could be sent again, in seconds.
-const SKEW: i64 = 5 * 60;
+/// The allowed difference between Slack's clock and ours, in seconds. It also bounds how long a
+/// recorded request can be replayed.
+const MAX_SKEW_SECONDS: i64 = 5 * 60;
 
-/// Why a request is not taken for Slack's.
+/// Why a request is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    /// A header is missing or not what it should be.
-    #[error("the request has no signature that could be read")]
+    /// A header is missing or malformed.
+    #[error("the request has no readable signature")]
     Malformed,
-    /// It was signed too long ago, or will only be.
-    #[error("the request's time is too far from ours")]
+    /// The timestamp is too far in the past or in the future.
+    #[error("the request's timestamp is outside the allowed clock skew")]
     Stale,
-    /// It was signed with another secret, or is not what was signed.
-    #[error("the signature is wrong")]
-    Wrong,
+    /// The request was signed with another secret, or was changed after signing.
+    #[error("the signature does not match")]
+    Mismatch,
 }
 
-/// Checks signatures.
+/// Verifies signatures.
 #[derive(Debug, Clone)]
 pub(crate) struct Verifier {
     key: hmac::Key,
@@ -34,7 +34,7 @@ impl Verifier {
     }
 
     /// Checks the headers `X-Slack-Request-Timestamp` and `X-Slack-Signature` of a request with
-    /// this body. The comparison takes the same time wherever the two differ.
+    /// this body. The comparison takes constant time.
     pub(crate) fn check(
         &self,
         timestamp: Option<&str>,
@@ -46,20 +46,20 @@ impl Verifier {
             return Err(Error::Malformed);
         };
         let signed_at: i64 = timestamp.parse().map_err(|_| Error::Malformed)?;
-        let tag = signature.strip_prefix("v0=").and_then(bytes).ok_or(Error::Malformed)?;
-        if now.as_second().abs_diff(signed_at) > SKEW.unsigned_abs() {
+        let tag = signature.strip_prefix("v0=").and_then(decode_hex).ok_or(Error::Malformed)?;
+        if now.as_second().abs_diff(signed_at) > MAX_SKEW_SECONDS.unsigned_abs() {
             return Err(Error::Stale);
         }
         let mut signed = Vec::with_capacity(timestamp.len() + body.len() + 4);
         for part in [b"v0:", timestamp.as_bytes(), b":", body] {
             signed.extend_from_slice(part);
         }
-        hmac::verify(&self.key, &signed, &tag).map_err(|_| Error::Wrong)
+        hmac::verify(&self.key, &signed, &tag).map_err(|_| Error::Mismatch)
     }
 }
 
-/// Reads lower-case hexadecimal, as Slack writes it.
-fn bytes(hex: &str) -> Option<Vec<u8>> {
+/// Decodes lower-case hexadecimal, as Slack writes it.
+fn decode_hex(hex: &str) -> Option<Vec<u8>> {
     let digit = |digit: u8| match digit {
         b'0'..=b'9' => Some(digit - b'0'),
         b'a'..=b'f' => Some(digit - b'a' + 10),
@@ -102,15 +102,16 @@ mod tests {
         format!("v0={hex}")
     }
 
-    fn at(second: i64) -> Timestamp {
+    fn time_at(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("a time")
     }
 
     #[test]
-    fn the_example_of_slacks_documentation_is_accepted() {
+    fn example_of_slack_documentation_is_accepted() {
         let signature = "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503";
-        let check =
-            |now| Verifier::new(SECRET).check(Some("1531420618"), Some(signature), BODY, at(now));
+        let check = |now| {
+            Verifier::new(SECRET).check(Some("1531420618"), Some(signature), BODY, time_at(now))
+        };
         assert_eq!(check(1_531_420_618), Ok(()));
         assert_eq!(check(1_531_420_618 + 300), Ok(()));
         assert_eq!(check(1_531_420_618 - 300), Ok(()));
@@ -119,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused() {
+    fn malformed_signature_headers_are_rejected() {
         let check = |timestamp, signature| {
-            Verifier::new(SECRET).check(timestamp, signature, BODY, at(1_531_420_618))
+            Verifier::new(SECRET).check(timestamp, signature, BODY, time_at(1_531_420_618))
         };
         for (timestamp, signature) in [
             (None, None),
@@ -133,16 +134,16 @@ mod tests {
         ] {
             assert_eq!(check(timestamp, signature), Err(Error::Malformed));
         }
-        assert_eq!(check(Some("1531420618"), Some("v0=")), Err(Error::Wrong));
+        assert_eq!(check(Some("1531420618"), Some("v0=")), Err(Error::Mismatch));
         assert_eq!(check(Some("-9223372036854775808"), Some("v0=00")), Err(Error::Stale));
     }
 
-    /// `cases.json` holds what `SignatureVerifier` of Slack's own SDK for Python (`slack_sdk`
-    /// 3.47.0) has said about generated requests: secret, time of the receiver, both headers, body,
-    /// and whether it is valid. A third of them are valid, the others changed or late.
-    /// `scripts/slack/signature_cases.py` makes them, and `./dev slack` compares.
+    /// `cases.json` holds the results of `SignatureVerifier` of Slack's own Python SDK (`slack_sdk`
+    /// 3.47.0) for generated requests: secret, time of the receiver, both headers, body, and
+    /// whether the signature is valid. A third of them are valid; the others are altered or late.
+    /// `scripts/slack/signature_cases.py` generates them, and `./dev slack` compares.
     #[test]
-    fn ours_and_slacks_own_sdk_agree() {
+    fn verifier_agrees_with_slack_sdk() {
         type Case = (String, i64, String, String, String, bool);
         let cases: Vec<Case> =
             serde_json::from_str(include_str!("signature/cases.json")).expect("the cases are JSON");
@@ -156,7 +157,7 @@ mod tests {
                 Some(&timestamp),
                 Some(&signature),
                 body.as_bytes(),
-                at(now),
+                time_at(now),
             );
             assert_eq!(answer.is_ok(), valid, "{timestamp} at {now}, {signature}: {answer:?}");
         }
@@ -164,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ours_and_another_implementation_agree(
+        fn verifier_agrees_with_reference_implementation(
             secret in "[ -~]{1,100}",
             second in 0_i64..4_000_000_000,
             skew in -400_i64..=400,
@@ -182,10 +183,10 @@ mod tests {
                 }
                 _ => false,
             };
-            let answer = Verifier::new(&secret).check(Some(&timestamp), Some(&signature), &sent, at(second + skew));
-            let expected = match (skew.abs() > SKEW, changed) {
+            let answer = Verifier::new(&secret).check(Some(&timestamp), Some(&signature), &sent, time_at(second + skew));
+            let expected = match (skew.abs() > MAX_SKEW_SECONDS, changed) {
                 (true, _) => Err(Error::Stale),
-                (false, true) => Err(Error::Wrong),
+                (false, true) => Err(Error::Mismatch),
                 (false, false) => Ok(()),
             };
             prop_assert_eq!(answer, expected);

@@ -1,6 +1,9 @@
-//! Socket Mode: Slack's deliveries over a connection that we open, where no public address is
-//! there. Each is confirmed after the work queue has it; what is not confirmed, Slack sends again.
-//! None waits for another: a queue that hangs keeps Slack waiting for what is for the queue only.
+//! Socket Mode: Slack's deliveries over a connection that this service opens, for installations
+//! without a public address.
+//!
+//! Each delivery is confirmed after the work queue accepted it. Slack repeats unconfirmed
+//! deliveries. Deliveries do not wait for each other: a stalled queue delays only what has to go
+//! into the queue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,157 +21,158 @@ use tokio_tungstenite::{connect_async, tungstenite::Message};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Shared, commands,
+    commands,
     intake::{Error, Intake},
+    shared::Shared,
     web::Body,
 };
 
-/// Slack pings more often than this; a connection that is silent for longer is lost.
-const SILENCE: Duration = Duration::from_secs(60);
-/// How long making a connection may take, and sending a confirmation.
-const CONNECT: Duration = Duration::from_secs(15);
-/// Deliveries of one connection that are taken at the same time; the next ones wait on the
-/// connection.
-const IN_FLIGHT: usize = 64;
-/// How long a connection is listened to after another one was begun in its place. Slack closes it
-/// ten seconds after its warning.
-const LINGER: Duration = Duration::from_secs(15);
-/// The pause after the first connection that fails; it doubles with each further one.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// A connection that lasted so long was none that failed.
-const LASTED: Duration = Duration::from_secs(30);
+/// Slack pings more often than this. A connection that is silent for longer is lost.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time limit for connecting, and for sending a confirmation.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Deliveries of one connection that are processed at a time. Further ones wait on the connection.
+const MAX_IN_FLIGHT: usize = 64;
+/// How long a replaced connection is still read. Slack closes it ten seconds after its warning.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(15);
+/// The delay after the first failed connection. It doubles with each further failure.
+const MIN_RECONNECT_DELAY: Duration = Duration::from_secs(1);
+/// The longest delay between connections.
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(60);
+/// A connection that lasted this long resets the delay.
+const STABLE_AFTER: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Deserialize)]
-struct Opened {
+struct ConnectionInfo {
     url: String,
 }
 
-/// How a connection has ended (<https://docs.slack.dev/apis/events-api/using-socket-mode#disconnect>).
-enum Ended {
-    /// Slack wanted another one in its place, which has been begun since.
+/// How a connection ended (<https://docs.slack.dev/apis/events-api/using-socket-mode#disconnect>).
+enum SessionEnd {
+    /// Slack requested a replacement, which was started since.
     Replaced,
-    /// Slack has closed it.
+    /// Slack closed it.
     Closed,
     /// Socket Mode was turned off in the app's settings.
     Disabled,
 }
 
-/// Keeps a connection until the service drains; while one takes another's place, both.
+/// Keeps a connection until the service drains, and two of them during a replacement.
 pub(crate) async fn run(shared: Arc<Shared>, intake: Intake, draining: CancellationToken) {
-    let (replace, mut replaced) = mpsc::channel(IN_FLIGHT);
-    let connect = |pause: Duration| {
+    let (replace, mut replacements) = mpsc::channel(MAX_IN_FLIGHT);
+    let connect = |delay: Duration| {
         let (shared, intake, replace) = (&shared, &intake, &replace);
         async move {
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(delay).await;
             let began = Instant::now();
             (session(shared, intake, replace).await, began.elapsed())
         }
     };
     let mut sessions = FuturesUnordered::new();
     sessions.push(connect(Duration::ZERO));
-    let mut failed = PAUSE_MIN;
+    let mut next_delay = MIN_RECONNECT_DELAY;
     loop {
         let (ended, lasted) = tokio::select! {
             () = draining.cancelled() => return,
-            Some(lasted) = replaced.recv() => {
-                tracing::debug!("Slack wants another connection");
-                // At once, unless Slack has not wanted this one either.
-                sessions.push(connect(if lasted < PAUSE_MIN { PAUSE_MIN } else { Duration::ZERO }));
+            Some(lasted) = replacements.recv() => {
+                tracing::debug!("Slack requested a new connection");
+                // At once, unless Slack rejected this connection quickly as well.
+                sessions.push(connect(if lasted < MIN_RECONNECT_DELAY { MIN_RECONNECT_DELAY } else { Duration::ZERO }));
                 continue;
             }
             Some(ended) = sessions.next() => ended,
         };
-        let pause = match ended {
-            Ok(Ended::Replaced) => continue,
-            Ok(Ended::Disabled) => {
+        let delay = match ended {
+            Ok(SessionEnd::Replaced) => continue,
+            Ok(SessionEnd::Disabled) => {
                 tracing::error!(
-                    "Socket Mode is turned off in the app's settings: nothing of Slack is heard"
+                    "Socket Mode is turned off in the app's settings: no deliveries arrive"
                 );
-                PAUSE_MAX
+                MAX_RECONNECT_DELAY
             }
             ended => {
                 if let Err(error) = ended {
-                    tracing::warn!(
-                        error = format!("{error:#}"),
-                        "the connection to Slack has failed"
-                    );
+                    tracing::warn!(error = format!("{error:#}"), "the connection to Slack failed");
                 }
-                if lasted > LASTED {
-                    failed = PAUSE_MIN;
+                if lasted > STABLE_AFTER {
+                    next_delay = MIN_RECONNECT_DELAY;
                 }
-                let pause = failed;
-                failed = (failed * 2).min(PAUSE_MAX);
-                pause
+                let delay = next_delay;
+                next_delay = (next_delay * 2).min(MAX_RECONNECT_DELAY);
+                delay
             }
         };
-        sessions.push(connect(pause));
+        sessions.push(connect(delay));
     }
 }
 
-/// One connection, from its opening to its end. It tells `replace` how long it has lasted when
-/// another one is to take its place, and goes on for a while: what is confirmed and what comes
-/// until the other is there is not lost with it.
+/// Runs one connection from its opening to its end.
+///
+/// When Slack requests a replacement, this sends the connection's age to `replace` and lingers for
+/// a while. Confirmations and deliveries until the replacement is connected are not lost.
 async fn session(
     shared: &Shared,
     intake: &Intake,
     replace: &mpsc::Sender<Duration>,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<SessionEnd> {
     let token = shared.config.slack_app_token.as_ref().context("slack_app_token is not set")?;
     let authorization = format!("Bearer {}", token.expose());
-    let opened: Opened =
-        shared.web.call_as(&authorization, "apps.connections.open", Body::Form(&[])).await?;
+    let opened: ConnectionInfo = shared
+        .web
+        .call_with_authorization(&authorization, "apps.connections.open", Body::Form(&[]))
+        .await?;
     let url = Url::parse(&opened.url)?;
-    let mut asked = url.clone();
+    let mut checked = url.clone();
     let scheme = if url.scheme() == "wss" { "https" } else { "http" };
-    // What Slack names is one of its own hosts; the address holds a ticket.
-    if asked.set_scheme(scheme).is_err() || !shared.web.is_slacks(&asked) {
-        bail!("Slack names an address that is none of its own");
+    // Slack names one of its own hosts. The address holds a ticket.
+    if checked.set_scheme(scheme).is_err() || !shared.web.is_slack_url(&checked) {
+        bail!("Slack named an address that is not its own");
     }
-    let (socket, _) =
-        timeout(CONNECT, connect_async(opened.url.as_str())).await.context("no answer")??;
+    let (socket, _) = timeout(CONNECT_TIMEOUT, connect_async(opened.url.as_str()))
+        .await
+        .context("no response")??;
     tracing::info!("connected to Slack over Socket Mode");
     let began = Instant::now();
     let (mut sink, mut stream) = socket.split();
-    let mut taking = FuturesUnordered::new();
-    // Until when it lingers after its successor was begun.
-    let mut lingers: Option<Instant> = None;
+    let mut processing = FuturesUnordered::new();
+    // When it stops lingering after its successor was started.
+    let mut lingers_until: Option<Instant> = None;
     loop {
-        let silence = lingers.unwrap_or_else(|| Instant::now() + SILENCE);
+        let silence = lingers_until.unwrap_or_else(|| Instant::now() + SILENCE_TIMEOUT);
         tokio::select! {
-            Some(answer) = taking.next() => {
+            Some(answer) = processing.next() => {
                 if let Some(answer) = answer {
-                    let sent = timeout(CONNECT, sink.send(Message::text(answer))).await;
-                    match sent.context("Slack takes no answer") {
+                    let sent = timeout(CONNECT_TIMEOUT, sink.send(Message::text(answer))).await;
+                    match sent.context("Slack accepts no confirmation") {
                         Ok(Ok(())) => {}
-                        _ if lingers.is_some() => return Ok(Ended::Replaced),
+                        _ if lingers_until.is_some() => return Ok(SessionEnd::Replaced),
                         failed => failed??,
                     }
                 }
             }
-            message = timeout_at(silence, stream.next()), if taking.len() < IN_FLIGHT => {
+            message = timeout_at(silence, stream.next()), if processing.len() < MAX_IN_FLIGHT => {
                 let text = match message {
                     Ok(Some(Ok(Message::Text(text)))) => text,
-                    // Pings are answered by the library.
+                    // The library answers pings.
                     Ok(Some(Ok(message))) if !message.is_close() => continue,
-                    _ if lingers.is_some() => return Ok(Ended::Replaced),
-                    Ok(Some(Ok(_))) => return Ok(Ended::Closed),
+                    _ if lingers_until.is_some() => return Ok(SessionEnd::Replaced),
+                    Ok(Some(Ok(_))) => return Ok(SessionEnd::Closed),
                     Ok(Some(Err(error))) => return Err(error.into()),
-                    Ok(None) => bail!("the connection has ended"),
-                    Err(_) => bail!("Slack fell silent"),
+                    Ok(None) => bail!("the connection ended"),
+                    Err(_) => bail!("the connection timed out"),
                 };
                 let envelope: Value = match serde_json::from_str(&text) {
-                    // The next connection is there already, and gets what is not acknowledged here.
-                    Err(_) if lingers.is_some() => return Ok(Ended::Replaced),
+                    // The replacement is connected already, and receives what is not acknowledged
+                    // here.
+                    Err(_) if lingers_until.is_some() => return Ok(SessionEnd::Replaced),
                     envelope => envelope?,
                 };
                 if envelope["type"] != "disconnect" {
-                    taking.push(take(shared, intake, envelope));
-                } else if lingers.is_none() && envelope["reason"] == "link_disabled" {
-                    return Ok(Ended::Disabled);
-                } else if lingers.is_none() {
-                    lingers = Some(Instant::now() + LINGER);
+                    processing.push(process_envelope(shared, intake, envelope));
+                } else if lingers_until.is_none() && envelope["reason"] == "link_disabled" {
+                    return Ok(SessionEnd::Disabled);
+                } else if lingers_until.is_none() {
+                    lingers_until = Some(Instant::now() + LINGER_TIMEOUT);
                     replace.send(began.elapsed()).await?;
                 }
             }
@@ -176,18 +180,18 @@ async fn session(
     }
 }
 
-/// Takes what Slack has sent; what to answer, if it was taken.
-async fn take(shared: &Shared, intake: &Intake, envelope: Value) -> Option<String> {
+/// Processes an envelope. Returns the confirmation, if it was accepted.
+async fn process_envelope(shared: &Shared, intake: &Intake, envelope: Value) -> Option<String> {
     let payload = &envelope["payload"];
     let answers = envelope["accepts_response_payload"] == true;
-    let confirmed = |said: Option<Value>| {
+    let confirmed = |payload_value: Option<Value>| {
         let mut answer = json!({"envelope_id": envelope["envelope_id"]});
-        if let Some(said) = said {
-            answer["payload"] = said;
+        if let Some(payload_value) = payload_value {
+            answer["payload"] = payload_value;
         }
         Some(answer.to_string())
     };
-    let taken = match envelope["type"].as_str() {
+    let accepted = match envelope["type"].as_str() {
         Some("events_api") => intake.event(payload).await,
         Some("interactive") if commands::is_suggestion(payload) => {
             return confirmed(Some(commands::suggest(shared, payload).await));
@@ -200,10 +204,10 @@ async fn take(shared: &Shared, intake: &Intake, envelope: Value) -> Option<Strin
         // E.g. `hello`.
         _ => return None,
     };
-    match taken {
+    match accepted {
         Ok(()) | Err(Error::Malformed(_) | Error::Team(_)) => confirmed(None),
         Err(error) => {
-            tracing::error!(error = %Chain(&error), "a delivery of Slack was not taken");
+            tracing::error!(error = %Chain(&error), "a Slack delivery was not accepted");
             None
         }
     }

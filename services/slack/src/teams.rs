@@ -1,5 +1,5 @@
-//! The workspaces the app is installed in, and the tokens it has there: opened for a call, renewed
-//! before they end.
+//! The workspaces that the app is installed in, with their tokens: unsealed for a call, renewed
+//! before they expire.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,84 +15,99 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, oneshot};
 
 use crate::{
+    error,
     gateway::{Authorization, Caller},
     web::{self, Token, Web, oauth},
 };
 
-/// A token is renewed when it has only so long to go: long enough for whatever is begun with it.
-const RENEW: SignedDuration = SignedDuration::from_mins(30);
-/// How often tokens are looked at while one that has ended keeps its workspace from working.
-pub(crate) const AGAIN: Duration = Duration::from_secs(60);
+/// A token is renewed this long before it expires: long enough for anything that is started with
+/// it.
+const RENEW_BEFORE_EXPIRY: SignedDuration = SignedDuration::from_mins(30);
+/// The retry delay while an expired token keeps its workspace from working.
+pub(crate) const RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// How often it is tried to store what was renewed, and the pause between. A database that is
-/// started again is back by then.
-const STORE_ATTEMPTS: u32 = 20;
-const PAUSE: Duration = Duration::from_secs(1);
+/// Attempts to store renewed tokens, and the delay between them. They outlast a restart of the
+/// database.
+const MAX_STORE_ATTEMPTS: u32 = 20;
+const STORE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Why there is no token.
+/// Why a workspace has no usable token.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The app isn't installed there, or not any more.
+    /// The app is not installed, or no longer.
     #[error("the app is not installed in this workspace")]
     NotInstalled,
-    /// It cannot be found out.
+    /// The installation cannot be read.
     #[error("the installation cannot be read")]
     Store(#[source] construct_store::Error),
-    /// It is there and cannot be opened.
-    #[error("the token cannot be opened")]
-    Sealed(#[source] SealError),
-    /// What was sealed is no token.
-    #[error("what is stored in the token's place is none")]
-    Unreadable,
-    /// The process ends while it is renewed.
+    /// The token cannot be unsealed.
+    #[error("cannot unseal the token")]
+    Unseal(#[source] SealError),
+    /// The unsealed value is not a token.
+    #[error("the stored token is invalid")]
+    InvalidToken,
+    /// The process stopped during the renewal.
     #[error("the renewal of the token was interrupted")]
     Interrupted,
-    /// The workspace is another organization's.
+    /// The workspace belongs to another organization.
     #[error("the workspace is connected to another organization")]
-    Elsewhere,
-    /// It has ended and cannot be renewed.
+    OtherOrganization,
+    /// The token expired and cannot be renewed.
     #[error("the token cannot be renewed")]
     Renewal(#[source] web::Error),
 }
 
-/// A workspace that can be worked in.
+impl From<Error> for error::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Store(error) => error.into(),
+            Error::NotInstalled => Self::Silent(error.to_string()),
+            // The key may be restored, or the app installed again.
+            error => Self::Retryable {
+                reason: Chain(&error).to_string(),
+                retry_after: Some(RETRY_DELAY),
+            },
+        }
+    }
+}
+
+/// A workspace with a usable token.
 #[derive(Debug, Clone)]
 pub(crate) struct Team {
     pub(crate) installation: Installation,
     pub(crate) token: Token,
-    /// In whose name the mesh is asked about it.
+    /// The caller of requests to the mesh about this workspace.
     pub(crate) caller: Caller,
 }
 
-/// All of them. Cheap to clone.
+/// All workspaces. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Teams {
     store: Store,
     web: Web,
     keyring: Arc<Keyring>,
-    /// HTTP's basic authentication of the app; none when it cannot be installed over OAuth.
-    app: Option<SecretString>,
-    /// Of several calls that need a new token, one gets it.
-    renewing: Arc<Mutex<()>>,
+    /// The app's HTTP basic authentication; none when it cannot be installed over OAuth.
+    basic_authentication: Option<SecretString>,
+    /// Of concurrent calls that need a new token, one renews it.
+    renewal_lock: Arc<Mutex<()>>,
     lifecycle: Lifecycle,
 }
 
-/// What is sealed.
+/// The sealed secrets of a workspace.
 struct Tokens {
     token: SecretString,
     refresh: Option<SecretString>,
-    /// The key of the organization's member who has connected the workspace; none: the service's
-    /// own.
+    /// The API key of the member who connected the workspace; none: the service's own.
     gateway: Option<SecretString>,
 }
 
-/// Who has connected a workspace, and what to.
-pub(crate) struct Connected {
-    /// Whose the workspace is from then on.
+/// How a workspace is connected.
+pub(crate) struct WorkspaceConnection {
+    /// The organization that owns the workspace.
     pub(crate) organization: OrganizationId,
-    /// The key of their member; none: the service's own.
+    /// The API key of its member; none: the service's own.
     pub(crate) key: Option<SecretString>,
-    /// The agent that answers there.
+    /// The agent that answers in the workspace.
     pub(crate) agent: String,
 }
 
@@ -101,34 +116,36 @@ impl Teams {
         store: Store,
         web: Web,
         keyring: Arc<Keyring>,
-        app: Option<SecretString>,
+        basic_authentication: Option<SecretString>,
         lifecycle: Lifecycle,
     ) -> Self {
-        Self { store, web, keyring, app, renewing: Arc::default(), lifecycle }
+        Self { store, web, keyring, basic_authentication, renewal_lock: Arc::default(), lifecycle }
     }
 
-    /// A workspace, with a token that can be used.
+    /// Returns a workspace with a usable token.
     pub(crate) async fn team(&self, team: &str) -> Result<Team, Error> {
         let installation = self.installation(team).await?;
         let tokens = self.open(&installation)?;
-        match (installation.expires_at, &tokens.refresh, &self.app) {
-            (Some(expires_at), Some(_), Some(_)) if expires_at < clock::now() + RENEW => {
-                // Slack takes a refresh token once: who asks for a new one has to see it stored,
-                // even when nobody waits for it any more.
+        match (installation.expires_at, &tokens.refresh, &self.basic_authentication) {
+            (Some(expires_at), Some(_), Some(_))
+                if expires_at < clock::now() + RENEW_BEFORE_EXPIRY =>
+            {
+                // Slack accepts a refresh token once. So the renewal is stored even when its caller
+                // no longer waits.
                 let (this, team) = (self.clone(), team.to_owned());
-                let (tell, told) = oneshot::channel();
-                self.lifecycle.spawn_job("renewal of a token", async move {
-                    let _one = this.renewing.lock().await;
-                    // Somebody else may have been faster.
+                let (sender, receiver) = oneshot::channel();
+                self.lifecycle.spawn_job("token renewal", async move {
+                    let _one = this.renewal_lock.lock().await;
+                    // Another call may have been faster.
                     let renewed = match this.installation(&team).await {
                         Ok(installation) => this.renew(installation).await,
                         Err(error) => Err(error),
                     };
-                    let _ = tell.send(renewed);
+                    let _ = sender.send(renewed);
                 });
-                told.await.map_err(|_| Error::Interrupted)?
+                receiver.await.map_err(|_| Error::Interrupted)?
             }
-            _ => team_of(installation, tokens),
+            _ => build_team(installation, tokens),
         }
     }
 
@@ -144,46 +161,46 @@ impl Teams {
         let tokens = self.open(&installation)?;
         let team = installation.team.clone();
         let ended = installation.expires_at.is_some_and(|at| at <= now);
-        let (Some(app), Some(refresh)) = (&self.app, &tokens.refresh) else {
+        let (Some(app), Some(refresh)) = (&self.basic_authentication, &tokens.refresh) else {
             return Err(Error::NotInstalled);
         };
-        if installation.expires_at.is_none_or(|at| at >= now + RENEW) {
-            return team_of(installation, tokens);
+        if installation.expires_at.is_none_or(|at| at >= now + RENEW_BEFORE_EXPIRY) {
+            return build_team(installation, tokens);
         }
         let access = match oauth::refresh(&self.web, app.expose_secret(), refresh.expose_secret())
             .await
         {
             Ok(access) => access,
             Err(error) => {
-                // Another process has used it, and stored what it got.
-                let again = self.installation(&team).await?;
-                if again.revision != installation.revision {
-                    let tokens = self.open(&again)?;
-                    return team_of(again, tokens);
+                // Another process used it, and stored the result.
+                let current = self.installation(&team).await?;
+                if current.revision != installation.revision {
+                    let tokens = self.open(&current)?;
+                    return build_team(current, tokens);
                 }
                 if ended {
                     return Err(Error::Renewal(error));
                 }
-                tracing::warn!(team, error = %Chain(&error), "a token could not be renewed; it is still valid");
-                return team_of(installation, tokens);
+                tracing::warn!(team, error = %Chain(&error), "cannot renew a token; it is still valid");
+                return build_team(installation, tokens);
             }
         };
-        self.store_renewed(
+        self.store_renewed_tokens(
             &installation,
             refresh.expose_secret(),
             &access,
             tokens.gateway.as_ref(),
         )
         .await?;
-        team_of(
+        build_team(
             installation,
             Tokens { token: SecretString::from(access.access_token.expose()), ..tokens },
         )
     }
 
-    /// Puts new tokens in the place of those that were got with a refresh token, which is used up:
-    /// the new ones are nowhere else.
-    async fn store_renewed(
+    /// Replaces the tokens after a renewal. The old refresh token is used up, and the new tokens
+    /// exist nowhere else.
+    async fn store_renewed_tokens(
         &self,
         before: &Installation,
         used: &str,
@@ -196,53 +213,54 @@ impl Teams {
             let now = clock::now();
             let stored = self
                 .store
-                .slack_tokens_replace(team, revision, &sealed, expiry(access, now), now)
+                .slack_tokens_replace(team, revision, &sealed, expires_at(access, now), now)
                 .await;
             attempts += 1;
             match stored {
                 Ok(true) => return Ok(()),
                 Ok(false) => {
-                    let found = match self.installation(team).await {
-                        Err(Error::Store(error)) if attempts < STORE_ATTEMPTS => {
-                            tracing::warn!(team, error = %Chain(&error), "a renewed token could not be stored; it is tried again");
-                            tokio::time::sleep(PAUSE).await;
+                    let current = match self.installation(team).await {
+                        Err(Error::Store(error)) if attempts < MAX_STORE_ATTEMPTS => {
+                            tracing::warn!(team, error = %Chain(&error), "cannot store a renewed token; retrying");
+                            tokio::time::sleep(STORE_RETRY_DELAY).await;
                             continue;
                         }
-                        found => found?,
+                        current => current?,
                     };
                     let same = self
-                        .open(&found)?
+                        .open(&current)?
                         .refresh
                         .is_some_and(|refresh| refresh.expose_secret() == used);
                     if !same {
                         tracing::warn!(
                             team,
-                            "a renewed token was not stored: the app has been installed anew meanwhile"
+                            "a renewed token was not stored: the app was installed again meanwhile"
                         );
                         return Ok(());
                     }
-                    // It has only been encrypted with another master key.
-                    revision = found.revision;
+                    // It was only resealed with another master key.
+                    revision = current.revision;
                 }
-                Err(error) if attempts < STORE_ATTEMPTS => {
-                    tracing::warn!(team, error = %Chain(&error), "a renewed token could not be stored; it is tried again");
-                    tokio::time::sleep(PAUSE).await;
+                Err(error) if attempts < MAX_STORE_ATTEMPTS => {
+                    tracing::warn!(team, error = %Chain(&error), "cannot store a renewed token; retrying");
+                    tokio::time::sleep(STORE_RETRY_DELAY).await;
                 }
                 Err(error) => return Err(Error::Store(error)),
             }
         }
     }
 
-    /// Notes an installation that somebody has agreed to. Gives the workspace's name.
+    /// Stores an authorized installation. Returns the workspace's name.
     ///
     /// # Errors
-    /// [`Error::Elsewhere`] when the workspace is another organization's; nothing is changed then.
+    /// [`Error::OtherOrganization`] when the workspace belongs to another organization; nothing is
+    /// changed then.
     pub(crate) async fn install(
         &self,
         access: &oauth::Access,
-        connected: Connected,
+        connected: WorkspaceConnection,
     ) -> Result<String, Error> {
-        let Connected { organization, key, agent } = connected;
+        let WorkspaceConnection { organization, key, agent } = connected;
         let now = clock::now();
         let team = access.team.as_ref().ok_or(Error::NotInstalled)?;
         let new = NewInstallation {
@@ -255,27 +273,27 @@ impl Teams {
             agent,
             scopes: access.scope.clone(),
             tokens: self.seal(&team.id, access, key.as_ref())?,
-            expires_at: expiry(access, now),
+            expires_at: expires_at(access, now),
         };
         if !self.store.slack_install(&new, now).await.map_err(Error::Store)? {
-            tracing::warn!(team = new.team, organization = %organization, "a workspace of another organization was not connected");
-            return Err(Error::Elsewhere);
+            tracing::warn!(team = new.team, organization = %organization, "refused to connect a workspace of another organization");
+            return Err(Error::OtherOrganization);
         }
         tracing::info!(team = new.team, organization = %organization, "the app was installed");
         Ok(team.name.clone())
     }
 
-    /// Seals anew what is not sealed with the active master key, so that an old one can be taken
-    /// away.
+    /// Reseals tokens that are not sealed with the active master key, so that an old key can be
+    /// removed.
     pub(crate) async fn reseal(&self) {
-        let others = match self.store.slack_sealed_otherwise(self.keyring.active()).await {
-            Ok(others) => others,
+        let outdated = match self.store.slack_sealed_with_other_keys(self.keyring.active()).await {
+            Ok(outdated) => outdated,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "tokens of workspaces could not be looked through");
+                tracing::warn!(error = %Chain(&error), "cannot list workspaces with tokens to reseal");
                 return;
             }
         };
-        for installation in others {
+        for installation in outdated {
             let (team, record) = (&installation.team, Installation::record(&installation.team));
             let Some(sealed) = &installation.tokens else { continue };
             let resealed = self.keyring.open(&record, sealed);
@@ -290,24 +308,24 @@ impl Teams {
                         .await
                         .map_err(Error::Store)
                 }
-                Err(error) => Err(Error::Sealed(error)),
+                Err(error) => Err(Error::Unseal(error)),
             };
             match done {
                 Ok(_) => {
                     tracing::info!(
                         team,
-                        "the tokens of a workspace were encrypted again, with the active master key"
+                        "resealed the tokens of a workspace with the active master key"
                     )
                 }
                 Err(error) => {
-                    tracing::error!(team, error = %Chain(&error), "the tokens of a workspace cannot be encrypted again");
+                    tracing::error!(team, error = %Chain(&error), "cannot reseal the tokens of a workspace");
                 }
             }
         }
     }
 
-    /// Forgets the tokens of a workspace that has removed the app at that time, unless it has
-    /// installed it again since.
+    /// Deletes the tokens of a workspace that removed the app at that time, unless it installed the
+    /// app again since.
     pub(crate) async fn uninstall(
         &self,
         team: &str,
@@ -318,7 +336,7 @@ impl Teams {
         } else {
             tracing::info!(
                 team,
-                "the app was removed from a workspace before it was installed as it is now"
+                "the app was removed from a workspace before its current installation"
             );
         }
         Ok(())
@@ -337,7 +355,7 @@ impl Teams {
         let plain = SecretString::from(plain.to_string());
         self.keyring
             .seal(&Installation::record(team), plain.expose_secret().as_bytes())
-            .map_err(Error::Sealed)
+            .map_err(Error::Unseal)
     }
 
     fn open(&self, installation: &Installation) -> Result<Tokens, Error> {
@@ -345,21 +363,21 @@ impl Teams {
         let plain = self
             .keyring
             .open(&Installation::record(&installation.team), sealed)
-            .map_err(Error::Sealed)?;
+            .map_err(Error::Unseal)?;
         let tokens: Value =
-            serde_json::from_slice(plain.expose_secret()).map_err(|_| Error::Unreadable)?;
+            serde_json::from_slice(plain.expose_secret()).map_err(|_| Error::InvalidToken)?;
         let text = |name: &str| tokens[name].as_str().map(SecretString::from);
         Ok(Tokens {
-            token: text("token").ok_or(Error::Unreadable)?,
+            token: text("token").ok_or(Error::InvalidToken)?,
             refresh: text("refresh"),
             gateway: text("gateway"),
         })
     }
 }
 
-fn team_of(installation: Installation, tokens: Tokens) -> Result<Team, Error> {
+fn build_team(installation: Installation, tokens: Tokens) -> Result<Team, Error> {
     let key = match &tokens.gateway {
-        Some(key) => Some(Authorization::bearer(key.expose_secret()).ok_or(Error::Unreadable)?),
+        Some(key) => Some(Authorization::bearer(key.expose_secret()).ok_or(Error::InvalidToken)?),
         None => None,
     };
     let caller = Caller { organization: installation.organization, key };
@@ -367,6 +385,6 @@ fn team_of(installation: Installation, tokens: Tokens) -> Result<Team, Error> {
     Ok(Team { installation, token, caller })
 }
 
-fn expiry(access: &oauth::Access, now: Timestamp) -> Option<Timestamp> {
+fn expires_at(access: &oauth::Access, now: Timestamp) -> Option<Timestamp> {
     access.expires_in.map(|seconds| now + SignedDuration::from_secs(seconds))
 }

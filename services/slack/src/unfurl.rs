@@ -1,45 +1,40 @@
-//! What is behind the links to tasks that people post.
+//! Previews of links to tasks.
 
 use construct_proto::v1;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Config, Shared, access,
+    access,
+    config::TASK_PLACEHOLDER,
+    error::Error,
     gateway::call,
     home,
-    mention::Trouble,
     mrkdwn::{self, escape},
+    shared::Shared,
     web::chat,
 };
 
-/// Links of one message that are looked at.
-const LINKS: usize = 5;
-const PLACEHOLDER: &str = "{task}";
+/// Links of one message that are unfurled.
+const MAX_LINKS: usize = 5;
 
-/// Where people look at a task.
-pub(crate) fn address(config: &Config, task: &str) -> Option<String> {
-    config.slack_task_url.as_ref().map(|url| url.replace(PLACEHOLDER, task))
-}
-
-/// Shows titles under links to tasks, for members of the workspace.
-pub(crate) async fn show(shared: &Shared, team: &str, event: &Value) -> Result<(), Trouble> {
+/// Attaches titles to links to tasks, for members of the workspace.
+pub(crate) async fn show(shared: &Shared, team: &str, event: &Value) -> Result<(), Error> {
     let Some(pattern) = &shared.config.slack_task_url else { return Ok(()) };
     let team = shared.teams.team(team).await?;
     let user = event["user"].as_str().unwrap_or_default();
-    if access::inside(shared, &team, user).await?.is_err() {
+    if access::check_membership(shared, &team, user).await?.is_err() {
         return Ok(());
     }
-    // With their own key, where they have one: whoever may not see a task any more shows it to
-    // nobody.
+    // With the user's own key, if they have one: nobody may show a task that they may not see.
     let organization = team.installation.organization;
     let by = shared.members.authorization(&team.token.team, organization, user).await?;
     let mut unfurls = Map::new();
-    for link in event["links"].as_array().into_iter().flatten().take(LINKS) {
+    for link in event["links"].as_array().into_iter().flatten().take(MAX_LINKS) {
         let url = link["url"].as_str().unwrap_or_default();
-        let Some(task) = task_of(pattern, url) else { continue };
+        let Some(task) = task_id_in_url(pattern, url) else { continue };
         let request = v1::GetTaskRequest { task: task.to_owned() };
         let request = shared.gateway.request_by(&team.caller, by.as_ref(), request);
-        // A task of somebody else is as absent as one that there never was.
+        // A task without access looks like one that never existed.
         let Ok(found) = call(shared.gateway.tasks().get_task(request)).await else { continue };
         let text = format!("*{}*\n{}", escape(&home::title(&found)), home::summary(&found));
         unfurls.insert(url.to_owned(), json!({"blocks": [mrkdwn::section(&text)]}));
@@ -52,9 +47,9 @@ pub(crate) async fn show(shared: &Shared, team: &str, event: &Value) -> Result<(
         .await?)
 }
 
-/// The id in an address of this form.
-fn task_of<'a>(pattern: &str, url: &'a str) -> Option<&'a str> {
-    let (before, after) = pattern.split_once(PLACEHOLDER)?;
+/// The task id in an address of this form.
+fn task_id_in_url<'a>(pattern: &str, url: &'a str) -> Option<&'a str> {
+    let (before, after) = pattern.split_once(TASK_PLACEHOLDER)?;
     let rest = url.strip_prefix(before)?;
     let id = if after.is_empty() {
         rest.split(['?', '#', '/']).next()?
@@ -68,23 +63,32 @@ fn task_of<'a>(pattern: &str, url: &'a str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::task_of;
+    use super::task_id_in_url;
 
     #[test]
-    fn a_task_is_found_in_addresses_of_the_configured_form_only() {
+    fn task_id_is_read_from_configured_url_form_only() {
         let id = "task_00000000-0000-0000-0000-000000000007";
         assert_eq!(
-            task_of("https://c.example/t/{task}", &format!("https://c.example/t/{id}?tab=1")),
+            task_id_in_url(
+                "https://c.example/t/{task}",
+                &format!("https://c.example/t/{id}?tab=1")
+            ),
             Some(id)
         );
         assert_eq!(
-            task_of("https://c.example/{task}/view", &format!("https://c.example/{id}/view")),
+            task_id_in_url(
+                "https://c.example/{task}/view",
+                &format!("https://c.example/{id}/view")
+            ),
             Some(id)
         );
         assert_eq!(
-            task_of("https://c.example/t/{task}", &format!("https://d.example/t/{id}")),
+            task_id_in_url("https://c.example/t/{task}", &format!("https://d.example/t/{id}")),
             None
         );
-        assert_eq!(task_of("https://c.example/t/{task}", "https://c.example/t/agent_7"), None);
+        assert_eq!(
+            task_id_in_url("https://c.example/t/{task}", "https://c.example/t/agent_7"),
+            None
+        );
     }
 }

@@ -1,9 +1,8 @@
-//! Slack's Web API: how a method is called, and what Slack can answer to any of them. The methods
-//! are in the modules below, one per area.
+//! Slack's Web API: how methods are called, and the responses that any of them can return. The
+//! modules below hold the methods, one per area.
 //!
-//! A call is made once more when Slack was too busy, after as long as it asks for; what fails for
-//! another reason is its caller's to decide, because only the caller knows whether the call may
-//! have had an effect.
+//! A rate-limited call is retried after the requested delay. Other failures are the caller's to
+//! handle, because only the caller knows whether the call may have had an effect.
 
 pub(crate) mod chat;
 pub(crate) mod conversations;
@@ -30,58 +29,57 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::metrics::Metrics;
 
-/// How long one call may take.
+/// The timeout of one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// The longest pause that Slack may ask for and that is waited here; for a longer one the work is
-/// put away.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How often a call is made while Slack says that it is too busy.
-const TRIES: u32 = 4;
-/// The pause after an answer that names none.
-const PAUSE: Duration = Duration::from_secs(1);
-/// How much of an answer is read.
-const MAX_ANSWER: usize = 8 * 1024 * 1024;
+/// The longest delay that is waited here. For a longer one the work is requeued.
+const MAX_RATE_LIMIT_WAIT: Duration = Duration::from_secs(30);
+/// Attempts of a rate-limited call.
+const MAX_ATTEMPTS: u32 = 4;
+/// The delay after a rate limit that names none.
+const DEFAULT_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Bytes of a response that are read at most.
+const MAX_RESPONSE_BYTES: usize = 8 * 1024 * 1024;
 
-/// Why a method did not do what it was to do.
+/// Why a method call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    /// Slack refuses, with this code.
-    #[error("Slack refuses `{method}`: {code}")]
+    /// Slack refused, with this code.
+    #[error("Slack refused `{method}`: {code}")]
     Refused {
         /// The method.
         method: &'static str,
-        /// Slack's word for why.
+        /// Slack's error code.
         code: String,
     },
-    /// Slack wants to be left alone for longer than one waits here. Nothing was done.
-    #[error("Slack asks for a pause of {after:?} before the next `{method}`")]
+    /// The delay until the next call is longer than is waited here. Nothing was done.
+    #[error("Slack limits `{method}`: retry after {retry_after:?}")]
     Limited {
         /// The method.
         method: &'static str,
-        /// For how long.
-        after: Duration,
+        /// The delay until the next call.
+        retry_after: Duration,
     },
-    /// Whether the call had an effect is not known.
-    #[error("Slack has not answered `{method}` as it should: {what}")]
+    /// The outcome of the call is unknown.
+    #[error("unexpected response to `{method}`: {reason}")]
     Unknown {
         /// The method.
         method: &'static str,
-        /// What happened instead.
-        what: String,
+        /// What happened.
+        reason: String,
     },
-    /// Its caller may not go on. Nothing was done.
-    #[error("`{method}` is not called any more")]
+    /// The caller lost the right to continue. Nothing was done.
+    #[error("`{method}` was not called: the lease was lost")]
     Stopped {
         /// The method.
         method: &'static str,
     },
-    /// There is no token for the workspace, or it cannot be used.
+    /// The workspace has no usable token.
     #[error("the app has no token for this workspace")]
     NoToken,
 }
 
 impl Error {
-    /// Which kind it is, for what is counted.
+    /// The kind of error, for metrics.
     const fn kind(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "refused",
@@ -92,7 +90,7 @@ impl Error {
         }
     }
 
-    /// Slack's word for why it refuses.
+    /// Slack's error code, if it refused.
     pub(crate) fn code(&self) -> Option<&str> {
         match self {
             Self::Refused { code, .. } => Some(code),
@@ -100,55 +98,55 @@ impl Error {
         }
     }
 
-    /// Whether the token is of no use any more, whatever is asked with it.
+    /// Whether the token is permanently invalid.
     pub(crate) fn is_revoked(&self) -> bool {
-        let gone =
+        let revoked_codes =
             ["invalid_auth", "account_inactive", "token_revoked", "not_authed", "app_uninstalled"];
-        self.code().is_some_and(|code| gone.contains(&code)) || *self == Self::NoToken
+        self.code().is_some_and(|code| revoked_codes.contains(&code)) || *self == Self::NoToken
     }
 
-    /// Whether Slack has refused a message for what it looks like.
-    pub(crate) fn is_shape(&self) -> bool {
-        let shapes = [
+    /// Whether Slack rejected a message for its format or size.
+    pub(crate) fn is_invalid_content(&self) -> bool {
+        let content_codes = [
             "invalid_blocks",
             "msg_blocks_too_long",
             "msg_too_long",
             "invalid_blocks_format",
             "too_many_blocks",
         ];
-        self.code().is_some_and(|code| shapes.contains(&code))
+        self.code().is_some_and(|code| content_codes.contains(&code))
     }
 
-    /// Whether the same call may succeed later, with nobody changing anything.
+    /// Whether the same call may succeed later without any change.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Limited { .. } | Self::Unknown { .. } => true,
             Self::NoToken | Self::Stopped { .. } => false,
             Self::Refused { code, .. } => {
-                let passing = [
+                let transient_codes = [
                     "internal_error",
                     "fatal_error",
                     "service_unavailable",
                     "request_timeout",
                     "token_expired",
                 ];
-                passing.contains(&code.as_str())
+                transient_codes.contains(&code.as_str())
             }
         }
     }
 }
 
-/// Says whether a call may still be made: asked before each attempt, because pauses between them
-/// outlast leases.
-pub(crate) type Leave<'a> = &'a (dyn Fn() -> bool + Send + Sync);
+/// Returns whether a call may still be made. Checked before each attempt, because delays between
+/// attempts outlast leases.
+pub(crate) type MayContinue<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
 /// The client. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Web {
     client: reqwest::Client,
     base: Arc<Url>,
-    /// Until when a method must not be called with a workspace's token. Slack limits each method in
-    /// each workspace.
+    /// The time before which a method must not be called with a workspace's token. Slack limits
+    /// each method per workspace.
     pauses: Arc<Mutex<HashMap<(&'static str, String), Instant>>>,
     metrics: Metrics,
 }
@@ -162,7 +160,7 @@ pub(crate) struct Token {
     pub(crate) secret: SecretString,
 }
 
-/// What every answer says.
+/// The common part of all responses.
 #[derive(Debug, Deserialize)]
 struct Envelope {
     ok: bool,
@@ -170,20 +168,20 @@ struct Envelope {
     error: Option<String>,
 }
 
-/// What a request carries.
+/// The body of a request.
 pub(crate) enum Body<'a> {
     /// For methods that take JSON.
     Json(Value),
-    /// For those that don't.
+    /// For methods that take a form.
     Form(&'a [(&'a str, &'a str)]),
 }
 
 impl Web {
-    /// A client of the API at `base`, which ends with a slash. It follows no redirect, so that a
-    /// token goes nowhere else.
+    /// Creates a client of the API at `base`, which ends with a slash. It follows no redirects, so
+    /// that a token goes nowhere else.
     ///
     /// # Errors
-    /// When the address is none, or the machine has no certificate authorities.
+    /// When the address is invalid, or the machine has no certificate authorities.
     pub(crate) fn new(base: &str, metrics: Metrics) -> anyhow::Result<Self> {
         let client = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
@@ -195,14 +193,13 @@ impl Web {
         Ok(Self { client, base: Arc::new(Url::parse(base)?), pauses: Arc::default(), metrics })
     }
 
-    /// The HTTP client, for what is fetched from addresses that Slack names.
+    /// The HTTP client, for addresses that Slack names.
     pub(crate) const fn client(&self) -> &reqwest::Client {
         &self.client
     }
 
-    /// Whether an address that Slack has named lies where a token may be sent: at Slack's own
-    /// hosts, or where the API is.
-    pub(crate) fn is_slacks(&self, url: &Url) -> bool {
+    /// Whether a token may be sent to an address: to Slack's own hosts, or to the host of the API.
+    pub(crate) fn is_slack_url(&self, url: &Url) -> bool {
         let same = url.scheme() == self.base.scheme() && url.host_str() == self.base.host_str();
         let host = url.host_str().unwrap_or_default();
         same || (url.scheme() == "https" && (host == "slack.com" || host.ends_with(".slack.com")))
@@ -218,38 +215,38 @@ impl Web {
         self.call_while(token, method, body, &|| true).await
     }
 
-    /// The same while there is leave to.
+    /// Like [`Web::call`], while `may_continue` allows it.
     pub(crate) async fn call_while<T: DeserializeOwned>(
         &self,
         token: &Token,
         method: &'static str,
         body: Body<'_>,
-        leave: Leave<'_>,
+        may_continue: MayContinue<'_>,
     ) -> Result<T, Error> {
-        self.wait(method, &token.team).await?;
-        let mut tries = 1;
+        self.wait_for_rate_limit(method, &token.team).await?;
+        let mut attempts = 1;
         loop {
-            if !leave() {
+            if !may_continue() {
                 return Err(Error::Stopped { method });
             }
             match self
                 .attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body)
                 .await
             {
-                Err(Error::Limited { method, after }) => {
-                    self.pause(method, &token.team, after);
-                    if tries >= TRIES || after > LONGEST_PAUSE {
-                        return Err(Error::Limited { method, after });
+                Err(Error::Limited { method, retry_after }) => {
+                    self.set_pause(method, &token.team, retry_after);
+                    if attempts >= MAX_ATTEMPTS || retry_after > MAX_RATE_LIMIT_WAIT {
+                        return Err(Error::Limited { method, retry_after });
                     }
-                    tries += 1;
-                    sleep(after).await;
+                    attempts += 1;
+                    sleep(retry_after).await;
                 }
-                done => return done,
+                result => return result,
             }
         }
     }
 
-    /// Calls a method once, with nothing said about limits: for what may as well be left out.
+    /// Calls a method once, without waiting for rate limits: for optional calls.
     pub(crate) async fn call_once<T: DeserializeOwned>(
         &self,
         token: &Token,
@@ -259,19 +256,19 @@ impl Web {
         if let Some(until) = self.paused_until(method, &token.team) {
             return Err(Error::Limited {
                 method,
-                after: until.saturating_duration_since(Instant::now()),
+                retry_after: until.saturating_duration_since(Instant::now()),
             });
         }
-        let done =
+        let result =
             self.attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body).await;
-        if let Err(Error::Limited { after, .. }) = &done {
-            self.pause(method, &token.team, *after);
+        if let Err(Error::Limited { retry_after, .. }) = &result {
+            self.set_pause(method, &token.team, *retry_after);
         }
-        done
+        result
     }
 
-    /// Calls a method that wants something else than a workspace's token.
-    pub(crate) async fn call_as<T: DeserializeOwned>(
+    /// Calls a method that needs another authorization than a workspace's token.
+    pub(crate) async fn call_with_authorization<T: DeserializeOwned>(
         &self,
         authorization: &str,
         method: &'static str,
@@ -280,11 +277,11 @@ impl Web {
         self.attempt(method, authorization, &body).await
     }
 
-    async fn wait(&self, method: &'static str, team: &str) -> Result<(), Error> {
+    async fn wait_for_rate_limit(&self, method: &'static str, team: &str) -> Result<(), Error> {
         let Some(until) = self.paused_until(method, team) else { return Ok(()) };
-        let after = until.saturating_duration_since(Instant::now());
-        if after > LONGEST_PAUSE {
-            return Err(Error::Limited { method, after });
+        let retry_after = until.saturating_duration_since(Instant::now());
+        if retry_after > MAX_RATE_LIMIT_WAIT {
+            return Err(Error::Limited { method, retry_after });
         }
         sleep_until(until).await;
         Ok(())
@@ -297,9 +294,9 @@ impl Web {
         pauses.get(&(method, team.to_owned())).copied()
     }
 
-    fn pause(&self, method: &'static str, team: &str, after: Duration) {
+    fn set_pause(&self, method: &'static str, team: &str, retry_after: Duration) {
         let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
-        pauses.insert((method, team.to_owned()), Instant::now() + after);
+        pauses.insert((method, team.to_owned()), Instant::now() + retry_after);
     }
 
     async fn attempt<T: DeserializeOwned>(
@@ -309,9 +306,13 @@ impl Web {
         body: &Body<'_>,
     ) -> Result<T, Error> {
         let began = Instant::now();
-        let done = self.exchange(method, authorization, body).await;
-        self.metrics.call(method, done.as_ref().err().map_or("", Error::kind), began.elapsed());
-        done
+        let result = self.exchange(method, authorization, body).await;
+        self.metrics.record_call(
+            method,
+            result.as_ref().err().map_or("", Error::kind),
+            began.elapsed(),
+        );
+        result
     }
 
     async fn exchange<T: DeserializeOwned>(
@@ -320,7 +321,7 @@ impl Web {
         authorization: &str,
         body: &Body<'_>,
     ) -> Result<T, Error> {
-        let unknown = |what: String| Error::Unknown { method, what };
+        let unknown = |reason: String| Error::Unknown { method, reason };
         let url = self.base.join(method).map_err(|error| unknown(error.to_string()))?;
         let request = self.client.post(url).header(AUTHORIZATION, authorization);
         let request = match body {
@@ -341,7 +342,7 @@ impl Web {
             request.send().await.map_err(|error| unknown(error.without_url().to_string()))?;
         let status = response.status();
         if status == StatusCode::TOO_MANY_REQUESTS {
-            return Err(limited(method, &response));
+            return Err(rate_limited_error(method, &response));
         }
         if !status.is_success() {
             return Err(unknown(format!("HTTP status {status}")));
@@ -351,8 +352,10 @@ impl Web {
             response.chunk().await.map_err(|error| unknown(error.without_url().to_string()))?
         {
             answer.extend_from_slice(&chunk);
-            if answer.len() > MAX_ANSWER {
-                return Err(unknown(format!("the answer has more than {MAX_ANSWER} bytes")));
+            if answer.len() > MAX_RESPONSE_BYTES {
+                return Err(unknown(format!(
+                    "the answer has more than {MAX_RESPONSE_BYTES} bytes"
+                )));
             }
         }
         let envelope: Envelope =
@@ -360,7 +363,7 @@ impl Web {
         if !envelope.ok {
             let code = envelope.error.unwrap_or_else(|| "unknown_error".to_owned());
             if code == "ratelimited" || code == "rate_limited" {
-                return Err(Error::Limited { method, after: PAUSE });
+                return Err(Error::Limited { method, retry_after: DEFAULT_RETRY_DELAY });
             }
             return Err(Error::Refused { method, code });
         }
@@ -368,9 +371,12 @@ impl Web {
     }
 }
 
-/// How long Slack wants to be left alone.
-fn limited(method: &'static str, response: &reqwest::Response) -> Error {
-    let after =
+/// The error of a rate-limited response.
+fn rate_limited_error(method: &'static str, response: &reqwest::Response) -> Error {
+    let retry_after =
         response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    Error::Limited { method, after: after.map_or(PAUSE, Duration::from_secs) }
+    Error::Limited {
+        method,
+        retry_after: retry_after.map_or(DEFAULT_RETRY_DELAY, Duration::from_secs),
+    }
 }

@@ -1,5 +1,5 @@
-//! What is taken from the work queue: a question is written down and acknowledged, everything else
-//! is dealt with at once.
+//! Processes deliveries from the work queue. A mention is stored and acknowledged; everything else
+//! is processed at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,24 +11,25 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
-    Shared, actions, commands, home,
-    intake::{self, Unreadable},
-    mention::Trouble,
-    tell, unfurl,
+    actions, commands,
+    error::Error,
+    failure_notice, home,
+    intake::{self, PayloadError},
+    shared::Shared,
+    unfurl,
 };
 
-/// Deliveries worked on at the same time.
-const IN_FLIGHT: usize = 32;
-/// How soon a delivery that could not be dealt with is tried again; for what is no question it
-/// doubles with each try.
-const AGAIN: Duration = Duration::from_secs(2);
-/// The longest such pause.
-const AGAIN_MAX: Duration = Duration::from_secs(60);
-/// How often something that is no question is tried: with these pauses for an hour, which outlasts
+/// Deliveries that are processed at a time.
+const MAX_IN_FLIGHT: usize = 32;
+/// The delay before a failed delivery is retried. It doubles with each attempt, except for events.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
+/// The longest retry delay.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// Attempts to process an action or a command. With these delays they span an hour, which outlasts
 /// a restart of everything.
-const TRIES: u32 = 64;
+const MAX_ATTEMPTS: u32 = 64;
 
-/// Takes deliveries.
+/// Processes deliveries.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     bus: Bus,
@@ -39,112 +40,113 @@ impl Worker {
         Self { shared, bus }
     }
 
-    /// Takes deliveries until the service drains.
+    /// Processes deliveries until the service drains.
     pub(crate) async fn run(self, lifecycle: Lifecycle) -> anyhow::Result<()> {
         let mut deliveries =
-            self.bus.consume_slack(ConsumeOptions::new(IN_FLIGHT, lifecycle.draining()));
+            self.bus.consume_slack(ConsumeOptions::new(MAX_IN_FLIGHT, lifecycle.draining()));
         while let Some(delivery) = deliveries.next().await {
             let shared = Arc::clone(&self.shared);
-            lifecycle.spawn_job("delivery", async move { take(&shared, delivery).await });
+            lifecycle
+                .spawn_job("delivery", async move { process_delivery(&shared, delivery).await });
         }
         Ok(())
     }
 }
 
-async fn take(shared: &Shared, delivery: Delivery<mesh::SlackDelivery>) {
-    let Delivery { message, delivery: tries, receipt, .. } = delivery;
-    let alive = receipt.keep_alive();
+async fn process_delivery(shared: &Shared, delivery: Delivery<mesh::SlackDelivery>) {
+    let Delivery { message, delivery: attempts, receipt, .. } = delivery;
+    let keep_alive = receipt.keep_alive();
     let is_event = message.kind == SlackKind::Event.as_str();
-    let payload = intake::payload(&shared.keyring, &message);
-    let done = match &payload {
-        Ok(payload) => deal_with(shared, &message, payload).await,
-        // Somebody may put the master key back.
-        Err(error @ Unreadable::Sealed(_)) => {
-            Err(Trouble::Later { what: Chain(error).to_string(), after: None })
+    let payload = intake::open_payload(&shared.keyring, &message);
+    let result = match &payload {
+        Ok(payload) => dispatch(shared, &message, payload).await,
+        // The master key may be restored.
+        Err(error @ PayloadError::Unseal(_)) => {
+            Err(Error::Retryable { reason: Chain(error).to_string(), retry_after: None })
         }
-        Err(error @ Unreadable::Json(_)) => Err(Trouble::Mute(Chain(error).to_string())),
+        Err(error @ PayloadError::Json(_)) => Err(Error::Silent(Chain(error).to_string())),
     };
-    match done {
+    match result {
         Ok(()) => {
-            drop(alive);
+            drop(keep_alive);
             receipt.ack().await;
         }
-        // A question is never dropped.
-        Err(Trouble::Later { what, after }) if is_event || tries < TRIES => {
-            tracing::debug!(what, kind = message.kind, "a delivery is tried again");
-            let pause = if is_event { AGAIN } else { pause(tries) };
-            drop(alive);
-            receipt.nak(pause.max(after.unwrap_or_default())).await;
+        // An event is never dropped.
+        Err(Error::Retryable { reason, retry_after }) if is_event || attempts < MAX_ATTEMPTS => {
+            tracing::debug!(reason, kind = message.kind, "a delivery is retried");
+            let delay = if is_event { RETRY_DELAY } else { retry_delay(attempts) };
+            drop(keep_alive);
+            receipt.nak(delay.max(retry_after.unwrap_or_default())).await;
         }
-        Err(trouble) => {
-            tracing::warn!(error = %Chain(&trouble), kind = message.kind, team = message.team, "a delivery came to nothing");
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), kind = message.kind, team = message.team, "a delivery failed permanently");
             if !is_event && let Ok(payload) = payload {
-                tell::failed(shared, &message.team, &payload, &trouble).await;
+                failure_notice::report_failure(shared, &message.team, &payload, &error).await;
             }
-            drop(alive);
+            drop(keep_alive);
             receipt.ack().await;
         }
     }
 }
 
-/// The pause after so many tries.
-fn pause(tries: u32) -> Duration {
-    AGAIN.saturating_mul(1 << tries.clamp(1, 6) >> 1).min(AGAIN_MAX)
+/// The retry delay after this number of attempts.
+fn retry_delay(attempts: u32) -> Duration {
+    RETRY_DELAY.saturating_mul(1 << attempts.clamp(1, 6) >> 1).min(MAX_RETRY_DELAY)
 }
 
-async fn deal_with(
+async fn dispatch(
     shared: &Shared,
     delivery: &mesh::SlackDelivery,
     payload: &Value,
-) -> Result<(), Trouble> {
+) -> Result<(), Error> {
     let team = delivery.team.as_str();
     match delivery.kind.parse() {
         Ok(SlackKind::Event) => {
             let event = &payload["event"];
             match event["type"].as_str() {
-                Some("app_mention" | "message") => question(shared, team, event).await,
+                Some("app_mention" | "message") => record_mention(shared, team, event).await,
                 Some("app_uninstalled") => {
-                    Ok(shared.teams.uninstall(team, happened(payload)).await?)
+                    Ok(shared.teams.uninstall(team, event_time(payload)).await?)
                 }
                 Some("tokens_revoked") => {
-                    // Tokens of persons are none of ours.
-                    let ours =
+                    // Tokens of users are not used by this service.
+                    let has_bot_tokens =
                         event["tokens"]["bot"].as_array().is_some_and(|bots| !bots.is_empty());
-                    if ours {
-                        Ok(shared.teams.uninstall(team, happened(payload)).await?)
+                    if has_bot_tokens {
+                        Ok(shared.teams.uninstall(team, event_time(payload)).await?)
                     } else {
                         Ok(())
                     }
                 }
                 Some("app_home_opened") => {
-                    bounded(home::show(shared, team, event["user"].as_str()).await)
+                    without_retry(home::show(shared, team, event["user"].as_str()).await)
                 }
-                Some("link_shared") => bounded(unfurl::show(shared, team, event).await),
+                Some("link_shared") => without_retry(unfurl::show(shared, team, event).await),
                 _ => Ok(()),
             }
         }
-        Ok(SlackKind::Action) => actions::take(shared, team, payload).await,
-        Ok(SlackKind::Command) => commands::take(shared, team, &delivery.key, payload).await,
-        Err(error) => Err(Trouble::Mute(error.to_string())),
+        Ok(SlackKind::Action) => actions::process(shared, team, payload).await,
+        Ok(SlackKind::Command) => commands::process(shared, team, &delivery.key, payload).await,
+        Err(error) => Err(Error::Silent(error.to_string())),
     }
 }
 
-/// When an event happened, at the latest: Slack says the second.
-fn happened(envelope: &Value) -> Timestamp {
+/// The latest time at which an event can have happened. Slack's resolution is one second.
+fn event_time(envelope: &Value) -> Timestamp {
     let second = envelope["event_time"].as_i64();
     second.and_then(|second| Timestamp::new(second, 999_999_999).ok()).unwrap_or_else(clock::now)
 }
 
-/// What is only shown is not tried again for ever.
-fn bounded(done: Result<(), Trouble>) -> Result<(), Trouble> {
-    done.map_err(|trouble| match trouble {
-        Trouble::Later { what, .. } => Trouble::Mute(what),
-        trouble => trouble,
+/// Makes an error permanent: what is only displayed is not retried forever.
+fn without_retry(result: Result<(), Error>) -> Result<(), Error> {
+    result.map_err(|error| match error {
+        Error::Retryable { reason, .. } => Error::Silent(reason),
+        error => error,
     })
 }
 
-/// Writes a question down, unless it is known.
-async fn question(shared: &Shared, team: &str, event: &Value) -> Result<(), Trouble> {
+/// Stores a mention, unless it is stored already.
+async fn record_mention(shared: &Shared, team: &str, event: &Value) -> Result<(), Error> {
     let text = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
     if !intake::is_question(event) {
         return Ok(());
@@ -152,7 +154,7 @@ async fn question(shared: &Shared, team: &str, event: &Value) -> Result<(), Trou
     let installation = match shared.store.slack_installation(team).await {
         Ok(installation) => installation,
         Err(construct_store::Error::NotFound { .. }) => {
-            return Err(Trouble::Mute("the app is not installed in this workspace".to_owned()));
+            return Err(Error::Silent("the app is not installed in this workspace".to_owned()));
         }
         Err(error) => return Err(error.into()),
     };
@@ -171,7 +173,7 @@ async fn question(shared: &Shared, team: &str, event: &Value) -> Result<(), Trou
     if shared.store.slack_mention_put(&new, clock::now()).await? {
         shared.due.notify_one();
     } else {
-        tracing::debug!(channel = new.key.channel, ts = new.key.ts, "a mention is known already");
+        tracing::debug!(channel = new.key.channel, ts = new.key.ts, "a mention is stored already");
     }
     Ok(())
 }
@@ -181,16 +183,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_question_is_tried_for_an_hour_and_soon_at_first() {
-        let pauses: Vec<u64> = (1..TRIES).map(|tries| pause(tries).as_secs()).collect();
+    fn retries_of_actions_span_an_hour_and_start_early() {
+        let pauses: Vec<u64> =
+            (1..MAX_ATTEMPTS).map(|attempts| retry_delay(attempts).as_secs()).collect();
         assert_eq!(pauses[..6], [2, 4, 8, 16, 32, 60]);
         assert!((3_500..3_700).contains(&pauses.iter().sum::<u64>()), "{pauses:?}");
     }
 
     #[test]
-    fn an_event_happened_within_the_second_that_slack_says() {
+    fn event_time_is_the_end_of_the_reported_second() {
         let at = |second| Timestamp::from_second(second).expect("it is a time");
-        let happened = happened(&serde_json::json!({"event_time": 1_760_000_000}));
+        let happened = event_time(&serde_json::json!({"event_time": 1_760_000_000}));
         assert!(happened >= at(1_760_000_000) && happened < at(1_760_000_001), "{happened}");
     }
 }

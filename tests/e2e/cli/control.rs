@@ -287,7 +287,7 @@ async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
 
     // A task that cannot be read is put aside, and stays there until somebody asks for another try.
     let task = conversation.id();
-    mesh.database.spoil(id, true).await;
+    mesh.database.corrupt_task(id, true).await;
     conversation.say("hello").await;
     until("the task to be put aside", PATIENCE, async || {
         let why = construct(&mesh, &["why", task], "").await;
@@ -299,7 +299,7 @@ async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
     })
     .await;
     run(&mesh, &format!("task get {task}"), "", 0, &["last error:", "UNREADABLE"]).await;
-    mesh.database.spoil(id, false).await;
+    mesh.database.corrupt_task(id, false).await;
     check(
         &mesh,
         &[

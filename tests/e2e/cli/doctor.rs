@@ -68,10 +68,10 @@ async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
     assert!(dead.remedy.contains("construct dead list"), "{dead:?}");
 
     // A task that cannot be looked at.
-    mesh.database.spoil(task, true).await;
+    mesh.database.corrupt_task(task, true).await;
     conversation.say("hello").await;
     found(&mesh, "tasks.parked", Severity::Warning, "failed: 1").await;
-    mesh.database.spoil(task, false).await;
+    mesh.database.corrupt_task(task, false).await;
 
     // A service that is not there, and what that keeps from going on.
     mesh.kill(Service::Interpreter).unwrap();

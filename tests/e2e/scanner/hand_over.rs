@@ -41,7 +41,7 @@ async fn hand_over(mesh: &Mesh, scan: &str, candidate: &str) -> String {
 
 /// Hand-overs of which nobody has noted that the mesh was told.
 async fn untold(mesh: &Mesh) -> Vec<String> {
-    let untold = mesh.database.store().hand_overs_untold(Timestamp::now(), 10).await.unwrap();
+    let untold = mesh.database.store().hand_overs_unpublished(Timestamp::now(), 10).await.unwrap();
     untold.iter().map(|hand_over| hand_over.id.to_string()).collect()
 }
 

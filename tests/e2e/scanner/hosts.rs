@@ -89,7 +89,7 @@ async fn is_left_alone(fault: fn(u32) -> Fault, seconds: u32) -> bool {
         let waits = until("the scan to wait for the host", PATIENCE, async || {
             let status = get(&mesh, &scan).await.status.unwrap();
             let over = Timestamp::now().as_second() >= reset;
-            let waits = status.reason.contains("limit of requests");
+            let waits = status.reason.contains("rate limit");
             if waits || over {
                 Ok(Some(status).filter(|_| waits && !over))
             } else {

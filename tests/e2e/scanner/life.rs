@@ -240,7 +240,7 @@ async fn what_held_of_an_earlier_answer_outlives_a_repair_that_fails() {
     mesh.scripted_agent("o", &turns).await.unwrap();
     let scan = create(&mesh, of("octo/ledger", "o")).await;
     let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
-    assert!(status.reason.contains("the exploration has ended"), "{status:?}");
+    assert!(status.reason.contains("the exploration failed"), "{status:?}");
 }
 
 #[tokio::test]
@@ -299,7 +299,7 @@ async fn an_exploration_ends_with_its_budget_its_turns_or_its_time() {
         ),
         (
             limits(v1::ScanLimits { timeout: Some(soon), ..Default::default() }, "slow"),
-            "it took longer than it may",
+            "it exceeded its time limit",
         ),
     ];
     for (spec, why) in cases {

@@ -123,7 +123,7 @@ async fn two_requests_with_one_key_leave_one_scan_and_no_task_beside_it() {
         )
         .await;
     let waiting = async |event: &str| {
-        until(event, PATIENCE, async || match mesh.database.waiting(event).await {
+        until(event, PATIENCE, async || match mesh.database.waiting_statements(event).await {
             0 => Err("nobody waits"),
             _ => Ok(()),
         })

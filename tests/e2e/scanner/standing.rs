@@ -29,7 +29,7 @@ pub(super) async fn standing(mesh: &Mesh, github: &GitHubServer, phase: v1::Scan
         }
         Survey | Checking => {
             until("the end of the phase to be written", PATIENCE, async || {
-                match mesh.database.waiting("PgSleep").await {
+                match mesh.database.waiting_statements("PgSleep").await {
                     0 => Err("nobody writes it"),
                     _ => Ok(()),
                 }

@@ -83,14 +83,14 @@ async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key(
     let thread = ask(&mesh, &slack, ANN, "before").await;
     answered(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
     slack.command(&mesh, ANN, CHANNEL, "link nonsense").await.unwrap();
-    told(&slack, &mut heard, "That code is not good").await;
+    told(&slack, &mut heard, "That code is invalid").await;
     let reading = code(&mesh, v1::Role::Member, &["tasks:read"]).await;
     slack.command(&mesh, ANN, CHANNEL, &format!("link {reading}")).await.unwrap();
-    told(&slack, &mut heard, "cannot ask anything").await;
+    told(&slack, &mut heard, "cannot ask questions").await;
     // Nor may a guest become somebody.
     let unused = code(&mesh, v1::Role::Member, &["tasks:write"]).await;
     slack.command(&mesh, GUEST, CHANNEL, &format!("link {unused}")).await.unwrap();
-    told(&slack, &mut heard, "members of this workspace only").await;
+    told(&slack, &mut heard, "only help members of this workspace").await;
 
     // A viewer is one here, too.
     let viewing = code(&mesh, v1::Role::Viewer, &["tasks:write"]).await;
@@ -104,7 +104,7 @@ async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key(
     slack.command(&mesh, ANN, CHANNEL, &format!("link `{unused}`")).await.unwrap();
     told(&slack, &mut heard, "In Construct you are").await;
     slack.command(&mesh, CARL, CHANNEL, &format!("link {unused}")).await.unwrap();
-    told(&slack, &mut heard, "That code is not good").await;
+    told(&slack, &mut heard, "That code is invalid").await;
     slack.command(&mesh, ANN, CHANNEL, "me").await.unwrap();
     told(&slack, &mut heard, "In Construct you are").await;
 
@@ -167,9 +167,9 @@ async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key(
         v1::RevokeApiKeyRequest { api_key: hers[0].clone(), ..v1::RevokeApiKeyRequest::default() };
     client.keys().revoke_api_key(revoke).await.unwrap();
     let thread = ask(&mesh, &slack, ANN, "without a key").await;
-    answered(&slack, CHANNEL, &thread, "does not accept your key any more").await;
+    answered(&slack, CHANNEL, &thread, "no longer accepts your key").await;
     slack.command(&mesh, ANN, CHANNEL, "unlink").await.unwrap();
-    told(&slack, &mut heard, "I have forgotten who you are").await;
+    told(&slack, &mut heard, "I have unlinked your Construct account").await;
     let thread = ask(&mesh, &slack, ANN, "after").await;
     answered(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
 

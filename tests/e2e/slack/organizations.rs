@@ -105,7 +105,7 @@ async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_o
     )
     .await;
     let (status, words) = slack.join(&mesh, TEAM, reading.trim(), "").await.unwrap();
-    assert!(status == 403 && words.contains("may too little"), "{status} {words}");
+    assert!(status == 403 && words.contains("too few permissions"), "{status} {words}");
     let (status, words) =
         slack.join(&mesh, TEAM, &code(&mesh, &red).await, "nobody").await.unwrap();
     assert!(status == 404 && words.contains("has no agent"), "{status} {words}");

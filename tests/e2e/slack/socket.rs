@@ -183,7 +183,7 @@ async fn while_the_work_queue_hangs_or_is_gone_nothing_is_confirmed_and_nothing_
         .await;
         until("the queue to be given up", PATIENCE, async || {
             let log = mesh.log(Service::Slack);
-            let lost = log.matches("a delivery of Slack was not taken").count();
+            let lost = log.matches("a Slack delivery was not accepted").count();
             if lost >= if gone { 86 } else { 43 } { Ok(()) } else { Err(lost) }
         })
         .await;

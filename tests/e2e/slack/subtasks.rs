@@ -111,7 +111,7 @@ async fn a_button_of_another_task_decides_nothing_and_a_call_can_be_rejected() {
     assert_eq!(slack.send_action(&mesh, &forged).await.unwrap(), 200);
     until("the wrong button to be refused", PATIENCE, async || {
         let log = mesh.log(Service::Slack);
-        if log.contains("a decision was asked for in a thread of another task") {
+        if log.contains("the approval belongs to a task of another thread") {
             Ok(())
         } else {
             Err(log)
@@ -198,14 +198,14 @@ async fn a_suspended_task_says_so_in_its_thread_and_goes_on_when_it_is_resumed()
     .await;
     let conversation = mesh.client().unwrap().conversation(&task);
     conversation.suspend().await;
-    answered(&slack, CHANNEL, &thread, "suspended this task").await;
+    answered(&slack, CHANNEL, &thread, "This task is suspended").await;
     mesh.resume(Service::Providers).unwrap();
     conversation.resume().await;
     answered(&slack, CHANNEL, &thread, "The answer.").await;
     let edits = slack.calls("chat.update");
     let suspended = edits
         .iter()
-        .filter(|edit| edit.arguments.to_string().contains("suspended this task"))
+        .filter(|edit| edit.arguments.to_string().contains("This task is suspended"))
         .count();
     assert_eq!(suspended, 1, "{edits:?}");
     no_complaints(&slack);
@@ -239,7 +239,7 @@ async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and
     ask(&mesh, &slack, CARL, Some(&thread), "how far is it?").await;
     shows(&slack, &thread, 1, &["how far is it?"]).await;
     until("the first question to leave it to the second", PATIENCE, async || {
-        let asked = mesh.database.store().slack_mentions_of(TEAM, ANN, 10).await.unwrap();
+        let asked = mesh.database.store().slack_mentions_by_user(TEAM, ANN, 10).await.unwrap();
         let rarely = Timestamp::now() + SignedDuration::from_secs(20);
         if asked[0].next_look.is_some_and(|next| next > rarely) { Ok(()) } else { Err(asked) }
     })

@@ -43,7 +43,7 @@ macro_rules! partitioned {
                 format!(
                     concat!("{}.cmd.task.", $verb, ".{}.{}"),
                     ROOT,
-                    partition_token(partition::of(self.task)),
+                    partition_token(partition::for_task(self.task)),
                     self.task
                 )
             }
@@ -57,7 +57,7 @@ macro_rules! partitioned {
                 let partition = tokens.next()?;
                 let task = tokens.value::<TaskId>()?;
                 tokens.end()?;
-                if partition != partition_token(partition::of(task)) {
+                if partition != partition_token(partition::for_task(task)) {
                     return Err(Invalid::new("the task belongs to another partition", subject));
                 }
                 Ok(Self { task })

@@ -307,7 +307,7 @@ async fn every_service_can_do_its_work() {
         .await
         .expect("a wake");
     within("what passes", tapped.next()).await.expect("the tap goes on");
-    let mut tasks = reconciler.consume_tasks(partition::of(task), options(8));
+    let mut tasks = reconciler.consume_tasks(partition::for_task(task), options(8));
     unrefused(&reconciler, next(&mut tasks)).await.receipt.ack().await;
 
     let (model, code) =

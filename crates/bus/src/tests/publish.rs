@@ -529,7 +529,7 @@ async fn headers_tell_a_passer_by_what_a_message_is() {
     assert!(header("Nats-Msg-Id").is_some());
     assert_eq!(header(BLOB), None);
 
-    let partition = construct_domain::partition::of(task(1));
+    let partition = construct_domain::partition::for_task(task(1));
     let mut consumer = bus.consume_tasks(partition, options(1));
     assert_eq!(next(&mut consumer).await.message, TaskMessage::Result(result(task(1), 4).into()));
 }

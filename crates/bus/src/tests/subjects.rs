@@ -39,7 +39,7 @@ const ORG: &str = "org_00000000-0000-7000-8000-000000000001";
 
 #[test]
 fn every_subject_is_what_people_tap_and_reads_back() {
-    let partition = partition::of(task(7));
+    let partition = partition::for_task(task(7));
     reads_back(
         &TaskWake::new(task(7)),
         &format!("construct.v1.cmd.task.wake.{partition:02}.{TASK}"),
@@ -147,8 +147,8 @@ fn event_types_of_one_and_two_words_make_as_many_tokens() {
 #[test]
 fn a_task_in_the_subject_of_another_partition_is_refused() {
     let subject = TaskWake::new(task(7)).subject();
-    let own = format!(".{:02}.", partition::of(task(7)));
-    let other = format!(".{:02}.", (partition::of(task(7)) + 1) % partition::COUNT);
+    let own = format!(".{:02}.", partition::for_task(task(7)));
+    let other = format!(".{:02}.", (partition::for_task(task(7)) + 1) % partition::COUNT);
     assert!(TaskWake::parse(&subject.replace(&own, &other)).is_err());
 }
 

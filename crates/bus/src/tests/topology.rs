@@ -24,11 +24,11 @@ fn stored<A: Stored>(address: &A) -> (Stream, String) {
 
 #[test]
 fn a_journal_is_kept_longer_than_a_script_can_wait_for_people_and_what_it_refers_to_longer_still() {
-    use construct_domain::{approval::APPROVAL_LIMIT, decide::CODE_DEADLINE};
+    use construct_domain::{approval::APPROVAL_TIMEOUT, decide::CODE_TIMEOUT};
     let journal =
         streams().iter().find(|row| row.stream == Stream::Journal).expect("there is one").max_age;
     // A script that is gone on with at the last moment runs once more.
-    assert!(journal > APPROVAL_LIMIT + 2 * CODE_DEADLINE);
+    assert!(journal > APPROVAL_TIMEOUT + 2 * CODE_TIMEOUT);
     assert!(blob::KEPT > journal);
 }
 

@@ -186,7 +186,7 @@ async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() 
 async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
-    let (task, number) = (task(1), partition::of(task(1)));
+    let (task, number) = (task(1), partition::for_task(task(1)));
     bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
     let kept = Kept::of(&mut server, Stream::Task).await;
     let bus_before = connected(&server).await;
@@ -217,7 +217,7 @@ async fn a_queue_that_cannot_be_looked_through_keeps_nothing_in_another_one_from
         let error = unseen.look(&bus.inner.jetstream).await.expect_err("a queue is gone");
         assert!(error.to_string().contains(Stream::Model.name()), "{error}");
     }
-    let mut consumer = bus.consume_tasks(partition::of(task), options(4));
+    let mut consumer = bus.consume_tasks(partition::for_task(task), options(4));
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
     again.receipt.ack().await;
@@ -228,7 +228,7 @@ async fn a_consumer_whose_folder_is_gone_is_made_anew() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = super::tasks_of_first_partition().next().expect("there are some");
-    let number = partition::of(task);
+    let number = partition::for_task(task);
     bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
     fs::remove_dir_all(of_consumer(&server, &topology::task_consumer(number).durable)).unwrap();
     bus.ensure_topology().await.expect("it is made anew");
@@ -268,7 +268,7 @@ async fn a_consumer_that_cannot_be_made_keeps_no_other_from_being_so() {
 async fn a_consumer_that_cannot_be_made_keeps_no_message_of_another_one_from_being_found() {
     let mut server = NatsServer::start().await;
     let (bus, task) = among_lost_ones(&mut server, 2).await;
-    let number = partition::of(task);
+    let number = partition::for_task(task);
     refuse(&server, &bus, (number + 1) % partition::COUNT).await;
     let stop = CancellationToken::new();
     let keeping = tokio::spawn(server.bus_of(User::Reconciler).await.keep_topology(stop.clone()));
@@ -337,7 +337,7 @@ async fn a_result_that_cannot_be_read_makes_way_for_others_that_can() {
     unseen.look(&reconciler.inner.jetstream).await.expect("the server answers");
     assert!(unseen.is_empty(), "the first one can be read");
     let bus = connected(&server).await;
-    let mut consumer = bus.consume_tasks(partition::of(tasks[0]), options(4));
+    let mut consumer = bus.consume_tasks(partition::for_task(tasks[0]), options(4));
     next(&mut consumer).await.receipt.ack().await;
     let nothing = tokio::time::timeout(LOOKED, consumer.next()).await;
     assert!(nothing.is_err(), "the server got better: {nothing:?}");
@@ -365,7 +365,7 @@ async fn among_lost_ones(server: &mut NatsServer, messages: usize) -> (Bus, Task
     all.bring_back(server).await;
 
     let bus = connected(server).await;
-    let mut consumer = bus.consume_tasks(partition::of(tasks[0]), options(4));
+    let mut consumer = bus.consume_tasks(partition::for_task(tasks[0]), options(4));
     let mut deliveries = Vec::new();
     for _ in &tasks {
         deliveries.push(next(&mut consumer).await);
@@ -389,7 +389,7 @@ const LOOKED: Duration = Duration::from_secs(2);
 async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_lost() {
     let mut server = NatsServer::start().await;
     let (bus, task) = among_lost_ones(&mut server, 2).await;
-    let mut consumer = bus.consume_tasks(partition::of(task), options(4));
+    let mut consumer = bus.consume_tasks(partition::for_task(task), options(4));
     look_twice(&bus).await;
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
@@ -400,7 +400,7 @@ async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_l
 async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_under_way_for_ever() {
     let mut server = NatsServer::start().await;
     let (bus, task) = among_lost_ones(&mut server, 3).await;
-    let mut consumer = bus.consume_tasks(partition::of(task), options(4));
+    let mut consumer = bus.consume_tasks(partition::for_task(task), options(4));
     let mut unseen = Unseen::with_patience(LOOKED.mul_f32(1.5));
     for _ in 0..2 {
         unseen.look(&bus.inner.jetstream).await.expect("the server answers");

@@ -1,61 +1,63 @@
-//! Scripts that wait for people or subtasks: put away, gone on with, or ended, and what becomes of
-//! the questions.
+//! Scripts that wait for people or subtasks are suspended, resumed or ended, and their approvals
+//! closed.
 
-use super::{CODE_DEADLINE, Draft, Effect, FIRST_CHECK};
+use super::{CODE_TIMEOUT, Draft, Effect, MIN_CHECK_INTERVAL};
 use crate::{
     StepId,
-    approval::{APPROVAL_LIMIT, ApprovalState, Asked, AskedCall, Closed},
+    approval::{APPROVAL_TIMEOUT, ApprovalCall, ApprovalRequest, ApprovalState, ClosedApproval},
     message::CodeResult,
     subtask::AwaitedCall,
     task::{Phase, Step, StepState},
 };
 
 impl Draft<'_> {
-    /// The scripts wait for people or subtasks. If they are not wanted any more, or have used up
-    /// the time for decisions already, what is known of them is their result.
-    pub(super) fn parked(
+    /// The scripts wait for people or subtasks. If they are no longer wanted, or the time for
+    /// approvals is over, their known results end the step.
+    pub(super) fn suspend_script(
         &mut self,
         step: Step,
         calls: &[String],
-        asked: Vec<Asked>,
+        requests: Vec<ApprovalRequest>,
         awaits: Vec<AwaitedCall>,
         results: Vec<CodeResult>,
     ) {
-        if matches!(step.state, StepState::Cancelling { .. }) || self.now >= step.approvals_expire()
+        if matches!(step.state, StepState::Cancelling { .. })
+            || self.now >= step.approvals_expire_at()
         {
-            return self.end_parked(step.id, calls, results);
+            return self.end_suspended(step.id, calls, results);
         }
-        let waits: Vec<AskedCall> = asked.iter().map(|asked| asked.call.clone()).collect();
+        let waits: Vec<ApprovalCall> =
+            requests.iter().map(|request| request.call.clone()).collect();
         let known = &self.d.task.approvals;
-        self.d.asked = asked
+        self.d.approval_requests = requests
             .into_iter()
-            .filter(|asked| !known.iter().any(|known| known.call == asked.call))
+            .filter(|request| !known.iter().any(|known| known.call == request.call))
             .collect();
-        // A subtask may have ended since its parent was last looked at, and that have been noticed
-        // by somebody for whom the scripts still ran. So it is looked at again when it stands in
-        // the row that they wait.
+        // A subtask may have ended since its parent was last reconciled, and its wake may have
+        // found a script that still ran. So the task is reconciled again once its row says that it
+        // waits.
         self.d.task.subtasks = None;
         self.d.task.step =
-            Some(Step { state: StepState::Parked { waits, awaits, results }, ..step });
+            Some(Step { state: StepState::Suspended { waits, awaits, results }, ..step });
     }
 
-    /// Goes on with scripts that are put away, when something they wait for has come.
-    pub(super) fn settle_parked(
+    /// Resumes suspended scripts when something that they wait for has arrived.
+    pub(super) fn settle_suspended(
         &mut self,
         step: Step,
-        waits: &[AskedCall],
+        waits: &[ApprovalCall],
         awaits: &[AwaitedCall],
     ) {
-        let is_decided = |call: &AskedCall| {
+        let is_decided = |call: &ApprovalCall| {
             let mut known = self.d.task.approvals.iter().filter(|approval| approval.call == *call);
             known.any(|approval| approval.state != ApprovalState::Pending)
         };
-        let at_work = self.d.task.subtasks.as_deref();
+        let running = self.d.task.subtasks.as_deref();
         let is_over =
-            |call: &AwaitedCall| at_work.is_some_and(|at_work| call.is_over(at_work, self.now));
+            |call: &AwaitedCall| running.is_some_and(|running| call.is_over(running, self.now));
         if waits.iter().any(is_decided)
             || awaits.iter().any(is_over)
-            || self.now >= step.approvals_expire()
+            || self.now >= step.approvals_expire_at()
         {
             return self.resume_step(step);
         }
@@ -63,37 +65,49 @@ impl Draft<'_> {
             if waits.is_empty() { Phase::AwaitSubtasks } else { Phase::AwaitApproval };
         let until = awaits.iter().map(|call| call.until).min();
         self.d.task.next_wake = match until {
-            Some(_) if at_work.is_none() => Some(self.now),
-            until => Some(until.unwrap_or(step.approvals_expire()).min(step.approvals_expire())),
+            Some(_) if running.is_none() => Some(self.now),
+            until => {
+                Some(until.unwrap_or(step.approvals_expire_at()).min(step.approvals_expire_at()))
+            }
         };
     }
 
-    pub(super) fn end_parked(&mut self, step: StepId, calls: &[String], results: Vec<CodeResult>) {
+    pub(super) fn end_suspended(
+        &mut self,
+        step: StepId,
+        calls: &[String],
+        results: Vec<CodeResult>,
+    ) {
         self.d.task.step = None;
-        // What it has only just asked is not asked any more.
-        self.d.asked.clear();
+        // What it just requested is not asked any more.
+        self.d.approval_requests.clear();
         self.d.effects.push(Effect::EndCode(step));
-        self.append_results(calls, results, "cancelled while it waited; the script was not begun");
+        self.append_results(
+            calls,
+            results,
+            "cancelled while it waited; the script was not started",
+        );
     }
 
-    /// Ends the questions that nobody needs to answer any more. `before` is the step the questions
-    /// are of.
+    /// Closes approvals that need no decision any more. `before` is the step they belong to.
     pub(super) fn close_approvals(&mut self, before: Option<&Step>) {
         let Some(before) = before else { return };
-        let expired = self.now >= before.approvals_expire();
+        let expired = self.now >= before.approvals_expire_at();
         let after = self.d.task.step.as_ref().filter(|after| after.id == before.id);
-        let over = |call: &AskedCall| match after.map(|after| &after.state) {
-            Some(StepState::Parked { waits, .. }) => !waits.iter().any(|waited| waited.is_at(call)),
+        let is_over = |call: &ApprovalCall| match after.map(|after| &after.state) {
+            Some(StepState::Suspended { waits, .. }) => {
+                !waits.iter().any(|waited| waited.is_same_call(call))
+            }
             Some(_) => expired,
             None => true,
         };
         let state = if expired { ApprovalState::Expired } else { ApprovalState::Cancelled };
-        let words = if expired {
-            format!("nobody decided within {} days", APPROVAL_LIMIT.as_secs() / (24 * 60 * 60))
+        let reason = if expired {
+            format!("not decided within {} days", APPROVAL_TIMEOUT.as_secs() / (24 * 60 * 60))
         } else if after.is_some() {
-            "the script does not ask for it any more".to_owned()
+            "the script no longer asks for it".to_owned()
         } else {
-            "the script is over".to_owned()
+            "the script has ended".to_owned()
         };
         let pending = self
             .d
@@ -101,20 +115,20 @@ impl Draft<'_> {
             .approvals
             .iter()
             .filter(|approval| approval.state == ApprovalState::Pending);
-        let closed = pending.filter(|approval| over(&approval.call));
-        self.d.closed = closed
-            .map(|approval| Closed { id: approval.id, state, words: words.clone() })
+        let closed = pending.filter(|approval| is_over(&approval.call));
+        self.d.closed_approvals = closed
+            .map(|approval| ClosedApproval { id: approval.id, state, reason: reason.clone() })
             .collect();
     }
 
-    /// Has scripts gone on with that waited for people or subtasks. It stays the same step, because
-    /// its journal is known by that.
+    /// Resumes scripts that waited for people or subtasks. The step stays the same, because its
+    /// journal is stored under the step's id.
     pub(super) fn resume_step(&mut self, step: Step) {
-        let state = StepState::InFlight { deadline: self.now + CODE_DEADLINE };
+        let state = StepState::InFlight { deadline: self.now + CODE_TIMEOUT };
         let step = Step { round: step.round + 1, resumed: Some(self.now), state, ..step };
         self.d.task.step = Some(step.clone());
         self.d.task.subtasks = None;
-        self.d.task.next_wake = Some(self.now + FIRST_CHECK);
+        self.d.task.next_wake = Some(self.now + MIN_CHECK_INTERVAL);
         self.d.effects.push(Effect::ExecuteCode(step));
     }
 }

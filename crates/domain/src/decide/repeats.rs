@@ -1,4 +1,4 @@
-//! A model that runs in circles: the same scripts with the same results, again and again.
+//! Detects a model that runs the same scripts with the same results again and again.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -8,19 +8,20 @@ use crate::{
     task::{STUCK, TurnOutcome},
 };
 
-/// The same scripts with the same results so many times in a row are a loop. The first one of a
-/// turn is said to the model, the second one ends the turn. Scripts that look at something which
-/// takes its time give the same a few times as well, and the model can wait within a script, so
-/// that more patience would only cost money.
-pub const REPEATS: u32 = 3;
+/// Number of identical results in a row that count as a loop. The first loop of a turn warns the
+/// model, the second ends the turn.
+///
+/// Scripts that poll something also give the same result a few times. The model can wait within a
+/// script, so a higher number would only cost money.
+pub const MAX_REPEATS: u32 = 3;
 
-/// What a model is told that runs in circles.
-const TOLD: &str = "The last three times you ran the same script and it gave the same result. Running it again will not change that. Try \
+/// Tells a model that it repeats itself.
+const LOOP_NOTICE: &str = "The last three times you ran the same script and it gave the same result. Running it again will not change that. Try \
                     something else, wait within one script if something takes its time, or answer with what you know and what is \
                     missing. If it happens again, your turn ends.";
 
-/// What scripts ask for, as a number. It is compared only with others of the same turn, so that a
-/// hash which another release counts differently costs one more round.
+/// Hash of the scripts. It is only compared with others of the same turn, so a different hash in
+/// another release costs one more round.
 fn digest_of_scripts(blocks: &[Block]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for call in code_calls(blocks) {
@@ -29,8 +30,8 @@ fn digest_of_scripts(blocks: &[Block]) -> u64 {
     hasher.finish()
 }
 
-/// The same of scripts with what they gave. The ids of calls and how long tools took differ each
-/// time and say nothing.
+/// Hash of the scripts with their results. The ids of calls and the duration of tools differ each
+/// time and are left out.
 fn digest_of_results(scripts: u64, results: &[CodeResult]) -> u64 {
     let mut hasher = DefaultHasher::new();
     scripts.hash(&mut hasher);
@@ -41,33 +42,33 @@ fn digest_of_results(scripts: u64, results: &[CodeResult]) -> u64 {
 }
 
 impl Draft<'_> {
-    /// Notes what the model wants to run.
-    pub(super) fn note_scripts(&mut self, blocks: &[Block]) {
+    /// Records the scripts that the model wants to run.
+    pub(super) fn record_scripts(&mut self, blocks: &[Block]) {
         if let Some(turn) = &mut self.d.task.turn {
             turn.repeats.scripts = digest_of_scripts(blocks);
         }
     }
 
-    /// Compares what scripts gave with what they gave before; to be called when their results are
-    /// in the transcript.
-    pub(super) fn note_results(&mut self, results: &[CodeResult]) {
+    /// Compares the results of scripts with their previous ones. Call it when the results are in
+    /// the transcript.
+    pub(super) fn record_results(&mut self, results: &[CodeResult]) {
         let Some(turn) = &mut self.d.task.turn else { return };
         let repeats = &mut turn.repeats;
         let now = digest_of_results(repeats.scripts, results);
         repeats.count =
             if repeats.count > 0 && repeats.last == now { repeats.count + 1 } else { 1 };
         repeats.last = now;
-        if repeats.count < REPEATS {
+        if repeats.count < MAX_REPEATS {
             return;
         }
         repeats.count = 0;
-        if !std::mem::replace(&mut repeats.told, true) {
-            return self.append(Source::System, vec![Block::Text(TOLD.to_owned())]);
+        if !std::mem::replace(&mut repeats.warned, true) {
+            return self.append(Source::System, vec![Block::Text(LOOP_NOTICE.to_owned())]);
         }
-        let words = format!(
-            "the model ran the same script with the same result {REPEATS} times in a row, twice"
+        let message = format!(
+            "the model ran the same script with the same result {MAX_REPEATS} times in a row, twice"
         );
-        self.fail(STUCK, words);
+        self.fail(STUCK, message);
         self.end_turn(TurnOutcome::Failed);
     }
 }

@@ -5,8 +5,8 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     AgentId, ApprovalId, OrganizationId, TaskId,
-    approval::{Approval, ApprovalState, AskedCall},
-    context::{Entry, Outline},
+    approval::{Approval, ApprovalCall, ApprovalState},
+    context::{Outline, OutlineEntry},
     message::{self, CodeCall, Content},
     money::tokens_of_content,
     subtask::AwaitedCall,
@@ -27,29 +27,29 @@ mod turns;
 /// workers.
 struct World {
     task: Task,
-    /// Each with the count of what was asked for when it was accepted.
-    queue: Vec<(Queued, u32)>,
-    asked_for: u32,
-    /// The count when a cancel or rewind was asked for: what was queued before goes with it.
+    /// Queued messages, each with the intent count when it was accepted.
+    queue: Vec<(QueuedMessage, u32)>,
+    intents: u32,
+    /// The intent count when a cancel or rewind was requested. Messages queued before are dropped.
     drop_before: u32,
     transcript: Vec<(Source, Vec<Block>)>,
-    /// For each of these, whether it was put aside.
-    aside: Vec<bool>,
-    /// And its id.
-    ids_said: Vec<MessageId>,
+    /// Whether each message of the transcript is superseded.
+    superseded: Vec<bool>,
+    /// The ids of the transcript's messages.
+    message_ids: Vec<MessageId>,
     ended: Vec<EndedTurn>,
     dropped: usize,
-    /// Every step that was commanded, with how often.
-    commanded: BTreeMap<StepId, u32>,
+    /// Every step with a command, and how often it was sent.
+    commands_sent: BTreeMap<StepId, u32>,
     code_steps: Vec<StepId>,
-    /// Every question, with the step it is of.
+    /// Every approval, with its step.
     approvals: Vec<(StepId, Approval)>,
-    /// The subtasks that are at work.
-    at_work: Vec<TaskId>,
-    /// Whether there is no money for model calls.
+    /// The running subtasks.
+    running_subtasks: Vec<TaskId>,
+    /// Whether no budget is left for model calls.
     broke: bool,
-    /// Those that hold, the newest last.
-    compacted: Vec<Compacted>,
+    /// The compactions in effect, the newest last.
+    compacted: Vec<ContextCompaction>,
     now: Timestamp,
     ids: u128,
 }
@@ -82,17 +82,17 @@ impl World {
                 context: Context::default(),
             },
             queue: Vec::new(),
-            asked_for: 0,
+            intents: 0,
             drop_before: 0,
             transcript: Vec::new(),
-            aside: Vec::new(),
-            ids_said: Vec::new(),
+            superseded: Vec::new(),
+            message_ids: Vec::new(),
             ended: Vec::new(),
             dropped: 0,
-            commanded: BTreeMap::new(),
+            commands_sent: BTreeMap::new(),
             code_steps: Vec::new(),
             approvals: Vec::new(),
-            at_work: Vec::new(),
+            running_subtasks: Vec::new(),
             broke: false,
             compacted: Vec::new(),
             now: Timestamp::UNIX_EPOCH,
@@ -100,8 +100,8 @@ impl World {
         }
     }
 
-    /// A message was sent, and the model is asked.
-    fn asking() -> Self {
+    /// A task with a message and a model call in flight.
+    fn with_model_call() -> Self {
         let mut world = Self::new();
         world.send();
         world.decide(Event::Wake);
@@ -113,8 +113,8 @@ impl World {
         Uuid::from_u128(self.ids)
     }
 
-    fn fresh(&mut self) -> Fresh {
-        Fresh {
+    fn new_entropy(&mut self) -> Entropy {
+        Entropy {
             step: StepId::from_uuid(self.uuid()),
             title_step: StepId::from_uuid(self.uuid()),
             messages: [MessageId::from_uuid(self.uuid()), MessageId::from_uuid(self.uuid())],
@@ -123,65 +123,65 @@ impl World {
     }
 
     fn send(&mut self) -> MessageId {
-        self.send_as(false)
+        self.send_message(false)
     }
 
-    fn send_as(&mut self, interrupts: bool) -> MessageId {
+    fn send_message(&mut self, interrupts: bool) -> MessageId {
         let message = MessageId::from_uuid(self.uuid());
-        self.asked_for += 1;
-        self.queue.push((Queued { message, interrupts }, self.asked_for));
+        self.intents += 1;
+        self.queue.push((QueuedMessage { message, interrupts }, self.intents));
         message
     }
 
     fn cancel(&mut self) {
-        self.asked_for += 1;
-        self.drop_before = self.asked_for;
+        self.intents += 1;
+        self.drop_before = self.intents;
         self.task.cancel = Some("enough".to_owned());
     }
 
-    fn rewind(&mut self, place: i64) -> bool {
-        self.rewind_to(place, false)
+    fn rewind(&mut self, position: i64) -> bool {
+        self.rewind_to(position, false)
     }
 
-    /// Asks for the transcript to be put aside from this place on, or from the one after it, if the
-    /// model sees it, as the store does.
-    fn rewind_to(&mut self, place: i64, keep: bool) -> bool {
-        let at = usize::try_from(place - 1).expect("places begin with 1");
+    /// Requests a rewind to this position, or to the one after it (`keep`), if the model sees it,
+    /// as the store does.
+    fn rewind_to(&mut self, position: i64, keep: bool) -> bool {
+        let at = usize::try_from(position - 1).expect("places begin with 1");
         let Some((_, blocks)) = self.transcript.get(at) else { return false };
-        if self.aside[at] || self.task.rewind.is_some_and(|pending| pending <= place) {
+        if self.superseded[at] || self.task.rewind.is_some_and(|pending| pending <= position) {
             return false;
         }
-        let from = message::cut(place, blocks, keep);
-        self.asked_for += 1;
-        self.drop_before = self.asked_for;
+        let from = message::cut_position(position, blocks, keep);
+        self.intents += 1;
+        self.drop_before = self.intents;
         self.task.rewind = Some(self.task.rewind.map_or(from, |pending| pending.min(from)));
         true
     }
 
-    /// What a model is shown.
-    fn shown(&self) -> Vec<&(Source, Vec<Block>)> {
-        self.places().map(|at| &self.transcript[at]).collect()
+    /// The messages that a model sees.
+    fn visible_messages(&self) -> Vec<&(Source, Vec<Block>)> {
+        self.visible_indices().map(|at| &self.transcript[at]).collect()
     }
 
-    /// Where in the transcript that is.
-    fn places(&self) -> impl Iterator<Item = usize> {
+    /// The indices of the messages that a model sees.
+    fn visible_indices(&self) -> impl Iterator<Item = usize> {
         let is_shown = |at: &usize| {
-            let place = *at as i64 + 1;
-            let stays = |compacted: &Compacted| {
-                place > compacted.through || compacted.kept.contains(&place)
+            let position = *at as i64 + 1;
+            let stays = |compacted: &ContextCompaction| {
+                position > compacted.through || compacted.kept.contains(&position)
             };
-            !self.aside[*at] && self.compacted.last().is_none_or(stays)
+            !self.superseded[*at] && self.compacted.last().is_none_or(stays)
         };
         (0..self.transcript.len()).filter(is_shown)
     }
 
-    /// The outline as the store gives it.
+    /// The outline as the store loads it.
     fn outline(&self) -> Outline {
         let entry = |at: usize| {
             let (source, blocks) = &self.transcript[at];
             let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
-            Entry {
-                message: self.ids_said[at],
+            OutlineEntry {
+                message: self.message_ids[at],
                 position: at as i64 + 1,
                 source: *source,
                 results: blocks.iter().any(is_result),
@@ -189,48 +189,50 @@ impl World {
             }
         };
         let summary = self.compacted.last().map_or(0, |compacted| compacted.tokens);
-        Outline { summary, shown: self.places().map(entry).collect() }
+        Outline { summary, shown: self.visible_indices().map(entry).collect() }
     }
 
-    /// What it is estimated at.
+    /// The estimated tokens of the outline.
     fn size(&self) -> i64 {
         let outline = self.outline();
         outline.shown.iter().map(|entry| entry.tokens).sum::<i64>() + outline.summary
     }
 
-    /// The message that is next, as the store finds it.
-    fn next(&self) -> Option<Queued> {
+    /// The next queued message, as the store selects it.
+    fn next_queued(&self) -> Option<QueuedMessage> {
         let first = self.queue.iter().map(|(queued, _)| *queued);
         first.clone().find(|queued| queued.interrupts).or_else(|| first.into_iter().next())
     }
 
     fn decide(&mut self, event: Event) -> Decision {
-        let fresh = self.fresh();
+        let fresh = self.new_entropy();
         let asking = self.task.step.as_ref().map(|step| step.id);
         let of_step = self.approvals.iter().filter(|(step, _)| Some(*step) == asking);
         self.task.approvals = of_step.map(|(_, approval)| approval.clone()).collect();
-        // As the store reads them. A result is decided about from what is remembered.
-        let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
-        let looks = matches!(event, Event::Wake) && self.task.step.as_ref().is_some_and(awaits);
-        self.task.subtasks = looks.then(|| self.at_work.clone());
-        let queued = self.next();
+        // As the store loads them. A result is decided with the cached task.
+        let awaits = |step: &Step| matches!(&step.state, StepState::Suspended { awaits, .. } if !awaits.is_empty());
+        let load_subtasks =
+            matches!(event, Event::Wake) && self.task.step.as_ref().is_some_and(awaits);
+        self.task.subtasks = load_subtasks.then(|| self.running_subtasks.clone());
+        let queued = self.next_queued();
         self.task.context.transcript = self.size();
         self.task.context.queued = 80;
         let mut decision = decide(&self.task, queued, event.clone(), self.now, fresh);
-        if decision.wants_outline {
+        if decision.needs_outline {
             self.task.context.outline = Some(self.outline());
             decision = decide(&self.task, queued, event.clone(), self.now, fresh);
-            assert!(!decision.wants_outline, "it is there");
+            assert!(!decision.needs_outline, "it is there");
         }
-        // As the store refuses a commit that begins a call there is no money for.
-        let begins = |effect: &Effect| match effect {
+        // As the store rejects a commit that starts a call without budget.
+        let starts_call = |effect: &Effect| match effect {
             Effect::InvokeModel(step) | Effect::Compact(step) => asking != Some(step.id),
             Effect::MakeTitle(_) => true,
             _ => false,
         };
-        if self.broke && decision.effects.iter().any(begins) {
-            decision = decide_without_money(&self.task, queued, event, self.now, fresh, "no money");
-            assert!(!decision.effects.iter().any(begins), "{decision:?}");
+        if self.broke && decision.effects.iter().any(starts_call) {
+            decision =
+                decide_without_budget(&self.task, queued, event, self.now, fresh, "no money");
+            assert!(!decision.effects.iter().any(starts_call), "{decision:?}");
             let ended = decision.ended.as_ref().map(|ended| ended.message);
             assert!(
                 ended.is_none() || ended != decision.admitted.map(|(message, _)| message),
@@ -241,18 +243,18 @@ impl World {
             assert_eq!(
                 queued.map(|queued| queued.message),
                 Some(message),
-                "messages are admitted in their order"
+                "messages are admitted in order"
             );
             self.queue.retain(|(queued, _)| queued.message != message);
             self.transcript.push((Source::User, vec![Block::Text(message.to_string())]));
-            self.aside.push(false);
-            self.ids_said.push(message);
+            self.superseded.push(false);
+            self.message_ids.push(message);
             assert_eq!(position, self.transcript.len() as i64);
         }
         for message in &decision.appended {
             self.transcript.push((message.source, message.blocks.clone()));
-            self.aside.push(false);
-            self.ids_said.push(message.id);
+            self.superseded.push(false);
+            self.message_ids.push(message.id);
             assert_eq!(message.position, self.transcript.len() as i64, "the transcript has no gap");
         }
         if decision.drop_queued.is_some() {
@@ -260,13 +262,13 @@ impl World {
             self.queue.retain(|(_, arrival)| *arrival > self.drop_before);
             self.dropped += before - self.queue.len();
             if !self.queue.is_empty() {
-                // As the store does for messages that outlive a cancel.
+                // As the store does for messages that survive a cancel.
                 decision.task.next_wake = Some(self.now);
             }
         }
         if let Some(from) = decision.rewound {
             let from = usize::try_from(from - 1).expect("places begin with 1");
-            self.aside[from..].fill(true);
+            self.superseded[from..].fill(true);
             self.compacted.retain(|compacted| compacted.through <= from as i64);
             decision.task.context.through =
                 self.compacted.last().map_or(0, |compacted| compacted.through);
@@ -285,28 +287,29 @@ impl World {
             if let Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step) =
                 effect
             {
-                *self.commanded.entry(step.id).or_default() += 1;
+                *self.commands_sent.entry(step.id).or_default() += 1;
                 assert_eq!(
                     command(&decision.task).as_ref(),
                     Some(effect),
-                    "it follows from the task"
+                    "the command is derived from the task"
                 );
                 if matches!(effect, Effect::ExecuteCode(_)) && !self.code_steps.contains(&step.id) {
                     self.code_steps.push(step.id);
                 }
             }
         }
-        for asked in &decision.asked {
+        for request in &decision.approval_requests {
             let step = asking.expect("only a step asks");
             let id = ApprovalId::from_uuid(self.uuid());
             assert!(
-                !self.approvals.iter().any(|(of, known)| *of == step && known.call == asked.call),
+                !self.approvals.iter().any(|(of, known)| *of == step && known.call == request.call),
                 "asked once"
             );
-            let approval = Approval { id, call: asked.call.clone(), state: ApprovalState::Pending };
+            let approval =
+                Approval { id, call: request.call.clone(), state: ApprovalState::Pending };
             self.approvals.push((step, approval));
         }
-        for closed in &decision.closed {
+        for closed in &decision.closed_approvals {
             let found = self.approvals.iter_mut().find(|(_, approval)| approval.id == closed.id);
             let (_, approval) = found.expect("what is closed was asked");
             assert_eq!(approval.state, ApprovalState::Pending, "what was decided stays decided");
@@ -317,8 +320,8 @@ impl World {
         decision
     }
 
-    /// A person decides about the oldest question that is open.
-    fn say(&mut self, state: ApprovalState) -> bool {
+    /// Decides the oldest pending approval.
+    fn decide_approval(&mut self, state: ApprovalState) -> bool {
         let pending = |approval: &Approval| approval.state == ApprovalState::Pending;
         let Some((_, approval)) = self.approvals.iter_mut().find(|(_, approval)| pending(approval))
         else {
@@ -333,16 +336,16 @@ impl World {
     }
 
     /// A task whose script waits for approvals of these calls.
-    fn parked(calls_of_script: &[u32]) -> Self {
+    fn suspended(calls_of_script: &[u32]) -> Self {
         let mut world = Self::new();
         world.send();
         world.decide(Event::Wake);
         world.result(calls(&["a"]));
-        world.result(park(calls_of_script));
+        world.result(suspend_for_approvals(calls_of_script));
         world
     }
 
-    /// What holds after every decision.
+    /// Invariants after every decision.
     fn check(&self) {
         let task = &self.task;
         assert_eq!(task.last_position, self.transcript.len() as i64);
@@ -369,8 +372,10 @@ impl World {
             | (None, Phase::AwaitInput | Phase::Suspended) => {}
             other => panic!("phase and stage disagree: {other:?}"),
         }
-        let is_parked =
-            task.step.as_ref().is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
+        let is_parked = task
+            .step
+            .as_ref()
+            .is_some_and(|step| matches!(step.state, StepState::Suspended { .. }));
         if task.phase != Phase::Suspended {
             assert_eq!(
                 is_parked,
@@ -381,10 +386,9 @@ impl World {
             approval.state == ApprovalState::Pending
                 && task.step.as_ref().is_none_or(|now| now.id != *step)
         };
-        assert!(!self.approvals.iter().any(open), "nobody is asked about a script that is over");
-        // Calls and results pair up: an assistant message with calls is followed by exactly their
-        // results.
-        for pair in self.shown().windows(2) {
+        assert!(!self.approvals.iter().any(open), "no approval of an ended script is pending");
+        // Calls and results are paired: their exact results follow an assistant message with calls.
+        for pair in self.visible_messages().windows(2) {
             let calls: Vec<&str> = code_calls(&pair[0].1).map(|call| call.id.as_str()).collect();
             let results: Vec<&str> = pair[1]
                 .1
@@ -398,16 +402,16 @@ impl World {
         }
     }
 
-    /// How often, at most, the same scripts gave the same in a row within one turn.
+    /// The longest run of the same scripts with the same results within one turn.
     fn longest_loop(&self) -> u32 {
         let (mut longest, mut count, mut last) = (0, 0, None);
         for pair in self.transcript.windows(2) {
             if pair[1].0 == Source::User {
                 (count, last) = (0, None);
             }
-            let [(Source::Assistant, asked), (Source::System, given)] = pair else { continue };
+            let [(Source::Assistant, asked), (Source::System, results)] = pair else { continue };
             let codes: Vec<String> = code_calls(asked).map(|call| call.code.clone()).collect();
-            let outputs: Vec<String> = given
+            let outputs: Vec<String> = results
                 .iter()
                 .filter_map(|block| match block {
                     Block::CodeInterpreterResult(result) => {
@@ -425,19 +429,21 @@ impl World {
     }
 
     fn open_calls(&self) -> bool {
-        self.shown().last().is_some_and(|(_, blocks)| code_calls(blocks).next().is_some())
+        self.visible_messages()
+            .last()
+            .is_some_and(|(_, blocks)| code_calls(blocks).next().is_some())
     }
 
-    /// Ends the current step as a worker would.
+    /// Reports a result of the current step as a worker would.
     fn result(&mut self, outcome: Outcome) -> Decision {
         let step = self.task.step.as_ref().expect("a step is in flight");
         let result = StepResult { step: step.id, round: step.round, outcome };
         self.decide(Event::Result(result))
     }
 
-    /// The worker at a model call says that it has stopped.
-    fn stopped(&mut self) -> Decision {
-        self.result(Outcome::Stopped(vec![Block::Text("half of an".to_owned())]))
+    /// The worker reports that a model call has stopped.
+    fn report_stopped(&mut self) -> Decision {
+        self.result(Outcome::Interrupted(vec![Block::Text("half of an".to_owned())]))
     }
 
     fn elapse(&mut self, seconds: i64) {
@@ -451,7 +457,7 @@ fn outcome(world: &World) -> Option<TurnOutcome> {
 }
 
 fn text(text: &str) -> Outcome {
-    Outcome::Model(vec![Block::Text(text.to_owned())], Stop::Done)
+    Outcome::Model(vec![Block::Text(text.to_owned())], StopReason::Complete)
 }
 
 fn calls(ids: &[&str]) -> Outcome {
@@ -461,7 +467,7 @@ fn calls(ids: &[&str]) -> Outcome {
                 Block::CodeInterpreterCall(CodeCall { id: (*id).to_owned(), code: "1".to_owned() })
             })
             .collect(),
-        Stop::Done,
+        StopReason::Complete,
     )
 }
 
@@ -471,13 +477,13 @@ fn results(ids: &[&str]) -> Outcome {
     )
 }
 
-fn park(numbers: &[u32]) -> Outcome {
-    park_for(numbers, Vec::new())
+fn suspend_for_approvals(numbers: &[u32]) -> Outcome {
+    suspend_outcome(numbers, Vec::new())
 }
 
-fn park_for(numbers: &[u32], awaits: Vec<AwaitedCall>) -> Outcome {
-    let asked = numbers.iter().map(|&number| Asked {
-        call: AskedCall { script: 0, number, hash: format!("hash {number}") },
+fn suspend_outcome(numbers: &[u32], awaits: Vec<AwaitedCall>) -> Outcome {
+    let requests = numbers.iter().map(|&number| ApprovalRequest {
+        call: ApprovalCall { script: 0, number, hash: format!("hash {number}") },
         tool: "create_file".to_owned(),
         arguments: "{}".to_owned(),
         arguments_size: 2,
@@ -485,13 +491,13 @@ fn park_for(numbers: &[u32], awaits: Vec<AwaitedCall>) -> Outcome {
     });
     let waited =
         CodeResult { id: "a".to_owned(), error: "it waited".to_owned(), ..CodeResult::default() };
-    Outcome::Parked { asked: asked.collect(), awaits, results: vec![waited] }
+    Outcome::Suspended { approval_requests: requests.collect(), awaits, results: vec![waited] }
 }
 
 fn failed(class: FailureClass) -> Outcome {
     failed_after(class, 1)
 }
 
-fn failed_after(class: FailureClass, tries: u32) -> Outcome {
-    Outcome::Failed(Failure { class, message: "it broke".to_owned(), retry_at: None, tries })
+fn failed_after(class: FailureClass, attempts: u32) -> Outcome {
+    Outcome::Failed(Failure { class, message: "it broke".to_owned(), retry_at: None, attempts })
 }

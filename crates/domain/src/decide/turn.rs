@@ -1,20 +1,21 @@
-//! A turn on its way: a message is taken, the model asked, its scripts run, until the turn ends.
+//! A running turn: a message is admitted, the model called and its scripts run, until the turn
+//! ends.
 
 use std::time::Duration;
 
 use super::{
-    BUDGET_EXHAUSTED, CANCEL_GRACE, CANCEL_REPEAT, CODE_DEADLINE, Draft, Effect, FIRST_CHECK,
-    LAST_CHECK, MODEL_DEADLINE,
+    BUDGET_EXHAUSTED, CANCEL_RETRY_INTERVAL, CODE_GRACE_PERIOD, CODE_TIMEOUT, Draft, Effect,
+    MAX_CHECK_INTERVAL, MIN_CHECK_INTERVAL, MODEL_TIMEOUT,
 };
 use crate::task::{
-    Failure, FailureClass, Phase, Queued, Stage, Step, StepState, Turn, TurnOutcome,
+    Failure, FailureClass, Phase, QueuedMessage, Stage, Step, StepState, Turn, TurnOutcome,
 };
 use jiff::Timestamp;
 
 impl Draft<'_> {
     pub(super) fn settle_running(&mut self) {
         if self.d.ended.is_some() && self.queued.is_some() {
-            // The next message begins its own decision, so that each commit tells of one turn.
+            // The next message starts its own decision, so that each commit describes one turn.
             self.d.task.phase = Phase::AwaitInput;
             self.d.task.next_wake = Some(self.now);
             return;
@@ -24,12 +25,12 @@ impl Draft<'_> {
         }
         if self.d.task.turn.is_none() {
             let message = match (self.queued.take(), self.d.task.retry.take()) {
-                (Some(Queued { message, .. }), _) => {
+                (Some(QueuedMessage { message, .. }), _) => {
                     self.d.task.last_position += 1;
                     self.d.admitted = Some((message, self.d.task.last_position));
                     message
                 }
-                // It is in the transcript already, with whatever its turn has done.
+                // The message is already in the transcript, with everything its turn has done.
                 (None, Some(message)) if self.d.ended.is_none() => message,
                 (None, _) => {
                     self.d.task.phase = Phase::AwaitInput;
@@ -61,26 +62,26 @@ impl Draft<'_> {
                 self.settle_running();
                 return;
             }
-            if self.make_room(turn) || self.refuse_for_money() {
+            if self.make_room(turn) || self.refuse_without_budget() {
                 return;
             }
             if let Some(turn) = &mut self.d.task.turn {
                 turn.calls += 1;
             }
-            self.start_step(1, MODEL_DEADLINE, Effect::InvokeModel);
+            self.start_step(1, MODEL_TIMEOUT, Effect::InvokeModel);
             return;
         };
         self.settle_call(step, Effect::InvokeModel);
     }
 
-    /// A model call that is on its way, or to be tried again.
+    /// A model call that is in flight or waits for a retry.
     pub(super) fn settle_call(&mut self, step: Step, effect: fn(Step) -> Effect) {
         match step.state {
             StepState::Backoff { until } if self.now >= until => {
-                if self.refuse_for_money() {
+                if self.refuse_without_budget() {
                     return;
                 }
-                self.start_step(step.attempt, MODEL_DEADLINE, effect);
+                self.start_step(step.attempt, MODEL_TIMEOUT, effect);
             }
             StepState::Backoff { until } => self.d.task.next_wake = Some(until),
             StepState::InFlight { deadline } if self.now >= deadline => {
@@ -88,44 +89,44 @@ impl Draft<'_> {
                     .effects
                     .push(Effect::CancelModel(step.id, "its deadline has passed".to_owned()));
                 self.d.task.step = None;
-                // Whoever took it may have called the vendor. Of a call that nobody has taken the
-                // shell says so, as its result.
+                // The worker that took it may have called the vendor. If no worker took it, the
+                // shell reports that as its result.
                 let message =
-                    format!("the model did not answer within {} s", MODEL_DEADLINE.as_secs());
-                self.model_failed(
+                    format!("the model did not answer within {} s", MODEL_TIMEOUT.as_secs());
+                self.handle_model_failure(
                     &step,
                     Failure {
                         class: FailureClass::DeadlineExceeded,
                         message,
                         retry_at: None,
-                        tries: 1,
+                        attempts: 1,
                     },
                 );
                 self.settle_running();
             }
-            StepState::InFlight { deadline } => self.check_step(&step, deadline, effect),
-            // What it was stopped for is not wanted any more: as soon as it has stopped it is asked
-            // for again.
+            StepState::InFlight { deadline } => self.recheck_step(&step, deadline, effect),
+            // The reason for the stop is gone. The call is made again as soon as it has stopped.
             StepState::Cancelling { deadline } => {
-                if !self.await_last_words(&step, deadline) {
+                if !self.await_stopped_step(&step, deadline) {
                     self.settle_running();
                 }
             }
-            // Of scripts only, so a defect; a call costs nothing while it is not asked for.
-            StepState::Parked { .. } => {
+            // Only scripts are suspended, so this is a defect. A call that was not made costs
+            // nothing.
+            StepState::Suspended { .. } => {
                 self.d.task.step = None;
-                self.unanswered();
+                self.uncount_call();
                 self.settle_running();
             }
         }
     }
 
-    /// Ends the turn when there is no money for its next model call. True when that is so.
-    pub(super) fn refuse_for_money(&mut self) -> bool {
+    /// Ends the turn when no budget covers its next model call. Returns whether it did.
+    pub(super) fn refuse_without_budget(&mut self) -> bool {
         let Some(exhausted) = self.exhausted else { return false };
         if self.d.admitted.is_some() || self.d.ended.is_some() {
-            // One commit tells of one turn, and of a message one thing: the next decision asks for
-            // the money again.
+            // A commit describes one turn, and one thing about a message. The next decision asks
+            // the budget again.
             self.d.task.next_wake = Some(self.now);
             return true;
         }
@@ -138,32 +139,32 @@ impl Draft<'_> {
     fn settle_code(&mut self) {
         self.d.task.phase = Phase::ExecuteTools;
         let Some(step) = self.d.task.step.clone() else {
-            self.start_step(1, CODE_DEADLINE, Effect::ExecuteCode);
+            self.start_step(1, CODE_TIMEOUT, Effect::ExecuteCode);
             return;
         };
         match step.state {
             StepState::InFlight { deadline } if self.now >= deadline => {
-                let deadline = self.now + CANCEL_GRACE;
+                let deadline = self.now + CODE_GRACE_PERIOD;
                 self.d
                     .effects
                     .push(Effect::CancelCode(step.id, "its deadline has passed".to_owned()));
                 self.d.task.step = Some(Step { state: StepState::Cancelling { deadline }, ..step });
-                self.d.task.next_wake = Some(self.now + CANCEL_REPEAT);
+                self.d.task.next_wake = Some(self.now + CANCEL_RETRY_INTERVAL);
             }
             StepState::InFlight { deadline } => {
-                self.check_step(&step, deadline, Effect::ExecuteCode)
+                self.recheck_step(&step, deadline, Effect::ExecuteCode)
             }
             StepState::Cancelling { deadline } => {
-                if !self.await_last_words(&step, deadline) {
+                if !self.await_stopped_step(&step, deadline) {
                     self.settle_running();
                 }
             }
-            StepState::Parked { ref waits, ref awaits, .. } => {
+            StepState::Suspended { ref waits, ref awaits, .. } => {
                 let (waits, awaits) = (waits.clone(), awaits.clone());
-                self.settle_parked(step, &waits, &awaits);
+                self.settle_suspended(step, &waits, &awaits);
             }
             StepState::Backoff { .. } => {
-                // Scripts are never tried again by us: their side effects may have happened.
+                // Scripts are never retried: their side effects may have happened.
                 self.d.task.step = None;
                 self.settle_code();
             }
@@ -182,18 +183,20 @@ impl Draft<'_> {
             state: StepState::InFlight { deadline: self.now + limit },
         };
         self.d.task.step = Some(step.clone());
-        self.d.task.next_wake = Some(self.now + FIRST_CHECK);
+        self.d.task.next_wake = Some(self.now + MIN_CHECK_INTERVAL);
         self.d.effects.push(effect(step));
     }
 
-    /// A step in flight needs nothing, unless its command was lost: then the same command is sent
-    /// again, which the bus refuses while the first one is still queued or being worked on.
-    fn check_step(&mut self, step: &Step, deadline: Timestamp, effect: fn(Step) -> Effect) {
+    /// A step in flight needs nothing, unless its command was lost. Sends the same command again,
+    /// which the bus rejects while the first one is queued or running.
+    fn recheck_step(&mut self, step: &Step, deadline: Timestamp, effect: fn(Step) -> Effect) {
         if self.d.task.next_wake.is_some_and(|wake| self.now < wake) {
             return;
         }
-        let age = Duration::try_from(self.now.duration_since(step.wanted())).unwrap_or_default();
-        self.d.task.next_wake = Some((self.now + age.clamp(FIRST_CHECK, LAST_CHECK)).min(deadline));
+        let age =
+            Duration::try_from(self.now.duration_since(step.requested_at())).unwrap_or_default();
+        self.d.task.next_wake =
+            Some((self.now + age.clamp(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL)).min(deadline));
         self.d.effects.push(effect(step.clone()));
     }
 }

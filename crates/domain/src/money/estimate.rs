@@ -1,43 +1,43 @@
-//! What a call will cost at most, before it is made: what is set aside of budgets.
+//! The maximum cost of a call, before it is made. Budgets reserve this amount.
 //!
-//! The estimate is high on purpose. Text is taken for twice as many tokens as it usually has, a
-//! picture for more than any vendor counts, and the answer for as long as it may become; all of it
-//! at the highest price that may hold. It is not above what the model's window can hold: a vendor
-//! refuses what is longer, and charges nothing.
+//! The estimate is deliberately high. Text counts as twice its usual number of tokens, an image as
+//! more than any vendor counts, and the answer as its maximum length, all at the highest applicable
+//! price. It is capped by the model's context window: a vendor rejects a longer call and charges
+//! nothing.
 
 use super::{PICO_PER_MICRO, Prices};
-use crate::message::{Attachment, Block, Content, Shown};
+use crate::message::{Attachment, Block, Content, Presentation};
 
-/// Bytes of text that are at least one token, nearly always: English has four, source code three,
-/// Chinese two and a half.
+/// Bytes of text per token, nearly always an upper bound for tokens: English has four, source code
+/// three, Chinese two and a half.
 const BYTES_PER_TOKEN: usize = 2;
-/// What a picture counts for at most, whatever its size: the vendors scale it down to less.
-const TOKENS_PER_PICTURE: i64 = 6_000;
-/// What a document counts for at most: a hundred pages, which is what some vendors take, and more
-/// than a scan of as many has in words.
+/// Maximum tokens of an image of any size: vendors scale it down to less.
+const TOKENS_PER_IMAGE: i64 = 6_000;
+/// Maximum tokens of a document: a hundred pages, which is the limit of some vendors, and more than
+/// the text of a scan of that length.
 const TOKENS_PER_DOCUMENT: i64 = 150_000;
-/// What a file costs besides what it says: its name, its kind, its hash, and how a script gets it.
+/// Tokens of a file besides its content: its name, type, hash, and how a script reads it.
 const TOKENS_PER_NOTICE: i64 = 500;
-/// What each block costs besides its text: its role, its kind, the id of a call.
+/// Tokens of each block besides its text: its role, its type, the id of a call.
 const TOKENS_PER_BLOCK: i64 = 50;
 
-/// Whom a call may go to.
+/// A model that a call may go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
-    /// What its tokens cost.
+    /// Its prices.
     pub prices: Prices,
-    /// Tokens it can see.
+    /// Its context window in tokens.
     pub context_window: i64,
-    /// Tokens it may answer at most.
+    /// Its output limit in tokens.
     pub max_output_tokens: i64,
 }
 
-/// Tokens of a text with so many bytes, at most.
+/// Maximum tokens of a text with this many bytes.
 pub fn tokens_of_bytes(bytes: usize) -> i64 {
     i64::try_from(bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(i64::MAX)
 }
 
-/// Tokens of a message, at most.
+/// Maximum tokens of a message.
 pub fn tokens_of_content(content: &Content) -> i64 {
     content.blocks.iter().map(tokens_of_block).fold(0, i64::saturating_add)
 }
@@ -57,39 +57,38 @@ fn tokens_of_block(block: &Block) -> i64 {
 
 fn tokens_of_attachment(Attachment { media_type, data, file, .. }: &Attachment) -> i64 {
     let Some(file) = file else {
-        // Base64 has four characters for three bytes.
+        // Base64 encodes three bytes as four characters.
         let bytes = data.len() / 4 * 3;
         return if media_type.starts_with("image/") {
-            TOKENS_PER_PICTURE
+            TOKENS_PER_IMAGE
         } else {
             tokens_of_bytes(bytes)
         };
     };
     let text = tokens_of_bytes(usize::try_from(file.size).unwrap_or(usize::MAX));
-    let content = match Shown::of(media_type, file.size) {
-        Shown::Image => TOKENS_PER_PICTURE,
-        Shown::Document => text.min(TOKENS_PER_DOCUMENT),
-        Shown::Text => text,
-        Shown::Named | Shown::TooLarge => 0,
+    let content = match Presentation::for_file(media_type, file.size) {
+        Presentation::Image => TOKENS_PER_IMAGE,
+        Presentation::Document => text.min(TOKENS_PER_DOCUMENT),
+        Presentation::Text => text,
+        Presentation::NameOnly | Presentation::TooLarge => 0,
     };
     content.saturating_add(TOKENS_PER_NOTICE)
 }
 
-/// What a call with so many tokens of input costs at most, whichever of the targets answers it;
-/// when it is `hedged`, two of them may.
-pub fn upper_cost(targets: &[Target], hedged: bool, input_tokens: i64) -> i64 {
-    let mut costs: Vec<i64> =
-        targets.iter().map(|target| target.upper_cost(input_tokens)).collect();
+/// Maximum cost of a call with this many input tokens, whichever target answers it. A `hedged` call
+/// may be answered by two.
+pub fn max_cost(targets: &[Target], hedged: bool, input_tokens: i64) -> i64 {
+    let mut costs: Vec<i64> = targets.iter().map(|target| target.max_cost(input_tokens)).collect();
     costs.sort_unstable_by(|one, other| other.cmp(one));
     costs.into_iter().take(if hedged { 2 } else { 1 }).fold(0, i64::saturating_add)
 }
 
 impl Target {
-    fn upper_cost(&self, input_tokens: i64) -> i64 {
+    fn max_cost(&self, input_tokens: i64) -> i64 {
         let input_tokens = input_tokens.min(self.context_window.max(0));
         let Prices { request, long_context, .. } = self.prices;
-        // Which prices hold is known only when the input is counted: it may be shorter than the
-        // estimate, and cheaper or not.
+        // The applicable prices are only known after the input is counted: it may be shorter than
+        // the estimate, and cheaper or not.
         let short = self.prices.rates(0);
         let long = long_context
             .filter(|long| input_tokens > long.above_input_tokens)

@@ -1,4 +1,4 @@
-//! Sums of money.
+//! Costs and estimates.
 
 use proptest::prelude::*;
 
@@ -16,43 +16,43 @@ const PRICES: Prices = Prices {
 };
 
 #[test]
-fn a_million_tokens_cost_the_price() {
-    let usage = Usage { input_tokens: 1_000_000, ..Usage::default() }.priced(&PRICES);
+fn million_tokens_cost_the_price() {
+    let usage = Usage { input_tokens: 1_000_000, ..Usage::default() }.with_cost(&PRICES);
     // 3 dollars in 10⁻¹² dollars.
     assert_eq!(usage.cost_pico_usd, 3_000_000_000_000);
 }
 
 #[test]
-fn thinking_costs_its_own_price_where_it_has_one_and_is_counted_once() {
+fn thinking_tokens_have_their_own_price_and_count_once() {
     let usage = Usage { output_tokens: 100, thinking_tokens: 40, ..Usage::default() };
-    assert_eq!(usage.priced(&PRICES).cost_pico_usd, 100 * 15_000_000);
+    assert_eq!(usage.with_cost(&PRICES).cost_pico_usd, 100 * 15_000_000);
     let prices = Prices { thinking: 2_000_000, ..PRICES };
-    assert_eq!(usage.priced(&prices).cost_pico_usd, 60 * 15_000_000 + 40 * 2_000_000);
-    // A vendor that counts more thinking than output is believed as to the output.
+    assert_eq!(usage.with_cost(&prices).cost_pico_usd, 60 * 15_000_000 + 40 * 2_000_000);
+    // If a vendor reports more reasoning than output, the output counts.
     let odd = Usage { output_tokens: 10, thinking_tokens: 40, ..Usage::default() };
-    assert_eq!(odd.priced(&prices).cost_pico_usd, 10 * 2_000_000);
+    assert_eq!(odd.with_cost(&prices).cost_pico_usd, 10 * 2_000_000);
 }
 
 #[test]
-fn what_is_cached_costs_what_input_costs_where_it_has_no_price_of_its_own() {
+fn cached_tokens_without_price_cost_as_input() {
     let usage = Usage { cache_read_tokens: 100, cache_write_tokens: 40, ..Usage::default() };
-    assert_eq!(usage.priced(&PRICES).cost_pico_usd, 100 * 300_000 + 40 * 3_750_000);
+    assert_eq!(usage.with_cost(&PRICES).cost_pico_usd, 100 * 300_000 + 40 * 3_750_000);
     let prices = Prices { cache_read: 0, cache_write: 0, ..PRICES };
-    assert_eq!(usage.priced(&prices).cost_pico_usd, 140 * 3_000_000);
+    assert_eq!(usage.with_cost(&prices).cost_pico_usd, 140 * 3_000_000);
 }
 
 #[test]
-fn a_call_costs_its_own_price_once_and_nothing_when_nothing_was_used() {
+fn call_price_is_added_once_unless_nothing_was_used() {
     let prices = Prices { request: 5_000, ..Prices::default() };
-    assert_eq!(Usage::default().priced(&prices).cost_pico_usd, 0);
+    assert_eq!(Usage::default().with_cost(&prices).cost_pico_usd, 0);
     assert_eq!(
-        Usage { input_tokens: 1, ..Usage::default() }.priced(&prices).cost_pico_usd,
+        Usage { input_tokens: 1, ..Usage::default() }.with_cost(&prices).cost_pico_usd,
         5_000 * PICO_PER_MICRO
     );
 }
 
 #[test]
-fn a_long_input_has_its_own_prices_for_all_of_the_call() {
+fn long_input_prices_apply_to_the_whole_call() {
     let rates = Rates {
         input: 6_000_000,
         output: 22_500_000,
@@ -64,7 +64,7 @@ fn a_long_input_has_its_own_prices_for_all_of_the_call() {
         Prices { long_context: Some(LongContext { above_input_tokens: 200_000, rates }), ..PRICES };
     let at = |input_tokens, cache_read_tokens| {
         Usage { input_tokens, cache_read_tokens, output_tokens: 10, ..Usage::default() }
-            .priced(&prices)
+            .with_cost(&prices)
             .cost_pico_usd
     };
     assert_eq!(at(150_000, 50_000), 150_000 * 3_000_000 + 50_000 * 300_000 + 10 * 15_000_000);
@@ -72,14 +72,14 @@ fn a_long_input_has_its_own_prices_for_all_of_the_call() {
 }
 
 #[test]
-fn amounts_read_as_dollars_and_nothing_spent_reads_as_free() {
+fn amounts_are_formatted_as_dollars_and_rounded_up() {
     let shown = [5_000_000_000_000, 4_980_000_000_000, 123_456_000_000, 1, 0, -2_500_000_000_000]
-        .map(dollars);
+        .map(format_dollars);
     assert_eq!(shown, ["$5.00", "$4.98", "$0.123456", "$0.000001", "$0.00", "-$2.50"]);
 }
 
 #[test]
-fn an_estimate_is_above_what_a_message_has() {
+fn estimate_exceeds_actual_tokens_of_a_message() {
     let text = Content { blocks: vec![Block::Text("x".repeat(1000))] };
     assert_eq!(tokens_of_content(&text), 550);
     let attachment = |media_type: &str, data: usize| Content {
@@ -90,13 +90,13 @@ fn an_estimate_is_above_what_a_message_has() {
             file: None,
         })],
     };
-    // A picture counts as a picture, however many bytes it has.
+    // An image counts as an image, whatever its size.
     assert_eq!(tokens_of_content(&attachment("image/png", 4_000_000)), 6_050);
     assert_eq!(tokens_of_content(&attachment("application/pdf", 4_000)), 1_550);
 }
 
 #[test]
-fn a_file_counts_for_what_a_model_is_shown_of_it() {
+fn file_estimate_depends_on_its_presentation() {
     let file = |media_type: &str, size: u64| {
         let id = "file_01890a5d-ac96-774b-bcce-b302099a8057".parse().expect("an id");
         let file = Some(AttachedFile { id, sha256: "0f".repeat(32), size });
@@ -108,28 +108,28 @@ fn a_file_counts_for_what_a_model_is_shown_of_it() {
     assert_eq!(file("application/pdf", 4_000), 2_550);
     assert_eq!(file("application/pdf", 10_000_000), 150_550);
     assert_eq!(file("text/csv", 4_000), 2_550);
-    // Only named.
+    // By name only.
     assert_eq!(file("text/csv", 10_000_000), 550);
     assert_eq!(file("image/png", 30_000_000), 550);
     assert_eq!(file("application/zip", u64::MAX), 550);
 }
 
 #[test]
-fn the_dearest_target_and_the_window_bound_an_estimate() {
+fn estimate_uses_dearest_target_and_context_window() {
     let cheap = Target { prices: PRICES, context_window: 1_000, max_output_tokens: 10 };
-    let dear = Target { prices: Prices { output: 75_000_000, ..PRICES }, ..cheap };
-    // All of the input may be written to the cache.
-    assert_eq!(upper_cost(&[cheap], false, 100), 100 * 3_750_000 + 10 * 15_000_000);
-    assert_eq!(upper_cost(&[cheap, dear], false, 100), 100 * 3_750_000 + 10 * 75_000_000);
-    assert_eq!(upper_cost(&[cheap], false, i64::MAX), 1_000 * 3_750_000 + 10 * 15_000_000);
-    assert_eq!(upper_cost(&[], false, 100), 0);
-    // Two of three may be asked at the same time: the most expensive ones.
+    let expensive = Target { prices: Prices { output: 75_000_000, ..PRICES }, ..cheap };
+    // All input may be written to the cache.
+    assert_eq!(max_cost(&[cheap], false, 100), 100 * 3_750_000 + 10 * 15_000_000);
+    assert_eq!(max_cost(&[cheap, expensive], false, 100), 100 * 3_750_000 + 10 * 75_000_000);
+    assert_eq!(max_cost(&[cheap], false, i64::MAX), 1_000 * 3_750_000 + 10 * 15_000_000);
+    assert_eq!(max_cost(&[], false, 100), 0);
+    // Two of three may be called at the same time: the most expensive ones.
     let both = 2 * 100 * 3_750_000 + 10 * 15_000_000 + 10 * 75_000_000;
-    assert_eq!(upper_cost(&[cheap, dear, cheap], true, 100), both);
-    assert_eq!(upper_cost(&[cheap], true, 100), upper_cost(&[cheap], false, 100));
+    assert_eq!(max_cost(&[cheap, expensive, cheap], true, 100), both);
+    assert_eq!(max_cost(&[cheap], true, 100), max_cost(&[cheap], false, 100));
 }
 
-/// Mostly what occurs, sometimes what overflows.
+/// Mostly realistic amounts, sometimes ones that overflow.
 fn amount() -> impl Strategy<Value = i64> {
     prop_oneof![4 => 0..10_000_000_i64, 1 => Just(0), 1 => 0..=i64::MAX]
 }
@@ -172,8 +172,8 @@ fn usage() -> impl Strategy<Value = Usage> {
     )
 }
 
-/// The same sum in numbers that cannot overflow.
-fn exactly(usage: &Usage, prices: &Prices) -> i128 {
+/// The same sum in integers that cannot overflow.
+fn exact_cost(usage: &Usage, prices: &Prices) -> i128 {
     let wide = i128::from;
     let input =
         wide(usage.input_tokens) + wide(usage.cache_read_tokens) + wide(usage.cache_write_tokens);
@@ -201,32 +201,32 @@ fn exactly(usage: &Usage, prices: &Prices) -> i128 {
 
 proptest! {
     #[test]
-    fn the_cost_of_a_call_is_the_sum_of_its_parts_or_the_greatest_number(usage in usage(), prices in prices()) {
-        let expected = exactly(&usage, &prices).min(i128::from(i64::MAX));
-        prop_assert_eq!(i128::from(usage.priced(&prices).cost_pico_usd), expected);
+    fn cost_is_the_saturated_sum_of_its_parts(usage in usage(), prices in prices()) {
+        let expected = exact_cost(&usage, &prices).min(i128::from(i64::MAX));
+        prop_assert_eq!(i128::from(usage.with_cost(&prices).cost_pico_usd), expected);
     }
 
     #[test]
-    fn tokens_are_left_as_they_are_and_pricing_twice_is_pricing_once(usage in usage(), prices in prices()) {
-        let once = usage.priced(&prices);
+    fn pricing_keeps_tokens_and_is_idempotent(usage in usage(), prices in prices()) {
+        let once = usage.with_cost(&prices);
         prop_assert_eq!(Usage { cost_pico_usd: 0, ..once }, usage);
-        prop_assert_eq!(once.priced(&prices), once);
+        prop_assert_eq!(once.with_cost(&prices), once);
     }
 
     #[test]
-    fn the_sum_of_calls_costs_the_sum_of_their_costs(usages in proptest::collection::vec(usage(), 0..8), prices in prices()) {
-        let sum = usages.iter().fold(Usage::default(), |sum, usage| sum + usage.priced(&prices));
-        let costs: i128 = usages.iter().map(|usage| i128::from(usage.priced(&prices).cost_pico_usd)).sum();
+    fn sum_of_calls_costs_the_sum_of_their_costs(usages in proptest::collection::vec(usage(), 0..8), prices in prices()) {
+        let sum = usages.iter().fold(Usage::default(), |sum, usage| sum + usage.with_cost(&prices));
+        let costs: i128 = usages.iter().map(|usage| i128::from(usage.with_cost(&prices).cost_pico_usd)).sum();
         prop_assert_eq!(i128::from(sum.cost_pico_usd), costs.min(i128::from(i64::MAX)));
     }
 
     #[test]
-    fn no_call_costs_more_than_its_estimate(usage in usage(), prices in prices(), more in amount(), spare in 0..1_000_i64) {
+    fn call_never_costs_more_than_its_estimate(usage in usage(), prices in prices(), more in amount(), spare in 0..1_000_i64) {
         let input = usage.input_tokens.saturating_add(usage.cache_read_tokens).saturating_add(usage.cache_write_tokens);
-        // A vendor refuses what does not fit.
+        // A vendor rejects what does not fit.
         let window = input.saturating_add(more);
         let target = Target { prices, context_window: window, max_output_tokens: usage.output_tokens };
-        let estimate = upper_cost(&[target], false, input.saturating_add(spare));
-        prop_assert!(usage.priced(&prices).cost_pico_usd <= estimate);
+        let estimate = max_cost(&[target], false, input.saturating_add(spare));
+        prop_assert!(usage.with_cost(&prices).cost_pico_usd <= estimate);
     }
 }

@@ -33,12 +33,12 @@ fn request(method: &str, host: &str) -> Subject {
     Subject::Request { method: method.to_owned(), host: host.to_owned() }
 }
 
-fn judged(rules: &[Rule], tool: &str, subject: &Subject) -> Action {
-    Policy::new(rules.to_vec()).judge(&[tool], subject).action
+fn evaluate(rules: &[Rule], tool: &str, subject: &Subject) -> Action {
+    Policy::new(rules.to_vec()).evaluate(&[tool], subject).action
 }
 
 #[test]
-fn rules_match_tools_paths_commands_hosts_methods_and_agents() {
+fn rules_match_on_every_condition_kind() {
     use Action::{Allow, Ask, Deny};
     let tools = |tools: &[&str], action| Rule { tools: strings(tools), ..rule(action) };
     let paths = |paths: &[&str], action| Rule { paths: strings(paths), ..rule(action) };
@@ -74,10 +74,10 @@ fn rules_match_tools_paths_commands_hosts_methods_and_agents() {
         (vec![paths(&["docs/**"], Allow), rule(Deny)], "grep", tree("."), Deny),
         (vec![paths(&["docs/**/*"], Allow), rule(Deny)], "grep", tree("docs/a"), Allow),
         (vec![paths(&["*/**"], Allow), rule(Deny)], "grep", tree("."), Deny),
-        // However a file below is called.
+        // Whatever a file below it is named.
         (vec![paths(&["**/[!.]*"], Allow), rule(Deny)], "grep", tree("src"), Deny),
         (vec![paths(&["docs", "docs/**/c"], Allow), rule(Deny)], "grep", tree("docs"), Deny),
-        // What holds for a part does not hide what holds for another one.
+        // A verdict for one part does not hide that for another.
         (vec![paths(&["docs/a/**"], Ask), paths(&["docs/b/**"], Deny)], "grep", tree("docs"), Deny),
         (
             vec![paths(&["docs/a/**"], Ask), paths(&["docs/**"], Allow), rule(Deny)],
@@ -141,10 +141,10 @@ fn rules_match_tools_paths_commands_hosts_methods_and_agents() {
             Allow,
         ),
         (vec![hosts(&["*"], Deny)], "tasks.spawn", agent("reader"), Allow),
-        // The first one decides.
+        // The first matching rule decides.
         (vec![tools(&["read_file"], Allow), rule(Deny)], "read_file", path("a"), Allow),
         (vec![rule(Deny), tools(&["read_file"], Allow)], "read_file", path("a"), Deny),
-        // Everything that is given must hold.
+        // Every given condition must match.
         (
             vec![Rule { paths: strings(&["a/**"]), ..tools(&["read_file"], Deny) }],
             "edit_file",
@@ -159,15 +159,15 @@ fn rules_match_tools_paths_commands_hosts_methods_and_agents() {
         ),
     ];
     for (rules, tool, subject, expected) in table {
-        assert_eq!(judged(&rules, tool, &subject), expected, "{rules:?} {tool} {subject:?}");
+        assert_eq!(evaluate(&rules, tool, &subject), expected, "{rules:?} {tool} {subject:?}");
     }
 }
 
 #[test]
-fn a_pattern_allows_no_command_that_hides_another_one() {
+fn command_pattern_does_not_allow_compound_commands() {
     let git = Rule { commands: strings(&["git *"]), ..rule(Action::Allow) };
     let rules = [git, rule(Action::Deny)];
-    assert_eq!(judged(&rules, "execute_command", &command("git status")), Action::Allow);
+    assert_eq!(evaluate(&rules, "execute_command", &command("git status")), Action::Allow);
     for hidden in [
         "git status; rm -r .",
         "git status && rm a",
@@ -183,52 +183,52 @@ fn a_pattern_allows_no_command_that_hides_another_one() {
         "git log > ~/.profile",
         "git apply <(rm a)",
     ] {
-        assert_eq!(judged(&rules, "execute_command", &command(hidden)), Action::Deny, "{hidden}");
+        assert_eq!(evaluate(&rules, "execute_command", &command(hidden)), Action::Deny, "{hidden}");
     }
 }
 
 #[test]
-fn a_file_with_two_names_is_judged_by_the_one_that_is_held_back() {
+fn file_with_two_names_gets_the_stricter_verdict() {
     let both = Subject::Path(strings(&["harmless/key", "secrets/key"]));
     let secrets = |action| Rule { paths: strings(&["secrets/**"]), ..rule(action) };
-    assert_eq!(judged(&[secrets(Action::Ask)], "read_file", &both), Action::Ask);
+    assert_eq!(evaluate(&[secrets(Action::Ask)], "read_file", &both), Action::Ask);
     assert_eq!(
-        judged(&[secrets(Action::Allow), rule(Action::Deny)], "read_file", &both),
+        evaluate(&[secrets(Action::Allow), rule(Action::Deny)], "read_file", &both),
         Action::Deny
     );
 }
 
 #[test]
-fn of_several_names_and_forms_the_strictest_answer_holds() {
+fn strictest_verdict_of_all_names_and_forms_holds() {
     let paths = |glob: &str, action| Rule { paths: strings(&[glob]), ..rule(action) };
     let both = Subject::Path(strings(&["a/link", "b/key"]));
     assert_eq!(
-        judged(&[paths("a/**", Action::Ask), paths("b/**", Action::Deny)], "read_file", &both),
+        evaluate(&[paths("a/**", Action::Ask), paths("b/**", Action::Deny)], "read_file", &both),
         Action::Deny
     );
     let status = Rule { commands: strings(&["git status"]), ..rule(Action::Allow) };
     let forms = Subject::Command(strings(&["git status", "PATH='x' git status"]));
-    assert_eq!(judged(&[status, rule(Action::Deny)], "execute_command", &forms), Action::Deny);
+    assert_eq!(evaluate(&[status, rule(Action::Deny)], "execute_command", &forms), Action::Deny);
 }
 
 #[test]
-fn a_tool_is_known_by_each_of_its_names() {
+fn rule_matches_any_name_of_a_tool() {
     let bash = Rule { tools: strings(&["bash"]), ..rule(Action::Deny) };
-    let verdict = Policy::new(vec![bash]).judge(&["execute_command", "bash"], &command("ls"));
+    let verdict = Policy::new(vec![bash]).evaluate(&["execute_command", "bash"], &command("ls"));
     assert_eq!(verdict.action, Action::Deny);
 }
 
 #[test]
-fn the_stricter_of_two_lists_wins() {
+fn stricter_verdict_of_two_policies_wins() {
     let verdict = |action, reason: &str| Verdict { action, reason: reason.to_owned() };
     let ask = verdict(Action::Ask, "agent");
-    assert_eq!(stricter(ask.clone(), verdict(Action::Deny, "task")).reason, "task");
-    assert_eq!(stricter(ask.clone(), verdict(Action::Allow, "task")).reason, "agent");
-    assert_eq!(stricter(ask, verdict(Action::Ask, "task")).reason, "agent");
+    assert_eq!(stricter_verdict(ask.clone(), verdict(Action::Deny, "task")).reason, "task");
+    assert_eq!(stricter_verdict(ask.clone(), verdict(Action::Allow, "task")).reason, "agent");
+    assert_eq!(stricter_verdict(ask, verdict(Action::Ask, "task")).reason, "agent");
 }
 
 #[test]
-fn what_is_no_pattern_is_named() {
+fn invalid_patterns_are_reported_with_field_and_index() {
     let bad = Rule {
         tools: strings(&["ok", "{a"]),
         paths: strings(&["[z-a]"]),
@@ -245,14 +245,14 @@ fn what_is_no_pattern_is_named() {
     let fields: Vec<String> = invalid_patterns(&bad).into_iter().map(|(field, _)| field).collect();
     assert_eq!(fields, ["tools[1]", "paths[0]", "hosts[1]", "hosts[2]", "hosts[4]"]);
     assert_eq!(
-        judged(&[bad], "x", &Subject::None),
+        evaluate(&[bad], "x", &Subject::None),
         Action::Ask,
         "what cannot be read is not let pass"
     );
 }
 
 #[test]
-fn a_rule_is_stored_in_the_form_people_write() {
+fn rule_is_stored_as_written() {
     let read: Rule = serde_json::from_str(r#"{"action":"ask","tools":["fetch"]}"#).expect("a rule");
     assert_eq!(read, Rule { tools: strings(&["fetch"]), ..rule(Action::Ask) });
     assert_eq!(

@@ -1,6 +1,6 @@
 use super::*;
 
-fn at(text: &str) -> Timestamp {
+fn timestamp(text: &str) -> Timestamp {
     text.parse().expect("a test names a valid time")
 }
 
@@ -9,26 +9,26 @@ fn cron(pattern: &str, time_zone: &str) -> Timing {
 }
 
 fn next(timing: &Timing, count: usize, after: &str) -> Vec<String> {
-    let mut time = at(after);
+    let mut time = timestamp(after);
     let mut found = Vec::new();
     for _ in 0..count {
-        time = timing.after(time).expect("it can be read").expect("there is a next run");
+        time = timing.next_after(time).expect("it can be read").expect("there is a next run");
         found.push(time.to_string());
     }
     found
 }
 
 #[test]
-fn a_run_whose_hour_is_left_out_happens_an_hour_later_and_once() {
+fn run_in_skipped_hour_happens_once_an_hour_later() {
     let timing = cron("30 2 * * *", "Europe/Berlin");
     let expected = ["2026-03-28T01:30:00Z", "2026-03-29T01:30:00Z", "2026-03-30T00:30:00Z"];
     assert_eq!(next(&timing, 3, "2026-03-27T12:00:00Z"), expected);
-    // Also seen from within the hour that took its place.
+    // The same from within the hour that replaced it.
     assert_eq!(next(&timing, 1, "2026-03-29T01:10:00Z"), ["2026-03-29T01:30:00Z"]);
 }
 
 #[test]
-fn a_run_whose_hour_comes_twice_happens_once() {
+fn run_in_repeated_hour_happens_once() {
     let timing = cron("30 2 * * *", "Europe/Berlin");
     let expected = ["2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"];
     assert_eq!(next(&timing, 2, "2026-10-24T12:00:00Z"), expected);
@@ -40,7 +40,7 @@ fn a_run_whose_hour_comes_twice_happens_once() {
 }
 
 #[test]
-fn runs_of_every_hour_follow_real_time_when_clocks_are_turned() {
+fn hourly_runs_follow_real_time_across_clock_changes() {
     let timing = cron("0 * * * *", "Europe/Berlin");
     let expected = ["2026-10-25T00:00:00Z", "2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"];
     assert_eq!(next(&timing, 3, "2026-10-24T23:30:00Z"), expected);
@@ -55,7 +55,7 @@ fn runs_of_every_hour_follow_real_time_when_clocks_are_turned() {
 }
 
 #[test]
-fn days_and_names_are_those_of_the_time_zone() {
+fn weekday_names_use_the_schedule_time_zone() {
     let timing = cron("0 9 * * MON-FRI", "Asia/Kolkata");
     let expected = ["2026-01-02T03:30:00Z", "2026-01-05T03:30:00Z"];
     assert_eq!(next(&timing, 2, "2026-01-01T12:00:00Z"), expected);
@@ -66,13 +66,13 @@ fn days_and_names_are_those_of_the_time_zone() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_with_the_reason_and_what_never_comes_is_over() {
+fn invalid_pattern_is_rejected_and_impossible_date_never_runs() {
     for pattern in ["", "* * * *", "* * * * * *", "61 * * * *", "0 25 * * *", "@daily", "H * * * *"]
     {
         assert!(
             matches!(
-                cron(pattern, "UTC").after(at("2026-01-01T00:00:00Z")),
-                Err(Invalid::Pattern(_))
+                cron(pattern, "UTC").next_after(timestamp("2026-01-01T00:00:00Z")),
+                Err(InvalidTiming::Pattern(_))
             ),
             "{pattern}"
         );
@@ -80,50 +80,64 @@ fn what_cannot_be_read_is_refused_with_the_reason_and_what_never_comes_is_over()
     for zone in ["", "Europe/Atlantis", "+01:00 0"] {
         assert!(
             matches!(
-                cron("* * * * *", zone).after(at("2026-01-01T00:00:00Z")),
-                Err(Invalid::TimeZone(_))
+                cron("* * * * *", zone).next_after(timestamp("2026-01-01T00:00:00Z")),
+                Err(InvalidTiming::TimeZone(_))
             ),
             "{zone}"
         );
     }
-    assert_eq!(cron("0 0 31 2 *", "UTC").after(at("2026-01-01T00:00:00Z")), Ok(None));
+    assert_eq!(cron("0 0 31 2 *", "UTC").next_after(timestamp("2026-01-01T00:00:00Z")), Ok(None));
 }
 
 #[test]
-fn a_single_run_is_made_once_and_late_only_when_that_is_wanted() {
-    let due = at("2026-01-01T00:00:00Z");
+fn single_run_is_made_once_and_late_only_by_policy() {
+    let due = timestamp("2026-01-01T00:00:00Z");
     let timing = Timing::At(due);
-    let early = timing.plan(Missed::Skip, due, at("2025-12-31T23:59:59Z")).expect("planned");
+    let early = timing
+        .plan(MissedRunPolicy::Skip, due, timestamp("2025-12-31T23:59:59Z"))
+        .expect("planned");
     assert_eq!(early, Plan { next: Some(due), ..Plan::default() });
-    let in_time = timing.plan(Missed::Skip, due, at("2026-01-01T00:00:30Z")).expect("planned");
-    assert_eq!(in_time, Plan { make: vec![due], ..Plan::default() });
-    let late = timing.plan(Missed::Skip, due, at("2026-01-01T00:02:00Z")).expect("planned");
-    assert_eq!(late, Plan { passed_over: Some(due), ..Plan::default() });
-    let late = timing.plan(Missed::Once, due, at("2026-02-01T00:00:00Z")).expect("planned");
-    assert_eq!(late.make, [due]);
+    let in_time = timing
+        .plan(MissedRunPolicy::Skip, due, timestamp("2026-01-01T00:00:30Z"))
+        .expect("planned");
+    assert_eq!(in_time, Plan { runs: vec![due], ..Plan::default() });
+    let late = timing
+        .plan(MissedRunPolicy::Skip, due, timestamp("2026-01-01T00:02:00Z"))
+        .expect("planned");
+    assert_eq!(late, Plan { first_skipped: Some(due), ..Plan::default() });
+    let late = timing
+        .plan(MissedRunPolicy::Once, due, timestamp("2026-02-01T00:00:00Z"))
+        .expect("planned");
+    assert_eq!(late.runs, [due]);
 }
 
 #[test]
-fn missed_runs_are_treated_as_wanted_and_never_without_bound() {
+fn missed_runs_follow_policy_within_the_limit() {
     let timing = cron("0 * * * *", "UTC");
-    let (due, now) = (at("2026-01-01T00:00:00Z"), at("2026-01-01T05:30:00Z"));
+    let (due, now) = (timestamp("2026-01-01T00:00:00Z"), timestamp("2026-01-01T05:30:00Z"));
     let plan = |missed| timing.plan(missed, due, now).expect("planned");
-    let upcoming = Some(at("2026-01-01T06:00:00Z"));
-    assert_eq!(plan(Missed::Skip), Plan { make: vec![], passed_over: Some(due), next: upcoming });
-    let newest = at("2026-01-01T05:00:00Z");
+    let upcoming = Some(timestamp("2026-01-01T06:00:00Z"));
     assert_eq!(
-        plan(Missed::Once),
-        Plan { make: vec![newest], passed_over: Some(due), next: upcoming }
+        plan(MissedRunPolicy::Skip),
+        Plan { runs: vec![], first_skipped: Some(due), next: upcoming }
     );
-    let all = plan(Missed::All);
-    assert_eq!((all.make.len(), all.make[0], all.passed_over), (6, due, None));
+    let newest = timestamp("2026-01-01T05:00:00Z");
+    assert_eq!(
+        plan(MissedRunPolicy::Once),
+        Plan { runs: vec![newest], first_skipped: Some(due), next: upcoming }
+    );
+    let all = plan(MissedRunPolicy::All);
+    assert_eq!((all.runs.len(), all.runs[0], all.first_skipped), (6, due, None));
 
     let timing = cron("* * * * *", "Europe/Berlin");
     let began = std::time::Instant::now();
-    let year = timing.plan(Missed::All, due, at("2027-01-01T00:00:30Z")).expect("planned");
-    assert_eq!((year.make.len(), year.passed_over), (CATCH_UP, Some(due)));
-    assert_eq!(year.make.last(), Some(&at("2027-01-01T00:00:00Z")));
+    let year =
+        timing.plan(MissedRunPolicy::All, due, timestamp("2027-01-01T00:00:30Z")).expect("planned");
+    assert_eq!((year.runs.len(), year.first_skipped), (MAX_CATCH_UP_RUNS, Some(due)));
+    assert_eq!(year.runs.last(), Some(&timestamp("2027-01-01T00:00:00Z")));
     assert!(began.elapsed() < Duration::from_secs(5), "it is not counted minute by minute");
-    let skip = timing.plan(Missed::Skip, due, at("2027-01-01T00:00:30Z")).expect("planned");
-    assert_eq!(skip.make, [at("2027-01-01T00:00:00Z")], "what is due now is not late");
+    let skip = timing
+        .plan(MissedRunPolicy::Skip, due, timestamp("2027-01-01T00:00:30Z"))
+        .expect("planned");
+    assert_eq!(skip.runs, [timestamp("2027-01-01T00:00:00Z")], "what is due now is not late");
 }

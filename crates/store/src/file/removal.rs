@@ -1,4 +1,4 @@
-//! What lies in the folder, and when it goes.
+//! Removal of content from the folder.
 
 use construct_domain::{FileId, OrganizationId};
 use jiff::Timestamp;
@@ -8,29 +8,29 @@ use uuid::Uuid;
 use super::{File, digest};
 use crate::{Error, Store, time};
 
-/// What has to go from the folder.
+/// Content to remove from the folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Removal {
-    /// Names it.
+    /// Its id.
     pub id: Uuid,
-    /// Whose it was.
+    /// The organization it belonged to.
     pub organization: OrganizationId,
-    /// What.
-    pub removed: Removed,
+    /// The content.
+    pub target: RemovalTarget,
 }
 
-/// What there is in the folder.
+/// A kind of content in the folder.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Removed {
-    /// A content, if nobody needs it.
+pub enum RemovalTarget {
+    /// A content, if no file refers to it.
     Content([u8; 32]),
-    /// What was uploaded for a file.
+    /// The uploaded parts of a file.
     Upload(FileId),
     /// Everything of an organization.
     Everything,
 }
 
-/// A content of an organization that nobody else puts into its place, or removes, meanwhile.
+/// A locked content of an organization. No other process stores or removes it meanwhile.
 #[derive(Debug)]
 pub struct FileContent {
     transaction: Transaction<'static, Postgres>,
@@ -54,35 +54,35 @@ impl Store {
         Ok(FileContent { transaction, organization, sha256 })
     }
 
-    /// What has to go next.
+    /// The next contents to remove.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_removals(&self, at_once: u32) -> Result<Vec<Removal>, Error> {
+    pub async fn file_removals(&self, limit: u32) -> Result<Vec<Removal>, Error> {
         let rows = sqlx::query!(
             "SELECT id, owner, sha256, file_id FROM file_removals ORDER BY created_at, id LIMIT $1",
-            i64::from(at_once),
+            i64::from(limit),
         );
         let read = |row: (Uuid, Uuid, Option<Vec<u8>>, Option<Uuid>)| {
             let (id, owner, sha256, file) = row;
-            let removed = match (digest(sha256)?, file) {
-                (Some(sha256), _) => Removed::Content(sha256),
-                (None, Some(file)) => Removed::Upload(FileId::from_uuid(file)),
-                (None, None) => Removed::Everything,
+            let target = match (digest(sha256)?, file) {
+                (Some(sha256), _) => RemovalTarget::Content(sha256),
+                (None, Some(file)) => RemovalTarget::Upload(FileId::from_uuid(file)),
+                (None, None) => RemovalTarget::Everything,
             };
-            Ok(Removal { id, organization: OrganizationId::from_uuid(owner), removed })
+            Ok(Removal { id, organization: OrganizationId::from_uuid(owner), target })
         };
         let rows = rows.fetch_all(&self.pool).await?.into_iter();
         rows.map(|row| read((row.id, row.owner, row.sha256, row.file_id))).collect()
     }
 
-    /// Something is gone from the folder.
+    /// Records that a content was removed from the folder.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_removed(&self, removal: Uuid) -> Result<(), Error> {
+    pub async fn file_removal_done(&self, removal: Uuid) -> Result<(), Error> {
         sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal)
             .execute(&self.pool)
             .await?;
@@ -91,7 +91,7 @@ impl Store {
 }
 
 impl FileContent {
-    /// Whether a file says this.
+    /// Whether a file refers to this content.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -105,23 +105,23 @@ impl FileContent {
         .await?)
     }
 
-    /// It is gone from the folder, or needed.
+    /// Ends a removal: the content was removed from the folder, or is needed.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub async fn settled(mut self, removal: Uuid) -> Result<(), Error> {
+    pub async fn finish(mut self, removal: Uuid) -> Result<(), Error> {
         sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal)
             .execute(&mut *self.transaction)
             .await?;
         Ok(self.transaction.commit().await?)
     }
 
-    /// It lies in its place: the file is ready. False when it was deleted meanwhile; then the
-    /// content has to go again, which is noted.
+    /// Marks a file as ready after its content was stored. False when the file was deleted
+    /// meanwhile; then the removal of the content is recorded.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
-    pub async fn ready(
+    pub async fn mark_ready(
         mut self,
         file: FileId,
         media_type: &str,
@@ -146,13 +146,13 @@ impl FileContent {
         } else {
             insert(&mut self.transaction, self.organization, Some(&self.sha256), None, now).await?;
         }
-        note_upload(&mut self.transaction, self.organization, file, now).await?;
+        record_upload_removal(&mut self.transaction, self.organization, file, now).await?;
         self.transaction.commit().await?;
         Ok(is_there)
     }
 }
 
-/// Held until the end of the transaction.
+/// Locks a content until the end of the transaction.
 pub(super) async fn lock(
     connection: &mut PgConnection,
     organization: Uuid,
@@ -168,19 +168,19 @@ pub(super) async fn lock(
     Ok(())
 }
 
-/// Notes what there may be of a file.
-pub(super) async fn note(
+/// Records the removal of what the folder may hold of a file.
+pub(super) async fn record_removal(
     connection: &mut PgConnection,
     file: &File,
     now: Timestamp,
 ) -> Result<(), Error> {
     match &file.sha256 {
         Some(sha256) => insert(connection, file.organization, Some(sha256), None, now).await,
-        None => note_upload(connection, file.organization, file.id, now).await,
+        None => record_upload_removal(connection, file.organization, file.id, now).await,
     }
 }
 
-pub(super) async fn note_upload(
+pub(super) async fn record_upload_removal(
     connection: &mut PgConnection,
     organization: OrganizationId,
     file: FileId,
@@ -189,8 +189,8 @@ pub(super) async fn note_upload(
     insert(connection, organization, None, Some(file), now).await
 }
 
-/// Notes that everything of an organization has to go.
-pub(crate) async fn note_everything(
+/// Records the removal of all content of an organization.
+pub(crate) async fn record_organization_removal(
     connection: &mut PgConnection,
     organization: OrganizationId,
     now: Timestamp,

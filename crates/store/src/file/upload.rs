@@ -1,71 +1,72 @@
-//! Parts of a file as they come, and what becomes of it when all are there.
+//! Upload of the parts of a file, and their assembly.
 
 use construct_domain::{FileId, OrganizationId};
 use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
-use super::{File, FileState, PARTS, Row, WHAT, reload, removal, select};
-use crate::{Error, Rendered, Store, Write, time};
+use super::{ENTITY, File, FileState, MAX_PARTS, Row, reload, removal, select};
+use crate::{Error, Store, Write, WriteOutput, time};
 
-/// How long a gateway may be at a file before another takes it for dead. Longer than a look at the
-/// largest may take.
-const CLAIM: SignedDuration = SignedDuration::from_mins(5);
+/// How long a gateway may process a file before another one takes over. Longer than the check of
+/// the largest file takes.
+const CLAIM_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
 
-/// A part that lies in the folder.
+/// A part that was stored in the folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewPart {
-    /// Where in the file it begins.
+    /// Its offset in the file.
     pub position: i64,
-    /// Bytes.
+    /// Its size in bytes.
     pub size: i64,
-    /// What it is called in the folder.
+    /// Its name in the folder.
     pub part: Uuid,
-    /// What it says: the same again is no conflict.
+    /// SHA-256 of its content. A repeated part with the same hash is no conflict.
     pub sha256: [u8; 32],
 }
 
-/// What became of a part.
+/// The outcome of a part.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Taken {
-    /// It is the next one of the file, which is so far now.
-    Next(File),
-    /// The last one again; what was put into the folder for it is superfluous.
-    Again(File),
+pub enum PartOutcome {
+    /// The part was appended to the file.
+    Accepted(File),
+    /// A repetition of the last part. Its stored copy is superfluous.
+    Duplicate(File),
 }
 
-/// A part of a file, as it lies in the folder.
+/// A part of a file in the folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// What it is called there.
+    /// Its name in the folder.
     pub part: Uuid,
 }
 
-/// A file whose parts are all there, for whoever puts it together.
+/// A file whose parts are complete, claimed for assembly.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Claimed {
+pub struct ClaimedFile {
     /// The file.
     pub file: File,
-    /// In their order.
+    /// Its parts, in order.
     pub parts: Vec<Part>,
 }
 
 impl Store {
-    /// Takes a part of a file.
+    /// Appends a part to a file.
     ///
     /// # Errors
-    /// [`Error::WrongOffset`] when the file is somewhere else, [`Error::NotUploading`] when nothing
-    /// is missing of it, [`Error::TooManyParts`], [`Error::NotFound`].
+    /// [`Error::WrongOffset`] when the part does not begin at the end of the file,
+    /// [`Error::NotUploading`] when the file is complete, [`Error::TooManyParts`],
+    /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_part(
+    pub async fn file_part_add(
         &self,
         write: &Write,
         id: FileId,
         new: NewPart,
-        render: impl FnOnce(&File) -> Rendered + Send,
-    ) -> Result<Taken, Error> {
+        render: impl FnOnce(&File) -> WriteOutput + Send,
+    ) -> Result<PartOutcome, Error> {
         let mut writer = match self.write_begin(write).await? {
-            crate::write::Begun::Fresh(writer) => writer,
-            crate::write::Begun::Repeated(_) => return Err(Error::IdempotencyMismatch),
+            crate::write::WriteStart::New(writer) => writer,
+            crate::write::WriteStart::Repeated(_) => return Err(Error::IdempotencyMismatch),
         };
         let row = sqlx::query!(
             "SELECT state, size, received, part_count FROM files WHERE organization_id = $1 AND id = $2 FOR UPDATE",
@@ -75,7 +76,7 @@ impl Store {
         let row = row
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?;
+            .ok_or(Error::NotFound { what: ENTITY })?;
         if new.position.checked_add(new.size) == Some(row.received)
             && row.state != FileState::Refused.as_str()
         {
@@ -86,13 +87,13 @@ impl Store {
                 new.size,
             );
             let last = last.fetch_optional(&mut *writer.transaction).await?;
-            // Of a file that is ready the parts are gone, and its last one cannot be told from
-            // another.
+            // The parts of a ready file are removed, so a repetition of the last one cannot be
+            // recognized.
             if last.is_some_and(|last| last == new.sha256) {
                 let file = reload(&mut writer, id).await?;
                 let response = render(&file).response;
                 writer.commit(&response).await?;
-                return Ok(Taken::Again(file));
+                return Ok(PartOutcome::Duplicate(file));
             }
         }
         if row.state != FileState::Uploading.as_str() {
@@ -104,8 +105,8 @@ impl Store {
         if new.size > row.size - row.received {
             return Err(Error::TooLong { size: row.size });
         }
-        if row.part_count >= i32::try_from(PARTS).unwrap_or(i32::MAX) {
-            return Err(Error::TooManyParts { limit: PARTS });
+        if row.part_count >= i32::try_from(MAX_PARTS).unwrap_or(i32::MAX) {
+            return Err(Error::TooManyParts { limit: MAX_PARTS });
         }
         sqlx::query!(
             "INSERT INTO file_parts (organization_id, file_id, position, size, part, sha256) VALUES ($1, $2, $3, $4, $5, $6)",
@@ -133,22 +134,26 @@ impl Store {
         let file = reload(&mut writer, id).await?;
         let response = render(&file).response;
         writer.commit(&response).await?;
-        Ok(Taken::Next(file))
+        Ok(PartOutcome::Accepted(file))
     }
 
-    /// Takes a file whose parts are all there, to put it together. None: somebody else is at it, or
-    /// it is done.
+    /// Claims a file whose parts are complete, for assembly. None: another gateway has claimed it,
+    /// or it is done.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_claim(&self, id: FileId, now: Timestamp) -> Result<Option<Claimed>, Error> {
+    pub async fn file_claim(
+        &self,
+        id: FileId,
+        now: Timestamp,
+    ) -> Result<Option<ClaimedFile>, Error> {
         let mut transaction = self.pool.begin().await?;
         let claimed = sqlx::query!(
             "UPDATE files SET claimed_until = $3 WHERE id = $1 AND state = 'checking' AND claimed_until <= $2",
             id.uuid(),
             time::sql(now) as _,
-            time::sql(now + CLAIM) as _,
+            time::sql(now + CLAIM_TIMEOUT) as _,
         );
         if claimed.execute(&mut *transaction).await?.rows_affected() == 0 {
             return Ok(None);
@@ -161,10 +166,10 @@ impl Store {
         );
         let parts = parts.fetch_all(&mut *transaction).await?;
         transaction.commit().await?;
-        Ok(Some(Claimed { file: row.try_into()?, parts }))
+        Ok(Some(ClaimedFile { file: row.try_into()?, parts }))
     }
 
-    /// Files that nobody is at, though all their parts are there.
+    /// Files whose parts are complete and that no gateway has claimed.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -178,12 +183,12 @@ impl Store {
         Ok(ids.fetch_all(&self.pool).await?.into_iter().map(FileId::from_uuid).collect())
     }
 
-    /// Lets go of a file that could not be looked at, so that somebody tries again.
+    /// Releases the claim of a file that could not be processed, so that it is retried.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn file_unclaim(&self, id: FileId, now: Timestamp) -> Result<(), Error> {
+    pub async fn file_release(&self, id: FileId, now: Timestamp) -> Result<(), Error> {
         let done = sqlx::query!(
             "UPDATE files SET claimed_until = $2 WHERE id = $1 AND state = 'checking'",
             id.uuid(),
@@ -193,7 +198,7 @@ impl Store {
         Ok(())
     }
 
-    /// Says that a file is not taken, and why. What was uploaded goes.
+    /// Refuses a file with a reason, and records the removal of its parts.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -216,12 +221,12 @@ impl Store {
         sqlx::query!("DELETE FROM file_parts WHERE file_id = $1", id.uuid())
             .execute(&mut *transaction)
             .await?;
-        removal::note(&mut transaction, &file, now).await?;
+        removal::record_removal(&mut transaction, &file, now).await?;
         Ok(transaction.commit().await?)
     }
 
-    /// Removes the rows of files that did not become ready in time, and of refusals that were long
-    /// enough to be read. Says how many.
+    /// Deletes the rows of uploads that were not finished in time, and of old refusals. Returns
+    /// their number.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -237,7 +242,7 @@ impl Store {
         for row in &files {
             let (owner, file) =
                 (OrganizationId::from_uuid(row.organization_id), FileId::from_uuid(row.id));
-            removal::note_upload(&mut transaction, owner, file, now).await?;
+            removal::record_upload_removal(&mut transaction, owner, file, now).await?;
         }
         let ids: Vec<Uuid> = files.iter().map(|row| row.id).collect();
         sqlx::query!("DELETE FROM files WHERE id = ANY ($1)", &ids)

@@ -1,6 +1,6 @@
-//! Erasing an organization that was deleted (docs/adr/0035-erasure.md): part by part, each in a
-//! transaction of its own that also counts what it has removed. Nothing else is remembered, so that
-//! whoever comes next goes on where the last one was killed.
+//! Erasure of deleted organizations (docs/adr/0035-erasure.md). It proceeds in parts. Each part is
+//! a transaction that also counts the removed rows. There is no other state, so that any process
+//! can continue after a crash.
 
 use std::collections::BTreeMap;
 
@@ -12,80 +12,83 @@ use uuid::Uuid;
 
 use crate::{
     AuditEntry, Error, Store, audit,
-    error::violated,
+    error::violated_constraint,
     file,
     time::{self, sql},
 };
 
-/// What is emptied when there is no task any more, in an order that keeps the references between
-/// tables, and by what rows are found.
+/// The tables to empty once all tasks are removed, in an order that respects foreign keys, with the
+/// condition that finds their rows.
 pub(crate) const TABLES: [(&str, &str); 40] = [
-    ("scan_candidates", OWN),
-    ("scan_hand_overs", OWN),
-    ("scan_events", OWN),
-    ("scan_manifests", OWN),
-    ("scans", OWN),
-    ("scan_connections", OWN),
+    ("scan_candidates", BY_ORGANIZATION),
+    ("scan_hand_overs", BY_ORGANIZATION),
+    ("scan_events", BY_ORGANIZATION),
+    ("scan_manifests", BY_ORGANIZATION),
+    ("scans", BY_ORGANIZATION),
+    ("scan_connections", BY_ORGANIZATION),
     ("schedule_runs", "schedule_id IN (SELECT id FROM schedules WHERE organization_id = $1)"),
-    ("schedules", OWN),
-    ("approvals", WITH_TASKS),
-    ("compactions", WITH_TASKS),
-    ("messages", WITH_TASKS),
-    ("tasks", WITH_TASKS),
-    ("agent_secrets", OWN),
-    ("agent_script_models", OWN),
-    ("reservations", OWN),
-    ("budgets", OWN),
-    ("step_usage", OWN),
-    ("agents", OWN),
-    ("secrets", OWN),
-    ("model_fallbacks", OWN),
-    ("models", OWN),
-    ("model_provider_keys", OWN),
-    ("model_providers", OWN),
-    ("slack_grants", TEAMS),
-    ("slack_posts", TEAMS),
-    ("slack_mentions", OWN),
-    ("slack_threads", OWN),
-    ("slack_states", OWN),
-    ("slack_members", OWN),
-    ("slack_installations", OWN),
-    ("idempotency_keys", OWN),
-    ("file_parts", OWN),
-    ("files", OWN),
-    ("state_versions", OWN),
-    ("states", OWN),
-    ("invitations", OWN),
-    ("setup_codes", OWN),
-    ("api_keys", OWN),
-    ("members", OWN),
-    ("quotas", OWN),
+    ("schedules", BY_ORGANIZATION),
+    ("approvals", REMOVED_WITH_TASKS),
+    ("compactions", REMOVED_WITH_TASKS),
+    ("messages", REMOVED_WITH_TASKS),
+    ("tasks", REMOVED_WITH_TASKS),
+    ("agent_secrets", BY_ORGANIZATION),
+    ("agent_script_models", BY_ORGANIZATION),
+    ("reservations", BY_ORGANIZATION),
+    ("budgets", BY_ORGANIZATION),
+    ("step_usage", BY_ORGANIZATION),
+    ("agents", BY_ORGANIZATION),
+    ("secrets", BY_ORGANIZATION),
+    ("model_fallbacks", BY_ORGANIZATION),
+    ("models", BY_ORGANIZATION),
+    ("model_provider_keys", BY_ORGANIZATION),
+    ("model_providers", BY_ORGANIZATION),
+    ("slack_grants", BY_SLACK_TEAM),
+    ("slack_posts", BY_SLACK_TEAM),
+    ("slack_mentions", BY_ORGANIZATION),
+    ("slack_threads", BY_ORGANIZATION),
+    ("slack_states", BY_ORGANIZATION),
+    ("slack_members", BY_ORGANIZATION),
+    ("slack_installations", BY_ORGANIZATION),
+    ("idempotency_keys", BY_ORGANIZATION),
+    ("file_parts", BY_ORGANIZATION),
+    ("files", BY_ORGANIZATION),
+    ("state_versions", BY_ORGANIZATION),
+    ("states", BY_ORGANIZATION),
+    ("invitations", BY_ORGANIZATION),
+    ("setup_codes", BY_ORGANIZATION),
+    ("api_keys", BY_ORGANIZATION),
+    ("members", BY_ORGANIZATION),
+    ("quotas", BY_ORGANIZATION),
 ];
 
-/// Gone with the last task, by which they are found; nothing is looked for in tables that are large
-/// for everybody.
-const WITH_TASKS: &str = "";
-const OWN: &str = "organization_id = $1";
-const TEAMS: &str = "team IN (SELECT team FROM slack_installations WHERE organization_id = $1)";
+/// Rows that were removed with their tasks. They are found by task, so that large shared tables are
+/// not searched.
+const REMOVED_WITH_TASKS: &str = "";
+const BY_ORGANIZATION: &str = "organization_id = $1";
+const BY_SLACK_TEAM: &str =
+    "team IN (SELECT team FROM slack_installations WHERE organization_id = $1)";
 
-/// How long the scanner has to end scans and to remove their files. Where there is none any more,
-/// nobody would.
-const SCANS_END: SignedDuration = SignedDuration::from_hours(1);
-/// How long the reconciler has to purge a task that cannot be looked at.
-const TASKS_END: SignedDuration = SignedDuration::from_mins(1);
-/// Tasks that are removed here at once, with all that belongs to them.
-const TASKS_AT_ONCE: i64 = 10;
-/// How long it is known which tasks were erased. Interpreters remove workspaces every ten minutes.
-const KNOWN: SignedDuration = SignedDuration::from_hours(90 * 24);
+/// How long the scanner has to end scans and remove their files. Without a running scanner, erasure
+/// proceeds after it.
+const SCAN_GRACE_PERIOD: SignedDuration = SignedDuration::from_hours(1);
+/// How long the reconciler has to purge a task. Erasure removes tasks that cannot be reconciled
+/// after it.
+const TASK_GRACE_PERIOD: SignedDuration = SignedDuration::from_mins(1);
+/// Tasks that one part removes, with their rows.
+const TASK_BATCH: i64 = 10;
+/// How long the ids of erased tasks are kept. Interpreters remove their workspaces every ten
+/// minutes.
+const ERASED_TASK_RETENTION: SignedDuration = SignedDuration::from_hours(90 * 24);
 
-/// How far it has come.
+/// The progress of an erasure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Erasing {
-    /// There may be more to remove at once.
-    Goes(OrganizationId),
-    /// Others have to do their part first: the reconciler ends tasks, the scanner scans.
-    Waits(OrganizationId),
-    /// Nothing is left of it.
+pub enum ErasureProgress {
+    /// There may be more to remove immediately.
+    More(OrganizationId),
+    /// Other services must finish first: the reconciler ends tasks, the scanner ends scans.
+    Blocked(OrganizationId),
+    /// The organization is erased.
     Done(OrganizationId),
 }
 
@@ -96,27 +99,27 @@ struct Row {
     erased: Value,
 }
 
-/// What a part has removed.
+/// The number of removed rows, by table.
 type Counts = BTreeMap<String, i64>;
 
 impl Store {
-    /// Removes the next part of an organization that is to be erased, `at_once` rows at most: the
-    /// one that was looked at longest ago. None when there is none, or others are at all of them.
-    /// `record` is what the trail of the operator's organization says when nothing is left, without
-    /// its objects.
+    /// Removes the next part, at most `limit` rows, of the organization to erase that was visited
+    /// longest ago. None when there is none, or other processes work on all of them. `record` is
+    /// the audit entry for the operator's organization when an organization is erased, without its
+    /// objects.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; what was removed before stays removed.
+    /// [`Error::Unavailable`]; earlier parts stay removed.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_erase(
         &self,
         record: AuditEntry,
-        at_once: u32,
+        limit: u32,
         now: Timestamp,
-    ) -> Result<Option<Erasing>, Error> {
+    ) -> Result<Option<ErasureProgress>, Error> {
         let now = time::micros(now);
         let mut transaction = self.pool.begin().await?;
-        // Not `FOR UPDATE`: what still refers to it need not wait.
+        // Not `FOR UPDATE`: statements that refer to the row need not wait.
         let row = sqlx::query_as!(
             Row,
             r#"SELECT id, name, erasing_since AS "erasing_since!", erased FROM organizations
@@ -128,9 +131,9 @@ impl Store {
         .await?;
         let Some(row) = row else { return Ok(None) };
         let id = row.id;
-        let erased = self.erase_part(transaction, row, record, at_once, now).await;
+        let erased = self.erase_part(transaction, row, record, limit, now).await;
         if erased.is_err() {
-            // It stands behind the others, so that what keeps failing does not keep them.
+            // Move it behind the others, so that a repeated failure does not block them.
             sqlx::query!(
                 "UPDATE organizations SET erasing_looked_at = $2 WHERE id = $1",
                 id,
@@ -147,22 +150,21 @@ impl Store {
         mut transaction: Transaction<'_, Postgres>,
         row: Row,
         mut record: AuditEntry,
-        at_once: u32,
+        limit: u32,
         now: Timestamp,
-    ) -> Result<Option<Erasing>, Error> {
+    ) -> Result<Option<ErasureProgress>, Error> {
         let organization = OrganizationId::from_uuid(row.id);
         let mut counts: Counts =
             serde_json::from_value(row.erased.clone()).map_err(Error::internal)?;
-        let part = Part { organization: row.id, at_once: i64::from(at_once), now };
+        let part = ErasurePart { organization: row.id, limit: i64::from(limit), now };
         let connection = &mut *transaction;
         part.cancel_scans(connection).await?;
-        let goes = part.delete_tasks(connection, &mut counts).await?;
-        let waits = !goes
-            && (part.tasks_are_left(connection).await?
-                || part.scans_are_left(connection, &row).await?);
-        let goes = goes || !waits && part.events(connection, &mut counts).await?;
-        let goes = goes || !waits && part.tables(connection, &mut counts).await?;
-        if goes || waits {
+        let has_more = part.delete_tasks(connection, &mut counts).await?;
+        let is_blocked = !has_more
+            && (part.has_tasks(connection).await? || part.has_scans(connection, &row).await?);
+        let has_more = has_more || !is_blocked && part.events(connection, &mut counts).await?;
+        let has_more = has_more || !is_blocked && part.tables(connection, &mut counts).await?;
+        if has_more || is_blocked {
             sqlx::query!(
                 "UPDATE organizations SET erasing_looked_at = $2, erased = $3 WHERE id = $1",
                 row.id,
@@ -172,17 +174,20 @@ impl Store {
             .execute(&mut *connection)
             .await?;
             transaction.commit().await?;
-            return Ok(Some(if waits {
-                Erasing::Waits(organization)
+            return Ok(Some(if is_blocked {
+                ErasureProgress::Blocked(organization)
             } else {
-                Erasing::Goes(organization)
+                ErasureProgress::More(organization)
             }));
         }
-        sqlx::query!("DELETE FROM erased_tasks WHERE erased_at < $1", sql(now - KNOWN) as _)
-            .execute(&mut *connection)
-            .await?;
-        // What lies in the folder outlives the rows by a moment.
-        file::note_everything(&mut *connection, organization, now).await?;
+        sqlx::query!(
+            "DELETE FROM erased_tasks WHERE erased_at < $1",
+            sql(now - ERASED_TASK_RETENTION) as _
+        )
+        .execute(&mut *connection)
+        .await?;
+        // The content in the folder is removed shortly after the rows.
+        file::record_organization_removal(&mut *connection, organization, now).await?;
         record.organization = OrganizationId::LOCAL;
         record.objects = vec![organization.to_string(), row.name];
         record.objects.extend(counts.iter().map(|(what, count)| format!("{what}={count}")));
@@ -193,27 +198,27 @@ impl Store {
         match removed {
             Ok(_) => {
                 transaction.commit().await?;
-                Ok(Some(Erasing::Done(organization)))
+                Ok(Some(ErasureProgress::Done(organization)))
             }
-            // Something was written meanwhile by a service that did not know yet; it is removed the
-            // next time.
-            Err(error) if violated(&error).is_some() => {
+            // A service that did not know of the deletion has written a row meanwhile. The next
+            // part removes it.
+            Err(error) if violated_constraint(&error).is_some() => {
                 transaction.rollback().await?;
-                Ok(Some(Erasing::Goes(organization)))
+                Ok(Some(ErasureProgress::More(organization)))
             }
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// One step.
-struct Part {
+/// One part of an erasure.
+struct ErasurePart {
     organization: Uuid,
-    at_once: i64,
+    limit: i64,
     now: Timestamp,
 }
 
-impl Part {
+impl ErasurePart {
     async fn cancel_scans(&self, connection: &mut PgConnection) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE scans SET cancel_requested_at = $2, cancel_reason = 'the organization is deleted', next_wake = $2,
@@ -227,14 +232,15 @@ impl Part {
         Ok(())
     }
 
-    /// Deletes tasks as a person would. What runs is stopped by the reconciler, which then purges
-    /// them. Whether there were any.
+    /// Deletes tasks like the API does. The reconciler stops and purges them. Returns whether there
+    /// were any.
     async fn delete_tasks(
         &self,
         connection: &mut PgConnection,
         counts: &mut Counts,
     ) -> Result<bool, Error> {
-        // A task is older than what is below it: by time, locks are taken from the root downwards.
+        // A task is older than its descendants: in order of time, locks are taken from the root
+        // downwards.
         let tasks = sqlx::query_scalar!(
             "UPDATE tasks SET
                  deleted_at = $2,
@@ -247,7 +253,7 @@ impl Part {
              RETURNING id",
             self.organization,
             sql(self.now) as _,
-            self.at_once,
+            self.limit,
         )
         .fetch_all(&mut *connection)
         .await?;
@@ -269,22 +275,22 @@ impl Part {
         )
         .fetch_one(&mut *connection)
         .await?;
-        add(counts, "tasks", i64::try_from(tasks.len()).unwrap_or(i64::MAX));
-        add(counts, "messages", messages);
+        add_count(counts, "tasks", i64::try_from(tasks.len()).unwrap_or(i64::MAX));
+        add_count(counts, "messages", messages);
         Ok(true)
     }
 
-    /// Whether the reconciler has not purged all of them yet. Those that it cannot look at are
-    /// removed here.
-    async fn tasks_are_left(&self, connection: &mut PgConnection) -> Result<bool, Error> {
+    /// Whether there are tasks that the reconciler has not purged yet. Removes those that it cannot
+    /// reconcile.
+    async fn has_tasks(&self, connection: &mut PgConnection) -> Result<bool, Error> {
         sqlx::query!(
             "DELETE FROM tasks WHERE id IN (
                  SELECT id FROM tasks
                  WHERE organization_id = $1 AND deleted_at < $2 AND parked_intents = intents
                  ORDER BY created_at, id LIMIT $3 FOR UPDATE)",
             self.organization,
-            sql(self.now - TASKS_END) as _,
-            self.at_once.min(TASKS_AT_ONCE),
+            sql(self.now - TASK_GRACE_PERIOD) as _,
+            self.limit.min(TASK_BATCH),
         )
         .execute(&mut *connection)
         .await?;
@@ -296,12 +302,8 @@ impl Part {
         .await?)
     }
 
-    async fn scans_are_left(
-        &self,
-        connection: &mut PgConnection,
-        row: &Row,
-    ) -> Result<bool, Error> {
-        if row.erasing_since + SCANS_END < self.now {
+    async fn has_scans(&self, connection: &mut PgConnection, row: &Row) -> Result<bool, Error> {
+        if row.erasing_since + SCAN_GRACE_PERIOD < self.now {
             return Ok(false);
         }
         Ok(sqlx::query_scalar!(
@@ -313,13 +315,13 @@ impl Part {
         .await?)
     }
 
-    /// The streams of tasks, and the organization's own. Whether there was anything.
+    /// Removes the events of tasks and of the organization. Returns whether there were any.
     async fn events(
         &self,
         connection: &mut PgConnection,
         counts: &mut Counts,
     ) -> Result<bool, Error> {
-        // Tasks that were deleted before.
+        // The streams of tasks that were purged earlier.
         sqlx::query!(
             "INSERT INTO erased_tasks (id, organization_id, erased_at)
              SELECT DISTINCT stream_id, $1::uuid, $2::timestamptz FROM (
@@ -327,21 +329,21 @@ impl Part {
              ON CONFLICT ON CONSTRAINT erased_tasks_pkey DO UPDATE SET organization_id = excluded.organization_id",
             self.organization,
             sql(self.now) as _,
-            self.at_once,
+            self.limit,
         )
         .execute(&mut *connection)
         .await?;
         let streams = sqlx::query_scalar!(
             "SELECT id FROM erased_tasks WHERE organization_id = $1 ORDER BY id LIMIT $2",
             self.organization,
-            self.at_once,
+            self.limit,
         )
         .fetch_all(&mut *connection)
         .await?;
         let of_tasks = sqlx::query!(
             "DELETE FROM events WHERE ctid = ANY (ARRAY (SELECT ctid FROM events WHERE stream_id = ANY ($1) LIMIT $2))",
             &streams,
-            self.at_once,
+            self.limit,
         )
         .execute(&mut *connection)
         .await?;
@@ -357,26 +359,27 @@ impl Part {
             "DELETE FROM events WHERE stream_id = $1 AND sequence IN (
                  SELECT sequence FROM events WHERE stream_id = $1 ORDER BY sequence LIMIT $2)",
             self.organization,
-            self.at_once,
+            self.limit,
         )
         .execute(connection)
         .await?;
         let own = i64::try_from(own.rows_affected()).unwrap_or(i64::MAX);
-        add(counts, "events", own.saturating_add(of_tasks));
+        add_count(counts, "events", own.saturating_add(of_tasks));
         Ok(own > 0 || of_tasks > 0 || emptied.rows_affected() > 0)
     }
 
-    /// Rows of the first tables that still have any. Whether there was one.
+    /// Removes rows of the first tables that have any. Returns whether there were any.
     async fn tables(
         &self,
         connection: &mut PgConnection,
         counts: &mut Counts,
     ) -> Result<bool, Error> {
-        let mut left = self.at_once;
-        for (table, found_by) in TABLES.into_iter().filter(|(_, found_by)| *found_by != WITH_TASKS)
+        let mut left = self.limit;
+        for (table, found_by) in
+            TABLES.into_iter().filter(|(_, found_by)| *found_by != REMOVED_WITH_TASKS)
         {
-            // Names of this file: there is one statement for all tables, which no database can
-            // check beforehand.
+            // The names are constants of this file. One statement serves all tables, so it cannot
+            // be checked at compile time.
             let cost = if table == "step_usage" { "cost_pico_usd" } else { "0" };
             let statement = format!(
                 "WITH gone AS (
@@ -388,18 +391,18 @@ impl Part {
                 .bind(left)
                 .fetch_one(&mut *connection)
                 .await?;
-            add(counts, table, rows);
-            add(counts, "cost_pico_usd", cost);
+            add_count(counts, table, rows);
+            add_count(counts, "cost_pico_usd", cost);
             left -= rows;
             if left <= 0 {
                 break;
             }
         }
-        Ok(left < self.at_once)
+        Ok(left < self.limit)
     }
 }
 
-fn add(counts: &mut Counts, what: &str, count: i64) {
+fn add_count(counts: &mut Counts, what: &str, count: i64) {
     if count > 0 {
         let sum = counts.entry(what.to_owned()).or_default();
         *sum = sum.saturating_add(count);

@@ -1,72 +1,72 @@
-//! Invitations by e-mail address. They are accepted at log-in ([`Store::user_sign_in`]).
+//! Invitations by e-mail address. They are accepted at sign-in ([`Store::user_sign_in`]).
 
 use construct_domain::{InvitationId, OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::{by_time, role};
+use super::{list_by_time, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "invitation";
+const ENTITY: &str = "invitation";
 
 /// An invitation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invitation {
     /// Its id.
     pub id: InvitationId,
-    /// Into which organization.
+    /// The inviting organization.
     pub organization: OrganizationId,
-    /// Whom; in lower case.
+    /// The e-mail address, in lower case.
     pub email: String,
-    /// What they will be.
+    /// The role of the new member.
     pub role: Role,
-    /// What became of it.
+    /// Its state.
     pub state: InvitationState,
-    /// Who invited.
+    /// The inviting user.
     pub invited_by: String,
-    /// Who accepted.
+    /// The user who accepted it.
     pub accepted_by: Option<UserId>,
-    /// Until when it can be accepted.
+    /// The deadline for accepting it.
     pub expires_at: Timestamp,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
 }
 
-/// What became of an invitation.
+/// The state of an invitation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InvitationState {
     /// It can be accepted until it expires.
     Pending,
     /// It was accepted.
     Accepted,
-    /// It was taken back.
+    /// It was revoked.
     Revoked,
 }
 
-/// An invitation to make.
+/// An invitation to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewInvitation {
     /// Its id.
     pub id: InvitationId,
-    /// Whom; in lower case.
+    /// The e-mail address, in lower case.
     pub email: String,
-    /// What they will be.
+    /// The role of the new member.
     pub role: Role,
-    /// Who invites.
+    /// The inviting user.
     pub invited_by: String,
-    /// Until when it can be accepted.
+    /// The deadline for accepting it.
     pub expires_at: Timestamp,
 }
 
 impl Invitation {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.email, self.created_at, self.updated_at)
     }
@@ -94,7 +94,7 @@ impl TryFrom<Row> for Invitation {
             id: InvitationId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             email: row.email,
-            role: role(&row.role)?,
+            role: parse_role(&row.role)?,
             state: match row.state.as_str() {
                 "pending" => InvitationState::Pending,
                 "accepted" => InvitationState::Accepted,
@@ -133,7 +133,7 @@ impl Store {
         organization: OrganizationId,
         page: &Page,
     ) -> Result<Vec<Invitation>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "i.organization_id = $1",
@@ -146,17 +146,18 @@ impl Store {
         rows.into_iter().map(Invitation::try_from).collect()
     }
 
-    /// Invites an address. One that has expired for the same address makes room.
+    /// Invites an address. Replaces an expired invitation of the same address.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] while one for the address is pending; those of every write.
+    /// [`Error::AlreadyExists`] while the address has a pending invitation; the errors of every
+    /// write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn invitation_create(
         &self,
         write: &Write,
         new: NewInvitation,
-        render: impl FnOnce(&Invitation) -> Rendered + Send,
-    ) -> Result<Written<Invitation>, Error> {
+        render: impl FnOnce(&Invitation) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Invitation>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE invitations SET state = 'revoked', revision = revision + 1, updated_at = $3
@@ -180,22 +181,22 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = invitation_reload(&mut writer, new.id).await?;
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Takes an invitation back. Nothing happens to one that is not pending any more.
+    /// Revokes an invitation. No effect if it is no longer pending.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn invitation_revoke(
         &self,
         write: &Write,
         id: InvitationId,
-        render: impl FnOnce(&Invitation) -> Rendered + Send,
-    ) -> Result<Written<Invitation>, Error> {
+        render: impl FnOnce(&Invitation) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Invitation>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE invitations SET state = 'revoked', revision = revision + 1, updated_at = $3
@@ -215,6 +216,6 @@ async fn invitation_reload(writer: &mut Writer<'_>, id: InvitationId) -> Result<
     select!(["i.organization_id = $1 AND i.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

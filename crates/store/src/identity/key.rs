@@ -1,5 +1,5 @@
-//! API keys, and the codes that are exchanged for one. What opens a door is stored as its SHA-256
-//! only.
+//! API keys, and the setup codes that are exchanged for one. Only the SHA-256 of a key or code is
+//! stored.
 
 use construct_domain::{
     ApiKeyId, OrganizationId, UserId,
@@ -9,134 +9,132 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{by_time, role, scope_words, scopes};
+use super::{list_by_time, parse_role, parse_scopes, scope_names};
 use crate::{
-    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, Rendered, Store, Write, Written, audit,
-    text,
-    time::{self, option, sql_option},
+    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, Store, Write, WriteOutcome, WriteOutput,
+    audit, text,
+    time::{self, from_sql_option, sql_option},
     write::{Writer, begin},
 };
 
-const WHAT: &str = "API key";
+const ENTITY: &str = "API key";
 
-/// How old the note of a key's last use may get. A note with every request would be a write with
-/// every read.
-const USE_NOTED: SignedDuration = SignedDuration::from_secs(60);
+/// The resolution of a key's last use. An exact value would need a write with every read.
+const LAST_USE_RESOLUTION: SignedDuration = SignedDuration::from_secs(60);
 
-/// A key, without what opens the door.
+/// An API key, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiKey {
     /// Its id.
     pub id: ApiKeyId,
-    /// What it opens.
+    /// The organization it gives access to.
     pub organization: OrganizationId,
-    /// For people.
+    /// Shown to people.
     pub name: String,
-    /// How it begins.
+    /// The first characters, shown to people.
     pub prefix: String,
-    /// What it is at most.
+    /// The highest role it can have.
     pub role: Role,
-    /// What it is good for.
+    /// Its scopes.
     pub scopes: Vec<Scope>,
-    /// In whose name it acts.
+    /// The user it acts for.
     pub user: UserId,
-    /// Until when; none: until it is revoked.
+    /// When it expires; none: valid until revoked.
     pub expires_at: Option<Timestamp>,
-    /// How much may be done with it: what is in [`Limits`] of requests, tasks, runs, tokens and
-    /// money.
+    /// Its limits: those of [`Limits`] for requests, tasks, runs, tokens and money.
     pub limits: Limits,
-    /// Since when it is worth nothing.
+    /// When it was revoked.
     pub revoked_at: Option<Timestamp>,
     /// When it was last used, to the minute.
     pub last_used_at: Option<Timestamp>,
-    /// Rises when its limits change.
+    /// Incremented when its limits change.
     pub revision: i64,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
     /// When its limits last changed.
     pub updated_at: Timestamp,
 }
 
-/// What is stored of a key or code.
+/// The stored form of a key or code.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret {
-    /// How it begins.
+pub struct SecretHash {
+    /// The first characters, shown to people.
     pub prefix: String,
-    /// SHA-256 of the whole.
+    /// SHA-256 of the whole key or code.
     pub hash: [u8; 32],
 }
 
-impl std::fmt::Debug for Secret {
+impl std::fmt::Debug for SecretHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Secret").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }
 
-/// A key to make.
+/// An API key to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewApiKey {
     /// Its id.
     pub id: ApiKeyId,
-    /// For people.
+    /// Shown to people.
     pub name: String,
-    /// What opens the door.
-    pub secret: Secret,
-    /// What it is at most.
+    /// The prefix and hash of the key.
+    pub secret: SecretHash,
+    /// The highest role it can have.
     pub role: Role,
-    /// What it is good for.
+    /// Its scopes.
     pub scopes: Vec<Scope>,
-    /// In whose name it acts.
+    /// The user it acts for.
     pub user: UserId,
-    /// Until when; none: until it is revoked.
+    /// When it expires; none: valid until revoked.
     pub expires_at: Option<Timestamp>,
-    /// How much may be done with it.
+    /// Its limits.
     pub limits: Limits,
 }
 
-/// A code to make: what its key will be.
+/// A setup code to create, with the properties of its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSetupCode {
-    /// What is exchanged.
-    pub secret: Secret,
-    /// Of the key.
+    /// The prefix and hash of the code.
+    pub secret: SecretHash,
+    /// A property of the key.
     pub name: String,
-    /// Of the key.
+    /// A property of the key.
     pub role: Role,
-    /// Of the key.
+    /// A property of the key.
     pub scopes: Vec<Scope>,
-    /// In whose name the key will act.
+    /// The user the key acts for.
     pub user: UserId,
-    /// The key it is made with, and revoked with.
+    /// The API key that it is created with. Revoking that key revokes the code.
     pub made_by: Option<ApiKeyId>,
-    /// Of the key.
+    /// A property of the key.
     pub key_expires_at: Option<Timestamp>,
-    /// Of the key.
+    /// A property of the key.
     pub limits: Limits,
-    /// Until when it can be exchanged.
+    /// The deadline for exchanging it.
     pub expires_at: Timestamp,
 }
 
-/// Who holds a key that is valid.
+/// The holder of a valid API key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyHolder {
     /// The key.
     pub key: ApiKeyId,
-    /// What it opens.
+    /// The organization it gives access to.
     pub organization: OrganizationId,
-    /// In whose name it acts.
+    /// The user it acts for.
     pub user: UserId,
-    /// What it is: no more than the user is at this moment.
+    /// Its role: at most the user's current role.
     pub role: Role,
-    /// What it is good for.
+    /// Its scopes.
     pub scopes: Vec<Scope>,
-    /// Until when; none: until it is revoked.
+    /// When it expires; none: valid until revoked.
     pub expires_at: Option<Timestamp>,
-    /// How much may be done with it.
+    /// Its limits.
     pub limits: Limits,
 }
 
 impl ApiKey {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.created_at)
     }
@@ -168,16 +166,16 @@ impl TryFrom<Row> for ApiKey {
             organization: OrganizationId::from_uuid(row.organization_id),
             name: row.name,
             prefix: row.prefix,
-            role: role(&row.role)?,
-            scopes: scopes(&row.scopes),
+            role: parse_role(&row.role)?,
+            scopes: parse_scopes(&row.scopes),
             user: UserId::from_uuid(row.user_id),
-            expires_at: option(row.expires_at),
-            revoked_at: option(row.revoked_at),
-            last_used_at: option(row.last_used_at),
-            limits: Limits::stored(row.limits)?,
+            expires_at: from_sql_option(row.expires_at),
+            revoked_at: from_sql_option(row.revoked_at),
+            last_used_at: from_sql_option(row.last_used_at),
+            limits: Limits::from_column(row.limits)?,
             revision: row.revision,
             created_at: row.created_at,
-            updated_at: option(row.updated_at).unwrap_or(row.created_at),
+            updated_at: from_sql_option(row.updated_at).unwrap_or(row.created_at),
         })
     }
 }
@@ -195,8 +193,8 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Who holds the key with this hash, when it is valid. Known, unknown, expired and revoked keys
-    /// cost the same look into one index.
+    /// The holder of the key with this hash, if it is valid. Valid, unknown, expired and revoked
+    /// keys cost the same: one index lookup.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -218,14 +216,14 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         let Some(row) = row else { return Ok(None) };
-        let noted: Option<Timestamp> = option(row.last_used_at);
-        if noted.is_none_or(|noted| now.duration_since(noted) >= USE_NOTED) {
-            // Of several processes that see it at once, one writes.
+        let noted: Option<Timestamp> = from_sql_option(row.last_used_at);
+        if noted.is_none_or(|noted| now.duration_since(noted) >= LAST_USE_RESOLUTION) {
+            // Of several concurrent processes one writes.
             sqlx::query!(
                 "UPDATE api_keys SET last_used_at = $2 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= $3)",
                 row.id,
                 time::sql(now) as _,
-                time::sql(now - USE_NOTED) as _,
+                time::sql(now - LAST_USE_RESOLUTION) as _,
             )
             .execute(&self.pool)
             .await?;
@@ -234,19 +232,19 @@ impl Store {
             key: ApiKeyId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             user: UserId::from_uuid(row.user_id),
-            role: role(&row.role)?.min(role(&row.member_role)?),
-            scopes: scopes(&row.scopes),
-            expires_at: option(row.expires_at),
-            limits: Limits::stored(row.limits)?,
+            role: parse_role(&row.role)?.min(parse_role(&row.member_role)?),
+            scopes: parse_scopes(&row.scopes),
+            expires_at: from_sql_option(row.expires_at),
+            limits: Limits::from_column(row.limits)?,
         }))
     }
 
-    /// Whether a key that was valid still is.
+    /// Whether a key is still valid.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_holds(&self, key: ApiKeyId, now: Timestamp) -> Result<bool, Error> {
+    pub async fn api_key_is_valid(&self, key: ApiKeyId, now: Timestamp) -> Result<bool, Error> {
         Ok(sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT 1 FROM api_keys k
                    JOIN organizations o ON o.id = k.organization_id
@@ -260,7 +258,7 @@ impl Store {
         .await?)
     }
 
-    /// A page of an organization's keys, by time; those of one user, or all.
+    /// A page of an organization's API keys, by time: those of one user, or all.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -271,7 +269,7 @@ impl Store {
         user: Option<UserId>,
         page: &Page,
     ) -> Result<Vec<ApiKey>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "k.organization_id = $1 AND ($2::uuid IS NULL OR k.user_id = $2)",
@@ -284,7 +282,7 @@ impl Store {
         rows.into_iter().map(ApiKey::try_from).collect()
     }
 
-    /// A key, of one user or of anybody in the organization.
+    /// An API key, of one user or of any user of the organization.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -303,24 +301,24 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
-    /// Puts other limits in the place of a key's, of one user or of anybody in the organization.
+    /// Replaces the limits of a key, of one user or of any user of the organization.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; [`Error::Conflict`]
-    /// when it has another revision than expected; those of every write.
+    /// [`Error::NotFound`]; [`Error::InsufficientRole`] when the key's role is above `by`;
+    /// [`Error::Conflict`] when the revision is not the expected one; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_limit(
+    pub async fn api_key_set_limits(
         &self,
         write: &Write,
         (id, user): (ApiKeyId, Option<UserId>),
         (limits, expected_revision): (Limits, Option<i64>),
         by: Role,
-        render: impl FnOnce(&ApiKey) -> Rendered + Send,
-    ) -> Result<Written<ApiKey>, Error> {
+        render: impl FnOnce(&ApiKey) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ApiKey>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE api_keys SET limits = $4, revision = revision + 1, updated_at = $5
@@ -336,7 +334,7 @@ impl Store {
         .await?;
         let entity = reload(&mut writer, id, user).await?;
         if entity.role > by {
-            return Err(Error::Above);
+            return Err(Error::InsufficientRole);
         }
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -344,16 +342,16 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Makes a key.
+    /// Creates an API key.
     ///
     /// # Errors
-    /// Those of every write.
+    /// The errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_create(&self, write: &Write, new: NewApiKey) -> Result<ApiKey, Error> {
         let organization = write.organization;
         // Without an idempotency key a write is never a repeated one.
         let plain = Write { idempotency: None, ..write.clone() };
-        if let crate::write::Begun::Fresh(mut writer) = self.write_begin(&plain).await? {
+        if let crate::write::WriteStart::New(mut writer) = self.write_begin(&plain).await? {
             api_key_insert(&mut writer.transaction, organization, &new, write.now).await?;
             writer.commit(&[]).await?;
         }
@@ -375,13 +373,13 @@ impl Store {
         })
     }
 
-    /// Makes an owner's key of the operator's organization, when it has none that is valid. Gives
-    /// whether it was made; then `entry` is in the audit trail.
+    /// Creates an owner's key of the operator's organization, unless it has a valid one. Returns
+    /// whether it was created; then `entry` is in the audit trail.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_first(
+    pub async fn api_key_create_first(
         &self,
         new: &NewApiKey,
         entry: AuditEntry,
@@ -389,11 +387,11 @@ impl Store {
     ) -> Result<bool, Error> {
         let local = OrganizationId::LOCAL;
         let mut transaction = self.pool.begin().await?;
-        // Two that ask at once ask one after the other.
+        // Serializes concurrent calls.
         sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", local.uuid())
             .fetch_one(&mut *transaction)
             .await?;
-        let there = sqlx::query_scalar!(
+        let existing = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT 1 FROM api_keys k
                    JOIN members m ON m.organization_id = k.organization_id AND m.user_id = k.user_id AND m.role = 'owner'
                    WHERE k.organization_id = $1 AND k.role = 'owner' AND k.revoked_at IS NULL AND 'admin' = ANY (k.scopes)
@@ -403,7 +401,7 @@ impl Store {
         )
         .fetch_one(&mut *transaction)
         .await?;
-        if there {
+        if existing {
             return Ok(false);
         }
         api_key_insert(&mut transaction, local, new, now).await?;
@@ -412,11 +410,12 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes a key worthless, of one user or of anybody in the organization, and the codes that
-    /// were made with it. Nothing happens to one that is so already.
+    /// Revokes a key, of one user or of any user of the organization, and the codes that were
+    /// created with it. No effect if it is already revoked.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; those of every write.
+    /// [`Error::NotFound`]; [`Error::InsufficientRole`] when the key's role is above `by`; the
+    /// errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_revoke(
         &self,
@@ -424,8 +423,8 @@ impl Store {
         id: ApiKeyId,
         user: Option<UserId>,
         by: Role,
-        render: impl FnOnce(&ApiKey) -> Rendered + Send,
-    ) -> Result<Written<ApiKey>, Error> {
+        render: impl FnOnce(&ApiKey) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ApiKey>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE api_keys SET revoked_at = $4
@@ -439,7 +438,7 @@ impl Store {
         .await?;
         let entity = reload(&mut writer, id, user).await?;
         if entity.role > by {
-            return Err(Error::Above);
+            return Err(Error::InsufficientRole);
         }
         sqlx::query!("DELETE FROM setup_codes WHERE made_by = $1", id.uuid())
             .execute(&mut *writer.transaction)
@@ -447,25 +446,24 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Makes a code for a key.
+    /// Creates a setup code.
     ///
     /// # Errors
-    /// Those of every write.
+    /// The errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn setup_code_create(&self, write: &Write, new: &NewSetupCode) -> Result<(), Error> {
         // Without an idempotency key a write is never a repeated one.
         let plain = Write { idempotency: None, ..write.clone() };
-        if let crate::write::Begun::Fresh(mut writer) = self.write_begin(&plain).await? {
+        if let crate::write::WriteStart::New(mut writer) = self.write_begin(&plain).await? {
             setup_code_insert(&mut writer, write.organization, new).await?;
             writer.commit(&[]).await?;
         }
         Ok(())
     }
 
-    /// Exchanges a code for a key, once: of several who try at the same time one succeeds. Nothing
-    /// when there is no such code, it has expired or was exchanged, or whom it acts for is no
-    /// member any more. `audit` is stored in the trail of the key's organization, as done by whom
-    /// the key acts for.
+    /// Exchanges a code for a key, once: of several concurrent attempts one succeeds. None when the
+    /// code is unknown, expired or used, or its user is no longer a member. `audit` is stored in
+    /// the trail of the key's organization, with the key's user.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -474,7 +472,7 @@ impl Store {
         &self,
         code: &[u8; 32],
         id: ApiKeyId,
-        secret: &Secret,
+        secret: &SecretHash,
         audit: Option<&Audit>,
         now: Timestamp,
     ) -> Result<Option<ApiKey>, Error> {
@@ -512,13 +510,13 @@ impl Store {
         }
         transaction.commit().await?;
         if let Some(audit) = audit {
-            audit.is_written();
+            audit.mark_written();
         }
         Ok(Some(key))
     }
 }
 
-/// The key as it is, within a write.
+/// The current row of a key, within a write.
 async fn reload(
     writer: &mut Writer<'_>,
     id: ApiKeyId,
@@ -532,7 +530,7 @@ async fn reload(
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: WHAT })?
+    .ok_or(Error::NotFound { what: ENTITY })?
     .try_into()
 }
 
@@ -551,7 +549,7 @@ async fn api_key_insert(
         new.secret.prefix,
         new.secret.hash.as_slice(),
         new.role.as_str(),
-        &scope_words(&new.scopes),
+        &scope_names(&new.scopes),
         new.user.uuid(),
         sql_option(new.expires_at) as _,
         time::sql(now) as _,
@@ -559,11 +557,11 @@ async fn api_key_insert(
     )
     .execute(connection)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
-/// Stores a code, and forgets those that have expired.
+/// Stores a code, and deletes expired ones.
 pub(super) async fn setup_code_insert(
     writer: &mut Writer<'_>,
     organization: OrganizationId,
@@ -579,7 +577,7 @@ pub(super) async fn setup_code_insert(
         organization.uuid(),
         &*text::clean(&new.name),
         new.role.as_str(),
-        &scope_words(&new.scopes),
+        &scope_names(&new.scopes),
         new.user.uuid(),
         sql_option(new.key_expires_at) as _,
         time::sql(new.expires_at) as _,
@@ -589,6 +587,6 @@ pub(super) async fn setup_code_insert(
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }

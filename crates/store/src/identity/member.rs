@@ -1,40 +1,40 @@
-//! Who belongs to an organization.
+//! Members of an organization.
 
 use construct_domain::{OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::{by_time, role};
+use super::{list_by_time, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput,
     write::{Writer, begin},
 };
 
-const WHAT: &str = "member";
+const ENTITY: &str = "member";
 
-/// A person in an organization.
+/// A user in an organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Where.
+    /// The organization.
     pub organization: OrganizationId,
-    /// Who.
+    /// The user.
     pub user: UserId,
     /// Their name; may be empty.
     pub name: String,
     /// Their address; may be empty.
     pub email: String,
-    /// What they are there.
+    /// Their role.
     pub role: Role,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
-    /// Since when.
+    /// When they became a member.
     pub created_at: Timestamp,
     /// When their role last changed.
     pub updated_at: Timestamp,
 }
 
 impl Member {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.user.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -60,7 +60,7 @@ impl TryFrom<Row> for Member {
             user: UserId::from_uuid(row.user_id),
             name: row.name,
             email: row.email,
-            role: role(&row.role)?,
+            role: parse_role(&row.role)?,
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -90,7 +90,7 @@ impl Store {
         organization: OrganizationId,
         page: &Page,
     ) -> Result<Vec<Member>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "m.organization_id = $1",
@@ -103,11 +103,11 @@ impl Store {
         rows.into_iter().map(Member::try_from).collect()
     }
 
-    /// Gives a member another role. `by` is what the caller is: nobody gives or takes what is above
-    /// them.
+    /// Changes the role of a member. `by` is the caller's role, which limits the roles that the
+    /// caller can grant and revoke.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Above`], [`Error::LastOwner`], [`Error::Conflict`].
+    /// [`Error::NotFound`], [`Error::InsufficientRole`], [`Error::LastOwner`], [`Error::Conflict`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn member_update(
         &self,
@@ -115,10 +115,10 @@ impl Store {
         (user, to): (UserId, Role),
         by: Role,
         expected_revision: Option<i64>,
-        render: impl FnOnce(&Member) -> Rendered + Send,
-    ) -> Result<Written<Member>, Error> {
+        render: impl FnOnce(&Member) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Member>, Error> {
         let mut writer = begin!(self, write);
-        let member = member_guarded(&mut writer, user, Some(to), by).await?;
+        let member = member_check_change(&mut writer, user, Some(to), by).await?;
         if expected_revision.is_some_and(|expected| expected != member.revision) {
             return Err(Error::Conflict);
         }
@@ -135,21 +135,21 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Removes a member. The keys and codes that act in their name are worth nothing from then on.
-    /// The entity in the result is what it was.
+    /// Removes a member, and revokes the keys and codes that act for them. The entity in the result
+    /// is the member before the removal.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Above`], [`Error::LastOwner`].
+    /// [`Error::NotFound`], [`Error::InsufficientRole`], [`Error::LastOwner`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn member_remove(
         &self,
         write: &Write,
         user: UserId,
         by: Role,
-        render: impl FnOnce(&Member) -> Rendered + Send,
-    ) -> Result<Written<Member>, Error> {
+        render: impl FnOnce(&Member) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Member>, Error> {
         let mut writer = begin!(self, write);
-        let entity = member_guarded(&mut writer, user, None, by).await?;
+        let entity = member_check_change(&mut writer, user, None, by).await?;
         sqlx::query!(
             "DELETE FROM members WHERE organization_id = $1 AND user_id = $2",
             writer.organization(),
@@ -164,7 +164,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await?;
-        // Who is invited again must not find the old keys alive.
+        // A later invitation must not revive the old keys.
         sqlx::query!(
             "UPDATE api_keys SET revoked_at = $3 WHERE organization_id = $1 AND user_id = $2 AND revoked_at IS NULL",
             writer.organization(),
@@ -177,9 +177,9 @@ impl Store {
     }
 }
 
-/// The member, when the change may be made. Owners are locked in one order, so that two of them
+/// Returns the member if the change is allowed. Locks all owners in one order, so that two of them
 /// cannot remove each other.
-async fn member_guarded(
+async fn member_check_change(
     writer: &mut Writer<'_>,
     user: UserId,
     to: Option<Role>,
@@ -193,10 +193,10 @@ async fn member_guarded(
     .await?;
     let member = member_reload(writer, user).await?;
     if member.role > by || to > Some(by) {
-        return Err(Error::Above);
+        return Err(Error::InsufficientRole);
     }
-    // The operator is owner of their organization also where nobody asks the database (local mode):
-    // the two must not differ.
+    // In local mode the operator is owner of their organization without a look into the database.
+    // The database must agree.
     let operator = (writer.organization(), user) == (OrganizationId::LOCAL.uuid(), UserId::LOCAL);
     if to != Some(Role::Owner) && (operator || owners == [user.uuid()]) {
         return Err(Error::LastOwner);
@@ -208,6 +208,6 @@ async fn member_reload(writer: &mut Writer<'_>, user: UserId) -> Result<Member, 
     select!(["m.organization_id = $1 AND m.user_id = $2"], writer.organization(), user.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

@@ -1,33 +1,33 @@
-//! Organizations: tenants.
+//! Organizations: the tenants.
 
 use construct_domain::{OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::{NewSetupCode, by_time, key::setup_code_insert, role};
+use super::{NewSetupCode, key::setup_code_insert, list_by_time, parse_role};
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
-    write::{Begun, Writer, begin, write_begin_in},
+    Cursor, Error, Key, Page, Store, Write, WriteOutcome, WriteOutput, text,
+    write::{WriteStart, Writer, begin, write_begin_in},
 };
 
-const WHAT: &str = "organization";
+const ENTITY: &str = "organization";
 
-/// A tenant, as one of its members sees it.
+/// An organization, as one of its members sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Organization {
     /// Its id.
     pub id: OrganizationId,
-    /// Whose it is.
+    /// Its kind.
     pub kind: OrganizationKind,
-    /// For people.
+    /// Shown to people.
     pub name: String,
     /// Unique in the installation.
     pub slug: String,
-    /// Empty, or where its picture is.
+    /// The URL of its picture, or empty.
     pub avatar_url: String,
-    /// What the member who asks is in it.
+    /// The caller's role in it.
     pub role: Role,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -35,12 +35,12 @@ pub struct Organization {
     pub updated_at: Timestamp,
 }
 
-/// Whose an organization is.
+/// The kind of an organization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OrganizationKind {
-    /// One person's, made when they first came.
+    /// Belongs to one user, created at their first sign-in.
     Personal,
-    /// Several people's.
+    /// Belongs to several users.
     Team,
 }
 
@@ -49,29 +49,29 @@ pub enum OrganizationKind {
 pub struct NewOrganization {
     /// Its id.
     pub id: OrganizationId,
-    /// For people.
+    /// Shown to people.
     pub name: String,
     /// Unique in the installation.
     pub slug: String,
-    /// Empty, or where its picture is.
+    /// The URL of its picture, or empty.
     pub avatar_url: String,
     /// Its first owner.
     pub owner: UserId,
 }
 
-/// What changes of an organization: what is `Some`.
+/// Changes to an organization. `None` leaves a field as it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OrganizationChanges {
-    /// For people.
+    /// Shown to people.
     pub name: Option<String>,
     /// Unique in the installation.
     pub slug: Option<String>,
-    /// Empty, or where its picture is.
+    /// The URL of its picture, or empty.
     pub avatar_url: Option<String>,
 }
 
 impl Organization {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.slug, self.created_at, self.updated_at)
     }
@@ -103,7 +103,7 @@ impl TryFrom<Row> for Organization {
             name: row.name,
             slug: row.slug,
             avatar_url: row.avatar_url,
-            role: role(&row.role)?,
+            role: parse_role(&row.role)?,
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -127,7 +127,7 @@ impl Store {
     /// An organization of a user, by id or slug.
     ///
     /// # Errors
-    /// [`Error::NotFound`], also when the user does not belong to it.
+    /// [`Error::NotFound`], also when the user is no member.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_find(
         &self,
@@ -138,7 +138,7 @@ impl Store {
         select!(["m.user_id = $1 AND (o.id = $2 OR o.slug = $3)"], user.uuid(), id as _, slug_or_id)
             .fetch_optional(&self.pool)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()
     }
 
@@ -152,7 +152,7 @@ impl Store {
         user: UserId,
         page: &Page,
     ) -> Result<Vec<Organization>, Error> {
-        let rows = by_time!(
+        let rows = list_by_time!(
             self,
             select,
             "m.user_id = $1",
@@ -165,13 +165,13 @@ impl Store {
         rows.into_iter().map(Organization::try_from).collect()
     }
 
-    /// Creates a team organization with its first owner. The write belongs to the organization that
-    /// the caller works in, which keeps its idempotency key. A `code` lets a program in that cannot
-    /// enter otherwise. Where a `limit` is given, the owner may own as many.
+    /// Creates a team organization with its first owner. The write and its idempotency key belong
+    /// to the organization that the caller works in. A setup `code` gives access to a program that
+    /// has no other credential. `limit` is the number of organizations that the owner may own.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the slug is taken; [`Error::TooManyOrganizations`]; those of
-    /// every write.
+    /// [`Error::AlreadyExists`] when the slug is taken; [`Error::TooManyOrganizations`]; the errors
+    /// of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_create(
         &self,
@@ -179,11 +179,11 @@ impl Store {
         new: NewOrganization,
         code: Option<&NewSetupCode>,
         limit: Option<u32>,
-        render: impl FnOnce(&Organization) -> Rendered + Send,
-    ) -> Result<Written<Organization>, Error> {
+        render: impl FnOnce(&Organization) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Organization>, Error> {
         let mut writer = begin!(self, write);
         if let Some(limit) = limit {
-            // Of two at once the second counts the first's.
+            // Of two concurrent calls the second counts the organization of the first.
             sqlx::query!("SELECT FROM users WHERE id = $1 FOR NO KEY UPDATE", new.owner.uuid())
                 .fetch_optional(&mut *writer.transaction)
                 .await?;
@@ -208,7 +208,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         sqlx::query!(
             "INSERT INTO members (organization_id, user_id, role, created_at, updated_at) VALUES ($1, $2, 'owner', $3, $3)",
             new.id.uuid(),
@@ -217,7 +217,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if let Some(code) = code {
             setup_code_insert(&mut writer, new.id, code).await?;
         }
@@ -225,11 +225,11 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Changes the organization of the write, for a member of it.
+    /// Changes the organization of the write. Returned as `user`, one of its members, sees it.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_update(
         &self,
@@ -237,8 +237,8 @@ impl Store {
         user: UserId,
         expected_revision: Option<i64>,
         changes: OrganizationChanges,
-        render: impl FnOnce(&Organization) -> Rendered + Send,
-    ) -> Result<Written<Organization>, Error> {
+        render: impl FnOnce(&Organization) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Organization>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE organizations SET
@@ -254,7 +254,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = organization_reload(&mut writer, write.organization, user).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -262,13 +262,13 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// The organization of this slug or id, for the operator: also one that is closed and was not
-    /// erased.
+    /// The id of the organization with this slug or id, for the operator. Includes deleted
+    /// organizations that are not erased yet.
     ///
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn organization_named(&self, slug_or_id: &str) -> Result<OrganizationId, Error> {
+    pub async fn organization_resolve(&self, slug_or_id: &str) -> Result<OrganizationId, Error> {
         let id = slug_or_id.parse::<OrganizationId>().ok().map(OrganizationId::uuid);
         sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE (id = $1 OR slug = $2) AND erasing_since IS NULL",
@@ -278,31 +278,32 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?
         .map(OrganizationId::from_uuid)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: ENTITY })
     }
 
-    /// Deletes an organization: from then on it opens to nobody and nothing begins in it, its
-    /// schedules, keys and invitations are gone, and its slug is free. What is left is removed by
-    /// [`Store::organization_erase`]. The write is the organization's own, or the operator's.
+    /// Deletes an organization. From then on nobody has access and nothing new starts in it. Its
+    /// schedules, keys and invitations are deleted, and its slug is free.
+    /// [`Store::organization_erase`] removes the rest. The write belongs to the organization
+    /// itself, or to the operator's.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Kept`] for a personal one and the operator's.
+    /// [`Error::NotFound`], [`Error::PermanentOrganization`] for a personal one and the operator's.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_delete(
         &self,
         write: &Write,
         target: OrganizationId,
-        render: impl FnOnce(&Organization) -> Rendered + Send,
-    ) -> Result<Written<Organization>, Error> {
+        render: impl FnOnce(&Organization) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Organization>, Error> {
         let mut transaction = self.pool.begin().await?;
-        // Before the write shares it with others: of two that delete it at once, each would wait
-        // for the other to let go of its share.
+        // Locked exclusively before the write takes its shared lock. Otherwise two concurrent
+        // deletes would each wait for the other's shared lock.
         sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", target.uuid())
             .fetch_optional(&mut *transaction)
             .await?;
         let mut writer = match write_begin_in(transaction, write).await? {
-            Begun::Fresh(writer) => writer,
-            Begun::Repeated(response) => return Ok(Written::Repeated { response }),
+            WriteStart::New(writer) => writer,
+            WriteStart::Repeated(response) => return Ok(WriteOutcome::Repeated { response }),
         };
         let row = sqlx::query_as!(
             Row,
@@ -313,10 +314,10 @@ impl Store {
         let entity: Organization = row
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?
+            .ok_or(Error::NotFound { what: ENTITY })?
             .try_into()?;
         if entity.kind == OrganizationKind::Personal || entity.id == OrganizationId::LOCAL {
-            return Err(Error::Kept);
+            return Err(Error::PermanentOrganization);
         }
         sqlx::query!("DELETE FROM schedules WHERE organization_id = $1", target.uuid())
             .execute(&mut *writer.transaction)
@@ -360,6 +361,6 @@ async fn organization_reload(
     select!(["o.id = $1 AND m.user_id = $2"], id.uuid(), user.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

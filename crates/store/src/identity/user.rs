@@ -1,48 +1,48 @@
-//! People, as the issuer of their log-in knows them.
+//! Users, as identified by the issuer of their tokens.
 
 use construct_domain::{AuditEntryId, OrganizationId, UserId, access::Role, id};
 use jiff::Timestamp;
 
-use super::role;
+use super::parse_role;
 use crate::{AuditEntry, Error, Store, audit, text, time};
 
-/// A person.
+/// A user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// Their id.
     pub id: UserId,
-    /// Who vouches for them.
+    /// The issuer.
     pub issuer: String,
-    /// What the issuer calls them.
+    /// The subject that the issuer assigned.
     pub subject: String,
     /// In lower case; may be empty.
     pub email: String,
-    /// Whether the issuer has seen that the address is theirs.
+    /// Whether the issuer has verified the address.
     pub email_verified: bool,
     /// May be empty.
     pub name: String,
 }
 
-/// What an issuer says of a person.
+/// The claims of an issuer about a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
     /// The issuer.
     pub issuer: String,
-    /// What the issuer calls them.
+    /// The subject that the issuer assigned.
     pub subject: String,
     /// In lower case; may be empty.
     pub email: String,
-    /// Whether the issuer has seen that the address is theirs.
+    /// Whether the issuer has verified the address.
     pub email_verified: bool,
     /// May be empty.
     pub name: String,
 }
 
 impl Store {
-    /// Takes in a person who has proved who they are: remembers them, makes their personal
-    /// organization at the first time, and accepts the invitations for their address if it is
-    /// verified. Writes nothing when there is nothing new. `entry` is stored in the trail of each
-    /// organization that they came into.
+    /// Signs in an authenticated user: stores their profile, creates their personal organization
+    /// the first time, and accepts the invitations for their address if it is verified. Writes
+    /// nothing when nothing is new. `entry` is stored in the trail of each organization that they
+    /// joined.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -53,7 +53,7 @@ impl Store {
         entry: Option<AuditEntry>,
         now: Timestamp,
     ) -> Result<(UserId, OrganizationId), Error> {
-        let known = sqlx::query!(
+        let stored = sqlx::query!(
             r#"SELECT u.id, o.id AS personal, u.email, u.email_verified, u.name,
                     (u.email_verified AND EXISTS (SELECT 1 FROM invitations i
                         WHERE i.email = u.email AND i.state = 'pending' AND i.expires_at > $3)) AS "invited!"
@@ -67,23 +67,23 @@ impl Store {
         .await?;
         let mut profile = profile.clone();
         profile.name = text::clean(&profile.name).into_owned();
-        // What a token leaves out, another of the same person has said: access tokens often have
-        // less in them than those that say who logs in.
-        if let Some(known) = &known {
+        // Missing claims keep their previous values: access tokens often have fewer claims than ID
+        // tokens.
+        if let Some(stored) = &stored {
             if profile.email.is_empty() {
                 (profile.email, profile.email_verified) =
-                    (known.email.clone(), known.email_verified);
+                    (stored.email.clone(), stored.email_verified);
             }
             if profile.name.is_empty() {
-                profile.name.clone_from(&known.name);
+                profile.name.clone_from(&stored.name);
             }
         }
-        if let Some(known) = known
-            && !known.invited
-            && (known.email.as_str(), known.email_verified, known.name.as_str())
+        if let Some(stored) = stored
+            && !stored.invited
+            && (stored.email.as_str(), stored.email_verified, stored.name.as_str())
                 == (profile.email.as_str(), profile.email_verified, profile.name.as_str())
         {
-            return Ok((UserId::from_uuid(known.id), OrganizationId::from_uuid(known.personal)));
+            return Ok((UserId::from_uuid(stored.id), OrganizationId::from_uuid(stored.personal)));
         }
         let mut transaction = self.pool.begin().await?;
         let user = sqlx::query_scalar!(
@@ -104,7 +104,7 @@ impl Store {
         .await?;
         let mut joined = Vec::new();
         let personal = id::new_at(now);
-        // Its slug is nobody's choice, and so cannot be taken.
+        // Its slug is generated, so it cannot be taken.
         sqlx::query!(
             "INSERT INTO organizations (id, name, slug, kind, user_id, created_at, updated_at)
              VALUES ($1, $2, $3, 'personal', $4, $5, $5)
@@ -164,7 +164,7 @@ impl Store {
         Ok((UserId::from_uuid(user), OrganizationId::from_uuid(personal)))
     }
 
-    /// What a person is in an organization; nothing when they don't belong to it or it was deleted.
+    /// The role of a user in an organization; none when they are no member or it was deleted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -182,10 +182,10 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        word.map(|word| role(&word)).transpose()
+        word.map(|word| parse_role(&word)).transpose()
     }
 
-    /// A person.
+    /// A user.
     ///
     /// # Errors
     /// [`Error::NotFound`].

@@ -1,4 +1,4 @@
-//! Sending a message in the place of an earlier one.
+//! Editing: a message replaces an earlier one.
 
 use construct_domain::{
     MessageId,
@@ -7,22 +7,22 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, NewUserMessage, Rendered, Store, StoredMessage, Write, Written,
-    event::unsigned,
-    message::write::accepted,
-    task::rewind::{message_in_transcript, place},
+    Error, NewUserMessage, Store, StoredMessage, Write, WriteOutcome, WriteOutput,
+    event::to_u64,
+    message::write::accepted_message,
+    task::rewind::{message_in_transcript, position},
     text,
     write::begin,
 };
 
 impl Store {
-    /// Asks for the transcript to be put aside from a user's message on, and accepts another one,
-    /// with the id `new`, that is answered then. Both are one intent after the other: what waited
-    /// before goes with the rewind, the new message does not.
+    /// Requests a rewind to before a user's message, and accepts another message, with the id
+    /// `new`, in its place. These are two consecutive intents: the rewind drops the messages that
+    /// were queued before, and not the new one.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotInTranscript`], also of a message that is not a user's;
-    /// those of every write.
+    /// [`Error::NotFound`], [`Error::NotInTranscript`], also for a message that is not a user's;
+    /// the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_edit(
         &self,
@@ -30,14 +30,14 @@ impl Store {
         id: MessageId,
         new: MessageId,
         content: Content,
-        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
-    ) -> Result<Written<StoredMessage>, Error> {
+        render: impl FnOnce(&StoredMessage) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredMessage>, Error> {
         let mut writer = begin!(self, write);
         let (task, before) = message_in_transcript(&mut writer, id).await?;
         if before.source != Source::User {
             return Err(Error::NotInTranscript);
         }
-        let from = place(&before)?;
+        let from = position(&before)?;
         let row = sqlx::query!(
             "UPDATE tasks SET
                  rewind_from = least(rewind_from, $3),
@@ -74,10 +74,12 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let new = NewUserMessage { id: new, task, content, interrupts: false };
-        let entity =
-            StoredMessage { replaces: Some(id), ..accepted(write, new, row.intents, json)? };
-        writer.finish_on_task(task, unsigned(row.event_sequence), entity, render).await
+        let entity = StoredMessage {
+            replaces: Some(id),
+            ..accepted_message(write, new, row.intents, json)?
+        };
+        writer.finish_on_task(task, to_u64(row.event_sequence), entity, render).await
     }
 }

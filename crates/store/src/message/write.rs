@@ -1,7 +1,7 @@
-//! What people do with messages: send them, and change or take back those that still wait.
+//! Writes of users: send messages, and change or delete queued ones.
 //!
-//! Each of these locks the task's row first. So messages of one task are accepted one after
-//! another, and a commit of the reconciler is either wholly before or wholly after.
+//! Each write locks the task's row first. So the messages of one task are accepted one after
+//! another, and a commit of the reconciler is entirely before or entirely after each write.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -14,51 +14,54 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, NewEvent, NewUserMessage, QUEUE_LIMIT, Rendered, Store, StoredMessage, Write, Written,
-    event::{signed, unsigned},
-    message::{WHAT, select},
+    Error, NewEvent, NewUserMessage, QUEUE_LIMIT, Store, StoredMessage, Write, WriteOutcome,
+    WriteOutput,
+    event::{to_i64, to_u64},
+    message::{ENTITY, select},
     text, time,
-    write::{Writer, begin, none},
+    write::{Writer, begin, no_entries},
 };
 
 impl Store {
-    /// Accepts a user's message: it will be answered after those that were accepted before it, and
-    /// those that interrupt before the others. What is given to `render` has no arrival yet: that
-    /// is counted by the statement that stores the event too.
+    /// Accepts a user's message. Messages are answered in the order of acceptance, interrupting
+    /// ones first. The entity that `render` receives has no arrival yet: the statement that also
+    /// stores the event assigns it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such task, [`Error::QueueFull`]; those of every write.
+    /// [`Error::NotFound`] when the task does not exist, [`Error::QueueFull`]; the errors of every
+    /// write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_create(
         &self,
         write: &Write,
         new: NewUserMessage,
-        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
-    ) -> Result<Written<StoredMessage>, Error> {
+        render: impl FnOnce(&StoredMessage) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredMessage>, Error> {
         let content = text::json(&new.content)?;
-        let entity = accepted(write, new, 0, content.clone())?;
-        let Rendered { event, response } = render(&entity);
+        let entity = accepted_message(write, new, 0, content.clone())?;
+        let WriteOutput { event, response } = render(&entity);
         if write.idempotency.is_none() {
-            let audit = write.audit.as_ref().map_or(Ok(none()), |audit| audit.rows(&response))?;
+            let audit =
+                write.audit.as_ref().map_or(Ok(no_entries()), |audit| audit.rows(&response))?;
             let written = insert(&self.pool, write, entity, content, event, audit).await?;
             if let Some(audit) = &write.audit {
-                audit.is_written();
+                audit.mark_written();
             }
             return Ok(written);
         }
         let mut writer = begin!(self, write);
-        // The entry of the audit trail goes with the answer.
+        // The audit entry is stored together with the response.
         let written =
-            insert(&mut *writer.transaction, write, entity, content, event, none()).await?;
+            insert(&mut *writer.transaction, write, entity, content, event, no_entries()).await?;
         writer.commit(&response).await?;
         Ok(written)
     }
 
-    /// Changes what a message says that still waits for its turn.
+    /// Changes the content of a queued message.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotQueued`], [`Error::Conflict`] when it has another revision
-    /// than expected.
+    /// [`Error::NotFound`], [`Error::NotQueued`], [`Error::Conflict`] when the revision is not the
+    /// expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_update(
         &self,
@@ -66,11 +69,11 @@ impl Store {
         id: MessageId,
         expected_revision: Option<i64>,
         content: Content,
-        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
-    ) -> Result<Written<StoredMessage>, Error> {
+        render: impl FnOnce(&StoredMessage) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredMessage>, Error> {
         let mut writer = begin!(self, write);
         let (task, sequence) = message_lock(&mut writer, id).await?;
-        let before = message_queued(&mut writer, id).await?;
+        let before = message_get_queued(&mut writer, id).await?;
         if expected_revision.is_some_and(|revision| revision != before.revision) {
             return Err(Error::Conflict);
         }
@@ -94,20 +97,20 @@ impl Store {
         writer.finish_on_task(task, sequence, entity, render).await
     }
 
-    /// Takes a message back that still waits for its turn. The entity in the result is what it was.
+    /// Deletes a queued message. The entity in the result is the message before the deletion.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotQueued`]; those of every write.
+    /// [`Error::NotFound`], [`Error::NotQueued`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn message_delete(
         &self,
         write: &Write,
         id: MessageId,
-        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
-    ) -> Result<Written<StoredMessage>, Error> {
+        render: impl FnOnce(&StoredMessage) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredMessage>, Error> {
         let mut writer = begin!(self, write);
         let (task, sequence) = message_lock(&mut writer, id).await?;
-        let entity = message_queued(&mut writer, id).await?;
+        let entity = message_get_queued(&mut writer, id).await?;
         sqlx::query!("DELETE FROM messages WHERE id = $1", id.uuid())
             .execute(&mut *writer.transaction)
             .await?;
@@ -120,16 +123,16 @@ pub(crate) async fn message_insert(
     connection: &mut PgConnection,
     write: &Write,
     new: NewUserMessage,
-    told: fn(&StoredMessage) -> NewEvent,
-) -> Result<Written<StoredMessage>, Error> {
+    event_of: fn(&StoredMessage) -> NewEvent,
+) -> Result<WriteOutcome<StoredMessage>, Error> {
     let content = text::json(&new.content)?;
-    let entity = accepted(write, new, 0, content.clone())?;
-    let event = told(&entity);
-    insert(connection, write, entity, content, event, none()).await
+    let entity = accepted_message(write, new, 0, content.clone())?;
+    let event = event_of(&entity);
+    insert(connection, write, entity, content, event, no_entries()).await
 }
 
-/// The entity that an insert makes.
-pub(super) fn accepted(
+/// The entity that an insert creates.
+pub(super) fn accepted_message(
     write: &Write,
     new: NewUserMessage,
     arrival: i64,
@@ -158,11 +161,11 @@ pub(super) fn accepted(
     })
 }
 
-/// Stores a message with its event in one statement: one round trip, all or nothing. One that is
-/// accepted in the moment in which its organization is closed is answered all the same: a lock
-/// against that would be taken by every message. Messages that are accepted at the same moment do
-/// not count each other: the queue may become longer than its limit by as many as there are
-/// connections.
+/// Stores a message with its event in one statement: one round trip, all or nothing.
+///
+/// Two races are accepted, because every message would pay for the locks. A message that is
+/// accepted while its organization is being deleted is still answered. Concurrent messages do not
+/// count each other, so the queue can exceed its limit by the number of connections.
 async fn insert(
     executor: impl PgExecutor<'_>,
     write: &Write,
@@ -170,7 +173,7 @@ async fn insert(
     content: Value,
     event: NewEvent,
     audit: Value,
-) -> Result<Written<StoredMessage>, Error> {
+) -> Result<WriteOutcome<StoredMessage>, Error> {
     let done = sqlx::query!(
         r#"WITH task AS (
                UPDATE tasks t SET
@@ -207,25 +210,25 @@ async fn insert(
         i64::from(QUEUE_LIMIT),
         event.kind,
         event.payload,
-        event.step.map(signed) as _,
+        event.step.map(to_i64) as _,
         entity.interrupts,
         audit,
         write.key.map(ApiKeyId::uuid) as _,
     )
     .fetch_optional(executor)
     .await
-    .map_err(Error::of_write)?
-    .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+    .map_err(Error::from_write)?
+    .ok_or(Error::NotFound { what: crate::task::ENTITY })?;
     let (Some(arrival), Some(sequence)) = (done.arrival, done.sequence) else {
         return Err(Error::QueueFull { limit: QUEUE_LIMIT });
     };
-    let event = write.stored(entity.task.uuid(), unsigned(sequence), event);
-    Ok(Written::Applied { entity: StoredMessage { arrival, ..entity }, event: Some(event) })
+    let event = write.to_stored_event(entity.task.uuid(), to_u64(sequence), event);
+    Ok(WriteOutcome::Applied { entity: StoredMessage { arrival, ..entity }, event: Some(event) })
 }
 
-/// Locks the message's task for a change of its queue, and counts the event. The version rises too:
-/// a commit that is on its way may have counted on the message, and what it says may be read beside
-/// that.
+/// Locks the task of the message for a change of its queue, and counts the event. Increments the
+/// version too: a concurrent commit may depend on the message, and its content may be read beside
+/// the commit.
 async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId, u64), Error> {
     let task = sqlx::query!(
         "UPDATE tasks t SET
@@ -246,13 +249,16 @@ async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId,
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: WHAT })?;
-    Ok((TaskId::from_uuid(task.id), unsigned(task.event_sequence)))
+    .ok_or(Error::NotFound { what: ENTITY })?;
+    Ok((TaskId::from_uuid(task.id), to_u64(task.event_sequence)))
 }
 
-/// The message, when it still waits. Read after its task was locked: before, it could change
-/// between reading and writing.
-async fn message_queued(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
+/// The message, if it is still queued. Call after locking its task, so that it cannot change
+/// between read and write.
+async fn message_get_queued(
+    writer: &mut Writer<'_>,
+    id: MessageId,
+) -> Result<StoredMessage, Error> {
     let message = message_by_id(writer, id).await?;
     if message.position.is_some() || message.processed_at.is_some() {
         Err(Error::NotQueued)
@@ -269,6 +275,6 @@ pub(crate) async fn message_by_id(
     select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

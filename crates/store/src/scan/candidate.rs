@@ -1,28 +1,28 @@
-//! What scans propose, what people say of it, and what is handed over to become Tools.
+//! Candidates that scans propose, their review, and their hand-over to become Tools.
 
 use construct_domain::{CandidateId, HandOverId, OrganizationId, ScanId};
 use jiff::Timestamp;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{CandidateState, Scan, WHAT as SCAN, intent::scan_reload, scans};
-use crate::{Error, Rendered, Store, Write, Written, text, time, write::begin};
+use super::{CandidateState, ENTITY as SCAN, Scan, intent::scan_reload, scans};
+use crate::{Error, Store, Write, WriteOutcome, WriteOutput, text, time, write::begin};
 
-const WHAT: &str = "candidate";
+const ENTITY: &str = "candidate";
 
-/// Candidates that are shown and handed over at once.
-const AT_ONCE: i64 = 200;
+/// Candidates that are listed or handed over at once.
+const MAX_CANDIDATES: i64 = 200;
 
-/// A candidate to write down, checked.
+/// A checked candidate to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewCandidate {
     /// Its id.
     pub id: CandidateId,
     /// Unique in the scan.
     pub name: String,
-    /// How good a Tool it would make, 0 to 100.
+    /// Its suitability as a Tool, 0 to 100.
     pub score: i32,
-    /// All of it.
+    /// Replaces all of it.
     pub content: Value,
 }
 
@@ -31,23 +31,23 @@ pub struct NewCandidate {
 pub struct Candidate {
     /// Its id.
     pub id: CandidateId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Which scan proposes it.
+    /// The scan that proposes it.
     pub scan: ScanId,
-    /// What has become of it.
+    /// Its state.
     pub state: CandidateState,
-    /// All of it.
+    /// Replaces all of it.
     pub content: Value,
-    /// Whether a person changed it.
+    /// Whether a person edited it.
     pub edited: bool,
-    /// Who decided last; empty when nobody has.
+    /// The last reviewer; empty before the first review.
     pub reviewed_by: String,
-    /// When.
+    /// When it was last reviewed.
     pub reviewed_at: Option<Timestamp>,
-    /// What it was handed over with.
+    /// The hand-over that it is part of.
     pub hand_over: Option<HandOverId>,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was proposed.
     pub created_at: Timestamp,
@@ -55,36 +55,36 @@ pub struct Candidate {
     pub updated_at: Timestamp,
 }
 
-/// What is said of a candidate.
+/// A review of a candidate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Review {
-    /// What becomes of it; none: it stays as it is.
+    /// The new state; none: unchanged.
     pub state: Option<CandidateState>,
-    /// What it says now, when that was changed: its name, its score, and all of it.
+    /// The new name, score and content; none: unchanged.
     pub content: Option<(String, i32, Value)>,
-    /// Who says so.
+    /// The reviewer.
     pub by: String,
 }
 
-/// What was handed over by one request.
+/// The result of a hand-over request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct HandedOver {
-    /// None when there was nothing left.
+pub struct HandOverResult {
+    /// None when there was nothing to hand over.
     pub id: Option<HandOverId>,
     /// The scan.
     pub scan: Scan,
-    /// What was handed over.
+    /// The candidates that were handed over.
     pub candidates: Vec<Candidate>,
 }
 
-/// Candidates that were handed over together.
+/// A hand-over of candidates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HandOver {
     /// Its id.
     pub id: HandOverId,
-    /// The scan they are of.
+    /// Their scan.
     pub scan: Scan,
-    /// They.
+    /// The candidates.
     pub candidates: Vec<Candidate>,
 }
 
@@ -111,11 +111,11 @@ impl TryFrom<Row> for Candidate {
             id: CandidateId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             scan: ScanId::from_uuid(row.scan_id),
-            state: CandidateState::stored(&row.state)?,
+            state: CandidateState::from_column(&row.state)?,
             content: row.content,
             edited: row.edited,
             reviewed_by: row.reviewed_by,
-            reviewed_at: time::option(row.reviewed_at),
+            reviewed_at: time::from_sql_option(row.reviewed_at),
             hand_over: row.hand_over_id.map(HandOverId::from_uuid),
             revision: row.revision,
             created_at: row.created_at,
@@ -139,7 +139,7 @@ impl Store {
     /// The candidates of a scan, best first.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such scan.
+    /// [`Error::NotFound`] when the scan does not exist.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn candidate_list(
         &self,
@@ -155,7 +155,7 @@ impl Store {
             organization.uuid(),
             scan.uuid(),
             state.map(CandidateState::as_str),
-            AT_ONCE,
+            MAX_CANDIDATES,
         );
         rows.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into).collect()
     }
@@ -178,15 +178,16 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
-    /// Decides about a candidate, or changes what it says.
+    /// Reviews a candidate: changes its state or content.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected,
-    /// [`Error::HandedOver`], [`Error::AlreadyExists`] when another one of the scan has the name.
+    /// [`Error::NotFound`], [`Error::Conflict`] when the revision is not the expected one,
+    /// [`Error::HandedOver`], [`Error::AlreadyExists`] when another candidate of the scan has the
+    /// name.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn candidate_review(
         &self,
@@ -194,8 +195,8 @@ impl Store {
         id: CandidateId,
         expected_revision: Option<i64>,
         review: Review,
-        render: impl FnOnce(&Candidate) -> Rendered + Send,
-    ) -> Result<Written<Candidate>, Error> {
+        render: impl FnOnce(&Candidate) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Candidate>, Error> {
         let mut writer = begin!(self, write);
         let (organization, now) = (writer.organization(), writer.now());
         let found: Candidate = candidates!(
@@ -206,7 +207,7 @@ impl Store {
         )
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()?;
         if expected_revision.is_some_and(|expected| expected != found.revision) {
             return Err(Error::Conflict);
@@ -234,18 +235,18 @@ impl Store {
             now as _,
         );
         let entity =
-            row.fetch_one(&mut *writer.transaction).await.map_err(Error::of_write)?.try_into()?;
+            row.fetch_one(&mut *writer.transaction).await.map_err(Error::from_write)?.try_into()?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Hands accepted candidates of a scan over, all or those named, but for what was handed over
-    /// before. Whoever is told of it is told until [`Store::hand_over_told`].
+    /// Hands over accepted candidates of a scan, all or those in `named`, except those handed over
+    /// before. The hand-over is published until [`Store::hand_over_mark_published`].
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such scan, or one of those named is none of its;
-    /// [`Error::NotAccepted`] when one of those named is not accepted.
+    /// [`Error::NotFound`] when the scan does not exist or has no such candidate;
+    /// [`Error::NotAccepted`] when a named candidate is not accepted.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn candidates_hand_over(
         &self,
@@ -253,13 +254,13 @@ impl Store {
         scan: ScanId,
         named: &[CandidateId],
         by: &str,
-        render: impl FnOnce(&HandedOver) -> Rendered + Send,
-    ) -> Result<Written<HandedOver>, Error> {
+        render: impl FnOnce(&HandOverResult) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<HandOverResult>, Error> {
         let mut writer = begin!(self, write);
         let (organization, now) = (writer.organization(), writer.now());
         let scan = scan_reload(&mut writer, scan).await?;
         let named: Vec<Uuid> = named.iter().map(|id| id.uuid()).collect();
-        // Those that go now; of two requests at a time the second finds nothing left.
+        // The candidates to hand over. Of two concurrent requests the second finds none.
         let rows = candidates!(
             ["SELECT"],
             ["FROM scan_candidates c
@@ -268,7 +269,7 @@ impl Store {
             organization,
             scan.id.uuid(),
             &named,
-            AT_ONCE,
+            MAX_CANDIDATES,
         );
         let found: Vec<Candidate> = rows
             .fetch_all(&mut *writer.transaction)
@@ -277,7 +278,7 @@ impl Store {
             .map(TryInto::try_into)
             .collect::<Result<_, Error>>()?;
         if named.iter().any(|id| found.iter().all(|candidate| candidate.id.uuid() != *id)) {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         let undecided =
             |state| matches!(state, CandidateState::Proposed | CandidateState::Rejected);
@@ -289,7 +290,7 @@ impl Store {
             .filter(|candidate| candidate.state == CandidateState::Accepted)
             .map(|candidate| candidate.id.uuid())
             .collect();
-        let mut entity = HandedOver { id: None, scan, candidates: Vec::new() };
+        let mut entity = HandOverResult { id: None, scan, candidates: Vec::new() };
         if !going.is_empty() {
             let id = HandOverId::from_uuid(Uuid::now_v7());
             sqlx::query!(
@@ -318,15 +319,15 @@ impl Store {
         }
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Hand-overs from before a time of which the mesh was not told.
+    /// Hand-overs from before a time that are not published yet.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn hand_overs_untold(
+    pub async fn hand_overs_unpublished(
         &self,
         before: Timestamp,
         limit: i64,
@@ -366,12 +367,16 @@ impl Store {
         Ok(hand_overs)
     }
 
-    /// Notes that the mesh was told of a hand-over.
+    /// Records that a hand-over was published.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn hand_over_told(&self, id: HandOverId, now: Timestamp) -> Result<(), Error> {
+    pub async fn hand_over_mark_published(
+        &self,
+        id: HandOverId,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE scan_hand_overs SET told_at = $2 WHERE id = $1 AND told_at IS NULL",
             id.uuid(),

@@ -1,4 +1,4 @@
-//! How hosts of repositories are reached. What opens them is sealed before it gets here.
+//! Connections to repository hosts. Their credentials are sealed before they get here.
 
 use construct_domain::{OrganizationId, ScanConnectionId};
 use jiff::Timestamp;
@@ -6,30 +6,30 @@ use uuid::Uuid;
 
 use super::{ScanCredential, ScanHost};
 use crate::{
-    Cursor, Error, Key, Keyring, Page, Rendered, Resealed, SealError, SealedSecret, Store, Write,
-    Written, model_provider::reseal, time, write::begin,
+    Cursor, Error, Key, Keyring, Page, ResealReport, SealError, SealedSecret, Store, Write,
+    WriteOutcome, WriteOutput, model_provider::reseal, time, write::begin,
 };
 
-const WHAT: &str = "connection";
+const ENTITY: &str = "connection";
 
-/// How a host is reached.
+/// A connection to a repository host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScanConnection {
     /// Its id.
     pub id: ScanConnectionId,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
     /// Unique in the organization.
     pub name: String,
-    /// Which host.
+    /// The host.
     pub host: ScanHost,
-    /// Where its API is; empty: the host's own address.
+    /// The address of its API; empty: the host's default.
     pub base_url: String,
-    /// What opens it.
+    /// The kind of credential.
     pub credential: ScanCredential,
-    /// That itself, sealed for the connection's id.
+    /// The credential, sealed for the connection's id.
     pub sealed: SealedSecret,
-    /// Rises with every change.
+    /// Incremented by every change.
     pub revision: i64,
     /// When it was created.
     pub created_at: Timestamp,
@@ -38,7 +38,7 @@ pub struct ScanConnection {
 }
 
 impl ScanConnection {
-    /// Its place in a list.
+    /// Its position in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
     }
@@ -51,13 +51,13 @@ pub struct NewScanConnection {
     pub id: ScanConnectionId,
     /// Unique in the organization.
     pub name: String,
-    /// Which host.
+    /// The host.
     pub host: ScanHost,
-    /// Where its API is; empty: the host's own address.
+    /// The address of its API; empty: the host's default.
     pub base_url: String,
-    /// What opens it.
+    /// The kind of credential.
     pub credential: ScanCredential,
-    /// That itself, sealed for the connection's id.
+    /// The credential, sealed for the connection's id.
     pub sealed: SealedSecret,
 }
 
@@ -84,9 +84,9 @@ impl TryFrom<Row> for ScanConnection {
             id: ScanConnectionId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             name: row.name,
-            host: ScanHost::stored(&row.host)?,
+            host: ScanHost::from_column(&row.host)?,
             base_url: row.base_url,
-            credential: ScanCredential::stored(&row.credential)?,
+            credential: ScanCredential::from_column(&row.credential)?,
             sealed: SealedSecret {
                 key_id: row.key_id,
                 nonce: row.key_nonce,
@@ -147,7 +147,7 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
@@ -187,14 +187,14 @@ impl Store {
     /// Creates a connection.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_connection_create(
         &self,
         write: &Write,
         new: NewScanConnection,
-        render: impl FnOnce(&ScanConnection) -> Rendered + Send,
-    ) -> Result<Written<ScanConnection>, Error> {
+        render: impl FnOnce(&ScanConnection) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ScanConnection>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO scan_connections
@@ -213,7 +213,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let row = select!(
             ["WHERE c.organization_id = $1 AND c.id = $2"],
             writer.organization(),
@@ -222,22 +222,22 @@ impl Store {
         let entity = row.fetch_one(&mut *writer.transaction).await?.try_into()?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Deletes a connection. The entity in the result is what it was.
+    /// Deletes a connection. The entity in the result is the connection before the deletion.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::InUse`] while a scan that is not over uses it.
+    /// [`Error::NotFound`], [`Error::InUse`] while an unfinished scan uses it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_connection_delete(
         &self,
         write: &Write,
         id: ScanConnectionId,
-        render: impl FnOnce(&ScanConnection) -> Rendered + Send,
-    ) -> Result<Written<ScanConnection>, Error> {
+        render: impl FnOnce(&ScanConnection) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<ScanConnection>, Error> {
         let mut writer = begin!(self, write);
-        // Whoever makes a scan with it waits until this is over, and finds it gone.
+        // A concurrent creation of a scan waits for this lock, and then finds no connection.
         let row = select!(
             ["WHERE c.organization_id = $1 AND c.id = $2 FOR UPDATE"],
             writer.organization(),
@@ -246,7 +246,7 @@ impl Store {
         let row = row
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: WHAT })?;
+            .ok_or(Error::NotFound { what: ENTITY })?;
         let used = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT 1 FROM scans WHERE organization_id = $1 AND connection_id = $2 AND next_wake IS NOT NULL)
                    AS "used!""#,
@@ -256,7 +256,7 @@ impl Store {
         .fetch_one(&mut *writer.transaction)
         .await?;
         if used {
-            return Err(Error::InUse { what: WHAT, by: "scan" });
+            return Err(Error::InUse { what: ENTITY, by: "scan" });
         }
         sqlx::query!(
             "DELETE FROM scan_connections WHERE organization_id = $1 AND id = $2",
@@ -265,28 +265,29 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_delete)?;
+        .map_err(Error::from_delete)?;
         let entity = row.try_into()?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Seals what opens connections anew where it is not under the keyring's active key, in all
-    /// organizations. May be repeated.
+    /// Reseals the credentials that are not sealed with the keyring's active key, in all
+    /// organizations. It can be repeated.
     ///
     /// # Errors
-    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system provides no
+    /// randomness.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_connection_reseal_all(
         &self,
         keyring: &Keyring,
         now: Timestamp,
-    ) -> Result<Resealed<ScanConnectionId>, Error> {
+    ) -> Result<ResealReport<ScanConnectionId>, Error> {
         let rows = select!(["WHERE c.key_id <> $1 ORDER BY c.id"], keyring.active())
             .fetch_all(&self.pool)
             .await?;
-        let mut report = Resealed { resealed: 0, failed: Vec::new() };
+        let mut report = ResealReport { resealed: 0, failed: Vec::new() };
         for row in rows {
             let ScanConnection { id, sealed: old, .. } = row.try_into()?;
             let new = match reseal(keyring, id, &old) {

@@ -1,51 +1,51 @@
-//! What people want of scans, and what they are shown: the gateway's side.
+//! The gateway's side of scans: requests of users, and what they see.
 
 use construct_domain::{OrganizationId, ScanConnectionId, ScanId};
 use jiff::Timestamp;
 
-use super::{Scan, ScanEvent, ScanKind, ScanLimits, ScanPhase, WHAT, scans};
+use super::{ENTITY, Scan, ScanEvent, ScanKind, ScanLimits, ScanPhase, scans};
 use crate::{
-    Error, Key, Page, Rendered, SealedSecret, Store, Write, Written, text, time,
+    Error, Key, Page, SealedSecret, Store, Write, WriteOutcome, WriteOutput, text, time,
     write::{Writer, begin},
 };
 
-/// Scans of an organization that are under way or wait.
-pub const OPEN_SCANS: u32 = 20;
+/// Maximum number of unfinished scans of an organization.
+pub const MAX_OPEN_SCANS: u32 = 20;
 
 /// A scan to create.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewScan {
     /// Its id.
     pub id: ScanId,
-    /// Where its files come from.
+    /// The source of its files.
     pub kind: ScanKind,
-    /// `owner/name`, a path, or what an upload is called.
+    /// `owner/name`, a path, or the name of an upload.
     pub location: String,
-    /// The same for every scan of the repository.
+    /// Identifies the repository: the same for all its scans.
     pub repository: String,
-    /// What opens the repository, with its name.
+    /// The connection to the repository, with its name.
     pub connection: Option<(ScanConnectionId, String)>,
-    /// Where the bytes of an upload lie.
+    /// Where the uploaded archive is stored.
     pub archive: Option<String>,
     /// Branch, tag or commit; empty: the default branch.
     pub reference: String,
-    /// Name of the model that explores.
+    /// Name of the exploring model.
     pub model: String,
-    /// What that may cost.
+    /// The budget of the exploration, in 10⁻¹² US dollars.
     pub budget_pico_usd: i64,
-    /// How much it may take.
+    /// Its limits.
     pub limits: ScanLimits,
-    /// Who wants it.
+    /// The creator.
     pub created_by: String,
-    /// The task that explores.
+    /// The exploring task.
     pub task: String,
-    /// What the scanner speaks to that task with, sealed for the scan's id.
+    /// The token for that task, sealed for the scan's id.
     pub token: SealedSecret,
-    /// When it is given up.
+    /// Its deadline.
     pub deadline: Timestamp,
 }
 
-/// Which scans a list shows.
+/// Filter for a list of scans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ScanFilter {
     /// Of this repository only; empty: all.
@@ -72,20 +72,20 @@ macro_rules! list {
 }
 
 impl Store {
-    /// Creates a scan, to be begun now; its first event is number 1.
+    /// Creates a scan that is due now. Its first event has number 1.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the connection is gone, [`Error::TooManyScans`]; those of every
-    /// write.
+    /// [`Error::NotFound`] when the connection does not exist, [`Error::TooManyScans`]; the errors
+    /// of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_create(
         &self,
         write: &Write,
         new: NewScan,
-        render: impl FnOnce(&Scan) -> Rendered + Send,
-    ) -> Result<Written<Scan>, Error> {
+        render: impl FnOnce(&Scan) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Scan>, Error> {
         let mut writer = begin!(self, write);
-        // One after the other, so that they are counted right.
+        // Serializes concurrent calls, so that the count is exact.
         sqlx::query_scalar!(
             "SELECT id FROM organizations WHERE id = $1 FOR NO KEY UPDATE",
             writer.organization()
@@ -98,8 +98,8 @@ impl Store {
         )
         .fetch_one(&mut *writer.transaction)
         .await?;
-        if open >= i64::from(OPEN_SCANS) {
-            return Err(Error::TooManyScans { limit: OPEN_SCANS });
+        if open >= i64::from(MAX_OPEN_SCANS) {
+            return Err(Error::TooManyScans { limit: MAX_OPEN_SCANS });
         }
         let (connection, connection_name) = new.connection.unzip();
         sqlx::query!(
@@ -136,7 +136,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         sqlx::query!(
             "INSERT INTO scan_events (organization_id, scan_id, sequence, kind, phase, message, files, candidates, cost_pico_usd,
                  tool_calls, created_at)
@@ -150,23 +150,23 @@ impl Store {
         let entity = scan_reload(&mut writer, new.id).await?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// Whether one more scan may be made, asked before anything is made for it.
+    /// Checks whether another scan may be created, before anything is prepared for it.
     ///
     /// # Errors
     /// [`Error::TooManyScans`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_may_be_made(&self, organization: OrganizationId) -> Result<(), Error> {
+    pub async fn scan_check_limit(&self, organization: OrganizationId) -> Result<(), Error> {
         let open = sqlx::query_scalar!(
             r#"SELECT count(*) AS "open!" FROM scans WHERE organization_id = $1 AND next_wake IS NOT NULL"#,
             organization.uuid(),
         );
-        if open.fetch_one(&self.pool).await? < i64::from(OPEN_SCANS) {
+        if open.fetch_one(&self.pool).await? < i64::from(MAX_OPEN_SCANS) {
             return Ok(());
         }
-        Err(Error::TooManyScans { limit: OPEN_SCANS })
+        Err(Error::TooManyScans { limit: MAX_OPEN_SCANS })
     }
 
     /// A scan.
@@ -183,16 +183,16 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
     }
 
-    /// Who has made a scan that is under way or waits. None when it is over, or there is none.
+    /// The creator of an unfinished scan. None when the scan is over or does not exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_open_by(
+    pub async fn scan_open_creator(
         &self,
         organization: OrganizationId,
         id: ScanId,
@@ -234,12 +234,13 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The last scan of each of these repositories that was scanned: the repository and the scan.
+    /// The latest scan of each of these repositories, as pairs of repository and scan. Repositories
+    /// without a scan are missing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_last_of(
+    pub async fn scan_latest(
         &self,
         organization: OrganizationId,
         repositories: &[String],
@@ -254,18 +255,18 @@ impl Store {
         Ok(rows.into_iter().map(|row| (row.repository, ScanId::from_uuid(row.id))).collect())
     }
 
-    /// Asks for the end of a scan. Nothing happens when it is over, or that is asked for already.
+    /// Requests the cancel of a scan. No effect if it is over, or its cancel was requested before.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_cancel(
         &self,
         write: &Write,
         id: ScanId,
         reason: &str,
-        render: impl FnOnce(&Scan) -> Rendered + Send,
-    ) -> Result<Written<Scan>, Error> {
+        render: impl FnOnce(&Scan) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Scan>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE scans SET cancel_requested_at = $3, cancel_reason = $4, next_wake = $3, revision = revision + 1, updated_at = $3
@@ -280,10 +281,10 @@ impl Store {
         let entity = scan_reload(&mut writer, id).await?;
         let response = render(&entity).response;
         writer.commit(&response).await?;
-        Ok(Written::Applied { entity, event: None })
+        Ok(WriteOutcome::Applied { entity, event: None })
     }
 
-    /// What happened in a scan after an event.
+    /// The events of a scan after a sequence.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -308,7 +309,7 @@ impl Store {
             Ok(ScanEvent {
                 sequence: row.sequence,
                 kind: row.kind,
-                phase: ScanPhase::stored(&row.phase)?,
+                phase: ScanPhase::from_column(&row.phase)?,
                 message: row.message,
                 files: row.files,
                 candidates: row.candidates,
@@ -320,7 +321,7 @@ impl Store {
         events.collect()
     }
 
-    /// Which files a scan has seen; empty when it did not come so far.
+    /// The manifest of a scan's files; empty before they are fetched.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -348,6 +349,6 @@ pub(super) async fn scan_reload(writer: &mut Writer<'_>, id: ScanId) -> Result<S
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: WHAT })?
+    .ok_or(Error::NotFound { what: ENTITY })?
     .try_into()
 }

@@ -1,4 +1,4 @@
-//! The scanner's side: who is at a scan, and how far it has come.
+//! The scanner's side of scans: leases and progress.
 
 use std::time::Duration;
 
@@ -8,53 +8,54 @@ use jiff::Timestamp;
 use super::{NewCandidate, Scan, ScanConnection, ScanEvent, scans};
 use crate::{Error, Store, text, time};
 
-/// Something that happened in a scan, to be written down with the change it tells of.
+/// An event of a scan, to store with the change it describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewScanEvent {
     /// `phase`, `progress`, …
     pub kind: &'static str,
-    /// For people.
+    /// Shown to people.
     pub message: String,
-    /// Calls of tools that the exploration has made.
+    /// Tool calls of the exploration so far.
     pub tool_calls: i64,
 }
 
-/// What is written down with a scan.
+/// What is stored together with a scan.
 #[derive(Debug, Clone, Default)]
 pub struct ScanChanges {
-    /// What happened.
+    /// Its new events.
     pub events: Vec<NewScanEvent>,
-    /// What the model is told of the repository, when that is known now.
+    /// The description of the repository for the model, once it is known.
     pub brief: Option<String>,
-    /// Which files there are, when that is known now.
+    /// The manifest of the files, once it is known.
     pub manifest: Option<String>,
-    /// What is proposed.
+    /// New candidates.
     pub candidates: Vec<NewCandidate>,
-    /// Whoever looks at it next may take it.
-    pub let_go: bool,
+    /// Whether to release the lease.
+    pub release: bool,
 }
 
-/// What whoever holds a scan learns when they go on holding it.
+/// The result of extending a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
-    /// It is theirs.
-    Yes,
-    /// It is theirs, and somebody wants its end.
-    Cancel,
-    /// Somebody else is at it by now.
+pub enum LeaseState {
+    /// The lease was extended.
+    Held,
+    /// The lease was extended, and the scan's cancel was requested.
+    CancelRequested,
+    /// Another process has taken the lease.
     Lost,
 }
 
 impl Store {
-    /// Takes scans on which there is work to do and that nobody is at, for as long as the lease
-    /// lasts. Whose turn it is: of each organization the first, then the second of each, those that
-    /// are worked on counted; of several organizations the one that is not among `served`, or
-    /// stands further ahead in it.
+    /// Claims due scans with work to do, for the duration of the lease.
+    ///
+    /// The order is fair between organizations: the first scan of each, then the second of each,
+    /// including those that are leased. Between organizations, one that is not in `served` comes
+    /// first, then one that is earlier in it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scans_take(
+    pub async fn scans_claim(
         &self,
         limit: i64,
         served: &[OrganizationId],
@@ -87,13 +88,12 @@ impl Store {
         rows.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Takes scans of which it only has to be looked how their task is doing, or that have to be
-    /// ended, for as long as the lease lasts.
+    /// Claims scans that only poll their task or must be ended, for the duration of the lease.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scans_look(
+    pub async fn scans_claim_waiting(
         &self,
         limit: i64,
         lease: Duration,
@@ -114,20 +114,19 @@ impl Store {
         rows.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Lets a scan go that somebody has to look at again at `wake`: nobody is at it until then.
+    /// Releases the lease of a scan, which is due again at `wake`.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else is at it by now, or it is over.
+    /// [`Error::Conflict`] when another process has the lease, or the scan is over.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_let_go(
+    pub async fn scan_release(
         &self,
         scan: &Scan,
         wake: Timestamp,
         now: Timestamp,
     ) -> Result<(), Error> {
         let done = sqlx::query!(
-            // Another lease, so that a statement that is still to hold it for longer comes too
-            // late.
+            // A new lease number, so that a late extension of the old lease fails.
             "UPDATE scans SET lease = lease + 1, leased_until = $5, failures = 0,
                  -- What is asked for meanwhile is not slept over.
                  next_wake = CASE WHEN cancel_requested_at IS NOT NULL THEN least($4::timestamptz, $5) ELSE $4::timestamptz END
@@ -144,7 +143,7 @@ impl Store {
         }
     }
 
-    /// Calls of tools that a scan's exploration has made, as far as that was told.
+    /// The reported number of tool calls of a scan's exploration.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -158,12 +157,16 @@ impl Store {
         Ok(most.fetch_one(&self.pool).await?)
     }
 
-    /// Holds a scan for longer.
+    /// Extends the lease of a scan.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_hold(&self, scan: &Scan, until: Timestamp) -> Result<Held, Error> {
+    pub async fn scan_extend_lease(
+        &self,
+        scan: &Scan,
+        until: Timestamp,
+    ) -> Result<LeaseState, Error> {
         let cancel = sqlx::query_scalar!(
             r#"UPDATE scans SET leased_until = $4 WHERE organization_id = $1 AND id = $2 AND lease = $3
              RETURNING cancel_requested_at IS NOT NULL AS "cancel!""#,
@@ -173,17 +176,17 @@ impl Store {
             time::sql(until) as _,
         );
         Ok(match cancel.fetch_optional(&self.pool).await? {
-            None => Held::Lost,
-            Some(true) => Held::Cancel,
-            Some(false) => Held::Yes,
+            None => LeaseState::Lost,
+            Some(true) => LeaseState::CancelRequested,
+            Some(false) => LeaseState::Held,
         })
     }
 
-    /// Writes down how far a scan has come, with what happened. Gives the events as they were
-    /// written.
+    /// Stores the progress of a scan with its events. Returns the stored events.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else is at it by now, or it is over. Nothing was written.
+    /// [`Error::Conflict`] when another process has the lease, or the scan is over. Nothing was
+    /// written.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn scan_save(
         &self,
@@ -229,7 +232,7 @@ impl Store {
             scan.cost_pico_usd,
             text::clean_option(changes.brief.as_deref()),
             count,
-            changes.let_go,
+            changes.release,
             time::sql_option(scan.ended_at) as _,
             over,
         )
@@ -294,14 +297,14 @@ impl Store {
             )
             .execute(&mut *transaction)
             .await
-            .map_err(Error::of_write)?;
+            .map_err(Error::from_write)?;
         }
         transaction.commit().await?;
         (scan.event_sequence, scan.revision) = (saved.event_sequence, saved.revision);
         Ok(events)
     }
 
-    /// What the model is told of a scan's repository.
+    /// The description of a scan's repository for the model.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -312,10 +315,10 @@ impl Store {
             scan.organization.uuid(),
             scan.id.uuid(),
         );
-        brief.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: super::WHAT })
+        brief.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: super::ENTITY })
     }
 
-    /// What opens a scan's repository.
+    /// The connection to a scan's repository.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -327,8 +330,7 @@ impl Store {
         self.scan_connection_find(organization, &id.to_string()).await
     }
 
-    /// Scans that ended before a time, whose files are there still, with the archives that were
-    /// sent for them.
+    /// Scans that ended before a time and still have files, with their uploaded archives.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -351,12 +353,12 @@ impl Store {
             .collect())
     }
 
-    /// Notes that a scan's files are gone.
+    /// Records that a scan's files were removed.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_cleaned(&self, id: ScanId, now: Timestamp) -> Result<(), Error> {
+    pub async fn scan_mark_cleaned(&self, id: ScanId, now: Timestamp) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE scans SET cleaned_at = $2 WHERE id = $1",
             id.uuid(),
@@ -367,7 +369,7 @@ impl Store {
         Ok(())
     }
 
-    /// Which of these scans may need their files: all that are not cleaned up.
+    /// Those of these scans that may still need their files: all that are not cleaned up.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

@@ -1,76 +1,77 @@
-//! Making the runs of a schedule that is due: with their messages, the tasks they begin and the
-//! memory of them, in one transaction.
+//! Creates the runs of due schedules, with their messages, tasks and history, in one transaction.
 
 use construct_domain::{
     ApiKeyId, MessageId, OrganizationId, ScheduleId, TaskId,
     message::Source,
     money::{Usage, tokens_of_content},
-    schedule::{Invalid, Plan},
+    schedule::{InvalidTiming, Plan},
 };
 use jiff::Timestamp;
 use sqlx::{Acquire as _, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::{
-    Error, NewEvent, QUEUE_LIMIT, Schedule, Store, StoredEvent, StoredMessage, StoredTask, Target,
-    event::{signed, unsigned},
-    schedule::{RUNS_KEPT, RunOutcome, room::missing, select},
+    Error, NewEvent, QUEUE_LIMIT, Schedule, ScheduleTarget, Store, StoredEvent, StoredMessage,
+    StoredTask,
+    event::{to_i64, to_u64},
+    schedule::{RUN_HISTORY_LIMIT, RunOutcome, quota_check::exhausted_quota, select},
     task::write::task_read,
     text,
     time::{micros, sql, sql_option},
 };
 
-/// What was done about one schedule.
+/// The result of firing one schedule.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Fired {
-    /// The schedule, as it was.
+pub struct FiredSchedule {
+    /// The schedule before its runs.
     pub schedule: Schedule,
-    /// What was stored, to be published.
+    /// The stored events, to be published.
     pub events: Vec<StoredEvent>,
-    /// Tasks that have a message to look at.
+    /// Tasks with a new message, to be reconciled.
     pub tasks: Vec<TaskId>,
-    /// Why runs failed.
+    /// The errors of failed runs.
     pub failures: Vec<String>,
 }
 
-/// A place among the schedules that are due.
+/// A position among the due schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Due {
-    /// When the schedule there is due.
+pub struct DueSchedule {
+    /// When the schedule is due.
     pub at: Timestamp,
     /// The schedule.
     pub schedule: ScheduleId,
 }
 
-/// How others are told of what a run makes.
+/// The events of what a run creates.
 #[derive(Debug, Clone, Copy)]
-pub struct Told {
-    /// Of a task that was begun.
+pub struct RunEvents {
+    /// The event of a created task.
     pub task: fn(&StoredTask) -> NewEvent,
-    /// Of a message that was accepted.
+    /// The event of an accepted message.
     pub message: fn(&StoredMessage) -> NewEvent,
 }
 
 impl Store {
-    /// Makes the runs of the first schedule that is due, behind `after` where that is one. None
-    /// when none is due that nobody else is at. `after` becomes the schedule that was looked at,
-    /// also when that has failed, so that whoever goes on gets to the others.
+    /// Creates the runs of the first due schedule after `after`. None when no unlocked schedule is
+    /// due. `after` is set to this schedule, also when it failed, so that the next call continues
+    /// with the others.
     ///
-    /// The row is locked until everything is committed, others pass it by, and each run has its own
-    /// row by which it is known: so it is made once, whoever dies whenever. A run whose message
-    /// cannot be accepted, or for which the quotas have no room, is remembered as failed, and not
-    /// tried again.
+    /// # Exactly once
+    ///
+    /// The row is locked until the commit, and other processes skip it. Each run has its own row
+    /// that identifies it. So it is created once, whatever crashes. A run whose message is not
+    /// accepted, or that exceeds a quota, is recorded as failed and not retried.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], and the schedule stays due. One that cannot be read is stopped, with
-    /// that as its last error.
+    /// [`Error::Unavailable`]: the schedule stays due. An unreadable schedule is stopped, with that
+    /// as its last error.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_fire(
         &self,
         now: Timestamp,
-        told: Told,
-        after: &mut Option<Due>,
-    ) -> Result<Option<Fired>, Error> {
+        run_events: RunEvents,
+        after: &mut Option<DueSchedule>,
+    ) -> Result<Option<FiredSchedule>, Error> {
         let now = micros(now);
         let mut transaction = self.pool.begin().await?;
         let row = select!(
@@ -83,13 +84,15 @@ impl Store {
         );
         let Some(row) = row.fetch_optional(&mut *transaction).await? else { return Ok(None) };
         let id = row.id;
-        *after = row.next_run.map(|at| Due { at: at.into(), schedule: ScheduleId::from_uuid(id) });
+        *after = row
+            .next_run
+            .map(|at| DueSchedule { at: at.into(), schedule: ScheduleId::from_uuid(id) });
         let schedule: Schedule = match row.try_into() {
             Ok(schedule) => schedule,
-            // It would stay the oldest that is due, and keep all others from their runs.
+            // It would stay the first due schedule, and block all others.
             Err(error) => {
                 let error: Error = error;
-                tracing::error!(schedule = %id, error = &error as &dyn std::error::Error, "a schedule cannot be read; it is stopped");
+                tracing::error!(schedule = %id, error = &error as &dyn std::error::Error, "schedule is unreadable; stopping it");
                 sqlx::query!(
                     "UPDATE schedules SET next_run = NULL, last_error = $2, revision = revision + 1, updated_at = $3 WHERE id = $1",
                     id,
@@ -103,23 +106,23 @@ impl Store {
             }
         };
         let mut fired =
-            Fired { events: Vec::new(), tasks: Vec::new(), failures: Vec::new(), schedule };
+            FiredSchedule { events: Vec::new(), tasks: Vec::new(), failures: Vec::new(), schedule };
         let due = fired.schedule.next_run.unwrap_or(now);
         let plan = match fired.schedule.timing.plan(fired.schedule.missed, due, now) {
             Ok(plan) => plan,
-            // It could be read when it was stored, so that a time zone is gone: a person must look
-            // at it.
-            Err(error @ (Invalid::Pattern(_) | Invalid::TimeZone(_))) => {
+            // It was valid when it was stored, so a time zone has been removed. A person must fix
+            // it.
+            Err(error @ (InvalidTiming::Pattern(_) | InvalidTiming::TimeZone(_))) => {
                 fired.failures.push(error.to_string());
-                Plan { passed_over: Some(due), ..Plan::default() }
+                Plan { first_skipped: Some(due), ..Plan::default() }
             }
         };
-        if let Some(first) = plan.passed_over {
-            remember(&mut transaction, &fired.schedule, first, RunOutcome::PassedOver, None, now)
+        if let Some(first) = plan.first_skipped {
+            record_run(&mut transaction, &fired.schedule, first, RunOutcome::PassedOver, None, now)
                 .await?;
         }
-        for run in &plan.make {
-            make(&mut transaction, &mut fired, *run, now, told).await?;
+        for run in &plan.runs {
+            create_run(&mut transaction, &mut fired, *run, now, run_events).await?;
         }
         sqlx::query!(
             "UPDATE schedules SET
@@ -127,7 +130,7 @@ impl Store {
              WHERE id = $1",
             fired.schedule.id.uuid(),
             sql_option(plan.next) as _,
-            sql_option(plan.make.last().copied()) as _,
+            sql_option(plan.runs.last().copied()) as _,
             text::clean_option(fired.failures.last().map(String::as_str)) as _,
             sql(now) as _,
         )
@@ -138,7 +141,7 @@ impl Store {
                  SELECT n.due FROM schedule_runs n WHERE n.schedule_id = $1 ORDER BY n.due DESC OFFSET $2 LIMIT 1
              )",
             fired.schedule.id.uuid(),
-            i64::from(RUNS_KEPT) - 1,
+            i64::from(RUN_HISTORY_LIMIT) - 1,
         )
         .execute(&mut *transaction)
         .await?;
@@ -147,26 +150,26 @@ impl Store {
     }
 }
 
-/// One run, or the memory that it failed.
-async fn make(
+/// Creates one run, or records its failure.
+async fn create_run(
     transaction: &mut Transaction<'static, Postgres>,
-    fired: &mut Fired,
+    fired: &mut FiredSchedule,
     due: Timestamp,
     now: Timestamp,
-    told: Told,
+    run_events: RunEvents,
 ) -> Result<(), Error> {
     let schedule = &fired.schedule;
-    // Taken first: who finds it taken has nothing to do.
-    if !remember(transaction, schedule, due, RunOutcome::Sent, None, now).await? {
+    // Recorded first: if the run exists, there is nothing to do.
+    if !record_run(transaction, schedule, due, RunOutcome::Sent, None, now).await? {
         return Ok(());
     }
-    if let Some(words) = missing(transaction, schedule, now).await? {
-        fail(transaction, schedule, due, &words).await?;
-        fired.failures.push(words);
+    if let Some(reason) = exhausted_quota(transaction, schedule, now).await? {
+        record_failure(transaction, schedule, due, &reason).await?;
+        fired.failures.push(reason);
         return Ok(());
     }
     let mut part = transaction.begin().await?;
-    match send(&mut part, schedule, now, told).await {
+    match send_message(&mut part, schedule, now, run_events).await {
         Ok(sent) => {
             sqlx::query!(
                 "UPDATE schedule_runs SET task_id = $3, message_id = $4 WHERE schedule_id = $1 AND due = $2",
@@ -184,34 +187,34 @@ async fn make(
         Err(error) if error.is_retryable() => return Err(error),
         Err(error) => {
             part.rollback().await?;
-            let words = error.to_string();
-            fail(transaction, schedule, due, &words).await?;
-            fired.failures.push(words);
+            let reason = error.to_string();
+            record_failure(transaction, schedule, due, &reason).await?;
+            fired.failures.push(reason);
         }
     }
     Ok(())
 }
 
-/// Takes down that a run failed.
-async fn fail(
+/// Records a failed run.
+async fn record_failure(
     connection: &mut PgConnection,
     schedule: &Schedule,
     due: Timestamp,
-    words: &str,
+    reason: &str,
 ) -> Result<(), Error> {
     sqlx::query!(
         "UPDATE schedule_runs SET outcome = 'failed', error = $3 WHERE schedule_id = $1 AND due = $2",
         schedule.id.uuid(),
         sql(due) as _,
-        words,
+        reason,
     )
     .execute(connection)
     .await?;
     Ok(())
 }
 
-/// Takes a run down. False when it was before.
-async fn remember(
+/// Records a run. False when it was recorded before.
+async fn record_run(
     connection: &mut PgConnection,
     schedule: &Schedule,
     due: Timestamp,
@@ -233,24 +236,24 @@ async fn remember(
     Ok(done.rows_affected() == 1)
 }
 
-struct Sent {
+struct SentRun {
     task: TaskId,
     message: MessageId,
     events: Vec<StoredEvent>,
 }
 
-/// Accepts the message as a person's, for the task there is or for a new one.
-async fn send(
+/// Accepts the message like a user's, for the target task or a new one.
+async fn send_message(
     connection: &mut PgConnection,
     schedule: &Schedule,
     now: Timestamp,
-    told: Told,
-) -> Result<Sent, Error> {
+    run_events: RunEvents,
+) -> Result<SentRun, Error> {
     let (organization, key) = (schedule.organization, schedule.key.map(ApiKeyId::uuid));
     let mut events = Vec::new();
     let task = match schedule.target {
-        Target::Task(task) => task,
-        Target::Agent(agent) => {
+        ScheduleTarget::Task(task) => task,
+        ScheduleTarget::Agent(agent) => {
             let id = TaskId::from_uuid(Uuid::now_v7());
             sqlx::query!(
                 "INSERT INTO tasks
@@ -268,15 +271,15 @@ async fn send(
             )
             .execute(&mut *connection)
             .await
-            .map_err(Error::of_write)?;
+            .map_err(Error::from_write)?;
             let stored = task_read(connection, organization.uuid(), id).await?;
             events.push(
-                record(
+                store_event(
                     connection,
                     organization,
                     id,
                     stored.event_sequence,
-                    (told.task)(&stored),
+                    (run_events.task)(&stored),
                     now,
                 )
                 .await?,
@@ -302,7 +305,7 @@ async fn send(
     )
     .fetch_optional(&mut *connection)
     .await?
-    .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+    .ok_or(Error::NotFound { what: crate::task::ENTITY })?;
     if row.queued >= i64::from(QUEUE_LIMIT) {
         return Err(Error::QueueFull { limit: QUEUE_LIMIT });
     }
@@ -341,16 +344,17 @@ async fn send(
     )
     .execute(&mut *connection)
     .await
-    .map_err(Error::of_write)?;
-    let sequence = unsigned(row.event_sequence);
+    .map_err(Error::from_write)?;
+    let sequence = to_u64(row.event_sequence);
     events.push(
-        record(connection, organization, task, sequence, (told.message)(&message), now).await?,
+        store_event(connection, organization, task, sequence, (run_events.message)(&message), now)
+            .await?,
     );
-    Ok(Sent { task, message: message.id, events })
+    Ok(SentRun { task, message: message.id, events })
 }
 
 /// Stores an event of a task's stream.
-async fn record(
+async fn store_event(
     connection: &mut PgConnection,
     organization: OrganizationId,
     task: TaskId,
@@ -363,7 +367,7 @@ async fn record(
         "INSERT INTO events (organization_id, stream_id, sequence, type, payload, created_at) VALUES ($1, $2, $3, $4, $5, $6)",
         organization.uuid(),
         task.uuid(),
-        signed(sequence),
+        to_i64(sequence),
         kind,
         payload,
         sql(now) as _,

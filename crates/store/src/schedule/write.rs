@@ -1,14 +1,15 @@
-//! What people do with schedules.
+//! Writes of users on schedules.
 
 use construct_domain::{
     AgentId, ScheduleId, TaskId,
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
 };
 use jiff::Timestamp;
 
 use crate::{
-    Error, NewSchedule, Rendered, Schedule, ScheduleChanges, Store, Target, Write, Written,
-    schedule::{WHAT, select},
+    Error, NewSchedule, Schedule, ScheduleChanges, ScheduleTarget, Store, Write, WriteOutcome,
+    WriteOutput,
+    schedule::{ENTITY, select},
     text,
     time::sql_option,
     write::{Writer, begin},
@@ -18,19 +19,19 @@ impl Store {
     /// Creates a schedule.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when whom it is for is
-    /// not there; those of every write.
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when the target does
+    /// not exist; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_create(
         &self,
         write: &Write,
         new: NewSchedule,
-        render: impl FnOnce(&Schedule) -> Rendered + Send,
-    ) -> Result<Written<Schedule>, Error> {
+        render: impl FnOnce(&Schedule) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Schedule>, Error> {
         let mut writer = begin!(self, write);
         let (task, agent) = match new.target {
-            Target::Task(task) => (Some(task), None),
-            Target::Agent(agent) => (None, Some(agent)),
+            ScheduleTarget::Task(task) => (Some(task), None),
+            ScheduleTarget::Agent(agent) => (None, Some(agent)),
         };
         if let Some(task) = task {
             sqlx::query_scalar!(
@@ -40,9 +41,9 @@ impl Store {
             )
             .fetch_optional(&mut *writer.transaction)
             .await?
-            .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+            .ok_or(Error::NotFound { what: crate::task::ENTITY })?;
         }
-        let (at, cron, zone) = parts(&new.timing);
+        let (at, cron, zone) = timing_columns(&new.timing);
         sqlx::query!(
             "INSERT INTO schedules
                  (id, organization_id, name, task_id, agent_id, content, interrupts, title, workspace, run_at, cron, time_zone, missed,
@@ -67,7 +68,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = schedule_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
     }
@@ -75,8 +76,8 @@ impl Store {
     /// Changes a schedule.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when the revision is not
+    /// the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_update(
         &self,
@@ -84,13 +85,13 @@ impl Store {
         id: ScheduleId,
         expected_revision: Option<i64>,
         changes: ScheduleChanges,
-        render: impl FnOnce(&Schedule) -> Rendered + Send,
-    ) -> Result<Written<Schedule>, Error> {
+        render: impl FnOnce(&Schedule) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Schedule>, Error> {
         let mut writer = begin!(self, write);
         let content = changes.content.as_ref().map(text::json).transpose()?;
         let (timing, next) =
             changes.timing.map_or((None, None), |(timing, next)| (Some(timing), next));
-        let (at, cron, zone) = timing.as_ref().map_or((None, None, ""), parts);
+        let (at, cron, zone) = timing.as_ref().map_or((None, None, ""), timing_columns);
         let done = sqlx::query!(
             "UPDATE schedules SET
                  name = coalesce($5, name),
@@ -110,7 +111,7 @@ impl Store {
             writer.now(),
             changes.name,
             content,
-            changes.missed.map(Missed::as_str),
+            changes.missed.map(MissedRunPolicy::as_str),
             timing.is_some(),
             sql_option(at) as _,
             cron as _,
@@ -120,7 +121,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = schedule_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -128,11 +129,11 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Pauses a schedule, or lets it go on with the run `next`, which was found from the schedule
-    /// as it was at revision `read`. Nothing happens when it is so already.
+    /// Pauses a schedule, or resumes it with the run `next`, which was computed from revision
+    /// `read` of the schedule. No effect if it already is in that state.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Conflict`] when it has changed since it was read; those of
+    /// [`Error::NotFound`]; [`Error::Conflict`] when it changed since it was read; the errors of
     /// every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_pause(
@@ -142,8 +143,8 @@ impl Store {
         paused: bool,
         next: Option<Timestamp>,
         read: Option<i64>,
-        render: impl FnOnce(&Schedule) -> Rendered + Send,
-    ) -> Result<Written<Schedule>, Error> {
+        render: impl FnOnce(&Schedule) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Schedule>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE schedules SET
@@ -168,17 +169,18 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Deletes a schedule with the memory of its runs. The entity in the result is what it was.
+    /// Deletes a schedule with its run history. The entity in the result is the schedule before the
+    /// deletion.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_delete(
         &self,
         write: &Write,
         id: ScheduleId,
-        render: impl FnOnce(&Schedule) -> Rendered + Send,
-    ) -> Result<Written<Schedule>, Error> {
+        render: impl FnOnce(&Schedule) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<Schedule>, Error> {
         let mut writer = begin!(self, write);
         let entity = schedule_reload(&mut writer, id).await?;
         let done = sqlx::query!(
@@ -189,13 +191,13 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         writer.finish(entity, render).await
     }
 }
 
-fn parts(timing: &Timing) -> (Option<Timestamp>, Option<&str>, &str) {
+fn timing_columns(timing: &Timing) -> (Option<Timestamp>, Option<&str>, &str) {
     match timing {
         Timing::At(at) => (Some(*at), None, "UTC"),
         Timing::Cron { pattern, time_zone } => (None, Some(pattern), time_zone),
@@ -206,6 +208,6 @@ async fn schedule_reload(writer: &mut Writer<'_>, id: ScheduleId) -> Result<Sche
     select!(["WHERE s.organization_id = $1 AND s.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
+        .ok_or(Error::NotFound { what: ENTITY })?
         .try_into()
 }

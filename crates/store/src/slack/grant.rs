@@ -1,20 +1,20 @@
-//! Who may do what.
+//! Permissions of Slack users.
 
 use jiff::Timestamp;
 
 use crate::{Error, Store, text, time};
 
-/// What is allowed.
+/// The kind of permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum May {
-    /// Ask an agent something.
+pub enum GrantKind {
+    /// Ask an agent.
     Use,
-    /// Decide about calls that it wants to make.
+    /// Decide about the approvals of an agent's calls.
     Approve,
 }
 
-impl May {
-    /// As it is stored.
+impl GrantKind {
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Use => "use",
@@ -30,16 +30,16 @@ pub struct Grant {
     pub team: String,
     /// The channel.
     pub channel: String,
-    /// The person.
+    /// The user.
     pub user: String,
-    /// The agent, as it was named.
+    /// The name of the agent.
     pub agent: String,
-    /// What is allowed.
-    pub may: May,
+    /// The kind of permission.
+    pub kind: GrantKind,
 }
 
 impl Grant {
-    /// Whether it is about this.
+    /// Whether it covers this channel, user and agent.
     pub fn covers(&self, channel: &str, user: &str, agent: &str) -> bool {
         let fits = |allowed: &str, asked: &str| allowed.is_empty() || allowed == asked;
         fits(&self.channel, channel) && fits(&self.user, user) && fits(&self.agent, agent)
@@ -52,21 +52,21 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_grants(&self, team: &str, may: May) -> Result<Vec<Grant>, Error> {
+    pub async fn slack_grants(&self, team: &str, kind: GrantKind) -> Result<Vec<Grant>, Error> {
         let rows = sqlx::query!(
             "SELECT channel, user_id, agent FROM slack_grants WHERE team = $1 AND may = $2
              ORDER BY agent, channel, user_id LIMIT 10000",
             team,
-            may.as_str(),
+            kind.as_str(),
         )
         .fetch_all(&self.pool)
         .await?;
         let grant =
-            |channel, user, agent| Grant { team: team.to_owned(), channel, user, agent, may };
+            |channel, user, agent| Grant { team: team.to_owned(), channel, user, agent, kind };
         Ok(rows.into_iter().map(|row| grant(row.channel, row.user_id, row.agent)).collect())
     }
 
-    /// Allows something.
+    /// Grants a permission.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -79,7 +79,7 @@ impl Store {
             grant.channel,
             grant.user,
             text::clean(&grant.agent).into_owned(),
-            grant.may.as_str(),
+            grant.kind.as_str(),
             by,
             time::sql(now),
         )
@@ -88,7 +88,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a permission back. Whether there was one.
+    /// Revokes a permission. Returns whether there was one.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -100,7 +100,7 @@ impl Store {
             grant.channel,
             grant.user,
             grant.agent,
-            grant.may.as_str(),
+            grant.kind.as_str(),
         )
         .execute(&self.pool)
         .await?;

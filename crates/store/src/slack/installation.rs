@@ -1,4 +1,4 @@
-//! The workspaces the app is installed in, and installations that have begun.
+//! Slack workspaces with the app, and pending installations.
 
 use construct_domain::OrganizationId;
 use jiff::Timestamp;
@@ -6,72 +6,72 @@ use uuid::Uuid;
 
 use crate::{Error, SealedSecret, Store, text, time};
 
-/// A workspace the app is, or was, installed in.
+/// A workspace that has, or had, the app.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Installation {
     /// The workspace.
     pub team: String,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// What the workspace is called.
+    /// The workspace's name.
     pub team_name: String,
-    /// The app's user there.
+    /// The app's bot user.
     pub bot_user: String,
-    /// Who installed it.
+    /// The user who installed it.
     pub installed_by: String,
-    /// The agent that answers where nothing else is said.
+    /// The default agent.
     pub agent: String,
-    /// The bot's token and what it is renewed with, sealed for [`Installation::record`]. None after
-    /// the app was removed.
+    /// The bot token and its refresh token, sealed for [`Installation::record`]. None after the app
+    /// was removed.
     pub tokens: Option<SealedSecret>,
-    /// When the token has to be renewed.
+    /// When the token must be renewed.
     pub expires_at: Option<Timestamp>,
-    /// Rises with every token.
+    /// Incremented with every new token.
     pub revision: i64,
 }
 
 impl Installation {
-    /// What the tokens of a workspace are sealed for.
+    /// The record that the tokens of a workspace are sealed for.
     pub fn record(team: &str) -> String {
         format!("slack_{team}")
     }
 }
 
-/// A workspace in which the app has just been installed, perhaps again.
+/// A new or repeated installation of the app in a workspace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewInstallation {
     /// The workspace.
     pub team: String,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// What the workspace is called.
+    /// The workspace's name.
     pub team_name: String,
     /// The app.
     pub app: String,
-    /// The app's user there.
+    /// The app's bot user.
     pub bot_user: String,
-    /// Who installed it.
+    /// The user who installed it.
     pub installed_by: String,
-    /// The agent that answers where nothing else is said.
+    /// The default agent.
     pub agent: String,
-    /// What the token may.
+    /// The scopes of the token.
     pub scopes: String,
-    /// The bot's token and what it is renewed with, sealed for [`Installation::record`].
+    /// The bot token and its refresh token, sealed for [`Installation::record`].
     pub tokens: SealedSecret,
-    /// When the token has to be renewed.
+    /// When the token must be renewed.
     pub expires_at: Option<Timestamp>,
 }
 
-/// An installation that has begun.
+/// A pending installation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct NewState {
-    /// SHA-256 of the state.
+pub struct NewInstallState {
+    /// SHA-256 of the OAuth state.
     pub state: [u8; 32],
-    /// Whose the workspace will be.
+    /// The organization that the workspace will belong to.
     pub organization: OrganizationId,
-    /// The agent that will answer there.
+    /// The default agent.
     pub agent: String,
-    /// Until when it can be used.
+    /// The deadline for using it.
     pub expires_at: Timestamp,
 }
 
@@ -105,7 +105,7 @@ impl From<Row> for Installation {
             installed_by: row.installed_by,
             agent: row.agent,
             tokens,
-            expires_at: time::option(row.expires_at),
+            expires_at: time::from_sql_option(row.expires_at),
             revision: row.revision,
         }
     }
@@ -131,12 +131,15 @@ impl Store {
         .ok_or(Error::NotFound { what: "Slack installation" })
     }
 
-    /// The workspaces whose tokens are sealed with another key than this one.
+    /// Installations whose tokens are sealed with another key than this one.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_sealed_otherwise(&self, key_id: &str) -> Result<Vec<Installation>, Error> {
+    pub async fn slack_sealed_with_other_keys(
+        &self,
+        key_id: &str,
+    ) -> Result<Vec<Installation>, Error> {
         let rows = sqlx::query_as!(
             Row,
             "SELECT team, organization_id, team_name, bot_user, installed_by, agent, key_id, key_nonce, key_ciphertext,
@@ -149,10 +152,10 @@ impl Store {
         Ok(rows.into_iter().map(Installation::from).collect())
     }
 
-    /// Notes an installation. One that was there is replaced. False, and nothing is changed, when
-    /// the workspace is another organization's: whose it is changes only after the app was removed.
-    /// What was kept of it for that one (its threads' tasks, who people are, who may do what) is
-    /// forgotten then.
+    /// Stores an installation. Replaces an existing one of the same organization. False, and
+    /// nothing is changed, when the workspace belongs to another organization: the owner changes
+    /// only after the app was removed. The data of the former owner (tasks of threads, members,
+    /// permissions) is then deleted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -193,11 +196,11 @@ impl Store {
         )
         .execute(&mut *transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         if done.rows_affected() == 0 {
             return Ok(false);
         }
-        // Where there was no row, one of an organization that was erased may have left something.
+        // Without a row there may be data of an erased organization.
         if before != Some(new.organization.uuid()) {
             sqlx::query!(
                 "UPDATE slack_threads SET organization_id = $2, task = NULL, generation = generation + 1 WHERE team = $1",
@@ -209,7 +212,7 @@ impl Store {
             sqlx::query!("DELETE FROM slack_members WHERE team = $1", new.team)
                 .execute(&mut *transaction)
                 .await?;
-            // Permissions name agents, and another organization's may be called alike.
+            // Permissions refer to agents by name, and another organization may use the same names.
             sqlx::query!("DELETE FROM slack_grants WHERE team = $1", new.team)
                 .execute(&mut *transaction)
                 .await?;
@@ -218,7 +221,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Replaces the tokens, if nobody else has done so since `revision`. Whether that was so.
+    /// Replaces the tokens if the revision is still `revision`. Returns whether it did.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -248,9 +251,9 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Forgets the tokens of a workspace that has removed the app at that time, who people are
-    /// there and what they have asked; what is unfinished is over. False, and nothing is changed,
-    /// when the app has been installed (again) since then.
+    /// Handles the removal of the app at that time: deletes the tokens, members and mentions'
+    /// contents of the workspace, and ends unfinished mentions. False, and nothing is changed, when
+    /// the app was installed again since then.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -275,7 +278,7 @@ impl Store {
         if done.rows_affected() == 0 {
             return Ok(false);
         }
-        // Whoever is at one of them notices by the lease.
+        // Processes that work on one of them notice by the lease.
         sqlx::query!(
             "UPDATE slack_mentions SET event = 'null'::jsonb, request = NULL, error = NULL, lease = lease + 1, next_look = NULL,
                  state = CASE WHEN next_look IS NULL OR state = 'answered' THEN state ELSE 'failed' END, updated_at = $2
@@ -292,12 +295,16 @@ impl Store {
         Ok(true)
     }
 
-    /// Begins an installation, and forgets those that were not ended in time.
+    /// Stores a pending installation, and deletes expired ones.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_state_put(&self, new: &NewState, now: Timestamp) -> Result<(), Error> {
+    pub async fn slack_state_put(
+        &self,
+        new: &NewInstallState,
+        now: Timestamp,
+    ) -> Result<(), Error> {
         sqlx::query!("DELETE FROM slack_states WHERE expires_at < $1", time::sql(now) as _)
             .execute(&self.pool)
             .await?;
@@ -310,16 +317,16 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         Ok(())
     }
 
-    /// Takes a state, once: whose the workspace is to be, and the agent that is to answer there.
+    /// Consumes a state, once. Returns the organization and the default agent of the installation.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is none, it was taken before, or its time is over.
+    /// [`Error::NotFound`] when it does not exist, was consumed before, or has expired.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_state_take(
+    pub async fn slack_state_consume(
         &self,
         state: &[u8; 32],
         now: Timestamp,

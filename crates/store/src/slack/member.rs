@@ -1,4 +1,4 @@
-//! Who people of a workspace are in Construct.
+//! Links between Slack users and Construct users.
 
 use construct_domain::OrganizationId;
 use jiff::Timestamp;
@@ -6,25 +6,25 @@ use uuid::Uuid;
 
 use crate::{Error, SealedSecret, Store, text, time};
 
-/// Somebody in a workspace who has said who they are.
+/// A Slack user who is linked to a Construct user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
     /// The workspace.
     pub team: String,
-    /// As Slack knows them.
+    /// Their Slack user id.
     pub slack_user: String,
-    /// The organization that the key opens.
+    /// The organization that the key gives access to.
     pub organization: OrganizationId,
-    /// As Construct knows them (`user_…`).
+    /// Their Construct user id (`user_…`).
     pub user: String,
-    /// What they are called there.
+    /// Their name in Construct.
     pub name: String,
     /// Their API key, sealed for [`Member::record`].
     pub key: SealedSecret,
 }
 
 impl Member {
-    /// What somebody's key is sealed for.
+    /// The record that a member's key is sealed for.
     pub fn record(team: &str, slack_user: &str) -> String {
         format!("slack_{team}_{slack_user}")
     }
@@ -59,7 +59,7 @@ impl From<Row> for Member {
 }
 
 impl Store {
-    /// Who somebody is; none when they have not said so.
+    /// The link of a Slack user; none when they are not linked.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -81,7 +81,7 @@ impl Store {
         Ok(row.map(Member::from))
     }
 
-    /// Notes who somebody is, in the place of what they have said before.
+    /// Stores the link of a Slack user, replacing an earlier one.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -104,11 +104,11 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         Ok(())
     }
 
-    /// Forgets who somebody is. Whether it was known.
+    /// Deletes the link of a Slack user. Returns whether there was one.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -124,12 +124,12 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// People whose keys are sealed with another key than this one, at most so many.
+    /// Members whose keys are sealed with another key than this one, at most `limit`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_members_sealed_otherwise(
+    pub async fn slack_members_sealed_with_other_keys(
         &self,
         key_id: &str,
         limit: i64,
@@ -146,8 +146,8 @@ impl Store {
         Ok(rows.into_iter().map(Member::from).collect())
     }
 
-    /// Replaces the sealed form of somebody's key, unless it has become another one meanwhile.
-    /// Whether that was so.
+    /// Replaces the sealed form of a member's key, unless the key changed meanwhile. Returns
+    /// whether it did.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

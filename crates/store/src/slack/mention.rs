@@ -1,4 +1,4 @@
-//! What somebody wants to have answered, and the threads it stands in.
+//! Mentions of the app, and the threads they are in.
 
 use std::time::Duration;
 
@@ -7,34 +7,34 @@ use jiff::Timestamp;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::Place;
+use super::ThreadKey;
 use crate::{Error, Store, text, time};
 
-/// Which mention.
+/// The key of a mention.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MentionKey {
     /// The workspace.
     pub team: String,
     /// The channel.
     pub channel: String,
-    /// The message, as Slack names messages within a channel.
+    /// The message's timestamp, which identifies it in its channel.
     pub ts: String,
-    /// 0, and one more each time somebody asks for another try.
+    /// 0; incremented by every retry that a user requests.
     pub attempt: i32,
 }
 
-/// How far a mention has come.
+/// The state of a mention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MentionState {
-    /// It is written down.
+    /// It is stored.
     Received,
-    /// The gateway has it.
+    /// The gateway has accepted its message.
     Asked,
-    /// The answer is in Slack.
+    /// The answer is posted.
     Answered,
-    /// Whoever asked may not.
+    /// The user has no permission.
     Refused,
-    /// It could not be answered, and that was said where it was possible.
+    /// It failed, and the failure was posted if possible.
     Failed,
 }
 
@@ -42,7 +42,7 @@ impl MentionState {
     const ALL: [Self; 5] =
         [Self::Received, Self::Asked, Self::Answered, Self::Refused, Self::Failed];
 
-    /// As it is stored.
+    /// The stored form.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Received => "received",
@@ -54,58 +54,58 @@ impl MentionState {
     }
 }
 
-/// A mention to write down.
+/// A mention to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewMention {
-    /// Which.
+    /// Its key.
     pub key: MentionKey,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// The message that its thread began with; its own when it begins one.
+    /// The first message of its thread; its own if it starts one.
     pub thread: String,
-    /// Who asks.
+    /// The Slack user who asks.
     pub user: String,
-    /// What Slack sent.
+    /// The event that Slack sent.
     pub event: Value,
 }
 
-/// A mention, and who is at it.
+/// A mention with its lease.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mention {
-    /// Which.
+    /// Its key.
     pub key: MentionKey,
-    /// Whose.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// The message that its thread began with.
+    /// The first message of its thread.
     pub thread: String,
-    /// Who asks.
+    /// The Slack user who asks.
     pub user: String,
-    /// What Slack sent; null when that is forgotten.
+    /// The event that Slack sent; null once it was deleted.
     pub event: Value,
-    /// How far it has come.
+    /// Its state.
     pub state: MentionState,
-    /// What the gateway is asked; written down before it is asked.
+    /// The request to the gateway; stored before it is sent.
     pub request: Option<Vec<u8>>,
     /// The thread's task.
     pub task: Option<String>,
     /// The message of the task.
     pub message: Option<String>,
-    /// The file that a long answer became.
+    /// The file of a long answer.
     pub file: Option<String>,
-    /// How often in a row it could not be gone on with.
+    /// Consecutive failures.
     pub failures: i32,
     /// Why it failed.
     pub error: Option<String>,
-    /// When it has to be looked at; none when it is over.
-    pub next_look: Option<Timestamp>,
-    /// Who is at it.
+    /// When it is due; none when it is over.
+    pub next_wake: Option<Timestamp>,
+    /// The number of its current lease.
     pub lease: i64,
 }
 
 impl Mention {
-    /// Where it stands.
-    pub fn place(&self) -> Place {
-        Place {
+    /// The thread it is in.
+    pub fn thread_key(&self) -> ThreadKey {
+        ThreadKey {
             team: self.key.team.clone(),
             channel: self.key.channel.clone(),
             thread: self.thread.clone(),
@@ -116,9 +116,9 @@ impl Mention {
 /// A thread and its task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thread {
-    /// The agent it was begun with.
+    /// The agent of its task.
     pub agent: String,
-    /// How many tasks it had before, which are gone.
+    /// The number of its earlier, deleted tasks.
     pub generation: i32,
     /// Its task.
     pub task: Option<String>,
@@ -169,7 +169,7 @@ impl TryFrom<Row> for Mention {
             file: row.file,
             failures: row.failures,
             error: row.error,
-            next_look: time::option(row.next_look),
+            next_wake: time::from_sql_option(row.next_look),
             lease: row.lease,
         })
     }
@@ -188,7 +188,7 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Writes a mention down, to be looked at now. Whether it was new.
+    /// Stores a mention that is due now. Returns whether it was new.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -210,17 +210,16 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         Ok(done.rows_affected() == 1)
     }
 
-    /// Takes mentions that have to be looked at and that nobody is at, for as long as the lease
-    /// lasts.
+    /// Claims due mentions, for the duration of the lease.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mentions_take(
+    pub async fn slack_mentions_claim(
         &self,
         limit: i64,
         lease: Duration,
@@ -243,12 +242,12 @@ impl Store {
         rows.into_iter().map(Mention::try_from).collect()
     }
 
-    /// Holds a mention for longer. False when somebody else is at it by now.
+    /// Extends the lease of a mention. False when another process has taken it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_hold(
+    pub async fn slack_mention_extend_lease(
         &self,
         key: &MentionKey,
         lease: i64,
@@ -269,16 +268,15 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Writes down how far a mention has come, and with `let_go` gives it to whoever looks at it
-    /// next.
+    /// Stores the progress of a mention, and with `release` releases its lease.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else is at it by now. Nothing was written.
+    /// [`Error::Conflict`] when another process has the lease. Nothing was written.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_mention_save(
         &self,
         mention: &Mention,
-        let_go: bool,
+        release: bool,
         now: Timestamp,
     ) -> Result<(), Error> {
         let key = &mention.key;
@@ -298,8 +296,8 @@ impl Store {
             mention.file,
             mention.failures,
             text::clean_option(mention.error.as_deref()),
-            time::sql_option(mention.next_look) as _,
-            let_go,
+            time::sql_option(mention.next_wake) as _,
+            release,
             time::sql(now) as _,
         )
         .execute(&self.pool)
@@ -307,7 +305,7 @@ impl Store {
         if done.rows_affected() == 1 { Ok(()) } else { Err(Error::Conflict) }
     }
 
-    /// A mention as it is now.
+    /// The current row of a mention.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -326,14 +324,14 @@ impl Store {
         .try_into()
     }
 
-    /// The last message of a thread before this one that the gateway was given.
+    /// The last message of a thread before this one that was sent to the gateway.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_before(
+    pub async fn slack_message_before(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         ts: &str,
     ) -> Result<Option<String>, Error> {
         let before = sqlx::query_scalar!(
@@ -349,12 +347,12 @@ impl Store {
         Ok(before)
     }
 
-    /// What somebody has asked lately, the newest first.
+    /// The latest mentions by a user, newest first.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mentions_of(
+    pub async fn slack_mentions_by_user(
         &self,
         team: &str,
         user: &str,
@@ -371,7 +369,7 @@ impl Store {
         rows.into_iter().map(Mention::try_from).collect()
     }
 
-    /// Has the unfinished mentions of a task looked at now, because something was decided about it.
+    /// Makes the unfinished mentions of a task due now, after a decision about it.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -387,15 +385,18 @@ impl Store {
         Ok(())
     }
 
-    /// The mention that shows what a task asks people: of those that are not over, the one that the
-    /// gateway has taken first. That may be one that is answered, and is looked at for what
-    /// subtasks ask.
+    /// The mention that shows the approvals of a task: of those that are not over, the one that the
+    /// gateway accepted first. It may be answered already and stay open for the approvals of
+    /// subtasks.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_showing(&self, task: &str) -> Result<Option<MentionKey>, Error> {
-        // Ids of messages rise with time.
+    pub async fn slack_mention_for_approvals(
+        &self,
+        task: &str,
+    ) -> Result<Option<MentionKey>, Error> {
+        // Ids of messages increase with time.
         let key = sqlx::query_as!(
             MentionKey,
             "SELECT team, channel, ts, attempt FROM slack_mentions
@@ -407,7 +408,7 @@ impl Store {
         Ok(key)
     }
 
-    /// Has a mention looked at now that is answered and is looked at only for what subtasks ask.
+    /// Makes a mention due now that is answered and stays open only for the approvals of subtasks.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -431,13 +432,13 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Whether a question that was taken later than this one's message waits for its task's answer,
-    /// or for what its task's subtasks ask.
+    /// Whether a later mention of the task waits for its answer, or for the approvals of its
+    /// subtasks.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_is_followed(
+    pub async fn slack_mention_has_successor(
         &self,
         task: &str,
         message: &str,
@@ -453,15 +454,15 @@ impl Store {
         Ok(followed)
     }
 
-    /// The questions of a thread's task that were written down before something happened, as (who
-    /// asks, the message): so many at most, those that the gateway has taken last first.
+    /// The mentions of a thread's task that were stored before a time, as pairs of user and
+    /// message: at most `limit`, those that the gateway accepted last first.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_askers(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         task: &str,
         before: Timestamp,
         limit: i64,
@@ -482,7 +483,7 @@ impl Store {
         Ok(rows.into_iter().map(|row| (row.user_id, row.message)).collect())
     }
 
-    /// Whether there is a mention that has to be looked at and that nobody is at.
+    /// Whether a mention is due and not leased.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -497,14 +498,14 @@ impl Store {
         Ok(due)
     }
 
-    /// Forgets what people have asked and what went wrong in mentions that were over before this
-    /// time, and the posts that are older and whose threads have nothing unfinished; of each at
-    /// most `limit`. How many were forgotten. That a mention was taken stays.
+    /// Deletes the contents and errors of mentions that were over before this time, and older posts
+    /// whose threads have no unfinished mention; at most `limit` of each. Returns their number. The
+    /// keys of the mentions stay, for deduplication.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_forget(&self, before: Timestamp, limit: i64) -> Result<u64, Error> {
+    pub async fn slack_cleanup(&self, before: Timestamp, limit: i64) -> Result<u64, Error> {
         let mentions = sqlx::query!(
             "UPDATE slack_mentions SET event = 'null'::jsonb, error = NULL WHERE ctid IN
                  (SELECT ctid FROM slack_mentions
@@ -529,15 +530,14 @@ impl Store {
         Ok(mentions.rows_affected() + posts.rows_affected())
     }
 
-    /// The thread at a place, begun with this agent when there is none, or none that has come to
-    /// have a task.
+    /// Gets or creates a thread. An existing one without a task gets this agent.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_thread_open(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         organization: OrganizationId,
         agent: &str,
     ) -> Result<Thread, Error> {
@@ -553,16 +553,16 @@ impl Store {
         )
         .execute(&self.pool)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         self.slack_thread(place).await
     }
 
-    /// The thread at a place.
+    /// A thread.
     ///
     /// # Errors
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_thread(&self, place: &Place) -> Result<Thread, Error> {
+    pub async fn slack_thread(&self, place: &ThreadKey) -> Result<Thread, Error> {
         sqlx::query_as!(
             Thread,
             "SELECT agent, generation, task FROM slack_threads WHERE team = $1 AND channel = $2 AND thread = $3",
@@ -575,14 +575,14 @@ impl Store {
         .ok_or(Error::NotFound { what: "thread" })
     }
 
-    /// Notes a thread's task.
+    /// Sets the task of a thread.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_thread_task(
+    pub async fn slack_thread_set_task(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         generation: i32,
         task: &str,
     ) -> Result<(), Error> {
@@ -599,14 +599,14 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets a thread's task, which is gone; the next one begins with this agent.
+    /// Clears the deleted task of a thread. The next one uses this agent.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_thread_forget(
+    pub async fn slack_thread_clear_task(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         task: &str,
         agent: &str,
     ) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! What is posted: the row comes before the post.
+//! Posts to Slack. The row is stored before the post is sent.
 
 use jiff::Timestamp;
 
@@ -6,38 +6,38 @@ use crate::{Error, Store, time};
 
 /// A thread in Slack.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct ThreadKey {
     /// The workspace.
     pub team: String,
     /// The channel.
     pub channel: String,
-    /// The message that the thread began with.
+    /// The first message of the thread.
     pub thread: String,
 }
 
-/// What is known of a post.
+/// The state of a post.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Posted {
-    /// Nobody has tried.
-    Never,
-    /// Somebody has tried, and what came of it is not known.
-    Perhaps,
-    /// It is in Slack, as this message.
-    At(String),
+pub enum PostState {
+    /// Never attempted.
+    NotPosted,
+    /// Attempted, with an unknown outcome.
+    Unknown,
+    /// Posted as this message.
+    Posted(String),
 }
 
 impl Store {
-    /// Notes that something is about to be posted; what was known of it before.
+    /// Records an attempt to post. Returns the previous state.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_post_begin(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         key: &str,
         now: Timestamp,
-    ) -> Result<Posted, Error> {
+    ) -> Result<PostState, Error> {
         let done = sqlx::query!(
             "INSERT INTO slack_posts (team, channel, thread, key, created_at) VALUES ($1, $2, $3, $4, $5)
              ON CONFLICT DO NOTHING",
@@ -50,17 +50,17 @@ impl Store {
         .execute(&self.pool)
         .await?;
         if done.rows_affected() == 1 {
-            return Ok(Posted::Never);
+            return Ok(PostState::NotPosted);
         }
         self.slack_post(place, key).await
     }
 
-    /// What is known of a post.
+    /// The state of a post.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_post(&self, place: &Place, key: &str) -> Result<Posted, Error> {
+    pub async fn slack_post(&self, place: &ThreadKey, key: &str) -> Result<PostState, Error> {
         let ts = sqlx::query_scalar!(
             "SELECT ts FROM slack_posts WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
             place.team,
@@ -71,21 +71,21 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         Ok(match ts {
-            None => Posted::Never,
-            Some(None) => Posted::Perhaps,
-            Some(Some(ts)) => Posted::At(ts),
+            None => PostState::NotPosted,
+            Some(None) => PostState::Unknown,
+            Some(Some(ts)) => PostState::Posted(ts),
         })
     }
 
-    /// Which posts of a thread begin with these words and have none beside them whose key ends with
-    /// `closed` in addition; at most 200, without the words.
+    /// The posts of a thread whose key begins with `begin`, and for which no post exists whose key
+    /// is theirs plus `closed`; at most 200, as keys without the prefix.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn slack_posts_open(
         &self,
-        place: &Place,
+        place: &ThreadKey,
         begin: &str,
         closed: &str,
     ) -> Result<Vec<String>, Error> {
@@ -107,12 +107,17 @@ impl Store {
         Ok(keys.into_iter().filter_map(|key| key.strip_prefix(begin).map(str::to_owned)).collect())
     }
 
-    /// Notes that it is in Slack.
+    /// Records that it was posted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_post_done(&self, place: &Place, key: &str, ts: &str) -> Result<(), Error> {
+    pub async fn slack_post_done(
+        &self,
+        place: &ThreadKey,
+        key: &str,
+        ts: &str,
+    ) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE slack_posts SET ts = $5 WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
             place.team,
@@ -126,13 +131,13 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets a post that Slack has refused or somebody has deleted there, so that it may be made
+    /// Deletes a post that Slack refused, or that was deleted in Slack, so that it can be posted
     /// again.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_post_forget(&self, place: &Place, key: &str) -> Result<(), Error> {
+    pub async fn slack_post_forget(&self, place: &ThreadKey, key: &str) -> Result<(), Error> {
         sqlx::query!(
             "DELETE FROM slack_posts WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
             place.team,

@@ -9,65 +9,65 @@ use uuid::Uuid;
 
 use construct_domain::{
     AgentId, ApprovalId, MessageId, StepId,
-    approval::{Asked, Closed},
+    approval::{ApprovalRequest, ClosedApproval},
     context::Context,
-    decide::Compacted,
+    decide::ContextCompaction,
     message::{Content, Source},
     money::{Usage, tokens_of_content},
-    task::{Queued, StepState, Task, TurnOutcome},
+    task::{QueuedMessage, StepState, Task, TurnOutcome},
 };
 
 use crate::{
     Error, LoadedTask, NewEvent, StepReservation, StepUsage, Store,
-    error::violated,
-    event::{signed, unsigned},
+    error::violated_constraint,
+    event::{to_i64, to_u64},
     task::statement::{Row, statement},
     text,
-    time::{micros, option, sql, sql_option},
+    time::{from_sql_option, micros, sql, sql_option},
     usage::LedgerRow,
 };
 
-/// Everything one decision changes. See [`TaskCommit::new`].
+/// Everything that one decision changes. See [`TaskCommit::new`].
 #[derive(Debug, Clone)]
 pub struct TaskCommit<'a> {
-    /// What was decided from.
+    /// The task that the decision was made from.
     pub before: &'a LoadedTask,
-    /// The new state. The agent, the limit of turns and whether it is suspended or titled are not
-    /// written: they are people's. A cancel or rewind is cleared when there was one and there is
-    /// none now, and no newer one came meanwhile.
+    /// The new state. The agent, the limit of turns, `suspend` and `titled` are not written,
+    /// because users own them. A cancel or rewind is cleared if it is gone from the state and no
+    /// newer one was requested meanwhile.
     pub task: &'a Task,
-    /// The queued message that enters the transcript, and its place.
+    /// The queued message that enters the transcript, and its position.
     pub admitted: Option<(MessageId, i64)>,
-    /// What the transcript gets besides.
+    /// Further messages of the transcript.
     pub appended: Vec<AppendedMessage>,
     /// The user message whose turn ended; never the admitted one.
-    pub ended: Option<EndedMessage>,
-    /// Drop the messages that were queued when the cancel or rewind was asked for, with these words
-    /// as their error. Those that came later stay, and the task is looked at again at once for
-    /// their sake.
+    pub ended_message: Option<EndedMessage>,
+    /// Drop the messages that were queued when the cancel or rewind was requested, with this text
+    /// as their error. Later ones stay, and the task is reconciled again immediately because of
+    /// them.
     pub drop_queued: Option<String>,
-    /// Put the transcript aside from this place on, with what is appended here.
-    pub rewound: Option<i64>,
-    /// Show this in the place of the transcript's older part.
-    pub compacted: Option<Compacted>,
-    /// What steps used. A step that was booked before is passed over.
+    /// Supersede the transcript from this position on, including what this commit appends.
+    pub rewind_from: Option<i64>,
+    /// The new compaction of the transcript.
+    pub compaction: Option<ContextCompaction>,
+    /// Usage of steps. A step that was booked before is skipped.
     pub usage: Vec<StepUsage>,
-    /// The step whose reservation is over: what [`TaskCommit::usage`] costs is spent, the rest is
-    /// free again.
-    pub settled: Option<StepId>,
-    /// What has to be set aside for the step that starts.
+    /// The step whose reservation is settled: the cost of [`TaskCommit::usage`] is spent, the rest
+    /// is released.
+    pub settled_step: Option<StepId>,
+    /// The reservation of the step that starts.
     pub reservation: Option<StepReservation>,
     /// Calls to add, by tool.
     pub tool_uses: BTreeMap<String, i64>,
-    /// A title; taken unless the task got one meanwhile.
+    /// A title; ignored if the task got one meanwhile.
     pub title: Option<String>,
-    /// The trace of the turn that begins; None leaves the last one.
+    /// The trace of the turn that begins; none leaves the last one.
     pub trace_id: Option<String>,
-    /// What people are asked from now on.
-    pub asked: Vec<AskedApproval>,
-    /// Questions that are over. What a person has decided stays decided.
-    pub closed: Vec<Closed>,
-    /// To be stored in the task's stream, in order.
+    /// Approvals to request.
+    pub new_approvals: Vec<NewApproval>,
+    /// Approvals to close. Decided ones stay decided.
+    pub closed_approvals: Vec<ClosedApproval>,
+    /// Events to store in the task's stream, in order.
     pub events: Vec<NewEvent>,
     /// The time of the decision.
     pub now: Timestamp,
@@ -78,11 +78,11 @@ pub struct TaskCommit<'a> {
 pub struct AppendedMessage {
     /// Its id.
     pub id: MessageId,
-    /// Its place in the transcript.
+    /// Its position in the transcript.
     pub position: i64,
-    /// Who it is from.
+    /// The sender.
     pub source: Source,
-    /// What it says.
+    /// The content.
     pub content: Content,
     /// The agent that wrote it.
     pub agent: Option<AgentId>,
@@ -92,133 +92,139 @@ pub struct AppendedMessage {
     pub step: Option<StepId>,
 }
 
-/// A question to people.
+/// An approval to request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AskedApproval {
-    /// Its id. One about the same call of the same execution with other arguments keeps the id it
-    /// has.
+pub struct NewApproval {
+    /// Its id. An existing approval of the same call of the same step with other arguments keeps
+    /// its id.
     pub id: ApprovalId,
-    /// Of which execution.
+    /// The step that runs the script.
     pub step: StepId,
-    /// What is asked.
-    pub asked: Asked,
-    /// Until when it can be decided.
+    /// The call that needs the approval.
+    pub request: ApprovalRequest,
+    /// The deadline for a decision.
     pub expires_at: Timestamp,
 }
 
 /// A user message whose turn ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedMessage {
-    /// Which.
+    /// The message.
     pub message: MessageId,
     /// Why the turn failed, if it did.
     pub error: Option<String>,
 }
 
-/// A commit that is done.
+/// The result of a commit.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Committed {
-    /// What guards the next commit.
+pub struct CommittedTask {
+    /// The version, which guards the next commit.
     pub version: i64,
     /// The task's revision.
     pub revision: i64,
     /// Sequence of the commit's first event; the others follow it with no gap. Without events, the
     /// sequence the next one will have.
     pub first_event_sequence: u64,
-    /// When to look again. Earlier than the decision wanted when messages outlived a cancel.
+    /// When the next reconcile is due. Earlier than decided if queued messages survived a cancel.
     pub next_wake: Option<Timestamp>,
-    /// Whether somebody asked for something since the task was loaded: look again at once.
+    /// Whether there are new intents since the task was loaded: reconcile again immediately.
     pub has_new_intents: bool,
-    /// The task as it is now, so that the next decision need not load it. None where a commit does
-    /// not tell everything: when people asked for something meanwhile, when people are to be asked
-    /// something, when scripts are put away, or when a budget applies.
+    /// The task after the commit, so that the next decision need not load it. None when the commit
+    /// does not determine it completely: with new intents, open approvals, suspended scripts, or an
+    /// applicable budget.
     ///
-    /// What changes after this is noticed: the commit of a decision that was made from it fails
-    /// with [`Error::Conflict`].
-    pub left: Option<Box<LoadedTask>>,
+    /// Later changes are detected: the commit of a decision that was made from it fails with
+    /// [`Error::Conflict`].
+    pub cached_task: Option<Box<LoadedTask>>,
 }
 
 impl<'a> TaskCommit<'a> {
-    /// A commit of the state alone.
+    /// A commit of only the state.
     pub fn new(before: &'a LoadedTask, task: &'a Task, now: Timestamp) -> Self {
         Self {
             before,
             task,
             admitted: None,
             appended: Vec::new(),
-            ended: None,
+            ended_message: None,
             drop_queued: None,
-            rewound: None,
-            compacted: None,
+            rewind_from: None,
+            compaction: None,
             usage: Vec::new(),
-            settled: None,
+            settled_step: None,
             reservation: None,
             tool_uses: BTreeMap::new(),
             title: None,
             trace_id: None,
-            asked: Vec::new(),
-            closed: Vec::new(),
+            new_approvals: Vec::new(),
+            closed_approvals: Vec::new(),
             events: Vec::new(),
             now,
         }
     }
 
-    /// The task as the commit left it, where that is known.
-    fn left(&self, row: &Row) -> Option<Box<LoadedTask>> {
-        let looks = self
+    /// The task after the commit, if the commit determines it completely.
+    fn cached_task(&self, row: &Row) -> Option<Box<LoadedTask>> {
+        let is_suspended = self
             .task
             .step
             .as_ref()
-            .is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
-        let asks = self.asks() || looks || !self.task.approvals.is_empty();
+            .is_some_and(|step| matches!(step.state, StepState::Suspended { .. }));
+        let is_undetermined =
+            self.changes_queue_or_approvals() || is_suspended || !self.task.approvals.is_empty();
         let before = self.before;
         if row.has_new_intents
-            || asks
+            || is_undetermined
             || before.drop_intent().is_some()
-            || before.spending.is_some()
+            || before.cost_inputs.is_some()
         {
             return None;
         }
-        let made = self.title.as_ref().filter(|_| !before.task.titled);
-        let titled = self.task.titled || made.is_some();
+        let new_title = self.title.as_ref().filter(|_| !before.task.titled);
+        let titled = self.task.titled || new_title.is_some();
         let (base, transcript, queued) =
             (before.task.context.base, row.transcript_tokens, row.queued_tokens);
         let context = Context { base, transcript, queued, ..self.task.context.clone() };
         Some(Box::new(LoadedTask {
-            task: Task { titled, next_wake: option(row.next_wake), context, ..self.task.clone() },
-            queued: row.queued.map(|message| Queued {
+            task: Task {
+                titled,
+                next_wake: from_sql_option(row.next_wake),
+                context,
+                ..self.task.clone()
+            },
+            queued: row.queued.map(|message| QueuedMessage {
                 message: MessageId::from_uuid(message),
                 interrupts: row.queued_interrupts,
             }),
             version: row.version,
             intents_seen: before.intents,
-            title: made.unwrap_or(&before.title).clone(),
+            title: new_title.unwrap_or(&before.title).clone(),
             phase_since: if self.task.phase == before.task.phase {
                 before.phase_since
             } else {
                 micros(self.now)
             },
-            event_sequence: unsigned(row.event_sequence),
+            event_sequence: to_u64(row.event_sequence),
             trace_id: self.trace_id.clone().or_else(|| before.trace_id.clone()),
             revision: row.revision,
-            ended: None,
-            remembered: true,
+            ended_subtasks: None,
+            is_cached: true,
             ..before.clone()
         }))
     }
 
-    /// Whether the transcript is rewound or compacted, or queued messages or questions to people
-    /// change.
-    fn asks(&self) -> bool {
+    /// Whether the commit rewinds or compacts the transcript, or changes queued messages or
+    /// approvals.
+    fn changes_queue_or_approvals(&self) -> bool {
         self.drop_queued.is_some()
-            || self.rewound.is_some()
-            || self.compacted.is_some()
-            || !self.asked.is_empty()
-            || !self.closed.is_empty()
+            || self.rewind_from.is_some()
+            || self.compaction.is_some()
+            || !self.new_approvals.is_empty()
+            || !self.closed_approvals.is_empty()
     }
 }
 
-/// A message as the statement reads it from JSON.
+/// A message, as the statement reads it from JSON.
 #[derive(Serialize)]
 struct MessageRow<'a> {
     id: Uuid,
@@ -247,9 +253,9 @@ impl<'a> From<&'a AppendedMessage> for MessageRow<'a> {
     }
 }
 
-/// A question as the statement reads it from JSON.
+/// A new approval, as the statement reads it from JSON.
 #[derive(Serialize)]
-struct AskedRow<'a> {
+struct NewApprovalRow<'a> {
     id: Uuid,
     step_id: Uuid,
     script: u32,
@@ -262,9 +268,9 @@ struct AskedRow<'a> {
     expires_at: Timestamp,
 }
 
-impl<'a> From<&'a AskedApproval> for AskedRow<'a> {
-    fn from(approval: &'a AskedApproval) -> Self {
-        let Asked { call, tool, arguments, arguments_size, reason } = &approval.asked;
+impl<'a> From<&'a NewApproval> for NewApprovalRow<'a> {
+    fn from(approval: &'a NewApproval) -> Self {
+        let ApprovalRequest { call, tool, arguments, arguments_size, reason } = &approval.request;
         Self {
             id: approval.id.uuid(),
             step_id: approval.step.uuid(),
@@ -280,23 +286,23 @@ impl<'a> From<&'a AskedApproval> for AskedRow<'a> {
     }
 }
 
-/// The end of a question as the statement reads it from JSON.
+/// A closed approval, as the statement reads it from JSON.
 #[derive(Serialize)]
-struct ClosedRow<'a> {
+struct ClosedApprovalRow<'a> {
     id: Uuid,
     state: &'static str,
     words: &'a str,
 }
 
-impl<'a> From<&'a Closed> for ClosedRow<'a> {
-    fn from(closed: &'a Closed) -> Self {
-        Self { id: closed.id.uuid(), state: closed.state.as_str(), words: &closed.words }
+impl<'a> From<&'a ClosedApproval> for ClosedApprovalRow<'a> {
+    fn from(closed: &'a ClosedApproval) -> Self {
+        Self { id: closed.id.uuid(), state: closed.state.as_str(), words: &closed.reason }
     }
 }
 
-/// A compaction as the statement reads it from JSON.
+/// A compaction, as the statement reads it from JSON.
 #[derive(Serialize)]
-struct CompactedRow<'a> {
+struct CompactionRow<'a> {
     through: i64,
     kept: &'a [i64],
     content: &'a str,
@@ -305,8 +311,8 @@ struct CompactedRow<'a> {
     summary: bool,
 }
 
-impl<'a> From<&'a Compacted> for CompactedRow<'a> {
-    fn from(compacted: &'a Compacted) -> Self {
+impl<'a> From<&'a ContextCompaction> for CompactionRow<'a> {
+    fn from(compacted: &'a ContextCompaction) -> Self {
         Self {
             through: compacted.through,
             kept: &compacted.kept,
@@ -318,60 +324,66 @@ impl<'a> From<&'a Compacted> for CompactedRow<'a> {
     }
 }
 
-/// What the statement is given besides what stands in the commit as it is.
-struct Parameters {
+/// The encoded parameters of the statement.
+struct StatementParameters {
     turn: Option<Value>,
     step: Option<Value>,
     appended: Value,
     tool_uses: Value,
-    asked: Value,
-    closed: Value,
-    compacted: Value,
+    new_approvals: Value,
+    closed_approvals: Value,
+    compaction: Value,
 }
 
 impl Store {
     /// Commits a decision: one statement, one round trip, all or nothing.
     ///
-    /// The version guards it: of two reconcilers that decided from the same state one wins. What
-    /// people ask for meanwhile does not raise the version; it is in columns this does not write,
-    /// and in `intents`, which this only notes as seen as far as it was read. So a commit is never
-    /// lost to a message that arrives, and no intent to a commit.
+    /// # Concurrency
+    ///
+    /// The version guards the commit: of two reconcilers that decided from the same state one wins.
+    /// Concurrent intents do not increment the version. They are in columns that the commit does
+    /// not write, and in `intents`, of which the commit only marks those as seen that were read. So
+    /// a commit never fails because of an arriving message, and a commit never loses an intent.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when a budget has not got what is to be reserved: nothing was written,
-    /// decide otherwise. [`Error::Conflict`] when the task has another version, is gone, or is not
-    /// what was remembered of it ([`Committed::left`]): nothing was written, load and decide again.
-    /// [`Error::Unavailable`]: nothing is known; loading again shows what became of it.
+    /// [`Error::Exhausted`] when a budget cannot cover the reservation: nothing was written, decide
+    /// without it. [`Error::Conflict`] when the task has another version, was purged, or differs
+    /// from the cached one ([`CommittedTask::cached_task`]): nothing was written, load and decide
+    /// again. [`Error::Unavailable`]: the outcome is unknown, and loading the task shows it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_commit(&self, mut commit: TaskCommit<'_>) -> Result<Committed, Error> {
-        let parameters = Parameters {
+    pub async fn task_commit(&self, mut commit: TaskCommit<'_>) -> Result<CommittedTask, Error> {
+        let parameters = StatementParameters {
             turn: commit.task.turn.as_ref().map(text::json).transpose()?,
             step: commit.task.step.as_ref().map(text::json).transpose()?,
             appended: text::json(
                 &commit.appended.iter().map(MessageRow::from).collect::<Vec<_>>(),
             )?,
             tool_uses: text::json(&commit.tool_uses)?,
-            asked: text::json(&commit.asked.iter().map(AskedRow::from).collect::<Vec<_>>())?,
-            closed: text::json(&commit.closed.iter().map(ClosedRow::from).collect::<Vec<_>>())?,
-            compacted: text::json(
-                &commit.compacted.iter().map(CompactedRow::from).collect::<Vec<_>>(),
+            new_approvals: text::json(
+                &commit.new_approvals.iter().map(NewApprovalRow::from).collect::<Vec<_>>(),
+            )?,
+            closed_approvals: text::json(
+                &commit.closed_approvals.iter().map(ClosedApprovalRow::from).collect::<Vec<_>>(),
+            )?,
+            compaction: text::json(
+                &commit.compaction.iter().map(CompactionRow::from).collect::<Vec<_>>(),
             )?,
         };
         loop {
             match self.task_commit_once(&commit, &parameters).await {
-                // Rare: the result of a step that is still awaited was booked already as a stale
-                // one. It must not be counted twice, and the statement has undone itself.
-                Err(error) if violated(&error) == Some("step_usage_pkey") => {
-                    self.step_usage_unbooked(&mut commit.usage).await?
+                // Rare: the result of an awaited step was already booked as a late one. It must not
+                // be counted twice. The statement was rolled back.
+                Err(error) if violated_constraint(&error) == Some("step_usage_pkey") => {
+                    self.retain_unbooked(&mut commit.usage).await?
                 }
-                Err(error) => return Err(Error::of_spending(error)),
+                Err(error) => return Err(Error::from_reservation(error)),
                 Ok(committed) => return committed.ok_or(Error::Conflict),
             }
         }
     }
 
-    /// Keeps the entries that are not in the ledger.
-    async fn step_usage_unbooked(&self, entries: &mut Vec<StepUsage>) -> Result<(), Error> {
+    /// Retains only the entries that are not in the ledger.
+    async fn retain_unbooked(&self, entries: &mut Vec<StepUsage>) -> Result<(), Error> {
         let before = entries.len();
         let calls: Vec<Uuid> = entries.iter().map(|entry| entry.call).collect();
         let booked =
@@ -384,9 +396,9 @@ impl Store {
             seen.push(entry.call);
             new
         });
-        // Else the statement would fail in the same way for ever.
+        // Otherwise the statement would fail in the same way forever.
         if entries.len() == before {
-            Err(Error::internal("a step is booked and is not"))
+            Err(Error::internal("the ledger refuses a step that it does not contain"))
         } else {
             Ok(())
         }
@@ -395,8 +407,8 @@ impl Store {
     async fn task_commit_once(
         &self,
         commit: &TaskCommit<'_>,
-        parameters: &Parameters,
-    ) -> Result<Option<Committed>, sqlx::Error> {
+        parameters: &StatementParameters,
+    ) -> Result<Option<CommittedTask>, sqlx::Error> {
         let TaskCommit { before, task, now, .. } = commit;
         let used = commit.usage.iter().fold(Usage::default(), |sum, entry| sum + entry.usage);
         let ledger =
@@ -406,15 +418,15 @@ impl Store {
         let payloads: Vec<&[u8]> =
             commit.events.iter().map(|event| event.payload.as_slice()).collect();
         let steps: Vec<Option<i64>> =
-            commit.events.iter().map(|event| event.step.map(signed)).collect();
-        let count = signed(commit.events.len() as u64);
+            commit.events.iter().map(|event| event.step.map(to_i64)).collect();
+        let count = to_i64(commit.events.len() as u64);
         let appended = commit
             .appended
             .iter()
             .map(|message| tokens_of_content(&message.content))
             .fold(0, i64::saturating_add);
         let less =
-            commit.compacted.as_ref().map_or(0, |compacted| compacted.replaced - compacted.tokens);
+            commit.compaction.as_ref().map_or(0, |compacted| compacted.replaced - compacted.tokens);
         let reservation = commit.reservation.as_ref();
         let error = task.last_error.as_ref();
         macro_rules! run {
@@ -428,9 +440,9 @@ impl Store {
                     parameters.turn as _,
                     parameters.step as _,
                     task.title_step.map(StepId::uuid) as _,
-                    signed(task.steps),
+                    to_i64(task.steps),
                     task.last_position,
-                    // A cancel that nobody asked for drops nothing.
+                    // Without a cancel intent nothing is dropped.
                     before.drop_intent().filter(|_| commit.drop_queued.is_some()) as _,
                     sql_option(task.next_wake) as _,
                     task.last_outcome.map(TurnOutcome::as_str) as _,
@@ -451,42 +463,44 @@ impl Store {
                     count,
                     commit.admitted.map(|(id, _)| id.uuid()) as _,
                     commit.admitted.map(|(_, position)| position) as _,
-                    commit.ended.as_ref().map(|ended| ended.message.uuid()) as _,
+                    commit.ended_message.as_ref().map(|ended| ended.message.uuid()) as _,
                     text::clean_option(
-                        commit.ended.as_ref().and_then(|ended| ended.error.as_deref())
+                        commit.ended_message.as_ref().and_then(|ended| ended.error.as_deref())
                     ) as _,
                     parameters.appended,
                     ledger,
                     &kinds,
                     payloads.as_slice() as _,
                     steps.as_slice() as _,
-                    parameters.asked,
-                    parameters.closed,
+                    parameters.new_approvals,
+                    parameters.closed_approvals,
                     used.thinking_tokens,
                     appended - less,
                     task.agent.uuid(),
-                    commit.settled.map(StepId::uuid) as _,
+                    commit.settled_step.map(StepId::uuid) as _,
                     reservation.map(|reservation| reservation.step.uuid()) as _,
                     reservation.map(|reservation| reservation.amount_pico_usd) as _,
                     sql_option(reservation.map(|reservation| reservation.expires_at)) as _,
-                    before.remembered.then_some(before.revision) as _,
+                    before.is_cached.then_some(before.revision) as _,
                     before.agent_revision,
-                    commit.rewound as _,
+                    commit.rewind_from as _,
                     before.rewind_intent.filter(|_| task.rewind.is_none()) as _,
                     text::clean_option(commit.drop_queued.as_deref()) as _,
                     i32::try_from(task.context.scale).unwrap_or(i32::MAX),
                     task.context.tokens,
                     task.context.through,
-                    parameters.compacted,
+                    parameters.compaction,
                 )
                 .fetch_optional(&self.pool)
                 .await?
             };
         }
         let (paid, budgeted) =
-            (!commit.usage.is_empty(), commit.settled.is_some() || reservation.is_some());
-        // Only the largest has both what was paid and what was called.
-        let row = if commit.asks() || (paid || budgeted) && !commit.tool_uses.is_empty() {
+            (!commit.usage.is_empty(), commit.settled_step.is_some() || reservation.is_some());
+        // Only the largest statement has both usage and tool calls.
+        let row = if commit.changes_queue_or_approvals()
+            || (paid || budgeted) && !commit.tool_uses.is_empty()
+        {
             run!(all)
         } else if budgeted {
             run!(budgeted)
@@ -495,13 +509,13 @@ impl Store {
         } else {
             run!(plain)
         };
-        Ok(row.map(|row| Committed {
+        Ok(row.map(|row| CommittedTask {
             version: row.version,
             revision: row.revision,
-            first_event_sequence: unsigned(row.event_sequence - count + 1),
-            next_wake: option(row.next_wake),
+            first_event_sequence: to_u64(row.event_sequence - count + 1),
+            next_wake: from_sql_option(row.next_wake),
             has_new_intents: row.has_new_intents,
-            left: commit.left(&row),
+            cached_task: commit.cached_task(&row),
         }))
     }
 }

@@ -1,5 +1,4 @@
-//! What the reconciler does with tasks besides committing: finds the ones with something to do,
-//! loads them, purges them.
+//! The reconciler's access to tasks besides the commit: find due tasks, load them, purge them.
 
 use std::time::Duration;
 
@@ -12,96 +11,95 @@ use construct_domain::{
     MessageId, OrganizationId, TaskId,
     money::{Prices, Target},
     policy::Rule,
-    task::{Queued, Task},
+    task::{QueuedMessage, Task},
 };
 
 use crate::{
     Error, NewEvent, Store, StoredMessage,
-    event::unsigned,
-    task::{flaws::Flaws, select, subtask},
+    event::to_u64,
+    task::{select, subtask, unreadable::UnreadableColumns},
     time::sql,
 };
 
-/// How long the wake that follows an intent has to arrive before the sweep takes the intent for
-/// unseen.
-const WAKE_GRACE: Duration = Duration::from_secs(1);
+/// How long the wake of an intent has to arrive before the sweep considers the intent missed.
+const WAKE_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// A task with what a decision about it needs, all of one moment.
+/// A task with everything that a decision needs, from one snapshot.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadedTask {
     /// Its state, intents included.
     pub task: Task,
-    /// The message that is next.
-    pub queued: Option<Queued>,
+    /// The next queued message.
+    pub queued: Option<QueuedMessage>,
     /// Guards the commit.
     pub version: i64,
-    /// How many intents there were.
+    /// The number of intents.
     pub intents: i64,
-    /// How many of them earlier commits have looked at.
+    /// The number of intents that earlier commits have seen.
     pub intents_seen: i64,
-    /// Whether people want it gone: stop what runs, then [`Store::task_purge`].
+    /// Whether it was deleted: stop what runs, then call [`Store::task_purge`].
     pub deleted: bool,
-    /// The directory its tools may touch; empty: one of its own.
+    /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
-    /// Empty until it has one.
+    /// Empty until it is set.
     pub title: String,
     /// The name of its agent.
     pub agent_name: String,
-    /// What its scripts may call.
+    /// Rules for the calls of its scripts.
     pub policy: Vec<Rule>,
-    /// What scripts of its agent may call.
+    /// The policy of its agent.
     pub agent_policy: Vec<Rule>,
-    /// Facts that the model is told in every call.
+    /// Facts that are part of every prompt.
     pub pinned: Vec<String>,
-    /// The pool of interpreters that runs its scripts; the same as long as it lives.
+    /// The pool of interpreters that runs its scripts. It never changes.
     pub compute: String,
     /// When it entered its phase.
     pub phase_since: Timestamp,
-    /// Of its newest event.
+    /// Sequence of its newest event.
     pub event_sequence: u64,
-    /// The trace of the turn that is on its way, or was last.
+    /// The trace of the running turn, or of the last one.
     pub trace_id: Option<String>,
     /// The root of the tree of tasks it belongs to.
     pub root: TaskId,
-    /// The task whose script has begun it.
+    /// Its parent.
     pub parent: Option<TaskId>,
-    /// Its subtasks that have come to rest since it was last looked at, with when: see
-    /// [`Store::subtasks_seen`].
-    pub(crate) ended: Option<Value>,
-    /// What its next model call may cost; none when no budget applies to it.
-    pub spending: Option<Spending>,
-    /// The intent that asked for the cancel: messages that arrived before it go with it.
+    /// Its subtasks that ended since the last reconcile, with the time: see
+    /// [`Store::subtasks_mark_seen`].
+    pub(crate) ended_subtasks: Option<Value>,
+    /// The inputs for an estimate of its next model call; none when no budget applies.
+    pub cost_inputs: Option<CostInputs>,
+    /// The intent that requested the cancel, which drops messages that arrived before it.
     pub(crate) cancel_intent: Option<i64>,
-    /// The same of a rewind.
+    /// The intent that requested the rewind.
     pub(crate) rewind_intent: Option<i64>,
-    /// Of the row, which rises with every change of it.
+    /// The revision of the row.
     pub(crate) revision: i64,
-    /// Of the agent's row.
+    /// The revision of the agent's row.
     pub(crate) agent_revision: i64,
-    /// Whether this is what the last commit left, and not what was loaded: the next commit checks
-    /// that it still is.
-    pub(crate) remembered: bool,
+    /// Whether it is cached from the last commit instead of loaded. The next commit checks that it
+    /// is still current.
+    pub(crate) is_cached: bool,
 }
 
-/// What an estimate of a model call is made from, before anything else about the call is read.
+/// The inputs for an estimate of a model call's cost, before anything else about the call is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spending {
-    /// Whom it may go to.
+pub struct CostInputs {
+    /// The models that may be called.
     pub targets: Vec<Target>,
-    /// Whether two of them may be asked at the same time.
+    /// Whether two of them may be called at the same time.
     pub hedged: bool,
-    /// Whether a vendor among them says itself what a call has cost, so that one without prices is
-    /// not free.
-    pub told: bool,
+    /// Whether one of the vendors reports the cost of a call, so that a model without prices is not
+    /// free.
+    pub has_reported_cost: bool,
     /// Upper estimate of the transcript, in tokens.
     pub transcript_tokens: i64,
-    /// The same of the message that waits.
+    /// Upper estimate of the queued message, in tokens.
     pub queued_tokens: i64,
-    /// Bytes of the agent's instructions, and of what is pinned to the task.
+    /// Bytes of the agent's instructions and of the pinned facts.
     pub instructions_bytes: i64,
 }
 
-/// The same as the statement gives it.
+/// [`CostInputs`], as the statement encodes them.
 #[derive(Deserialize)]
 struct SpendingRow {
     targets: Vec<TargetRow>,
@@ -121,10 +119,12 @@ struct TargetRow {
 }
 
 impl SpendingRow {
-    fn read(self, pinned_bytes: usize) -> Spending {
-        // An agent may ask for shorter answers.
+    fn read(self, pinned_bytes: usize) -> CostInputs {
+        // An agent may request shorter answers.
         let shorter = |limit: i64| {
-            self.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit))
+            self.max_tokens
+                .filter(|&requested| requested > 0)
+                .map_or(limit, |requested| requested.min(limit))
         };
         let targets = self.targets.into_iter().map(
             |TargetRow { prices, context_window, max_output_tokens }| Target {
@@ -133,10 +133,10 @@ impl SpendingRow {
                 max_output_tokens: shorter(max_output_tokens),
             },
         );
-        Spending {
+        CostInputs {
             targets: targets.collect(),
             hedged: self.hedged,
-            told: self.told,
+            has_reported_cost: self.told,
             transcript_tokens: self.transcript,
             queued_tokens: self.queued.unwrap_or(0),
             instructions_bytes: self
@@ -146,32 +146,32 @@ impl SpendingRow {
     }
 }
 
-/// A task with something to do.
+/// A due task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DueTask {
-    /// Whose it is.
+    /// The organization it belongs to.
     pub organization: OrganizationId,
-    /// Which one.
+    /// The task.
     pub task: TaskId,
-    /// Since when it waits.
+    /// Since when it is due.
     pub since: Timestamp,
 }
 
 impl LoadedTask {
-    /// Whether somebody asked for something that no commit has looked at. It must be noted even
-    /// when it changes nothing ([`Store::task_commit`] or [`Store::task_intents_seen`]), else the
+    /// Whether there are intents that no commit has seen. They must be marked as seen even if they
+    /// change nothing ([`Store::task_commit`] or [`Store::task_intents_mark_seen`]). Otherwise the
     /// sweep finds the task again and again.
     pub fn has_new_intents(&self) -> bool {
         self.intents > self.intents_seen
     }
 
-    /// Whether this is what the last commit left ([`Committed::left`](crate::Committed::left)), and
-    /// not what was loaded.
-    pub fn remembered(&self) -> bool {
-        self.remembered
+    /// Whether it is cached from the last commit
+    /// ([`CommittedTask::cached_task`](crate::CommittedTask::cached_task)) instead of loaded.
+    pub fn is_cached(&self) -> bool {
+        self.is_cached
     }
 
-    /// Whether the cancel or rewind that was asked for drops this queued message: it was accepted
+    /// Whether the requested cancel or rewind drops this queued message, because it was accepted
     /// before.
     pub fn is_dropped_by_cancel(&self, message: &StoredMessage) -> bool {
         message.position.is_none()
@@ -179,22 +179,22 @@ impl LoadedTask {
             && self.drop_intent().is_some_and(|intent| message.arrival < intent)
     }
 
-    /// Queued messages that arrived before this intent go with the turn that is ended.
+    /// The intent that drops the queued messages that arrived before it.
     pub(crate) fn drop_intent(&self) -> Option<i64> {
         self.cancel_intent.max(self.rewind_intent)
     }
 }
 
 impl Store {
-    /// Loads a task. None when there is none (any more).
+    /// Loads a task. None when it does not exist (anymore).
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when the row cannot be read.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_load(&self, id: TaskId) -> Result<Option<LoadedTask>, Error> {
-        // One statement, so that the queue and the count of intents are of one moment: a message
-        // that is not seen here has an intent that is not counted here. The step's approvals are
-        // looked for only when it has ever waited for one.
+        // One statement, so that the queue and the count of intents are from one snapshot: a
+        // message that is not seen here has an intent that is not counted here. The step's
+        // approvals are read only if it has ever waited for one.
         let row = select!(
             [r#"0::bigint AS "queued_count!",
                     waits.id AS queued, coalesce(waits.interrupts, false) AS "queued_interrupts!",
@@ -253,19 +253,19 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         let Some(mut row) = row else { return Ok(None) };
-        // Nothing is decided about half a task.
-        let mut flaws = Flaws::default();
-        let spending: Option<SpendingRow> = flaws.option("spending", row.spending.take());
+        // A partially read task must not be reconciled.
+        let mut unreadable = UnreadableColumns::default();
+        let spending: Option<SpendingRow> = unreadable.option("spending", row.spending.take());
         let pinned_bytes = row.pinned_bytes();
-        let task = row.state(&mut flaws);
-        let policy = flaws.json("policy", row.policy);
-        let agent_policy = flaws.json("agent's policy", row.agent_policy);
-        if let Some(words) = flaws.words() {
-            return Err(Error::internal(words));
+        let task = row.state(&mut unreadable);
+        let policy = unreadable.json("policy", row.policy);
+        let agent_policy = unreadable.json("agent's policy", row.agent_policy);
+        if let Some(description) = unreadable.describe() {
+            return Err(Error::internal(description));
         }
         Ok(Some(LoadedTask {
             task,
-            queued: row.queued.map(|message| Queued {
+            queued: row.queued.map(|message| QueuedMessage {
                 message: MessageId::from_uuid(message),
                 interrupts: row.queued_interrupts,
             }),
@@ -281,30 +281,29 @@ impl Store {
             pinned: row.pinned,
             compute: row.compute,
             phase_since: row.phase_since,
-            event_sequence: unsigned(row.event_sequence),
+            event_sequence: to_u64(row.event_sequence),
             trace_id: row.trace_id,
             root: TaskId::from_uuid(row.root_id),
             parent: row.parent_id.map(TaskId::from_uuid),
-            ended: row.ended,
-            spending: spending.map(|spending| spending.read(pinned_bytes)),
+            ended_subtasks: row.ended,
+            cost_inputs: spending.map(|spending| spending.read(pinned_bytes)),
             cancel_intent: row.cancel_intent,
             rewind_intent: row.rewind_intent,
             revision: row.revision,
             agent_revision: row.agent_revision,
-            remembered: false,
+            is_cached: false,
         }))
     }
 
-    /// Which of these tasks were deleted and are cleaned up after. One that is merely not known is
-    /// not among them: whoever asks is about to remove things, and may be asking the wrong
-    /// database.
+    /// Those of these tasks that were purged. Unknown tasks are not among them: the caller is about
+    /// to remove their workspaces, and may be connected to the wrong database.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_gone(&self, tasks: &[TaskId]) -> Result<Vec<TaskId>, Error> {
+    pub async fn tasks_purged(&self, tasks: &[TaskId]) -> Result<Vec<TaskId>, Error> {
         let ids: Vec<Uuid> = tasks.iter().map(|task| task.uuid()).collect();
-        let gone = sqlx::query_scalar!(
+        let purged = sqlx::query_scalar!(
             r#"SELECT asked.id AS "id!" FROM unnest($1::uuid[]) AS asked (id)
                WHERE NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = asked.id)
                  AND (EXISTS (SELECT 1 FROM events e WHERE e.stream_id = asked.id AND e.type = 'task.deleted')
@@ -313,16 +312,16 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(gone.into_iter().map(TaskId::from_uuid).collect())
+        Ok(purged.into_iter().map(TaskId::from_uuid).collect())
     }
 
-    /// Notes that the intents of a loaded task were looked at and ask for no change. When the task
-    /// has changed since, they stay to be looked at.
+    /// Marks the intents of a loaded task as seen, after a decision that they require no change. If
+    /// the task changed since, they stay unseen.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_intents_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
+    pub async fn task_intents_mark_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE tasks SET intents_seen = $2 WHERE id = $1 AND version = $3 AND intents_seen < $2",
             loaded.task.id.uuid(),
@@ -334,10 +333,10 @@ impl Store {
         Ok(())
     }
 
-    /// Tasks with something to do that nobody may have been told of: their time has come, an intent
-    /// was not looked at for a second, a subtask has come to rest, or they are deleted and idle.
-    /// Not those that are put aside ([`Store::task_park`]). The longest waiting first, at most
-    /// `limit`, those behind `after`.
+    /// Due tasks whose wake may have been lost: their next wake has passed, an intent was not seen
+    /// for a second, a subtask ended, or they are deleted and idle. Quarantined tasks
+    /// ([`Store::task_quarantine`]) are left out. Those that are due longest come first; at most
+    /// `limit`, after `after`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -374,7 +373,7 @@ impl Store {
                ORDER BY due, id
                LIMIT $3"#,
             sql(now),
-            sql(now - WAKE_GRACE),
+            sql(now - WAKE_GRACE_PERIOD),
             i64::from(limit),
             sql(since),
             task,
@@ -391,10 +390,10 @@ impl Store {
             .collect())
     }
 
-    /// Removes a deleted task with its messages and events. What it cost stays in the ledger, and
-    /// the event that it is gone in its stream. Its subtasks are deleted with it, as far as people
-    /// can see, which `told` is the event of: they are what is returned, to be looked at. None when
-    /// there is no such task, or it is not deleted.
+    /// Purges a deleted task: removes it with its messages and events. Its costs stay in the
+    /// ledger, and the event of its deletion in its stream. Its subtasks are deleted too, with the
+    /// event `deleted_event`, and returned to be reconciled. None when the task does not exist, or
+    /// is not deleted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -402,19 +401,19 @@ impl Store {
     pub async fn task_purge(
         &self,
         id: TaskId,
-        told: impl Fn(TaskId) -> NewEvent + Send,
+        deleted_event: impl Fn(TaskId) -> NewEvent + Send,
         now: Timestamp,
     ) -> Result<Option<Vec<TaskId>>, Error> {
         let mut transaction = self.pool.begin().await?;
-        let children = subtask::children_delete(&mut transaction, id, told, now).await?;
-        let gone = sqlx::query!(
+        let children = subtask::children_delete(&mut transaction, id, deleted_event, now).await?;
+        let purged = sqlx::query!(
             "DELETE FROM tasks WHERE id = $1 AND deleted_at IS NOT NULL RETURNING event_sequence, api_key_id",
             id.uuid(),
         )
         .fetch_optional(&mut *transaction)
         .await?;
-        let Some(gone) = gone else { return Ok(None) };
-        if let Some(key) = gone.api_key_id {
+        let Some(purged) = purged else { return Ok(None) };
+        if let Some(key) = purged.api_key_id {
             sqlx::query!(
                 "UPDATE events SET api_key_id = $2 WHERE stream_id = $1 AND type = 'task.deleted'",
                 id.uuid(),
@@ -426,7 +425,7 @@ impl Store {
         sqlx::query!(
             "DELETE FROM events WHERE stream_id = $1 AND sequence < $2 AND type <> 'task.deleted'",
             id.uuid(),
-            gone.event_sequence,
+            purged.event_sequence,
         )
         .execute(&mut *transaction)
         .await?;

@@ -1,4 +1,4 @@
-//! A new task that begins with a copy of another one's transcript.
+//! Forks: new tasks that begin with a copy of another task's transcript.
 
 use construct_domain::{
     MessageId, TaskId,
@@ -8,38 +8,37 @@ use construct_domain::{
 use uuid::Uuid;
 
 use crate::{
-    Error, Rendered, Store, StoredMessage, StoredTask, Write, Written,
+    Error, Store, StoredMessage, StoredTask, Write, WriteOutcome, WriteOutput,
     task::{
-        rewind::{message_in_transcript, place},
+        rewind::{message_in_transcript, position},
         write::task_reload,
     },
     text,
     write::{Writer, begin},
 };
 
-/// A copy to make.
+/// A fork to create.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewFork {
     /// The new task's id.
     pub id: TaskId,
     /// The task that is copied.
     pub source: TaskId,
-    /// The last message that is copied; with the results of its scripts, if it calls any.
+    /// The last copied message; with the results of its scripts, if it has any.
     pub message: MessageId,
-    /// Empty: that of the task that is copied.
+    /// Empty: the title of the source.
     pub title: String,
-    /// The directory its tools may touch; empty: one of its own.
+    /// The directory its tools may access; empty: a directory of its own.
     pub workspace: String,
-    /// What the model is told after the copied messages when the new task works in another
-    /// directory, as the message with this id.
-    pub elsewhere: (MessageId, Content),
+    /// The message after the copied ones if the new task has another workspace: its id and content.
+    pub workspace_notice: (MessageId, Content),
 }
 
 impl Store {
-    /// Creates a task whose transcript is that of another one up to a message: without what was put
-    /// aside, with new ids, and without what its model calls have cost, which stays with the task
-    /// that made them. It has the same agent, limits, policy, pinned facts and pool, and budgets of
-    /// its own with the same limits.
+    /// Creates a task whose transcript is that of another one up to a message. The copies have new
+    /// ids. Superseded messages are left out, and so are the costs of the model calls, which stay
+    /// with the source. The fork has the same agent, limits, policy, pinned facts and pool, and its
+    /// own budgets with the same limits.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotInTranscript`]; those of every write.
@@ -48,15 +47,15 @@ impl Store {
         &self,
         write: &Write,
         new: NewFork,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
-        // The lock on the task keeps its transcript as it is until the copy is made.
+        // The lock on the task keeps its transcript unchanged during the copy.
         let (source, message) = message_in_transcript(&mut writer, new.message).await?;
         if source != new.source {
-            return Err(Error::NotFound { what: crate::message::WHAT });
+            return Err(Error::NotFound { what: crate::message::ENTITY });
         }
-        let end = message::cut(place(&message)?, &message.content.blocks, true);
+        let end = message::cut_position(position(&message)?, &message.content.blocks, true);
         let is_elsewhere = task_copy(&mut writer, &new).await?;
         let mut copied = messages_copy(&mut writer, &new, end).await?;
         if let Some(results) = unknown_results(&mut writer, &new, &message).await? {
@@ -64,7 +63,7 @@ impl Store {
             message_append(&mut writer, &new, copied, Uuid::now_v7(), &results).await?;
         }
         if is_elsewhere {
-            let (notice, content) = &new.elsewhere;
+            let (notice, content) = &new.workspace_notice;
             message_append(&mut writer, &new, copied + 1, notice.uuid(), content).await?;
         }
         compactions_copy(&mut writer, &new, end).await?;
@@ -84,8 +83,8 @@ impl Store {
     }
 }
 
-/// What the copy has for results of scripts that still run, or wait, where they are copied: vendors
-/// refuse a call that has none.
+/// Results for scripts that are still running or suspended at the fork: vendors refuse calls
+/// without results.
 async fn unknown_results(
     writer: &mut Writer<'_>,
     new: &NewFork,
@@ -107,14 +106,14 @@ async fn unknown_results(
     let ended = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM messages WHERE task_id = $1 AND position = $2) AS "ended!""#,
         new.source.uuid(),
-        place(last)? + 1,
+        position(last)? + 1,
     )
     .fetch_one(&mut *writer.transaction)
     .await?;
     Ok((!ended).then_some(Content { blocks }))
 }
 
-/// Says something to the model, behind what was copied.
+/// Appends a system message to the copied transcript.
 async fn message_append(
     writer: &mut Writer<'_>,
     new: &NewFork,
@@ -136,12 +135,12 @@ async fn message_append(
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
-/// Whether the copy works in another directory than its original: one of its own is none that it
-/// shares.
+/// Copies the task. Returns whether the fork has another workspace than its source. A directory of
+/// its own is always another one.
 async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<bool, Error> {
     sqlx::query_scalar!(
         r#"INSERT INTO tasks
@@ -163,10 +162,10 @@ async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<bool, Error
     )
     .fetch_one(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)
+    .map_err(Error::from_write)
 }
 
-/// Copies what lies before `end`, and returns how many messages that are.
+/// Copies the messages before `end`, and returns their number.
 async fn messages_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Result<i64, Error> {
     let count = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM messages WHERE task_id = $1 AND position < $2 AND superseded_at IS NULL"#,
@@ -195,12 +194,12 @@ async fn messages_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Resu
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(count)
 }
 
-/// Copies what is shown in the place of messages before `end`. Places are those of the copy, which
-/// has no message that was put aside.
+/// Copies the compactions before `end`. Their positions are those of the fork, which has no
+/// superseded messages.
 async fn compactions_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Result<(), Error> {
     sqlx::query!(
         "WITH places AS (
@@ -219,11 +218,11 @@ async fn compactions_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> R
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }
 
-/// A copy may spend as much as its original might: the limits that hold above both still hold above
+/// Copies the budgets: a fork may spend as much as its source. Budgets that cover both still cover
 /// both.
 async fn budgets_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> {
     let periods =
@@ -244,6 +243,6 @@ async fn budgets_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Erro
     )
     .execute(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
+    .map_err(Error::from_write)?;
     Ok(())
 }

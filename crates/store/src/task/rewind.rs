@@ -1,45 +1,44 @@
-//! Taking a task back to an earlier message: the intent. The reconciler carries it out.
+//! Rewind of a task to before one of its messages: the intent. The reconciler performs it.
 
 use construct_domain::{MessageId, TaskId, message};
 
 use crate::{
-    Error, Rendered, Store, StoredMessage, StoredTask, Write, Written,
+    Error, Store, StoredMessage, StoredTask, Write, WriteOutcome, WriteOutput,
     message::message_by_id,
     task::write::task_reload,
     write::{Writer, begin},
 };
 
-/// Where to take a task back to.
+/// The target of a rewind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rewind {
-    /// Which task.
+    /// The task.
     pub task: TaskId,
     /// The message.
     pub message: MessageId,
-    /// Whether it stays, and only what follows it is put aside.
+    /// Whether the message stays, and only later messages are superseded.
     pub keep: bool,
 }
 
 impl Store {
-    /// Asks for the transcript to be put aside from a message on, for the running turn to be ended,
-    /// and for the messages that wait now to be dropped. Scripts and their results stay or go
-    /// together.
+    /// Requests a rewind: supersede the transcript from a message on, end the running turn, and
+    /// drop the messages that are queued now. A script and its result stay together.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotInTranscript`]; those of every write.
+    /// [`Error::NotFound`], [`Error::NotInTranscript`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_rewind(
         &self,
         write: &Write,
         rewind: Rewind,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         let (task, message) = message_in_transcript(&mut writer, rewind.message).await?;
         if task != rewind.task {
-            return Err(Error::NotFound { what: crate::message::WHAT });
+            return Err(Error::NotFound { what: crate::message::ENTITY });
         }
-        let from = message::cut(place(&message)?, &message.content.blocks, rewind.keep);
+        let from = message::cut_position(position(&message)?, &message.content.blocks, rewind.keep);
         sqlx::query!(
             "UPDATE tasks SET
                  rewind_from = least(rewind_from, $3),
@@ -62,13 +61,13 @@ impl Store {
     }
 }
 
-/// The place of a message in its transcript.
-pub(crate) fn place(message: &StoredMessage) -> Result<i64, Error> {
+/// The position of a message in its transcript.
+pub(crate) fn position(message: &StoredMessage) -> Result<i64, Error> {
     message.position.ok_or(Error::NotInTranscript)
 }
 
-/// Locks the task of a message, and reads the message, if the model sees it and goes on seeing it.
-/// Read after the lock: before, it could be put aside between reading and writing.
+/// Locks the task of a message and reads the message, which must be in the transcript and not about
+/// to be superseded. Read after locking, so that it cannot be superseded between read and write.
 pub(crate) async fn message_in_transcript(
     writer: &mut Writer<'_>,
     id: MessageId,
@@ -82,12 +81,12 @@ pub(crate) async fn message_in_transcript(
     )
     .fetch_optional(&mut *writer.transaction)
     .await?
-    .ok_or(Error::NotFound { what: crate::message::WHAT })?;
+    .ok_or(Error::NotFound { what: crate::message::ENTITY })?;
     let message = message_by_id(writer, id).await?;
-    // What is about to be put aside is not there any more for whoever asks now.
-    let goes = |position: i64| task.rewind_from.is_some_and(|from| from <= position);
+    // Messages that a pending rewind supersedes count as superseded.
+    let is_rewound = |position: i64| task.rewind_from.is_some_and(|from| from <= position);
     match message.position {
-        Some(position) if message.superseded_at.is_none() && !goes(position) => {
+        Some(position) if message.superseded_at.is_none() && !is_rewound(position) => {
             Ok((TaskId::from_uuid(task.id), message))
         }
         _ => Err(Error::NotInTranscript),

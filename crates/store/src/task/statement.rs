@@ -1,16 +1,19 @@
-//! The statement of [`Store::task_commit`](crate::Store::task_commit), in four sizes: PostgreSQL
-//! sets up every part of a statement each time it is executed, and most commits move no money and
-//! ask nobody anything.
+//! The statement of [`Store::task_commit`](crate::Store::task_commit), in four sizes. PostgreSQL
+//! sets up every part of a statement at each execution, and most commits neither move money nor
+//! change approvals.
 //!
-//! How the parts hang together: `guard` is the only one that waits for the row, and every other one
-//! joins it, so that nothing is written when it finds no row of this version. No part reads what
-//! another one writes, except through RETURNING: all see the same snapshot. What a concurrent write
-//! changed since that snapshot is safe, because every other writer of these messages and approvals
-//! holds the task's row, and raises the version when it takes a message away or decides.
+//! # Structure
+//!
+//! `guard` is the only part that waits for the row. Every other part joins it, so that nothing is
+//! written when no row has the expected version. All parts see the same snapshot: a part reads the
+//! writes of another only through RETURNING.
+//!
+//! Writes after the snapshot are safe. Every other writer of these messages and approvals locks the
+//! task's row, and increments the version when it removes a message or decides an approval.
 
 use uuid::Uuid;
 
-/// What the statement answers.
+/// The result of the statement.
 pub(super) struct Row {
     pub(super) version: i64,
     pub(super) revision: i64,
@@ -23,8 +26,8 @@ pub(super) struct Row {
     pub(super) transcript_tokens: i64,
 }
 
-/// `statement!(plain | paid | budgeted | all, arguments…)`. Every size has the same arguments, by
-/// number; one that has no use for some names them in its last line.
+/// `statement!(plain | paid | budgeted | all, arguments…)`. Every size has the same numbered
+/// arguments. A size that does not use some of them names them in its last line.
 macro_rules! statement {
     (plain, $($argument:expr),* $(,)?) => {
         statement!(@add [tools, quiet] [] [
@@ -43,7 +46,7 @@ macro_rules! statement {
     (all, $($argument:expr),* $(,)?) => {
         statement!(@add [sums, tools, asks, ledger, budgets] [] ["WHERE true"] [] $($argument),*)
     };
-    // What the scripts have called.
+    // Tool calls of scripts.
     (@add [tools $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
         statement!(@add [$($next),*] [
             $($set)*
@@ -56,7 +59,7 @@ macro_rules! statement {
                     ) END,"
         ] [$($where)+] [$($part)*] $($argument),*)
     };
-    // What model calls have used.
+    // Usage of model calls.
     (@add [sums $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
         statement!(@add [$($next),*] [
             $($set)*
@@ -68,7 +71,7 @@ macro_rules! statement {
                     thinking_tokens = least(t.thinking_tokens::numeric + $39::bigint, 9223372036854775807)::bigint,"
         ] [$($where)+] [$($part)*] $($argument),*)
     };
-    // The transcript goes on, and nobody is asked.
+    // The transcript only grows, and approvals do not change.
     (@add [quiet $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
         statement!(@add [$($next),*] [
             $($set)*
@@ -83,7 +86,7 @@ macro_rules! statement {
             " AND num_nulls($37::jsonb, $38::jsonb, $50::text, $54::jsonb) >= 0"
         ] [$($part)*] $($argument),*)
     };
-    // Queued messages, the transcript, or questions to people change.
+    // Queued messages, the transcript, or approvals change.
     (@add [asks $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
         statement!(@add [$($next),*] [
             $($set)*
@@ -162,7 +165,7 @@ macro_rules! statement {
                     thinking_tokens bigint, cost_pico_usd bigint)"#
         ] $($argument),*)
     };
-    // What is set aside. What nothing refers to is not done.
+    // Reservations. PostgreSQL does not execute a part that nothing refers to.
     (@add [budgets $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
         statement!(@add [$($next),*] [$($set)*] [
             $($where)+

@@ -1,9 +1,10 @@
-//! Subtasks: what scripts ask about tasks, and what becomes of a tree when one of its tasks is
-//! cancelled or deleted.
+//! Subtasks: calls of scripts about tasks, and the propagation of cancels and deletions in a tree.
 //!
-//! Whoever writes several tasks of a tree locks them from the root downwards. What a script makes
-//! is made only while its step runs, which is looked at under the lock of its task's row; so
-//! nothing comes after a commit that has ended the step, or a cancel.
+//! # Locks
+//!
+//! A write to several tasks of a tree locks them from the root downwards. A script can create
+//! something only while its step runs, which is checked under the lock of its task's row. So
+//! nothing is created after a commit that ends the step, or after a cancel.
 
 pub(crate) mod state;
 mod tree;
@@ -11,28 +12,29 @@ mod tree;
 use construct_domain::{
     AgentId, ApiKeyId, MessageId, OrganizationId, StepId, TaskId,
     message::Content,
-    subtask::{CallIds, Limits, Refused},
+    subtask::{CallIds, Limits, Refusal},
 };
 use jiff::Timestamp;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use state::{Below, SubtaskState, SubtaskStatus};
+pub use state::{DescendantTotals, SubtaskState, SubtaskStatus};
 pub(super) use tree::children_delete;
 
 use crate::{
-    Error, NewEvent, NewUserMessage, Store, StoredEvent, StoredMessage, StoredTask, Write, Written,
-    event::{signed, unsigned},
+    Error, NewEvent, NewUserMessage, Store, StoredEvent, StoredMessage, StoredTask, Write,
+    WriteOutcome,
+    event::{to_i64, to_u64},
     message::write::message_insert,
     task::write::task_read,
     text,
     time::sql,
 };
 
-/// Whose script asks.
+/// The script that makes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asking {
-    /// Whose task.
+pub struct ScriptCaller {
+    /// The organization of the task.
     pub organization: OrganizationId,
     /// Which task.
     pub task: TaskId,
@@ -40,76 +42,76 @@ pub struct Asking {
     pub step: StepId,
 }
 
-/// A subtask to begin.
+/// A subtask to create.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewSubtask {
-    /// What it and its first message are called.
+    /// The ids of the subtask and of its first message.
     pub ids: CallIds,
-    /// Who answers; none: the agent of the task that begins it.
+    /// The agent; none: the agent of the parent.
     pub agent: Option<AgentId>,
     /// Its first message.
     pub content: Content,
-    /// Empty: to be made from the conversation.
+    /// Empty: generated from the conversation.
     pub title: String,
-    /// What it and its own subtasks may spend in all, in 10⁻¹² US dollars.
+    /// The budget of it and its descendants, in 10⁻¹² US dollars.
     pub budget: Option<i64>,
 }
 
-/// How others are told of what a script has asked for.
+/// The events of a script's call.
 #[derive(Debug, Clone, Copy)]
-pub struct SubtaskTold {
-    /// Of a task that was begun.
+pub struct SubtaskEvents {
+    /// The event of a created task.
     pub task: fn(&StoredTask) -> NewEvent,
-    /// The same, to those who follow the task that has begun it.
+    /// The event of a created task in its parent's stream.
     pub spawned: fn(&StoredTask) -> NewEvent,
-    /// Of a task that has another agent.
+    /// The event of a task that has another agent.
     pub changed: fn(&StoredTask) -> NewEvent,
-    /// Of a message that was accepted.
+    /// The event of an accepted message.
     pub message: fn(&StoredMessage) -> NewEvent,
 }
 
-/// What a script's question has changed.
+/// The effect of a script's call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SubtaskChange {
-    /// The task that was begun or written to.
+    /// The task that was created or received the message.
     pub task: TaskId,
-    /// What was stored, to be published. Nothing when the same call was carried out before.
+    /// The stored events, to be published. Empty when the same call was executed before.
     pub events: Vec<StoredEvent>,
 }
 
-/// A task whose script asks, with its row locked.
-struct Parent {
+/// The task of the calling script, with its row locked.
+struct LockedCaller {
     agent: Uuid,
     parent: Option<Uuid>,
     ancestors: Vec<Uuid>,
     root: Uuid,
-    /// The key that what the task does is counted for; what it begins and says is, too.
+    /// The API key that the task's work counts for. Its subtasks and messages count for it too.
     key: Option<ApiKeyId>,
 }
 
 impl Store {
-    /// Begins a subtask with its first message.
+    /// Creates a subtask with its first message.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such agent; [`Error::Unavailable`], and nothing is
-    /// known: the same call can be made again.
+    /// [`Error::NotFound`] when the agent does not exist; [`Error::Unavailable`]: the outcome is
+    /// unknown, and the same call can be repeated.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtask_spawn(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         new: NewSubtask,
         limits: Limits,
-        told: SubtaskTold,
+        events: SubtaskEvents,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
-        let parent = match parent(&mut transaction, asking).await? {
+        let parent = match lock_caller(&mut transaction, caller).await? {
             Ok(parent) => parent,
             Err(refused) => return Ok(Err(refused)),
         };
-        let write = Write { key: parent.key, ..Write::new(asking.organization, now) };
-        let (id, organization) = (new.ids.task, asking.organization.uuid());
-        // Its events outlive it: what was deleted meanwhile is not begun again.
+        let write = Write { key: parent.key, ..Write::new(caller.organization, now) };
+        let (id, organization) = (new.ids.task, caller.organization.uuid());
+        // Its events outlive it: a subtask that was deleted meanwhile is not created again.
         let begun = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT FROM events WHERE stream_id = $1) AS "begun!""#,
             id.uuid()
@@ -120,9 +122,9 @@ impl Store {
             return Ok(Ok(SubtaskChange { task: id, events: Vec::new() }));
         }
         if parent.ancestors.len() >= limits.depth as usize {
-            return Ok(Err(Refused::TooDeep { limit: limits.depth }));
+            return Ok(Err(Refusal::TooDeep { limit: limits.depth }));
         }
-        // Tasks of one tree are counted one after the other.
+        // Serializes the counts of one tree.
         sqlx::query!(
             r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 24))::text AS "done""#,
             parent.root.to_string()
@@ -135,19 +137,19 @@ impl Store {
                    (SELECT count(*) FROM tasks c
                     WHERE c.root_id = $2 AND c.parent_id IS NOT NULL AND c.deleted_at IS NULL AND (c.turn IS NOT NULL OR EXISTS (
                         SELECT FROM messages q WHERE q.task_id = c.id AND q.position IS NULL AND q.processed_at IS NULL))) AS "at_work!""#,
-            asking.task.uuid(),
+            caller.task.uuid(),
             parent.root,
         )
         .fetch_one(&mut *transaction)
         .await?;
         if count.children >= i64::from(limits.children) {
-            return Ok(Err(Refused::TooMany { limit: limits.children }));
+            return Ok(Err(Refusal::TooMany { limit: limits.children }));
         }
         if count.at_work >= i64::from(limits.at_work) {
-            return Ok(Err(Refused::TooManyAtWork { limit: limits.at_work }));
+            return Ok(Err(Refusal::TooManyAtWork { limit: limits.at_work }));
         }
         let title = text::clean(&new.title);
-        let made = sqlx::query!(
+        let inserted = sqlx::query!(
             "INSERT INTO tasks
                  (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
                   event_sequence, created_at, updated_at, root_id, parent_id, ancestors, api_key_id, asked_key_id)
@@ -156,15 +158,15 @@ impl Store {
              FROM tasks p JOIN agents a ON a.organization_id = p.organization_id AND a.id = $3
              WHERE p.id = $2",
             id.uuid(),
-            asking.task.uuid(),
+            caller.task.uuid(),
             new.agent.map_or(parent.agent, AgentId::uuid),
             &*title,
             sql(now) as _,
         )
         .execute(&mut *transaction)
         .await
-        .map_err(Error::of_write)?;
-        if made.rows_affected() == 0 {
+        .map_err(Error::from_write)?;
+        if inserted.rows_affected() == 0 {
             return Err(Error::NotFound { what: "agent" });
         }
         if let Some(limit) = new.budget {
@@ -180,53 +182,59 @@ impl Store {
             )
             .execute(&mut *transaction)
             .await
-            .map_err(Error::of_write)?;
+            .map_err(Error::from_write)?;
         }
         let child = task_read(&mut transaction, organization, id).await?;
-        let mut events = vec![
-            record(&mut transaction, &write, id, child.event_sequence, (told.task)(&child)).await?,
+        let mut stored = vec![
+            store_event(&mut transaction, &write, id, child.event_sequence, (events.task)(&child))
+                .await?,
         ];
-        events.push(event(&mut transaction, &write, asking.task, (told.spawned)(&child)).await?);
-        match say(&mut transaction, &write, id, new.ids.message, new.content, told).await? {
-            Ok(event) => events.extend(event),
+        stored.push(
+            append_event(&mut transaction, &write, caller.task, (events.spawned)(&child)).await?,
+        );
+        match accept_message(&mut transaction, &write, id, new.ids.message, new.content, events)
+            .await?
+        {
+            Ok(event) => stored.extend(event),
             Err(refused) => return Ok(Err(refused)),
         }
         transaction.commit().await?;
-        Ok(Ok(SubtaskChange { task: id, events }))
+        Ok(Ok(SubtaskChange { task: id, events: stored }))
     }
 
-    /// Sends a message to a subtask of the task that asks.
+    /// Sends a message to a subtask of the caller's task.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], and nothing is known: the same call can be made again.
+    /// [`Error::Unavailable`]: the outcome is unknown, and the same call can be repeated.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn subtask_send(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         child: TaskId,
         message: MessageId,
         content: Content,
-        told: SubtaskTold,
+        events: SubtaskEvents,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
-        let own = match parent(&mut transaction, asking).await? {
+        let own = match lock_caller(&mut transaction, caller).await? {
             Ok(own) => own,
             Err(refused) => return Ok(Err(refused)),
         };
-        let write = Write { key: own.key, ..Write::new(asking.organization, now) };
+        let write = Write { key: own.key, ..Write::new(caller.organization, now) };
         let is_child = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT FROM tasks WHERE id = $1 AND parent_id = $2 AND deleted_at IS NULL) AS "is_child!""#,
             child.uuid(),
-            asking.task.uuid(),
+            caller.task.uuid(),
         )
         .fetch_one(&mut *transaction)
         .await?;
         if !is_child {
-            return Ok(Err(Refused::NotASubtask(child.to_string())));
+            return Ok(Err(Refusal::NotASubtask(child.to_string())));
         }
-        let said = say(&mut transaction, &write, child, message, content, told).await?;
-        Ok(match said {
+        let outcome =
+            accept_message(&mut transaction, &write, child, message, content, events).await?;
+        Ok(match outcome {
             Ok(event) => {
                 transaction.commit().await?;
                 Ok(SubtaskChange { task: child, events: event.into_iter().collect() })
@@ -235,42 +243,43 @@ impl Store {
         })
     }
 
-    /// Sends a message to the task that has begun the one that asks. `content` makes it, of the
-    /// title of the task that asks.
+    /// Sends a message to the parent of the caller's task. `content` creates it from the title of
+    /// the caller's task.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], and nothing is known: the same call can be made again.
+    /// [`Error::Unavailable`]: the outcome is unknown, and the same call can be repeated.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn subtask_tell_parent(
+    pub async fn subtask_message_parent(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         message: MessageId,
         content: impl FnOnce(&str) -> Content + Send,
-        told: SubtaskTold,
+        events: SubtaskEvents,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
         let mut transaction = self.pool.begin().await?;
-        // From the root downwards: the parent's row before one's own.
+        // Locks from the root downwards: the parent's row first.
         let above = sqlx::query!(
             "SELECT p.id, c.title FROM tasks c JOIN tasks p ON p.id = c.parent_id AND p.deleted_at IS NULL
              WHERE c.organization_id = $1 AND c.id = $2 FOR NO KEY UPDATE OF p",
-            asking.organization.uuid(),
-            asking.task.uuid(),
+            caller.organization.uuid(),
+            caller.task.uuid(),
         )
         .fetch_optional(&mut *transaction)
         .await?;
-        let own = match parent(&mut transaction, asking).await? {
+        let own = match lock_caller(&mut transaction, caller).await? {
             Ok(own) => own,
             Err(refused) => return Ok(Err(refused)),
         };
-        let write = Write { key: own.key, ..Write::new(asking.organization, now) };
+        let write = Write { key: own.key, ..Write::new(caller.organization, now) };
         let Some(above) = above.filter(|above| own.parent == Some(above.id)) else {
-            return Ok(Err(Refused::NoParent));
+            return Ok(Err(Refusal::NoParent));
         };
         let task = TaskId::from_uuid(above.id);
-        let said =
-            say(&mut transaction, &write, task, message, content(&above.title), told).await?;
-        Ok(match said {
+        let outcome =
+            accept_message(&mut transaction, &write, task, message, content(&above.title), events)
+                .await?;
+        Ok(match outcome {
             Ok(event) => {
                 transaction.commit().await?;
                 Ok(SubtaskChange { task, events: event.into_iter().collect() })
@@ -279,26 +288,26 @@ impl Store {
         })
     }
 
-    /// Has another agent go on with the task that asks, from its next model call on.
+    /// Hands the caller's task to another agent, from its next model call on.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such agent; [`Error::Unavailable`].
+    /// [`Error::NotFound`] when the agent does not exist; [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_hand_off(
         &self,
-        asking: Asking,
+        caller: ScriptCaller,
         agent: AgentId,
-        told: SubtaskTold,
+        events: SubtaskEvents,
         now: Timestamp,
-    ) -> Result<Result<SubtaskChange, Refused>, Error> {
-        let write = Write::new(asking.organization, now);
+    ) -> Result<Result<SubtaskChange, Refusal>, Error> {
+        let write = Write::new(caller.organization, now);
         let mut transaction = self.pool.begin().await?;
-        let own = match parent(&mut transaction, asking).await? {
+        let own = match lock_caller(&mut transaction, caller).await? {
             Ok(own) => own,
             Err(refused) => return Ok(Err(refused)),
         };
         if own.agent == agent.uuid() {
-            return Ok(Ok(SubtaskChange { task: asking.task, events: Vec::new() }));
+            return Ok(Ok(SubtaskChange { task: caller.task, events: Vec::new() }));
         }
         sqlx::query!(
             "UPDATE tasks SET
@@ -309,86 +318,86 @@ impl Store {
                  revision = revision + 1,
                  updated_at = $3
              WHERE id = $1",
-            asking.task.uuid(),
+            caller.task.uuid(),
             agent.uuid(),
             sql(now) as _,
         )
         .execute(&mut *transaction)
         .await
-        .map_err(Error::of_write)?;
-        let task = task_read(&mut transaction, asking.organization.uuid(), asking.task).await?;
-        let event = record(
+        .map_err(Error::from_write)?;
+        let task = task_read(&mut transaction, caller.organization.uuid(), caller.task).await?;
+        let event = store_event(
             &mut transaction,
             &write,
-            asking.task,
+            caller.task,
             task.event_sequence,
-            (told.changed)(&task),
+            (events.changed)(&task),
         )
         .await?;
         transaction.commit().await?;
-        Ok(Ok(SubtaskChange { task: asking.task, events: vec![event] }))
+        Ok(Ok(SubtaskChange { task: caller.task, events: vec![event] }))
     }
 }
 
-/// Locks the task of a script that asks. Refused when the script's step does not run, or is about
+/// Locks the task of a script that asks. Refusal when the script's step does not run, or is about
 /// to be stopped.
-async fn parent(
+async fn lock_caller(
     connection: &mut PgConnection,
-    asking: Asking,
-) -> Result<Result<Parent, Refused>, Error> {
+    caller: ScriptCaller,
+) -> Result<Result<LockedCaller, Refusal>, Error> {
     let row = sqlx::query!(
         r#"SELECT t.agent_id, t.parent_id, t.ancestors, t.root_id, t.asked_key_id,
                   (t.turn IS NOT NULL AND t.step ->> 'id' = $3 AND t.step #>> '{state,state}' = 'in_flight' AND NOT t.suspend
                    AND t.cancel_reason IS NULL AND t.rewind_from IS NULL AND t.deleted_at IS NULL) AS "runs!"
            FROM tasks t WHERE t.organization_id = $1 AND t.id = $2
            FOR NO KEY UPDATE"#,
-        asking.organization.uuid(),
-        asking.task.uuid(),
-        asking.step.to_string(),
+        caller.organization.uuid(),
+        caller.task.uuid(),
+        caller.step.to_string(),
     )
     .fetch_optional(connection)
     .await?;
     Ok(match row {
-        Some(row) if row.runs => Ok(Parent {
+        Some(row) if row.runs => Ok(LockedCaller {
             agent: row.agent_id,
             parent: row.parent_id,
             ancestors: row.ancestors,
             root: row.root_id,
             key: row.asked_key_id.map(ApiKeyId::from_uuid),
         }),
-        Some(_) | None => Err(Refused::Over),
+        Some(_) | None => Err(Refusal::ScriptOver),
     })
 }
 
-/// Accepts a message for a task. No event when it was accepted before.
-async fn say(
+/// Accepts a message for a task. No event if it was accepted before.
+async fn accept_message(
     connection: &mut PgConnection,
     write: &Write,
     task: TaskId,
     id: MessageId,
     content: Content,
-    told: SubtaskTold,
-) -> Result<Result<Option<StoredEvent>, Refused>, Error> {
-    let said = sqlx::query_scalar!(
+    events: SubtaskEvents,
+) -> Result<Result<Option<StoredEvent>, Refusal>, Error> {
+    let exists = sqlx::query_scalar!(
         r#"SELECT EXISTS (SELECT FROM messages WHERE id = $1) AS "said!""#,
         id.uuid()
     )
     .fetch_one(&mut *connection)
     .await?;
-    if said {
+    if exists {
         return Ok(Ok(None));
     }
     let new = NewUserMessage { id, task, content, interrupts: false };
-    match message_insert(connection, write, new, told.message).await {
-        Ok(Written::Applied { event, .. }) => Ok(Ok(event)),
-        Ok(Written::Repeated { .. }) => Ok(Ok(None)),
-        Err(Error::QueueFull { limit }) => Ok(Err(Refused::QueueFull { limit })),
+    match message_insert(connection, write, new, events.message).await {
+        Ok(WriteOutcome::Applied { event, .. }) => Ok(Ok(event)),
+        Ok(WriteOutcome::Repeated { .. }) => Ok(Ok(None)),
+        Err(Error::QueueFull { limit }) => Ok(Err(Refusal::QueueFull { limit })),
         Err(error) => Err(error),
     }
 }
 
 /// Stores an event of a task's stream, and counts it in the task's row.
-async fn event(
+async fn append_event(
     connection: &mut PgConnection,
     write: &Write,
     task: TaskId,
@@ -402,27 +411,27 @@ async fn event(
     )
     .fetch_one(&mut *connection)
     .await?;
-    record(connection, write, task, unsigned(sequence), event).await
+    store_event(connection, write, task, to_u64(sequence), event).await
 }
 
-/// Stores an event of a task's stream, with a number that was taken from its row.
-async fn record(
+/// Stores an event of a task's stream, with a sequence from its row.
+async fn store_event(
     connection: &mut PgConnection,
     write: &Write,
     task: TaskId,
     sequence: u64,
     event: NewEvent,
 ) -> Result<StoredEvent, Error> {
-    let event = write.stored(task.uuid(), sequence, event);
+    let event = write.to_stored_event(task.uuid(), sequence, event);
     sqlx::query!(
         "INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
         write.organization.uuid(),
         event.stream,
-        signed(event.sequence),
+        to_i64(event.sequence),
         event.kind,
         event.payload,
-        event.step.map(signed) as _,
+        event.step.map(to_i64) as _,
         sql(write.now) as _,
     )
     .execute(connection)

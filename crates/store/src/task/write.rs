@@ -1,6 +1,6 @@
-//! What people want of tasks: the gateway's writes. None of them touches a column that the
-//! reconciler writes, except for counters; each raises `intents`, so that the reconciler looks even
-//! when the wake is lost.
+//! Writes of users on tasks, made by the gateway. None of them touches a column that the reconciler
+//! writes, except for counters. Each increments `intents`, so that the task is reconciled even if
+//! the wake is lost.
 
 use std::collections::BTreeMap;
 
@@ -15,43 +15,44 @@ use sqlx::{PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use crate::{
-    Error, NewEvent, NewTask, Rendered, Store, StoredTask, TaskChanges, Write, Written,
+    Error, NewEvent, NewTask, Store, StoredTask, TaskChanges, Write, WriteOutcome, WriteOutput,
     agent::{self, turns_to_sql},
-    event::signed,
-    task::{WHAT, max_turns, room, select_counted},
+    event::to_i64,
+    task::{ENTITY, max_input_tokens, max_turns, select_counted},
     text, time,
-    write::{ORGANIZATION, Writer, begin, none},
+    write::{ORGANIZATION, Writer, begin, no_entries},
 };
 
 impl Store {
-    /// Creates a task; its first event is number 1 of its stream.
+    /// Creates a task. Its first event has number 1.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such agent; those of every write.
+    /// [`Error::NotFound`] when the agent does not exist; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_create(
         &self,
         write: &Write,
         new: NewTask,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         if write.idempotency.is_none() {
-            let host = host(&self.pool, write, new.agent).await?;
-            let entity = made(write, new, host)?;
-            let Rendered { event, response } = render(&entity);
-            let audit = write.audit.as_ref().map_or(Ok(none()), |audit| audit.rows(&response))?;
+            let host = agent_defaults(&self.pool, write, new.agent).await?;
+            let entity = new_task_entity(write, new, host)?;
+            let WriteOutput { event, response } = render(&entity);
+            let audit =
+                write.audit.as_ref().map_or(Ok(no_entries()), |audit| audit.rows(&response))?;
             let written = insert(&self.pool, write, entity, event, audit).await?;
             if let Some(audit) = &write.audit {
-                audit.is_written();
+                audit.mark_written();
             }
             return Ok(written);
         }
         let mut writer = begin!(self, write);
-        let host = host(&mut *writer.transaction, write, new.agent).await?;
-        let entity = made(write, new, host)?;
-        let Rendered { event, response } = render(&entity);
-        // The entry of the audit trail goes with the answer.
-        let written = insert(&mut *writer.transaction, write, entity, event, none()).await?;
+        let host = agent_defaults(&mut *writer.transaction, write, new.agent).await?;
+        let entity = new_task_entity(write, new, host)?;
+        let WriteOutput { event, response } = render(&entity);
+        // The audit entry is stored together with the response.
+        let written = insert(&mut *writer.transaction, write, entity, event, no_entries()).await?;
         writer.commit(&response).await?;
         Ok(written)
     }
@@ -59,8 +60,8 @@ impl Store {
     /// Changes a task.
     ///
     /// # Errors
-    /// [`Error::NotFound`] of the task or the new agent, [`Error::Conflict`] when it has another
-    /// revision than expected.
+    /// [`Error::NotFound`] for the task or the new agent, [`Error::Conflict`] when the revision is
+    /// not the expected one.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_update(
         &self,
@@ -68,8 +69,8 @@ impl Store {
         id: TaskId,
         expected_revision: Option<i64>,
         changes: TaskChanges,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         let policy = changes.policy.as_ref().map(text::json).transpose()?;
         let pinned = changes.pinned.as_deref().map(text::clean_list);
@@ -99,7 +100,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await
-        .map_err(Error::of_write)?;
+        .map_err(Error::from_write)?;
         let entity = task_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -107,29 +108,29 @@ impl Store {
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 
-    /// Asks for the task to be paused. Nothing happens when that is wanted already.
+    /// Requests that the task is suspended. No effect if that was requested before.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     pub async fn task_suspend(
         &self,
         write: &Write,
         id: TaskId,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         self.task_set_suspend(write, id, true, render).await
     }
 
-    /// Asks for the task to go on. Nothing happens when that is wanted already.
+    /// Requests that the task resumes. No effect if that was requested before.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     pub async fn task_resume(
         &self,
         write: &Write,
         id: TaskId,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         self.task_set_suspend(write, id, false, render).await
     }
 
@@ -139,8 +140,8 @@ impl Store {
         write: &Write,
         id: TaskId,
         suspend: bool,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE tasks SET
@@ -165,19 +166,19 @@ impl Store {
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 
-    /// Asks for the running turn to be ended and for the messages that wait now to be dropped.
-    /// Messages that come afterwards are not touched by it.
+    /// Requests a cancel: end the running turn, and drop the messages that are queued now. Later
+    /// messages are not affected.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_cancel(
         &self,
         write: &Write,
         id: TaskId,
         reason: &str,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "UPDATE tasks SET
@@ -200,20 +201,20 @@ impl Store {
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 
-    /// Deletes a task as far as people can see. The reconciler stops what runs and then purges it.
-    /// The entity in the result is what it was, with the sequence of the event.
+    /// Deletes a task: it disappears from the API, and the reconciler stops and then purges it. The
+    /// entity in the result is the task before the deletion, with the sequence of the event.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; the errors of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_delete(
         &self,
         write: &Write,
         id: TaskId,
-        render: impl FnOnce(&StoredTask) -> Rendered + Send,
-    ) -> Result<Written<StoredTask>, Error> {
+        render: impl FnOnce(&StoredTask) -> WriteOutput + Send,
+    ) -> Result<WriteOutcome<StoredTask>, Error> {
         let mut writer = begin!(self, write);
-        // Locks the row and counts the event, so that what is read next is what is deleted.
+        // Locks the row and counts the event, so that the next read returns the deleted state.
         let done = sqlx::query!(
             "UPDATE tasks SET
                  deleted_at = $3,
@@ -230,7 +231,7 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await?;
         if done.rows_affected() == 0 {
-            return Err(Error::NotFound { what: WHAT });
+            return Err(Error::NotFound { what: ENTITY });
         }
         let entity: StoredTask = select_counted!(
             ["WHERE t.organization_id = $1 AND t.id = $2"],
@@ -244,8 +245,8 @@ impl Store {
     }
 }
 
-/// What a task has from its agent.
-struct Host {
+/// What a new task takes from its agent.
+struct AgentDefaults {
     name: String,
     max_turns: i32,
     compute: String,
@@ -256,9 +257,13 @@ struct Host {
     instructions_bytes: i32,
 }
 
-async fn host(executor: impl PgExecutor<'_>, write: &Write, agent: AgentId) -> Result<Host, Error> {
+async fn agent_defaults(
+    executor: impl PgExecutor<'_>,
+    write: &Write,
+    agent: AgentId,
+) -> Result<AgentDefaults, Error> {
     sqlx::query_as!(
-        Host,
+        AgentDefaults,
         r#"SELECT a.name, a.max_turns, a.compute, a.compact_at_percent, w.context_window, w.max_output_tokens,
                   (a.parameters ->> 'max_tokens')::bigint AS max_tokens, octet_length(a.instructions) AS "instructions_bytes!"
            FROM agents a JOIN models w ON w.organization_id = a.organization_id AND w.id = a.model_id
@@ -268,18 +273,18 @@ async fn host(executor: impl PgExecutor<'_>, write: &Write, agent: AgentId) -> R
     )
     .fetch_optional(executor)
     .await?
-    .ok_or(Error::NotFound { what: agent::WHAT })
+    .ok_or(Error::NotFound { what: agent::ENTITY })
 }
 
-/// The entity that an insert makes.
-fn made(write: &Write, new: NewTask, host: Host) -> Result<StoredTask, Error> {
+/// The entity that an insert creates.
+fn new_task_entity(write: &Write, new: NewTask, host: AgentDefaults) -> Result<StoredTask, Error> {
     let now = time::micros(write.now);
     let title = text::clean(&new.title).into_owned();
     let pinned = text::clean_list(&new.pinned);
     let bytes = usize::try_from(host.instructions_bytes).unwrap_or_default()
         + pinned.iter().map(String::len).sum::<usize>();
     let context = Context {
-        room: room(host.context_window, host.max_output_tokens, host.max_tokens),
+        input_limit: max_input_tokens(host.context_window, host.max_output_tokens, host.max_tokens),
         compact_at: u32::try_from(host.compact_at_percent).unwrap_or_default(),
         base: tokens_of_bytes(bytes),
         ..Context::default()
@@ -338,7 +343,7 @@ async fn insert(
     entity: StoredTask,
     event: NewEvent,
     audit: Value,
-) -> Result<Written<StoredTask>, Error> {
+) -> Result<WriteOutcome<StoredTask>, Error> {
     let id = entity.state.id.uuid();
     sqlx::query_scalar!(
         r#"WITH here AS (
@@ -370,15 +375,15 @@ async fn insert(
         &entity.pinned,
         event.kind,
         event.payload,
-        event.step.map(signed) as _,
+        event.step.map(to_i64) as _,
         audit,
     )
     .fetch_optional(executor)
     .await
-    .map_err(Error::of_write)?
+    .map_err(Error::from_write)?
     .ok_or(Error::NotFound { what: ORGANIZATION })?;
-    let event = write.stored(id, 1, event);
-    Ok(Written::Applied { entity, event: Some(event) })
+    let event = write.to_stored_event(id, 1, event);
+    Ok(WriteOutcome::Applied { entity, event: Some(event) })
 }
 
 pub(super) async fn task_reload(writer: &mut Writer<'_>, id: TaskId) -> Result<StoredTask, Error> {
@@ -399,5 +404,5 @@ pub(crate) async fn task_read(
     .fetch_optional(connection)
     .await?
     .map(StoredTask::from)
-    .ok_or(Error::NotFound { what: WHAT })
+    .ok_or(Error::NotFound { what: ENTITY })
 }

@@ -1,23 +1,23 @@
-//! Approvals: asked with a commit, decided once, seen by their own organization only.
+//! Approvals: requested by a commit, decided once, visible only in their organization.
 
 use std::time::Duration;
 
 use construct_domain::{
     ApprovalId,
-    approval::{ApprovalState, Asked, AskedCall, Closed},
+    approval::{ApprovalCall, ApprovalRequest, ApprovalState, ClosedApproval},
     policy::{Action, Rule},
     task::{Phase, Stage, Step, StepState, Task, Turn},
 };
 
 use super::*;
 use crate::{
-    ApprovalDecision, ApprovalFilter, AskedApproval, Committed, Key, LoadedTask, Order, Page,
+    ApprovalDecision, ApprovalFilter, CommittedTask, Key, LoadedTask, NewApproval, Order, Page,
     StoredApproval, TaskChanges, TaskCommit,
 };
 
-fn asked(number: u32, hash: &str) -> Asked {
-    Asked {
-        call: AskedCall { script: 0, number, hash: hash.to_owned() },
+fn approval_request(number: u32, hash: &str) -> ApprovalRequest {
+    ApprovalRequest {
+        call: ApprovalCall { script: 0, number, hash: hash.to_owned() },
         tool: "create_file".to_owned(),
         arguments: format!(r#"{{"path":"{hash}"}}"#),
         arguments_size: 12,
@@ -30,20 +30,20 @@ fn page() -> Page {
 }
 
 /// A task whose script waits for approvals.
-struct Parked {
+struct WaitingTask {
     f: Fixture,
     task: TaskId,
     step: StepId,
 }
 
-impl Parked {
-    async fn new(calls: &[Asked]) -> Self {
+impl WaitingTask {
+    async fn new(calls: &[ApprovalRequest]) -> Self {
         let f = Fixture::new().await;
         let task = f.task().await;
         let message = f.message(task, "hello").await.id;
         let step = step_id();
-        let parked = Self { f, task, step };
-        let loaded = parked.load().await;
+        let waiting = Self { f, task, step };
+        let loaded = waiting.load().await;
         let mut state = loaded.task.clone();
         state.last_position = 1;
         state.turn = Some(Turn {
@@ -51,7 +51,7 @@ impl Parked {
             ..Turn::new(message, Stage::Code { calls: vec!["a".to_owned()] })
         });
         let (waits, results) = (calls.iter().map(|asked| asked.call.clone()).collect(), Vec::new());
-        let parked_state = StepState::Parked { waits, awaits: Vec::new(), results };
+        let suspended = StepState::Suspended { waits, awaits: Vec::new(), results };
         let step = Step {
             id: step,
             number: 1,
@@ -59,30 +59,34 @@ impl Parked {
             since: now(),
             round: 0,
             resumed: None,
-            state: parked_state,
+            state: suspended,
         };
-        state.next_wake = Some(step.approvals_expire());
+        state.next_wake = Some(step.approvals_expire_at());
         state.step = Some(step);
         state.phase = Phase::AwaitApproval;
         let commit =
             TaskCommit { admitted: Some((message, 1)), ..TaskCommit::new(&loaded, &state, now()) };
-        parked.ask(commit, calls).await.expect("committed");
-        parked
+        waiting.ask(commit, calls).await.expect("committed");
+        waiting
     }
 
     async fn load(&self) -> LoadedTask {
         self.f.store.task_load(self.task).await.expect("read").expect("there")
     }
 
-    async fn ask(&self, mut commit: TaskCommit<'_>, calls: &[Asked]) -> Result<Committed, Error> {
+    async fn ask(
+        &self,
+        mut commit: TaskCommit<'_>,
+        calls: &[ApprovalRequest],
+    ) -> Result<CommittedTask, Error> {
         let expires_at = now() + Duration::from_secs(60);
-        let question = |asked: &Asked| AskedApproval {
+        let question = |asked: &ApprovalRequest| NewApproval {
             id: ApprovalId::from_uuid(Uuid::now_v7()),
             step: self.step,
-            asked: asked.clone(),
+            request: asked.clone(),
             expires_at,
         };
-        commit.asked = calls.iter().map(question).collect();
+        commit.new_approvals = calls.iter().map(question).collect();
         self.f.store.task_commit(commit).await
     }
 
@@ -95,11 +99,11 @@ impl Parked {
         id: ApprovalId,
         approved: bool,
         hash: Option<&str>,
-    ) -> Result<Written<StoredApproval>, Error> {
+    ) -> Result<WriteOutcome<StoredApproval>, Error> {
         let decision = ApprovalDecision {
             approved,
             decided_by: "ada".to_owned(),
-            words: "as agreed".to_owned(),
+            comment: "as agreed".to_owned(),
             arguments_hash: hash.map(str::to_owned),
         };
         self.f.store.approval_decide(&write(), id, decision, rendered("approval.decided")).await
@@ -107,119 +111,126 @@ impl Parked {
 }
 
 #[tokio::test]
-async fn what_is_asked_is_stored_with_the_commit_and_loaded_with_the_task() {
-    let parked = Parked::new(&[asked(2, "h2"), asked(5, "h5")]).await;
-    let all = parked.all().await;
+async fn approval_request_is_stored_by_commit_and_loaded_with_task() {
+    let waiting = WaitingTask::new(&[approval_request(2, "h2"), approval_request(5, "h5")]).await;
+    let all = waiting.all().await;
     assert_eq!(all.iter().map(|approval| approval.call.number).collect::<Vec<_>>(), [2, 5]);
     assert_eq!(
         (all[0].state, all[0].tool.as_str(), all[0].reason.as_str()),
         (ApprovalState::Pending, "create_file", "it is secret")
     );
-    let loaded = parked.load().await;
+    let loaded = waiting.load().await;
     assert_eq!(loaded.task.phase, Phase::AwaitApproval);
-    let calls: Vec<AskedCall> =
+    let calls: Vec<ApprovalCall> =
         loaded.task.approvals.iter().map(|approval| approval.call.clone()).collect();
-    assert_eq!(calls, [asked(2, "h2").call, asked(5, "h5").call]);
+    assert_eq!(calls, [approval_request(2, "h2").call, approval_request(5, "h5").call]);
 }
 
 #[tokio::test]
-async fn a_decision_is_an_intent_that_no_commit_overlooks() {
-    let parked = Parked::new(&[asked(2, "h2")]).await;
-    let id = parked.all().await[0].id;
-    let before = parked.load().await;
+async fn approval_decision_is_an_intent_and_invalidates_open_commits() {
+    let waiting = WaitingTask::new(&[approval_request(2, "h2")]).await;
+    let id = waiting.all().await[0].id;
+    let before = waiting.load().await;
     let (entity, event) =
-        applied_with_event(parked.decide(id, true, Some("h2")).await.expect("decided"));
+        applied_with_event(waiting.decide(id, true, Some("h2")).await.expect("decided"));
     assert_eq!(
-        (entity.state, entity.words.as_str(), entity.decided_by.as_str()),
+        (entity.state, entity.comment.as_str(), entity.decided_by.as_str()),
         (ApprovalState::Approved, "as agreed", "ada")
     );
     assert!(entity.decided_at.is_some());
     assert_eq!(event.map(|event| event.sequence), Some(before.event_sequence + 1));
-    let loaded = parked.load().await;
+    let loaded = waiting.load().await;
     assert!(loaded.has_new_intents());
     assert_eq!(loaded.task.approvals[0].state, ApprovalState::Approved);
-    // A commit that was decided before may be about to end the question.
+    // A concurrent commit may be about to close the approval.
     let state: Task = before.task.clone();
-    let late = parked.f.store.task_commit(TaskCommit::new(&before, &state, now())).await;
+    let late = waiting.f.store.task_commit(TaskCommit::new(&before, &state, now())).await;
     assert!(matches!(late, Err(Error::Conflict)), "{late:?}");
 }
 
 #[tokio::test]
-async fn what_is_over_cannot_be_decided_and_says_what_became_of_it() {
-    let parked = Parked::new(&[asked(2, "h2"), asked(3, "h3")]).await;
-    let (first, second) = (parked.all().await[0].id, parked.all().await[1].id);
-    let other = parked.decide(first, true, Some("another")).await;
+async fn closed_approval_refuses_decisions_with_its_outcome() {
+    let waiting = WaitingTask::new(&[approval_request(2, "h2"), approval_request(3, "h3")]).await;
+    let (first, second) = (waiting.all().await[0].id, waiting.all().await[1].id);
+    let other = waiting.decide(first, true, Some("another")).await;
     assert!(matches!(other, Err(Error::Conflict)), "{other:?}");
-    parked.decide(first, false, None).await.expect("decided");
-    let again = parked.decide(first, true, None).await.expect_err("it is over");
+    waiting.decide(first, false, None).await.expect("decided");
+    let again = waiting.decide(first, true, None).await.expect_err("it is over");
     assert!(again.to_string().contains("it was rejected by ada at "), "{again}");
-    let events = parked.load().await.event_sequence;
+    let events = waiting.load().await.event_sequence;
 
-    let loaded = parked.load().await;
-    let closed = |id| Closed { id, state: ApprovalState::Expired, words: "too late".to_owned() };
+    let loaded = waiting.load().await;
+    let closed =
+        |id| ClosedApproval { id, state: ApprovalState::Expired, reason: "too late".to_owned() };
     let commit = TaskCommit {
-        closed: vec![closed(first), closed(second)],
+        closed_approvals: vec![closed(first), closed(second)],
         ..TaskCommit::new(&loaded, &loaded.task, now())
     };
-    parked.f.store.task_commit(commit).await.expect("committed");
+    waiting.f.store.task_commit(commit).await.expect("committed");
     let states: Vec<ApprovalState> =
-        parked.all().await.iter().map(|approval| approval.state).collect();
+        waiting.all().await.iter().map(|approval| approval.state).collect();
     assert_eq!(
         states,
         [ApprovalState::Rejected, ApprovalState::Expired],
         "what was decided stays decided"
     );
-    let late = parked.decide(second, true, None).await.expect_err("it is over");
+    let late = waiting.decide(second, true, None).await.expect_err("it is over");
     assert!(late.to_string().contains("expired"), "{late}");
-    assert_eq!(parked.load().await.event_sequence, events, "a refused decision leaves nothing");
+    assert_eq!(waiting.load().await.event_sequence, events, "a refused decision leaves nothing");
 }
 
 #[tokio::test]
-async fn a_question_with_other_arguments_replaces_the_one_before_and_the_same_one_does_not() {
-    let parked = Parked::new(&[asked(2, "h2"), asked(3, "h3")]).await;
-    let before = parked.all().await;
+async fn approval_request_is_replaced_only_by_other_arguments() {
+    let waiting = WaitingTask::new(&[approval_request(2, "h2"), approval_request(3, "h3")]).await;
+    let before = waiting.all().await;
     for approval in &before {
-        parked.decide(approval.id, true, None).await.expect("decided");
+        waiting.decide(approval.id, true, None).await.expect("decided");
     }
-    let loaded = parked.load().await;
+    let loaded = waiting.load().await;
     let commit = TaskCommit::new(&loaded, &loaded.task, now());
-    parked.ask(commit, &[asked(2, "other"), asked(3, "h3")]).await.expect("committed");
-    let after = parked.all().await;
+    waiting
+        .ask(commit, &[approval_request(2, "other"), approval_request(3, "h3")])
+        .await
+        .expect("committed");
+    let after = waiting.all().await;
     assert_eq!((after[0].id, after[0].state), (before[0].id, ApprovalState::Pending));
-    assert_eq!((after[0].arguments.as_str(), after[0].words.as_str()), (r#"{"path":"other"}"#, ""));
+    assert_eq!(
+        (after[0].arguments.as_str(), after[0].comment.as_str()),
+        (r#"{"path":"other"}"#, "")
+    );
     assert_eq!((after[1].id, after[1].state), (before[1].id, ApprovalState::Approved));
 }
 
 #[tokio::test]
-async fn approvals_are_listed_by_task_and_state_and_end_with_their_task() {
-    let parked = Parked::new(&[asked(2, "h2"), asked(3, "h3")]).await;
-    let store = &parked.f.store;
-    let id = parked.all().await[0].id;
-    parked.decide(id, true, None).await.expect("decided");
+async fn approvals_are_listed_by_task_and_state_and_end_with_the_task() {
+    let waiting = WaitingTask::new(&[approval_request(2, "h2"), approval_request(3, "h3")]).await;
+    let store = &waiting.f.store;
+    let id = waiting.all().await[0].id;
+    waiting.decide(id, true, None).await.expect("decided");
     let list = async |organization, filter: ApprovalFilter| {
         store.approval_list(organization, &filter, &page()).await.expect("read").len()
     };
     let of = |task, state| ApprovalFilter { task, state, tree: None };
     assert_eq!(list(ORG, of(None, None)).await, 2);
-    assert_eq!(list(ORG, of(Some(parked.task), Some(ApprovalState::Pending))).await, 1);
-    assert_eq!(list(ORG, of(Some(parked.f.task().await), None)).await, 0);
+    assert_eq!(list(ORG, of(Some(waiting.task), Some(ApprovalState::Pending))).await, 1);
+    assert_eq!(list(ORG, of(Some(waiting.f.task().await), None)).await, 0);
     let by_time = Page { order: Order { key: Key::UpdatedAt, descending: false }, ..page() };
     let listed =
         store.approval_list(ORG, &ApprovalFilter::default(), &by_time).await.expect("read");
     assert_eq!(listed.last().map(|approval| approval.id), Some(id), "it changed last");
 
-    store.task_delete(&write(), parked.task, rendered("task.deleted")).await.expect("deleted");
+    store.task_delete(&write(), waiting.task, rendered("task.deleted")).await.expect("deleted");
     assert_eq!(list(ORG, of(None, None)).await, 0);
     assert!(matches!(store.approval_get(ORG, id).await, Err(Error::NotFound { .. })));
-    assert!(matches!(parked.decide(id, true, None).await, Err(Error::NotFound { .. })));
-    store.task_purge(parked.task, gone, now()).await.expect("purged");
-    assert!(parked.all().await.is_empty());
+    assert!(matches!(waiting.decide(id, true, None).await, Err(Error::NotFound { .. })));
+    store.task_purge(waiting.task, deleted_event, now()).await.expect("purged");
+    assert!(waiting.all().await.is_empty());
 }
 
 #[tokio::test]
-async fn another_organization_neither_sees_nor_decides() {
-    let parked = Parked::new(&[asked(2, "h2")]).await;
-    let (store, id) = (&parked.f.store, parked.all().await[0].id);
+async fn approvals_of_another_organization_are_not_found() {
+    let waiting = WaitingTask::new(&[approval_request(2, "h2")]).await;
+    let (store, id) = (&waiting.f.store, waiting.all().await[0].id);
     let other = other_organization(store).await;
     assert!(matches!(store.approval_get(other, id).await, Err(Error::NotFound { .. })));
     assert!(
@@ -232,7 +243,7 @@ async fn another_organization_neither_sees_nor_decides() {
     let decision = ApprovalDecision {
         approved: true,
         decided_by: String::new(),
-        words: String::new(),
+        comment: String::new(),
         arguments_hash: None,
     };
     let foreign = Write { organization: other, ..write() };
@@ -241,7 +252,7 @@ async fn another_organization_neither_sees_nor_decides() {
 }
 
 #[tokio::test]
-async fn policies_are_kept_with_agents_and_tasks() {
+async fn policies_are_stored_with_agents_and_tasks() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let rule = |action| Rule {

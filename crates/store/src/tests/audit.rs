@@ -18,7 +18,7 @@ fn entry(method: &str) -> AuditEntry {
         user: Some(UserId::LOCAL),
         api_key: Some(ApiKeyId::from_uuid(Uuid::from_u128(7))),
         method: method.into(),
-        face: "grpc".into(),
+        protocol: "grpc".into(),
         peer: "192.0.2.1".into(),
         user_agent: "test\0".into(),
         objects: vec!["ada".into()],
@@ -49,11 +49,11 @@ fn audit(method: &str) -> (Audit, Arc<AtomicBool>) {
     let answered = |method: &str, response: &[u8]| {
         vec![format!("{method} {}", !response.is_empty()), "ada".into()]
     };
-    (Audit { entry: entry(method), answered, written: Arc::clone(&written) }, written)
+    (Audit { entry: entry(method), response_objects, written: Arc::clone(&written) }, written)
 }
 
 #[tokio::test]
-async fn what_is_appended_is_read_as_it_was_once_and_in_its_own_organization_only() {
+async fn audit_entry_is_listed_once_and_only_in_its_organization() {
     let database = Database::new().await;
     let store = database.store();
     let (one, two) = (entry("A/One"), days_ago(2, "A/Two"));
@@ -118,7 +118,7 @@ async fn what_is_appended_is_read_as_it_was_once_and_in_its_own_organization_onl
 }
 
 #[tokio::test]
-async fn nothing_in_the_trail_is_changed_or_removed_but_what_is_old() {
+async fn audit_entries_are_immutable_until_they_expire() {
     let database = Database::new().await;
     let store = database.store();
     let entries =
@@ -146,7 +146,7 @@ async fn nothing_in_the_trail_is_changed_or_removed_but_what_is_old() {
 }
 
 #[tokio::test]
-async fn a_write_and_its_entry_are_both_there_or_neither() {
+async fn write_and_audit_entry_are_stored_atomically() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let list = async || {
@@ -158,7 +158,7 @@ async fn a_write_and_its_entry_are_both_there_or_neither() {
         found.into_iter().map(|entry| (entry.method, entry.objects)).collect::<Vec<_>>()
     };
     let mut expected = Vec::new();
-    // Each of the ways in which a write can end, with an idempotency key and without.
+    // Each way in which a write can end, with and without an idempotency key.
     for (number, keyed) in [(1_u8, false), (2, true)] {
         let with = |method: &str| {
             let (audit, written) = audit(method);
@@ -181,7 +181,8 @@ async fn a_write_and_its_entry_are_both_there_or_neither() {
         assert!(written.load(Ordering::Acquire));
         expected.push("Agent");
         if keyed {
-            // Done once, answered twice: the second time is not this transaction's to tell.
+            // Executed once, answered twice: the repeated request stores no entry in this
+            // transaction.
             let (audit, written) = audit("Agent");
             let again = Write { audit: Some(audit), ..agent };
             f.store

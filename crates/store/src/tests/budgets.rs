@@ -1,9 +1,8 @@
-//! Money that is set aside, settled, and summed up: never more than there is, whoever asks at the
-//! same time.
+//! Reservations, settlements and sums: concurrent calls never exceed a budget.
 
 use construct_domain::{
     BudgetId,
-    budget::{Exhausted, Period, Scope},
+    budget::{ExhaustedBudget, Period, Scope},
     task::{Phase, Stage, Step, StepState, Task, Turn},
 };
 use futures::future::join_all;
@@ -11,8 +10,8 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    Budget, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, Key, LoadedTask,
-    NewBudget, Order, Page, Purpose, StepReservation, StepUsage, TaskCommit, Tidied,
+    Budget, BudgetFilter, CallReport, CallReservation, CleanupReport, CostFilter, CostGroup, Key,
+    LoadedTask, NewBudget, Order, Page, Purpose, StepReservation, StepUsage, TaskCommit,
 };
 
 const DOLLAR: i64 = 1_000_000_000_000;
@@ -27,12 +26,12 @@ async fn budget_at(f: &Fixture, scope: Scope, period: Period, limit: i64, at: Ti
     applied(f.store.budget_create(&write, new, rendered("budget.created")).await.expect("created"))
 }
 
-async fn see(f: &Fixture, budget: &Budget) -> (i64, i64) {
-    see_at(f, budget, now()).await
+async fn spent_and_reserved(f: &Fixture, budget: &Budget) -> (i64, i64) {
+    spent_and_reserved_at(f, budget, now()).await
 }
 
-/// What is spent and what is set aside.
-async fn see_at(f: &Fixture, budget: &Budget, at: Timestamp) -> (i64, i64) {
+/// The spent and the reserved money.
+async fn spent_and_reserved_at(f: &Fixture, budget: &Budget, at: Timestamp) -> (i64, i64) {
     let budget = f.store.budget_get(ORG, budget.id, at).await.expect("got");
     (budget.spent, budget.reserved)
 }
@@ -61,15 +60,15 @@ fn report(f: &Fixture, reservation: &CallReservation, cost: i64) -> CallReport {
     }
 }
 
-fn refused(result: Result<impl std::fmt::Debug, Error>) -> Exhausted {
+fn expect_exhausted(result: Result<impl std::fmt::Debug, Error>) -> ExhaustedBudget {
     match result {
         Err(Error::Exhausted(exhausted)) => *exhausted,
         other => panic!("it is not refused: {other:?}"),
     }
 }
 
-/// A task with a step that is about to begin, and the commit's new state.
-async fn beginning(f: &Fixture, task: TaskId) -> (LoadedTask, Task, StepReservation) {
+/// A task with a step that is about to start, the new state, and its reservation.
+async fn step_about_to_start(f: &Fixture, task: TaskId) -> (LoadedTask, Task, StepReservation) {
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
     let mut state = loaded.task.clone();
     state.steps += 1;
@@ -90,7 +89,7 @@ async fn beginning(f: &Fixture, task: TaskId) -> (LoadedTask, Task, StepReservat
 }
 
 #[tokio::test]
-async fn of_fifty_calls_at_once_a_budget_for_ten_lets_ten_through() {
+async fn concurrent_call_reservations_never_exceed_the_budget() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let organization = budget(&f, Scope::Organization, Period::Month, 20 * DOLLAR).await;
@@ -100,7 +99,7 @@ async fn of_fifty_calls_at_once_a_budget_for_ten_lets_ten_through() {
     let results = join_all(calls.iter().map(|call| f.store.call_reserve(call, now()))).await;
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10, "{results:?}");
     for result in results.into_iter().filter(Result::is_err) {
-        let exhausted = refused(result);
+        let exhausted = expect_exhausted(result);
         assert_eq!(
             (exhausted.scope, exhausted.reserved, exhausted.needed),
             (Scope::Task(task), 10 * DOLLAR, DOLLAR)
@@ -108,7 +107,7 @@ async fn of_fifty_calls_at_once_a_budget_for_ten_lets_ten_through() {
     }
     for budget in [&organization, &own, &agents] {
         assert_eq!(
-            see(&f, budget).await,
+            spent_and_reserved(&f, budget).await,
             (0, 10 * DOLLAR),
             "all of them count, or none: {:?}",
             budget.scope
@@ -117,13 +116,13 @@ async fn of_fifty_calls_at_once_a_budget_for_ten_lets_ten_through() {
 }
 
 #[tokio::test]
-async fn of_steps_of_many_tasks_that_begin_at_once_no_more_begin_than_there_is_money_for() {
+async fn concurrent_step_reservations_never_exceed_the_budget() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let mut begun = Vec::new();
     for _ in 0..25 {
         let task = f.task().await;
-        begun.push(beginning(&f, task).await);
+        begun.push(step_about_to_start(&f, task).await);
     }
     let commits = begun.iter().map(|(loaded, state, reservation)| {
         let commit = TaskCommit {
@@ -135,7 +134,7 @@ async fn of_steps_of_many_tasks_that_begin_at_once_no_more_begin_than_there_is_m
     });
     let results = join_all(commits).await;
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10, "{results:?}");
-    assert_eq!(see(&f, &whole).await, (0, 10 * DOLLAR));
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, 10 * DOLLAR));
     for (result, (before, state, _)) in results.into_iter().zip(&begun) {
         let after = f.store.task_load(before.task.id).await.expect("read").expect("there");
         match result {
@@ -144,7 +143,7 @@ async fn of_steps_of_many_tasks_that_begin_at_once_no_more_begin_than_there_is_m
                 state.step.as_ref().map(|step| step.id)
             ),
             Err(error) => {
-                assert_eq!(refused(Err::<(), _>(error)).scope, Scope::Organization);
+                assert_eq!(expect_exhausted(Err::<(), _>(error)).scope, Scope::Organization);
                 assert_eq!(
                     (after.version, after.event_sequence),
                     (before.version, 1),
@@ -156,40 +155,40 @@ async fn of_steps_of_many_tasks_that_begin_at_once_no_more_begin_than_there_is_m
 }
 
 #[tokio::test]
-async fn a_commit_that_loses_its_race_sets_nothing_aside() {
+async fn losing_commit_reserves_nothing() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let task = f.task().await;
-    let (loaded, state, reservation) = beginning(&f, task).await;
+    let (loaded, state, reservation) = step_about_to_start(&f, task).await;
     let commit = || TaskCommit {
         reservation: Some(reservation.clone()),
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit()).await.expect("committed");
     assert!(matches!(f.store.task_commit(commit()).await, Err(Error::Conflict)));
-    assert_eq!(see(&f, &whole).await, (0, DOLLAR));
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, DOLLAR));
 }
 
 #[tokio::test]
-async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_aside_at_once() {
+async fn step_cost_replaces_its_reservation_in_the_same_commit() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
     let task = f.task().await;
-    let (loaded, state, reservation) = beginning(&f, task).await;
-    let spending = loaded.spending.clone().expect("a budget applies");
+    let (loaded, state, reservation) = step_about_to_start(&f, task).await;
+    let spending = loaded.cost_inputs.clone().expect("a budget applies");
     assert_eq!(
         (spending.targets.len(), spending.transcript_tokens, spending.instructions_bytes),
         (1, 0, 7)
     );
     assert_eq!(spending.targets[0].prices, new_model(f.provider, "m").prices);
-    assert!(!spending.told);
+    assert!(!spending.has_reported_cost);
     let step = reservation.step;
     let commit =
         TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
 
-    // The next step begins in the commit that books the one before.
-    let (loaded, state, mut next) = beginning(&f, task).await;
+    // The next step starts in the commit that books the previous one.
+    let (loaded, state, mut next) = step_about_to_start(&f, task).await;
     let usage = Usage { input_tokens: 1, cost_pico_usd: DOLLAR / 4, ..Usage::default() };
     next.amount_pico_usd = DOLLAR * 3 / 4;
     let commit = || TaskCommit {
@@ -200,18 +199,17 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
             purpose: Purpose::Turn,
             usage,
         }],
-        settled: Some(step),
+        settled_step: Some(step),
         reservation: Some(next.clone()),
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit()).await.expect("committed");
-    assert_eq!(see(&f, &whole).await, (DOLLAR / 4, DOLLAR * 3 / 4));
+    assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR / 4, DOLLAR * 3 / 4));
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, usage);
 
-    // One that failed before a vendor was called costs nothing; one that nobody waits for is booked
-    // late.
-    let (loaded, state, last) = beginning(&f, task).await;
-    let exhausted = refused(
+    // A step that failed before the vendor call costs nothing. An abandoned step is booked late.
+    let (loaded, state, last) = step_about_to_start(&f, task).await;
+    let exhausted = expect_exhausted(
         f.store
             .task_commit(TaskCommit {
                 reservation: Some(last.clone()),
@@ -224,7 +222,7 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
         (DOLLAR, DOLLAR / 4, DOLLAR * 3 / 4, DOLLAR)
     );
     f.store.step_release(ORG, next.step, now()).await.expect("released");
-    assert_eq!(see(&f, &whole).await, (DOLLAR / 4, 0));
+    assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR / 4, 0));
     let late = StepUsage {
         call: Uuid::now_v7(),
         step: step_id(),
@@ -236,9 +234,13 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
         let booked =
             f.store.step_usage_record(ORG, task, Some(f.agent), &late, now()).await.expect("asked");
         assert_eq!(booked, first);
-        assert_eq!(see(&f, &whole).await, (DOLLAR / 2, 0), "once, however often it is told");
+        assert_eq!(
+            spent_and_reserved(&f, &total).await,
+            (DOLLAR / 2, 0),
+            "once, however often it is told"
+        );
     }
-    // Another worker had the command as well, and has made a call of its own.
+    // Another worker had the same command, and made its own call.
     let second = StepUsage { call: Uuid::now_v7(), ..late.clone() };
     for first in [true, false] {
         let booked = f
@@ -247,28 +249,28 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
             .await
             .expect("asked");
         assert_eq!(booked, first);
-        assert_eq!(see(&f, &whole).await, (DOLLAR * 3 / 4, 0), "each delivery once");
+        assert_eq!(spent_and_reserved(&f, &total).await, (DOLLAR * 3 / 4, 0), "each delivery once");
     }
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage.cost_pico_usd, DOLLAR * 3 / 4);
 }
 
 #[tokio::test]
-async fn what_a_call_of_a_deleted_task_cost_is_booked_to_whom_it_was_set_aside_for() {
+async fn cost_of_a_purged_task_is_booked_to_the_reserving_scopes() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let agents = budget(&f, Scope::Agent(f.agent), Period::Total, 5 * DOLLAR).await;
-    let (loaded, state, reservation) = beginning(&f, task).await;
+    let (loaded, state, reservation) = step_about_to_start(&f, task).await;
     let step = reservation.step;
     let commit =
         TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
-    assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
+    assert!(f.store.task_purge(task, deleted_event, now()).await.expect("purged").is_some());
     let usage = Usage { output_tokens: 1, cost_pico_usd: DOLLAR, ..Usage::default() };
     let entry =
         StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage };
     assert!(f.store.step_usage_record(ORG, task, None, &entry, now()).await.expect("booked"));
-    assert_eq!(see(&f, &agents).await, (DOLLAR, 0));
+    assert_eq!(spent_and_reserved(&f, &agents).await, (DOLLAR, 0));
     let rows =
         f.store.cost_list(ORG, &CostFilter::default(), CostGroup::Agent, 10).await.expect("listed");
     assert_eq!(
@@ -278,62 +280,66 @@ async fn what_a_call_of_a_deleted_task_cost_is_booked_to_whom_it_was_set_aside_f
 }
 
 #[tokio::test]
-async fn what_nobody_accounts_for_counts_as_spent_until_a_late_report_takes_its_place() {
+async fn expired_reservation_counts_as_spent_until_a_late_report() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let lost = call(None, 4 * DOLLAR);
     f.store.call_reserve(&lost, now()).await.expect("reserved");
     f.store.call_reserve(&lost, now()).await.expect("the same again");
-    assert_eq!(see(&f, &whole).await, (0, 4 * DOLLAR));
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, 4 * DOLLAR));
 
     let later = now() + SignedDuration::from_mins(6);
-    let tidied = f.store.budgets_tidy(later).await.expect("tidied");
-    assert_eq!(tidied, Tidied { expired: 1, counted: 1 });
-    assert_eq!(see(&f, &whole).await, (4 * DOLLAR, 0));
+    let tidied = f.store.budgets_cleanup(later).await.expect("tidied");
+    assert_eq!(tidied, CleanupReport { expired: 1, recounted: 1 });
+    assert_eq!(spent_and_reserved(&f, &total).await, (4 * DOLLAR, 0));
     let report = report(&f, &lost, DOLLAR);
     for first in [true, false] {
         assert_eq!(f.store.call_book(&report, later).await.expect("asked"), first);
-        assert_eq!(see(&f, &whole).await, (DOLLAR, 0), "once, however often it is told");
+        assert_eq!(
+            spent_and_reserved(&f, &total).await,
+            (DOLLAR, 0),
+            "once, however often it is told"
+        );
     }
     assert_eq!(
-        f.store.budgets_tidy(later).await.expect("tidied"),
-        Tidied::default(),
+        f.store.budgets_cleanup(later).await.expect("tidied"),
+        CleanupReport::default(),
         "there is nothing left to do"
     );
 }
 
 #[tokio::test]
-async fn a_dropped_step_gives_its_money_back_after_its_grace_unless_its_worker_reports() {
+async fn abandoned_step_releases_its_reservation_after_grace_period() {
     let f = Fixture::new().await;
-    let whole = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
+    let total = budget(&f, Scope::Organization, Period::Total, 10 * DOLLAR).await;
     let task = f.task().await;
-    let (loaded, state, reservation) = beginning(&f, task).await;
+    let (loaded, state, reservation) = step_about_to_start(&f, task).await;
     let step = reservation.step;
     let commit =
         TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
-    f.store.step_dropped(step, now() + SignedDuration::from_mins(1)).await.expect("noted");
-    assert_eq!(f.store.budgets_tidy(now()).await.expect("tidied").expired, 0);
-    assert_eq!(see(&f, &whole).await, (0, DOLLAR));
-    f.store.budgets_tidy(now() + SignedDuration::from_mins(2)).await.expect("tidied");
-    assert_eq!(see(&f, &whole).await, (0, 0));
+    f.store.step_abandon(step, now() + SignedDuration::from_mins(1)).await.expect("noted");
+    assert_eq!(f.store.budgets_cleanup(now()).await.expect("tidied").expired, 0);
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, DOLLAR));
+    f.store.budgets_cleanup(now() + SignedDuration::from_mins(2)).await.expect("tidied");
+    assert_eq!(spent_and_reserved(&f, &total).await, (0, 0));
 }
 
 #[tokio::test]
-async fn a_token_has_a_budget_of_its_own_that_is_never_overrun() {
+async fn token_budget_is_never_exceeded() {
     let f = Fixture::new().await;
     let token =
         |amount| CallReservation { token: Some(("tok".into(), 3 * DOLLAR)), ..call(None, amount) };
     let first = token(2 * DOLLAR);
     f.store.call_reserve(&first, now()).await.expect("reserved");
-    let exhausted = refused(f.store.call_reserve(&token(2 * DOLLAR), now()).await);
+    let exhausted = expect_exhausted(f.store.call_reserve(&token(2 * DOLLAR), now()).await);
     assert_eq!(exhausted.scope, Scope::Token("tok".into()));
     assert!(f.store.call_book(&report(&f, &first, DOLLAR), now()).await.expect("booked"));
     f.store
         .call_reserve(&token(2 * DOLLAR), now())
         .await
         .expect("a dollar is spent, two are there");
-    // A further report of a reservation that is over still counts for its token.
+    // A further report of a settled reservation still counts for its token.
     assert!(f.store.call_book(&report(&f, &first, DOLLAR), now()).await.expect("booked"));
     let page =
         Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
@@ -344,7 +350,7 @@ async fn a_token_has_a_budget_of_its_own_that_is_never_overrun() {
 }
 
 #[tokio::test]
-async fn a_budget_for_single_calls_refuses_the_dear_and_counts_nothing() {
+async fn call_budget_refuses_expensive_calls_and_sums_nothing() {
     let f = Fixture::new().await;
     let single = budget(&f, Scope::Agent(f.agent), Period::Call, DOLLAR).await;
     let task = f.task().await;
@@ -352,15 +358,15 @@ async fn a_budget_for_single_calls_refuses_the_dear_and_counts_nothing() {
         f.store.call_reserve(&call(Some(task), DOLLAR), now()).await.expect("reserved");
     }
     assert_eq!(
-        refused(f.store.call_reserve(&call(Some(task), DOLLAR + 1), now()).await).period,
+        expect_exhausted(f.store.call_reserve(&call(Some(task), DOLLAR + 1), now()).await).period,
         Period::Call
     );
     f.store.call_reserve(&call(None, 5 * DOLLAR), now()).await.expect("it is somebody else's");
-    assert_eq!(see(&f, &single).await, (0, 0));
+    assert_eq!(spent_and_reserved(&f, &single).await, (0, 0));
 }
 
 #[tokio::test]
-async fn a_period_begins_anew_with_what_is_still_set_aside() {
+async fn new_budget_period_carries_over_open_reservations() {
     let f = Fixture::new().await;
     let at = |text: &str| text.parse::<Timestamp>().expect("a time");
     let november = at("2026-11-30T23:59:00Z");
@@ -372,20 +378,21 @@ async fn a_period_begins_anew_with_what_is_still_set_aside() {
     f.store.call_reserve(&spent, november).await.expect("reserved");
     f.store.call_reserve(&open, november).await.expect("reserved");
     assert!(f.store.call_book(&report(&f, &spent, 2 * DOLLAR), november).await.expect("booked"));
-    assert_eq!(see_at(&f, &month, november).await, (2 * DOLLAR, DOLLAR));
+    assert_eq!(spent_and_reserved_at(&f, &month, november).await, (2 * DOLLAR, DOLLAR));
     let december = at("2026-12-01T00:00:01Z");
-    assert_eq!(see_at(&f, &month, december).await, (0, DOLLAR));
-    let exhausted = refused(f.store.call_reserve(&call(None, 2 * DOLLAR + 1), december).await);
+    assert_eq!(spent_and_reserved_at(&f, &month, december).await, (0, DOLLAR));
+    let exhausted =
+        expect_exhausted(f.store.call_reserve(&call(None, 2 * DOLLAR + 1), december).await);
     assert_eq!((exhausted.spent, exhausted.reserved), (0, DOLLAR));
     assert!(f.store.call_book(&report(&f, &open, DOLLAR), december).await.expect("booked"));
-    assert_eq!(see_at(&f, &month, december).await, (DOLLAR, 0));
-    // A replica whose clock is behind does not bring the old month back.
+    assert_eq!(spent_and_reserved_at(&f, &month, december).await, (DOLLAR, 0));
+    // A replica with a slow clock does not bring the old month back.
     f.store.call_reserve(&call(None, DOLLAR), november).await.expect("reserved");
-    assert_eq!(see_at(&f, &month, december).await, (DOLLAR, DOLLAR));
+    assert_eq!(spent_and_reserved_at(&f, &month, december).await, (DOLLAR, DOLLAR));
 }
 
 #[tokio::test]
-async fn a_new_budget_knows_what_was_spent_before_it_and_what_was_booked_while_it_was_made() {
+async fn new_budget_counts_earlier_and_concurrent_spending() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let usage = Usage { cost_pico_usd: DOLLAR, ..Usage::default() };
@@ -405,22 +412,26 @@ async fn a_new_budget_knows_what_was_spent_before_it_and_what_was_booked_while_i
         budgets.push(budget(&f, scope, Period::Total, 5 * DOLLAR).await);
     }
     assert!(budgets.iter().all(|budget| budget.spent == DOLLAR), "{budgets:?}");
-    // As a booking leaves it whose statement began before the budget was there.
+    // Like a booking whose statement began before the budget existed.
     sqlx::query("UPDATE budgets SET spent_pico_usd = 0")
         .execute(&f.store.pool)
         .await
         .expect("forgotten");
-    assert_eq!(f.store.budgets_tidy(now()).await.expect("tidied").counted, 0, "too early");
+    assert_eq!(f.store.budgets_cleanup(now()).await.expect("tidied").recounted, 0, "too early");
     let later = now() + SignedDuration::from_mins(1);
-    assert_eq!(f.store.budgets_tidy(later).await.expect("tidied").counted, 3);
+    assert_eq!(f.store.budgets_cleanup(later).await.expect("tidied").recounted, 3);
     for budget in &budgets {
-        assert_eq!(see(&f, budget).await, (DOLLAR, 0));
+        assert_eq!(spent_and_reserved(&f, budget).await, (DOLLAR, 0));
     }
-    assert_eq!(f.store.budgets_tidy(later).await.expect("tidied").counted, 0, "once is enough");
+    assert_eq!(
+        f.store.budgets_cleanup(later).await.expect("tidied").recounted,
+        0,
+        "once is enough"
+    );
 }
 
 #[tokio::test]
-async fn there_is_one_budget_for_a_scope_and_period_and_only_its_limit_changes() {
+async fn budget_is_unique_per_scope_and_period_and_limit_is_mutable() {
     let f = Fixture::new().await;
     let first = budget(&f, Scope::Organization, Period::Month, DOLLAR).await;
     budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
@@ -432,7 +443,7 @@ async fn there_is_one_budget_for_a_scope_and_period_and_only_its_limit_changes()
     };
     let result = f.store.budget_create(&write(), again, rendered("budget.created")).await;
     assert!(matches!(result, Err(Error::AlreadyExists { what: "budget", .. })), "{result:?}");
-    refused(f.store.call_reserve(&call(None, 2 * DOLLAR), now()).await);
+    expect_exhausted(f.store.call_reserve(&call(None, 2 * DOLLAR), now()).await);
     let changed = f
         .store
         .budget_update(&write(), first.id, Some(1), 3 * DOLLAR, rendered("budget.updated"))
@@ -467,7 +478,7 @@ async fn there_is_one_budget_for_a_scope_and_period_and_only_its_limit_changes()
 }
 
 #[tokio::test]
-async fn costs_are_summed_up_by_whatever_is_asked_for() {
+async fn costs_are_summed_by_every_group_and_filter() {
     let f = Fixture::new().await;
     let (one, two) = (f.task().await, f.task().await);
     let at = |text: &str| text.parse::<Timestamp>().expect("a time");
@@ -524,14 +535,14 @@ async fn costs_are_summed_up_by_whatever_is_asked_for() {
 }
 
 #[tokio::test]
-async fn the_length_of_a_transcript_is_known_without_reading_it() {
+async fn transcript_tokens_are_maintained_by_writes() {
     let f = Fixture::new().await;
     budget(&f, Scope::Organization, Period::Total, DOLLAR).await;
     let task = f.task().await;
     let message = f.message(task, "a question of some length").await;
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
     let words = construct_domain::money::tokens_of_content(&message.content);
-    let spending = loaded.spending.clone().expect("a budget applies");
+    let spending = loaded.cost_inputs.clone().expect("a budget applies");
     assert_eq!((spending.transcript_tokens, spending.queued_tokens), (0, words));
     let mut state = loaded.task.clone();
     state.last_position += 2;
@@ -551,7 +562,7 @@ async fn the_length_of_a_transcript_is_known_without_reading_it() {
     };
     f.store.task_commit(commit).await.expect("committed");
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
-    let spending = loaded.spending.expect("a budget applies");
+    let spending = loaded.cost_inputs.expect("a budget applies");
     let answer = construct_domain::money::tokens_of_content(&content);
     assert_eq!((spending.transcript_tokens, spending.queued_tokens), (words + answer, 0));
 }

@@ -8,7 +8,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_chain_is_created_found_changed_and_deleted() {
+async fn provider_model_and_agent_are_created_updated_and_deleted() {
     let f = Fixture::new().await;
     let agent = f.store.agent_find(ORG, "a").await.expect("found by name");
     assert_eq!(agent, f.store.agent_find(ORG, &f.agent.to_string()).await.expect("found by id"));
@@ -58,7 +58,7 @@ async fn a_chain_is_created_found_changed_and_deleted() {
 }
 
 #[tokio::test]
-async fn a_taken_name_an_old_revision_and_a_missing_reference_are_refused() {
+async fn duplicate_name_stale_revision_missing_reference_are_refused() {
     let f = Fixture::new().await;
     let taken =
         f.store.agent_create(&write(), new_agent(f.model, "a"), rendered("agent.created")).await;
@@ -85,7 +85,7 @@ async fn a_taken_name_an_old_revision_and_a_missing_reference_are_refused() {
 }
 
 #[tokio::test]
-async fn what_is_in_use_cannot_be_deleted_and_what_is_not_can() {
+async fn referenced_entity_cannot_be_deleted() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let provider =
@@ -99,7 +99,7 @@ async fn what_is_in_use_cannot_be_deleted_and_what_is_not_can() {
     let agent = f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await;
     assert!(matches!(agent, Err(Error::InUse { what: "agent", by: "task" })), "{agent:?}");
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
-    assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
+    assert!(f.store.task_purge(task, deleted_event, now()).await.expect("purged").is_some());
     applied(
         f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await.expect("deleted"),
     );
@@ -116,7 +116,7 @@ async fn what_is_in_use_cannot_be_deleted_and_what_is_not_can() {
 }
 
 #[tokio::test]
-async fn another_organizations_rows_are_not_found() {
+async fn catalog_rows_of_another_organization_are_not_found() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await.id;
@@ -162,7 +162,7 @@ async fn another_organizations_rows_are_not_found() {
 }
 
 #[tokio::test]
-async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
+async fn key_rotation_reseals_provider_keys_and_reports_failures() {
     let f = Fixture::new().await;
     let old = Keyring::new("old", [("old".to_owned(), [1; 32])]).expect("valid");
     let lost = Keyring::new("lost", [("lost".to_owned(), [9; 32])]).expect("valid");
@@ -172,7 +172,7 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
     for (name, keyring) in [("x", &old), ("y", &old), ("z", &lost)] {
         let mut provider = new_provider(name);
         provider.key = Some(keyring.seal(&provider.id.to_string(), b"sk-1").expect("sealed"));
-        provider.further_keys =
+        provider.additional_keys =
             vec![keyring.seal(&provider.id.to_string(), b"sk-2").expect("sealed")];
         ids.push(
             applied(
@@ -191,7 +191,9 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
     assert_eq!(key.key_id, "new");
     assert_eq!(new.open(&ids[0].to_string(), &key).expect("opened").expose_secret(), b"sk-1");
     assert_eq!(
-        new.open(&ids[0].to_string(), &provider.further_keys[0]).expect("opened").expose_secret(),
+        new.open(&ids[0].to_string(), &provider.additional_keys[0])
+            .expect("opened")
+            .expose_secret(),
         b"sk-2"
     );
     assert!(new.open(&ids[1].to_string(), &key).is_err(), "it opens for its own record only");
@@ -200,7 +202,7 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
     let cleared = ModelProviderChanges {
         key: Some(None),
         script: Some(None),
-        further_keys: Some(Vec::new()),
+        additional_keys: Some(Vec::new()),
         requests_per_minute: Some(60),
         ..ModelProviderChanges::default()
     };
@@ -210,12 +212,12 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
             .await
             .expect("changed"),
     );
-    assert_eq!((provider.key, provider.script, provider.further_keys), (None, None, Vec::new()));
+    assert_eq!((provider.key, provider.script, provider.additional_keys), (None, None, Vec::new()));
     assert_eq!(provider.limits, KeyLimits { requests_per_minute: 60, ..KeyLimits::default() });
 }
 
 #[tokio::test]
-async fn fallbacks_keep_their_order_and_hold_their_models() {
+async fn fallbacks_keep_order_and_prevent_model_deletion() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let mut made = Vec::new();
@@ -262,7 +264,7 @@ async fn fallbacks_keep_their_order_and_hold_their_models() {
 }
 
 #[tokio::test]
-async fn an_invocation_holds_all_that_a_model_call_needs() {
+async fn invocation_has_agent_model_provider_and_fallbacks() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let invocation = f.store.invocation(task).await.expect("read").expect("there");
@@ -276,7 +278,7 @@ async fn an_invocation_holds_all_that_a_model_call_needs() {
 }
 
 #[tokio::test]
-async fn a_task_keeps_the_pool_that_it_or_its_agent_named_when_it_was_made() {
+async fn task_keeps_the_compute_pool_of_its_creation() {
     let f = Fixture::new().await;
     let made = async |compute: Option<&str>| {
         let new = NewTask { compute: compute.map(str::to_owned), ..new_task(f.agent) };

@@ -1,4 +1,4 @@
-//! The reconciler's commit: guarded, whole, and never in the way of what people ask for.
+//! The reconciler's commit: guarded, atomic, and never in conflict with intents.
 
 use construct_domain::{
     message::Source,
@@ -8,8 +8,8 @@ use futures::future::join_all;
 
 use super::*;
 use crate::{
-    AppendedMessage, Committed, EndedMessage, LoadedTask, Purpose, StepUsage, Stream, TaskChanges,
-    TaskCommit,
+    AppendedMessage, CommittedTask, EndedMessage, LoadedTask, Purpose, StepUsage, Stream,
+    TaskChanges, TaskCommit,
 };
 
 pub(super) async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
@@ -39,7 +39,7 @@ pub(super) fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>)
     (task, Some((message, position)))
 }
 
-pub(super) async fn admit(f: &Fixture, task: TaskId) -> Committed {
+pub(super) async fn admit(f: &Fixture, task: TaskId) -> CommittedTask {
     let loaded = load(f, task).await;
     let (state, admitted) = admitting(&loaded);
     f.store
@@ -49,7 +49,7 @@ pub(super) async fn admit(f: &Fixture, task: TaskId) -> Committed {
 }
 
 #[tokio::test]
-async fn what_is_committed_is_what_is_loaded() {
+async fn committed_task_is_loaded_unchanged() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await;
@@ -69,7 +69,7 @@ async fn what_is_committed_is_what_is_loaded() {
         .expect("committed");
     assert_eq!((committed.first_event_sequence, committed.has_new_intents), (3, false));
     let again = load(&f, task).await;
-    // How long the conversation is now is counted by the database, and not decided.
+    // The database counts the length of the conversation; the decision does not contain it.
     let (admitted, counted) = (loaded.task.context.queued, &again.task.context);
     assert_eq!(
         (counted.transcript, counted.queued),
@@ -102,7 +102,7 @@ async fn what_is_committed_is_what_is_loaded() {
         .store
         .task_commit(TaskCommit {
             appended: vec![answer],
-            ended: Some(EndedMessage { message: message.id, error: None }),
+            ended_message: Some(EndedMessage { message: message.id, error: None }),
             usage: vec![StepUsage {
                 call: Uuid::now_v7(),
                 step,
@@ -148,7 +148,7 @@ async fn what_is_committed_is_what_is_loaded() {
 }
 
 #[tokio::test]
-async fn of_two_racing_commits_exactly_one_wins() {
+async fn racing_commits_have_exactly_one_winner() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for round in 0..20 {
@@ -181,7 +181,7 @@ async fn of_two_racing_commits_exactly_one_wins() {
 }
 
 #[tokio::test]
-async fn an_intent_is_not_lost_to_a_concurrent_commit() {
+async fn intent_survives_a_concurrent_commit() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "hello").await;
@@ -239,7 +239,7 @@ async fn an_intent_is_not_lost_to_a_concurrent_commit() {
 }
 
 #[tokio::test]
-async fn commits_and_messages_at_the_same_time_lose_nothing() {
+async fn concurrent_commits_and_messages_lose_nothing() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let total = 60;
@@ -302,7 +302,7 @@ async fn commits_and_messages_at_the_same_time_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_commit_fails_when_its_message_was_taken_back() {
+async fn commit_conflicts_when_its_message_was_deleted() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await;
@@ -323,7 +323,7 @@ async fn a_commit_fails_when_its_message_was_taken_back() {
 }
 
 #[tokio::test]
-async fn a_change_of_a_queued_message_is_kept_by_a_commit_that_admits_it() {
+async fn edit_of_a_queued_message_survives_its_admission() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let message = f.message(task, "hello").await;
@@ -341,8 +341,8 @@ async fn a_change_of_a_queued_message_is_kept_by_a_commit_that_admits_it() {
     );
     let (commit, update) = futures::join!(commit, update);
     match commit {
-        // They met in the middle of the commit, which is made anew then, as every commit that loses
-        // a race is.
+        // The update ran during the commit, which is retried then, like every commit that loses a
+        // race.
         Err(Error::Conflict) => {
             let loaded = load(&f, task).await;
             let (state, admitted) = admitting(&loaded);
@@ -361,7 +361,7 @@ async fn a_change_of_a_queued_message_is_kept_by_a_commit_that_admits_it() {
 }
 
 #[tokio::test]
-async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
+async fn cancel_drops_only_messages_queued_before_it() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let before = f.message(task, "before").await;
@@ -403,7 +403,7 @@ async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
 }
 
 #[tokio::test]
-async fn a_second_cancel_is_not_cleared_by_the_commit_that_answers_the_first() {
+async fn second_cancel_survives_the_commit_of_the_first() {
     let f = Fixture::new().await;
     let task = f.task().await;
     applied(
@@ -431,7 +431,7 @@ async fn a_second_cancel_is_not_cleared_by_the_commit_that_answers_the_first() {
 }
 
 #[tokio::test]
-async fn a_step_is_booked_once_however_often_its_result_comes() {
+async fn duplicate_step_results_are_booked_once() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let entry = StepUsage {
@@ -468,7 +468,7 @@ async fn a_step_is_booked_once_however_often_its_result_comes() {
 }
 
 #[tokio::test]
-async fn sums_stop_at_the_greatest_number() {
+async fn usage_sums_saturate() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for _ in 0..2 {
@@ -493,7 +493,7 @@ async fn sums_stop_at_the_greatest_number() {
 }
 
 #[tokio::test]
-async fn text_with_nul_is_stored_with_a_replacement() {
+async fn nul_in_text_is_stored_as_replacement_character() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "a\0b").await;
@@ -524,7 +524,7 @@ async fn text_with_nul_is_stored_with_a_replacement() {
 }
 
 #[tokio::test]
-async fn tool_counts_add_up() {
+async fn tool_call_counts_accumulate() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for (tool, calls) in [("grep", 1), ("read_file", 2), ("grep", 4)] {
@@ -540,7 +540,7 @@ async fn tool_counts_add_up() {
 }
 
 #[tokio::test]
-async fn the_transcripts_places_are_unique() {
+async fn transcript_positions_are_unique() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "one").await;

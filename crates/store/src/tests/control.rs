@@ -1,11 +1,11 @@
-//! Interruptions, rewinds, edits and forks, as far as they are rows.
+//! Rows of interrupts, rewinds, edits and forks.
 
 use construct_domain::{
     budget::{Period, Scope},
-    decide::Compacted,
+    decide::ContextCompaction,
     message::{Block, CodeCall, CodeResult, Source},
     money::tokens_of_content,
-    task::{Queued, Task, TurnOutcome},
+    task::{QueuedMessage, Task, TurnOutcome},
 };
 
 use super::*;
@@ -36,7 +36,7 @@ fn result() -> Content {
     }
 }
 
-/// Commits the next message of the queue, and these after it.
+/// Commits the next queued message, and then these.
 async fn turn(f: &Fixture, task: TaskId, answers: Vec<(Source, Content)>) {
     let loaded = load(f, task).await;
     let mut state = loaded.task.clone();
@@ -89,7 +89,7 @@ async fn carry_out(f: &Fixture, task: TaskId) -> i64 {
     let words = Some("cancelled: back".to_owned());
     let commit = TaskCommit {
         drop_queued: words,
-        rewound: Some(from),
+        rewind_from: Some(from),
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit).await.expect("committed");
@@ -105,19 +105,19 @@ async fn transcript_tokens(f: &Fixture, task: TaskId) -> i64 {
 }
 
 #[tokio::test]
-async fn messages_that_interrupt_come_first_and_otherwise_the_order_is_that_of_their_arrival() {
+async fn interrupting_messages_come_first_then_by_arrival() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let calm = f.message(task, "calm").await;
     let next = async || load(&f, task).await.queued.expect("one waits");
-    assert_eq!(next().await, Queued { message: calm.id, interrupts: false });
+    assert_eq!(next().await, QueuedMessage { message: calm.id, interrupts: false });
     let urgent = f.message_as(task, "urgent", true).await;
     f.message_as(task, "as urgent", true).await;
-    assert_eq!(next().await, Queued { message: urgent.id, interrupts: true });
+    assert_eq!(next().await, QueuedMessage { message: urgent.id, interrupts: true });
 }
 
 #[tokio::test]
-async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
+async fn superseded_messages_keep_position_and_are_listed_on_request() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     f.message(task, "waits").await;
@@ -157,7 +157,7 @@ async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
 }
 
 #[tokio::test]
-async fn scripts_and_their_results_stay_or_go_together() {
+async fn rewind_keeps_scripts_with_their_results() {
     for (at, keep, shown) in [(1, false, 1), (1, true, 3), (2, false, 1), (2, true, 3)] {
         let f = Fixture::new().await;
         let (task, all) = conversation(&f).await;
@@ -175,7 +175,7 @@ async fn scripts_and_their_results_stay_or_go_together() {
 }
 
 #[tokio::test]
-async fn a_transcript_is_not_cut_where_it_was_cut_already() {
+async fn rewind_to_a_superseded_or_queued_message_is_refused() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let asked = async |at: usize, keep| {
@@ -198,7 +198,7 @@ async fn a_transcript_is_not_cut_where_it_was_cut_already() {
 }
 
 #[tokio::test]
-async fn an_edited_message_outlives_the_rewind_it_comes_with_and_is_accepted_once() {
+async fn edited_message_survives_its_rewind_and_is_accepted_once() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let before = f.message(task, "waits").await;
@@ -215,7 +215,7 @@ async fn an_edited_message_outlives_the_rewind_it_comes_with_and_is_accepted_onc
     };
     let edited = applied(edit(all[0].id, "k").await.expect("edited"));
     assert_eq!(edited.replaces, Some(all[0].id));
-    assert!(matches!(edit(all[0].id, "k").await, Ok(Written::Repeated { .. })));
+    assert!(matches!(edit(all[0].id, "k").await, Ok(WriteOutcome::Repeated { .. })));
     assert!(matches!(edit(all[0].id, "other").await, Err(Error::NotInTranscript)));
     let not_a_users = edit(all[3].id, "third").await;
     assert!(matches!(not_a_users, Err(Error::NotInTranscript)), "{not_a_users:?}");
@@ -233,7 +233,7 @@ async fn an_edited_message_outlives_the_rewind_it_comes_with_and_is_accepted_onc
 }
 
 #[tokio::test]
-async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
+async fn fork_copies_transcript_without_costs() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let budget = NewBudget {
@@ -259,7 +259,7 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
         message: message.id,
         title: String::new(),
         workspace: workspace.to_owned(),
-        elsewhere: (message_id(), text("elsewhere")),
+        workspace_notice: (message_id(), text("elsewhere")),
     };
     let at_script = applied(
         f.store
@@ -307,7 +307,7 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
     let budgets = f.store.budget_list(ORG, &filter, &page, now()).await.expect("listed");
     assert_eq!(budgets.iter().map(|budget| budget.limit).collect::<Vec<_>>(), [7]);
 
-    // In the same directory there is nothing to say; and that takes its name.
+    // In the same workspace there is no notice.
     let same = applied(
         f.store
             .task_fork(&write(), fork(&all[0], "/w"), rendered("task.created"))
@@ -315,7 +315,7 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
             .expect("forked"),
     );
     assert_eq!((same.workspace.as_str(), same.state.last_position), ("/w", 1));
-    // A copy of a copy has nothing of what was put aside.
+    // A fork of a fork has no superseded messages.
     let back = Rewind { task: stored.state.id, message: copy[1].id, keep: false };
     applied(
         f.store.task_rewind(&write(), back, rendered("task.updated")).await.expect("asked for"),
@@ -332,7 +332,7 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
 }
 
 #[tokio::test]
-async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
+async fn fork_at_a_running_script_has_an_outcome_unknown_result() {
     let f = Fixture::new().await;
     let task = f.task().await;
     f.message(task, "hello").await;
@@ -344,7 +344,7 @@ async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
         message: transcript[1].id,
         title: String::new(),
         workspace: String::new(),
-        elsewhere: (message_id(), text("elsewhere")),
+        workspace_notice: (message_id(), text("elsewhere")),
     };
     let copy =
         applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
@@ -363,17 +363,18 @@ async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
 }
 
 #[tokio::test]
-async fn another_try_is_for_turns_that_failed_before_the_model_had_the_last_word() {
+async fn retry_applies_to_failed_turns_without_a_final_answer() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let asked =
         async || f.store.task_retry(&write(), task, rendered("task.updated")).await.expect("asked");
     let retry = async || load(&f, task).await.task.retry;
-    let applied =
-        |answer: &Written<StoredTask>| matches!(answer, Written::Applied { event: Some(_), .. });
+    let applied = |answer: &WriteOutcome<StoredTask>| {
+        matches!(answer, WriteOutcome::Applied { event: Some(_), .. })
+    };
     assert!(!applied(&asked().await), "it has had no turn");
     let message = f.message(task, "hello").await;
-    // What the model says, how the turn ends, whether it can be tried again.
+    // The answers of the model, the outcome of the turn, whether it can be retried.
     for (said, outcome, possible) in [
         (vec![], Some(TurnOutcome::Completed), false),
         (vec![], Some(TurnOutcome::Cancelled), false),
@@ -392,13 +393,13 @@ async fn another_try_is_for_turns_that_failed_before_the_model_had_the_last_word
         let answer = asked().await;
         assert_eq!(applied(&answer), possible, "{outcome:?}: {answer:?}");
         assert_eq!(retry().await, possible.then_some(message.id), "{outcome:?}");
-        f.store.task_intents_seen(&load(&f, task).await).await.expect("noted");
+        f.store.task_intents_mark_seen(&load(&f, task).await).await.expect("noted");
         assert_eq!(retry().await, None, "it was looked at");
     }
 }
 
 #[tokio::test]
-async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to_before_its_end() {
+async fn compaction_replaces_messages_until_a_rewind_before_its_end() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let outline = f.store.outline(task).await.expect("read");
@@ -410,7 +411,7 @@ async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to
     let loaded = load(&f, task).await;
     let mut state = loaded.task.clone();
     (state.context.through, state.context.scale, state.context.tokens) = (3, 700, 99);
-    let compacted = Compacted {
+    let compacted = ContextCompaction {
         through: 3,
         kept: vec![1],
         text: "They counted.".to_owned(),
@@ -421,7 +422,7 @@ async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to
         after: 0,
     };
     let commit =
-        TaskCommit { compacted: Some(compacted), ..TaskCommit::new(&loaded, &state, now()) };
+        TaskCommit { compaction: Some(compacted), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     assert_eq!(transcript_tokens(&f, task).await, 20 + size(&[0, 3, 4]));
     let context = load(&f, task).await.task.context;
@@ -440,7 +441,7 @@ async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to
         "all of it is there"
     );
 
-    // A rewind to behind it leaves it, a fork has it, with the places of the copy.
+    // A rewind to after its end leaves it. A fork has it, with the positions of the fork.
     applied(
         f.store
             .task_rewind(&write(), rewind(task, &all[4]), rendered("task.updated"))
@@ -455,14 +456,14 @@ async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to
         message: all[3].id,
         title: String::new(),
         workspace: "/w".to_owned(),
-        elsewhere: (message_id(), text("elsewhere")),
+        workspace_notice: (message_id(), text("elsewhere")),
     };
     let copy =
         applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
     assert_eq!((copy.state.context.through, copy.state.context.scale), (3, 700));
     assert_eq!(f.store.compaction(copy.state.id, 3).await.expect("read"), Some(compaction));
 
-    // One to before its end takes it away.
+    // A rewind to before its end removes it.
     applied(
         f.store
             .task_rewind(&write(), rewind(task, &all[1]), rendered("task.updated"))

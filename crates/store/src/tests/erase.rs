@@ -1,4 +1,4 @@
-//! Nothing of an organization that is erased is left, and nothing of others is touched.
+//! Erasure removes everything of an organization, and nothing of others.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -10,17 +10,17 @@ use uuid::Uuid;
 use super::*;
 use crate::{
     AuditEntry,
-    identity::{ERASED, Erasing, NewOrganization},
+    identity::{ERASED, ErasureProgress, NewOrganization},
 };
 
-/// What is kept: the trail, for as long as the operator keeps any. And of erased tasks their ids,
-/// without whose they were.
-const KEPT: [&str; 1] = ["audit_entries"];
-/// Emptied by statements of their own.
-const APART: [&str; 2] = ["erased_tasks", "events"];
+/// Tables that are kept: the audit trail, until it expires. The ids of erased tasks are kept too,
+/// without their organization.
+const KEPT_TABLES: [&str; 1] = ["audit_entries"];
+/// Tables that are emptied by separate statements.
+const SEPARATE_TABLES: [&str; 2] = ["erased_tasks", "events"];
 
-fn silent<T>(_: &T) -> Rendered {
-    Rendered {
+fn silent<T>(_: &T) -> WriteOutput {
+    WriteOutput {
         event: NewEvent { kind: String::new(), payload: Vec::new(), step: None },
         response: Vec::new(),
     }
@@ -33,7 +33,7 @@ fn record() -> AuditEntry {
         user: None,
         api_key: None,
         method: "EraseOrganization".into(),
-        face: "housekeeping".into(),
+        protocol: "housekeeping".into(),
         peer: String::new(),
         user_agent: String::new(),
         objects: Vec::new(),
@@ -53,7 +53,7 @@ async fn team(store: &Store) -> OrganizationId {
     id
 }
 
-/// A value for a column that wants one, such that rows of one organization refer to each other.
+/// A value for a required column, such that the rows of one organization refer to each other.
 fn value(organization: OrganizationId, table: &str, column: &str, kind: &str) -> String {
     let own = |table: &str| format!("md5('{organization}{table}')::uuid");
     match (table, column, kind) {
@@ -96,7 +96,7 @@ fn value(organization: OrganizationId, table: &str, column: &str, kind: &str) ->
     }
 }
 
-/// A row in every table that has something of organizations.
+/// A row in every table that holds data of organizations.
 async fn fill(store: &Store, organization: OrganizationId) {
     let further = [
         ("schedules", "task_id", "uuid"),
@@ -128,7 +128,7 @@ async fn fill(store: &Store, organization: OrganizationId) {
             values(table).join(", ")
         );
         if *table == "models" {
-            // A second one, which the first falls back to.
+            // A second one, which is the fallback of the first.
             let other = values(table).join(", ").replace(
                 &format!("md5('{organization}models')"),
                 &format!("md5('{organization}models_fallback')"),
@@ -179,27 +179,33 @@ async fn rows(store: &Store, organization: OrganizationId) -> Vec<(String, Vec<S
     found
 }
 
-/// One part; where others have to do theirs, what the reconciler does.
-async fn part(store: &Store, at_once: u32, now: Timestamp) -> Option<Erasing> {
-    let part = store.organization_erase(record(), at_once, now).await.expect("a part is erased");
-    if let Some(Erasing::Waits(organization)) = part {
+/// One part of an erasure. If it is blocked, plays the reconciler.
+async fn part(store: &Store, limit: u32, now: Timestamp) -> Option<ErasureProgress> {
+    let part = store.organization_erase(record(), limit, now).await.expect("a part is erased");
+    if let Some(ErasureProgress::Blocked(organization)) = part {
         let tasks = sqlx::query_scalar("SELECT id FROM tasks WHERE organization_id = $1")
             .bind(organization.uuid());
         let tasks: Vec<Uuid> = tasks.fetch_all(&store.pool).await.expect("they can be read");
         for task in tasks {
-            store.task_purge(TaskId::from_uuid(task), gone, now).await.expect("it is purged");
+            store
+                .task_purge(TaskId::from_uuid(task), deleted_event, now)
+                .await
+                .expect("it is purged");
         }
     }
     part
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
+async fn erasure_removes_all_rows_of_one_organization_only() {
     let database = Database::new().await;
     let store = database.store();
     let emptied: BTreeSet<String> = ERASED.iter().map(|(table, _)| (*table).to_owned()).collect();
-    let known: BTreeSet<String> =
-        emptied.iter().cloned().chain(APART.into_iter().chain(KEPT).map(str::to_owned)).collect();
+    let known: BTreeSet<String> = emptied
+        .iter()
+        .cloned()
+        .chain(SEPARATE_TABLES.into_iter().chain(KEPT_TABLES).map(str::to_owned))
+        .collect();
     let missing: Vec<String> =
         tables_of_organizations(&store).await.difference(&known).cloned().collect();
     assert!(missing.is_empty(), "say in `identity::erase` what becomes of {missing:?}");
@@ -222,7 +228,7 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
         "an organization that is not deleted is left alone"
     );
     store.organization_delete(&write(), mine, silent).await.expect("it is deleted");
-    // Whoever is at it is killed again and again, at any moment; each time somebody else goes on.
+    // The process is killed again and again, at any moment; each time another one continues.
     let left = async || {
         let left = "SELECT count(*) FROM organizations WHERE erasing_since IS NOT NULL";
         let left: i64 = sqlx::query_scalar(left).fetch_one(&store.pool).await.expect("counted");
@@ -234,12 +240,12 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
         if tokio::time::timeout(moment, part(&store, 1, now())).await.is_err() {
             killed += 1;
         }
-        // None: the server is still at what was given up.
+        // None: the server still executes the canceled statement.
         part(&store, 1, now()).await;
     }
     assert!(killed > 0, "somebody was killed");
     for (table, rows) in rows(&store, mine).await {
-        assert!(rows.is_empty() || KEPT.contains(&&*table), "{table}: {rows:?}");
+        assert!(rows.is_empty() || KEPT_TABLES.contains(&&*table), "{table}: {rows:?}");
     }
     for count in [posts, grants] {
         let left: i64 = sqlx::query_scalar(count).fetch_one(&store.pool).await.expect("counted");
@@ -247,7 +253,7 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
     }
     assert_eq!(rows(&store, others).await, before);
     assert_eq!(part(&store, 1, now()).await, None);
-    // By these, interpreters remove workspaces.
+    // Interpreters remove workspaces by these ids.
     let own = |what: &str| format!("SELECT md5('{mine}{what}')::uuid");
     for what in ["tasks", "gone"] {
         let id: Uuid = sqlx::query_scalar(sqlx::AssertSqlSafe(own(what)))
@@ -255,7 +261,7 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
             .await
             .expect("an id");
         let task = TaskId::from_uuid(id);
-        assert_eq!(store.tasks_gone(&[task]).await.expect("asked"), [task], "{what}");
+        assert_eq!(store.tasks_purged(&[task]).await.expect("asked"), [task], "{what}");
     }
     let trail: Vec<Vec<String>> = sqlx::query_scalar(
         "SELECT objects FROM audit_entries WHERE method = 'EraseOrganization' AND cardinality(objects) > 0",
@@ -277,7 +283,7 @@ async fn nothing_is_left_of_an_organization_and_nothing_of_others_is_touched() {
 }
 
 #[tokio::test]
-async fn two_that_delete_an_organization_at_once_do_not_wait_for_each_other_for_ever() {
+async fn concurrent_organization_deletes_do_not_deadlock() {
     let database = Database::new().await;
     let store = database.store();
     for _ in 0..20 {
@@ -297,7 +303,7 @@ async fn two_that_delete_an_organization_at_once_do_not_wait_for_each_other_for_
 }
 
 #[tokio::test]
-async fn several_that_erase_at_once_share_the_work_and_it_is_written_down_once() {
+async fn concurrent_erasures_share_work_and_audit_once() {
     let database = Database::new().await;
     let store = database.store();
     let teams = [team(&store).await, team(&store).await, team(&store).await];
@@ -309,7 +315,7 @@ async fn several_that_erase_at_once_share_the_work_and_it_is_written_down_once()
         let mut done = 0;
         loop {
             match part(&store, 10, now()).await {
-                Some(Erasing::Done(_)) => done += 1,
+                Some(ErasureProgress::Done(_)) => done += 1,
                 Some(_) => {}
                 None => {
                     let left = "SELECT count(*) FROM organizations WHERE erasing_since IS NOT NULL";
@@ -327,13 +333,12 @@ async fn several_that_erase_at_once_share_the_work_and_it_is_written_down_once()
 }
 
 #[tokio::test]
-async fn what_nobody_can_look_at_does_not_keep_an_organization_for_ever() {
+async fn quarantined_task_and_abandoned_scan_do_not_block_erasure() {
     let database = Database::new().await;
     let store = database.store();
     let team = team(&store).await;
     fill(&store, team).await;
-    // A scan that no scanner ends, and a task that is put aside again as soon as somebody looks at
-    // it.
+    // A scan that no scanner ends, and a task that is quarantined again with every reconcile.
     let spoil = format!(
         "UPDATE scans SET phase = 'queued', next_wake = now(), cleaned_at = NULL WHERE organization_id = '{}'",
         team.uuid()
@@ -343,21 +348,29 @@ async fn what_nobody_can_look_at_does_not_keep_an_organization_for_ever() {
     let erase = async |now: Timestamp| {
         store.organization_erase(record(), 100, now).await.expect("a part is erased")
     };
-    assert_eq!(erase(now()).await, Some(Erasing::Goes(team)), "tasks are deleted");
-    assert_eq!(erase(now()).await, Some(Erasing::Waits(team)), "the reconciler has to purge them");
+    assert_eq!(erase(now()).await, Some(ErasureProgress::More(team)), "tasks are deleted");
+    assert_eq!(
+        erase(now()).await,
+        Some(ErasureProgress::Blocked(team)),
+        "the reconciler has to purge them"
+    );
     database.execute("UPDATE tasks SET parked_intents = intents, parked_at = now(), parked_reason = 'spoilt'").await;
-    assert_eq!(erase(now()).await, Some(Erasing::Waits(team)));
+    assert_eq!(erase(now()).await, Some(ErasureProgress::Blocked(team)));
     let later = now() + SignedDuration::from_mins(2);
-    assert_eq!(erase(later).await, Some(Erasing::Waits(team)), "the scanner has to end the scan");
+    assert_eq!(
+        erase(later).await,
+        Some(ErasureProgress::Blocked(team)),
+        "the scanner has to end the scan"
+    );
     let mut parts = 0;
-    while erase(now() + SignedDuration::from_hours(2)).await != Some(Erasing::Done(team)) {
+    while erase(now() + SignedDuration::from_hours(2)).await != Some(ErasureProgress::Done(team)) {
         parts += 1;
         assert!(parts < 200, "it comes to an end");
     }
 }
 
 #[tokio::test]
-async fn what_is_erased_is_found_by_an_index() {
+async fn erasure_statements_use_indexes() {
     let database = Database::new().await;
     let store = database.store();
     let tables: Vec<String> = ERASED

@@ -6,7 +6,7 @@ use super::*;
 use crate::Stream;
 
 #[tokio::test]
-async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
+async fn event_sequences_are_gapless_under_concurrent_writers() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let writers = (0..50).map(|n| {
@@ -56,7 +56,7 @@ async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
 }
 
 #[tokio::test]
-async fn heads_come_in_the_order_asked_for() {
+async fn event_heads_keep_the_requested_order() {
     let f = Fixture::new().await;
     let (a, b) = (f.task().await, f.task().await);
     f.message(b, "x").await;
@@ -67,7 +67,7 @@ async fn heads_come_in_the_order_asked_for() {
 }
 
 #[tokio::test]
-async fn events_are_read_in_bounded_parts() {
+async fn events_after_respects_its_limit() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for _ in 0..5 {

@@ -1,5 +1,4 @@
-//! Files: of parts at one place one is taken, what is there is known once, and what is superfluous
-//! is told.
+//! Files: one part per offset is accepted, contents are stored once, and unused ones are removed.
 
 use construct_domain::FileId;
 use futures::future::join_all;
@@ -7,7 +6,8 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    EXPIRES, File, FileFilter, FileState, NewFile, NewPart, Order, Page, Removed, Taken, UNFINISHED,
+    File, FileFilter, FileState, MAX_UNFINISHED_UPLOADS, NewFile, NewPart, Order, Page,
+    PartOutcome, RemovalTarget, UPLOAD_TIMEOUT,
 };
 
 pub(super) fn file(size: i64) -> NewFile {
@@ -16,7 +16,7 @@ pub(super) fn file(size: i64) -> NewFile {
         name: "report.pdf".into(),
         media_type: "application/pdf".into(),
         size,
-        expected: None,
+        expected_sha256: None,
         created_by: "ada".into(),
         is_stored: false,
     }
@@ -30,46 +30,49 @@ fn part(position: i64, size: i64, says: u8) -> NewPart {
     NewPart { position, size, part: Uuid::now_v7(), sha256: [says; 32] }
 }
 
-async fn take(store: &Store, id: FileId, part: NewPart) -> Result<Taken, Error> {
-    store.file_part(&write(), id, part, rendered("x")).await
+async fn add_part(store: &Store, id: FileId, part: NewPart) -> Result<PartOutcome, Error> {
+    store.file_part_add(&write(), id, part, rendered("x")).await
 }
 
-/// Uploads everything at once.
+/// Uploads the whole content as one part.
 async fn upload(store: &Store, new: NewFile, says: u8) -> File {
     let file = create(store, new).await;
-    let taken = take(store, file.id, part(0, file.size, says)).await.expect("taken");
-    assert!(matches!(taken, Taken::Next(File { state: FileState::Checking, .. })), "{taken:?}");
+    let taken = add_part(store, file.id, part(0, file.size, says)).await.expect("taken");
+    assert!(
+        matches!(taken, PartOutcome::Accepted(File { state: FileState::Checking, .. })),
+        "{taken:?}"
+    );
     file
 }
 
 async fn ready(store: &Store, file: &File, says: u8) -> bool {
     store.file_claim(file.id, now()).await.expect("asked").expect("nobody is at it");
     let content = store.file_content(ORG, [says; 32]).await.expect("locked");
-    content.ready(file.id, "application/pdf", now()).await.expect("written")
+    content.mark_ready(file.id, "application/pdf", now()).await.expect("written")
 }
 
-/// What has to go, and goes.
-async fn gone(store: &Store) -> Vec<Removed> {
-    let mut gone = Vec::new();
+/// Performs the recorded removals, and returns them.
+async fn remove_all(store: &Store) -> Vec<RemovalTarget> {
+    let mut removed = Vec::new();
     for removal in store.file_removals(100).await.expect("read") {
-        store.file_removed(removal.id).await.expect("noted");
-        gone.push(removal.removed);
+        store.file_removal_done(removal.id).await.expect("noted");
+        removed.push(removal.target);
     }
-    gone
+    removed
 }
 
 #[tokio::test]
-async fn of_parts_at_one_place_one_is_taken() {
+async fn concurrent_parts_at_one_offset_have_one_winner() {
     let database = Database::new().await;
     let store = database.store();
     let file = create(&store, file(100)).await;
     assert_eq!((file.state, file.received, file.sha256), (FileState::Uploading, 0, None));
     let parts: Vec<_> = (0..8).map(|says| part(0, 40, says)).collect();
-    let results = join_all(parts.iter().map(|part| take(&store, file.id, *part))).await;
+    let results = join_all(parts.iter().map(|part| add_part(&store, file.id, *part))).await;
     let mut taken = Vec::new();
     for (part, result) in parts.iter().zip(results) {
         match result {
-            Ok(Taken::Next(file)) => {
+            Ok(PartOutcome::Accepted(file)) => {
                 assert_eq!(file.received, 40);
                 taken.push(*part);
             }
@@ -78,21 +81,22 @@ async fn of_parts_at_one_place_one_is_taken() {
         }
     }
     let [first] = taken[..] else { panic!("{taken:?}") };
-    // The last one again is answered as at first; another in its place is not.
-    let again = take(&store, file.id, NewPart { part: Uuid::now_v7(), ..first })
+    // A repetition of the last part is answered like the first time; another part at its offset is
+    // refused.
+    let again = add_part(&store, file.id, NewPart { part: Uuid::now_v7(), ..first })
         .await
         .expect("as at first");
-    assert!(matches!(again, Taken::Again(File { received: 40, .. })), "{again:?}");
-    let other = take(&store, file.id, NewPart { sha256: [99; 32], ..first }).await;
+    assert!(matches!(again, PartOutcome::Duplicate(File { received: 40, .. })), "{again:?}");
+    let other = add_part(&store, file.id, NewPart { sha256: [99; 32], ..first }).await;
     assert!(matches!(other, Err(Error::WrongOffset { offset: 40 })), "{other:?}");
-    let late = take(&store, file.id, part(39, 1, 1)).await;
+    let late = add_part(&store, file.id, part(39, 1, 1)).await;
     assert!(matches!(late, Err(Error::WrongOffset { offset: 40 })), "{late:?}");
-    let long = take(&store, file.id, part(40, 61, 1)).await;
+    let long = add_part(&store, file.id, part(40, 61, 1)).await;
     assert!(matches!(long, Err(Error::TooLong { size: 100 })), "{long:?}");
     let last = part(40, 60, 50);
-    take(&store, file.id, last).await.expect("the last one");
-    assert!(matches!(take(&store, file.id, last).await, Ok(Taken::Again(_))));
-    assert!(matches!(take(&store, file.id, part(100, 1, 1)).await, Err(Error::NotUploading)));
+    add_part(&store, file.id, last).await.expect("the last one");
+    assert!(matches!(add_part(&store, file.id, last).await, Ok(PartOutcome::Duplicate(_))));
+    assert!(matches!(add_part(&store, file.id, part(100, 1, 1)).await, Err(Error::NotUploading)));
     let claimed =
         store.file_claim(file.id, now()).await.expect("asked").expect("all parts are there");
     let names: Vec<_> = claimed.parts.iter().map(|part| part.part).collect();
@@ -101,7 +105,7 @@ async fn of_parts_at_one_place_one_is_taken() {
 }
 
 #[tokio::test]
-async fn who_is_killed_while_at_a_file_leaves_it_to_others() {
+async fn expired_file_claim_is_taken_over() {
     let database = Database::new().await;
     let store = database.store();
     let file = upload(&store, file(10), 1).await;
@@ -111,35 +115,37 @@ async fn who_is_killed_while_at_a_file_leaves_it_to_others() {
     let later = now() + SignedDuration::from_mins(6);
     assert_eq!(store.file_list_unclaimed(later).await.expect("read"), [file.id]);
     assert!(store.file_claim(file.id, later).await.expect("asked").is_some());
-    store.file_unclaim(file.id, now()).await.expect("let go");
+    store.file_release(file.id, now()).await.expect("let go");
     assert!(ready(&store, &file, 1).await);
     let found = store.file_get(ORG, file.id).await.expect("there");
     assert_eq!(
         (found.state, found.sha256, found.expires_at),
         (FileState::Ready, Some([1; 32]), None)
     );
-    assert_eq!(gone(&store).await, [Removed::Upload(file.id)]);
-    // The other one comes to its end as well, and changes nothing.
+    assert_eq!(remove_all(&store).await, [RemovalTarget::Upload(file.id)]);
+    // The other process finishes too, and changes nothing.
     let content = store.file_content(ORG, [1; 32]).await.expect("locked");
-    assert!(!content.ready(file.id, "application/pdf", now()).await.expect("nothing to write"));
+    assert!(
+        !content.mark_ready(file.id, "application/pdf", now()).await.expect("nothing to write")
+    );
     let mut content = store.file_content(ORG, [1; 32]).await.expect("locked");
     assert!(content.is_needed().await.expect("read"), "the file says it");
 }
 
 #[tokio::test]
-async fn a_content_that_is_there_makes_a_file_ready_and_goes_with_the_last_of_them() {
+async fn known_content_makes_file_ready_and_is_removed_with_last_file() {
     let database = Database::new().await;
     let store = database.store();
     let first = upload(&store, file(10), 1).await;
-    let known = NewFile { expected: Some([1; 32]), is_stored: true, ..file(10) };
+    let known = NewFile { expected_sha256: Some([1; 32]), is_stored: true, ..file(10) };
     let early = create(&store, known.clone()).await;
     assert_eq!(early.state, FileState::Uploading, "nothing is there yet");
     assert!(ready(&store, &first, 1).await);
-    assert!(store.file_is_known(ORG, &[1; 32], 10).await.expect("read"));
-    assert!(!store.file_is_known(ORG, &[1; 32], 11).await.expect("read"));
+    assert!(store.file_content_exists(ORG, &[1; 32], 10).await.expect("read"));
+    assert!(!store.file_content_exists(ORG, &[1; 32], 11).await.expect("read"));
     let elsewhere = OrganizationId::from_uuid(Uuid::now_v7());
     assert!(
-        !store.file_is_known(elsewhere, &[1; 32], 10).await.expect("read"),
+        !store.file_content_exists(elsewhere, &[1; 32], 10).await.expect("read"),
         "nobody knows what others have"
     );
     let fresh = |new: NewFile| NewFile { id: FileId::from_uuid(Uuid::now_v7()), ..new };
@@ -156,7 +162,7 @@ async fn a_content_that_is_there_makes_a_file_ready_and_goes_with_the_last_of_th
     );
     let damaged = NewFile { is_stored: false, ..fresh(known) };
     assert_eq!(create(&store, damaged).await.state, FileState::Uploading);
-    gone(&store).await;
+    remove_all(&store).await;
     for (file, needed) in [(first, true), (second, false)] {
         let deleted =
             applied(store.file_delete(&write(), file.id, rendered("x")).await.expect("deleted"));
@@ -164,16 +170,16 @@ async fn a_content_that_is_there_makes_a_file_ready_and_goes_with_the_last_of_th
         assert_not_found(store.file_get(ORG, file.id).await);
         let removals = store.file_removals(10).await.expect("read");
         assert_eq!(removals.len(), 1);
-        assert_eq!(removals[0].removed, Removed::Content([1; 32]));
+        assert_eq!(removals[0].target, RemovalTarget::Content([1; 32]));
         let mut content = store.file_content(ORG, [1; 32]).await.expect("locked");
         assert_eq!(content.is_needed().await.expect("read"), needed);
-        content.settled(removals[0].id).await.expect("settled");
+        content.finish(removals[0].id).await.expect("settled");
         assert!(store.file_removals(10).await.expect("read").is_empty());
     }
 }
 
 #[tokio::test]
-async fn what_is_not_finished_in_time_goes_and_what_is_ready_stays() {
+async fn unfinished_upload_expires_and_ready_file_stays() {
     let database = Database::new().await;
     let store = database.store();
     let [kept, refused, cut] = [
@@ -189,27 +195,33 @@ async fn what_is_not_finished_in_time_goes_and_what_is_ready_stays() {
         (found.state, found.reason.as_str(), found.received),
         (FileState::Refused, "it is a bomb", 0)
     );
-    assert!(matches!(take(&store, refused.id, part(0, 10, 2)).await, Err(Error::NotUploading)));
-    gone(&store).await;
+    assert!(matches!(add_part(&store, refused.id, part(0, 10, 2)).await, Err(Error::NotUploading)));
+    remove_all(&store).await;
     assert_eq!(
-        store.file_expire(now() + EXPIRES - SignedDuration::from_hours(1)).await.expect("looked"),
+        store
+            .file_expire(now() + UPLOAD_TIMEOUT - SignedDuration::from_hours(1))
+            .await
+            .expect("looked"),
         0
     );
-    assert_eq!(store.file_expire(now() + EXPIRES).await.expect("looked"), 2);
-    let mut went = gone(&store).await;
+    assert_eq!(store.file_expire(now() + UPLOAD_TIMEOUT).await.expect("looked"), 2);
+    let mut went = remove_all(&store).await;
     went.sort_by_key(|removed| format!("{removed:?}"));
     assert_eq!(went.len(), 2);
-    assert!([refused.id, cut.id].iter().all(|id| went.contains(&Removed::Upload(*id))), "{went:?}");
+    assert!(
+        [refused.id, cut.id].iter().all(|id| went.contains(&RemovalTarget::Upload(*id))),
+        "{went:?}"
+    );
     assert_not_found(store.file_get(ORG, cut.id).await);
     assert_eq!(store.file_get(ORG, kept.id).await.expect("there").state, FileState::Ready);
-    assert_eq!(store.file_expire(now() + EXPIRES * 1000).await.expect("looked"), 0);
+    assert_eq!(store.file_expire(now() + UPLOAD_TIMEOUT * 1000).await.expect("looked"), 0);
 }
 
 #[tokio::test]
-async fn so_many_uploads_are_unfinished_and_no_more() {
+async fn unfinished_uploads_are_limited() {
     let database = Database::new().await;
     let store = database.store();
-    let begun = (0..UNFINISHED + 5)
+    let begun = (0..MAX_UNFINISHED_UPLOADS + 5)
         .map(|_| async { store.file_create(&write(), file(10), rendered("x")).await });
     let begun = join_all(begun).await;
     let refused =
@@ -222,7 +234,7 @@ async fn so_many_uploads_are_unfinished_and_no_more() {
 }
 
 #[tokio::test]
-async fn files_are_listed_by_what_is_asked_for() {
+async fn files_are_listed_by_every_filter() {
     let database = Database::new().await;
     let store = database.store();
     let pdf = upload(&store, file(10), 1).await;

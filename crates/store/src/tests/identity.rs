@@ -1,4 +1,4 @@
-//! People, organizations, keys.
+//! Users, organizations and API keys.
 
 use construct_domain::{
     ApiKeyId, InvitationId, OrganizationId, UserId,
@@ -8,9 +8,10 @@ use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use crate::{
-    Error, Limits, NewEvent, Page, Rendered, Store, Write, Written,
+    Error, Limits, NewEvent, Page, Store, Write, WriteOutcome, WriteOutput,
     identity::{
-        ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile, Secret,
+        ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile,
+        SecretHash,
     },
     testing::Database,
 };
@@ -27,16 +28,16 @@ fn write(organization: OrganizationId) -> Write {
     Write::new(organization, now())
 }
 
-fn silent<T>(_: &T) -> Rendered {
-    Rendered {
+fn silent<T>(_: &T) -> WriteOutput {
+    WriteOutput {
         event: NewEvent { kind: String::new(), payload: Vec::new(), step: None },
         response: Vec::new(),
     }
 }
 
-fn entity<T>(written: Written<T>) -> T {
+fn entity<T>(written: WriteOutcome<T>) -> T {
     match written {
-        Written::Applied { entity, event: None } => entity,
+        WriteOutcome::Applied { entity, event: None } => entity,
         _ => panic!("it is done by this call, and tells nobody"),
     }
 }
@@ -71,7 +72,7 @@ async fn team(store: &Store, owner: UserId) -> OrganizationId {
     id
 }
 
-/// Invites and lets in.
+/// Invites a user and signs them in.
 async fn joined(store: &Store, organization: OrganizationId, subject: &str, role: Role) -> UserId {
     invite(store, organization, subject, role).await.expect("they are invited");
     person(store, subject).await
@@ -93,12 +94,12 @@ async fn invite(
     store.invitation_create(&write(organization), new, silent).await.map(drop)
 }
 
-fn secret(number: u8) -> Secret {
-    Secret { prefix: format!("ct_{number}"), hash: [number; 32] }
+fn secret(number: u8) -> SecretHash {
+    SecretHash { prefix: format!("ct_{number}"), hash: [number; 32] }
 }
 
 #[tokio::test]
-async fn of_two_owners_who_remove_each_other_at_once_one_stays() {
+async fn owners_removing_each_other_leave_one_owner() {
     let database = Database::new().await;
     let store = database.store();
     let ada = person(&store, "ada").await;
@@ -121,7 +122,7 @@ async fn of_two_owners_who_remove_each_other_at_once_one_stays() {
             .filter(|member| member.role == Role::Owner)
             .collect();
         assert_eq!(owners.len(), 1);
-        // As it was, for the next time.
+        // Restore the state for the next round.
         if owners[0].user == ada {
             joined(&store, organization, "bob", Role::Owner).await;
         } else {
@@ -133,7 +134,7 @@ async fn of_two_owners_who_remove_each_other_at_once_one_stays() {
 }
 
 #[tokio::test]
-async fn an_invitation_counts_once_for_a_verified_address_until_it_expires() {
+async fn invitation_is_accepted_once_by_a_verified_address_in_time() {
     let database = Database::new().await;
     let store = database.store();
     let organization = team(&store, person(&store, "ada").await).await;
@@ -152,14 +153,14 @@ async fn an_invitation_counts_once_for_a_verified_address_until_it_expires() {
     assert_eq!(store.user_role(bob, organization).await.expect("read"), None, "it has expired");
     store.user_sign_in(&profile("bob", true), None, later(59)).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), Some(Role::Member));
-    // One who is a member already keeps their role.
+    // An existing member keeps their role.
     invite(&store, organization, "bob", Role::Owner).await.expect("he is invited");
     store.user_sign_in(&profile("bob", true), None, now()).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), Some(Role::Member));
 }
 
 #[tokio::test]
-async fn what_a_token_leaves_out_is_what_was_known() {
+async fn sign_in_keeps_profile_fields_missing_from_the_token() {
     let database = Database::new().await;
     let store = database.store();
     let ada = person(&store, "ada").await;
@@ -171,13 +172,13 @@ async fn what_a_token_leaves_out_is_what_was_known() {
         (known.email.as_str(), known.email_verified, known.name.as_str()),
         ("ada@example.com", true, "ada")
     );
-    // An address that is no longer vouched for is one that is said.
+    // An address that is no longer verified is stored as unverified.
     store.user_sign_in(&profile("ada", false), None, now()).await.expect("taken in");
     assert!(!store.user_get(ada).await.expect("read").email_verified);
 }
 
 #[tokio::test]
-async fn everybody_has_one_personal_organization_however_often_they_come_at_once() {
+async fn concurrent_sign_ins_create_one_personal_organization() {
     let database = Database::new().await;
     let store = database.store();
     let profile = profile("ada", true);
@@ -191,11 +192,11 @@ async fn everybody_has_one_personal_organization_however_often_they_come_at_once
     let owned = store.organization_list(first.0, &page).await.expect("read");
     assert_eq!(owned.iter().map(|owned| owned.id).collect::<Vec<_>>(), [first.1]);
     let closed = store.organization_delete(&write(first.1), first.1, silent).await;
-    assert!(matches!(closed, Err(Error::Kept)));
+    assert!(matches!(closed, Err(Error::PermanentOrganization)));
 }
 
 #[tokio::test]
-async fn the_use_of_a_key_is_noted_once_a_minute_and_a_dead_one_opens_nothing() {
+async fn key_use_is_recorded_once_a_minute_and_invalid_key_refused() {
     let database = Database::new().await;
     let store = database.store();
     let ada = person(&store, "ada").await;
@@ -229,7 +230,7 @@ async fn the_use_of_a_key_is_noted_once_a_minute_and_a_dead_one_opens_nothing() 
     assert!(matches!(strange, Err(Error::NotFound { .. })));
     let above =
         store.api_key_revoke(&write(organization), key.id, None, Role::Member, silent).await;
-    assert!(matches!(above, Err(Error::Above)));
+    assert!(matches!(above, Err(Error::InsufficientRole)));
     assert!(
         store.api_key_holder(&[1; 32], now()).await.expect("read").is_some(),
         "it was rolled back"
@@ -242,7 +243,7 @@ async fn the_use_of_a_key_is_noted_once_a_minute_and_a_dead_one_opens_nothing() 
 }
 
 #[tokio::test]
-async fn a_setup_code_makes_one_key_in_time() {
+async fn setup_code_is_exchanged_once_before_it_expires() {
     let database = Database::new().await;
     let store = database.store();
     let code = |number, expires_at| NewSetupCode {
@@ -277,7 +278,7 @@ async fn a_setup_code_makes_one_key_in_time() {
     );
     assert_eq!(exchange(1, 14, now()).await, None);
     assert_eq!(exchange(9, 15, now()).await, None);
-    // A code ends with the key it was made with, and with whom it acts for.
+    // A code ends with the key that created it, and with the user it acts for.
     let ada = person(&store, "ada").await;
     let organization = team(&store, person(&store, "eve").await).await;
     joined(&store, organization, "ada", Role::Admin).await;
@@ -304,7 +305,7 @@ async fn a_setup_code_makes_one_key_in_time() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_in_an_organization_that_is_closed() {
+async fn deleted_organization_refuses_writes() {
     let database = Database::new().await;
     let store = database.store();
     let ada = person(&store, "ada").await;

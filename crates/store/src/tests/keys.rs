@@ -1,11 +1,11 @@
-//! Limits of keys, and for which key something is counted.
+//! Limits of API keys, and what counts for which key.
 
 use std::collections::BTreeMap;
 
 use construct_domain::{
     ApiKeyId, ScanId, ScheduleId, UserId,
     access::{Role, Scope},
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
     state::VERSIONS_KEPT,
 };
 use jiff::SignedDuration;
@@ -13,35 +13,37 @@ use jiff::SignedDuration;
 use super::{
     files::file,
     scans::new as new_scan,
-    subtasks::{runs, spawn},
-    usage::{around, spent, turn},
+    subtasks::{spawn, start_script},
+    usage::{periods_around, spent, turn},
     *,
 };
 use crate::{
-    CallReport, Counted, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose,
-    ScheduleChanges, StateContent, StateRef, StepUsage, Target, Told, UsageFilter, UsagePage, Used,
-    identity::{ApiKey, NewApiKey, Secret},
+    CallReport, CountSelection, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose,
+    RunEvents, ScheduleChanges, ScheduleTarget, StateContent, StateRef, StepUsage, UsageFilter,
+    UsagePage, UsageTotals,
+    identity::{ApiKey, NewApiKey, SecretHash},
     scan::NewScan,
 };
 
 const SETTINGS: StateRef<'static> = StateRef { owner: None, name: "settings" };
 
-const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
+const EVENTS: RunEvents =
+    RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
 
 fn key() -> ApiKeyId {
     ApiKeyId::from_uuid(Uuid::now_v7())
 }
 
-fn with(key: ApiKeyId) -> Write {
+fn write_with(key: ApiKeyId) -> Write {
     Write { key: Some(key), ..write() }
 }
 
-async fn begin(f: &Fixture, write: &Write) -> TaskId {
+async fn create_task(f: &Fixture, write: &Write) -> TaskId {
     let made = f.store.task_create(write, new_task(f.agent), rendered("task.created")).await;
     applied(made.expect("created")).state.id
 }
 
-async fn say(f: &Fixture, write: &Write, task: TaskId) -> MessageId {
+async fn send_message(f: &Fixture, write: &Write, task: TaskId) -> MessageId {
     let new = NewUserMessage { id: message_id(), task, content: text("go"), interrupts: false };
     applied(
         f.store.message_create(write, new, rendered("message.created")).await.expect("accepted"),
@@ -50,27 +52,28 @@ async fn say(f: &Fixture, write: &Write, task: TaskId) -> MessageId {
 }
 
 async fn counts(f: &Fixture, periods: &Periods) -> BTreeMap<ApiKeyId, Counts> {
-    let counts = f.store.quota_counts_of_keys(ORG, Counted::ALL, periods).await.expect("counted");
+    let counts =
+        f.store.quota_key_counts(ORG, CountSelection::ALL, periods).await.expect("counted");
     counts.into_iter().collect()
 }
 
-fn done(tasks: i64, runs: i64, tokens: i64, spend_pico_usd: i64) -> Counts {
+fn new_counts(tasks: i64, runs: i64, tokens: i64, spend_pico_usd: i64) -> Counts {
     Counts { tasks, runs, tokens, spend_pico_usd, storage_bytes: 0 }
 }
 
 #[tokio::test]
-async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
+async fn tasks_count_for_their_creator_and_work_for_the_last_sender() {
     let f = Fixture::new().await;
     let (now, a, b) = (now(), key(), key());
-    let periods = around(now);
-    let task = begin(&f, &with(a)).await;
-    say(&f, &with(b), task).await;
+    let periods = periods_around(now);
+    let task = create_task(&f, &write_with(a)).await;
+    send_message(&f, &write_with(b), task).await;
     turn(&f, task, &[("fetch", true)], spent(10, 100), now).await;
     assert_eq!(
         counts(&f, &periods).await,
-        BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(0, 1, 10, 100))])
+        BTreeMap::from([(a, new_counts(1, 0, 0, 0)), (b, new_counts(0, 1, 10, 100))])
     );
-    // What came too late, and what a token of the task's own scripts has used.
+    // A late result, and the usage of a token of the task's own scripts.
     let late = StepUsage {
         call: Uuid::now_v7(),
         step: step_id(),
@@ -90,21 +93,20 @@ async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
         usage: spent(2, 2),
     };
     f.store.call_book(&report(None, Some(task)), now).await.expect("booked");
-    assert_eq!(counts(&f, &periods).await[&b], done(0, 1, 13, 103));
-    // A token that was made with a key is counted for that key, also when it is for a task of
-    // others.
+    assert_eq!(counts(&f, &periods).await[&b], new_counts(0, 1, 13, 103));
+    // A token that was created with a key counts for that key, also for a task of another key.
     f.store.call_book(&report(Some(a), Some(task)), now).await.expect("booked");
     f.store.call_book(&report(Some(a), None), now).await.expect("booked");
-    assert_eq!(counts(&f, &periods).await[&a], done(1, 0, 4, 4));
-    // Who comes without a key has it counted for none.
+    assert_eq!(counts(&f, &periods).await[&a], new_counts(1, 0, 4, 4));
+    // Calls without a key count for none.
     f.message(task, "and now?").await;
     turn(&f, task, &[], spent(1000, 1000), now).await;
     let unchanged = counts(&f, &periods).await;
-    assert_eq!((unchanged[&a], unchanged[&b]), (done(1, 0, 4, 4), done(0, 1, 13, 103)));
-    // Only what is asked for, and only of this time.
-    let tokens = Counted { tokens: true, ..Counted::default() };
-    let tokens = f.store.quota_counts_of_keys(ORG, tokens, &periods).await.expect("counted");
-    assert_eq!(tokens[&b], done(0, 0, 13, 0));
+    assert_eq!((unchanged[&a], unchanged[&b]), (new_counts(1, 0, 4, 4), new_counts(0, 1, 13, 103)));
+    // Only the selected counts, and only of this period.
+    let tokens = CountSelection { tokens: true, ..CountSelection::default() };
+    let tokens = f.store.quota_key_counts(ORG, tokens, &periods).await.expect("counted");
+    assert_eq!(tokens[&b], new_counts(0, 0, 13, 0));
     let tomorrow = Periods {
         day: periods.next_day,
         next_day: periods.next_day + SignedDuration::from_hours(24),
@@ -112,42 +114,45 @@ async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
     };
     assert_eq!(
         counts(&f, &tomorrow).await,
-        BTreeMap::from([(a, done(0, 0, 0, 4)), (b, done(0, 0, 0, 103))])
+        BTreeMap::from([(a, new_counts(0, 0, 0, 4)), (b, new_counts(0, 0, 0, 103))])
     );
     let other = other_organization(&f.store).await;
     let foreign =
-        f.store.quota_counts_of_keys(other, Counted::ALL, &periods).await.expect("counted");
+        f.store.quota_key_counts(other, CountSelection::ALL, &periods).await.expect("counted");
     assert!(foreign.is_empty());
 }
 
 #[tokio::test]
-async fn a_task_that_is_gone_was_begun_all_the_same() {
+async fn deleted_task_still_counts_for_its_key() {
     let f = Fixture::new().await;
-    let (periods, a) = (around(now()), key());
-    let task = begin(&f, &with(a)).await;
-    let expected = BTreeMap::from([(a, done(1, 0, 0, 0))]);
-    // By whomever it is deleted.
+    let (periods, a) = (periods_around(now()), key());
+    let task = create_task(&f, &write_with(a)).await;
+    let expected = BTreeMap::from([(a, new_counts(1, 0, 0, 0))]);
+    // Whoever deletes it.
     applied(
-        f.store.task_delete(&with(key()), task, rendered("task.deleted")).await.expect("deleted"),
+        f.store
+            .task_delete(&write_with(key()), task, rendered("task.deleted"))
+            .await
+            .expect("deleted"),
     );
     assert_eq!(counts(&f, &periods).await, expected);
-    f.store.task_purge(task, gone, now()).await.expect("purged").expect("it is gone");
+    f.store.task_purge(task, deleted_event, now()).await.expect("purged").expect("it is gone");
     assert_eq!(counts(&f, &periods).await, expected);
 }
 
 #[tokio::test]
-async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_them() {
+async fn forks_subtasks_and_schedule_runs_count_for_their_key() {
     let f = Fixture::new().await;
     let (now, a, b, c) = (now(), key(), key(), key());
-    let periods = around(now);
-    let task = begin(&f, &with(a)).await;
-    let message = say(&f, &with(b), task).await;
-    let asking = runs(&f, task).await;
-    let child = spawn(&f, asking, 1).await;
+    let periods = periods_around(now);
+    let task = create_task(&f, &write_with(a)).await;
+    let message = send_message(&f, &write_with(b), task).await;
+    let caller = start_script(&f, task).await;
+    let child = spawn(&f, caller, 1).await;
     turn(&f, child, &[("fetch", true)], spent(7, 70), now).await;
     assert_eq!(
         counts(&f, &periods).await,
-        BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(1, 1, 7, 70))])
+        BTreeMap::from([(a, new_counts(1, 0, 0, 0)), (b, new_counts(1, 1, 7, 70))])
     );
     let fork = NewFork {
         id: TaskId::from_uuid(Uuid::now_v7()),
@@ -155,49 +160,54 @@ async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_the
         message,
         title: String::new(),
         workspace: String::new(),
-        elsewhere: (message_id(), text("elsewhere")),
+        workspace_notice: (message_id(), text("elsewhere")),
     };
-    applied(f.store.task_fork(&with(c), fork, rendered("task.created")).await.expect("copied"));
-    assert_eq!(counts(&f, &periods).await[&c], done(1, 0, 0, 0));
-    // A schedule is of who made it, until somebody else changes it.
+    applied(
+        f.store.task_fork(&write_with(c), fork, rendered("task.created")).await.expect("copied"),
+    );
+    assert_eq!(counts(&f, &periods).await[&c], new_counts(1, 0, 0, 0));
+    // A schedule counts for its creator, until another key changes it.
     let new = NewSchedule {
         id: ScheduleId::from_uuid(Uuid::now_v7()),
         name: "often".into(),
-        target: Target::Agent(f.agent),
+        target: ScheduleTarget::Agent(f.agent),
         content: text("work"),
         interrupts: false,
         title: String::new(),
         workspace: String::new(),
         timing: Timing::Cron { pattern: "* * * * *".to_owned(), time_zone: "UTC".to_owned() },
-        missed: Missed::Once,
+        missed: MissedRunPolicy::Once,
         next_run: Some(Timestamp::from_second(now.as_second() / 60 * 60).expect("a minute begins")),
     };
     let schedule = applied(
-        f.store.schedule_create(&with(c), new, rendered("schedule.created")).await.expect("made"),
+        f.store
+            .schedule_create(&write_with(c), new, rendered("schedule.created"))
+            .await
+            .expect("made"),
     );
     let fired =
-        f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked").expect("it is due");
+        f.store.schedule_fire(now, EVENTS, &mut None).await.expect("looked").expect("it is due");
     assert_eq!(fired.failures, [""; 0]);
     turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
-    assert_eq!(counts(&f, &periods).await[&c], done(2, 1, 1, 10));
+    assert_eq!(counts(&f, &periods).await[&c], new_counts(2, 1, 1, 10));
     let changes =
         ScheduleChanges { content: Some(text("other work")), ..ScheduleChanges::default() };
     let changed = f
         .store
-        .schedule_update(&with(a), schedule.id, None, changes, rendered("schedule.updated"))
+        .schedule_update(&write_with(a), schedule.id, None, changes, rendered("schedule.updated"))
         .await;
     assert_eq!(applied(changed.expect("changed")).key, Some(a));
     let later = now + SignedDuration::from_mins(2);
     let fired =
-        f.store.schedule_fire(later, TOLD, &mut None).await.expect("looked").expect("it is due");
+        f.store.schedule_fire(later, EVENTS, &mut None).await.expect("looked").expect("it is due");
     turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
     let counted = counts(&f, &periods).await;
-    assert_eq!((counted[&a], counted[&c]), (done(2, 1, 1, 10), done(2, 1, 1, 10)));
+    assert_eq!((counted[&a], counted[&c]), (new_counts(2, 1, 1, 10), new_counts(2, 1, 1, 10)));
 }
 
-/// What is kept of each key.
-async fn kept(f: &Fixture) -> BTreeMap<ApiKeyId, i64> {
-    counts(f, &around(now()))
+/// The stored bytes of each key.
+async fn stored_bytes(f: &Fixture) -> BTreeMap<ApiKeyId, i64> {
+    counts(f, &periods_around(now()))
         .await
         .into_iter()
         .map(|(key, counts)| (key, counts.storage_bytes))
@@ -215,67 +225,77 @@ async fn put(f: &Fixture, write: &Write, text: &str) {
 }
 
 #[tokio::test]
-async fn what_is_kept_is_counted_for_the_key_that_stored_it() {
+async fn storage_counts_for_the_key_that_stored_it() {
     let f = Fixture::new().await;
     let (a, b) = (key(), key());
     let create = async |write: &Write, size| {
         applied(f.store.file_create(write, file(size), rendered("x")).await.expect("created")).id
     };
-    let first = create(&with(a), 100).await;
-    create(&with(b), 10).await;
+    let first = create(&write_with(a), 100).await;
+    create(&write_with(b), 10).await;
     create(&write(), 1000).await;
-    assert_eq!(kept(&f).await, BTreeMap::from([(a, 100), (b, 10)]));
-    // By whomever it is deleted.
-    applied(f.store.file_delete(&with(b), first, rendered("x")).await.expect("deleted"));
-    assert_eq!(kept(&f).await, BTreeMap::from([(b, 10)]));
+    assert_eq!(stored_bytes(&f).await, BTreeMap::from([(a, 100), (b, 10)]));
+    // Whoever deletes it.
+    applied(f.store.file_delete(&write_with(b), first, rendered("x")).await.expect("deleted"));
+    assert_eq!(stored_bytes(&f).await, BTreeMap::from([(b, 10)]));
     let archive = Some(format!("sha256:{};size=700", "a".repeat(64)));
     let upload = NewScan { archive, ..new_scan(ScanId::from_uuid(Uuid::now_v7())) };
-    applied(f.store.scan_create(&with(a), upload, rendered("x")).await.expect("made"));
-    assert_eq!(kept(&f).await, BTreeMap::from([(a, 700), (b, 10)]));
-    // Each version of a document is of the key that it was put with, also when another has put the
+    applied(f.store.scan_create(&write_with(a), upload, rendered("x")).await.expect("made"));
+    assert_eq!(stored_bytes(&f).await, BTreeMap::from([(a, 700), (b, 10)]));
+    // Each version of a document counts for the key that put it, also after another key put the
     // next one.
     for (write, text, of_a, of_b) in [
-        (with(a), "{\"a\": 1}", 708, 10),
-        (with(b), "{\"a\": 1}", 708, 10),
-        (with(b), "{}", 708, 12),
+        (write_with(a), "{\"a\": 1}", 708, 10),
+        (write_with(b), "{\"a\": 1}", 708, 10),
+        (write_with(b), "{}", 708, 12),
         (write(), "{ }", 708, 12),
-        (with(a), "{}", 710, 12),
+        (write_with(a), "{}", 710, 12),
     ] {
         put(&f, &write, text).await;
-        assert_eq!(kept(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{text}");
+        assert_eq!(stored_bytes(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{text}");
     }
     for (forget, of_a, of_b) in [(false, 710, 12), (true, 700, 10)] {
         let deleted = f
             .store
-            .state_delete(&with(b), SETTINGS, (None, forget), "ada", rendered("state.deleted"))
+            .state_delete(
+                &write_with(b),
+                SETTINGS,
+                (None, forget),
+                "ada",
+                rendered("state.deleted"),
+            )
             .await;
         applied(deleted.expect("deleted"));
-        assert_eq!(kept(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{forget}");
+        assert_eq!(stored_bytes(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{forget}");
     }
-    // Only where it is asked for.
-    let tasks = Counted { tasks: true, ..Counted::default() };
+    // Only if it is selected.
+    let tasks = CountSelection { tasks: true, ..CountSelection::default() };
     assert!(
-        f.store.quota_counts_of_keys(ORG, tasks, &around(now())).await.expect("counted").is_empty()
+        f.store
+            .quota_key_counts(ORG, tasks, &periods_around(now()))
+            .await
+            .expect("counted")
+            .is_empty()
     );
 }
 
 #[tokio::test]
-async fn a_version_that_goes_makes_room_for_the_key_that_had_put_it() {
+async fn dropped_version_frees_storage_of_the_key_that_put_it() {
     let f = Fixture::new().await;
     let keys = [key(), key()];
     let (mut own, mut of_others) = (0, 0);
     for number in 0..VERSIONS_KEPT * 2 {
         let by = keys[usize::from(number % 3 == 0)];
-        // Of different lengths, so that what goes is not what comes.
+        // Different lengths distinguish the dropped version from the new one.
         let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 2 == 0 { 500 } else { 7 }));
-        let of = async || kept(&f).await.get(&by).copied().unwrap_or_default();
+        let of = async || stored_bytes(&f).await.get(&by).copied().unwrap_or_default();
         let before = of().await;
         let growth = f
             .store
             .state_growth(ORG, SETTINGS, StateContent::Text(&text), Some(by))
             .await
             .expect("counted");
-        put(&f, &with(by), &text).await;
+        put(&f, &write_with(by), &text).await;
         assert_eq!(of().await - before, growth.bytes_of_key, "{number}");
         if growth.bytes < growth.bytes_of_key {
             of_others += 1;
@@ -287,14 +307,14 @@ async fn a_version_that_goes_makes_room_for_the_key_that_had_put_it() {
 }
 
 #[tokio::test]
-async fn usage_is_told_apart_and_filtered_by_key() {
+async fn usage_is_grouped_and_filtered_by_key() {
     let f = Fixture::new().await;
     let (now, a) = (now(), key());
     let made = f.store.api_key_create(&write(), new_key(a, Limits::default())).await.expect("made");
     let b = key();
-    let task = begin(&f, &write()).await;
-    for (write, tokens) in [(with(a), 1), (with(b), 2), (write(), 4)] {
-        say(&f, &write, task).await;
+    let task = create_task(&f, &write()).await;
+    for (write, tokens) in [(write_with(a), 1), (write_with(b), 2), (write(), 4)] {
+        send_message(&f, &write, task).await;
         turn(&f, task, &[("fetch", true)], spent(tokens, 0), now).await;
     }
     let (since, until) = (now - SignedDuration::from_hours(1), now + SignedDuration::from_hours(1));
@@ -314,11 +334,11 @@ async fn usage_is_told_apart_and_filtered_by_key() {
             let page = UsagePage { limit: 2, descending: false, after: after.clone() };
             let rows = f.store.usage_list(ORG, filter, of, &page).await.expect("listed");
             let Some(last) = rows.last() else { break };
-            after = Some(last.place.clone());
+            after = Some(last.cursor.clone());
             found.extend(rows.into_iter().map(|row| {
-                let count = match row.used {
-                    Used::Models { usage, .. } => usage.input_tokens,
-                    Used::Tools { calls, .. } => calls,
+                let count = match row.totals {
+                    UsageTotals::Models { usage, .. } => usage.input_tokens,
+                    UsageTotals::Tools { calls, .. } => calls,
                 };
                 (row.key_name, row.key, count)
             }));
@@ -351,7 +371,7 @@ pub(super) fn new_key(id: ApiKeyId, limits: Limits) -> NewApiKey {
     NewApiKey {
         id,
         name: "bot".into(),
-        secret: Secret { prefix: "ct_x".into(), hash },
+        secret: SecretHash { prefix: "ct_x".into(), hash },
         role: Role::Admin,
         scopes: vec![Scope::TasksWrite],
         user: UserId::LOCAL,
@@ -361,7 +381,7 @@ pub(super) fn new_key(id: ApiKeyId, limits: Limits) -> NewApiKey {
 }
 
 #[tokio::test]
-async fn limits_of_a_key_change_with_a_revision_and_are_known_with_its_next_use() {
+async fn key_limits_update_checks_revision_and_applies_to_next_use() {
     let f = Fixture::new().await;
     let (id, first) = (key(), Limits { tasks_per_day: Some(0), ..Limits::default() });
     let new = new_key(id, first);
@@ -373,11 +393,16 @@ async fn limits_of_a_key_change_with_a_revision_and_are_known_with_its_next_use(
         Limits { requests_per_minute: Some(5), tokens_per_day: Some(7), ..Limits::default() };
     let change = async |write: &Write, limits, revision, user, by| {
         let which = (id, user);
-        f.store.api_key_limit(write, which, (limits, revision), by, rendered::<ApiKey>("key")).await
+        f.store
+            .api_key_set_limits(write, which, (limits, revision), by, rendered::<ApiKey>("key"))
+            .await
     };
     let nobody = Some(UserId::from_uuid(Uuid::now_v7()));
     assert_not_found(change(&write(), second, None, nobody, Role::Owner).await);
-    assert!(matches!(change(&write(), second, None, None, Role::Member).await, Err(Error::Above)));
+    assert!(matches!(
+        change(&write(), second, None, None, Role::Member).await,
+        Err(Error::InsufficientRole)
+    ));
     assert!(matches!(
         change(&write(), second, Some(2), None, Role::Owner).await,
         Err(Error::Conflict)
@@ -392,7 +417,7 @@ async fn limits_of_a_key_change_with_a_revision_and_are_known_with_its_next_use(
     assert_eq!((changed.limits, changed.revision), (second, 2));
     assert!(matches!(
         change(&keyed, second, Some(1), None, Role::Admin).await,
-        Ok(Written::Repeated { .. })
+        Ok(WriteOutcome::Repeated { .. })
     ));
     assert_eq!(holder().await, second);
     let other = other_organization(&f.store).await;

@@ -1,4 +1,4 @@
-//! The queue of a task.
+//! The message queue of a task.
 
 use construct_domain::{
     FileId,
@@ -46,7 +46,7 @@ async fn concurrent_messages_have_one_order() {
 }
 
 #[tokio::test]
-async fn the_queue_is_bounded() {
+async fn message_queue_is_bounded() {
     let f = Fixture::new().await;
     let task = f.task().await;
     sqlx::query(
@@ -84,7 +84,7 @@ async fn the_queue_is_bounded() {
 }
 
 #[tokio::test]
-async fn only_a_queued_message_can_be_changed_or_taken_back() {
+async fn only_queued_messages_can_be_updated_or_deleted() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let (a, b) = (f.message(task, "a").await, f.message(task, "b").await);
@@ -126,7 +126,7 @@ async fn only_a_queued_message_can_be_changed_or_taken_back() {
 }
 
 #[tokio::test]
-async fn messages_are_listed_with_the_queue_last_and_page_by_page() {
+async fn message_pages_list_transcript_then_queue() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for n in 0..6 {
@@ -173,7 +173,7 @@ async fn messages_are_listed_with_the_queue_last_and_page_by_page() {
 }
 
 #[tokio::test]
-async fn the_files_of_a_task_are_those_the_model_knows_of_with_the_newest_first() {
+async fn task_files_are_those_of_the_transcript_newest_first() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let file = |n: u64| {
@@ -202,7 +202,7 @@ async fn the_files_of_a_task_are_those_the_model_knows_of_with_the_newest_first(
                 .expect("accepted"),
         );
     }
-    // The last one waits, and the model has not seen it.
+    // The last message is queued, and not part of the transcript.
     for position in 1..=2 {
         let loaded = f.store.task_load(task).await.expect("read").expect("there");
         let mut state = loaded.task.clone();

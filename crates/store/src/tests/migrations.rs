@@ -1,19 +1,24 @@
-//! What a migration may do: the version before works on while it is applied and afterwards, and can
-//! be gone back to. So it extends the schema, and what it makes superfluous is taken away by a
+//! What a migration may do.
+//!
+//! # Compatibility
+//!
+//! The previous version keeps working while a migration is applied and afterwards, and a rollback
+//! to it is possible. So a migration extends the schema. What it makes superfluous is removed by a
 //! later one, which says so in a line
 //!
 //! ```sql
 //! -- contracts: N
 //! ```
 //!
-//! No released version that has migration N uses any more what is taken away. Whoever goes back
-//! goes back to such a version.
+//! No released version with migration N uses what is removed. A rollback goes to such a version.
 //!
-//! Nor does it keep the version before from its work for long: an index on a table that is there is
-//! made concurrently, by a file that begins with `-- no-transaction` and does nothing else, because
-//! PostgreSQL runs that only by itself. A reference from a table that is there is added `NOT VALID`
-//! and validated by a later file. Rows that are there are changed a few at a time, by a `DO` that
-//! commits in between, in a file that begins with `-- no-transaction`.
+//! # Locks
+//!
+//! A migration must not block the previous version for long. An index on an existing table is built
+//! concurrently, by a file that begins with `-- no-transaction` and does nothing else, because
+//! PostgreSQL runs that only outside of a transaction. A foreign key of an existing table is added
+//! `NOT VALID` and validated by a later file. Existing rows are changed in small batches, by a `DO`
+//! that commits in between, in a file that begins with `-- no-transaction`.
 
 use std::{
     borrow::Cow,
@@ -32,13 +37,13 @@ use crate::{
     testing::Database,
 };
 
-/// The first version that is applied while replicas of the version before work.
+/// The first migration that is applied while replicas of the previous version run.
 const WHILE_OTHERS_WORK: i64 = 33;
 
-/// The first version that keeps nobody from writing for as long as it takes to look at every row.
+/// The first migration that must not block writes for the duration of a table scan.
 const CONCURRENTLY: i64 = 40;
 
-/// The statements of a migration, in lower case and on one line each, without comments.
+/// The statements of a migration, in lower case, each on one line, without comments.
 fn statements(sql: &str) -> Vec<String> {
     let lines: Vec<&str> =
         sql.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
@@ -47,7 +52,7 @@ fn statements(sql: &str) -> Vec<String> {
     lines.join("\n").split(';').map(words).filter(|statement| !statement.is_empty()).collect()
 }
 
-/// What stands between commas that are in no parentheses.
+/// Splits at commas outside of parentheses.
 fn parts(text: &str) -> Vec<String> {
     let (mut parts, mut depth) = (vec![String::new()], 0);
     for character in text.chars() {
@@ -65,7 +70,7 @@ fn parts(text: &str) -> Vec<String> {
     parts.iter().map(|part| part.trim().to_owned()).collect()
 }
 
-/// The first word after one of `starts`, and what follows it.
+/// The first word after one of `starts`, and the rest.
 fn named<'a>(statement: &'a str, starts: &[&str]) -> Option<(&'a str, &'a str)> {
     let rest = starts.iter().find_map(|start| statement.strip_prefix(start))?;
     let rest = ["if exists ", "if not exists ", "only "]
@@ -77,16 +82,15 @@ fn named<'a>(statement: &'a str, starts: &[&str]) -> Option<(&'a str, &'a str)> 
 const INDEX: [&str; 2] = ["create index concurrently ", "create index "];
 const UNIQUE_INDEX: [&str; 2] = ["create unique index concurrently ", "create unique index "];
 
-/// The tables that a migration makes.
-fn made(statements: &[String]) -> BTreeSet<&str> {
+/// The tables that a migration creates.
+fn created_tables(statements: &[String]) -> BTreeSet<&str> {
     statements
         .iter()
         .filter_map(|statement| Some(named(statement, &["create table "])?.0))
         .collect()
 }
 
-/// Whether every row is read, or an index is made, while nobody can write to the table, for this
-/// change of it.
+/// Whether this change of a table reads every row, or builds an index, while writes are blocked.
 fn change_reads_all(change: &str) -> bool {
     let has = |words: &[&str]| words.iter().any(|word| change.contains(word));
     change.starts_with("add ")
@@ -94,11 +98,10 @@ fn change_reads_all(change: &str) -> bool {
         && has(&[" unique", " primary key", " exclude ", " references ", " check", " stored"])
 }
 
-/// What a migration does to tables that are there while nobody can write to them, or to many of
-/// their rows.
+/// The statements of a migration that block writes to existing tables, or to many of their rows.
 fn blocking(sql: &str) -> Vec<String> {
     let statements = statements(sql);
-    let new = made(&statements);
+    let new = created_tables(&statements);
     let outside = sql.starts_with("-- no-transaction");
     let few_at_a_time = outside && statements.iter().any(|statement| statement == "commit");
     let blocks = |statement: &&String| {
@@ -120,15 +123,15 @@ fn blocking(sql: &str) -> Vec<String> {
     statements.iter().filter(blocks).cloned().collect()
 }
 
-/// Whether the version before would be refused what it inserts or updates, or miss what it reads,
-/// after this change of a table among `all` that are made at once.
+/// Whether inserts, updates or reads of the previous version fail after this change of a table.
+/// `all` are the changes of the same statement.
 fn change_is_refused(change: &str, all: &[String]) -> bool {
     let is = |starts: &[&str]| starts.iter().any(|start| change.starts_with(start));
     if is(&["drop ", "rename ", "set schema "]) {
         return true;
     }
     if is(&["alter "]) {
-        // A default, an identity: what it inserts has no value for them.
+        // Defaults and identities: inserts of the previous version have no value for them.
         let drops = change.contains(" drop ") && !change.contains(" drop not null");
         return drops || change.contains(" set not null") || change.contains(" type ");
     }
@@ -140,7 +143,7 @@ fn change_is_refused(change: &str, all: &[String]) -> bool {
         "add primary ",
         "add exclude ",
     ]) {
-        // It knows nothing of a column that is new, and leaves it empty.
+        // The previous version leaves new columns empty.
         let column =
             change.split_once(" foreign key (").and_then(|(_, rest)| rest.split([',', ')']).next());
         let is_new = |column: &str| {
@@ -157,15 +160,15 @@ fn change_is_refused(change: &str, all: &[String]) -> bool {
         && !change.contains(" generated ")
 }
 
-/// The statements that the version before would not survive: what it reads or writes would be gone,
-/// or refused. With a table that is new it has nothing to do.
+/// The statements that break the previous version, because its reads or writes would fail. New
+/// tables do not matter.
 fn refused(sql: &str) -> Vec<String> {
     let all: Vec<String> =
         MIGRATOR.iter().flat_map(|migration| statements(migration.sql.as_str())).collect();
     let plain: BTreeSet<&str> =
         all.iter().filter_map(|made| Some(named(made, &INDEX)?.0)).collect();
     let statements = statements(sql);
-    let new = made(&statements);
+    let new = created_tables(&statements);
     let is_refused = |statement: &&String| {
         if let Some((table, changes)) = named(statement, &["alter table "]) {
             let changes = parts(changes);
@@ -175,8 +178,7 @@ fn refused(sql: &str) -> Vec<String> {
         if let Some((_, rest)) = named(statement, &UNIQUE_INDEX) {
             return named(rest, &["on "]).is_none_or(|(table, _)| !new.contains(table));
         }
-        // A unique index may be what an ON CONFLICT refers to; nothing but its speed hangs on
-        // another one.
+        // An ON CONFLICT may refer to a unique index. Other indexes only affect speed.
         if let Some((index, _)) = named(statement, &["drop index "]) {
             return !plain.contains(index);
         }
@@ -187,13 +189,13 @@ fn refused(sql: &str) -> Vec<String> {
     statements.iter().filter(is_refused).cloned().collect()
 }
 
-/// The migration since which nobody uses what this one takes away, if it says so.
+/// The migration since which nothing uses what this one removes, if it names one.
 fn contracts(sql: &str) -> Option<Result<i64, std::num::ParseIntError>> {
     let since = sql.lines().find_map(|line| line.trim().strip_prefix("-- contracts:"))?;
     Some(since.trim().parse())
 }
 
-/// Why a migration must not be applied.
+/// The objection to a migration, if any.
 fn objection(version: i64, sql: &str) -> Option<String> {
     let blocking = if version >= CONCURRENTLY { blocking(sql) } else { Vec::new() };
     if !blocking.is_empty() {
@@ -212,7 +214,7 @@ fn objection(version: i64, sql: &str) -> Option<String> {
 }
 
 #[test]
-fn a_migration_leaves_what_the_version_before_needs() {
+fn migrations_keep_the_previous_version_working() {
     let newer = || MIGRATOR.iter().filter(|migration| migration.version >= WHILE_OTHERS_WORK);
     assert!(newer().next().is_some());
     for migration in newer() {
@@ -222,7 +224,7 @@ fn a_migration_leaves_what_the_version_before_needs() {
 }
 
 #[test]
-fn what_nobody_uses_any_more_is_taken_away_by_a_migration_that_says_since_when() {
+fn contracting_migration_names_the_migration_it_follows() {
     let drop = "ALTER TABLE tasks DROP COLUMN title;";
     let says = |since: &str| {
         objection(40, &format!("-- Titles are elsewhere.\n-- contracts: {since}\n{drop}"))
@@ -240,7 +242,7 @@ fn what_nobody_uses_any_more_is_taken_away_by_a_migration_that_says_since_when()
 }
 
 #[tokio::test]
-async fn a_database_that_a_newer_version_has_migrated_is_opened() {
+async fn database_of_a_newer_version_is_accepted() {
     let database = Database::new().await;
     let apply = async |version: i64| {
         let row = format!("({version}, 'of another version', true, '\\x00', 0)");
@@ -251,14 +253,14 @@ async fn a_database_that_a_newer_version_has_migrated_is_opened() {
     apply(newest + 1).await;
     apply(newest + 2).await;
     database.store().migrate().await.expect("it goes on");
-    // What is not known and comes before what is known is not of a newer version, but of another
-    // line.
+    // An unknown migration before a known one does not come from a newer version, but from another
+    // branch.
     apply(0).await;
     let other = database.store().migrate().await;
     assert!(matches!(other, Err(Error::Internal(_))), "{other:?}");
     database.execute("DELETE FROM _sqlx_migrations WHERE version = 0").await;
     database.store().migrate().await.expect("it goes on");
-    // What is known is as it is known.
+    // Known migrations must be unchanged.
     database
         .execute(&format!(
             "UPDATE _sqlx_migrations SET checksum = '\\x00' WHERE version = {newest}"
@@ -269,7 +271,7 @@ async fn a_database_that_a_newer_version_has_migrated_is_opened() {
 }
 
 #[test]
-fn what_would_break_the_version_before_is_found() {
+fn statements_that_break_the_previous_version_are_detected() {
     let broken = [
         "ALTER TABLE tasks\n  DROP COLUMN title;",
         "ALTER TABLE IF EXISTS tasks DROP title",
@@ -299,7 +301,7 @@ fn what_would_break_the_version_before_is_found() {
 }
 
 #[test]
-fn an_index_on_a_table_that_is_there_is_made_concurrently_and_alone() {
+fn index_on_existing_table_must_be_concurrent_and_alone() {
     let concurrently = "CREATE INDEX CONCURRENTLY i ON tasks (title);";
     let both = format!("-- no-transaction\n{concurrently}\nCREATE TABLE y (z INT);");
     for wrong in [
@@ -320,7 +322,7 @@ fn an_index_on_a_table_that_is_there_is_made_concurrently_and_alone() {
 }
 
 #[test]
-fn nobody_is_kept_from_writing_while_every_row_is_looked_at() {
+fn migrations_that_block_writes_for_a_table_scan_are_detected() {
     for wrong in [
         "ALTER TABLE tasks ADD COLUMN a INT UNIQUE;",
         "ALTER TABLE tasks ADD a INT, ADD b INT CHECK (b > 3)",
@@ -343,8 +345,8 @@ fn nobody_is_kept_from_writing_while_every_row_is_looked_at() {
     }
 }
 
-/// What there is, and one migration more.
-fn with(sql: &'static str) -> Migrator {
+/// All migrations, and one more.
+fn with_migration(sql: &'static str) -> Migrator {
     let version =
         MIGRATOR.iter().map(|migration| migration.version).max().expect("there are some") + 1;
     let no_tx = sql.starts_with("-- no-transaction");
@@ -354,7 +356,7 @@ fn with(sql: &'static str) -> Migrator {
 }
 
 #[tokio::test]
-async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
+async fn migration_lock_timeout_lets_other_statements_pass() {
     let database = Database::new().await;
     let mut other =
         sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
@@ -362,9 +364,9 @@ async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
             .expect("connected");
     other.execute("BEGIN; LOCK TABLE tasks IN ACCESS SHARE MODE").await.expect("locked");
     let store = database.store();
-    let migrator = with("ALTER TABLE tasks ADD COLUMN more TEXT");
-    let migrates = tokio::spawn(async move { store.migrate_by(&migrator).await });
-    // As somebody does who works with the table meanwhile.
+    let migrator = with_migration("ALTER TABLE tasks ADD COLUMN more TEXT");
+    let migrates = tokio::spawn(async move { store.migrate_with(&migrator).await });
+    // Like a concurrent user of the table.
     let (began, mut longest) = (Instant::now(), Duration::ZERO);
     while began.elapsed() < Duration::from_secs(6) {
         let asked = Instant::now();
@@ -383,7 +385,7 @@ async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
 }
 
 #[tokio::test]
-async fn an_index_that_is_made_concurrently_waits_for_who_came_before() {
+async fn concurrent_index_build_waits_for_open_transactions() {
     let database = Database::new().await;
     let mut other =
         sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
@@ -391,9 +393,10 @@ async fn an_index_that_is_made_concurrently_waits_for_who_came_before() {
             .expect("connected");
     other.execute("BEGIN; LOCK TABLE tasks IN ROW EXCLUSIVE MODE").await.expect("locked");
     let store = database.store();
-    let migrator = with("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");
-    let migrates = tokio::spawn(async move { store.migrate_by(&migrator).await });
-    // For longer than another migration may wait at a time.
+    let migrator =
+        with_migration("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");
+    let migrates = tokio::spawn(async move { store.migrate_with(&migrator).await });
+    // Longer than another migration may wait at a time.
     tokio::time::sleep(Duration::from_secs(3)).await;
     database.execute("UPDATE tasks SET title = title").await;
     other.execute("COMMIT").await.expect("let go");

@@ -21,11 +21,11 @@ fn page(key: Key, descending: bool) -> Page {
 }
 
 #[tokio::test]
-async fn pages_are_stable_while_rows_are_inserted() {
+async fn pages_are_stable_during_inserts() {
     let f = Fixture::new().await;
     for n in 0..10 {
         let new = new_agent(f.model, &format!("a{n}"));
-        // Several with one time: ids keep them apart.
+        // Several with one time: their ids distinguish them.
         let at = Write {
             now: Timestamp::from_second(1_700_000_000 + n / 3).expect("in range"),
             ..write()
@@ -47,7 +47,7 @@ async fn pages_are_stable_while_rows_are_inserted() {
             let Some(last) = agents.last() else { break };
             part.after = Some(last.cursor(key));
             seen.extend(agents.iter().map(|agent| agent.id));
-            // Before the first and after the last of every order.
+            // Before the first and after the last row of every order.
             for (name, second) in [("a", 1_600_000_000), ("azz", 1_800_000_000)] {
                 if insert < 3 {
                     let at =
@@ -71,7 +71,7 @@ async fn pages_are_stable_while_rows_are_inserted() {
 }
 
 #[tokio::test]
-async fn every_list_knows_every_order() {
+async fn every_list_supports_every_order() {
     let f = Fixture::new().await;
     f.task().await;
     f.task().await;
@@ -104,7 +104,7 @@ async fn every_list_knows_every_order() {
 }
 
 #[tokio::test]
-async fn filters_hold() {
+async fn list_filters_restrict_the_rows() {
     let f = Fixture::new().await;
     let task = f.stored_task().await;
     let page = page(Key::CreatedAt, true);
@@ -136,7 +136,7 @@ async fn filters_hold() {
 }
 
 #[tokio::test]
-async fn a_cursor_of_another_order_is_refused() {
+async fn cursor_of_another_order_is_refused() {
     let f = Fixture::new().await;
     let mut page = page(Key::Name, true);
     page.after = Some(crate::Cursor { value: CursorValue::Time(now()), id: Uuid::nil() });

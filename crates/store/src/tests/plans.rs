@@ -1,12 +1,12 @@
-//! How PostgreSQL carries out what would be slow without an index, on tables of a size at which
-//! that shows.
+//! Plans of statements that would be slow without an index, on tables that are large enough to show
+//! it.
 
 use serde_json::Value;
 
 use super::*;
 
-/// A ledger of 110,000 calls, and 18,000 tasks: 400 trees of one root, nine subtasks, and four
-/// below each of those.
+/// A ledger of 110,000 calls, and 18,000 tasks: 400 trees of one root with nine subtasks, each of
+/// which has four.
 async fn filled() -> (Fixture, Uuid, Uuid) {
     let f = Fixture::new().await;
     let root = f.task().await.uuid();
@@ -19,8 +19,7 @@ async fn filled() -> (Fixture, Uuid, Uuid) {
     };
     let mut connection = f.store.pool.acquire().await.expect("a connection");
     for statement in [
-        // The rows are many for a machine that has other things to do, and no request writes as
-        // many.
+        // No statement timeout: no request writes that many rows, and the machine may be busy.
         "SET statement_timeout = '2min'".to_owned(),
         "INSERT INTO tasks SELECT (jsonb_populate_record(t, jsonb_build_object('id', u.id, 'root_id', u.id))).*
          FROM tasks t, (SELECT gen_random_uuid() AS id FROM generate_series(1, 399)) u"
@@ -49,8 +48,8 @@ async fn filled() -> (Fixture, Uuid, Uuid) {
     (f, root, child)
 }
 
-/// The plan of a statement for any parameters, which is the worst that PostgreSQL may choose for
-/// one that was prepared.
+/// The generic plan of a statement, which is the worst that PostgreSQL may choose for a prepared
+/// one.
 async fn plan(f: &Fixture, statement: &str, arguments: &str) -> String {
     let mut connection = f.store.pool.acquire().await.expect("a connection");
     for statement in [
@@ -87,12 +86,12 @@ fn has_scan(node: &Value, table: &str) -> bool {
             .is_some_and(|plans| plans.iter().any(|plan| has_scan(plan, table)))
 }
 
-/// Prepared statements, those of foreign keys too, are planned once: also when that is before the
-/// first task was made.
+/// Prepared statements, including those of foreign keys, are planned once, possibly before the
+/// first task exists.
 #[tokio::test]
-async fn a_task_is_found_by_its_key_also_by_a_plan_made_when_there_was_none() {
+async fn plan_cached_on_an_empty_table_still_uses_the_primary_key() {
     let f = Fixture::new().await;
-    // As `RI_FKey_check` of PostgreSQL asks.
+    // The statement of PostgreSQL's `RI_FKey_check`.
     let check =
         "SELECT 1 FROM ONLY tasks x WHERE organization_id = $1 AND id = $2 FOR KEY SHARE OF x";
     let plan = plan(&f, check, &format!("'{}', '{}'", ORG.uuid(), Uuid::nil())).await;
@@ -100,7 +99,7 @@ async fn a_task_is_found_by_its_key_also_by_a_plan_made_when_there_was_none() {
 }
 
 #[tokio::test]
-async fn what_is_asked_about_one_task_is_read_by_an_index() {
+async fn task_queries_use_indexes() {
     let (f, root, child) = filled().await;
     for task in [root, child] {
         let arguments = format!("'{}', NULL, '{task}', NULL, NULL, NULL, 'all', 1", ORG.uuid());
@@ -126,7 +125,7 @@ async fn what_is_asked_about_one_task_is_read_by_an_index() {
         Uuid::nil()
     );
     let below = (
-        crate::task::subtask::state::tests::statement_below(),
+        crate::task::subtask::state::tests::descendants_statement(),
         format!("'{}', '{root}'", ORG.uuid()),
     );
     for (statement, arguments) in [(listed, arguments), below] {
@@ -134,12 +133,12 @@ async fn what_is_asked_about_one_task_is_read_by_an_index() {
         assert!(!reads_all_of(&plan, "tasks") && plan.contains("tasks_parent_idx"), "{plan}");
         assert!(!plan.contains("tasks_created_idx") && !reads_all_of(&plan, "messages"), "{plan}");
     }
-    let below = f.store.tasks_below(ORG, TaskId::from_uuid(root)).await.expect("read");
+    let below = f.store.task_descendants(ORG, TaskId::from_uuid(root)).await.expect("read");
     assert_eq!((below.count, below.at_work), (45, 0));
 }
 
 #[tokio::test]
-async fn the_approvals_of_a_tree_are_read_by_its_tasks() {
+async fn approvals_of_a_tree_are_read_by_task_index() {
     let (f, root, child) = filled().await;
     let mut connection = f.store.pool.acquire().await.expect("a connection");
     for statement in [
@@ -173,7 +172,7 @@ async fn the_approvals_of_a_tree_are_read_by_its_tasks() {
         let plan = plan(&f, &statement, &arguments).await;
         assert!(!reads_all_of(&plan, "tasks") && !reads_all_of(&plan, "approvals"), "{plan}");
         assert!(plan.contains("approvals_task_idx") && plan.contains("tasks_parent_idx"), "{plan}");
-        // Not by all of the organization, either.
+        // Nor does it read all approvals of the organization.
         assert!(
             !plan.contains("approvals_created_idx") && !plan.contains("approvals_pending_idx"),
             "{plan}"
@@ -181,9 +180,9 @@ async fn the_approvals_of_a_tree_are_read_by_its_tasks() {
     }
 }
 
-/// The ledger and the results of a year, of which a day or a month is asked for.
+/// The ledger and the results of a year, of which a day or a month is read.
 #[tokio::test]
-async fn what_was_used_in_a_time_is_read_by_an_index() {
+async fn usage_of_a_period_uses_an_index() {
     let (f, ..) = filled().await;
     let mut connection = f.store.pool.acquire().await.expect("a connection");
     for statement in [
@@ -234,11 +233,11 @@ async fn what_was_used_in_a_time_is_read_by_an_index() {
     for index in ["step_usage_created_idx", "messages_runs_idx", "tasks_created_idx"] {
         assert!(counts.contains(index), "{index}: {counts}");
     }
-    // Of all keys at once likewise.
+    // The same for all keys at once.
     let arguments = format!(
         "'{org}', true, true, true, true, {day}, now() - interval '30 days', '{org}', now(), now(), '{org}', true"
     );
-    let counts = plan(&f, &crate::quota::tests::statement_of_keys(), &arguments).await;
+    let counts = plan(&f, &crate::quota::tests::key_statement(), &arguments).await;
     for table in ["step_usage", "messages", "tasks"] {
         assert!(!reads_all_of(&counts, table), "{table}: {counts}");
     }

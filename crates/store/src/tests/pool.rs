@@ -1,4 +1,4 @@
-//! Connections that are kept in hand between statements.
+//! The cache of connections.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ async fn pid(store: &Store) -> i32 {
 }
 
 #[tokio::test]
-async fn what_is_kept_for_statements_is_there_for_transactions_and_for_nobody_else() {
+async fn cached_connections_are_available_to_transactions() {
     let f = Fixture::new().await;
     let options = PoolOptions {
         max_connections: 2,
         acquire_timeout: Duration::from_secs(2),
-        // A connection whose statement was given up comes back when the server has ended that: well
-        // before who waits for it gives up.
+        // A connection whose statement was canceled returns when the server has ended the
+        // statement: well before the acquire timeout.
         statement_timeout: Duration::from_millis(500),
         ..PoolOptions::default()
     };
     let store = Store::connect(f.database.url(), options).await.expect("connected");
     for _ in 0..3 {
-        // Asked one after the other, one connection does all.
+        // Sequential statements share one connection.
         let used = pid(&store).await;
         for _ in 0..5 {
             assert_eq!(pid(&store).await, used);
@@ -32,7 +32,7 @@ async fn what_is_kept_for_statements_is_there_for_transactions_and_for_nobody_el
         assert!(matches!(store.ping().await, Err(Error::Unavailable(_))), "there is no third");
         drop((first, second));
         store.ping().await.expect("they are back");
-        // Neither a statement that fails nor one that is given up is in the way of the next.
+        // A failed or canceled statement does not affect the next one.
         let failed: Result<i32, _> =
             sqlx::query_scalar("SELECT 1 / 0").fetch_one(&store.pool).await;
         failed.expect_err("it cannot be done");

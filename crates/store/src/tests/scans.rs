@@ -1,4 +1,4 @@
-//! Scans: held by one at a time, told without gaps, reviewed by revision, handed over once.
+//! Scans: one lease holder at a time, gapless events, reviews with revisions, one hand-over.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use super::*;
 use crate::{
     Keyring, SealedSecret,
     scan::{
-        CandidateState, HandedOver, Held, NewCandidate, NewScan, NewScanConnection, NewScanEvent,
-        Review, Scan, ScanChanges, ScanConnection, ScanCredential, ScanHost, ScanKind, ScanLimits,
-        ScanPhase,
+        CandidateState, HandOverResult, LeaseState, NewCandidate, NewScan, NewScanConnection,
+        NewScanEvent, Review, Scan, ScanChanges, ScanConnection, ScanCredential, ScanHost,
+        ScanKind, ScanLimits, ScanPhase,
     },
 };
 
 const LEASE: Duration = Duration::from_secs(10);
 
-fn silent<T>(_: &T) -> Rendered {
-    Rendered { event: event(""), response: Vec::new() }
+fn silent<T>(_: &T) -> WriteOutput {
+    WriteOutput { event: event(""), response: Vec::new() }
 }
 
 pub(super) fn new(id: ScanId) -> NewScan {
@@ -42,11 +42,11 @@ pub(super) fn new(id: ScanId) -> NewScan {
     }
 }
 
-async fn made(store: &Store) -> Scan {
+async fn create_scan(store: &Store) -> Scan {
     let written = store.scan_create(&write(), new(ScanId::from_uuid(Uuid::now_v7())), silent).await;
     match written.expect("it is made") {
-        Written::Applied { entity, .. } => entity,
-        Written::Repeated { .. } => panic!("it has no key"),
+        WriteOutcome::Applied { entity, .. } => entity,
+        WriteOutcome::Repeated { .. } => panic!("it has no key"),
     }
 }
 
@@ -55,26 +55,29 @@ fn write_at(at: Timestamp) -> Write {
 }
 
 #[tokio::test]
-async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
+async fn scan_has_one_lease_holder_and_gapless_events() {
     let database = Database::new().await;
     let store = database.store();
-    let scan = made(&store).await;
+    let scan = create_scan(&store).await;
     let now = now();
     assert_eq!(
-        store.scan_open_by(ORG, scan.id).await.expect("it answers").as_deref(),
+        store.scan_open_creator(ORG, scan.id).await.expect("it answers").as_deref(),
         Some("local")
     );
-    let taken = join_all((0..8).map(|_| store.scans_take(10, &[], LEASE, now))).await;
+    let taken = join_all((0..8).map(|_| store.scans_claim(10, &[], LEASE, now))).await;
     let mut taken: Vec<_> =
         taken.into_iter().flat_map(|taken| taken.expect("it is taken")).collect();
     assert_eq!(taken.len(), 1);
     let mut first = taken.remove(0);
-    assert_eq!(store.scans_take(10, &[], LEASE, now).await.expect("it answers"), []);
+    assert_eq!(store.scans_claim(10, &[], LEASE, now).await.expect("it answers"), []);
 
-    // Its holder has died: somebody else takes it, and the first one can write nothing more.
+    // Its holder has died: another process claims it, and the first one can no longer write.
     let later = now + LEASE;
-    let mut second = store.scans_take(10, &[], LEASE, later).await.expect("it is free").remove(0);
-    assert_eq!(store.scan_hold(&first, later + LEASE).await.expect("it answers"), Held::Lost);
+    let mut second = store.scans_claim(10, &[], LEASE, later).await.expect("it is free").remove(0);
+    assert_eq!(
+        store.scan_extend_lease(&first, later + LEASE).await.expect("it answers"),
+        LeaseState::Lost
+    );
     assert!(matches!(
         store.scan_save(&mut first, &ScanChanges::default(), later).await,
         Err(Error::Conflict)
@@ -91,29 +94,33 @@ async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
     assert_eq!(told.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(told[1..], events[..]);
 
-    // A cancel is heard by the holder, and wakes who sleeps.
+    // The lease holder learns of a cancel, and a waiting scan becomes due.
     second.next_wake = Some(later + LEASE * 100);
     store.scan_save(&mut second, &ScanChanges::default(), later).await.expect("it is saved");
     store.scan_cancel(&write_at(later), scan.id, "enough", silent).await.expect("it is asked for");
-    assert_eq!(store.scan_hold(&second, later).await.expect("it answers"), Held::Cancel);
     assert_eq!(
-        store.scans_take(10, &[], LEASE, later).await.expect("it answers"),
+        store.scan_extend_lease(&second, later).await.expect("it answers"),
+        LeaseState::CancelRequested
+    );
+    assert_eq!(
+        store.scans_claim(10, &[], LEASE, later).await.expect("it answers"),
         [],
         "its end is no work"
     );
-    let mut third = store.scans_look(10, LEASE, later).await.expect("it is taken").remove(0);
+    let mut third =
+        store.scans_claim_waiting(10, LEASE, later).await.expect("it is taken").remove(0);
     assert_eq!((third.cancel_requested, third.cancel_reason.as_str()), (Some(later), "enough"));
     third.phase = ScanPhase::Cancelled;
     third.ended_at = Some(later);
     store
-        .scan_save(&mut third, &ScanChanges { let_go: true, ..ScanChanges::default() }, later)
+        .scan_save(&mut third, &ScanChanges { release: true, ..ScanChanges::default() }, later)
         .await
         .expect("it is over");
     let over = store.scan_get(ORG, scan.id).await.expect("it is there");
     assert_eq!((over.token, over.next_wake), (None, None));
-    assert_eq!(store.scan_open_by(ORG, scan.id).await.expect("it answers"), None);
+    assert_eq!(store.scan_open_creator(ORG, scan.id).await.expect("it answers"), None);
     assert_eq!(store.scans_to_clean(later, 10).await.expect("it answers"), [(scan.id, None)]);
-    store.scan_cleaned(scan.id, later).await.expect("it is noted");
+    store.scan_mark_cleaned(scan.id, later).await.expect("it is noted");
     assert_eq!(store.scans_with_files(&[scan.id]).await.expect("it answers"), []);
     assert!(matches!(
         store.scan_get(OrganizationId::from_uuid(Uuid::max()), scan.id).await,
@@ -125,9 +132,9 @@ async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
 async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
     let database = Database::new().await;
     let store = database.store();
-    let scan = made(&store).await;
+    let scan = create_scan(&store).await;
     let now = now();
-    let mut held = store.scans_take(1, &[], LEASE, now).await.expect("it is taken").remove(0);
+    let mut held = store.scans_claim(1, &[], LEASE, now).await.expect("it is taken").remove(0);
     let candidate = |name: &str, score| NewCandidate {
         id: CandidateId::from_uuid(Uuid::now_v7()),
         name: name.into(),
@@ -167,11 +174,11 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
         Err(Error::NotFound { .. })
     ));
     let handed = join_all((0..4).map(|_| hand_over(Vec::new()))).await;
-    let handed: Vec<HandedOver> = handed
+    let handed: Vec<HandOverResult> = handed
         .into_iter()
         .map(|written| match written.expect("it is handed over") {
-            Written::Applied { entity, .. } => entity,
-            Written::Repeated { .. } => panic!("it has no key"),
+            WriteOutcome::Applied { entity, .. } => entity,
+            WriteOutcome::Repeated { .. } => panic!("it has no key"),
         })
         .collect();
     assert_eq!(handed.iter().filter(|handed| handed.id.is_some()).count(), 1);
@@ -180,14 +187,14 @@ async fn candidates_are_reviewed_by_revision_and_handed_over_once() {
     assert!(matches!(late, Err(Error::HandedOver)));
 
     let later = now + Duration::from_secs(60);
-    let untold = store.hand_overs_untold(later, 10).await.expect("it answers");
+    let untold = store.hand_overs_unpublished(later, 10).await.expect("it answers");
     assert_eq!(untold.iter().map(|untold| untold.candidates[0].id).collect::<Vec<_>>(), [ids[0]]);
-    store.hand_over_told(untold[0].id, later).await.expect("it is noted");
-    assert_eq!(store.hand_overs_untold(later, 10).await.expect("it answers"), []);
+    store.hand_over_mark_published(untold[0].id, later).await.expect("it is noted");
+    assert_eq!(store.hand_overs_unpublished(later, 10).await.expect("it answers"), []);
 }
 
 #[tokio::test]
-async fn an_organization_has_so_many_scans_at_a_time_and_no_more() {
+async fn open_scans_per_organization_are_limited() {
     let database = Database::new().await;
     let store = database.store();
     let made = join_all((0..25).map(|_| async {
@@ -200,45 +207,48 @@ async fn an_organization_has_so_many_scans_at_a_time_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_scan_whose_task_explores_is_looked_at_and_nobody_is_at_it_meanwhile() {
+async fn exploring_scan_is_polled_without_holding_a_lease() {
     let database = Database::new().await;
     let store = database.store();
-    let scan = made(&store).await;
+    let scan = create_scan(&store).await;
     let now = now();
-    let mut held = store.scans_take(1, &[], LEASE, now).await.expect("it is taken").remove(0);
+    let mut held = store.scans_claim(1, &[], LEASE, now).await.expect("it is taken").remove(0);
     held.phase = ScanPhase::Exploring;
     held.failures = 3;
     let told = NewScanEvent { kind: "progress", message: String::new(), tool_calls: 7 };
     let changes = ScanChanges { events: vec![told], ..ScanChanges::default() };
     store.scan_save(&mut held, &changes, now).await.expect("it is saved");
     assert_eq!(store.scan_tool_calls(&held).await.expect("it answers"), 7);
-    // Until the task was asked, there is work to do.
+    // Until the task has its request, there is work to do.
     let later = now + LEASE;
-    assert_eq!(store.scans_look(1, LEASE, later).await.expect("it answers"), []);
-    let mut held = store.scans_take(1, &[], LEASE, later).await.expect("it is taken").remove(0);
+    assert_eq!(store.scans_claim_waiting(1, LEASE, later).await.expect("it answers"), []);
+    let mut held = store.scans_claim(1, &[], LEASE, later).await.expect("it is taken").remove(0);
     held.message = "msg_1".into();
     store.scan_save(&mut held, &ScanChanges::default(), later).await.expect("it is saved");
     let wake = later + Duration::from_secs(5);
-    store.scan_let_go(&held, wake, later).await.expect("it is let go");
-    // Whoever has let it go has it no more.
-    assert_eq!(store.scan_hold(&held, later + LEASE).await.expect("it answers"), Held::Lost);
-    assert!(matches!(store.scan_let_go(&held, wake, later).await, Err(Error::Conflict)));
-    assert_eq!(store.scans_look(1, LEASE, later).await.expect("it answers"), []);
-    assert_eq!(store.scans_take(1, &[], LEASE, wake).await.expect("it answers"), []);
-    let look = store.scans_look(1, LEASE, wake).await.expect("it is looked at").remove(0);
+    store.scan_release(&held, wake, later).await.expect("it is let go");
+    // A released lease is lost.
+    assert_eq!(
+        store.scan_extend_lease(&held, later + LEASE).await.expect("it answers"),
+        LeaseState::Lost
+    );
+    assert!(matches!(store.scan_release(&held, wake, later).await, Err(Error::Conflict)));
+    assert_eq!(store.scans_claim_waiting(1, LEASE, later).await.expect("it answers"), []);
+    assert_eq!(store.scans_claim(1, &[], LEASE, wake).await.expect("it answers"), []);
+    let look = store.scans_claim_waiting(1, LEASE, wake).await.expect("it is looked at").remove(0);
     assert_eq!((look.failures, look.revision), (0, held.revision), "a look alone is no change");
-    // Its end is asked for between two looks.
+    // It is canceled between two polls.
     store.scan_cancel(&write_at(wake), scan.id, "", silent).await.expect("it is asked for");
-    store.scan_let_go(&look, wake + LEASE, wake).await.expect("it is let go");
-    assert_eq!(store.scans_look(1, LEASE, wake).await.expect("it is looked at").len(), 1);
+    store.scan_release(&look, wake + LEASE, wake).await.expect("it is let go");
+    assert_eq!(store.scans_claim_waiting(1, LEASE, wake).await.expect("it is looked at").len(), 1);
 }
 
 #[tokio::test]
-async fn organizations_take_turns_however_many_scans_one_of_them_has() {
+async fn organizations_take_turns_for_scan_slots() {
     let database = Database::new().await;
     let store = database.store();
     let (crowd, quiet, third) =
-        (ORG, database.tenant("quiet").await, database.tenant("third").await);
+        (ORG, database.create_tenant("quiet").await, database.create_tenant("third").await);
     let now = now();
     let make = async |organization, count: u64, age: u64| {
         for number in 0..count {
@@ -255,29 +265,31 @@ async fn organizations_take_turns_however_many_scans_one_of_them_has() {
     make(third, 1, 300).await;
     let mut served = Vec::new();
     let mut turns = Vec::new();
-    // One place, and each scan has gone on to where it waits when the next is taken.
-    while let Some(scan) = store.scans_take(1, &served, LEASE, now).await.expect("it answers").pop()
+    // With one slot, each scan waits for its task before the next one is claimed.
+    while let Some(scan) =
+        store.scans_claim(1, &served, LEASE, now).await.expect("it answers").pop()
     {
         served.retain(|organization| *organization != scan.organization);
         served.push(scan.organization);
         turns.push(scan.organization);
-        store.scan_let_go(&scan, now + LEASE, now).await.expect("it is let go");
+        store.scan_release(&scan, now + LEASE, now).await.expect("it is let go");
     }
     assert_eq!(turns[..6], [crowd, quiet, third, crowd, quiet, crowd]);
     assert_eq!(turns.len(), 13);
-    // Several places are shared as well, and whoever holds some is behind who holds none.
+    // Several slots are shared too: an organization that holds some comes after one that holds
+    // none.
     let later = now + LEASE;
     let sorted = |mut of: Vec<OrganizationId>| {
         of.sort_by_key(|organization| organization.uuid());
         of
     };
     let of = |taken: Vec<Scan>| sorted(taken.iter().map(|scan| scan.organization).collect());
-    let taken = store.scans_take(3, &[], LEASE, later).await.expect("they are taken");
+    let taken = store.scans_claim(3, &[], LEASE, later).await.expect("they are taken");
     assert_eq!(of(taken), sorted(vec![crowd, quiet, third]));
-    let taken = store.scans_take(2, &[], LEASE, later).await.expect("they are taken");
+    let taken = store.scans_claim(2, &[], LEASE, later).await.expect("they are taken");
     assert_eq!(of(taken), sorted(vec![crowd, quiet]));
     assert_eq!(
-        of(store.scans_take(9, &[], LEASE, later).await.expect("they are taken")),
+        of(store.scans_claim(9, &[], LEASE, later).await.expect("they are taken")),
         [crowd; 8]
     );
 }
@@ -293,13 +305,13 @@ async fn connected(store: &Store, name: &str, keyring: &Keyring, value: &[u8]) -
         sealed: keyring.seal(&id.to_string(), value).expect("sealed"),
     };
     match store.scan_connection_create(&write(), new, silent).await.expect("it is made") {
-        Written::Applied { entity, .. } => entity,
-        Written::Repeated { .. } => panic!("it has no key"),
+        WriteOutcome::Applied { entity, .. } => entity,
+        WriteOutcome::Repeated { .. } => panic!("it has no key"),
     }
 }
 
 #[tokio::test]
-async fn rotation_seals_what_opens_every_connection_anew_and_reports_what_it_cannot_open() {
+async fn key_rotation_reseals_scan_connections_and_reports_failures() {
     let database = Database::new().await;
     let store = database.store();
     let old = Keyring::new("old", [("old".to_owned(), [1; 32])]).expect("valid");
@@ -329,8 +341,8 @@ async fn rotation_seals_what_opens_every_connection_anew_and_reports_what_it_can
             "it opens for its own record only"
         );
     }
-    // What could not be opened stays as it is, for whoever still finds the key; so does what is
-    // under the new one already.
+    // Secrets that cannot be opened stay as they are, in case the key is found; so do those that
+    // are already sealed with the new key.
     for before in [gone, current] {
         assert_eq!(store.scan_connection_get(ORG, before.id).await.expect("got"), before);
     }

@@ -1,21 +1,22 @@
-//! Messages that are sent by the clock, as far as they are rows.
+//! Rows of schedules and their runs.
 
 use std::collections::BTreeMap;
 
 use construct_domain::{
     ApiKeyId, ScheduleId,
-    schedule::{Missed, Timing},
+    schedule::{MissedRunPolicy, Timing},
 };
 use futures::future::join_all;
 use jiff::SignedDuration;
 
 use super::{keys::new_key, *};
 use crate::{
-    Due, Limits, NewSchedule, Quota, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream,
-    Target, Told,
+    DueSchedule, Limits, NewSchedule, Quota, RUN_HISTORY_LIMIT, RunEvents, RunOutcome, Schedule,
+    ScheduleChanges, ScheduleTarget, Stream,
 };
 
-const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
+const EVENTS: RunEvents =
+    RunEvents { task: |_| event("task.created"), message: |_| event("message.created") };
 
 fn event(kind: &str) -> NewEvent {
     super::event(kind)
@@ -28,9 +29,9 @@ fn minutes(count: i64) -> SignedDuration {
 async fn schedule(
     f: &Fixture,
     name: &str,
-    target: Target,
+    target: ScheduleTarget,
     timing: Timing,
-    missed: Missed,
+    missed: MissedRunPolicy,
     next: Timestamp,
 ) -> Schedule {
     let new = NewSchedule {
@@ -57,18 +58,26 @@ fn every_minute() -> Timing {
     Timing::Cron { pattern: "* * * * *".to_owned(), time_zone: "UTC".to_owned() }
 }
 
-async fn again(f: &Fixture, schedule: &Schedule) -> Schedule {
+async fn reload(f: &Fixture, schedule: &Schedule) -> Schedule {
     f.store.schedule_find(ORG, &schedule.id.to_string()).await.expect("found")
 }
 
 #[tokio::test]
-async fn a_run_is_made_once_by_however_many_replicas() {
+async fn schedule_run_is_created_once_by_concurrent_replicas() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let now = now();
-    let once = schedule(&f, "once", Target::Task(task), Timing::At(now), Missed::Once, now).await;
+    let once = schedule(
+        &f,
+        "once",
+        ScheduleTarget::Task(task),
+        Timing::At(now),
+        MissedRunPolicy::Once,
+        now,
+    )
+    .await;
     let fired =
-        join_all((0..8).map(async |_| f.store.schedule_fire(now, TOLD, &mut None).await)).await;
+        join_all((0..8).map(async |_| f.store.schedule_fire(now, EVENTS, &mut None).await)).await;
     let fired: Vec<_> = fired.into_iter().filter_map(|fired| fired.expect("looked")).collect();
     assert_eq!(fired.len(), 1);
     assert_eq!((fired[0].tasks.as_slice(), fired[0].events.len()), ([task].as_slice(), 1));
@@ -77,14 +86,14 @@ async fn a_run_is_made_once_by_however_many_replicas() {
     let events =
         f.store.events_after(Stream::task(ORG, task), 0, 10, u64::MAX).await.expect("read");
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2]);
-    let over = again(&f, &once).await;
+    let over = reload(&f, &once).await;
     assert_eq!((over.next_run, over.last_run), (None, Some(now)));
     let runs = f.store.schedule_runs(once.organization, once.id).await.expect("read");
     assert_eq!(
         runs.iter().map(|run| (run.due, run.outcome, run.task)).collect::<Vec<_>>(),
         [(now, RunOutcome::Sent, Some(task))]
     );
-    // Even when somebody sets the clock back: the same run is known.
+    // Even if the clock is set back: the run exists.
     let timing = Some((Timing::At(now), Some(now)));
     let changes = ScheduleChanges { timing, ..ScheduleChanges::default() };
     applied(
@@ -93,18 +102,18 @@ async fn a_run_is_made_once_by_however_many_replicas() {
             .await
             .expect("changed"),
     );
-    f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked");
+    f.store.schedule_fire(now, EVENTS, &mut None).await.expect("looked");
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").queued_count, 1);
 }
 
 #[tokio::test]
-async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted() {
+async fn agent_schedule_creates_tasks_and_honors_the_missed_policy() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let target = Target::Agent(f.agent);
-    let all = schedule(&f, "all", target, every_minute(), Missed::All, start).await;
-    let skip = schedule(&f, "skip", target, every_minute(), Missed::Skip, start).await;
-    let paused = schedule(&f, "paused", target, every_minute(), Missed::All, start).await;
+    let target = ScheduleTarget::Agent(f.agent);
+    let all = schedule(&f, "all", target, every_minute(), MissedRunPolicy::All, start).await;
+    let skip = schedule(&f, "skip", target, every_minute(), MissedRunPolicy::Skip, start).await;
+    let paused = schedule(&f, "paused", target, every_minute(), MissedRunPolicy::All, start).await;
     applied(
         f.store
             .schedule_pause(&write(), paused.id, true, None, None, rendered("x"))
@@ -113,7 +122,7 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
     );
     let late = start + minutes(2) + SignedDuration::from_secs(90);
     let mut fired = Vec::new();
-    while let Some(one) = f.store.schedule_fire(late, TOLD, &mut None).await.expect("looked") {
+    while let Some(one) = f.store.schedule_fire(late, EVENTS, &mut None).await.expect("looked") {
         fired.push(one);
     }
     assert_eq!(
@@ -125,7 +134,7 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
     assert_eq!(outcomes, [(start + minutes(3), RunOutcome::Sent), (start, RunOutcome::PassedOver)]);
     let begun = f.store.task_get(ORG, fired[1].tasks[0]).await.expect("got");
     assert_eq!((begun.title.as_str(), begun.queued_count, begun.event_sequence), ("Morning", 1, 2));
-    assert_eq!(again(&f, &skip).await.next_run, Some(start + minutes(4)));
+    assert_eq!(reload(&f, &skip).await.next_run, Some(start + minutes(4)));
     let stale = f
         .store
         .schedule_pause(&write(), paused.id, false, Some(late), Some(0), rendered("x"))
@@ -134,51 +143,60 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
     let resumed =
         f.store.schedule_pause(&write(), paused.id, false, Some(late), None, rendered("x")).await;
     assert_eq!(applied(resumed.expect("resumed")).next_run, Some(late));
-    // Deleting the agent would leave the schedules with nobody to write to.
+    // Deleting the agent would leave its schedules without a target.
     let refused = f.store.agent_delete(&write(), f.agent, rendered("x")).await;
     assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
 }
 
 #[tokio::test]
-async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
+async fn failed_run_is_recorded_and_the_next_one_runs() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let daily = schedule(&f, "s", Target::Task(task), every_minute(), Missed::All, start).await;
+    let daily =
+        schedule(&f, "s", ScheduleTarget::Task(task), every_minute(), MissedRunPolicy::All, start)
+            .await;
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
     let fired =
-        f.store.schedule_fire(start, TOLD, &mut None).await.expect("looked").expect("one is due");
+        f.store.schedule_fire(start, EVENTS, &mut None).await.expect("looked").expect("one is due");
     assert_eq!(
         (fired.tasks.len(), fired.failures.as_slice()),
         (0, ["task not found".to_owned()].as_slice())
     );
-    let after = again(&f, &daily).await;
+    let after = reload(&f, &daily).await;
     assert_eq!(
         (after.next_run, after.last_error.as_deref()),
         (Some(start + minutes(1)), Some("task not found"))
     );
     let runs = f.store.schedule_runs(daily.organization, daily.id).await.expect("read");
     assert_eq!(runs[0].outcome, RunOutcome::Failed);
-    f.store.task_purge(task, gone, now()).await.expect("purged");
+    f.store.task_purge(task, deleted_event, now()).await.expect("purged");
     assert_not_found(f.store.schedule_find(ORG, "s").await);
 }
 
 #[tokio::test]
-async fn one_that_cannot_be_seen_to_keeps_no_other_from_its_run() {
+async fn blocked_schedule_does_not_delay_others() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let first =
-        schedule(&f, "first", Target::Agent(f.agent), every_minute(), Missed::Once, start).await;
+    let first = schedule(
+        &f,
+        "first",
+        ScheduleTarget::Agent(f.agent),
+        every_minute(),
+        MissedRunPolicy::Once,
+        start,
+    )
+    .await;
     let second = schedule(
         &f,
         "second",
-        Target::Agent(f.agent),
+        ScheduleTarget::Agent(f.agent),
         every_minute(),
-        Missed::Once,
+        MissedRunPolicy::Once,
         start + minutes(1),
     )
     .await;
-    // As when somebody has locked what its run needs, and does not let go.
+    // Like a run that waits for a lock that is never released.
     let refuse = format!(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
              $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = 'lock_not_available'; END $$;
@@ -188,40 +206,48 @@ async fn one_that_cannot_be_seen_to_keeps_no_other_from_its_run() {
     sqlx::raw_sql(sqlx::AssertSqlSafe(refuse)).execute(&f.store.pool).await.expect("made");
     let now = start + minutes(2);
     let mut after = None;
-    let failed = f.store.schedule_fire(now, TOLD, &mut after).await.expect_err("it is refused");
+    let failed = f.store.schedule_fire(now, EVENTS, &mut after).await.expect_err("it is refused");
     assert!(failed.is_retryable(), "{failed:?}");
-    assert_eq!(after, Some(Due { at: start, schedule: first.id }));
+    assert_eq!(after, Some(DueSchedule { at: start, schedule: first.id }));
     let fired = f
         .store
-        .schedule_fire(now, TOLD, &mut after)
+        .schedule_fire(now, EVENTS, &mut after)
         .await
         .expect("looked")
         .expect("the other one is due");
     assert_eq!((fired.schedule.id, fired.tasks.len()), (second.id, 1));
-    assert_eq!(f.store.schedule_fire(now, TOLD, &mut after).await.expect("looked"), None);
-    // It stays due, and is the first again in the next look.
-    f.store.schedule_fire(now, TOLD, &mut None).await.expect_err("it is refused");
-    assert_eq!(again(&f, &first).await.next_run, Some(start));
+    assert_eq!(f.store.schedule_fire(now, EVENTS, &mut after).await.expect("looked"), None);
+    // It stays due, and is the first one again in the next pass.
+    f.store.schedule_fire(now, EVENTS, &mut None).await.expect_err("it is refused");
+    assert_eq!(reload(&f, &first).await.next_run, Some(start));
 }
 
 #[tokio::test]
-async fn the_memory_of_runs_is_bounded() {
+async fn run_history_is_bounded() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    let one = schedule(&f, "s", Target::Agent(f.agent), every_minute(), Missed::All, start).await;
-    f.store.schedule_fire(start + minutes(90), TOLD, &mut None).await.expect("looked");
-    f.store.schedule_fire(start + minutes(150), TOLD, &mut None).await.expect("looked");
+    let one = schedule(
+        &f,
+        "s",
+        ScheduleTarget::Agent(f.agent),
+        every_minute(),
+        MissedRunPolicy::All,
+        start,
+    )
+    .await;
+    f.store.schedule_fire(start + minutes(90), EVENTS, &mut None).await.expect("looked");
+    f.store.schedule_fire(start + minutes(150), EVENTS, &mut None).await.expect("looked");
     let count: i64 = sqlx::query_scalar("SELECT count(*) FROM schedule_runs")
         .fetch_one(&f.store.pool)
         .await
         .expect("counted");
-    assert_eq!(count, i64::from(RUNS_KEPT));
+    assert_eq!(count, i64::from(RUN_HISTORY_LIMIT));
     let runs = f.store.schedule_runs(one.organization, one.id).await.expect("read");
-    assert_eq!((runs[0].due, runs.len()), (start + minutes(150), RUNS_KEPT as usize));
+    assert_eq!((runs[0].due, runs.len()), (start + minutes(150), RUN_HISTORY_LIMIT as usize));
 }
 
 #[tokio::test]
-async fn a_run_beyond_a_quota_fails_and_says_which() {
+async fn run_over_quota_fails_and_names_the_quota() {
     let f = Fixture::new().await;
     let noon: Timestamp = "2027-03-10T12:00:00Z".parse().expect("a time");
     let tier = |limits: Limits| BTreeMap::from([("free".to_owned(), limits)]);
@@ -234,18 +260,26 @@ async fn a_run_beyond_a_quota_fails_and_says_which() {
     };
     limited(Limits::default()).await;
     let timing = || Timing::Cron { pattern: "0 * * * *".to_owned(), time_zone: "UTC".to_owned() };
-    let hourly = schedule(&f, "hourly", Target::Agent(f.agent), timing(), Missed::All, noon).await;
+    let hourly = schedule(
+        &f,
+        "hourly",
+        ScheduleTarget::Agent(f.agent),
+        timing(),
+        MissedRunPolicy::All,
+        noon,
+    )
+    .await;
     let fire = async |now: Timestamp| {
         let fired = f
             .store
-            .schedule_fire(now, TOLD, &mut None)
+            .schedule_fire(now, EVENTS, &mut None)
             .await
             .expect("looked")
             .expect("one was due");
         (fired.tasks.len(), fired.failures)
     };
-    // What no gateway has said limits nothing. Of the tasks that are counted some are of the time
-    // the test runs at, and not of this day.
+    // Without configured tiers there is no limit. Some counted tasks were created when the test
+    // runs, and not on this day.
     assert_eq!(fire(noon).await, (1, vec![]));
     f.store.tiers_set(&free, "unlimited").await.expect("set");
     let used_up = || vec!["tasks_per_day of the organization is used up".to_owned()];
@@ -253,22 +287,21 @@ async fn a_run_beyond_a_quota_fails_and_says_which() {
     assert_eq!(fire(noon + SignedDuration::from_hours(3)).await, (0, used_up()));
     let runs = f.store.schedule_runs(hourly.organization, hourly.id).await.expect("read");
     assert_eq!(runs.iter().filter(|run| run.outcome == RunOutcome::Failed).count(), 2);
-    assert_eq!(again(&f, &hourly).await.last_error.as_deref(), Some(used_up()[0].as_str()));
-    // A message to a task that is there begins none.
+    assert_eq!(reload(&f, &hourly).await.last_error.as_deref(), Some(used_up()[0].as_str()));
+    // A message to an existing task creates none.
     let task = f.task().await;
     let once = Timing::At(noon + SignedDuration::from_hours(3));
     schedule(
         &f,
         "once",
-        Target::Task(task),
+        ScheduleTarget::Task(task),
         once,
-        Missed::Once,
+        MissedRunPolicy::Once,
         noon + SignedDuration::from_hours(3),
     )
     .await;
     assert_eq!(fire(noon + SignedDuration::from_hours(3)).await, (1, vec![]));
-    // What the operator says of an organization stands in the place of its tier's; on the next day
-    // there is room again.
+    // The operator's overrides replace the limits of the tier. The next day has a new quota.
     let more = Limits { tasks_per_day: Some(3), ..Limits::default() };
     limited(more).await;
     assert_eq!(fire(noon + SignedDuration::from_hours(4)).await, (1, vec![]));
@@ -285,7 +318,7 @@ async fn a_run_beyond_a_quota_fails_and_says_which() {
 }
 
 #[tokio::test]
-async fn a_run_beyond_a_quota_of_the_schedules_key_fails_too() {
+async fn run_over_the_api_keys_quota_fails() {
     let f = Fixture::new().await;
     let noon: Timestamp = "2027-03-10T12:00:00Z".parse().expect("a time");
     let key = ApiKeyId::from_uuid(Uuid::now_v7());
@@ -296,20 +329,20 @@ async fn a_run_beyond_a_quota_of_the_schedules_key_fails_too() {
     let new = NewSchedule {
         id: ScheduleId::from_uuid(Uuid::now_v7()),
         name: "hourly".to_owned(),
-        target: Target::Agent(f.agent),
+        target: ScheduleTarget::Agent(f.agent),
         content: text("good morning"),
         interrupts: false,
         title: String::new(),
         workspace: String::new(),
         timing: hourly,
-        missed: Missed::Once,
+        missed: MissedRunPolicy::Once,
         next_run: Some(noon),
     };
     applied(
         f.store.schedule_create(&of_key, new, rendered("schedule.created")).await.expect("created"),
     );
     let fired =
-        f.store.schedule_fire(noon, TOLD, &mut None).await.expect("looked").expect("one was due");
+        f.store.schedule_fire(noon, EVENTS, &mut None).await.expect("looked").expect("one was due");
     assert_eq!((fired.tasks.len(), fired.failures.len()), (0, 1));
-    assert_eq!(fired.failures[0], "key_spend_per_month of the API key it was made with is used up");
+    assert_eq!(fired.failures[0], "key_spend_per_month of its API key is used up");
 }

@@ -1,4 +1,4 @@
-//! What the Slack service keeps: once, by one at a time.
+//! The data of the Slack service: stored once, one lease holder at a time.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use super::*;
 use crate::{
     SealedSecret,
     slack::{
-        Grant, May, Member, MentionKey, MentionState, NewInstallation, NewMention, NewState, Place,
-        Posted,
+        Grant, GrantKind, Member, MentionKey, MentionState, NewInstallState, NewInstallation,
+        NewMention, PostState, ThreadKey,
     },
 };
 
@@ -51,7 +51,7 @@ fn installation() -> NewInstallation {
 }
 
 #[tokio::test]
-async fn a_mention_is_written_down_once_and_held_by_one_at_a_time() {
+async fn mention_is_stored_once_and_has_one_lease_holder() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
@@ -59,7 +59,7 @@ async fn a_mention_is_written_down_once_and_held_by_one_at_a_time() {
     let put = join_all((0..8).map(|_| store.slack_mention_put(&new, now))).await;
     assert_eq!(put.into_iter().filter(|put| *put.as_ref().expect("it is written")).count(), 1);
 
-    let taken = join_all((0..8).map(|_| store.slack_mentions_take(10, LEASE, now))).await;
+    let taken = join_all((0..8).map(|_| store.slack_mentions_claim(10, LEASE, now))).await;
     let mut taken: Vec<_> =
         taken.into_iter().flat_map(|taken| taken.expect("it is taken")).collect();
     assert_eq!(taken.len(), 1);
@@ -69,88 +69,97 @@ async fn a_mention_is_written_down_once_and_held_by_one_at_a_time() {
         (MentionState::Received, 1, Some("hi"))
     );
 
-    // Its holder has died: somebody else takes it, and the first one can write nothing more.
+    // Its holder has died: another process claims it, and the first one can no longer write.
     let later = now + LEASE;
     let mut second =
-        store.slack_mentions_take(10, LEASE, later).await.expect("it is taken").remove(0);
+        store.slack_mentions_claim(10, LEASE, later).await.expect("it is taken").remove(0);
     assert_eq!(second.lease, 2);
     assert!(
         !store
-            .slack_mention_hold(&first.key, first.lease, later + LEASE)
+            .slack_mention_extend_lease(&first.key, first.lease, later + LEASE)
             .await
             .expect("it answers")
     );
     assert!(
         store
-            .slack_mention_hold(&second.key, second.lease, later + LEASE)
+            .slack_mention_extend_lease(&second.key, second.lease, later + LEASE)
             .await
             .expect("it answers")
     );
     first.state = MentionState::Failed;
     assert!(matches!(store.slack_mention_save(&first, true, later).await, Err(Error::Conflict)));
 
-    // One that waits is looked at when something is decided about its task, and one that is over
-    // never again.
-    (second.task, second.next_look) = (Some("task_1".to_owned()), Some(later + LEASE));
+    // A waiting mention is due when something is decided about its task; one that is over never
+    // again.
+    (second.task, second.next_wake) = (Some("task_1".to_owned()), Some(later + LEASE));
     store.slack_mention_save(&second, true, later).await.expect("it is saved");
-    assert_eq!(store.slack_mentions_take(10, LEASE, later).await.expect("it answers"), []);
+    assert_eq!(store.slack_mentions_claim(10, LEASE, later).await.expect("it answers"), []);
     store.slack_mentions_wake("task_1", later).await.expect("it is woken");
     let mut third =
-        store.slack_mentions_take(10, LEASE, later).await.expect("it is taken").remove(0);
+        store.slack_mentions_claim(10, LEASE, later).await.expect("it is taken").remove(0);
     assert!(store.slack_mentions_due(later + LEASE).await.expect("it answers"));
-    (third.state, third.next_look, third.message) =
+    (third.state, third.next_wake, third.message) =
         (MentionState::Answered, None, Some("msg_1".to_owned()));
     store.slack_mention_save(&third, true, later).await.expect("it is saved");
     store.slack_mentions_wake("task_1", later).await.expect("nothing is woken");
-    assert_eq!(store.slack_mentions_take(10, LEASE, later + LEASE).await.expect("it answers"), []);
+    assert_eq!(store.slack_mentions_claim(10, LEASE, later + LEASE).await.expect("it answers"), []);
     assert_eq!(
-        store.slack_mention_before(&third.place(), "1.2").await.expect("it answers").as_deref(),
+        store
+            .slack_message_before(&third.thread_key(), "1.2")
+            .await
+            .expect("it answers")
+            .as_deref(),
         Some("1.1")
     );
-    assert_eq!(store.slack_mention_before(&third.place(), "1.1").await.expect("it answers"), None);
+    assert_eq!(
+        store.slack_message_before(&third.thread_key(), "1.1").await.expect("it answers"),
+        None
+    );
 }
 
 #[tokio::test]
-async fn a_thread_keeps_its_task_until_that_is_gone() {
+async fn thread_keeps_its_task_until_it_is_deleted() {
     let database = Database::new().await;
     let store = database.store();
-    let place = Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
+    let place =
+        ThreadKey { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
     assert_eq!(
         store.slack_thread_open(&place, ORG, "one").await.expect("it is opened").generation,
         0
     );
-    // Before there is a task, another agent is another request.
+    // Before there is a task, the agent can change.
     let thread = store.slack_thread_open(&place, ORG, "two").await.expect("it is opened");
     assert_eq!((thread.agent.as_str(), thread.generation, thread.task), ("two", 1, None));
-    store.slack_thread_task(&place, 0, "task_0").await.expect("it is too late");
-    store.slack_thread_task(&place, 1, "task_1").await.expect("it is noted");
+    store.slack_thread_set_task(&place, 0, "task_0").await.expect("it is too late");
+    store.slack_thread_set_task(&place, 1, "task_1").await.expect("it is noted");
     let thread = store.slack_thread_open(&place, ORG, "three").await.expect("it is opened");
     assert_eq!((thread.agent.as_str(), thread.task.as_deref()), ("two", Some("task_1")));
-    store.slack_thread_forget(&place, "task_1", "three").await.expect("it is forgotten");
+    store.slack_thread_clear_task(&place, "task_1", "three").await.expect("it is forgotten");
     let thread = store.slack_thread(&place).await.expect("it is there");
     assert_eq!((thread.agent.as_str(), thread.generation, thread.task), ("three", 2, None));
 }
 
 #[tokio::test]
-async fn a_post_may_have_been_made_as_soon_as_it_was_begun() {
+async fn begun_post_has_an_unknown_outcome() {
     let database = Database::new().await;
     let store = database.store();
-    let place = Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
+    let place =
+        ThreadKey { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() };
     assert_eq!(
         store.slack_post_begin(&place, "k", now()).await.expect("it is begun"),
-        Posted::Never
+        PostState::NotPosted
     );
     assert_eq!(
         store.slack_post_begin(&place, "k", now()).await.expect("it is begun"),
-        Posted::Perhaps
+        PostState::Unknown
     );
     store.slack_post_done(&place, "k", "1.5").await.expect("it is noted");
     assert_eq!(
         store.slack_post_begin(&place, "k", now()).await.expect("it is known"),
-        Posted::At("1.5".to_owned())
+        PostState::Posted("1.5".to_owned())
     );
     store.slack_post_forget(&place, "k").await.expect("it is forgotten");
-    assert_eq!(store.slack_post(&place, "k").await.expect("it is unknown"), Posted::Never);
+    assert_eq!(store.slack_post(&place, "k").await.expect("it is unknown"), PostState::NotPosted);
 
     for (key, ts) in [
         ("a.1", Some("1.6")),
@@ -171,11 +180,11 @@ async fn a_post_may_have_been_made_as_soon_as_it_was_begun() {
 }
 
 #[tokio::test]
-async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_tokens() {
+async fn install_state_is_used_once_and_removed_app_has_no_tokens() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
-    let state = |number: u8, expires_at| NewState {
+    let state = |number: u8, expires_at| NewInstallState {
         state: [number; 32],
         organization: ORG,
         agent: "a".to_owned(),
@@ -184,17 +193,17 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
     store.slack_state_put(&state(1, now + LEASE), now).await.expect("it is put");
     store.slack_state_put(&state(2, now + LEASE), now).await.expect("it is put");
     assert_eq!(
-        store.slack_state_take(&[1; 32], now).await.expect("it is taken"),
+        store.slack_state_consume(&[1; 32], now).await.expect("it is taken"),
         (ORG, "a".to_owned())
     );
-    assert!(matches!(store.slack_state_take(&[1; 32], now).await, Err(Error::NotFound { .. })));
+    assert!(matches!(store.slack_state_consume(&[1; 32], now).await, Err(Error::NotFound { .. })));
     assert!(matches!(
-        store.slack_state_take(&[2; 32], now + LEASE).await,
+        store.slack_state_consume(&[2; 32], now + LEASE).await,
         Err(Error::NotFound { .. })
     ));
 
     store.slack_install(&installation(), now).await.expect("it is installed");
-    let found = store.slack_sealed_otherwise("new").await.expect("it answers").remove(0);
+    let found = store.slack_sealed_with_other_keys("new").await.expect("it answers").remove(0);
     let (revision, until) = (found.revision, Some(now + LEASE));
     assert!(
         store
@@ -212,8 +221,8 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
     assert_eq!((found.tokens, found.expires_at), (Some(sealed("new")), until));
     let (asked, earlier) = (mention("1.1"), now - LEASE);
     store.slack_mention_put(&asked, now).await.expect("it is written");
-    let taken = store.slack_mentions_take(10, LEASE, now).await.expect("it is taken").remove(0);
-    // Slack tells of the removal before this installation late.
+    let taken = store.slack_mentions_claim(10, LEASE, now).await.expect("it is taken").remove(0);
+    // A late event of the removal before this installation.
     assert!(!store.slack_uninstall("T1", earlier, now).await.expect("it answers"));
     assert_eq!(
         store.slack_installation("T1").await.expect("it is there").tokens,
@@ -221,17 +230,17 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
     );
     assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));
     assert_eq!(store.slack_installation("T1").await.expect("it is there").tokens, None);
-    // What was asked there is forgotten, and whoever is at it has to let go.
+    // The contents of its mentions are deleted, and lease holders lose their leases.
     assert!(matches!(store.slack_mention_save(&taken, true, now).await, Err(Error::Conflict)));
     let found = store.slack_mention(&asked.key).await.expect("it is there");
     assert_eq!(
-        (found.state, found.next_look, found.event),
+        (found.state, found.next_wake, found.event),
         (MentionState::Failed, None, json!(null))
     );
 }
 
 #[tokio::test]
-async fn a_workspace_stays_its_organizations_until_the_app_is_removed() {
+async fn workspace_changes_organization_only_after_uninstall() {
     let database = Database::new().await;
     let store = database.store();
     let (now, other) = (now(), OrganizationId::from_uuid(Uuid::now_v7()));
@@ -247,13 +256,13 @@ async fn a_workspace_stays_its_organizations_until_the_app_is_removed() {
     let theirs = NewInstallation { organization: other, ..installation() };
     assert!(store.slack_install(&installation(), now).await.expect("it answers"));
     store.slack_thread_open(&place(), ORG, "a").await.expect("it is opened");
-    store.slack_thread_task(&place(), 0, "task_1").await.expect("it is noted");
+    store.slack_thread_set_task(&place(), 0, "task_1").await.expect("it is noted");
     let grant = Grant {
         team: "T1".to_owned(),
         channel: String::new(),
         user: String::new(),
         agent: "a".to_owned(),
-        may: May::Use,
+        kind: GrantKind::Use,
     };
     store.slack_grant(&grant, "U1", now).await.expect("it is allowed");
 
@@ -264,34 +273,35 @@ async fn a_workspace_stays_its_organizations_until_the_app_is_removed() {
         store.slack_thread(&place()).await.expect("it is there").task.as_deref(),
         Some("task_1")
     );
-    assert_eq!(store.slack_grants("T1", May::Use).await.expect("they are read"), [grant]);
+    assert_eq!(store.slack_grants("T1", GrantKind::Use).await.expect("they are read"), [grant]);
 
     assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));
     assert!(store.slack_install(&theirs, now).await.expect("it answers"));
     assert_eq!(store.slack_installation("T1").await.expect("it is there").organization, other);
     let thread = store.slack_thread(&place()).await.expect("it is there");
     assert_eq!((thread.task, thread.generation), (None, 1));
-    assert_eq!(store.slack_grants("T1", May::Use).await.expect("they are read"), []);
+    assert_eq!(store.slack_grants("T1", GrantKind::Use).await.expect("they are read"), []);
 }
 
 #[tokio::test]
-async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_before() {
+async fn approvals_are_shown_at_the_first_open_mention_of_a_task() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
     let mut taken = Vec::new();
-    // The one that was written down first is not the one that the gateway has taken first.
+    // The first stored mention is not the first one that the gateway accepted.
     for (ts, user, message) in [("1.1", "U1", "msg_2"), ("1.2", "U2", "msg_1")] {
         let new = NewMention { user: user.to_owned(), ..mention(ts) };
         store.slack_mention_put(&new, now).await.expect("it is written");
         let mut asked =
-            store.slack_mentions_take(10, LEASE, now).await.expect("it is taken").remove(0);
+            store.slack_mentions_claim(10, LEASE, now).await.expect("it is taken").remove(0);
         (asked.task, asked.message) = (Some("task_1".to_owned()), Some(message.to_owned()));
         store.slack_mention_save(&asked, false, now).await.expect("it is saved");
         taken.push(asked);
     }
-    let showing =
-        async || store.slack_mention_showing("task_1").await.expect("it answers").map(|key| key.ts);
+    let showing = async || {
+        store.slack_mention_for_approvals("task_1").await.expect("it answers").map(|key| key.ts)
+    };
     let askers = async |before| {
         let askers =
             store.slack_askers(&place(), "task_1", before, 10).await.expect("they are read");
@@ -302,27 +312,27 @@ async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_bef
         (Some("1.2"), vec!["U1".to_owned(), "U2".to_owned()])
     );
     assert_eq!(askers(now).await, Vec::<String>::new());
-    // It is answered, and looked at for what subtasks ask until the next one is.
-    (taken[1].state, taken[1].next_look) = (MentionState::Answered, Some(now + LEASE));
+    // It is answered, and stays open for approvals of subtasks until the next one is.
+    (taken[1].state, taken[1].next_wake) = (MentionState::Answered, Some(now + LEASE));
     store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
     taken[0].state = MentionState::Asked;
     store.slack_mention_save(&taken[0], false, now).await.expect("it is saved");
     assert_eq!(showing().await.as_deref(), Some("1.2"));
-    assert!(store.slack_mention_is_followed("task_1", "msg_1").await.expect("it answers"));
-    assert!(!store.slack_mention_is_followed("task_1", "msg_2").await.expect("it answers"));
+    assert!(store.slack_mention_has_successor("task_1", "msg_1").await.expect("it answers"));
+    assert!(!store.slack_mention_has_successor("task_1", "msg_2").await.expect("it answers"));
     assert!(
         !store.slack_mention_wake(&taken[0].key, now).await.expect("it answers"),
         "it is worked on"
     );
     assert!(store.slack_mention_wake(&taken[1].key, now).await.expect("it answers"));
-    taken[1].next_look = None;
+    taken[1].next_wake = None;
     store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
     assert_eq!(showing().await.as_deref(), Some("1.1"));
-    assert_eq!(store.slack_mention_showing("task_2").await.expect("it answers"), None);
+    assert_eq!(store.slack_mention_for_approvals("task_2").await.expect("it answers"), None);
 }
 
 #[tokio::test]
-async fn what_is_long_over_is_forgotten_but_for_that_it_was() {
+async fn old_mentions_lose_content_and_stay_deduplicated() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
@@ -330,34 +340,34 @@ async fn what_is_long_over_is_forgotten_but_for_that_it_was() {
     for new in [&over, &open] {
         store.slack_mention_put(new, now).await.expect("it is written");
         store
-            .slack_post_begin(&Place { thread: new.thread.clone(), ..place() }, "k", now)
+            .slack_post_begin(&ThreadKey { thread: new.thread.clone(), ..place() }, "k", now)
             .await
             .expect("it is begun");
     }
-    let taken = store.slack_mentions_take(10, LEASE, now).await.expect("they are taken");
+    let taken = store.slack_mentions_claim(10, LEASE, now).await.expect("they are taken");
     let mut taken =
         taken.into_iter().find(|taken| taken.key == over.key).expect("it is among them");
-    (taken.state, taken.next_look, taken.error) =
+    (taken.state, taken.next_wake, taken.error) =
         (MentionState::Failed, None, Some("it went wrong".to_owned()));
     store.slack_mention_save(&taken, true, now).await.expect("it is saved");
-    assert_eq!(store.slack_forget(now, 100).await.expect("it answers"), 0);
-    assert_eq!(store.slack_forget(now + LEASE, 100).await.expect("it answers"), 2);
-    assert_eq!(store.slack_forget(now + LEASE, 100).await.expect("it answers"), 0);
+    assert_eq!(store.slack_cleanup(now, 100).await.expect("it answers"), 0);
+    assert_eq!(store.slack_cleanup(now + LEASE, 100).await.expect("it answers"), 2);
+    assert_eq!(store.slack_cleanup(now + LEASE, 100).await.expect("it answers"), 0);
     let found = store.slack_mention(&over.key).await.expect("it is there");
     assert_eq!((found.state, found.event, found.error), (MentionState::Failed, json!(null), None));
     assert!(!store.slack_mention_put(&over, now).await.expect("it is known"));
     assert_eq!(store.slack_mention(&open.key).await.expect("it is there").event, open.event);
-    assert_eq!(store.slack_post(&place(), "k").await.expect("it is unknown"), Posted::Never);
-    let kept = Place { thread: "2.0".to_owned(), ..place() };
-    assert_eq!(store.slack_post(&kept, "k").await.expect("it is known"), Posted::Perhaps);
+    assert_eq!(store.slack_post(&place(), "k").await.expect("it is unknown"), PostState::NotPosted);
+    let kept = ThreadKey { thread: "2.0".to_owned(), ..place() };
+    assert_eq!(store.slack_post(&kept, "k").await.expect("it is known"), PostState::Unknown);
 }
 
-fn place() -> Place {
-    Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() }
+fn place() -> ThreadKey {
+    ThreadKey { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() }
 }
 
 #[tokio::test]
-async fn who_somebody_is_goes_with_the_workspace_and_is_sealed_anew_once() {
+async fn slack_member_is_removed_on_uninstall_and_resealed_once() {
     let database = Database::new().await;
     let store = database.store();
     let now = now();
@@ -374,15 +384,15 @@ async fn who_somebody_is_goes_with_the_workspace_and_is_sealed_anew_once() {
         store.slack_member_put(&new, now).await.expect("it is put");
     }
     assert_eq!(store.slack_member("T1", "U1").await.expect("it answers"), Some(member("T1", 2)));
-    let found = store.slack_members_sealed_otherwise("new", 10).await.expect("it answers");
+    let found = store.slack_members_sealed_with_other_keys("new", 10).await.expect("it answers");
     assert_eq!(found, [member("T1", 2), member("T2", 3)]);
-    // Somebody has linked themselves anew since the first was read.
+    // The user was linked again since the first read.
     assert!(
         !store.slack_member_reseal(&member("T1", 1), &sealed("new")).await.expect("it answers")
     );
     assert!(store.slack_member_reseal(&found[0], &sealed("new")).await.expect("it answers"));
     assert_eq!(
-        store.slack_members_sealed_otherwise("new", 10).await.expect("it answers"),
+        store.slack_members_sealed_with_other_keys("new", 10).await.expect("it answers"),
         [member("T2", 3)]
     );
 

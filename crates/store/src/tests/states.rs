@@ -1,5 +1,5 @@
-//! Documents that clients keep: each change is a version, nobody's is lost to another's, and each
-//! sees their own.
+//! Documents that clients store: each change is a version, no change overwrites another unnoticed,
+//! and personal documents are private.
 
 use construct_domain::{
     UserId,
@@ -64,17 +64,17 @@ async fn versions(store: &Store, state: StateRef<'_>) -> Vec<i64> {
 
 fn outdated(result: Result<State, Error>) -> i64 {
     match result {
-        Err(Error::Outdated { current }) => current,
+        Err(Error::VersionMismatch { current }) => current,
         other => panic!("it is not refused: {other:?}"),
     }
 }
 
 #[tokio::test]
-async fn a_document_is_given_back_as_it_was_put_and_each_change_is_a_version() {
+async fn document_is_returned_verbatim_and_each_change_is_a_version() {
     let database = Database::new().await;
     let store = database.store();
     assert_not_found(store.state_get(ORG, OWN, None).await);
-    // Numbers that no double holds, keys twice, white space: it is all somebody's.
+    // Numbers beyond a double, duplicate keys, white space: all must be preserved.
     let first = "{ \"n\": 12345678901234567890.123456789012345678901234567890, \"a\": 1, \"a\": \"\\u0000\" }\n";
     let made = put(&store, OWN, first, Some(0)).await.expect("there is none yet");
     assert_eq!(
@@ -97,7 +97,7 @@ async fn a_document_is_given_back_as_it_was_put_and_each_change_is_a_version() {
 }
 
 #[tokio::test]
-async fn who_expects_another_version_changes_nothing_and_is_told_which_it_is() {
+async fn put_with_stale_version_fails_with_the_current_one() {
     let database = Database::new().await;
     let store = database.store();
     assert_eq!(outdated(put(&store, SHARED, "{}", Some(1)).await), 0);
@@ -107,7 +107,7 @@ async fn who_expects_another_version_changes_nothing_and_is_told_which_it_is() {
     assert_eq!(outdated(delete(&store, SHARED, Some(2), false).await), 1);
     assert_eq!(get(&store, SHARED).await.expect("it is as it was"), (1, "{}".to_owned()));
 
-    // Of many that have read the same version one writes; of many that make the first, too.
+    // Of many writers that read the same version one succeeds; the same for the first version.
     for expected in [1, 0] {
         let state = StateRef { name: if expected == 0 { "pinned" } else { "settings" }, ..SHARED };
         let texts: Vec<String> = (1..=8).map(|number| format!("{{\"by\": {number}}}")).collect();
@@ -117,7 +117,7 @@ async fn who_expects_another_version_changes_nothing_and_is_told_which_it_is() {
         let mut lost = all.into_iter().filter(Result::is_err).map(outdated);
         assert!(lost.all(|current| current == expected + 1));
     }
-    // Those who expect nothing come one after the other, and none is lost.
+    // Writers without an expected version are serialized, and no write is lost.
     let texts: Vec<String> = (1..=8).map(|number| format!("{{\"and\": {number}}}")).collect();
     let all = join_all(texts.iter().map(|text| put(&store, SHARED, text, None))).await;
     let mut numbers: Vec<_> =
@@ -127,7 +127,7 @@ async fn who_expects_another_version_changes_nothing_and_is_told_which_it_is() {
 }
 
 #[tokio::test]
-async fn the_newest_versions_are_kept_and_no_more() {
+async fn only_the_newest_versions_are_kept() {
     let database = Database::new().await;
     let store = database.store();
     let kept = i64::from(VERSIONS_KEPT);
@@ -138,14 +138,13 @@ async fn the_newest_versions_are_kept_and_no_more() {
     let oldest = store.state_get(ORG, SHARED, Some(5)).await.expect("it is kept");
     assert_eq!(oldest.json, "{\"n\": 5}");
     assert_not_found(store.state_get(ORG, SHARED, Some(4)).await);
-    // Of others nothing went.
+    // Other documents are unchanged.
     put(&store, OWN, "{}", None).await.expect("it is put");
     assert_eq!(versions(&store, OWN).await, [1]);
 }
 
 #[tokio::test]
-async fn what_is_deleted_can_be_put_back_until_it_is_forgotten_and_its_number_is_never_given_again()
-{
+async fn deleted_document_is_restorable_and_versions_never_repeat() {
     let database = Database::new().await;
     let store = database.store();
     assert_not_found(delete(&store, OWN, None, false).await);
@@ -164,7 +163,7 @@ async fn what_is_deleted_can_be_put_back_until_it_is_forgotten_and_its_number_is
     assert_eq!(gone.version, 4);
     assert_not_found(store.state_versions(ORG, OWN).await);
     assert_not_found(delete(&store, OWN, None, true).await);
-    // What was deleted only is forgotten afterwards.
+    // The versions of a deleted document can be deleted later.
     put(&store, OWN, "{}", None).await.expect("it is put");
     delete(&store, OWN, None, false).await.expect("it is deleted");
     delete(&store, OWN, None, true).await.expect("it is forgotten");
@@ -172,7 +171,7 @@ async fn what_is_deleted_can_be_put_back_until_it_is_forgotten_and_its_number_is
 }
 
 #[tokio::test]
-async fn everybody_has_their_own_and_what_is_theirs_goes_with_them() {
+async fn personal_documents_are_private_and_go_with_their_member() {
     let database = Database::new().await;
     let store = database.store();
     let profile = Profile {
@@ -230,7 +229,7 @@ async fn everybody_has_their_own_and_what_is_theirs_goes_with_them() {
 }
 
 #[tokio::test]
-async fn what_has_changed_is_found_by_the_versions_that_somebody_has() {
+async fn state_changes_returns_documents_with_other_versions() {
     let database = Database::new().await;
     let store = database.store();
     let changes = async |known: &[(&'static str, i64)]| {
@@ -250,12 +249,12 @@ async fn what_has_changed_is_found_by_the_versions_that_somebody_has() {
     assert!(changes(&nothing).await.is_empty(), "who has nothing need not be told that it is gone");
     put(&store, SHARED, "{\"a\": 2}", None).await.expect("it is put");
     assert_eq!(changes(&[("settings", 1)]).await, settings(3, "{\"a\": 2}"));
-    // Of a database that was restored.
+    // After the restore of an older backup.
     assert_eq!(changes(&[("settings", 9)]).await, settings(3, "{\"a\": 2}"));
 }
 
 #[tokio::test]
-async fn a_repeated_write_is_answered_again_and_not_done() {
+async fn repeated_put_returns_the_first_response() {
     let database = Database::new().await;
     let store = database.store();
     let put = async |text: &str| {
@@ -272,18 +271,18 @@ async fn a_repeated_write_is_answered_again_and_not_done() {
             .expect("it is answered")
     };
     let first = applied(put("{}").await);
-    let Written::Repeated { response } = put("{}").await else { panic!("it is done twice") };
+    let WriteOutcome::Repeated { response } = put("{}").await else { panic!("it is done twice") };
     assert_eq!(response, format!("{first:?}").into_bytes());
     assert_eq!(versions(&store, SHARED).await, [1]);
 }
 
 #[tokio::test]
-async fn who_knows_a_version_of_what_is_gone_altogether_is_told_so() {
+async fn state_changes_reports_removed_documents_as_version_zero() {
     let database = Database::new().await;
     let store = database.store();
     put(&store, SHARED, "{}", None).await.expect("it is put");
     put(&store, StateRef { name: "pinned", ..SHARED }, "{}", None).await.expect("it is put");
-    // As with a member who was removed and has come back.
+    // Like a member who was removed and joined again.
     sqlx::query("DELETE FROM states WHERE name = 'settings'")
         .execute(&store.pool)
         .await
@@ -295,7 +294,7 @@ async fn who_knows_a_version_of_what_is_gone_altogether_is_told_so() {
         (gone.name.as_str(), gone.version, gone.is_deleted, gone.updated_at),
         ("settings", 0, true, None)
     );
-    // What is put then begins anew, below what was known.
+    // A new document starts at version 1, below the known version.
     put(&store, SHARED, "{\"n\": 1}", Some(0)).await.expect("it is put");
     let found = store.state_changes(ORG, None, &known).await.expect("read");
     let [back] = found.as_slice() else { panic!("{found:?}") };
@@ -306,7 +305,7 @@ async fn who_knows_a_version_of_what_is_gone_altogether_is_told_so() {
 }
 
 #[tokio::test]
-async fn an_earlier_version_is_put_back_once_however_often_it_is_asked_for() {
+async fn restoring_an_earlier_version_is_idempotent() {
     let database = Database::new().await;
     let store = database.store();
     for text in ["{\"n\": 1}", "{\"n\": 2}"] {
@@ -330,7 +329,7 @@ async fn an_earlier_version_is_put_back_once_however_often_it_is_asked_for() {
         (3, (3, "{\"n\": 1}".to_owned()))
     );
     put(&store, SHARED, "{\"n\": 4}", None).await.expect("it is put");
-    let Written::Repeated { response } = restore(&keyed, 1).await.expect("answered") else {
+    let WriteOutcome::Repeated { response } = restore(&keyed, 1).await.expect("answered") else {
         panic!("it is done twice")
     };
     assert_eq!(response, format!("{back:?}").into_bytes());
@@ -346,18 +345,22 @@ async fn an_earlier_version_is_put_back_once_however_often_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_put_adds_what_it_says_without_what_is_kept_no_more() {
+async fn state_growth_subtracts_the_dropped_version() {
     let database = Database::new().await;
     let store = database.store();
     let kept = async || {
-        let periods = crate::Periods::of(now());
-        store.quota_counts(ORG, crate::Counted::ALL, &periods).await.expect("counted").storage_bytes
+        let periods = crate::Periods::containing(now());
+        store
+            .quota_counts(ORG, crate::CountSelection::ALL, &periods)
+            .await
+            .expect("counted")
+            .storage_bytes
     };
     let growth = async |content: StateContent<'_>| {
         store.state_growth(ORG, SHARED, content, None).await.expect("counted").bytes
     };
     for number in 0..VERSIONS_KEPT + 5 {
-        // Of different lengths, so that what goes is not what comes.
+        // Different lengths distinguish the dropped version from the new one.
         let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 3 == 0 { 500 } else { 7 }));
         let (before, more) = (kept().await, growth(StateContent::Text(&text)).await);
         put(&store, SHARED, &text, None).await.expect("it is put");
@@ -374,7 +377,7 @@ async fn a_put_adds_what_it_says_without_what_is_kept_no_more() {
             .expect("it is put"),
     );
     assert_eq!(kept().await - before, more);
-    // Of what was deleted nothing is dropped, because nothing is replaced.
+    // A put after a deletion drops no version, because it replaces none.
     delete(&store, SHARED, None, false).await.expect("it is deleted");
     let (before, more) = (kept().await, growth(StateContent::Text("{}")).await);
     put(&store, SHARED, "{}", None).await.expect("it is put");

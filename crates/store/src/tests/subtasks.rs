@@ -1,9 +1,9 @@
-//! Trees of tasks: begun once, bounded, looked after by their parents, cancelled and deleted from
-//! above, and never dearer than allowed.
+//! Trees of tasks: created once, bounded, awaited by parents, canceled and deleted from the root,
+//! and never over budget.
 
 use construct_domain::{
     budget::{Period, Scope},
-    subtask::{AwaitedCall, CallIds, Limits, Refused},
+    subtask::{AwaitedCall, CallIds, Limits, Refusal},
     task::{Phase, Stage, Step, StepState, Task, Turn, TurnOutcome},
 };
 use futures::future::join_all;
@@ -11,16 +11,16 @@ use jiff::SignedDuration;
 
 use super::*;
 use crate::{
-    Asking, BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, EndedMessage, Key,
-    LoadedTask, NewSubtask, Order, Page, SubtaskState, SubtaskStatus, SubtaskTold, TaskCommit,
-    TaskFilter,
+    BudgetFilter, CallReport, CallReservation, CostFilter, CostGroup, EndedMessage, Key,
+    LoadedTask, NewSubtask, Order, Page, ScriptCaller, SubtaskEvents, SubtaskState, SubtaskStatus,
+    TaskCommit, TaskFilter,
 };
 
 const LIMITS: Limits = Limits { depth: 5, children: 8, at_work: 11 };
 
 const DOLLAR: i64 = 1_000_000_000_000;
 
-const TOLD: SubtaskTold = SubtaskTold {
+const EVENTS: SubtaskEvents = SubtaskEvents {
     task: |_| event("task.created"),
     spawned: |_| event("subtask.spawned"),
     changed: |_| event("task.updated"),
@@ -36,8 +36,8 @@ fn in_flight(id: StepId) -> Step {
     Step { id, number: 1, attempt: 1, since: now(), round: 0, resumed: None, state }
 }
 
-/// Takes the message that waits, and begins to run a script.
-pub(super) async fn runs(f: &Fixture, task: TaskId) -> Asking {
+/// Admits the queued message, and starts a script.
+pub(super) async fn start_script(f: &Fixture, task: TaskId) -> ScriptCaller {
     let loaded = load(f, task).await;
     let step = step_id();
     let position = loaded.task.last_position + 1;
@@ -56,11 +56,11 @@ pub(super) async fn runs(f: &Fixture, task: TaskId) -> Asking {
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit).await.expect("committed");
-    Asking { organization: ORG, task, step }
+    ScriptCaller { organization: ORG, task, step }
 }
 
-/// Ends the turn that runs.
-async fn ends(f: &Fixture, task: TaskId) {
+/// Ends the running turn.
+async fn end_turn(f: &Fixture, task: TaskId) {
     let loaded = load(f, task).await;
     let message = loaded.task.turn.as_ref().expect("a turn runs").message;
     let state = Task {
@@ -71,52 +71,52 @@ async fn ends(f: &Fixture, task: TaskId) {
         last_outcome: Some(TurnOutcome::Completed),
         ..loaded.task.clone()
     };
-    let ended = Some(EndedMessage { message, error: None });
+    let ended_message = Some(EndedMessage { message, error: None });
     f.store
-        .task_commit(TaskCommit { ended, ..TaskCommit::new(&loaded, &state, now()) })
+        .task_commit(TaskCommit { ended_message, ..TaskCommit::new(&loaded, &state, now()) })
         .await
         .expect("committed");
 }
 
-/// A task whose script runs.
-async fn parent(f: &Fixture) -> Asking {
+/// A task with a running script.
+async fn parent(f: &Fixture) -> ScriptCaller {
     let task = f.task().await;
     f.message(task, "go").await;
-    runs(f, task).await
+    start_script(f, task).await
 }
 
 async fn try_spawn(
     f: &Fixture,
-    asking: Asking,
+    caller: ScriptCaller,
     number: u32,
     budget: Option<i64>,
-) -> Result<TaskId, Refused> {
-    let ids = CallIds::of(asking.step, 0, number);
+) -> Result<TaskId, Refusal> {
+    let ids = CallIds::for_call(caller.step, 0, number);
     let new = NewSubtask { ids, agent: None, content: text("work"), title: String::new(), budget };
     let spawned =
-        f.store.subtask_spawn(asking, new, LIMITS, TOLD, now()).await.expect("it can be asked");
+        f.store.subtask_spawn(caller, new, LIMITS, EVENTS, now()).await.expect("it can be asked");
     spawned.map(|change| change.task)
 }
 
-pub(super) async fn spawn(f: &Fixture, asking: Asking, number: u32) -> TaskId {
-    try_spawn(f, asking, number, None).await.expect("it is begun")
+pub(super) async fn spawn(f: &Fixture, caller: ScriptCaller, number: u32) -> TaskId {
+    try_spawn(f, caller, number, None).await.expect("it is begun")
 }
 
 async fn states(
     f: &Fixture,
-    asking: Asking,
+    caller: ScriptCaller,
     which: &[TaskId],
-) -> Result<Vec<SubtaskState>, Refused> {
-    f.store.subtasks(ORG, asking.task, which).await.expect("read")
+) -> Result<Vec<SubtaskState>, Refusal> {
+    f.store.subtasks(ORG, caller.task, which).await.expect("read")
 }
 
-/// Puts the script away until these have ended.
-async fn waits(f: &Fixture, asking: Asking, tasks: Vec<TaskId>) {
-    let loaded = load(f, asking.task).await;
+/// Suspends the script until these tasks have ended.
+async fn suspend_for(f: &Fixture, caller: ScriptCaller, tasks: Vec<TaskId>) {
+    let loaded = load(f, caller.task).await;
     let until = now() + SignedDuration::from_hours(1);
     let awaits = vec![AwaitedCall { script: 0, number: 9, tasks, until }];
     let step = Step {
-        state: StepState::Parked { waits: Vec::new(), awaits, results: Vec::new() },
+        state: StepState::Suspended { waits: Vec::new(), awaits, results: Vec::new() },
         ..loaded.task.step.clone().expect("it runs")
     };
     let state = Task {
@@ -127,7 +127,7 @@ async fn waits(f: &Fixture, asking: Asking, tasks: Vec<TaskId>) {
     };
     let committed =
         f.store.task_commit(TaskCommit::new(&loaded, &state, now())).await.expect("committed");
-    assert_eq!(committed.left, None, "it has to be looked at again");
+    assert_eq!(committed.cached_task, None, "it has to be looked at again");
 }
 
 async fn is_due(f: &Fixture, task: TaskId) -> bool {
@@ -137,48 +137,51 @@ async fn is_due(f: &Fixture, task: TaskId) -> bool {
 }
 
 #[tokio::test]
-async fn the_same_call_begins_one_subtask_however_often_it_is_made() {
+async fn repeated_spawn_call_creates_one_subtask() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
-    let child = spawn(&f, asking, 1).await;
-    let again = join_all((0..4).map(|_| spawn(&f, asking, 1))).await;
+    let caller = parent(&f).await;
+    let child = spawn(&f, caller, 1).await;
+    let again = join_all((0..4).map(|_| spawn(&f, caller, 1))).await;
     assert!(again.iter().all(|task| *task == child), "{again:?}");
-    let other = spawn(&f, asking, 2).await;
+    let other = spawn(&f, caller, 2).await;
     assert_ne!(other, child);
     let stored = f.store.task_get(ORG, child).await.expect("there");
-    assert_eq!((stored.ancestors.as_slice(), stored.queued_count), (&[asking.task][..], 1));
-    let above = f.store.task_get(ORG, asking.task).await.expect("there");
+    assert_eq!((stored.ancestors.as_slice(), stored.queued_count), (&[caller.task][..], 1));
+    let above = f.store.task_get(ORG, caller.task).await.expect("there");
     assert_eq!((above.subtasks.as_slice(), above.ancestors.len()), (&[child, other][..], 0));
-    let filter = TaskFilter { parent: Some(asking.task), ..TaskFilter::default() };
+    let filter = TaskFilter { parent: Some(caller.task), ..TaskFilter::default() };
     let page =
         Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let listed = f.store.task_list(ORG, &filter, &page).await.expect("listed");
     assert_eq!(listed.iter().map(|task| task.state.id).collect::<Vec<_>>(), [child, other]);
-    // One that was deleted and purged meanwhile is not begun again.
+    // A subtask that was deleted and purged meanwhile is not created again.
     applied(f.store.task_delete(&write(), child, rendered("task.deleted")).await.expect("deleted"));
-    assert_eq!(f.store.task_purge(child, gone, now()).await.expect("purged"), Some(Vec::new()));
-    assert_eq!(spawn(&f, asking, 1).await, child);
+    assert_eq!(
+        f.store.task_purge(child, deleted_event, now()).await.expect("purged"),
+        Some(Vec::new())
+    );
+    assert_eq!(spawn(&f, caller, 1).await, child);
     assert!(f.store.task_load(child).await.expect("read").is_none());
     assert_eq!(
-        states(&f, asking, &[child]).await.expect("known")[0].status,
+        states(&f, caller, &[child]).await.expect("known")[0].status,
         SubtaskStatus::Deleted
     );
 }
 
 #[tokio::test]
-async fn only_a_script_that_runs_begins_subtasks_and_writes_to_its_own() {
+async fn only_a_running_script_spawns_and_messages_its_subtasks() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
-    let child = spawn(&f, asking, 1).await;
-    let stale = Asking { step: step_id(), ..asking };
-    assert_eq!(try_spawn(&f, stale, 2, None).await, Err(Refused::Over));
-    let foreign = f.database.tenant("other").await;
+    let caller = parent(&f).await;
+    let child = spawn(&f, caller, 1).await;
+    let stale = ScriptCaller { step: step_id(), ..caller };
+    assert_eq!(try_spawn(&f, stale, 2, None).await, Err(Refusal::ScriptOver));
+    let foreign = f.database.create_tenant("other").await;
     assert_eq!(
-        try_spawn(&f, Asking { organization: foreign, ..asking }, 2, None).await,
-        Err(Refused::Over)
+        try_spawn(&f, ScriptCaller { organization: foreign, ..caller }, 2, None).await,
+        Err(Refusal::ScriptOver)
     );
     let send = async |to, id| {
-        f.store.subtask_send(asking, to, id, text("more"), TOLD, now()).await.expect("asked")
+        f.store.subtask_send(caller, to, id, text("more"), EVENTS, now()).await.expect("asked")
     };
     let id = message_id();
     for expected in [1, 0] {
@@ -186,88 +189,88 @@ async fn only_a_script_that_runs_begins_subtasks_and_writes_to_its_own() {
     }
     assert_eq!(f.store.task_get(ORG, child).await.expect("there").queued_count, 2);
     let stranger = f.task().await;
-    assert_eq!(send(stranger, message_id()).await, Err(Refused::NotASubtask(stranger.to_string())));
+    assert_eq!(send(stranger, message_id()).await, Err(Refusal::NotASubtask(stranger.to_string())));
     assert_eq!(
-        states(&f, asking, &[stranger]).await,
-        Err(Refused::NotASubtask(stranger.to_string()))
+        states(&f, caller, &[stranger]).await,
+        Err(Refusal::NotASubtask(stranger.to_string()))
     );
-    let tell = async |asking| {
+    let tell = async |caller| {
         let content = |title: &str| text(&format!("from {title:?}"));
         f.store
-            .subtask_tell_parent(asking, message_id(), content, TOLD, now())
+            .subtask_message_parent(caller, message_id(), content, EVENTS, now())
             .await
             .expect("asked")
     };
-    assert_eq!(tell(asking).await, Err(Refused::NoParent));
-    let below = runs(&f, child).await;
-    assert_eq!(tell(below).await.expect("it is told").task, asking.task);
-    assert_eq!(f.store.task_get(ORG, asking.task).await.expect("there").queued_count, 1);
-    // A cancel that nobody has looked at yet is enough.
+    assert_eq!(tell(caller).await, Err(Refusal::NoParent));
+    let below = start_script(&f, child).await;
+    assert_eq!(tell(below).await.expect("it is told").task, caller.task);
+    assert_eq!(f.store.task_get(ORG, caller.task).await.expect("there").queued_count, 1);
+    // An unseen cancel suffices.
     f.store
-        .task_cancel(&write(), asking.task, "enough", rendered("task.updated"))
+        .task_cancel(&write(), caller.task, "enough", rendered("task.updated"))
         .await
         .expect("cancelled");
-    assert_eq!(try_spawn(&f, asking, 2, None).await, Err(Refused::Over));
+    assert_eq!(try_spawn(&f, caller, 2, None).await, Err(Refusal::ScriptOver));
 }
 
 #[tokio::test]
-async fn a_tree_is_bounded_in_depth_and_width() {
+async fn task_tree_is_bounded_in_depth_and_width() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
-    let mut asking = root;
+    let mut caller = root;
     for _ in 0..LIMITS.depth {
-        let child = spawn(&f, asking, 1).await;
-        asking = runs(&f, child).await;
+        let child = spawn(&f, caller, 1).await;
+        caller = start_script(&f, child).await;
     }
-    assert_eq!(load(&f, asking.task).await.root, root.task);
-    assert_eq!(try_spawn(&f, asking, 1, None).await, Err(Refused::TooDeep { limit: 5 }));
-    // Five are at work already, and all that ask now do so at once.
+    assert_eq!(load(&f, caller.task).await.root, root.task);
+    assert_eq!(try_spawn(&f, caller, 1, None).await, Err(Refusal::TooDeep { limit: 5 }));
+    // Five are active already; all calls are concurrent.
     let made = join_all((2..20).map(|number| try_spawn(&f, root, number, None))).await;
     assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 6, "{made:?}");
-    let refused = Err(Refused::TooManyAtWork { limit: 11 });
+    let refused = Err(Refusal::TooManyAtWork { limit: 11 });
     assert!(made.iter().all(|made| made.is_ok() || *made == refused), "{made:?}");
     for child in f.store.task_get(ORG, root.task).await.expect("there").subtasks {
         if f.store.task_get(ORG, child).await.expect("there").state.turn.is_none() {
-            runs(&f, child).await;
+            start_script(&f, child).await;
         }
-        ends(&f, child).await;
+        end_turn(&f, child).await;
     }
     spawn(&f, root, 20).await;
-    assert_eq!(try_spawn(&f, root, 21, None).await, Err(Refused::TooMany { limit: 8 }));
+    assert_eq!(try_spawn(&f, root, 21, None).await, Err(Refusal::TooMany { limit: 8 }));
 }
 
 #[tokio::test]
-async fn a_parent_that_waits_is_found_when_its_subtask_comes_to_rest() {
+async fn waiting_parent_is_due_when_its_subtask_ends() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
-    let child = spawn(&f, asking, 1).await;
-    waits(&f, asking, vec![child]).await;
-    assert_eq!(load(&f, asking.task).await.task.subtasks, Some(vec![child]));
-    runs(&f, child).await;
-    assert!(!is_due(&f, asking.task).await, "nothing has happened that it waits for");
-    ends(&f, child).await;
-    assert!(is_due(&f, asking.task).await);
-    let loaded = load(&f, asking.task).await;
+    let caller = parent(&f).await;
+    let child = spawn(&f, caller, 1).await;
+    suspend_for(&f, caller, vec![child]).await;
+    assert_eq!(load(&f, caller.task).await.task.subtasks, Some(vec![child]));
+    start_script(&f, child).await;
+    assert!(!is_due(&f, caller.task).await, "nothing has happened that it waits for");
+    end_turn(&f, child).await;
+    assert!(is_due(&f, caller.task).await);
+    let loaded = load(&f, caller.task).await;
     assert_eq!(loaded.task.subtasks, Some(Vec::new()));
-    // It ends again before what was seen of the first time is noted.
+    // It ends again before its first end is marked as seen.
     f.message(child, "again").await;
-    runs(&f, child).await;
-    ends(&f, child).await;
-    f.store.subtasks_seen(&loaded).await.expect("noted");
-    assert!(is_due(&f, asking.task).await, "what has come since is not lost");
-    f.store.subtasks_seen(&load(&f, asking.task).await).await.expect("noted");
-    assert!(!is_due(&f, asking.task).await);
-    let state = states(&f, asking, &[child]).await.expect("known").remove(0);
+    start_script(&f, child).await;
+    end_turn(&f, child).await;
+    f.store.subtasks_mark_seen(&loaded).await.expect("noted");
+    assert!(is_due(&f, caller.task).await, "what has come since is not lost");
+    f.store.subtasks_mark_seen(&load(&f, caller.task).await).await.expect("noted");
+    assert!(!is_due(&f, caller.task).await);
+    let state = states(&f, caller, &[child]).await.expect("known").remove(0);
     assert_eq!(state.status, SubtaskStatus::Ended(TurnOutcome::Completed));
 }
 
 #[tokio::test]
-async fn what_a_tree_has_cost_is_told_of_each_subtask_with_what_is_below_it() {
+async fn subtask_cost_includes_its_descendants() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let (first, second) = (spawn(&f, root, 1).await, spawn(&f, root, 2).await);
-    let middle = runs(&f, first).await;
-    let below = runs(&f, spawn(&f, middle, 1).await).await;
+    let middle = start_script(&f, first).await;
+    let below = start_script(&f, spawn(&f, middle, 1).await).await;
     let deepest = spawn(&f, below, 1).await;
     for (task, cost) in
         [(root.task, 1), (first, 10), (second, 100), (below.task, 1000), (deepest, 10_000)]
@@ -296,16 +299,16 @@ async fn what_a_tree_has_cost_is_told_of_each_subtask_with_what_is_below_it() {
 }
 
 #[tokio::test]
-async fn a_wait_goes_on_while_one_of_its_subtasks_is_at_work() {
+async fn wait_continues_while_a_subtask_is_at_work() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
-    let (one, other) = (spawn(&f, asking, 1).await, spawn(&f, asking, 2).await);
+    let caller = parent(&f).await;
+    let (one, other) = (spawn(&f, caller, 1).await, spawn(&f, caller, 2).await);
     let waits = async |which: &[TaskId]| {
-        f.store.subtasks_at_work(ORG, asking.task, which).await.expect("asked")
+        f.store.subtasks_at_work(ORG, caller.task, which).await.expect("asked")
     };
     assert!(waits(&[one, other, one]).await);
-    runs(&f, one).await;
-    ends(&f, one).await;
+    start_script(&f, one).await;
+    end_turn(&f, one).await;
     assert!(!waits(&[one]).await && waits(&[one, other]).await);
     let stranger = f.task().await;
     assert!(!waits(&[other, stranger]).await, "that it is no subtask is said at once");
@@ -314,13 +317,13 @@ async fn a_wait_goes_on_while_one_of_its_subtasks_is_at_work() {
 }
 
 #[tokio::test]
-async fn a_cancel_goes_down_the_tree_to_what_is_at_work() {
+async fn cancel_reaches_active_descendants() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let (busy, idle) = (spawn(&f, root, 1).await, spawn(&f, root, 2).await);
-    let idle_one = runs(&f, idle).await;
+    let idle_one = start_script(&f, idle).await;
     let below = spawn(&f, idle_one, 1).await;
-    ends(&f, idle).await;
+    end_turn(&f, idle).await;
     let apart = parent(&f).await;
     let cancel = async || {
         f.store.subtasks_cancel(&load(&f, root.task).await, "enough", now()).await.expect("done")
@@ -337,29 +340,29 @@ async fn a_cancel_goes_down_the_tree_to_what_is_at_work() {
 }
 
 #[tokio::test]
-async fn what_is_below_a_deleted_task_goes_with_it_level_by_level() {
+async fn deleted_task_deletes_descendants_level_by_level() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let child = spawn(&f, root, 1).await;
-    let below = runs(&f, child).await;
+    let below = start_script(&f, child).await;
     let grandchild = spawn(&f, below, 1).await;
     applied(
         f.store.task_delete(&write(), root.task, rendered("task.deleted")).await.expect("deleted"),
     );
     assert_eq!(
-        f.store.task_purge(root.task, gone, now()).await.expect("purged"),
+        f.store.task_purge(root.task, deleted_event, now()).await.expect("purged"),
         Some(vec![child])
     );
     assert!(load(&f, child).await.deleted && !load(&f, grandchild).await.deleted);
     assert_eq!(
-        f.store.task_purge(child, gone, now()).await.expect("purged"),
+        f.store.task_purge(child, deleted_event, now()).await.expect("purged"),
         Some(vec![grandchild])
     );
     assert_eq!(
-        f.store.task_purge(grandchild, gone, now()).await.expect("purged"),
+        f.store.task_purge(grandchild, deleted_event, now()).await.expect("purged"),
         Some(Vec::new())
     );
-    let mut left = f.store.tasks_gone(&[root.task, child, grandchild]).await.expect("asked");
+    let mut left = f.store.tasks_purged(&[root.task, child, grandchild]).await.expect("asked");
     left.sort();
     let mut all = vec![root.task, child, grandchild];
     all.sort();
@@ -367,7 +370,7 @@ async fn what_is_below_a_deleted_task_goes_with_it_level_by_level() {
 }
 
 #[tokio::test]
-async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_own() {
+async fn concurrent_subtasks_exceed_neither_tree_nor_own_budget() {
     let f = Fixture::new().await;
     let root = parent(&f).await;
     let new = crate::NewBudget {
@@ -381,7 +384,7 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
     );
     let bounded = try_spawn(&f, root, 1, Some(3 * DOLLAR)).await.expect("begun");
     let free = spawn(&f, root, 2).await;
-    let below = spawn(&f, runs(&f, bounded).await, 1).await;
+    let below = spawn(&f, start_script(&f, bounded).await, 1).await;
     let call = |task| CallReservation {
         id: Uuid::now_v7(),
         organization: ORG,
@@ -390,13 +393,13 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
         amount_pico_usd: DOLLAR,
         expires_at: now() + SignedDuration::from_mins(5),
     };
-    // The bounded one and what is below it have three together.
+    // The subtask with a budget and its descendants have three together.
     let calls: Vec<_> = (0..20).map(|n| call(if n % 2 == 0 { bounded } else { below })).collect();
     let made = join_all(calls.iter().map(|call| f.store.call_reserve(call, now()))).await;
     let reserved: Vec<_> =
         calls.iter().zip(&made).filter(|(_, made)| made.is_ok()).map(|(call, _)| call).collect();
     assert_eq!(reserved.len(), 3, "{made:?}");
-    // And the tree has ten, whoever asks.
+    // The whole tree has ten.
     let calls: Vec<_> = (0..20).map(|n| call(if n % 2 == 0 { free } else { root.task })).collect();
     let made = join_all(calls.iter().map(|call| f.store.call_reserve(call, now()))).await;
     assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 7, "{made:?}");
@@ -425,7 +428,7 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
     };
     assert_eq!(sums(bounded).await, (3 * DOLLAR / 2, 0));
     assert_eq!(sums(root.task).await, (3 * DOLLAR / 2, 7 * DOLLAR));
-    // Counted again from the ledger it is the same.
+    // A recount from the ledger gives the same.
     sqlx::query("SELECT budgets_count(id, now()) FROM budgets")
         .execute(&f.store.pool)
         .await
@@ -444,29 +447,33 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
     applied(
         f.store.task_delete(&write(), bounded, rendered("task.deleted")).await.expect("deleted"),
     );
-    f.store.task_purge(bounded, gone, now()).await.expect("purged");
+    f.store.task_purge(bounded, deleted_event, now()).await.expect("purged");
     assert_eq!(ledger(bounded).await, 3 * DOLLAR / 2, "what is gone has spent nevertheless");
 }
 
 #[tokio::test]
-async fn a_task_is_handed_to_another_agent_by_its_script() {
+async fn script_hands_off_its_task_to_another_agent() {
     let f = Fixture::new().await;
-    let asking = parent(&f).await;
+    let caller = parent(&f).await;
     let new = new_agent(f.model, "other");
     let other = applied(
         f.store.agent_create(&write(), new, rendered("agent.created")).await.expect("created"),
     )
     .id;
     for events in [1, 0] {
-        let change =
-            f.store.task_hand_off(asking, other, TOLD, now()).await.expect("asked").expect("done");
+        let change = f
+            .store
+            .task_hand_off(caller, other, EVENTS, now())
+            .await
+            .expect("asked")
+            .expect("done");
         assert_eq!(change.events.len(), events);
     }
-    let loaded = load(&f, asking.task).await;
+    let loaded = load(&f, caller.task).await;
     assert!(loaded.task.agent == other && loaded.has_new_intents());
-    let stale = Asking { step: step_id(), ..asking };
+    let stale = ScriptCaller { step: step_id(), ..caller };
     assert_eq!(
-        f.store.task_hand_off(stale, f.agent, TOLD, now()).await.expect("asked"),
-        Err(Refused::Over)
+        f.store.task_hand_off(stale, f.agent, EVENTS, now()).await.expect("asked"),
+        Err(Refusal::ScriptOver)
     );
 }

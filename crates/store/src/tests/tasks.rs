@@ -1,4 +1,4 @@
-//! What people want of tasks, and how the reconciler finds it.
+//! Writes of users on tasks, and how the sweep finds them.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn due(f: &Fixture, at: Timestamp) -> Vec<TaskId> {
 }
 
 #[tokio::test]
-async fn what_a_write_returns_is_what_is_read() {
+async fn written_task_equals_the_read_task() {
     let f = Fixture::new().await;
     let task = f.stored_task().await;
     let id = task.state.id;
@@ -50,7 +50,7 @@ async fn what_a_write_returns_is_what_is_read() {
 }
 
 #[tokio::test]
-async fn the_nearest_limit_of_turns_holds() {
+async fn max_turns_of_task_override_agent_and_default() {
     let f = Fixture::new().await;
     let id = f.task().await;
     let limit = async || f.store.task_load(id).await.expect("read").expect("there").task.max_turns;
@@ -74,7 +74,7 @@ async fn the_nearest_limit_of_turns_holds() {
 }
 
 #[tokio::test]
-async fn what_is_told_of_a_new_task_is_what_is_stored() {
+async fn created_task_equals_the_stored_task() {
     let f = Fixture::new().await;
     let changes = AgentChanges { max_turns: Some(7), ..AgentChanges::default() };
     applied(
@@ -117,7 +117,7 @@ async fn what_is_told_of_a_new_task_is_what_is_stored() {
 }
 
 #[tokio::test]
-async fn what_is_pinned_is_kept_until_it_is_replaced_and_counted_like_instructions() {
+async fn pinned_facts_persist_and_count_like_instructions() {
     let f = Fixture::new().await;
     let new =
         NewTask { pinned: vec!["It rains.".to_owned(), "a\0b".to_owned()], ..new_task(f.agent) };
@@ -153,14 +153,14 @@ async fn what_is_pinned_is_kept_until_it_is_replaced_and_counted_like_instructio
     applied(
         f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created"),
     );
-    let spending = load().await.spending.expect("a budget applies");
+    let spending = load().await.cost_inputs.expect("a budget applies");
     assert_eq!(spending.instructions_bytes, 7 + 12, "it is paid for with every call");
     assert!(change(pinned(&[])).await.is_empty());
     assert_eq!(load().await.task.context.base, tokens_of_bytes(7));
 }
 
 #[tokio::test]
-async fn the_sweep_finds_what_nobody_was_told_of() {
+async fn sweep_finds_tasks_with_lost_wakes() {
     let f = Fixture::new().await;
     let (idle, waiting, asked) = (f.task().await, f.task().await, f.task().await);
     let loaded = f.store.task_load(waiting).await.expect("read").expect("there");
@@ -183,32 +183,32 @@ async fn the_sweep_finds_what_nobody_was_told_of() {
     );
     assert_ne!(first, second);
     let loaded = f.store.task_load(asked).await.expect("read").expect("there");
-    f.store.task_intents_seen(&loaded).await.expect("noted");
+    f.store.task_intents_mark_seen(&loaded).await.expect("noted");
     assert!(due(&f, soon).await.is_empty());
     assert!(!due(&f, wake).await.contains(&idle));
 }
 
 #[tokio::test]
-async fn what_asked_for_nothing_of_a_state_is_looked_at_anew_with_the_next() {
+async fn seen_intents_count_only_for_the_loaded_version() {
     let f = Fixture::new().await;
     let id = f.task().await;
     let before = f.store.task_load(id).await.expect("read").expect("there");
     f.message(id, "hello").await;
-    // One reconciler sees the message, for which it is too early; another one commits what it
-    // decided before the message came.
+    // One reconciler sees the message and decides that it is too early. Another one commits a
+    // decision from before the message.
     let after = f.store.task_load(id).await.expect("read").expect("there");
-    f.store.task_intents_seen(&after).await.expect("noted");
+    f.store.task_intents_mark_seen(&after).await.expect("noted");
     let state = Task { steps: before.task.steps + 1, ..before.task.clone() };
     let committed =
         f.store.task_commit(TaskCommit::new(&before, &state, now())).await.expect("committed");
     assert!(committed.has_new_intents, "the message may be next now");
-    // And the other way round: what was seen of a state that is no more says nothing.
-    f.store.task_intents_seen(&after).await.expect("asked");
+    // Conversely, intents that were seen with an outdated state stay unseen.
+    f.store.task_intents_mark_seen(&after).await.expect("asked");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
 }
 
 #[tokio::test]
-async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
+async fn deleted_task_is_hidden_and_swept_until_purged() {
     let f = Fixture::new().await;
     let id = f.task().await;
     let message = f.message(id, "hello").await;
@@ -220,7 +220,7 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
         usage: usage(1),
     };
     f.store.step_usage_record(ORG, id, Some(f.agent), &entry, now()).await.expect("booked");
-    let purged = f.store.task_purge(id, gone, now()).await.expect("asked");
+    let purged = f.store.task_purge(id, deleted_event, now()).await.expect("asked");
     assert_eq!(purged, None, "only what is deleted is purged");
     let (_, event) = applied_with_event(
         f.store.task_delete(&write(), id, rendered("task.deleted")).await.expect("deleted"),
@@ -238,13 +238,13 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     let loaded =
         f.store.task_load(id).await.expect("read").expect("still there for the reconciler");
     assert!(loaded.deleted);
-    f.store.task_intents_seen(&loaded).await.expect("noted");
+    f.store.task_intents_mark_seen(&loaded).await.expect("noted");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
-    assert!(f.store.task_purge(id, gone, now()).await.expect("purged").is_some());
-    assert_eq!(f.store.task_purge(id, gone, now()).await.expect("asked"), None);
+    assert!(f.store.task_purge(id, deleted_event, now()).await.expect("purged").is_some());
+    assert_eq!(f.store.task_purge(id, deleted_event, now()).await.expect("asked"), None);
     let other = f.task().await;
     assert_eq!(
-        f.store.tasks_gone(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"),
+        f.store.tasks_purged(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"),
         [id]
     );
     assert_eq!(f.store.task_load(id).await.expect("read"), None);

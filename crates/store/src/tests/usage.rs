@@ -1,4 +1,4 @@
-//! Quotas, and what was used: counted from the tables that hold it.
+//! Quotas and usage, counted from the source tables.
 
 use construct_domain::{
     message::{CodeCall, CodeResult, Source, ToolUse},
@@ -11,33 +11,33 @@ use super::{
     *,
 };
 use crate::{
-    AppendedMessage, Counted, Counts, Dimensions, Limits, NewFork, Periods, Purpose, Quota,
-    StateContent, StepUsage, TaskCommit, UsageFilter, UsagePage, UsageRow, Used,
+    AppendedMessage, CountSelection, Counts, Dimensions, Limits, NewFork, Periods, Purpose, Quota,
+    StateContent, StepUsage, TaskCommit, UsageFilter, UsagePage, UsageRow, UsageTotals,
 };
 
-/// A time at which neither the day nor the month is about to end.
-fn at(time: &str) -> Timestamp {
-    time.parse().expect("a time")
+/// Parses a time.
+fn time(text: &str) -> Timestamp {
+    text.parse().expect("a time")
 }
 
 /// A day and a month that are not about to end, whatever the time is.
-pub(super) fn around(now: Timestamp) -> Periods {
+pub(super) fn periods_around(now: Timestamp) -> Periods {
     let hours = SignedDuration::from_hours;
     let (day, next_day) = (now - hours(12), now + hours(12));
     Periods { day, next_day, month: now - hours(12 * 24), next_month: now + hours(12 * 24) }
 }
 
 async fn counts(f: &Fixture, organization: OrganizationId, periods: &Periods) -> Counts {
-    f.store.quota_counts(organization, Counted::ALL, periods).await.expect("counted")
+    f.store.quota_counts(organization, CountSelection::ALL, periods).await.expect("counted")
 }
 
-/// A message, and the turn that answers it.
+/// Sends a message, and commits the turn that answers it.
 async fn run(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used: Usage, now: Timestamp) {
     f.message(task, "go").await;
     turn(f, task, tools, used, now).await;
 }
 
-/// A turn of a task whose script calls these tools, and what the model used for it.
+/// Commits a turn whose script calls these tools, with the usage of the model.
 pub(super) async fn turn(
     f: &Fixture,
     task: TaskId,
@@ -104,35 +104,41 @@ async fn sql(f: &Fixture, statement: &str) {
 }
 
 #[tokio::test]
-async fn what_was_done_is_counted_from_the_tables_that_hold_it() {
+async fn quota_counts_are_computed_from_source_tables() {
     let f = Fixture::new().await;
     let (now, other) = (now(), other_organization(&f.store).await);
-    let periods = around(now);
+    let periods = periods_around(now);
     let (task, gone) = (f.task().await, f.task().await);
     run(&f, task, &[("fetch", true)], spent(10, 500), now).await;
     run(&f, task, &[], spent(5, 100), now).await;
     let expected = Counts { tasks: 2, runs: 2, tokens: 15, spend_pico_usd: 600, storage_bytes: 0 };
     assert_eq!(counts(&f, ORG, &periods).await, expected);
     assert_eq!(counts(&f, other, &periods).await, Counts::default());
-    // A task that is deleted was begun all the same, before and after nothing is left of it.
+    // A deleted task still counts, before and after it is purged.
     applied(f.store.task_delete(&write(), gone, rendered("task.deleted")).await.expect("deleted"));
     assert_eq!(counts(&f, ORG, &periods).await, expected);
-    f.store.task_purge(gone, super::gone, now).await.expect("purged");
+    f.store.task_purge(gone, super::deleted_event, now).await.expect("purged");
     assert_eq!(counts(&f, ORG, &periods).await, expected);
-    // A copy has neither run nor spent anything.
+    // A fork has neither run nor spent anything.
     let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
     let last = transcript.last().expect("there are some").id;
-    let elsewhere = (message_id(), text("elsewhere"));
+    let workspace_notice = (message_id(), text("elsewhere"));
     let (id, workspace) = (TaskId::from_uuid(Uuid::now_v7()), String::new());
-    let new =
-        NewFork { id, source: task, message: last, title: String::new(), workspace, elsewhere };
+    let new = NewFork {
+        id,
+        source: task,
+        message: last,
+        title: String::new(),
+        workspace,
+        workspace_notice,
+    };
     applied(f.store.task_fork(&write(), new, rendered("task.created")).await.expect("copied"));
     assert_eq!(counts(&f, ORG, &periods).await, Counts { tasks: 3, ..expected });
-    // Only what is asked for is counted.
-    let some = Counted { tokens: true, ..Counted::default() };
+    // Only the selection is counted.
+    let some = CountSelection { tokens: true, ..CountSelection::default() };
     let some = f.store.quota_counts(ORG, some, &periods).await.expect("counted");
     assert_eq!(some, Counts { tokens: 15, ..Counts::default() });
-    // Of tomorrow nothing was done yet; of this month still this.
+    // Nothing counts for tomorrow; the month still has the same.
     let next_day = periods.next_day + SignedDuration::from_hours(24);
     let tomorrow = Periods { day: periods.next_day, next_day, ..periods };
     assert_eq!(
@@ -142,7 +148,7 @@ async fn what_was_done_is_counted_from_the_tables_that_hold_it() {
 }
 
 #[tokio::test]
-async fn uploads_count_as_long_as_they_are_kept() {
+async fn uploads_count_as_storage_while_kept() {
     let f = Fixture::new().await;
     let archive = |size: u64| format!("sha256:{};size={size}", "a".repeat(64));
     for (size, cleaned) in [(700, "NULL"), (50, "NULL"), (9000, "now()")] {
@@ -160,8 +166,8 @@ async fn uploads_count_as_long_as_they_are_kept() {
         )
         .await;
     }
-    assert_eq!(counts(&f, ORG, &around(now())).await.storage_bytes, 750);
-    // Documents count with what they said before.
+    assert_eq!(counts(&f, ORG, &periods_around(now())).await.storage_bytes, 750);
+    // Documents count with their earlier versions.
     let settings = crate::StateRef { owner: None, name: "settings" };
     for (text, expected) in [("{}", 752), ("{\"a\": 1}", 760)] {
         let put = f
@@ -175,12 +181,12 @@ async fn uploads_count_as_long_as_they_are_kept() {
             )
             .await;
         assert_eq!(applied(put.expect("it is put")).bytes, i64::try_from(text.len()).expect("few"));
-        assert_eq!(counts(&f, ORG, &around(now())).await.storage_bytes, expected);
+        assert_eq!(counts(&f, ORG, &periods_around(now())).await.storage_bytes, expected);
     }
 }
 
 #[tokio::test]
-async fn what_the_operator_says_of_an_organization_stays_said() {
+async fn quota_set_by_the_operator_persists() {
     let f = Fixture::new().await;
     let other = other_organization(&f.store).await;
     let nothing = f.store.quota_get(other).await.expect("read");
@@ -200,7 +206,7 @@ async fn what_the_operator_says_of_an_organization_stays_said() {
     assert_eq!((first.revision, f.store.quota_get(other).await.expect("read")), (1, first.clone()));
     assert!(matches!(
         set(&write_with_key("k", 1), "free", limits, None).await,
-        Ok(Written::Repeated { .. })
+        Ok(WriteOutcome::Repeated { .. })
     ));
     assert!(matches!(set(&write(), "paid", limits, Some(2)).await, Err(Error::Conflict)));
     let second = applied(set(&write(), "", Limits::default(), Some(1)).await.expect("said"));
@@ -208,21 +214,23 @@ async fn what_the_operator_says_of_an_organization_stays_said() {
         (second.revision, second.tier.as_str(), second.overrides),
         (2, "", Limits::default())
     );
-    // Of others nothing was said, and of nobody nothing can be.
+    // Other organizations have no quota, and unknown ones cannot have one.
     assert_eq!(f.store.quota_get(ORG).await.expect("read").revision, 0);
     let nobody = OrganizationId::from_uuid(Uuid::now_v7());
     assert_not_found(f.store.quota_get(nobody).await);
     let said =
         f.store.quota_set(&write(), nobody, "", limits, None, rendered::<Quota>("quota")).await;
     assert_not_found(said);
-    assert!(f.store.write_repeated(&write_with_key("k", 1)).await.expect("read").is_some());
-    assert!(f.store.write_repeated(&write_with_key("other", 1)).await.expect("read").is_none());
-    assert!(f.store.write_repeated(&write()).await.expect("read").is_none());
+    assert!(f.store.idempotent_response(&write_with_key("k", 1)).await.expect("read").is_some());
+    assert!(
+        f.store.idempotent_response(&write_with_key("other", 1)).await.expect("read").is_none()
+    );
+    assert!(f.store.idempotent_response(&write()).await.expect("read").is_none());
 }
 
 /// Everything in 2026.
 fn filter() -> UsageFilter {
-    let (since, until) = (at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z"));
+    let (since, until) = (time("2026-01-01T00:00:00Z"), time("2027-01-01T00:00:00Z"));
     UsageFilter {
         agent: None,
         model: None,
@@ -243,21 +251,21 @@ async fn list(f: &Fixture, filter: &UsageFilter, of: Dimensions) -> Vec<UsageRow
 }
 
 fn tokens(row: &UsageRow) -> i64 {
-    match row.used {
-        Used::Models { usage, .. } => usage.input_tokens,
-        Used::Tools { calls, .. } => calls,
+    match row.totals {
+        UsageTotals::Models { usage, .. } => usage.input_tokens,
+        UsageTotals::Tools { calls, .. } => calls,
     }
 }
 
 /// Two days of work of two agents, the second day's late in the evening.
-async fn worked() -> (Fixture, AgentId) {
+async fn two_days_of_work() -> (Fixture, AgentId) {
     let f = Fixture::new().await;
     let second = new_agent(f.model, "b");
     let (task, other) = (f.task().await, second.id);
     applied(
         f.store.agent_create(&write(), second, rendered("agent.created")).await.expect("created"),
     );
-    let (monday, tuesday) = (at("2026-11-16T12:00:00Z"), at("2026-11-17T23:30:00Z"));
+    let (monday, tuesday) = (time("2026-11-16T12:00:00Z"), time("2026-11-17T23:30:00Z"));
     run(&f, task, &[("fetch", true), ("fetch", false), ("read_file", true)], spent(1, 10), monday)
         .await;
     run(&f, task, &[("read_file", true)], spent(2, 20), tuesday).await;
@@ -273,20 +281,20 @@ async fn worked() -> (Fixture, AgentId) {
 }
 
 #[tokio::test]
-async fn what_models_used_is_summed_up_by_day_agent_and_model() {
-    let (f, other) = worked().await;
+async fn model_usage_is_summed_by_day_agent_and_model() {
+    let (f, other) = two_days_of_work().await;
     let everything = list(&f, &filter(), Dimensions::default()).await;
     let [all] = everything.as_slice() else { panic!("{everything:?}") };
-    let Used::Models { calls, usage } = all.used else { panic!("{all:?}") };
+    let UsageTotals::Models { calls, usage } = all.totals else { panic!("{all:?}") };
     assert_eq!((calls, usage.input_tokens, usage.cost_pico_usd), (3, 7, 70));
     let days = list(&f, &filter(), Dimensions { day: true, ..Dimensions::default() }).await;
-    let days: Vec<_> = days.iter().map(|row| (row.place.day.as_str(), tokens(row))).collect();
+    let days: Vec<_> = days.iter().map(|row| (row.cursor.day.as_str(), tokens(row))).collect();
     assert_eq!(days, [("2026-11-16", 1), ("2026-11-17", 6)]);
-    // Half an hour before midnight is the day after in Berlin.
+    // Half an hour before midnight UTC is the next day in Berlin.
     let berlin = UsageFilter { time_zone: "Europe/Berlin".into(), ..filter() };
     let days = list(&f, &berlin, Dimensions { day: true, ..Dimensions::default() }).await;
     assert_eq!(
-        days.iter().map(|row| row.place.day.as_str()).collect::<Vec<_>>(),
+        days.iter().map(|row| row.cursor.day.as_str()).collect::<Vec<_>>(),
         ["2026-11-16", "2026-11-18"]
     );
     let agents =
@@ -301,7 +309,7 @@ async fn what_models_used_is_summed_up_by_day_agent_and_model() {
     assert_eq!(tokens(&list(&f, &of_other, Dimensions::default()).await[0]), 4);
     let of_nothing = UsageFilter { model: Some(ModelId::from_uuid(Uuid::now_v7())), ..filter() };
     assert_eq!(list(&f, &of_nothing, Dimensions::default()).await, []);
-    let monday = UsageFilter { until: at("2026-11-17T00:00:00Z"), ..filter() };
+    let monday = UsageFilter { until: time("2026-11-17T00:00:00Z"), ..filter() };
     assert_eq!(tokens(&list(&f, &monday, Dimensions::default()).await[0]), 1);
     let organization = other_organization(&f.store).await;
     let foreign =
@@ -310,17 +318,17 @@ async fn what_models_used_is_summed_up_by_day_agent_and_model() {
 }
 
 #[tokio::test]
-async fn calls_of_tools_are_summed_up_from_the_results_of_runs() {
-    let (f, _) = worked().await;
+async fn tool_calls_are_summed_from_script_results() {
+    let (f, _) = two_days_of_work().await;
     let of = Dimensions { tool: true, ..Dimensions::default() };
-    let shown = |rows: &[UsageRow]| -> Vec<(String, String, String, Used)> {
+    let shown = |rows: &[UsageRow]| -> Vec<(String, String, String, UsageTotals)> {
         let row = |row: &UsageRow| {
-            (row.place.day.clone(), row.agent_name.clone(), row.place.what.clone(), row.used)
+            (row.cursor.day.clone(), row.agent_name.clone(), row.cursor.item.clone(), row.totals)
         };
         rows.iter().map(row).collect()
     };
     let none = String::new;
-    let calls = |calls, failed| Used::Tools { calls, failed, micros: calls * 1500 };
+    let calls = |calls, failed| UsageTotals::Tools { calls, failed, micros: calls * 1500 };
     assert_eq!(
         shown(&list(&f, &filter(), of).await),
         [
@@ -345,7 +353,7 @@ async fn calls_of_tools_are_summed_up_from_the_results_of_runs() {
 }
 
 #[tokio::test]
-async fn every_sum_is_on_exactly_one_page_in_both_directions() {
+async fn usage_pages_cover_every_row_once_in_both_directions() {
     let f = Fixture::new().await;
     let task = f.task().await;
     for day in 1..=7 {
@@ -383,15 +391,15 @@ async fn every_sum_is_on_exactly_one_page_in_both_directions() {
                 let page = UsagePage { limit: 4, descending, after: after.clone() };
                 let rows = f.store.usage_list(ORG, &filter(), of, &page).await.expect("listed");
                 let Some(last) = rows.last() else { break };
-                after = Some(last.place.clone());
-                seen.extend(rows.into_iter().map(|row| row.place));
+                after = Some(last.cursor.clone());
+                seen.extend(rows.into_iter().map(|row| row.cursor));
             }
             let whole = f
                 .store
                 .usage_list(ORG, &filter(), of, &first(1000, descending))
                 .await
                 .expect("listed");
-            let whole: Vec<_> = whole.into_iter().map(|row| row.place).collect();
+            let whole: Vec<_> = whole.into_iter().map(|row| row.cursor).collect();
             assert!(seen == whole && seen.len() >= 21, "{of:?} {descending}: {seen:?} {whole:?}");
             let days: Vec<_> = seen.iter().map(|place| place.day.clone()).collect();
             assert!(

@@ -6,7 +6,7 @@ use super::*;
 use crate::{PoolOptions, Stream};
 
 #[tokio::test]
-async fn a_repeated_request_gets_the_first_answer() {
+async fn repeated_request_returns_the_first_response() {
     let f = Fixture::new().await;
     let write = write_with_key("key", 1);
     let first = applied(
@@ -20,7 +20,7 @@ async fn a_repeated_request_gets_the_first_answer() {
         .task_create(&write, new_task(f.agent), rendered("task.created"))
         .await
         .expect("repeated");
-    let Written::Repeated { response } = again else { panic!("it was carried out twice") };
+    let WriteOutcome::Repeated { response } = again else { panic!("it was carried out twice") };
     assert_eq!(response, format!("{first:?}").into_bytes());
     let other = f
         .store
@@ -34,7 +34,7 @@ async fn a_repeated_request_gets_the_first_answer() {
 }
 
 #[tokio::test]
-async fn of_concurrent_requests_with_one_key_one_is_carried_out() {
+async fn concurrent_requests_with_one_key_execute_once() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let results = join_all((0..15).map(|_| {
@@ -53,13 +53,13 @@ async fn of_concurrent_requests_with_one_key_one_is_carried_out() {
     let mut answers = Vec::new();
     for result in results {
         match result {
-            // When a message is rendered its arrival is not known.
-            Written::Applied { entity, .. } => {
+            // The arrival is unknown when a message is rendered.
+            WriteOutcome::Applied { entity, .. } => {
                 assert!(entity.arrival > 0);
                 carried_out
                     .push(format!("{:?}", StoredMessage { arrival: 0, ..entity }).into_bytes());
             }
-            Written::Repeated { response } => answers.push(response),
+            WriteOutcome::Repeated { response } => answers.push(response),
         }
     }
     assert_eq!((carried_out.len(), answers.len()), (1, 14));
@@ -68,7 +68,7 @@ async fn of_concurrent_requests_with_one_key_one_is_carried_out() {
 }
 
 #[tokio::test]
-async fn a_failed_request_leaves_its_key_unused() {
+async fn failed_request_releases_its_idempotency_key() {
     let f = Fixture::new().await;
     let write = write_with_key("key", 1);
     let taken =
@@ -83,7 +83,7 @@ async fn a_failed_request_leaves_its_key_unused() {
 }
 
 #[tokio::test]
-async fn an_expired_key_is_free_again() {
+async fn expired_idempotency_key_is_reusable() {
     let f = Fixture::new().await;
     let write = write_with_key("key", 1);
     applied(
@@ -109,7 +109,7 @@ async fn an_expired_key_is_free_again() {
 }
 
 #[tokio::test]
-async fn keys_of_two_organizations_are_apart() {
+async fn idempotency_keys_are_scoped_to_the_organization() {
     let f = Fixture::new().await;
     let other = other_organization(&f.store).await;
     let mine = write_with_key("key", 1);
@@ -130,7 +130,7 @@ async fn keys_of_two_organizations_are_apart() {
 }
 
 #[tokio::test]
-async fn several_processes_may_migrate_at_once() {
+async fn concurrent_migrations_succeed() {
     let database = Database::new().await;
     sqlx::query("DROP SCHEMA public CASCADE")
         .execute(&database.store().pool)
@@ -147,7 +147,7 @@ async fn several_processes_may_migrate_at_once() {
 }
 
 #[tokio::test]
-async fn a_statement_that_takes_too_long_is_given_up_and_may_be_tried_again() {
+async fn statement_timeout_is_a_retryable_error() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let options = PoolOptions {
@@ -168,7 +168,7 @@ async fn a_statement_that_takes_too_long_is_given_up_and_may_be_tried_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_is_a_retryable_error_without_the_password() {
+async fn unreachable_server_error_is_retryable_without_password() {
     let options = PoolOptions {
         acquire_timeout: std::time::Duration::from_millis(200),
         ..PoolOptions::default()

@@ -156,7 +156,7 @@ fn an_api_key_never_comes_out() {
             nonce: vec![1; 12],
             ciphertext: vec![2; 30],
         }),
-        further_keys: vec![SealedSecret {
+        additional_keys: vec![SealedSecret {
             key_id: "k1".into(),
             nonce: vec![1; 12],
             ciphertext: vec![3; 30],

@@ -97,7 +97,7 @@ impl Origin {
             user: known.map(|known| known.user),
             api_key: known.and_then(|known| known.key),
             method: method.to_owned(),
-            face: self.face.as_str().to_owned(),
+            protocol: self.face.as_str().to_owned(),
             peer: self.peer.to_string(),
             user_agent: text(self.user_agent.as_ref()),
             objects: Vec::new(),

@@ -48,7 +48,7 @@ impl Slip {
     /// For a write, which stores the entry with what it changes.
     pub(crate) fn audit(&self) -> Audit {
         let written = Arc::clone(&self.written);
-        Audit { entry: self.entry(Code::Ok), answered: methods::answered, written }
+        Audit { entry: self.entry(Code::Ok), response_objects: methods::answered, written }
     }
 
     /// The entry, as it is when the call ends like this. It always has the same id, so that it is

@@ -62,16 +62,16 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
             format!("PostgreSQL {} answers in {}; {size} MiB", state.version, millis(took)),
         );
     }
-    match state.applied.cmp(&state.known) {
-        std::cmp::Ordering::Equal => findings.ok("postgresql.schema", format!("migration {}", state.applied)),
+    match state.applied_migration.cmp(&state.latest_migration) {
+        std::cmp::Ordering::Equal => findings.ok("postgresql.schema", format!("migration {}", state.applied_migration)),
         std::cmp::Ordering::Greater => findings.warn(
             "postgresql.schema",
-            format!("migration {} is applied, and this gateway knows up to {}", state.applied, state.known),
+            format!("migration {} is applied, and this gateway knows up to {}", state.applied_migration, state.latest_migration),
             "end the upgrade, or the way back: this version works on the newer schema without what that adds",
         ),
         std::cmp::Ordering::Less => findings.problem(
             "postgresql.schema",
-            format!("migration {} is applied, and this gateway needs {}", state.applied, state.known),
+            format!("migration {} is applied, and this gateway needs {}", state.applied_migration, state.latest_migration),
             "the database was exchanged or restored under running services: restart them",
         ),
     }
@@ -123,7 +123,7 @@ async fn tasks(store: &Store, findings: &mut Findings) {
             findings.problem("tasks.overdue", chain(&error), "PostgreSQL is away or overloaded")
         }
     }
-    match store.tasks_parked().await {
+    match store.tasks_quarantined().await {
         Ok(parked) => match parked.since {
             None => findings.ok("tasks.parked", "no task is put aside"),
             Some(since) => findings.warn(
@@ -137,7 +137,7 @@ async fn tasks(store: &Store, findings: &mut Findings) {
 }
 
 async fn credentials(store: &Store, keys: &Keys<'_>, findings: &mut Findings) {
-    match store.sealed_otherwise(keys.active, keys.secrets).await {
+    match store.sealed_with_other_keys(keys.active, keys.secrets).await {
         Ok(0) if keys.secrets.is_none() => findings.warn(
             "credentials",
             "there is no key for secrets, so scripts have none",

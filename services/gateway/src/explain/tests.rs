@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use construct_domain::{
     AgentId, ApprovalId, MessageId, OrganizationId, StepId, TaskId,
-    approval::{ApprovalState, AskedCall},
+    approval::{ApprovalCall, ApprovalState},
     money::Usage,
     subtask::AwaitedCall,
     task::{Step, Task, TaskError, Turn, UNREADABLE},
@@ -124,13 +124,13 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     suspending.state.suspend = true;
     let mut parked = running(
         code(1),
-        StepState::Parked { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() },
+        StepState::Suspended { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() },
     );
     parked.state.phase = Phase::AwaitApproval;
     let subtask = TaskId::from_uuid(Uuid::from_u128(6));
     let awaits = vec![AwaitedCall { script: 0, number: 1, tasks: vec![subtask], until: LATER }];
     let mut awaiting =
-        running(code(1), StepState::Parked { waits: Vec::new(), awaits, results: Vec::new() });
+        running(code(1), StepState::Suspended { waits: Vec::new(), awaits, results: Vec::new() });
     awaiting.state.phase = Phase::AwaitSubtasks;
     vec![
         (stored_task(), "a message from a user"),
@@ -213,7 +213,7 @@ fn every_state_is_explained_in_words() {
 #[test]
 fn a_task_that_is_put_aside_says_why_since_when_and_how_it_goes_on_whatever_its_state() {
     for (task, _) in states() {
-        let parked = Parked { since: LATER, reason: "turn: missing field".to_owned() };
+        let parked = Quarantine { since: LATER, reason: "turn: missing field".to_owned() };
         let explanation = put_aside(&task, parked);
         assert!(
             explanation.waiting_for.contains("put aside (turn: missing field)"),
@@ -225,7 +225,7 @@ fn a_task_that_is_put_aside_says_why_since_when_and_how_it_goes_on_whatever_its_
         let error = explanation.last_error.expect("the reason");
         assert_eq!(
             (error.code.as_str(), error.message.as_str()),
-            (PUT_ASIDE, "turn: missing field")
+            (QUARANTINED, "turn: missing field")
         );
         assert_eq!(error.time, Some(convert::time(LATER)));
     }
@@ -245,11 +245,14 @@ fn only_people_are_waited_for_without_an_end() {
         let person = explanation.released_by.starts_with("a person")
             || explanation.released_by.starts_with("a user");
         // What a script that is put away waits for is not kept for ever.
-        let step =
-            task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Parked { .. }));
+        let step = task
+            .state
+            .step
+            .as_ref()
+            .filter(|step| matches!(step.state, StepState::Suspended { .. }));
         let until = step
             .filter(|_| task.state.phase == Phase::Suspended)
-            .map(|step| convert::time(step.approvals_expire()));
+            .map(|step| convert::time(step.approvals_expire_at()));
         assert_eq!(explanation.next_wake.is_none(), person && until.is_none(), "{explanation:?}");
         assert!(until.is_none() || explanation.deadline == until, "{explanation:?}");
     }
@@ -299,7 +302,7 @@ fn a_task_that_cannot_be_looked_at_says_so_whatever_it_waits_for() {
         assert_eq!(explanation.next_wake, Some(convert::time(LATER)));
         assert_eq!(
             explanation.last_error.map(|told| (told.code, told.message)),
-            Some((LOOK_FAILED.to_owned(), error.clone()))
+            Some((RECONCILE_FAILED.to_owned(), error.clone()))
         );
     }
 }
@@ -380,7 +383,7 @@ fn a_call_says_that_nobody_is_there_to_make_it() {
                     !matches!(turn.stage, Stage::Code { .. })
                 }
                 StepState::Backoff { .. } => true,
-                StepState::Parked { .. } => false,
+                StepState::Suspended { .. } => false,
             },
             _ => false,
         };
@@ -431,14 +434,14 @@ fn approvals_that_are_waited_for_are_named() {
         organization: OrganizationId::LOCAL,
         task: TaskId::from_uuid(Uuid::from_u128(1)),
         step: StepId::from_uuid(Uuid::from_u128(4)),
-        call: AskedCall { script: 0, number: 1, hash: String::new() },
+        call: ApprovalCall { script: 0, number: 1, hash: String::new() },
         tool: "create_file".into(),
         arguments: "{}".into(),
         arguments_size: 2,
         reason: String::new(),
         state: ApprovalState::Pending,
         decided_by: String::new(),
-        words: String::new(),
+        comment: String::new(),
         decided_at: None,
         expires_at: LATER,
         revision: 1,
@@ -448,7 +451,7 @@ fn approvals_that_are_waited_for_are_named() {
     let mut task = stored_task();
     task.state.phase = Phase::AwaitApproval;
     task.state.turn = Some(turn(code(1)));
-    task.state.step = Some(step(StepState::Parked {
+    task.state.step = Some(step(StepState::Suspended {
         waits: vec![asked.call.clone()],
         awaits: Vec::new(),
         results: Vec::new(),
@@ -459,7 +462,7 @@ fn approvals_that_are_waited_for_are_named() {
         "{explanation:?}"
     );
     assert_eq!(explanation.approvals, [asked.id.to_string()]);
-    let end = NOW + construct_domain::approval::APPROVAL_LIMIT;
+    let end = NOW + construct_domain::approval::APPROVAL_TIMEOUT;
     assert_eq!(
         (explanation.deadline, explanation.next_wake),
         (Some(convert::time(end)), Some(convert::time(end)))
@@ -477,7 +480,7 @@ fn a_task_whose_pool_nobody_serves_says_so_where_it_matters() {
             (Some(turn), Some(step)) => match step.state {
                 StepState::InFlight { .. } => matches!(turn.stage, Stage::Code { .. }),
                 StepState::Backoff { .. } | StepState::Cancelling { .. } => true,
-                StepState::Parked { .. } => false,
+                StepState::Suspended { .. } => false,
             },
             _ => false,
         };

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use construct_bus::files::{self, PartName, Sha256};
 use construct_domain::{FileId, OrganizationId};
 use construct_runtime::{Lifecycle, clock};
-use construct_store::{Claimed, File, Removal, Removed, Store};
+use construct_store::{ClaimedFile, File, Removal, RemovalTarget, Store};
 use jiff::Timestamp;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -187,7 +187,7 @@ impl Files {
                     error = format!("{error:#}"),
                     "a file could not be put together, and will be tried again"
                 );
-                if let Err(error) = self.store.file_unclaim(id, clock::now()).await {
+                if let Err(error) = self.store.file_release(id, clock::now()).await {
                     tracing::debug!(error = status::chain(&error), "it will be tried later");
                 }
             }
@@ -196,8 +196,8 @@ impl Files {
     }
 
     /// Makes parts a file that is ready, or says why that is refused.
-    async fn assemble(&self, claimed: &Claimed) -> anyhow::Result<Option<String>> {
-        let Claimed { file, parts } = claimed;
+    async fn assemble(&self, claimed: &ClaimedFile) -> anyhow::Result<Option<String>> {
+        let ClaimedFile { file, parts } = claimed;
         let names: Vec<PartName> =
             parts.iter().map(|part| PartName::from_uuid(part.part)).collect();
         let whole = match self.folder.assemble(file.organization, file.id, &names).await {
@@ -222,7 +222,7 @@ impl Files {
         };
         let content = self.store.file_content(file.organization, *stored.sha256.as_bytes()).await?;
         self.folder.place(file.organization, whole).await?;
-        if !content.ready(file.id, &media_type, clock::now()).await? {
+        if !content.mark_ready(file.id, &media_type, clock::now()).await? {
             tracing::debug!("the file was deleted while it was looked at");
         }
         Ok(None)
@@ -259,18 +259,18 @@ impl Files {
 
     async fn remove_one(&self, removal: &Removal) -> anyhow::Result<()> {
         let organization = removal.organization;
-        match removal.removed {
-            Removed::Content(sha256) => {
+        match removal.target {
+            RemovalTarget::Content(sha256) => {
                 let mut content = self.store.file_content(organization, sha256).await?;
                 if !content.is_needed().await? {
                     self.folder.remove(organization, &Sha256::from_bytes(sha256)).await?;
                 }
-                return Ok(content.settled(removal.id).await?);
+                return Ok(content.finish(removal.id).await?);
             }
-            Removed::Upload(file) => self.folder.remove_upload(organization, file).await?,
-            Removed::Everything => self.folder.remove_organization(organization).await?,
+            RemovalTarget::Upload(file) => self.folder.remove_upload(organization, file).await?,
+            RemovalTarget::Everything => self.folder.remove_organization(organization).await?,
         }
-        Ok(self.store.file_removed(removal.id).await?)
+        Ok(self.store.file_removal_done(removal.id).await?)
     }
 }
 
@@ -279,8 +279,10 @@ fn contradiction(file: &File, stored: files::Stored) -> Option<String> {
     if stored.size != file.size.unsigned_abs() {
         return Some(format!("it has {} bytes, and should have {}", stored.size, file.size));
     }
-    let expected =
-        file.expected.map(Sha256::from_bytes).filter(|expected| *expected != stored.sha256)?;
+    let expected = file
+        .expected_sha256
+        .map(Sha256::from_bytes)
+        .filter(|expected| *expected != stored.sha256)?;
     Some(format!("its SHA-256 is {}, and should be {expected}", stored.sha256))
 }
 

@@ -226,7 +226,7 @@ async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
     let ids =
         (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
     let (Ok(organization), Ok(scan), Ok(task), Ok(user)) = ids else { return Ok(None) };
-    let by = api.store()?.scan_open_by(organization, scan).await.map_err(status::of_store)?;
+    let by = api.store()?.scan_open_creator(organization, scan).await.map_err(status::of_store)?;
     let Some(by) = by else { return Ok(None) };
     Ok(Some(Caller {
         organization,
@@ -302,7 +302,7 @@ pub(crate) async fn holds(store: &Store, caller: &Caller) -> Result<bool, constr
         return Ok(false);
     }
     match caller.key {
-        Some(key) => store.api_key_holds(key, now).await,
+        Some(key) => store.api_key_is_valid(key, now).await,
         None if (caller.user, caller.organization) == (UserId::LOCAL, OrganizationId::LOCAL) => {
             Ok(true)
         }

@@ -1,7 +1,7 @@
 //! What opens doors: made here, given out once, known by its hash from then on.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use construct_store::identity::Secret;
+use construct_store::identity::SecretHash;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
@@ -20,13 +20,13 @@ const SHOWN: usize = 8;
 ///
 /// # Errors
 /// `INTERNAL` when the operating system gives no randomness.
-pub(crate) fn mint(kind: &str) -> Result<(String, Secret), Status> {
+pub(crate) fn mint(kind: &str) -> Result<(String, SecretHash), Status> {
     let mut bytes = [0; BYTES];
     SystemRandom::new()
         .fill(&mut bytes)
         .map_err(|_| Status::internal("the machine gives no randomness"))?;
     let text = format!("{kind}{}", BASE64_URL_SAFE_NO_PAD.encode(bytes));
-    let secret = Secret { prefix: text[..kind.len() + SHOWN].to_owned(), hash: digest(&text) };
+    let secret = SecretHash { prefix: text[..kind.len() + SHOWN].to_owned(), hash: digest(&text) };
     Ok((text, secret))
 }
 

@@ -19,7 +19,7 @@ impl Calendar {
     /// The day and the month that a time is in.
     pub(crate) fn periods(self, now: Timestamp) -> Periods {
         match self {
-            Self::Utc => Periods::of(now),
+            Self::Utc => Periods::containing(now),
             #[cfg(test)]
             Self::Fixed(periods) => periods,
         }

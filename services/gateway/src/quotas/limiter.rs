@@ -8,7 +8,7 @@ use std::{
 
 use construct_domain::{ApiKeyId, OrganizationId};
 use construct_runtime::clock;
-use construct_store::{Counted, Counts, Limits, Periods, Quota, Store};
+use construct_store::{CountSelection, Counts, Limits, Periods, Quota, Store};
 use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
@@ -110,7 +110,7 @@ struct Reading {
     at: Instant,
     day: Timestamp,
     /// What was counted.
-    of: Counted,
+    of: CountSelection,
     /// By key; none: the organization. Who is not in it has done nothing.
     done: HashMap<Option<ApiKeyId>, Counts>,
     /// Whom something was allowed since, which may not have come about. Another's refusal is no
@@ -153,9 +153,9 @@ impl Wanted {
     }
 
     /// What has to be counted for it, of an organization or a key.
-    fn counted(self, limits: &Limits, subject: Subject) -> Counted {
-        let all = Counted::of(limits);
-        Counted {
+    fn counted(self, limits: &Limits, subject: Subject) -> CountSelection {
+        let all = CountSelection::for_limits(limits);
+        CountSelection {
             tasks: all.tasks && self.tasks > 0,
             runs: all.runs && self.work,
             tokens: all.tokens && self.work,
@@ -309,7 +309,7 @@ impl Quotas {
         limits: &Limits,
         wanted: Wanted,
     ) -> Result<Option<Refusal>, Status> {
-        if wanted.counted(limits, subject) == Counted::default() {
+        if wanted.counted(limits, subject) == CountSelection::default() {
             return Ok(None);
         }
         let book = subject.book();
@@ -320,7 +320,11 @@ impl Quotas {
         let periods = self.periods(time);
         let held = reading.take().filter(|reading| reading.day == periods.day);
         // Of the keys of one organization some may have other limits than others.
-        let of = held.as_ref().map(|held| held.of).unwrap_or_default().and(Counted::of(limits));
+        let of = held
+            .as_ref()
+            .map(|held| held.of)
+            .unwrap_or_default()
+            .union(CountSelection::for_limits(limits));
         let mut read = match held {
             Some(reading) if reading.of == of && reading.at.elapsed() < COUNTED => reading,
             held => count(store, book, of, &periods, held).await?,
@@ -349,7 +353,7 @@ impl Quotas {
 async fn count(
     store: &Store,
     book: Book,
-    of: Counted,
+    of: CountSelection,
     periods: &Periods,
     before: Option<Reading>,
 ) -> Result<Reading, Status> {
@@ -359,7 +363,7 @@ async fn count(
             .await
             .map(|counts| HashMap::from([(None, counts)])),
         Book::Keys(organization) => store
-            .quota_counts_of_keys(organization, of, periods)
+            .quota_key_counts(organization, of, periods)
             .await
             .map(|counts| counts.into_iter().map(|(key, counts)| (Some(key), counts)).collect()),
     };

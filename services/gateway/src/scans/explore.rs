@@ -11,7 +11,7 @@ use construct_domain::{
 use construct_proto::v1::{self, event::Payload};
 use construct_store::{
     Agent, Budget, Error, Key, Model, ModelFilter, NewAgent, NewBudget, NewTask, Order, Page,
-    StoredTask, Write, Written, scan::ScanLimits,
+    StoredTask, Write, WriteOutcome, scan::ScanLimits,
 };
 use tonic::Status;
 use uuid::Uuid;
@@ -113,7 +113,7 @@ pub(super) async fn prepare(
     let (mut scan, new) = task();
     let mut id = new.id;
     match entry.store().task_create(&task_write, new, render).await.map_err(status::of_store)? {
-        Written::Repeated { response } => {
+        WriteOutcome::Repeated { response } => {
             let unreadable = || Status::internal("the task of a scan cannot be read");
             (scan, id) = earlier(&response).ok_or_else(unreadable)?;
             match entry.store().task_get(entry.organization(), id).await {
@@ -197,8 +197,8 @@ fn title(repository: &str) -> String {
     format!("Scan of {repository}").chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
-async fn announce<T>(entry: &Entry, written: &Written<T>) {
-    if let Written::Applied { event, .. } = written {
+async fn announce<T>(entry: &Entry, written: &WriteOutcome<T>) {
+    if let WriteOutcome::Applied { event, .. } = written {
         entry.backend.publisher.announce(event.as_ref(), None).await;
     }
 }
@@ -237,15 +237,17 @@ async fn agent(entry: &Entry, write: &Write, model: &Model) -> Result<AgentId, S
             compute: compute::DEFAULT.to_owned(),
             secrets: Vec::new(),
             script_models: Vec::new(),
-            compact_at: context::COMPACT_AT,
+            compact_at: context::DEFAULT_COMPACT_AT_PERCENT,
         };
         let write = Write { idempotency: None, audit: None, ..write.clone() };
         match entry.store().agent_create(&write, new, render).await {
             Ok(written) => {
                 announce(entry, &written).await;
                 return match written {
-                    Written::Applied { entity, .. } => Ok(entity.id),
-                    Written::Repeated { .. } => Err(Status::internal("an agent was made twice")),
+                    WriteOutcome::Applied { entity, .. } => Ok(entity.id),
+                    WriteOutcome::Repeated { .. } => {
+                        Err(Status::internal("an agent was made twice"))
+                    }
                 };
             }
             Err(Error::AlreadyExists { .. }) => {}
@@ -276,7 +278,7 @@ mod tests {
     #[test]
     fn an_exploration_reads_and_does_nothing_else() {
         let policy = Policy::new(policy());
-        let judge = |tools: &[&str]| policy.judge(tools, &Subject::None).action;
+        let judge = |tools: &[&str]| policy.evaluate(tools, &Subject::None).action;
         for tools in [
             &["read", "read_file"][..],
             &["grep"],
@@ -302,8 +304,8 @@ mod tests {
             assert_eq!(judge(&[tool]), Action::Deny, "{tool}");
         }
         let path = Subject::Path(vec!["repository/src/main.rs".to_owned()]);
-        assert_eq!(policy.judge(&["read_file"], &path).action, Action::Allow);
-        assert_eq!(policy.judge(&["create_file"], &path).action, Action::Deny);
+        assert_eq!(policy.evaluate(&["read_file"], &path).action, Action::Allow);
+        assert_eq!(policy.evaluate(&["create_file"], &path).action, Action::Deny);
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use construct_bus::{ConsumeOptions, TaskMessage};
 use construct_domain::{
     ApprovalId, StepId, TaskId,
-    approval::{Asked, AskedCall},
+    approval::{ApprovalCall, ApprovalRequest},
     partition,
     task::{Phase, Stage, Step, StepState, Turn},
 };
 use construct_proto::v1::{
     self, PolicyAction, approval_service_client::ApprovalServiceClient, event::Payload,
 };
-use construct_store::{AskedApproval, TaskCommit};
+use construct_store::{NewApproval, TaskCommit};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, transport::Channel};
@@ -44,7 +44,7 @@ async fn ask(gateway: &Gateway, task: &str, hash: &str) -> String {
 pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &str) -> String {
     let id: TaskId = task.parse().expect("an id");
     let loaded = gateway.store().task_load(id).await.expect("read").expect("there");
-    let call = AskedCall { script: 0, number: 3, hash: hash.to_owned() };
+    let call = ApprovalCall { script: 0, number: 3, hash: hash.to_owned() };
     let mut state = loaded.task.clone();
     let message = message.parse().expect("an id");
     state.last_position = 1;
@@ -58,13 +58,13 @@ pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &
         since: Timestamp::now(),
         round: 0,
         resumed: None,
-        state: StepState::Parked {
+        state: StepState::Suspended {
             waits: vec![call.clone()],
             awaits: Vec::new(),
             results: Vec::new(),
         },
     };
-    let asked = Asked {
+    let asked = ApprovalRequest {
         call,
         tool: "create_file".into(),
         arguments: r#"{"path":"secrets/key"}"#.into(),
@@ -72,12 +72,13 @@ pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &
         reason: "it is secret".into(),
     };
     let approval = ApprovalId::from_uuid(Uuid::now_v7());
-    let expires_at = step.approvals_expire();
+    let expires_at = step.approvals_expire_at();
     state.next_wake = Some(expires_at);
     state.step = Some(step.clone());
     let mut commit = TaskCommit::new(&loaded, &state, Timestamp::now());
     commit.admitted = Some((message, 1));
-    commit.asked = vec![AskedApproval { id: approval, step: step.id, asked, expires_at }];
+    commit.new_approvals =
+        vec![NewApproval { id: approval, step: step.id, request: asked, expires_at }];
     gateway.store().task_commit(commit).await.expect("committed");
     approval.to_string()
 }
@@ -231,7 +232,7 @@ async fn an_approval_is_listed_decided_once_and_told() {
     // The reconciler is woken for it.
     let id: TaskId = task.parse().expect("an id");
     let options = ConsumeOptions::new(8, CancellationToken::new());
-    let mut wakes = gateway.nats.bus().await.consume_tasks(partition::of(id), options);
+    let mut wakes = gateway.nats.bus().await.consume_tasks(partition::for_task(id), options);
     let wake = within("a wake", async {
         loop {
             let delivery = wakes.next().await.expect("the consumer lives");

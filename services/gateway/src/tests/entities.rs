@@ -4,7 +4,7 @@ use std::process::Command;
 
 use construct_domain::{ModelProviderId, OrganizationId, TaskId};
 use construct_proto::v1;
-use construct_store::{Keyring, NewEvent, NewModelProvider, Rendered, Stream, Write};
+use construct_store::{Keyring, NewEvent, NewModelProvider, Stream, Write, WriteOutput};
 use jiff::Timestamp;
 use prost::Message as _;
 use tonic::Code;
@@ -463,11 +463,11 @@ async fn another_organizations_entities_do_not_exist() {
         base_url: String::new(),
         script: None,
         key: None,
-        further_keys: Vec::new(),
+        additional_keys: Vec::new(),
         limits: construct_store::KeyLimits::default(),
     };
     let event = || NewEvent { kind: "provider.created".into(), payload: Vec::new(), step: None };
-    let render = |_: &_| Rendered { event: event(), response: Vec::new() };
+    let render = |_: &_| WriteOutput { event: event(), response: Vec::new() };
     gateway.store().model_provider_create(&write, new, render).await.expect("it is made");
     for reference in [id.to_string(), "theirs".to_owned()] {
         let get = v1::GetModelProviderRequest { model_provider: reference.clone() };

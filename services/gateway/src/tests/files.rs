@@ -9,7 +9,7 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{self, file_service_client::FileServiceClient};
-use construct_store::{EXPIRES, Limits, NewPart};
+use construct_store::{Limits, NewPart, UPLOAD_TIMEOUT};
 use futures::future::join_all;
 use jiff::Timestamp;
 use prost::bytes::Bytes;
@@ -264,7 +264,7 @@ async fn what_a_killed_gateway_has_not_finished_another_finishes() {
     let last = NewPart { position: 0, size: 11, part: name.uuid(), sha256 };
     gateway
         .store()
-        .file_part(&write(OrganizationId::LOCAL), file_id, last, |_| silent(&()))
+        .file_part_add(&write(OrganizationId::LOCAL), file_id, last, |_| silent(&()))
         .await
         .expect("taken");
     let file = settled(&gateway, &file).await;
@@ -280,7 +280,7 @@ async fn what_nobody_finishes_goes_and_what_is_ready_stays() {
     part(&gateway, &begun, 0, b"beg").await.expect("a part");
     let blob_dir = gateway.context.common().blob_dir();
     let files = Files::new(gateway.store(), blob_dir.clone(), &Config::default()).expect("opened");
-    files.sweep_once(Timestamp::now() + EXPIRES * 2).await;
+    files.sweep_once(Timestamp::now() + UPLOAD_TIMEOUT * 2).await;
     let gone = v1::GetFileRequest { file: id(begun.metadata.clone()) };
     refused(client(&gateway).get_file(gone).await, Code::NotFound);
     let upload =

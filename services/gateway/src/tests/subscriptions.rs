@@ -6,7 +6,7 @@ use construct_domain::{
     task::{Step, StepState, Task},
 };
 use construct_proto::v1::{self, event::Payload};
-use construct_store::{NewEvent, Rendered, Store, TaskChanges, TaskCommit, Write};
+use construct_store::{NewEvent, Store, TaskChanges, TaskCommit, Write, WriteOutput};
 use jiff::Timestamp;
 use prost::Message as _;
 use tonic::Code;
@@ -311,7 +311,7 @@ async fn a_slow_subscriber_slows_nobody_and_misses_nothing() {
             task.spec.as_mut().expect("set").workspace = filler.clone();
             let event =
                 v1::Event { payload: Some(Payload::Task(Box::new(task))), ..Default::default() };
-            Rendered {
+            WriteOutput {
                 event: NewEvent {
                     kind: "task.updated".into(),
                     payload: event.encode_to_vec(),
@@ -324,7 +324,7 @@ async fn a_slow_subscriber_slows_nobody_and_misses_nothing() {
             TaskChanges { title: Some(format!("title {number}")), ..TaskChanges::default() };
         let written =
             store.task_update(&write, id, None, changes, render).await.expect("it is written");
-        let construct_store::Written::Applied { event: Some(event), .. } = written else {
+        let construct_store::WriteOutcome::Applied { event: Some(event), .. } = written else {
             panic!("it is applied")
         };
         bus.publish_event(&crate::events::read(&event).expect("it reads"))

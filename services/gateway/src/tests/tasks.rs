@@ -3,7 +3,7 @@
 use construct_bus::{ConsumeOptions, TaskMessage};
 use construct_domain::{MessageId, OrganizationId, TaskId, message::Content, partition};
 use construct_proto::v1;
-use construct_store::{NewEvent, NewUserMessage, Rendered, TaskCommit, Write};
+use construct_store::{NewEvent, NewUserMessage, TaskCommit, Write, WriteOutput};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -190,7 +190,7 @@ async fn too_many_waiting_messages_are_refused() {
             interrupts: false,
         };
         let event = NewEvent { kind: "message.created".into(), payload: Vec::new(), step: None };
-        let render = |_: &_| Rendered { event, response: Vec::new() };
+        let render = |_: &_| WriteOutput { event, response: Vec::new() };
         gateway.store().message_create(&write, new, render).await.expect("there is room");
     }
     let status = refused(
@@ -232,8 +232,8 @@ async fn an_accepted_message_wakes_the_reconciler() {
     let id: TaskId = task.parse().expect("an id");
     gateway.say(&task, "hello").await;
     let bus = gateway.nats.bus().await;
-    let mut consumer =
-        bus.consume_tasks(partition::of(id), ConsumeOptions::new(1, CancellationToken::new()));
+    let mut consumer = bus
+        .consume_tasks(partition::for_task(id), ConsumeOptions::new(1, CancellationToken::new()));
     let delivery = within("a wake", consumer.next()).await.expect("it goes on");
     let TaskMessage::Wake(wake) = delivery.message else { panic!("a wake") };
     assert_eq!(

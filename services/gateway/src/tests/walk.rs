@@ -13,7 +13,7 @@ use construct_domain::{
 };
 use construct_proto::v1;
 use construct_store::{
-    AuditEntry, AuditFilter, Key, Order, Page, Written,
+    AuditEntry, AuditFilter, Key, Order, Page, WriteOutcome,
     identity::{NewApiKey, NewInvitation, NewOrganization},
     scan::{NewCandidate, ScanChanges},
 };
@@ -699,7 +699,7 @@ async fn belongings(
     };
     let silent = crate::organizations::silent(&());
     let made = store.invitation_create(&write(organization), new, |_| silent).await;
-    let Written::Applied { entity, .. } = made.expect("it is made") else {
+    let WriteOutcome::Applied { entity, .. } = made.expect("it is made") else {
         panic!("it has no idempotency key")
     };
     ids.insert("invitation", entity.id.to_string());
@@ -809,10 +809,14 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
         .step_usage_record(OrganizationId::LOCAL, explores, None, &used, now)
         .await
         .expect("booked");
-    let counted = construct_store::Counted::ALL;
+    let counted = construct_store::CountSelection::ALL;
     let counts = gateway
         .store()
-        .quota_counts_of_keys(OrganizationId::LOCAL, counted, &construct_store::Periods::of(now))
+        .quota_key_counts(
+            OrganizationId::LOCAL,
+            counted,
+            &construct_store::Periods::containing(now),
+        )
         .await;
     assert_eq!(counts.expect("counted").get(&own_key_id).map(|counts| counts.tokens), Some(7));
     for (name, body, fine) in [
@@ -854,7 +858,7 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
     let lease = std::time::Duration::from_secs(60);
     let mut taken = gateway
         .store()
-        .scans_take(1, &[], lease, Timestamp::now())
+        .scans_claim(1, &[], lease, Timestamp::now())
         .await
         .expect("it is taken")
         .remove(0);

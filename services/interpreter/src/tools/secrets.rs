@@ -132,7 +132,7 @@ impl Secrets {
         let mut room = MAX_TOGETHER;
         let list = granted
             .iter()
-            .take(secret::PER_AGENT)
+            .take(secret::MAX_PER_AGENT)
             .map(|one| Secret::open(one, keys, seed, &mut room))
             .collect();
         Self { list }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use construct_bus::{Bus, subject};
-use construct_domain::subtask::LONGEST_WAIT;
+use construct_domain::subtask::MAX_WAIT;
 use construct_proto::mesh::v1::{
     StepRef, SubtaskAnswer, SubtaskQuestion, SubtaskState,
     subtask_question::{Ask, Await, ListSubtasks, Send, Spawn},
@@ -111,7 +111,7 @@ pub(super) const AWAIT: Definition = Definition {
         required("tasks", NAMES, "Ids that tasks.spawn has returned."),
         optional(
             "timeout_seconds",
-            Kind::Integer { min: 0, max: LONGEST_WAIT.as_secs() },
+            Kind::Integer { min: 0, max: MAX_WAIT.as_secs() },
             "7 days",
             "After that it returns what there is; status is then running.",
         ),
@@ -124,7 +124,7 @@ pub(super) const AWAIT: Definition = Definition {
     permission: Permission::Tasks,
     subject: ids_of,
     provider: Provider::Host,
-    limits: limits(LONGEST_WAIT.as_secs(), 512),
+    limits: limits(MAX_WAIT.as_secs(), 512),
 };
 
 pub(super) const SEND: Definition = Definition {
@@ -360,7 +360,7 @@ impl Subtasks {
         cancel: &CancellationToken,
     ) -> Result<Waited, ToolError> {
         let AwaitArguments { tasks, timeout_seconds } = arguments;
-        let patience = timeout_seconds.map_or(LONGEST_WAIT, Duration::from_secs);
+        let patience = timeout_seconds.map_or(MAX_WAIT, Duration::from_secs);
         let until = time.start.saturating_add(patience).unwrap_or(Timestamp::MAX).min(time.end);
         let at =
             prost_types::Timestamp { seconds: until.as_second(), nanos: until.subsec_nanosecond() };

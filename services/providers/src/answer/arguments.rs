@@ -1,26 +1,25 @@
-//! Reads one string out of a JSON object while the object is still being written, so that a script
-//! can be watched as the model types it. Only for showing: what runs is read from the whole
-//! arguments.
+//! Extracts one string from a JSON object while the object is still being written, to show a script
+//! as the model types it. For display only: what runs is read from the complete arguments.
 
-/// Takes JSON in pieces; gives the text of one top-level string property as it grows.
+/// Takes JSON in pieces, and returns the text of one top-level string property as it grows.
 #[derive(Debug)]
-pub(super) struct Extractor {
-    wanted: String,
+pub(super) struct ArgumentExtractor {
+    target_key: String,
     depth: u32,
-    place: Place,
+    position: Position,
     key: String,
     escape: Escape,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     /// Before a key of the object, or outside every string of interest.
     Key,
     InKey,
     /// After the colon.
     Value,
-    /// Within the wanted string.
-    Wanted,
+    /// Within the target string.
+    Target,
     /// Within another string.
     Other,
 }
@@ -29,8 +28,8 @@ enum Place {
 enum Escape {
     None,
     /// After a backslash.
-    Begun,
-    /// Within `\uXXXX`: digits still to come, their value so far, and the high surrogate before.
+    Backslash,
+    /// Within `\uXXXX`: the remaining digits, their value so far, and the preceding high surrogate.
     Unicode {
         digits: u8,
         value: u32,
@@ -39,27 +38,27 @@ enum Escape {
     /// After a high surrogate; its other half must follow.
     High(u32),
     /// After a high surrogate and a backslash.
-    HighBegun(u32),
+    HighBackslash(u32),
 }
 
-impl Extractor {
-    pub(super) fn new(wanted: &str) -> Self {
+impl ArgumentExtractor {
+    pub(super) fn new(target_key: &str) -> Self {
         Self {
-            wanted: wanted.to_owned(),
+            target_key: target_key.to_owned(),
             depth: 0,
-            place: Place::Key,
+            position: Position::Key,
             key: String::new(),
             escape: Escape::None,
         }
     }
 
-    /// The wanted text that `json` adds.
+    /// The text that `json` adds to the target string.
     pub(super) fn push(&mut self, json: &str) -> String {
         let mut text = String::new();
         for c in json.chars() {
-            match self.place {
-                Place::Key | Place::Value => self.outside(c),
-                Place::InKey | Place::Wanted | Place::Other => self.inside(c, &mut text),
+            match self.position {
+                Position::Key | Position::Value => self.outside(c),
+                Position::InKey | Position::Target | Position::Other => self.inside(c, &mut text),
             }
         }
         text
@@ -69,19 +68,22 @@ impl Extractor {
         match c {
             '{' | '[' => {
                 self.depth += 1;
-                self.place = if c == '{' && self.depth == 1 { Place::Key } else { self.place };
+                self.position =
+                    if c == '{' && self.depth == 1 { Position::Key } else { self.position };
             }
             '}' | ']' => self.depth = self.depth.saturating_sub(1),
-            ':' if self.depth == 1 => self.place = Place::Value,
-            ',' if self.depth == 1 => self.place = Place::Key,
+            ':' if self.depth == 1 => self.position = Position::Value,
+            ',' if self.depth == 1 => self.position = Position::Key,
             '"' => {
-                self.place = match self.place {
-                    Place::Key if self.depth == 1 => {
+                self.position = match self.position {
+                    Position::Key if self.depth == 1 => {
                         self.key.clear();
-                        Place::InKey
+                        Position::InKey
                     }
-                    Place::Value if self.depth == 1 && self.key == self.wanted => Place::Wanted,
-                    _ => Place::Other,
+                    Position::Value if self.depth == 1 && self.key == self.target_key => {
+                        Position::Target
+                    }
+                    _ => Position::Other,
                 };
             }
             _ => {}
@@ -91,18 +93,22 @@ impl Extractor {
     fn inside(&mut self, c: char, text: &mut String) {
         let decoded = match self.escape {
             Escape::None => match c {
-                '\\' => return self.escape = Escape::Begun,
+                '\\' => return self.escape = Escape::Backslash,
                 '"' => {
-                    // After any value comes a comma, which says that a key follows.
-                    self.place = if self.place == Place::InKey { Place::Key } else { Place::Value };
-                    if self.depth == 1 && self.place == Place::Value {
+                    // A comma follows every value, and says that a key comes next.
+                    self.position = if self.position == Position::InKey {
+                        Position::Key
+                    } else {
+                        Position::Value
+                    };
+                    if self.depth == 1 && self.position == Position::Value {
                         self.key.clear();
                     }
                     return;
                 }
                 c => c,
             },
-            Escape::Begun => match c {
+            Escape::Backslash => match c {
                 'n' => '\n',
                 't' => '\t',
                 'r' => '\r',
@@ -125,27 +131,27 @@ impl Extractor {
                     (_, value) => char::from_u32(value).unwrap_or('\u{FFFD}'),
                 }
             }
-            Escape::High(high) if c == '\\' => return self.escape = Escape::HighBegun(high),
-            Escape::HighBegun(high) if c == 'u' => {
+            Escape::High(high) if c == '\\' => return self.escape = Escape::HighBackslash(high),
+            Escape::HighBackslash(high) if c == 'u' => {
                 return self.escape = Escape::Unicode { digits: 4, value: 0, high: Some(high) };
             }
-            // Half a character: shown as unknown, and what follows it is read on its own.
-            Escape::High(_) | Escape::HighBegun(_) => {
-                let begun = matches!(self.escape, Escape::HighBegun(_));
-                self.escape = if begun { Escape::Begun } else { Escape::None };
-                self.put('\u{FFFD}', text);
+            // Half a character: shown as unknown, and the rest is read on its own.
+            Escape::High(_) | Escape::HighBackslash(_) => {
+                let begun = matches!(self.escape, Escape::HighBackslash(_));
+                self.escape = if begun { Escape::Backslash } else { Escape::None };
+                self.append('\u{FFFD}', text);
                 return self.inside(c, text);
             }
         };
         self.escape = Escape::None;
-        self.put(decoded, text);
+        self.append(decoded, text);
     }
 
-    fn put(&mut self, c: char, text: &mut String) {
-        match self.place {
-            Place::InKey => self.key.push(c),
-            Place::Wanted => text.push(c),
-            Place::Key | Place::Value | Place::Other => {}
+    fn append(&mut self, c: char, text: &mut String) {
+        match self.position {
+            Position::InKey => self.key.push(c),
+            Position::Target => text.push(c),
+            Position::Key | Position::Value | Position::Other => {}
         }
     }
 }
@@ -155,13 +161,13 @@ mod tests {
     use super::*;
 
     fn extract(json: &str, split: usize) -> String {
-        let mut extractor = Extractor::new("code");
+        let mut extractor = ArgumentExtractor::new("code");
         let (left, right) = json.split_at(split);
         extractor.push(left) + &extractor.push(right)
     }
 
     #[test]
-    fn the_text_is_the_same_at_every_split() {
+    fn extracted_text_is_the_same_at_every_split() {
         for (json, code) in [
             (r#"{"code": "a\n\"b\"\\ \u00e4 \ud83d\ude00 ä😀"}"#, "a\n\"b\"\\ ä 😀 ä😀"),
             (

@@ -2,13 +2,13 @@ use construct_proto::v1::block::Block;
 
 use super::*;
 
-/// A request with the code tool and one question.
+/// A request with the code tool and one user message.
 pub(crate) fn request() -> Request {
     let command = crate::call::tests::command("hello");
     Request::from_command(&command).expect("the command is whole")
 }
 
-fn answer(chunks: Vec<Chunk>) -> (Vec<Visible>, Answer) {
+fn answer(chunks: Vec<Chunk>) -> (Vec<VisibleText>, Answer) {
     let mut answer = Answer::new(&request());
     let visible = chunks
         .into_iter()
@@ -17,7 +17,7 @@ fn answer(chunks: Vec<Chunk>) -> (Vec<Visible>, Answer) {
     (visible, answer)
 }
 
-fn call(name: &str, arguments: &str, stop: StopReason) -> Completed {
+fn call(name: &str, arguments: &str, stop: StopReason) -> CompletedAnswer {
     answer(vec![
         Chunk::Call { slot: 3, id: "toolu_1".into(), name: name.into() },
         Chunk::Arguments { slot: 3, json: arguments.into() },
@@ -27,7 +27,7 @@ fn call(name: &str, arguments: &str, stop: StopReason) -> Completed {
     .complete()
 }
 
-fn code(completed: &Completed) -> &str {
+fn code(completed: &CompletedAnswer) -> &str {
     match &completed.blocks[..] {
         [v1::Block { block: Some(Block::CodeInterpreterCall(call)) }] => &call.code,
         other => panic!("not one call: {other:?}"),
@@ -35,7 +35,7 @@ fn code(completed: &Completed) -> &str {
 }
 
 #[test]
-fn text_and_code_become_visible_as_they_grow() {
+fn text_and_code_become_visible_incrementally() {
     let (visible, answer) = answer(vec![
         Chunk::Text("Look".into()),
         Chunk::Text("ing.".into()),
@@ -44,16 +44,16 @@ fn text_and_code_become_visible_as_they_grow() {
         Chunk::Arguments { slot: 1, json: r#"st()\n"}"#.into() },
         Chunk::Text("Done.".into()),
     ]);
-    let shown: Vec<(u32, Kind, &str)> =
+    let shown: Vec<(u32, BlockKind, &str)> =
         visible.iter().map(|v| (v.block, v.kind, v.text.as_str())).collect();
     assert_eq!(
         shown,
         [
-            (0, Kind::Text, "Look"),
-            (0, Kind::Text, "ing."),
-            (1, Kind::Code, "li"),
-            (1, Kind::Code, "st()\n"),
-            (2, Kind::Text, "Done."),
+            (0, BlockKind::Text, "Look"),
+            (0, BlockKind::Text, "ing."),
+            (1, BlockKind::Code, "li"),
+            (1, BlockKind::Code, "st()\n"),
+            (2, BlockKind::Text, "Done."),
         ]
     );
     let completed = answer.complete();
@@ -62,16 +62,16 @@ fn text_and_code_become_visible_as_they_grow() {
 }
 
 #[test]
-fn half_a_script_never_runs() {
+fn truncated_script_never_runs() {
     let completed = call("code_interpreter", r#"{"code":"delete_ever"#, StopReason::MaxTokens);
     assert_eq!(
         completed,
-        Completed { blocks: vec![], stop_reason: StopReason::MaxTokens, input_tokens: 0 }
+        CompletedAnswer { blocks: vec![], stop_reason: StopReason::MaxTokens, input_tokens: 0 }
     );
 }
 
 #[test]
-fn arguments_that_cannot_be_read_are_told_to_the_model() {
+fn unreadable_arguments_become_an_error_script() {
     for arguments in [r#"{"code":"#, "[]", r#"{"script":"1"}"#] {
         let completed = call("code_interpreter", arguments, StopReason::ToolUse);
         assert!(
@@ -83,7 +83,7 @@ fn arguments_that_cannot_be_read_are_told_to_the_model() {
 }
 
 #[test]
-fn a_function_taken_for_a_tool_is_called_by_a_script() {
+fn unknown_tool_call_becomes_a_function_call_in_a_script() {
     let completed = call("read_file", r#"{"path":"a\u2028b"}"#, StopReason::ToolUse);
     assert_eq!(code(&completed), r#"read_file({"path":"a\u2028b"})"#);
     let completed = call("functions.read-file", "{}", StopReason::ToolUse);
@@ -91,7 +91,7 @@ fn a_function_taken_for_a_tool_is_called_by_a_script() {
 }
 
 #[test]
-fn a_call_without_id_gets_one_of_its_own() {
+fn call_without_id_gets_a_unique_id() {
     let (_, answer) = answer(vec![
         Chunk::Call { slot: 0, id: String::new(), name: "code_interpreter".into() },
         Chunk::Arguments { slot: 0, json: r#"{"code":"1"}"#.into() },
@@ -104,9 +104,9 @@ fn a_call_without_id_gets_one_of_its_own() {
 }
 
 #[test]
-fn an_answer_without_end_is_cut() {
+fn endless_answer_is_rejected() {
     let piece = "x".repeat(1024 * 1024);
-    // What is opaque of its thinking counts as well, all of it together.
+    // Opaque thinking data counts as well, all of it together.
     for chunk in
         [Chunk::Text(piece.clone()), Chunk::Thinking(piece.clone()), Chunk::ThinkingData(piece)]
     {

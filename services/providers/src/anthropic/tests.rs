@@ -12,13 +12,13 @@ use v1::block::Block as Piece;
 use super::*;
 use crate::{
     answer::Answer,
-    call::tests::{EAGER, command, run},
+    call::tests::{NO_DELAY_POLICY, command, run},
     cancels::Cancel,
-    delta::tests::Kept,
+    delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Chunk>, Failure> {
     crate::tests::read::<Wire>(pieces)
@@ -33,7 +33,7 @@ fn text(text: &str) -> Piece {
     Piece::Text(Text { text: text.into() })
 }
 
-/// A user's question, a script, its result, and so on, `rounds` times.
+/// A user's message, a script, its result, and so on, `rounds` times.
 fn conversation(rounds: usize) -> Request {
     let mut request =
         Request::from_command(&command("count the lines")).expect("the command is whole");
@@ -57,7 +57,7 @@ fn conversation(rounds: usize) -> Request {
 }
 
 #[test]
-fn the_recorded_tool_use_parses_the_same_at_every_split() {
+fn recorded_tool_use_parses_the_same_at_every_split() {
     let bytes = recorded::RECORDED_TOOL_USE.as_bytes();
     let whole = read_at_every_split::<Wire>(bytes);
     let named = Chunk::Named {
@@ -77,7 +77,7 @@ fn the_recorded_tool_use_parses_the_same_at_every_split() {
 }
 
 #[test]
-fn thinking_is_kept_and_what_is_not_ours_is_skipped() {
+fn thinking_is_kept_and_unknown_blocks_are_skipped() {
     let chunks = read_at_every_split::<Wire>(recorded::RECORDED_THINKING.as_bytes());
     let usage = Usage {
         input_tokens: 21,
@@ -108,7 +108,7 @@ fn thinking_is_kept_and_what_is_not_ours_is_skipped() {
 }
 
 #[test]
-fn a_stream_without_its_end_is_a_transient_failure() {
+fn stream_without_end_is_a_transient_failure() {
     let wire = recorded::Answer::text("abc").wire();
     let whole = wire.find("event: message_delta").expect("the end");
     for at in [0, 10, whole / 2, whole] {
@@ -123,7 +123,7 @@ fn a_stream_without_its_end_is_a_transient_failure() {
 }
 
 #[test]
-fn an_error_within_the_stream_is_classified() {
+fn error_within_the_stream_is_classified() {
     for (kind, class) in [
         ("overloaded_error", FailureClass::Overloaded),
         ("api_error", FailureClass::Transient),
@@ -138,7 +138,7 @@ fn an_error_within_the_stream_is_classified() {
 }
 
 #[test]
-fn every_stop_reason_is_known() {
+fn every_stop_reason_is_mapped() {
     for (reason, expected) in [
         ("end_turn", StopReason::EndTurn),
         ("tool_use", StopReason::ToolUse),
@@ -155,10 +155,10 @@ fn every_stop_reason_is_known() {
 }
 
 #[tokio::test]
-async fn a_request_carries_everything_in_the_vendors_form() {
+async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Anthropic, &server.url(), TEST_TIMEOUT);
     let mut request = conversation(1);
     request.parameters = ModelParameters {
         temperature: Some(1.5),
@@ -197,7 +197,7 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 }
 
 #[test]
-fn never_more_than_four_breakpoints_and_always_at_the_end() {
+fn at_most_four_cache_breakpoints_are_set_at_the_end() {
     for rounds in [0, 1, 2, 7] {
         let request = conversation(rounds);
         let body = serde_json::to_value(Body::new(&request)).expect("JSON").to_string();
@@ -211,7 +211,7 @@ fn never_more_than_four_breakpoints_and_always_at_the_end() {
 }
 
 #[test]
-fn a_result_that_is_an_error_is_marked() {
+fn error_result_is_marked() {
     let part = Part::Result {
         id: "a".into(),
         name: "code_interpreter".into(),
@@ -225,7 +225,7 @@ fn a_result_that_is_an_error_is_marked() {
 }
 
 #[tokio::test]
-async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
+async fn text_and_scripts_become_blocks_with_usage() {
     let server = VendorServer::start().await;
     let code = "const n = read_file(\"a\\tb\").length;\nprint(`${n} ä😀`)";
     server.reply(
@@ -234,9 +234,9 @@ async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
             .using(25, 5_000, 1_200, 90)
             .reply(),
     );
-    let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
-    let kept = Kept::default();
-    let (outcome, usage) = run(&vendor, EAGER, &Cancel::default(), &kept).await;
+    let vendor = open(ModelProviderType::Anthropic, &server.url(), TEST_TIMEOUT);
+    let kept = RecordingProgress::default();
+    let (outcome, usage) = run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &kept).await;
     let completed = completed(outcome);
     assert_eq!(completed.stop_reason, StopReason::ToolUse);
     let blocks: Vec<Option<Piece>> =
@@ -257,7 +257,7 @@ async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
 }
 
 #[test]
-fn an_input_sent_whole_is_read_too() {
+fn complete_tool_input_in_block_start_is_read() {
     let wire = recorded::Answer::empty().and_code("toolu_1", "1").wire();
     let wire = wire.replace(
         r#""name":"code_interpreter","input":{}"#,
@@ -276,16 +276,16 @@ fn an_input_sent_whole_is_read_too() {
 }
 
 #[test]
-fn a_reply_of_another_kind_is_explained() {
-    let failure = Wire::default().refused(200, b"{\"type\":\"message\"}");
+fn unexpected_content_type_is_explained() {
+    let failure = Wire::default().response_failure(200, b"{\"type\":\"message\"}");
     assert!(failure.message.contains("without a stream"), "{}", failure.message);
     let empty = Wire::default()
-        .refused(500, br#"{"type":"error","error":{"type":"api_error","message":""}}"#);
+        .response_failure(500, br#"{"type":"error","error":{"type":"api_error","message":""}}"#);
     assert_eq!((empty.class, empty.message.as_str()), (FailureClass::Transient, "api_error"));
 }
 
 #[test]
-fn thinking_that_is_not_shown_goes_back_as_it_came() {
+fn redacted_thinking_is_replayed_unchanged() {
     let wire = recorded::Answer::empty()
         .and_redacted("EmwKAhgBEgy3va3pzix")
         .and_code("toolu_1", "1")
@@ -309,7 +309,7 @@ fn message_of(turn: &Turn) -> Value {
 }
 
 #[test]
-fn every_generation_is_asked_to_think_in_its_own_way() {
+fn each_model_generation_gets_its_own_thinking_request() {
     let asked = |effort, model: &str, max_tokens| {
         let thinking = Thinking::of(effort, model, max_tokens, &[]);
         (json!(thinking), thinking.excludes_sampling)
@@ -347,7 +347,7 @@ fn every_generation_is_asked_to_think_in_its_own_way() {
 }
 
 #[test]
-fn a_temperature_is_never_beside_top_p() {
+fn temperature_is_never_sent_with_top_p() {
     let told = |model: &str, temperature: Option<f64>| {
         let mut request = conversation(0);
         request.model = model.to_owned();
@@ -362,7 +362,7 @@ fn a_temperature_is_never_beside_top_p() {
 }
 
 #[test]
-fn nothing_is_thought_on_from_a_call_that_nobody_thought_about() {
+fn no_thinking_is_requested_after_a_call_without_thinking() {
     let mut request = conversation(1);
     request.model = "claude-sonnet-4-5".into();
     request.parameters.set_thinking(v1::ThinkingEffort::Low);

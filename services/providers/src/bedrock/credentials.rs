@@ -1,5 +1,5 @@
-//! What proves to AWS who calls: an access key, which signs every request, or a Bedrock API key,
-//! which is sent as it is.
+//! Credentials for AWS: an access key, which signs every request, or a Bedrock API key, which is
+//! sent as a bearer token.
 
 use jiff::Timestamp;
 use reqwest::{
@@ -8,17 +8,17 @@ use reqwest::{
 };
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::signature::{AccessKey, Signed, sign};
+use super::signature::{AccessKey, SigningRequest, sign};
 use crate::failure::Failure;
 
-/// What a key stands for.
+/// The parsed key of a provider.
 pub(super) enum Credentials {
     Signing { access_key: AccessKey, token: Option<SecretString> },
     Bearer(SecretString),
 }
 
 impl Credentials {
-    /// Reads `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]`, or a Bedrock API key, which has no
+    /// Parses `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]`, or a Bedrock API key, which has no
     /// colon.
     pub(super) fn parse(key: Option<&SecretString>) -> Result<Self, Failure> {
         let key = key.ok_or_else(|| {
@@ -35,7 +35,7 @@ impl Credentials {
         Ok(Self::Signing { access_key, token })
     }
 
-    /// The headers that prove who sends `body` to `url` at `now`.
+    /// The authentication headers of a request with `body` to `url` at `now`.
     pub(super) fn headers(
         &self,
         method: &str,
@@ -74,7 +74,7 @@ impl Credentials {
                 if let Some(token) = token {
                     signed.push(("x-amz-security-token", token.expose_secret()));
                 }
-                let request = Signed {
+                let request = SigningRequest {
                     method,
                     path: url.path(),
                     query: "",
@@ -90,23 +90,23 @@ impl Credentials {
             if let Some(token) = token {
                 headers.insert(
                     HeaderName::from_static("x-amz-security-token"),
-                    secret(token.expose_secret())?,
+                    sensitive_header(token.expose_secret())?,
                 );
             }
         }
-        headers.insert(AUTHORIZATION, secret(&authorization)?);
+        headers.insert(AUTHORIZATION, sensitive_header(&authorization)?);
         Ok(headers)
     }
 }
 
-fn secret(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
+fn sensitive_header(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
     let mut value = HeaderValue::from_str(value)?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// The region an endpoint lies in: its address says it (`bedrock-runtime.REGION.amazonaws.com`,
-/// also with a prefix or from a private network), or the parameter `region`.
+/// The region of an endpoint: from its host (`bedrock-runtime.REGION.amazonaws.com`, also with a
+/// prefix or from a private network), or from the parameter `region`.
 pub(super) fn region(base: &Url) -> Result<String, Failure> {
     if let Some((_, region)) =
         base.query_pairs().find(|(name, value)| name == "region" && !value.is_empty())
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_region_is_in_the_address_or_beside_it() {
+    fn region_is_read_from_host_or_query() {
         for (base, expected) in [
             ("https://bedrock-runtime.eu-central-1.amazonaws.com", Some("eu-central-1")),
             ("https://bedrock-runtime-fips.us-east-1.amazonaws.com/", Some("us-east-1")),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_without_colon_is_sent_as_it_is() {
+    fn key_without_colon_is_sent_as_bearer_token() {
         let url = "https://bedrock-runtime.us-east-1.amazonaws.com/model/m/converse-stream"
             .parse()
             .expect("a URL");

@@ -1,7 +1,7 @@
-//! Signature Version 4, by which AWS knows who sent a request, as specified at
+//! Signature Version 4, by which AWS authenticates requests. Specified at
 //! <https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html>.
 //!
-//! Own code, because the crate for it brings the runtime of Amazon's whole client along, for these
+//! Own code, because the crate for it depends on the runtime of Amazon's whole client, for these
 //! few hashes.
 
 use std::fmt::Write as _;
@@ -21,11 +21,11 @@ pub(super) struct AccessKey {
 }
 
 /// What the signature covers.
-pub(super) struct Signed<'a> {
+pub(super) struct SigningRequest<'a> {
     pub(super) method: &'a str,
     /// As it is sent, i.e. escaped once.
     pub(super) path: &'a str,
-    /// In canonical form already; empty when there is none.
+    /// In canonical form; empty when there is none.
     pub(super) query: &'a str,
     /// With lower-case names in their order.
     pub(super) headers: &'a [(&'a str, &'a str)],
@@ -34,11 +34,16 @@ pub(super) struct Signed<'a> {
 }
 
 /// The value of the header `Authorization` for a request sent at `date` (`20150830T123600Z`).
-pub(super) fn sign(key: &AccessKey, request: &Signed<'_>, region: &str, date: &str) -> String {
+pub(super) fn sign(
+    key: &AccessKey,
+    request: &SigningRequest<'_>,
+    region: &str,
+    date: &str,
+) -> String {
     let names: Vec<&str> = request.headers.iter().map(|(name, _)| *name).collect();
     let names = names.join(";");
-    // The path is escaped a second time; only storage is signed otherwise.
-    let path: Vec<String> = request.path.split('/').map(escaped).collect();
+    // The path is escaped a second time; only S3 differs.
+    let path: Vec<String> = request.path.split('/').map(percent_encode).collect();
     let mut canonical = format!("{}\n{}\n{}\n", request.method, path.join("/"), request.query);
     for (name, value) in request.headers {
         // Writing to a string cannot fail.
@@ -53,17 +58,17 @@ pub(super) fn sign(key: &AccessKey, request: &Signed<'_>, region: &str, date: &s
     let signing_key = [day, region, request.service, "aws4_request"]
         .iter()
         .fold(format!("AWS4{}", key.secret.expose_secret()).into_bytes(), |key, part| {
-            mac(&key, part.as_bytes())
+            hmac_sha256(&key, part.as_bytes())
         });
-    let signature = hex(&mac(&signing_key, to_sign.as_bytes()));
+    let signature = hex(&hmac_sha256(&signing_key, to_sign.as_bytes()));
     format!(
         "{ALGORITHM} Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
         key.id
     )
 }
 
-/// `text` with everything but unreserved characters escaped.
-pub(super) fn escaped(text: &str) -> String {
+/// Percent-encodes everything but unreserved characters.
+pub(super) fn percent_encode(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
@@ -76,7 +81,7 @@ pub(super) fn escaped(text: &str) -> String {
     escaped
 }
 
-fn mac(key: &[u8], data: &[u8]) -> Vec<u8> {
+fn hmac_sha256(key: &[u8], data: &[u8]) -> Vec<u8> {
     hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), data).as_ref().to_vec()
 }
 
@@ -102,8 +107,8 @@ mod tests {
 
     /// The worked example of <https://docs.aws.amazon.com/general/latest/gr/sigv4-create-canonical-request.html>.
     #[test]
-    fn the_documented_example_is_signed_as_documented() {
-        let request = Signed {
+    fn documented_example_has_the_documented_signature() {
+        let request = SigningRequest {
             method: "GET",
             path: "/",
             query: "Action=ListUsers&Version=2010-05-08",
@@ -123,13 +128,13 @@ mod tests {
         );
     }
 
-    /// What `aws-sigv4` 1.6, a part of the vendor's own client, signs the same request with.
+    /// The signature of the same request by `aws-sigv4` 1.6, a part of the vendor's own client.
     #[test]
-    fn a_model_named_by_its_arn_and_a_session_are_signed_as_the_vendors_client_does() {
-        let model = escaped(
+    fn arn_model_and_session_token_match_the_vendor_client() {
+        let model = percent_encode(
             "arn:aws:bedrock:eu-central-1:123456789012:inference-profile/eu.anthropic.claude-sonnet-4-20250514-v1:0",
         );
-        let request = Signed {
+        let request = SigningRequest {
             method: "POST",
             path: &format!("/model/{model}/converse-stream"),
             query: "",

@@ -11,7 +11,7 @@ use crate::{
     tests::{open, read, read_at_every_split},
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 const CLAUDE: &str = "eu.anthropic.claude-sonnet-4-5-20250929-v1:0";
 
 fn request(model: &str) -> Request {
@@ -23,7 +23,7 @@ fn request(model: &str) -> Request {
 }
 
 #[test]
-fn the_recorded_stream_parses_the_same_at_every_split() {
+fn recorded_stream_parses_the_same_at_every_split() {
     let stream = recorded::recorded(recorded::RECORDED_CALL);
     assert_eq!(
         read_at_every_split::<Wire>(&stream),
@@ -52,7 +52,7 @@ fn the_recorded_stream_parses_the_same_at_every_split() {
 }
 
 #[test]
-fn reasoning_that_is_not_shown_is_kept() {
+fn hidden_reasoning_is_kept() {
     let delta = json!({"contentBlockIndex": 0, "delta": {"reasoningContent": {"redactedContent": "EmwKAhgB"}}});
     let stream = [
         recorded::event("contentBlockDelta", &delta.to_string()),
@@ -107,7 +107,7 @@ fn errors_within_the_stream_are_classified() {
 }
 
 #[test]
-fn every_stop_reason_is_known() {
+fn every_stop_reason_is_mapped() {
     for (reason, expected) in [
         ("end_turn", Ok(StopReason::EndTurn)),
         ("tool_use", Ok(StopReason::ToolUse)),
@@ -129,7 +129,7 @@ fn every_stop_reason_is_known() {
 }
 
 #[test]
-fn what_cannot_be_cached_is_not_marked() {
+fn cache_points_are_set_only_where_supported() {
     let marks = |model: &str| {
         let body = body(&request(model));
         [&body["system"], &body["toolConfig"], &body["messages"]]
@@ -143,7 +143,7 @@ fn what_cannot_be_cached_is_not_marked() {
 }
 
 #[test]
-fn a_document_never_stands_alone_and_has_a_plain_name() {
+fn document_gets_text_beside_it_and_a_plain_name() {
     let media = |name: &str| {
         Part::Media(Media {
             media_type: "application/pdf".into(),
@@ -159,10 +159,10 @@ fn a_document_never_stands_alone_and_has_a_plain_name() {
 }
 
 #[tokio::test]
-async fn a_request_carries_everything_in_the_vendors_form() {
+async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Bedrock, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Bedrock, &server.url(), TEST_TIMEOUT);
     let mut request = request(CLAUDE);
     request.parameters = ModelParameters {
         temperature: Some(1.5),
@@ -197,7 +197,7 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 }
 
 #[test]
-fn a_temperature_is_never_beside_top_p_for_a_model_that_refuses_both() {
+fn temperature_is_not_sent_with_top_p_to_models_refusing_both() {
     let told = |model: &str| {
         let mut request = request(model);
         request.parameters = ModelParameters {
@@ -213,7 +213,7 @@ fn a_temperature_is_never_beside_top_p_for_a_model_that_refuses_both() {
 }
 
 #[test]
-fn refusals_are_classified_by_status_and_words() {
+fn error_responses_are_classified_by_status_and_message() {
     for (status, message, class) in [
         (400, "Input is too long for requested model.", FailureClass::ContextTooLong),
         (400, "The provided model identifier is invalid.", FailureClass::InvalidRequest),
@@ -227,8 +227,8 @@ fn refusals_are_classified_by_status_and_words() {
         (503, "Bedrock is unable to process your request.", FailureClass::Overloaded),
     ] {
         for field in ["message", "Message"] {
-            let failure =
-                Wire::default().refused(status, json!({field: message}).to_string().as_bytes());
+            let failure = Wire::default()
+                .response_failure(status, json!({field: message}).to_string().as_bytes());
             assert_eq!((failure.class, failure.message.as_str()), (class, message));
         }
     }

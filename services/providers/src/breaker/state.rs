@@ -1,20 +1,24 @@
-//! One breaker, without clock and I/O: everything is told to it.
+//! One circuit breaker, without clock and I/O.
 //!
-//! Closed, it counts failures in a row, and opens at the fifth. Open, it refuses for 10 s. Then it
-//! is half open: it lets exactly one call through, the probe, and what becomes of that closes or
-//! opens it.
+//! # Trip condition
+//!
+//! A closed breaker counts consecutive failures and opens at the fifth.
+//!
+//! # Recovery
+//!
+//! An open breaker rejects calls for 10 s. Then it is half open and admits exactly one call, the
+//! probe. The result of the probe closes or opens it.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Failures in a row that open it.
-pub(crate) const FAILURES: u32 = 5;
-/// How long it stays open.
+/// Consecutive failures that open the breaker.
+pub(crate) const FAILURE_THRESHOLD: u32 = 5;
+/// How long the breaker stays open.
 pub(crate) const COOLDOWN: Duration = Duration::from_secs(10);
-/// When those that come while a probe is under way are to come again: nobody knows how long that
-/// takes.
-const GLANCE: Duration = Duration::from_secs(1);
+/// The retry delay for calls that arrive while a probe is in flight: its duration is unknown.
+const HALF_OPEN_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum State {
@@ -23,22 +27,21 @@ pub(crate) enum State {
     Open {
         until: Instant,
     },
-    /// A probe is under way.
+    /// A probe is in flight.
     HalfOpen,
 }
 
-/// A call that was let through. What a call says that began before the breaker last changed counts
-/// no more.
+/// Proof that a call was admitted. Reports of a call from an earlier generation are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ticket {
-    era: u64,
+pub(crate) struct Admission {
+    generation: u64,
 }
 
-/// What another process says of its breaker for the same model.
+/// The state of the breaker for the same model in another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum PeerUpdate {
     Closed,
-    /// For so much longer.
+    /// Open for this much longer.
     Open(Duration),
     HalfOpen,
 }
@@ -47,8 +50,8 @@ pub(crate) enum News {
 pub(crate) struct Breaker {
     state: State,
     failures: u32,
-    /// Rises with every change of state.
-    era: u64,
+    /// Increases with every state change.
+    generation: u64,
 }
 
 impl Breaker {
@@ -56,104 +59,103 @@ impl Breaker {
         self.state
     }
 
-    /// Failures in a row.
+    /// Consecutive failures.
     pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Whether it could be forgotten.
+    /// Whether the breaker can be dropped without loss.
     pub(crate) fn is_pristine(&self) -> bool {
         self.state == State::Closed && self.failures == 0
     }
 
-    /// When a call that comes now is to come again; none when it would be let through.
+    /// When a call that arrives now should retry; none when it would be admitted.
     pub(crate) fn refusal(&self, now: Instant) -> Option<Instant> {
         match self.state {
             State::Closed => None,
             State::Open { until } => (until > now).then_some(until),
-            State::HalfOpen => Some(now + GLANCE),
+            State::HalfOpen => Some(now + HALF_OPEN_RETRY_DELAY),
         }
     }
 
-    /// Lets a call through, or says when to come again.
-    pub(crate) fn admit(&mut self, now: Instant) -> Result<Ticket, Instant> {
+    /// Admits a call, or returns when to retry.
+    pub(crate) fn admit(&mut self, now: Instant) -> Result<Admission, Instant> {
         if let Some(again) = self.refusal(now) {
             return Err(again);
         }
         if matches!(self.state, State::Open { .. }) {
-            self.enter(State::HalfOpen);
+            self.transition(State::HalfOpen);
         }
-        Ok(Ticket { era: self.era })
+        Ok(Admission { generation: self.generation })
     }
 
-    /// The vendor has begun to answer. That is all a probe is to find out.
-    pub(crate) fn begun(&mut self, ticket: Ticket) {
-        if self.is_probe(ticket) {
+    /// The vendor has started to answer, which is all that a probe tests.
+    pub(crate) fn on_start(&mut self, admission: Admission) {
+        if self.is_probe(admission) {
             self.close();
         }
     }
 
-    /// The vendor has answered, be it by saying no.
-    pub(crate) fn well(&mut self, ticket: Ticket) {
-        if self.is_probe(ticket) {
+    /// The vendor has answered, possibly with a rejection.
+    pub(crate) fn on_success(&mut self, admission: Admission) {
+        if self.is_probe(admission) {
             self.close();
-        } else if ticket.era == self.era && self.state == State::Closed {
+        } else if admission.generation == self.generation && self.state == State::Closed {
             self.failures = 0;
         }
     }
 
     /// The vendor failed.
-    pub(crate) fn ill(&mut self, ticket: Ticket, now: Instant) {
-        if ticket.era != self.era {
+    pub(crate) fn on_failure(&mut self, admission: Admission, now: Instant) {
+        if admission.generation != self.generation {
             return;
         }
         self.failures = self.failures.saturating_add(1);
-        if self.failures >= FAILURES || self.state == State::HalfOpen {
-            self.enter(State::Open { until: now + COOLDOWN });
+        if self.failures >= FAILURE_THRESHOLD || self.state == State::HalfOpen {
+            self.transition(State::Open { until: now + COOLDOWN });
         }
     }
 
-    /// The call says nothing about the vendor, because it was ended from our side. After a probe
-    /// the next call is one.
-    pub(crate) fn abandoned(&mut self, ticket: Ticket, now: Instant) {
-        if self.is_probe(ticket) {
-            self.enter(State::Open { until: now });
+    /// The call was ended from our side and says nothing about the vendor. After a canceled probe,
+    /// the next call is the probe.
+    pub(crate) fn on_cancel(&mut self, admission: Admission, now: Instant) {
+        if self.is_probe(admission) {
+            self.transition(State::Open { until: now });
         }
     }
 
-    /// Takes over what another process has found out. One's own probe is believed more than anybody
-    /// else's news.
-    pub(crate) fn hear(&mut self, news: News, now: Instant) {
-        match (news, self.state) {
-            (News::Open(left), State::Closed) => {
-                self.failures = self.failures.max(FAILURES);
-                self.enter(State::Open { until: now + left.min(COOLDOWN) });
+    /// Applies the state of another process. The own probe takes precedence over it.
+    pub(crate) fn apply_peer_update(&mut self, update: PeerUpdate, now: Instant) {
+        match (update, self.state) {
+            (PeerUpdate::Open(left), State::Closed) => {
+                self.failures = self.failures.max(FAILURE_THRESHOLD);
+                self.transition(State::Open { until: now + left.min(COOLDOWN) });
             }
-            (News::Open(left), State::Open { until }) => {
+            (PeerUpdate::Open(left), State::Open { until }) => {
                 self.state = State::Open { until: until.max(now + left.min(COOLDOWN)) };
             }
-            // The other's probe is as good as one's own. If nothing more is heard of it, ours is
-            // next.
-            (News::HalfOpen, State::Open { until }) => {
+            // The other process probes for both. If it reports nothing more, the next probe is
+            // ours.
+            (PeerUpdate::HalfOpen, State::Open { until }) => {
                 self.state = State::Open { until: until.max(now + COOLDOWN) }
             }
-            (News::Closed, State::Open { .. }) => self.close(),
-            (News::Closed | News::HalfOpen, State::Closed) | (_, State::HalfOpen) => {}
+            (PeerUpdate::Closed, State::Open { .. }) => self.close(),
+            (PeerUpdate::Closed | PeerUpdate::HalfOpen, State::Closed) | (_, State::HalfOpen) => {}
         }
     }
 
-    fn is_probe(&self, ticket: Ticket) -> bool {
-        ticket.era == self.era && self.state == State::HalfOpen
+    fn is_probe(&self, admission: Admission) -> bool {
+        admission.generation == self.generation && self.state == State::HalfOpen
     }
 
     fn close(&mut self) {
         self.failures = 0;
-        self.enter(State::Closed);
+        self.transition(State::Closed);
     }
 
-    fn enter(&mut self, state: State) {
+    fn transition(&mut self, state: State) {
         self.state = state;
-        self.era += 1;
+        self.generation += 1;
     }
 }
 
@@ -165,42 +167,42 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn failed(times: u32, now: Instant) -> Breaker {
+    fn breaker_after_failures(times: u32, now: Instant) -> Breaker {
         let mut breaker = Breaker::default();
         for _ in 0..times {
-            let ticket = breaker.admit(now).expect("closed");
-            breaker.ill(ticket, now);
+            let admission = breaker.admit(now).expect("closed");
+            breaker.on_failure(admission, now);
         }
         breaker
     }
 
     #[test]
-    fn it_opens_at_the_fifth_failure_in_a_row_and_at_no_other() {
+    fn fifth_consecutive_failure_opens_the_breaker() {
         let now = Instant::now();
-        let mut breaker = failed(4, now);
+        let mut breaker = breaker_after_failures(4, now);
         assert_eq!(breaker.state(), State::Closed);
-        let ticket = breaker.admit(now).expect("closed");
-        breaker.well(ticket);
-        let mut breaker = failed(4, now);
-        let ticket = breaker.admit(now).expect("closed");
-        breaker.ill(ticket, now);
+        let admission = breaker.admit(now).expect("closed");
+        breaker.on_success(admission);
+        let mut breaker = breaker_after_failures(4, now);
+        let admission = breaker.admit(now).expect("closed");
+        breaker.on_failure(admission, now);
         assert_eq!(breaker.state(), State::Open { until: now + COOLDOWN });
         assert_eq!(breaker.admit(now + COOLDOWN - SECOND), Err(now + COOLDOWN));
     }
 
     #[test]
-    fn one_probe_is_let_through_and_decides() {
+    fn half_open_breaker_admits_one_probe_that_decides() {
         let now = Instant::now();
         let later = now + COOLDOWN;
-        let mut breaker = failed(5, now);
+        let mut breaker = breaker_after_failures(5, now);
         let probe = breaker.admit(later).expect("the cooldown is over");
-        assert_eq!(breaker.admit(later), Err(later + GLANCE));
-        breaker.ill(probe, later);
+        assert_eq!(breaker.admit(later), Err(later + HALF_OPEN_RETRY_DELAY));
+        breaker.on_failure(probe, later);
         assert_eq!(breaker.state(), State::Open { until: later + COOLDOWN });
         let probe = breaker.admit(later + COOLDOWN).expect("the cooldown is over");
-        breaker.begun(probe);
+        breaker.on_start(probe);
         assert!(breaker.is_pristine());
-        breaker.ill(probe, later);
+        breaker.on_failure(probe, later);
         assert!(
             breaker.is_pristine(),
             "what the probe says behind its beginning is of an earlier era"
@@ -208,53 +210,57 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_is_abandoned_makes_room_for_another() {
+    fn canceled_probe_allows_another_probe() {
         let now = Instant::now();
         let later = now + COOLDOWN;
-        let mut breaker = failed(5, now);
+        let mut breaker = breaker_after_failures(5, now);
         let probe = breaker.admit(later).expect("the cooldown is over");
-        breaker.abandoned(probe, later);
+        breaker.on_cancel(probe, later);
         breaker.admit(later).expect("the next probe");
     }
 
     #[test]
-    fn calls_from_before_it_opened_count_no_more() {
+    fn calls_admitted_before_opening_are_ignored() {
         let now = Instant::now();
         let mut breaker = Breaker::default();
         let late = breaker.admit(now).expect("closed");
         for _ in 0..5 {
-            let ticket = breaker.admit(now).expect("closed");
-            breaker.ill(ticket, now);
+            let admission = breaker.admit(now).expect("closed");
+            breaker.on_failure(admission, now);
         }
-        breaker.well(late);
+        breaker.on_success(late);
         assert_eq!(breaker.state(), State::Open { until: now + COOLDOWN });
         breaker.admit(now + COOLDOWN).expect("the probe");
-        breaker.ill(late, now + COOLDOWN);
-        breaker.well(late);
+        breaker.on_failure(late, now + COOLDOWN);
+        breaker.on_success(late);
         assert_eq!(breaker.state(), State::HalfOpen);
     }
 
     #[test]
-    fn what_another_process_found_out_holds_here_for_the_rest_of_its_cooldown() {
+    fn peer_update_holds_for_the_rest_of_its_cooldown() {
         let now = Instant::now();
         let mut breaker = Breaker::default();
-        breaker.hear(News::Open(4 * SECOND), now);
+        breaker.apply_peer_update(PeerUpdate::Open(4 * SECOND), now);
         assert_eq!(breaker.admit(now), Err(now + 4 * SECOND));
-        breaker.hear(News::Open(999 * SECOND), now);
-        assert_eq!(breaker.admit(now), Err(now + COOLDOWN), "no news may keep it open for longer");
-        breaker.hear(News::HalfOpen, now + COOLDOWN);
+        breaker.apply_peer_update(PeerUpdate::Open(999 * SECOND), now);
+        assert_eq!(
+            breaker.admit(now),
+            Err(now + COOLDOWN),
+            "no update may keep it open for longer"
+        );
+        breaker.apply_peer_update(PeerUpdate::HalfOpen, now + COOLDOWN);
         assert_eq!(breaker.admit(now + COOLDOWN), Err(now + 2 * COOLDOWN), "the other one probes");
-        breaker.hear(News::Closed, now + COOLDOWN + SECOND);
+        breaker.apply_peer_update(PeerUpdate::Closed, now + COOLDOWN + SECOND);
         assert!(breaker.is_pristine());
     }
 
     #[derive(Debug, Clone)]
     enum Step {
         Admit,
-        Begun(prop::sample::Index),
-        Well(prop::sample::Index),
-        Ill(prop::sample::Index),
-        Abandoned(prop::sample::Index),
+        Start(prop::sample::Index),
+        Success(prop::sample::Index),
+        Failure(prop::sample::Index),
+        Cancel(prop::sample::Index),
         Wait(u64),
     }
 
@@ -262,38 +268,38 @@ mod tests {
         let call = any::<prop::sample::Index>;
         prop_oneof![
             4 => Just(Step::Admit),
-            1 => call().prop_map(Step::Begun),
-            1 => call().prop_map(Step::Well),
-            6 => call().prop_map(Step::Ill),
-            1 => call().prop_map(Step::Abandoned),
+            1 => call().prop_map(Step::Start),
+            1 => call().prop_map(Step::Success),
+            6 => call().prop_map(Step::Failure),
+            1 => call().prop_map(Step::Cancel),
             2 => (0_u64..12_000).prop_map(Step::Wait),
         ]
     }
 
     proptest! {
-        /// Whatever calls do in whatever order: never two probes at once, never a call while it is
-        /// open, and it opens from closed with the fifth failure in a row and no other.
+        /// Invariants under any order of calls: at most one probe, no admission while open, and a
+        /// closed breaker opens exactly at the fifth consecutive failure.
         #[test]
-        fn no_history_breaks_it(steps in prop::collection::vec(step(), 1..300)) {
+        fn random_call_orders_keep_the_breaker_invariants(steps in prop::collection::vec(step(), 1..300)) {
             let mut now = Instant::now();
             let mut breaker = Breaker::default();
-            let mut under_way: Vec<Ticket> = Vec::new();
-            let mut probe: Option<Ticket> = None;
+            let mut under_way: Vec<Admission> = Vec::new();
+            let mut probe: Option<Admission> = None;
             for step in steps {
                 let before = (breaker.state(), breaker.failures());
-                let pick = |under_way: &mut Vec<Ticket>, index: &prop::sample::Index| {
+                let pick = |under_way: &mut Vec<Admission>, index: &prop::sample::Index| {
                     (!under_way.is_empty()).then(|| under_way.swap_remove(index.index(under_way.len())))
                 };
                 let ended = match &step {
                     Step::Admit => {
                         match breaker.admit(now) {
-                            Ok(ticket) => {
+                            Ok(admission) => {
                                 if before.0 != State::Closed {
                                     prop_assert!(probe.is_none(), "two probes at once");
                                     prop_assert_eq!(breaker.state(), State::HalfOpen);
-                                    probe = Some(ticket);
+                                    probe = Some(admission);
                                 }
-                                under_way.push(ticket);
+                                under_way.push(admission);
                             }
                             Err(again) => {
                                 prop_assert_ne!(before.0, State::Closed);
@@ -302,17 +308,17 @@ mod tests {
                         }
                         None
                     }
-                    Step::Begun(index) => {
-                        let ticket = (!under_way.is_empty()).then(|| under_way[index.index(under_way.len())]);
-                        if let Some(ticket) = ticket {
-                            breaker.begun(ticket);
+                    Step::Start(index) => {
+                        let admission = (!under_way.is_empty()).then(|| under_way[index.index(under_way.len())]);
+                        if let Some(admission) = admission {
+                            breaker.on_start(admission);
                         }
-                        ticket.filter(|ticket| probe == Some(*ticket))
+                        admission.filter(|admission| probe == Some(*admission))
                     }
-                    Step::Well(index) => pick(&mut under_way, index).inspect(|ticket| breaker.well(*ticket)),
-                    Step::Ill(index) => pick(&mut under_way, index).inspect(|ticket| breaker.ill(*ticket, now)),
-                    Step::Abandoned(index) => {
-                        pick(&mut under_way, index).inspect(|ticket| breaker.abandoned(*ticket, now))
+                    Step::Success(index) => pick(&mut under_way, index).inspect(|admission| breaker.on_success(*admission)),
+                    Step::Failure(index) => pick(&mut under_way, index).inspect(|admission| breaker.on_failure(*admission, now)),
+                    Step::Cancel(index) => {
+                        pick(&mut under_way, index).inspect(|admission| breaker.on_cancel(*admission, now))
                     }
                     Step::Wait(millis) => {
                         now += Duration::from_millis(*millis);
@@ -325,11 +331,11 @@ mod tests {
                 }
                 prop_assert_eq!(probe.is_some(), breaker.state() == State::HalfOpen);
                 if let (State::Closed, State::Open { .. }) = (before.0, breaker.state()) {
-                    prop_assert_eq!(before.1, FAILURES - 1);
-                    prop_assert!(matches!(step, Step::Ill(_)));
+                    prop_assert_eq!(before.1, FAILURE_THRESHOLD - 1);
+                    prop_assert!(matches!(step, Step::Failure(_)));
                 }
                 if breaker.state() == State::Closed {
-                    prop_assert!(breaker.failures() < FAILURES);
+                    prop_assert!(breaker.failures() < FAILURE_THRESHOLD);
                 }
             }
         }

@@ -18,17 +18,17 @@ use super::*;
 use crate::{
     breaker::Breakers,
     cancels::Cancel,
-    delta::tests::{Kept, marks},
-    http::Observe,
-    key::tests::keys,
+    delta::tests::{RecordingProgress, step_context},
+    http::HeadroomObserver,
     retry::Policy,
     router::{Interrupts, Target},
     scripted::Scripted,
-    vendor::{Open, Vendor},
+    sealed_key::tests::keys,
+    vendor::{Vendor, VendorFactory},
 };
 
-/// A whole command, as the reconciler sends it: one question, the code tool, no provider's
-/// particulars, and no prices.
+/// A complete command, as the reconciler sends it: one user message, the code tool, no vendor
+/// settings, and no prices.
 pub(crate) fn command(question: &str) -> ModelInvoke {
     ModelInvoke {
         step: Some(StepRef {
@@ -71,18 +71,18 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
 }
 
 /// Retries at once, so that tests with real connections don't wait.
-pub(crate) const EAGER: Policy =
-    Policy { tries: 3, first: Duration::ZERO, last: Duration::from_secs(1) };
-const PATIENT: Policy =
-    Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+pub(crate) const NO_DELAY_POLICY: Policy =
+    Policy { tries: 3, initial_delay: Duration::ZERO, max_delay: Duration::from_secs(1) };
+const RETRY_POLICY: Policy =
+    Policy { tries: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
 
-/// Opens one vendor, whoever is asked for.
-pub(crate) struct Only(pub(crate) Arc<dyn Vendor>);
+/// Opens the same vendor for every provider.
+pub(crate) struct SingleVendor(pub(crate) Arc<dyn Vendor>);
 
-/// A vendor that several have.
-pub(crate) struct Shared(pub(crate) Arc<dyn Vendor>);
+/// A vendor with several owners.
+pub(crate) struct SharedVendor(pub(crate) Arc<dyn Vendor>);
 
-impl Vendor for Shared {
+impl Vendor for SharedVendor {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         self.0.invoke(request)
     }
@@ -92,36 +92,36 @@ impl Vendor for Shared {
     }
 }
 
-impl Open for Only {
+impl VendorFactory for SingleVendor {
     fn open(
         &self,
         _: &Provider,
         _: Option<SecretString>,
-        _: Option<Arc<dyn Observe>>,
+        _: Option<Arc<dyn HeadroomObserver>>,
     ) -> Result<Box<dyn Vendor>, Failure> {
-        Ok(Box::new(Shared(Arc::clone(&self.0))))
+        Ok(Box::new(SharedVendor(Arc::clone(&self.0))))
     }
 }
 
-/// A router of its own.
-pub(crate) fn router(vendors: Arc<dyn Open>, policy: Policy) -> Router {
+/// A router with its own breakers.
+pub(crate) fn router(vendors: Arc<dyn VendorFactory>, policy: Policy) -> Router {
     Router::new(vendors, keys(), policy, Breakers::new().0)
 }
 
-/// A call of what a command names, with five minutes until its deadline.
-pub(crate) fn routed<'a>(command: &ModelInvoke, cancel: &'a Cancel) -> RoutedCall<'a> {
+/// The call of a command, with five minutes until its deadline.
+pub(crate) fn routed<'a>(command: &ModelInvoke, cancel: &'a CancelSignal) -> RoutedCall<'a> {
     let first = Target {
         provider: command.provider.clone().expect("it names a provider"),
         model: command.model.clone().expect("it names a model"),
     };
     RoutedCall {
         request: Arc::new(Request::from_command(command).expect("the command is whole")),
-        targets: crate::router::in_order(first, &command.fallbacks, || 0.0),
+        targets: crate::router::ordered_targets(first, &command.fallbacks, || 0.0),
         hedge_after: command
             .hedge_after
             .map(|after| Duration::try_from(after).expect("it is not negative")),
         tries: command.tries,
-        lost: 0,
+        lost_calls: 0,
         interrupts: Interrupts {
             cancel,
             deadline: Instant::now() + Duration::from_secs(300),
@@ -134,28 +134,28 @@ pub(crate) fn routed<'a>(command: &ModelInvoke, cancel: &'a Cancel) -> RoutedCal
 pub(crate) async fn run(
     vendor: &Arc<dyn Vendor>,
     policy: Policy,
-    cancel: &Cancel,
-    kept: &Kept,
+    cancel: &CancelSignal,
+    progress_log: &RecordingProgress,
 ) -> (Outcome, Usage) {
-    let mut progress = kept.clone();
-    let mut deltas = Deltas::new(marks(1), &mut progress);
-    let router = router(Arc::new(Only(Arc::clone(vendor))), policy);
+    let mut progress = progress_log.clone();
+    let mut deltas = Deltas::new(step_context(1), &mut progress);
+    let router = router(Arc::new(SingleVendor(Arc::clone(vendor))), policy);
     // Without prices, so that usages can be compared.
     let mut command = command("go");
     if let Some(model) = &mut command.model {
         model.prices = None;
     }
-    let (outcome, usage, _) = answer(&router, routed(&command, cancel), &mut deltas).await;
+    let (outcome, usage, _) = answer(&router, routed_call(&command, cancel), &mut deltas).await;
     (outcome, usage)
 }
 
-async fn play(script: &str, cancel: &Cancel) -> (Outcome, Usage, Kept) {
-    let kept = Kept::default();
+async fn play(script: &str, cancel: &CancelSignal) -> (Outcome, Usage, RecordingProgress) {
+    let progress_log = RecordingProgress::default();
     let scripted =
         Scripted::parse(script, "provider_1".into(), Arc::default()).expect("the script is valid");
     let scripted: Arc<dyn Vendor> = Arc::new(scripted);
-    let (outcome, usage) = run(&scripted, PATIENT, cancel, &kept).await;
-    (outcome, usage, kept)
+    let (outcome, usage) = run(&scripted, RETRY_POLICY, cancel, &progress_log).await;
+    (outcome, usage, progress_log)
 }
 
 fn text_of(outcome: &Outcome) -> String {
@@ -172,16 +172,16 @@ fn text_of(outcome: &Outcome) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_streamed_and_completed() {
+async fn answer_is_streamed_and_completed() {
     let script = r#"[{"text": "Let me look at it.", "code": "list_files('.')\n", "tokens_per_second": 200,
         "usage": {"input": 10, "output": 20, "cache_read": 30}}]"#;
-    let (outcome, usage, kept) = play(script, &Cancel::default()).await;
+    let (outcome, usage, progress_log) = play(script, &CancelSignal::default()).await;
     assert_eq!(text_of(&outcome), "Let me look at it.list_files('.')\n");
-    assert_eq!(kept.text(), text_of(&outcome), "what was streamed is what is completed");
+    assert_eq!(progress_log.text(), text_of(&outcome), "what was streamed is what is completed");
     assert!(
-        kept.events().len() > 2 && kept.events().len() < 9,
+        progress_log.events().len() > 2 && progress_log.events().len() < 9,
         "gathered: {}",
-        kept.events().len()
+        progress_log.events().len()
     );
     assert_eq!(
         usage,
@@ -190,13 +190,13 @@ async fn an_answer_is_streamed_and_completed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transient_failure_is_tried_again_and_what_was_shown_is_voided() {
+async fn transient_failure_is_retried_and_visible_text_is_voided() {
     let script = r#"[{"text": "abcdefgh", "usage": {"input": 100, "output": 10},
         "fault": {"class": "transient", "times": 2, "after_chars": 4}}]"#;
-    let (outcome, usage, kept) = play(script, &Cancel::default()).await;
+    let (outcome, usage, progress_log) = play(script, &CancelSignal::default()).await;
     assert_eq!(text_of(&outcome), "abcdefgh");
     assert_eq!(
-        kept.types(),
+        progress_log.types(),
         [
             "message.delta",
             "message.restarted",
@@ -205,49 +205,49 @@ async fn a_transient_failure_is_tried_again_and_what_was_shown_is_voided() {
             "message.delta"
         ]
     );
-    assert_eq!(kept.text(), "abcdefgh");
-    // Both tries that were cut had read everything, and had written a token each.
+    assert_eq!(progress_log.text(), "abcdefgh");
+    // Both interrupted attempts had read everything, and had written a token each.
     assert_eq!((usage.input_tokens, usage.output_tokens), (300, 12));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_third_failure_stands() {
+async fn third_failure_is_final() {
     let script =
         r#"[{"text": "x", "fault": {"class": "overloaded", "http_status": 529, "times": 0}}]"#;
     let begun = Instant::now();
-    let (outcome, usage, kept) = play(script, &Cancel::default()).await;
+    let (outcome, usage, progress_log) = play(script, &CancelSignal::default()).await;
     let Outcome::Failed(failure) = outcome else { panic!("not failed: {outcome:?}") };
     assert_eq!((failure.class, failure.http_status), (FailureClass::Overloaded, 529));
     assert!(begun.elapsed() <= Duration::from_secs(3));
-    assert!(kept.events().is_empty());
+    assert!(progress_log.events().is_empty());
     assert_eq!(usage.output_tokens, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_vendors_pause_is_waited_for() {
+async fn vendor_delay_is_waited_for() {
     let script = r#"[{"text": "x", "fault": {"class": "rate_limited", "retry_after_ms": 12000}}]"#;
     let begun = Instant::now();
-    let (outcome, ..) = play(script, &Cancel::default()).await;
+    let (outcome, ..) = play(script, &CancelSignal::default()).await;
     assert_eq!(text_of(&outcome), "x");
-    // The vendor's pause is a point in real time, which hardly moves while the test's time is
+    // The vendor's retry time is wall-clock time, which hardly moves while the test's time is
     // paused.
     assert!(begun.elapsed() >= Duration::from_secs(11), "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_no_retry_can_mend_fails_at_once() {
+async fn permanent_failure_is_not_retried() {
     let script = r#"[{"text": "x", "fault": {"class": "authentication", "times": 0, "message": "no such key"}}]"#;
     let begun = Instant::now();
-    let (outcome, ..) = play(script, &Cancel::default()).await;
+    let (outcome, ..) = play(script, &CancelSignal::default()).await;
     assert!(matches!(outcome, Outcome::Failed(failure) if failure.message == "no such key"));
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_ends_at_its_deadline_with_what_it_used() {
+async fn deadline_ends_a_call_with_its_usage() {
     let (outcome, usage, _) = play(
         r#"[{"text": "abcdefgh", "fault": {"stall_ms": 900000, "after_chars": 4}}]"#,
-        &Cancel::default(),
+        &CancelSignal::default(),
     )
     .await;
     assert!(
@@ -257,28 +257,28 @@ async fn a_call_ends_at_its_deadline_with_what_it_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_ends_a_call_at_once_with_what_it_used() {
-    let cancel = Cancel::default();
+async fn cancel_ends_a_call_at_once_with_its_usage() {
+    let cancel = CancelSignal::default();
     let canceller = cancel.clone();
     let begun = Instant::now();
     tokio::spawn(async move {
         sleep(Duration::from_secs(7)).await;
         canceller.cancel("suspended");
     });
-    let (outcome, usage, kept) =
+    let (outcome, usage, progress_log) =
         play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 100000, "after_chars": 4}}]"#, &cancel)
             .await;
     let text = block::Block::Text(Text { text: "abcd".into() });
     let said = vec![Block { block: Some(text) }];
-    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said });
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), partial });
     assert_eq!(begun.elapsed(), Duration::from_secs(7));
     assert!(usage.input_tokens > 0 && usage.output_tokens == 1, "{usage:?}");
-    assert_eq!(kept.text(), "abcd");
+    assert_eq!(progress_log.text(), "abcd");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_ends_the_pause_between_tries() {
-    let cancel = Cancel::default();
+async fn cancel_ends_the_delay_between_attempts() {
+    let cancel = CancelSignal::default();
     let canceller = cancel.clone();
     tokio::spawn(async move {
         sleep(Duration::from_secs(2)).await;
@@ -287,5 +287,5 @@ async fn a_cancel_ends_the_pause_between_tries() {
     let (outcome, ..) =
         play(r#"[{"text": "x", "fault": {"class": "rate_limited", "retry_after_ms": 15000, "times": 0}}]"#, &cancel)
             .await;
-    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said: Vec::new() });
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), partial: Vec::new() });
 }

@@ -21,40 +21,40 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Cassette, End, Failed, Piece, VERSION, What};
+use super::{Cassette, CassetteEnd, CassetteFailure, Piece, PieceContent, VERSION};
 use crate::{
     failure::Failure,
-    scripted::Memory,
+    scripted::AttemptCounter,
     transcript::{Part, Role},
     vendor::{Chunk, Request, Vendor},
 };
 
-/// Parts of the names of headers that are kept.
-const KEPT: [&str; 6] =
+/// Substrings of the names of recorded headers.
+const RECORDED_HEADERS: [&str; 6] =
     ["ratelimit", "retry-after", "request-id", "content-type", "processing-ms", "cf-ray"];
-/// Pieces of one cassette at most: what an endless answer says further is left out.
+/// Pieces of one cassette at most; the rest of an endless answer is omitted.
 const MAX_PIECES: usize = 100_000;
 
-/// Where cassettes are written.
+/// Writes cassettes to a folder.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     folder: PathBuf,
     /// Calls of each step.
-    calls: Memory,
+    calls: AttemptCounter,
 }
 
 impl Recorder {
-    /// Writes into `folder`, which is made if need be.
+    /// Writes into `folder`, which is created if needed.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub(crate) fn new(folder: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
-        Ok(Self { folder: folder.to_owned(), calls: Memory::default() })
+        Ok(Self { folder: folder.to_owned(), calls: AttemptCounter::default() })
     }
 
-    /// In one step, so that nobody reads half of it, and for its owner only: conversations are
-    /// nobody else's business.
+    /// Atomically, so that no reader sees half a file, and readable only by its owner:
+    /// conversations are confidential.
     fn write(&self, name: &str, text: &str) -> io::Result<()> {
         let (part, whole) = (self.folder.join(format!(".{name}")), self.folder.join(name));
         OpenOptions::new()
@@ -67,20 +67,20 @@ impl Recorder {
     }
 }
 
-/// What the vendor's answer began with.
-type Head = Arc<Mutex<(u16, BTreeMap<String, String>)>>;
+/// The status and headers of the vendor's response.
+type ResponseHead = Arc<Mutex<(u16, BTreeMap<String, String>)>>;
 
 tokio::task_local! {
     /// Of the call that is being recorded.
-    static HEAD: Head;
+    static HEAD: ResponseHead;
 }
 
-/// The vendor answered; kept when the call is being recorded.
-pub(crate) fn head(status: u16, headers: &HeaderMap) {
+/// Records the head of the vendor's response, if the call is being recorded.
+pub(crate) fn record_head(status: u16, headers: &HeaderMap) {
     let _ = HEAD.try_with(|head| {
         let kept = headers
             .iter()
-            .filter(|(name, _)| KEPT.iter().any(|kept| name.as_str().contains(kept)))
+            .filter(|(name, _)| RECORDED_HEADERS.iter().any(|kept| name.as_str().contains(kept)))
             .filter_map(|(name, value)| {
                 Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned()))
             });
@@ -88,25 +88,25 @@ pub(crate) fn head(status: u16, headers: &HeaderMap) {
     });
 }
 
-/// `vendor`, whose calls are recorded when there is a recorder.
-pub(crate) fn around(
+/// Wraps `vendor` to record its calls when there is a recorder.
+pub(crate) fn wrap(
     vendor: Box<dyn Vendor>,
     recorder: Option<&Arc<Recorder>>,
     key: Option<SecretString>,
 ) -> Box<dyn Vendor> {
     match recorder {
-        Some(recorder) => Box::new(Recorded { vendor, recorder: Arc::clone(recorder), key }),
+        Some(recorder) => Box::new(RecordingVendor { vendor, recorder: Arc::clone(recorder), key }),
         None => vendor,
     }
 }
 
-struct Recorded {
+struct RecordingVendor {
     vendor: Box<dyn Vendor>,
     recorder: Arc<Recorder>,
     key: Option<SecretString>,
 }
 
-impl Vendor for Recorded {
+impl Vendor for RecordingVendor {
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         self.vendor.models()
     }
@@ -119,69 +119,72 @@ impl Vendor for Recorded {
         self.vendor.count(request)
     }
 
-    // Nobody reads a vector, and none is ever replayed.
+    // Vectors are of no use to readers, and are never replayed.
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         self.vendor.embed(request)
     }
 
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let take = Take {
+        let recording = Recording {
             recorder: Arc::clone(&self.recorder),
             key: self.key.clone(),
             attempt: self.recorder.calls.count(request.step_id.clone()),
             request: Arc::clone(&request),
-            began: Instant::now(),
-            head: Head::default(),
+            started_at: Instant::now(),
+            head: ResponseHead::default(),
             pieces: Vec::new(),
             end: None,
         };
-        let state = (self.vendor.invoke(request), take);
-        stream::unfold(state, |(mut chunks, mut take)| async move {
-            let next = HEAD.scope(Arc::clone(&take.head), chunks.next()).await;
-            take.add(next.as_ref());
-            next.map(|chunk| (chunk, (chunks, take)))
+        let state = (self.vendor.invoke(request), recording);
+        stream::unfold(state, |(mut chunks, mut recording)| async move {
+            let next = HEAD.scope(Arc::clone(&recording.head), chunks.next()).await;
+            recording.add(next.as_ref());
+            next.map(|chunk| (chunk, (chunks, recording)))
         })
         .boxed()
     }
 }
 
-/// A call that is being recorded; written when it is dropped, however it ended.
-struct Take {
+/// A call that is being recorded. Writes the cassette when it is dropped, however the call ended.
+struct Recording {
     recorder: Arc<Recorder>,
     key: Option<SecretString>,
     request: Arc<Request>,
     attempt: u32,
-    began: Instant,
-    head: Head,
+    started_at: Instant,
+    head: ResponseHead,
     pieces: Vec<Piece>,
     end: Option<End>,
 }
 
-impl Take {
+impl Recording {
     fn add(&mut self, next: Option<&Result<Chunk, Failure>>) {
         let ms = self.ms();
         match next {
             Some(Ok(chunk)) if self.pieces.len() < MAX_PIECES => {
-                self.pieces.push(Piece { ms, what: What::of(chunk) })
+                self.pieces.push(Piece { ms, content: PieceContent::from_chunk(chunk) })
             }
             Some(Ok(_)) => {}
             Some(Err(failure)) => {
-                let failure = Some(Failed::of(failure, Timestamp::now()));
-                self.end = Some(End { ms, given_up: false, failure });
+                let failure = Some(CassetteFailure::from_failure(failure, Timestamp::now()));
+                self.end = Some(CassetteEnd { ms, given_up: false, failure });
             }
-            None => _ = self.end.get_or_insert(End { ms, ..End::default() }),
+            None => _ = self.end.get_or_insert(CassetteEnd { ms, ..CassetteEnd::default() }),
         }
     }
 
     fn ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
-impl Drop for Take {
+impl Drop for Recording {
     fn drop(&mut self) {
-        let end =
-            self.end.take().unwrap_or_else(|| End { ms: self.ms(), given_up: true, failure: None });
+        let end = self.end.take().unwrap_or_else(|| CassetteEnd {
+            ms: self.ms(),
+            given_up: true,
+            failure: None,
+        });
         let (status, headers) =
             std::mem::take(&mut *self.head.lock().unwrap_or_else(PoisonError::into_inner));
         let now = Timestamp::now();
@@ -199,7 +202,7 @@ impl Drop for Take {
             task: self.request.task_id.clone(),
             step: self.request.step_id.clone(),
             attempt: self.attempt,
-            request: told(&self.request),
+            request: request_json(&self.request),
             status,
             headers,
             pieces: std::mem::take(&mut self.pieces),
@@ -207,7 +210,7 @@ impl Drop for Take {
         };
         let text = serde_json::to_string_pretty(&cassette)
             .expect("texts and numbers can be written as JSON");
-        // A vendor, or a person in the conversation, may have repeated the key.
+        // The vendor, or a user in the conversation, may have repeated the key.
         let key = self.key.as_ref().map(|key| key.expose_secret());
         let text = Failure::internal(text).scrubbed(key).message;
         let name = format!(
@@ -229,11 +232,11 @@ impl Drop for Take {
     }
 }
 
-/// The request in our words.
-fn told(request: &Request) -> Value {
+/// The request in our terms.
+fn request_json(request: &Request) -> Value {
     let part = |part: &Part| match part {
         Part::Text(text) => json!({"text": text}),
-        // Enough to know that there was one.
+        // Enough to see that there was one.
         Part::Media(media) => {
             json!({"media": {"type": media.media_type, "name": media.name, "base64_bytes": media.base64.len()}})
         }

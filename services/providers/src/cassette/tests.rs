@@ -1,4 +1,4 @@
-//! What is recorded from a vendor is what is replayed without it.
+//! A recorded answer is replayed unchanged without the vendor.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -11,16 +11,16 @@ use crate::{
     call::tests::command,
     scripted::Scripted,
     tests::{
-        SOON, until, vendors,
+        TEST_TIMEOUT, until, vendors,
         wires::{KEY, Wire},
     },
-    vendor::{Open as _, Request, Vendor, Vendors},
+    vendor::{Request, Vendor, VendorFactory as _, Vendors},
 };
 
 fn recording(folder: &Path) -> Vendors {
-    let vendors = vendors(SOON);
+    let vendors = vendors(TEST_TIMEOUT);
     let recorder = Recorder::new(folder).expect("a folder");
-    Vendors { http: vendors.http.recording(Some(Arc::new(recorder))), ..vendors }
+    Vendors { http: vendors.http.with_recorder(Some(Arc::new(recorder))), ..vendors }
 }
 
 fn open(vendors: &Vendors, wire: Wire, url: &str) -> Box<dyn Vendor> {
@@ -57,7 +57,7 @@ fn replay(text: &str) -> Scripted {
 }
 
 #[tokio::test]
-async fn a_replayed_answer_is_the_recorded_one_for_every_vendor() {
+async fn replayed_answer_equals_the_recorded_one_for_every_vendor() {
     for wire in Wire::ALL {
         let folder = tempfile::tempdir().expect("a folder");
         let server = VendorServer::start().await;
@@ -74,7 +74,7 @@ async fn a_replayed_answer_is_the_recorded_one_for_every_vendor() {
 }
 
 #[tokio::test]
-async fn a_failure_is_replayed_as_it_was() {
+async fn failure_is_replayed_as_recorded() {
     let wire = Wire::Anthropic;
     let folder = tempfile::tempdir().expect("a folder");
     let server = VendorServer::start().await;
@@ -85,12 +85,12 @@ async fn a_failure_is_replayed_as_it_was() {
     let replayed = invoke(&replay(text), "go").await;
     let [Err(failure)] = &replayed[..] else { panic!("{replayed:?}") };
     assert_eq!((failure.class, failure.http_status), (FailureClass::RateLimited, 429));
-    let wait = failure.wait_asked(Timestamp::now()).expect("it says when");
+    let wait = failure.requested_delay(Timestamp::now()).expect("it says when");
     assert!((Duration::from_secs(5)..=Duration::from_secs(7)).contains(&wait), "{wait:?}");
 }
 
 #[tokio::test]
-async fn a_try_that_failed_is_replayed_once_before_the_answer_of_the_next() {
+async fn failed_attempt_is_replayed_once_before_the_answer() {
     let wire = Wire::Anthropic;
     let folder = tempfile::tempdir().expect("a folder");
     let server = VendorServer::start().await;
@@ -98,7 +98,7 @@ async fn a_try_that_failed_is_replayed_once_before_the_answer_of_the_next() {
     server.reply(wire.reply(&wire.answer("It is 42.")));
     let vendor = open(&recording(folder.path()), wire, &server.url());
     assert!(invoke(vendor.as_ref(), "go").await[0].is_err());
-    // Written one after the other, so that their names are in their order.
+    // Written one after the other, so that their names are in this order.
     cassettes(folder.path(), 1).await;
     let answer = invoke(vendor.as_ref(), "go").await;
     let texts = cassettes(folder.path(), 2).await;
@@ -118,7 +118,7 @@ async fn a_try_that_failed_is_replayed_once_before_the_answer_of_the_next() {
 }
 
 #[tokio::test]
-async fn no_key_is_in_a_cassette_whoever_repeated_it() {
+async fn cassette_contains_no_key() {
     let wire = Wire::OpenAi;
     let folder = tempfile::tempdir().expect("a folder");
     let server = VendorServer::start().await;
@@ -134,7 +134,7 @@ async fn no_key_is_in_a_cassette_whoever_repeated_it() {
 }
 
 #[tokio::test]
-async fn an_answer_nobody_waited_for_is_recorded_as_far_as_it_came() {
+async fn abandoned_answer_is_recorded_up_to_its_end() {
     let wire = Wire::Anthropic;
     let folder = tempfile::tempdir().expect("a folder");
     let server = VendorServer::start().await;
@@ -148,14 +148,19 @@ async fn an_answer_nobody_waited_for_is_recorded_as_far_as_it_came() {
     let text = &cassettes(folder.path(), 1).await[0];
     let cassette = &Cassette::parse(text).expect("readable").expect("a cassette")[0];
     assert!(cassette.end.given_up);
-    assert!(cassette.pieces.iter().any(|piece| matches!(piece.what, What::Text(_))));
+    assert!(cassette.pieces.iter().any(|piece| matches!(piece.content, PieceContent::Text(_))));
 }
 
 #[tokio::test]
 async fn several_cassettes_are_the_answers_of_a_conversation() {
     let say = |text: &str, purpose: &str| {
-        let pieces = vec![Piece { ms: 0, what: What::Text(text.into()) }];
-        Cassette { cassette: VERSION, purpose: purpose.into(), pieces, ..Cassette::default() }
+        let pieces = vec![Piece { ms: 0, content: PieceContent::Text(text.into()) }];
+        Cassette {
+            cassette: FORMAT_VERSION,
+            purpose: purpose.into(),
+            pieces,
+            ..Cassette::default()
+        }
     };
     let all = vec![say("A title", "title"), say("one", "turn"), say("two", "turn")];
     let script = replay(&serde_json::to_string(&all).expect("JSON"));

@@ -11,16 +11,16 @@ use construct_tests::vendor::{Reply, VendorServer};
 use super::*;
 use crate::{
     breaker::{self, Breakers},
-    call::tests::{EAGER, router},
-    tests::{SOON, provider, until, vendors, wires::Wire},
+    call::tests::{NO_DELAY_POLICY, router},
+    tests::{TEST_TIMEOUT, provider, until, vendors, wires::Wire},
 };
 
 #[tokio::test]
-async fn each_key_is_tried_and_the_first_good_one_lists_the_models() {
+async fn each_key_is_checked_and_first_valid_one_lists_models() {
     let nats = NatsServer::start().await;
     let bus = nats.bus().await;
     let context = Context::new("providers", Common::default());
-    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
     let checks = Checks { bus: bus.clone(), router };
     checks.clone().start(context.lifecycle());
     let server = VendorServer::answering(|request| {
@@ -36,7 +36,7 @@ async fn each_key_is_tried_and_the_first_good_one_lists_the_models() {
 
     let checked = until("an answer", async || {
         let question = ProviderCheck { provider: Some(provider.clone()) };
-        bus.ask(&CheckProvider, &question, SOON).await
+        bus.ask(&CheckProvider, &question, TEST_TIMEOUT).await
     })
     .await;
     let verdicts: Vec<_> = checked.keys.iter().map(|key| (key.number, key.accepted)).collect();
@@ -44,11 +44,12 @@ async fn each_key_is_tried_and_the_first_good_one_lists_the_models() {
     assert_eq!(checked.keys[0].error, "no such key: Bearer [api key]");
 
     let question = VendorModelsQuestion { provider: Some(provider) };
-    let listed = bus.ask(&ListVendorModels, &question, SOON).await.expect("it is served");
+    let listed = bus.ask(&ListVendorModels, &question, TEST_TIMEOUT).await.expect("it is served");
     assert_eq!(listed.models.len(), 2);
     let nobody = Provider::default();
     let question = VendorModelsQuestion { provider: Some(nobody) };
-    let failed = bus.ask(&ListVendorModels, &question, SOON).await.expect("it is served").failure;
+    let failed =
+        bus.ask(&ListVendorModels, &question, TEST_TIMEOUT).await.expect("it is served").failure;
     assert_eq!(failed.map(|failure| failure.class()), Some(FailureClass::Configuration));
     context.lifecycle().stop("the test is over");
 }
@@ -57,14 +58,14 @@ async fn each_key_is_tried_and_the_first_good_one_lists_the_models() {
 async fn process(bus: &Bus, name: &str) -> (Breakers, Context) {
     let context = Context::new("providers", Common::default());
     let (breakers, changed) = Breakers::new();
-    breaker::share::start(bus, name, &breakers, changed, context.lifecycle())
+    breaker::peers::start(bus, name, &breakers, changed, context.lifecycle())
         .await
         .expect("the server is up");
     (breakers, context)
 }
 
 #[tokio::test]
-async fn what_one_process_learns_of_a_vendor_all_know_also_those_that_begin_later() {
+async fn breaker_state_reaches_running_and_new_processes() {
     let nats = NatsServer::start().await;
     let bus = nats.bus().await;
     let (one, _one) = process(&bus, "one").await;
@@ -84,7 +85,7 @@ async fn what_one_process_learns_of_a_vendor_all_know_also_those_that_begin_late
     let refused = two.admit(&key).expect_err("open here as well");
     assert!(
         refused
-            .wait_asked(jiff::Timestamp::now())
+            .requested_delay(jiff::Timestamp::now())
             .is_some_and(|wait| wait <= breaker::state::COOLDOWN)
     );
     let (three, _three) = process(&bus, "three").await;
@@ -93,9 +94,9 @@ async fn what_one_process_learns_of_a_vendor_all_know_also_those_that_begin_late
     let question =
         BreakerRef { provider_id: key.provider_id.clone(), vendor_model: key.vendor_model.clone() };
     let question = BreakerQuestion { breaker: Some(question) };
-    let answer = bus.ask(&BreakerState, &question, SOON).await.expect("it is served");
+    let answer = bus.ask(&BreakerState, &question, TEST_TIMEOUT).await.expect("it is served");
     assert_eq!((answer.state(), answer.failures), (State::Open, 5));
     let other = BreakerQuestion { breaker: Some(BreakerRef::default()) };
-    let answer = bus.ask(&BreakerState, &other, SOON).await.expect("it is served");
+    let answer = bus.ask(&BreakerState, &other, TEST_TIMEOUT).await.expect("it is served");
     assert_eq!(answer.state(), State::Closed);
 }

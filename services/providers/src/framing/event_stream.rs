@@ -2,20 +2,19 @@
 //! typed headers, a payload and two checksums. Specified at
 //! <https://smithy.io/2.0/aws/amazon-eventstream.html>.
 //!
-//! A decoder of our own, because the crate for it brings the runtime of Amazon's whole client
-//! along.
+//! An own decoder, because the crate for it depends on the runtime of Amazon's whole client.
 
 use std::collections::VecDeque;
 
 use super::{Error, Event, Framing, MAX_EVENT_BYTES};
 
-/// Total length, length of the headers, and the checksum of both, each four bytes.
-const PRELUDE: usize = 12;
+/// Total length, header length, and the checksum of both, four bytes each.
+const PRELUDE_BYTES: usize = 12;
 /// The checksum of everything before it.
-const TRAILER: usize = 4;
+const TRAILER_BYTES: usize = 4;
 
-/// The decoder. An event's name is its `:event-type`, `:exception-type` or `:error-code`, its data
-/// the payload, or the message of an error that has no payload, as `{"message": …}`.
+/// The decoder. The name of an event is its `:event-type`, `:exception-type` or `:error-code`. Its
+/// data is the payload, or the message of an error without payload as `{"message": …}`.
 #[derive(Debug, Default)]
 pub(crate) struct EventStream {
     buffer: Vec<u8>,
@@ -26,7 +25,7 @@ impl Framing for EventStream {
         self.buffer.extend_from_slice(bytes);
         let mut taken = 0;
         let result = loop {
-            match message(&self.buffer[taken..]) {
+            match parse_message(&self.buffer[taken..]) {
                 Ok(Some((length, event))) => {
                     taken += length;
                     events.extend(event);
@@ -48,30 +47,30 @@ impl Framing for EventStream {
     }
 }
 
-/// The first message of `bytes` with its length; none while it is not whole. A message of a kind
-/// that concerns nobody is no event.
-fn message(bytes: &[u8]) -> Result<Option<(usize, Option<Event>)>, Error> {
-    let Some(prelude) = bytes.first_chunk::<PRELUDE>() else { return Ok(None) };
-    let (total, headers) = (number(&prelude[..4]), number(&prelude[4..8]));
-    // Before the lengths are believed, and before anything is waited for.
-    if checksum(&prelude[..8]) != number(&prelude[8..]) {
+/// The first message of `bytes` with its length; none while it is incomplete. A message of an
+/// unknown kind gives no event.
+fn parse_message(bytes: &[u8]) -> Result<Option<(usize, Option<Event>)>, Error> {
+    let Some(prelude) = bytes.first_chunk::<PRELUDE_BYTES>() else { return Ok(None) };
+    let (total, headers) = (big_endian(&prelude[..4]), big_endian(&prelude[4..8]));
+    // Before the lengths are trusted, and before the decoder waits for more.
+    if checksum(&prelude[..8]) != big_endian(&prelude[8..]) {
         return Err(Error::Damaged("the checksum of a message's length is wrong"));
     }
     if total > MAX_EVENT_BYTES {
         return Err(Error::TooLarge);
     }
-    if total < PRELUDE + TRAILER || headers > total - PRELUDE - TRAILER {
+    if total < PRELUDE_BYTES + TRAILER_BYTES || headers > total - PRELUDE_BYTES - TRAILER_BYTES {
         return Err(Error::Damaged("a message's lengths contradict each other"));
     }
     let Some(whole) = bytes.get(..total) else { return Ok(None) };
-    let (body, trailer) = whole.split_at(total - TRAILER);
-    if checksum(body) != number(trailer) {
+    let (body, trailer) = whole.split_at(total - TRAILER_BYTES);
+    if checksum(body) != big_endian(trailer) {
         return Err(Error::Damaged("the checksum of a message is wrong"));
     }
-    let (headers, payload) = body[PRELUDE..].split_at(headers);
+    let (headers, payload) = body[PRELUDE_BYTES..].split_at(headers);
     let headers =
         Headers::read(headers).ok_or(Error::Damaged("the headers of a message cannot be read"))?;
-    Ok(Some((total, headers.event(payload))))
+    Ok(Some((total, headers.into_event(payload))))
 }
 
 /// The headers that say what a message is.
@@ -89,16 +88,16 @@ impl Headers {
             let (name, rest) = rest.split_at_checked(usize::from(*length))?;
             let (kind, rest) = rest.split_first()?;
             let (size, rest) = match kind {
-                // True and false; a byte, and integers of two, four and eight bytes.
+                // True and false; integers of one, two, four and eight bytes.
                 0 | 1 => (0, rest),
                 2 => (1, rest),
                 3 => (2, rest),
                 4 => (4, rest),
                 5 | 8 => (8, rest),
-                // Bytes and strings say their length; a time has eight bytes, a UUID sixteen.
+                // Bytes and strings have a length; a time has eight bytes, a UUID sixteen.
                 6 | 7 => {
                     let (size, rest) = rest.split_at_checked(2)?;
-                    (number(size), rest)
+                    (big_endian(size), rest)
                 }
                 9 => (16, rest),
                 _ => return None,
@@ -118,7 +117,7 @@ impl Headers {
         Some(found)
     }
 
-    fn event(self, payload: &[u8]) -> Option<Event> {
+    fn into_event(self, payload: &[u8]) -> Option<Event> {
         let data = match self.message_type.as_str() {
             "error" => serde_json::json!({"message": self.error_message}).to_string(),
             _ => String::from_utf8_lossy(payload).into_owned(),
@@ -127,7 +126,7 @@ impl Headers {
     }
 }
 
-fn number(bytes: &[u8]) -> usize {
+fn big_endian(bytes: &[u8]) -> usize {
     bytes.iter().fold(0, |number, byte| (number << 8) | usize::from(*byte))
 }
 
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_split_parses_the_same() {
+    fn stream_parses_the_same_at_every_split() {
         let stream = stream();
         for at in 0..=stream.len() {
             let (left, right) = stream.split_at(at);
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_damaged_byte_is_noticed() {
+    fn every_damaged_byte_is_detected() {
         let stream = bedrock::event("messageStart", r#"{"role":"assistant"}"#);
         for at in 0..stream.len() {
             let mut damaged = stream.clone();
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_ends_within_a_message_is_damaged() {
+    fn stream_ending_within_a_message_is_corrupt() {
         let stream = stream();
         for end in 1..bedrock::event("messageStart", r#"{"role":"assistant"}"#).len() {
             let cut = decode::<EventStream>([&stream[..end]]);
@@ -199,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_claims_to_be_huge_is_given_up_at_once() {
+    fn message_claiming_a_huge_length_is_rejected_at_once() {
         let mut prelude = [0x40, 0, 0, 0, 0, 0, 0, 0].to_vec();
         prelude.extend(crc32fast::hash(&prelude).to_be_bytes());
         assert_eq!(decode::<EventStream>([prelude.as_slice()]), Err(Error::TooLarge));
     }
 
     #[test]
-    fn headers_of_every_type_are_passed_over() {
+    fn headers_of_every_type_are_skipped() {
         let mut headers = Vec::new();
         let mut header = |name: &str, kind: u8, value: &[u8]| {
             headers.push(u8::try_from(name.len()).expect("short"));

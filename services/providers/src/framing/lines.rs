@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Error, Event, Framing, MAX_EVENT_BYTES};
 
-/// The decoder. Every event is called `line`; empty lines are none.
+/// The decoder. Every event is called `line`; empty lines are skipped.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     line: Vec<u8>,
@@ -36,7 +36,7 @@ impl Lines {
     }
 
     fn end_line(&mut self, events: &mut VecDeque<Event>) {
-        // A line is complete here, so that what is not UTF-8 in it was never UTF-8.
+        // The line is complete, so invalid UTF-8 was never valid.
         let line = String::from_utf8_lossy(&self.line);
         let line = line.trim();
         if !line.is_empty() {
@@ -52,7 +52,7 @@ mod tests {
     use crate::framing::tests::decode;
 
     #[test]
-    fn every_split_parses_the_same_and_the_last_line_needs_no_end() {
+    fn stream_parses_the_same_at_every_split_without_final_newline() {
         let stream = "{\"a\":\"ä😀\"}\r\n\n  {\"b\":1}\n{\"c\":2}".as_bytes();
         let data =
             |events: Vec<Event>| events.into_iter().map(|event| event.data).collect::<Vec<_>>();
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_given_up() {
+    fn line_without_end_is_rejected() {
         let piece = vec![b'x'; 1024 * 1024];
         assert_eq!(decode::<Lines>((0..9).map(|_| piece.as_slice())), Err(Error::TooLarge));
     }

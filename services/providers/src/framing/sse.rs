@@ -1,20 +1,19 @@
-//! Server-sent events, decoded from bytes as they come.
+//! Server-sent events, decoded from bytes as they arrive.
 //!
-//! A decoder of our own because it must be exact at every byte split *and* bounded: the crates at
-//! hand keep a line of any length in memory and fail the whole stream on one byte that is not
-//! UTF-8.
+//! An own decoder, because it must be exact at every byte split *and* bounded. The available crates
+//! keep a line of any length in memory, and fail the whole stream on one byte that is not UTF-8.
 
 use std::collections::VecDeque;
 
 use super::{Error, Event, Framing, MAX_EVENT_BYTES};
 
-/// The decoder. An event's name is `message` when the stream names none.
+/// The decoder. An event without a name is called `message`.
 #[derive(Debug, Default)]
 pub(crate) struct ServerSentEvents {
     line: Vec<u8>,
     /// The last byte was a carriage return: a line feed that follows belongs to it.
     after_return: bool,
-    /// The first line is behind us, and with it a byte order mark.
+    /// The first line, and with it a byte order mark, is over.
     started: bool,
     name: String,
     data: String,
@@ -73,8 +72,7 @@ impl ServerSentEvents {
             self.dispatch(events);
             return Ok(());
         }
-        // A line is complete here, so that what is not UTF-8 in it was never UTF-8; the format says
-        // to replace it.
+        // The line is complete, so invalid UTF-8 was never valid; the format says to replace it.
         let line = String::from_utf8_lossy(&bytes);
         let (field, value) = line.split_once(':').unwrap_or((&line, ""));
         let value = value.strip_prefix(' ').unwrap_or(value);
@@ -89,8 +87,8 @@ impl ServerSentEvents {
                 self.data.push_str(value);
             }
             "event" => value.clone_into(&mut self.name),
-            // `id` and `retry` serve reconnecting, which no vendor offers; an empty field name is a
-            // comment.
+            // `id` and `retry` are for reconnecting, which no vendor offers; an empty field name is
+            // a comment.
             _ => {}
         }
         // The allocation serves the next line.
@@ -137,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn every_split_in_two_parses_the_same() {
+    fn stream_split_in_two_parses_the_same() {
         for at in 0..=STREAM.len() {
             let (left, right) = STREAM.split_at(at);
             assert_eq!(decode([left, right]), expected(), "split at {at}");
@@ -145,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_at_a_time_parses_the_same() {
+    fn stream_split_into_bytes_parses_the_same() {
         assert_eq!(decode(STREAM.chunks(1)), expected());
         assert_eq!(decode(STREAM.chunks(3)), expected());
     }
 
     #[test]
-    fn the_last_event_needs_no_blank_line() {
+    fn last_event_needs_no_blank_line() {
         assert_eq!(
             decode([b"data: a\n\ndata: b".as_slice()]),
             [event("message", "a"), event("message", "b")]
@@ -159,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_utf8_is_replaced_and_breaks_nothing() {
+    fn truncated_utf8_is_replaced() {
         assert_eq!(
             decode([b"data: a\xF0\x9F\n\ndata: b\n\n".as_slice()]),
             [event("message", "a\u{FFFD}"), event("message", "b")]
@@ -167,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_given_up() {
+    fn line_without_end_is_rejected() {
         let mut decoder = ServerSentEvents::default();
         let mut events = VecDeque::new();
         let piece = vec![b'x'; 1024 * 1024];
@@ -176,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_endless_lines_is_given_up() {
+    fn event_of_endless_lines_is_rejected() {
         let mut decoder = ServerSentEvents::default();
         let mut events = VecDeque::new();
         let line = [b"data: ".as_slice(), &vec![b'x'; 1024 * 1024], b"\n"].concat();

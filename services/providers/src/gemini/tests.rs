@@ -11,14 +11,14 @@ use crate::{
     tests::{open, read, read_at_every_split},
 };
 
-const SOON: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn request() -> Request {
     Request::from_command(&command("count the lines")).expect("the command is whole")
 }
 
 #[test]
-fn the_recorded_calls_parse_the_same_at_every_split() {
+fn recorded_calls_parse_the_same_at_every_split() {
     let chunks = read_at_every_split::<Wire>(recorded::RECORDED_CALLS.as_bytes());
     let sealed = json!({"call": "PFNpZ25hdHVyZSBBPg=="}).to_string();
     let name = "get_current_temperature";
@@ -55,7 +55,7 @@ fn the_recorded_calls_parse_the_same_at_every_split() {
 }
 
 #[test]
-fn a_signature_goes_back_exactly_where_it_came_from() {
+fn signature_is_replayed_at_its_original_position() {
     let wire = recorded::Answer::text("All is fine.").and_signature("sig-text").wire();
     let chunks = read_at_every_split::<Wire>(wire.as_bytes());
     assert!(
@@ -81,7 +81,7 @@ fn a_signature_goes_back_exactly_where_it_came_from() {
     };
     let called = |id: &str| json!({"id": id, "name": "run", "args": {"js": "1"}});
     assert_eq!(
-        content(&turn, true),
+        content_from_turn(&turn, true),
         json!({"role": "model", "parts": [
             {"text": "x", "thoughtSignature": "sig-1"},
             {"functionCall": called("a"), "thoughtSignature": "sig-2"},
@@ -92,20 +92,20 @@ fn a_signature_goes_back_exactly_where_it_came_from() {
 }
 
 #[test]
-fn a_call_of_another_vendor_gets_the_mark_that_the_vendor_offers_for_it() {
+fn foreign_call_gets_the_skip_signature() {
     let call =
         |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
     let turn = Turn { role: Role::Assistant, parts: vec![call("a"), call("b")] };
     let signatures = |signed| {
-        let content = content(&turn, signed);
+        let content = content_from_turn(&turn, signed);
         [0, 1].map(|at| content["parts"][at].get("thoughtSignature").cloned())
     };
-    assert_eq!(signatures(true), [Some(json!(NO_SIGNATURE)), None]);
+    assert_eq!(signatures(true), [Some(json!(SKIP_SIGNATURE)), None]);
     assert_eq!(signatures(false), [None, None], "earlier models know nothing of signatures");
 }
 
 #[test]
-fn every_finish_reason_is_known() {
+fn every_finish_reason_is_mapped() {
     for (reason, expected) in [
         ("STOP", Ok(StopReason::EndTurn)),
         ("MAX_TOKENS", Ok(StopReason::MaxTokens)),
@@ -121,7 +121,7 @@ fn every_finish_reason_is_known() {
 }
 
 #[test]
-fn a_refused_prompt_is_a_refusal() {
+fn blocked_prompt_is_a_content_refusal() {
     let event = json!({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 7}});
     let failure = read::<Wire>([format!("data: {event}\n\n").as_bytes()]).expect_err("refused");
     assert_eq!(failure.class, FailureClass::ContentRefused);
@@ -129,7 +129,7 @@ fn a_refused_prompt_is_a_refusal() {
 }
 
 #[test]
-fn errors_are_classified_by_the_vendors_own_words() {
+fn errors_are_classified_by_vendor_codes() {
     let info = |reason: &str| json!({"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason});
     for (status, name, message, details, class) in [
         (
@@ -158,7 +158,7 @@ fn errors_are_classified_by_the_vendors_own_words() {
     ] {
         let body = json!({"error": {"code": status, "message": message, "status": name, "details": details}});
         for body in [body.clone(), json!([body])] {
-            let failure = Wire::default().refused(status, body.to_string().as_bytes());
+            let failure = Wire::default().response_failure(status, body.to_string().as_bytes());
             assert_eq!(failure.class, class, "{name}: {message}");
             assert!(!failure.message.is_empty());
         }
@@ -172,7 +172,7 @@ fn errors_are_classified_by_the_vendors_own_words() {
 }
 
 #[tokio::test]
-async fn the_time_of_the_next_try_stands_in_the_body() {
+async fn retry_delay_is_read_from_the_body() {
     let server = VendorServer::start().await;
     let delay =
         json!({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.07s"});
@@ -182,19 +182,19 @@ async fn the_time_of_the_next_try_stands_in_the_body() {
         "You exceeded your current quota.",
         &[delay],
     ));
-    let vendor = open(ModelProviderType::Gemini, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Gemini, &server.url(), TEST_TIMEOUT);
     let failure =
         vendor.invoke(Arc::new(request())).try_collect::<Vec<_>>().await.expect_err("refused");
     assert_eq!((failure.class, failure.http_status), (FailureClass::RateLimited, 429));
-    let wait = failure.wait_asked(Timestamp::now()).expect("a time");
+    let wait = failure.requested_delay(Timestamp::now()).expect("a time");
     assert!((Duration::from_secs(30)..=Duration::from_secs(35)).contains(&wait), "{wait:?}");
 }
 
 #[tokio::test]
-async fn a_request_carries_everything_in_the_vendors_form() {
+async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Gemini, &server.url(), SOON);
+    let vendor = open(ModelProviderType::Gemini, &server.url(), TEST_TIMEOUT);
     let mut request = request();
     let message = |source: MessageSource, block: Piece| construct_proto::mesh::v1::ChatMessage {
         source: source.into(),
@@ -244,14 +244,14 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 }
 
 #[test]
-fn every_generation_is_told_to_think_in_its_own_way() {
+fn each_model_generation_gets_its_own_thinking_request() {
     let level = |level: &str| json!({"includeThoughts": true, "thinkingLevel": level});
-    assert_eq!(thinking(Effort::Off, "gemini-3.8-flash"), level("low"));
-    assert_eq!(thinking(Effort::Medium, "gemini-3-pro-preview"), level("high"));
-    assert_eq!(thinking(Effort::Medium, "gemini-3.1-pro"), level("medium"));
-    assert_eq!(thinking(Effort::Off, "gemini-2.5-pro")["thinkingBudget"], 128);
+    assert_eq!(thinking_config(Effort::Off, "gemini-3.8-flash"), level("low"));
+    assert_eq!(thinking_config(Effort::Medium, "gemini-3-pro-preview"), level("high"));
+    assert_eq!(thinking_config(Effort::Medium, "gemini-3.1-pro"), level("medium"));
+    assert_eq!(thinking_config(Effort::Off, "gemini-2.5-pro")["thinkingBudget"], 128);
     assert_eq!(
-        thinking(Effort::Off, "gemini-2.5-flash"),
+        thinking_config(Effort::Off, "gemini-2.5-flash"),
         json!({"includeThoughts": false, "thinkingBudget": 0})
     );
 }

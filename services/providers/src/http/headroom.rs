@@ -1,37 +1,37 @@
-//! What vendors say in their headers about how much is left of their limits.
+//! The rest of a vendor's limits, as reported in response headers.
 
 use std::{fmt::Debug, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use reqwest::header::HeaderMap;
 
-/// Pairs of names: how much is left, and when it is as much as ever again.
+/// Pairs of header names: what is left, and when the limit is fully available again.
 pub(crate) type LimitHeaders = &'static [(&'static str, &'static str)];
 
-/// What is left of a vendor's limits.
+/// The rest of a vendor's limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Headroom {
-    /// For how long nothing is; none while there is something.
+    /// For how long nothing is left; none while something is.
     pub(crate) exhausted_for: Option<Duration>,
 }
 
-/// Hears what is left, with every answer.
-pub(crate) trait Observe: Send + Sync + Debug {
-    fn headroom(&self, headroom: Headroom);
+/// Receives the rest of the limits with every response.
+pub(crate) trait HeadroomObserver: Send + Sync + Debug {
+    fn on_headroom(&self, headroom: Headroom);
 }
 
-/// Reads the headers of an answer. Of several limits the one that lasts longest counts.
+/// Reads the headers of a response. Of several exhausted limits, the one that lasts longest counts.
 pub(super) fn read(limits: LimitHeaders, headers: &HeaderMap, now: Timestamp) -> Headroom {
     let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     let exhausted = limits.iter().filter_map(|(remaining, reset)| {
         let is_none_left = text(remaining)?.parse::<f64>().ok()? <= 0.0;
-        is_none_left.then(|| text(reset).and_then(|reset| until(reset, now))).flatten()
+        is_none_left.then(|| text(reset).and_then(|reset| parse_reset(reset, now))).flatten()
     });
     Headroom { exhausted_for: exhausted.max() }
 }
 
-/// How long until a reset: a time (RFC 3339), a duration such as `6m0s`, or seconds.
-fn until(reset: &str, now: Timestamp) -> Option<Duration> {
+/// The duration until a reset: a time (RFC 3339), a duration such as `6m0s`, or seconds.
+fn parse_reset(reset: &str, now: Timestamp) -> Option<Duration> {
     if let Ok(seconds) = reset.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resets_are_read_in_every_form() {
+    fn limit_resets_are_parsed_in_every_form() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
         let read = |remaining: &str, reset: &str| {
             let headers = [("left", remaining), ("reset", reset)];

@@ -1,4 +1,4 @@
-//! A token bucket that may go into debt: what a call really uses is known only behind it.
+//! A token bucket that may go into debt: the real usage of a call is known only afterwards.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Fills up within a minute, evenly.
+/// Refills evenly within a minute.
 #[derive(Debug, Clone)]
 pub(super) struct Bucket {
     per_minute: f64,
@@ -15,33 +15,33 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// A full one; none without a limit.
+    /// Creates a full bucket; none without a limit.
     pub(super) fn new(per_minute: i64, now: Instant) -> Option<Self> {
-        let per_minute = amount(per_minute);
+        let per_minute = to_f64(per_minute);
         (per_minute > 0.0).then_some(Self { per_minute, level: per_minute, at: now })
     }
 
-    /// Another limit from now on. What is used up stays used up.
-    pub(super) fn limit(&mut self, per_minute: i64, now: Instant) {
+    /// Changes the limit. Used capacity stays used.
+    pub(super) fn set_limit(&mut self, per_minute: i64, now: Instant) {
         self.fill(now);
-        let per_minute = amount(per_minute);
+        let per_minute = to_f64(per_minute);
         self.level += per_minute - self.per_minute;
         self.per_minute = per_minute;
     }
 
-    /// How long until `wanted` can be taken. What is more than a minute's worth can be taken from a
-    /// full bucket.
+    /// How long until `wanted` can be taken. More than the capacity can be taken from a full
+    /// bucket.
     pub(super) fn wait(&mut self, wanted: i64, now: Instant) -> Duration {
         self.fill(now);
-        let missing = amount(wanted).min(self.per_minute) - self.level;
+        let missing = to_f64(wanted).min(self.per_minute) - self.level;
         // Less than a nanosecond's worth is rounding.
         if missing <= 1e-6 { Duration::ZERO } else { MINUTE.mul_f64(missing / self.per_minute) }
     }
 
-    /// Takes, into debt if need be; what is negative is given back.
+    /// Takes, into debt if need be; a negative amount is given back.
     pub(super) fn take(&mut self, wanted: i64, now: Instant) {
         self.fill(now);
-        self.level = (self.level - amount(wanted)).min(self.per_minute);
+        self.level = (self.level - to_f64(wanted)).min(self.per_minute);
     }
 
     fn fill(&mut self, now: Instant) {
@@ -52,8 +52,8 @@ impl Bucket {
     }
 }
 
-/// Exact for everything that a vendor allows in a minute.
-fn amount(value: i64) -> f64 {
+/// Exact for every limit of a vendor.
+fn to_f64(value: i64) -> f64 {
     const EXACT: i64 = 1 << 52;
     let value = value.clamp(-EXACT, EXACT);
     // Both halves are exact.
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_full_at_first_and_fills_evenly() {
+    fn bucket_starts_full_and_refills_evenly() {
         let now = Instant::now();
         let mut bucket = Bucket::new(60, now).expect("there is a limit");
         bucket.take(60, now);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_estimated_wrongly_is_corrected() {
+    fn wrong_estimate_is_corrected_afterwards() {
         let now = Instant::now();
         let mut bucket = Bucket::new(600, now).expect("there is a limit");
         bucket.take(500, now);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_any_size_are_taken_as_they_are() {
+    fn integer_amounts_convert_exactly() {
         for value in [
             0,
             1,
@@ -105,7 +105,7 @@ mod tests {
             i64::from(u32::MAX) + 7,
             -(i64::from(u32::MAX) + 7),
         ] {
-            assert_eq!(format!("{}", amount(value)), value.to_string());
+            assert_eq!(format!("{}", to_f64(value)), value.to_string());
         }
     }
 }

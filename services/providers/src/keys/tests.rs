@@ -19,14 +19,14 @@ fn provider(keys: usize) -> Provider {
     }
 }
 
-fn want(provider: &Provider) -> Want<'_> {
-    Want {
+fn want(provider: &Provider) -> KeyRequest<'_> {
+    KeyRequest {
         provider,
         vendor_model: "m",
         tokens: 0,
-        without: &[],
-        patience: 10 * MINUTE,
-        vendor_patience: Duration::from_secs(20),
+        excluded: &[],
+        max_wait: 10 * MINUTE,
+        max_vendor_wait: Duration::from_secs(20),
     }
 }
 
@@ -36,7 +36,7 @@ fn refused(class: FailureClass, seconds: Option<u64>) -> Failure {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_go_to_the_key_with_the_fewest_under_way_and_then_in_turn() {
+async fn calls_use_the_least_busy_key_then_the_least_recent() {
     let (keys, provider) = (Keys::default(), provider(3));
     let mut leases = Vec::new();
     for _ in 0..6 {
@@ -49,7 +49,7 @@ async fn calls_go_to_the_key_with_the_fewest_under_way_and_then_in_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_beyond_the_concurrency_wait_in_the_order_they_came() {
+async fn calls_beyond_the_concurrency_wait_in_order() {
     let keys = Keys::default();
     let provider = Provider { max_concurrency: 1, ..provider(1) };
     let first = keys.lease(&want(&provider)).await.expect("free");
@@ -67,7 +67,7 @@ async fn calls_beyond_the_concurrency_wait_in_the_order_they_came() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_and_tokens_of_a_minute_are_spread_over_it() {
+async fn requests_and_tokens_are_spread_over_a_minute() {
     let keys = Keys::default();
     let provider = Provider { requests_per_minute: 60, tokens_per_minute: 6_000, ..provider(1) };
     let begun = Instant::now();
@@ -81,60 +81,60 @@ async fn requests_and_tokens_of_a_minute_are_spread_over_it() {
     );
 
     tokio::time::advance(MINUTE).await;
-    let large = Want { tokens: 6_000, ..want(&provider) };
+    let large = KeyRequest { tokens: 6_000, ..want(&provider) };
     let mut lease = keys.lease(&large).await.expect("the bucket is full");
-    lease.used(1_000);
+    lease.settle_tokens(1_000);
     let begun = Instant::now();
-    let small = Want { tokens: 5_000, ..want(&provider) };
+    let small = KeyRequest { tokens: 5_000, ..want(&provider) };
     keys.lease(&small).await.expect("what was not used came back");
     assert_eq!(begun.elapsed(), Duration::ZERO);
-    keys.lease(&Want { tokens: 100, ..want(&provider) }).await.expect("within its patience");
+    keys.lease(&KeyRequest { tokens: 100, ..want(&provider) }).await.expect("within its patience");
     assert_eq!(begun.elapsed().as_millis().div_ceil(100), 10);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_wait_too_long_is_told_when_to_come_again() {
+async fn excessive_wait_fails_with_a_retry_time() {
     let keys = Keys::default();
     let provider = Provider { requests_per_minute: 1, ..provider(1) };
     keys.lease(&want(&provider)).await.expect("free");
-    let impatient = Want { patience: Duration::from_secs(5), ..want(&provider) };
+    let impatient = KeyRequest { max_wait: Duration::from_secs(5), ..want(&provider) };
     let begun = Instant::now();
     let failure = keys.lease(&impatient).await.expect_err("too long");
     assert_eq!(failure.class, FailureClass::RateLimited);
     assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits for what cannot come in time");
-    let wait = failure.wait_asked(clock::now()).expect("it says when");
+    let wait = failure.requested_delay(clock::now()).expect("it says when");
     assert!((Duration::from_secs(58)..=MINUTE).contains(&wait), "{wait:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_key_is_left_out_for_five_minutes_unless_it_is_the_only_one() {
+async fn refused_key_is_skipped_for_five_minutes_unless_it_is_alone() {
     let (keys, two) = (Keys::default(), provider(2));
     let lease = keys.lease(&want(&two)).await.expect("free");
-    assert!(lease.failed(&refused(FailureClass::Authentication, None), true));
+    assert!(lease.on_failure(&refused(FailureClass::Authentication, None), true));
     drop(lease);
     for _ in 0..3 {
         assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 2);
     }
-    tokio::time::advance(REFUSED).await;
+    tokio::time::advance(REFUSED_KEY_COOLDOWN).await;
     assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 1);
 
     let (keys, one) = (Keys::default(), provider(1));
     for _ in 0..2 {
         let lease = keys.lease(&want(&one)).await.expect("there is no other");
-        lease.failed(&refused(FailureClass::Authentication, None), false);
+        lease.on_failure(&refused(FailureClass::Authentication, None), false);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limited_key_rests_until_its_reset_for_the_model_that_is_limited() {
+async fn limited_key_rests_until_reset_for_the_limited_model() {
     let (keys, two) = (Keys::default(), provider(2));
     let lease = keys.lease(&want(&two)).await.expect("free");
-    lease.failed(&refused(FailureClass::RateLimited, Some(600)), true);
+    lease.on_failure(&refused(FailureClass::RateLimited, Some(600)), true);
     drop(lease);
     for _ in 0..2 {
         assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 2);
     }
-    let other = Want { vendor_model: "other", ..want(&two) };
+    let other = KeyRequest { vendor_model: "other", ..want(&two) };
     assert_eq!(keys.lease(&other).await.expect("free").key()[0], 1);
 
     let lease = keys.lease(&want(&two)).await.expect("free");
@@ -151,19 +151,19 @@ async fn a_limited_key_rests_until_its_reset_for_the_model_that_is_limited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_provider_without_a_key_has_its_limits_too() {
+async fn provider_without_key_has_limits() {
     let keys = Keys::default();
     let provider = Provider { max_concurrency: 1, ..provider(0) };
     let lease = keys.lease(&want(&provider)).await.expect("free");
     assert!(lease.sealed.is_none());
-    let impatient = Want { patience: Duration::ZERO, ..want(&provider) };
+    let impatient = KeyRequest { max_wait: Duration::ZERO, ..want(&provider) };
     keys.lease(&impatient).await.expect_err("one is under way");
     drop(lease);
     keys.lease(&impatient).await.expect("free again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn limits_that_change_hold_at_once() {
+async fn changed_limits_apply_at_once() {
     let keys = Keys::default();
     let mut provider = Provider { requests_per_minute: 1, ..provider(1) };
     keys.lease(&want(&provider)).await.expect("free");

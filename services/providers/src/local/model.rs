@@ -1,4 +1,4 @@
-//! A static embedding model: a vector for each token, and that of a text is their mean.
+//! A static embedding model: a vector per token; the vector of a text is their mean.
 
 use std::{fs, io, path::Path};
 
@@ -7,15 +7,15 @@ use serde::Deserialize;
 
 use super::tokenizer::{self, Tokenizer};
 
-/// Larger files are not loaded: they would be held in memory four times as large at worst.
-const MAX_BYTES: u64 = 1024 * 1024 * 1024;
+/// Larger files are not loaded: they would take up to four times their size in memory.
+const MAX_FILE_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// Why model files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("`{file}` cannot be read")]
     Read { file: &'static str, source: io::Error },
-    #[error("`{file}` is larger than {MAX_BYTES} bytes")]
+    #[error("`{file}` is larger than {MAX_FILE_BYTES} bytes")]
     TooLarge { file: &'static str },
     #[error("`config.json` cannot be read")]
     Config(#[source] serde_json::Error),
@@ -30,24 +30,24 @@ pub(super) enum Error {
 /// A model in memory.
 pub(super) struct Model {
     tokenizer: Tokenizer,
-    /// One row after the other.
+    /// The vectors, one after the other.
     rows: Vec<f32>,
     width: usize,
-    /// How much each token counts.
+    /// The weight of each token.
     weights: Option<Vec<f32>>,
     /// The row of each token, where several share one.
     mapping: Option<Vec<usize>>,
-    /// Whether vectors are made one long.
+    /// Whether vectors are scaled to the length one.
     normalize: bool,
 }
 
 #[derive(Deserialize)]
 struct Config {
-    #[serde(default = "yes")]
+    #[serde(default = "default_normalize")]
     normalize: bool,
 }
 
-const fn yes() -> bool {
+const fn default_normalize() -> bool {
     true
 }
 
@@ -81,22 +81,24 @@ impl Model {
                 table.shape()
             )));
         };
-        let weights = optional(&tensors, "weights").map(|tensor| numbers(&tensor)).transpose()?;
-        let mapping = optional(&tensors, "mapping").map(|tensor| indices(&tensor)).transpose()?;
+        let weights =
+            optional_tensor(&tensors, "weights").map(|tensor| read_floats(&tensor)).transpose()?;
+        let mapping =
+            optional_tensor(&tensors, "mapping").map(|tensor| read_indices(&tensor)).transpose()?;
         let model = Self {
             tokenizer,
-            rows: numbers(&table)?,
+            rows: read_floats(&table)?,
             width,
             weights,
             mapping,
             normalize: config.normalize,
         };
-        model.check(count)?;
+        model.validate(count)?;
         Ok(model)
     }
 
-    /// Whether every token has what it needs, so that no text can ask for a row that is not there.
-    fn check(&self, rows: usize) -> Result<(), Error> {
+    /// Checks that every token has its numbers, so that no text needs a row that does not exist.
+    fn validate(&self, rows: usize) -> Result<(), Error> {
         let tokens = self.tokenizer.len();
         let enough = |what: &str, has: usize| {
             if has >= tokens {
@@ -123,30 +125,29 @@ impl Model {
         }
     }
 
-    /// The vector of a text, with its first `dimensions` numbers only if so wanted, and how many
-    /// tokens it has. Words that the model does not know count for nothing; a text without any
-    /// other is nothing.
+    /// The vector of a text, with only its first `dimensions` numbers if set, and the number of
+    /// tokens. Unknown words are ignored; a text without any known word has the zero vector.
     pub(super) fn embed(&self, text: &str, dimensions: Option<u32>) -> (Vec<f32>, usize) {
         let width = dimensions.map_or(self.width, |wanted| {
             usize::try_from(wanted).unwrap_or(self.width).min(self.width)
         });
         let mut sum = vec![0.0_f32; width];
         let mut tokens = 0_usize;
-        self.tokenizer.each(text, |token| {
+        self.tokenizer.for_each_token(text, |token| {
             let row = self.mapping.as_ref().map_or(token, |mapping| mapping[token]);
             let weight = self.weights.as_ref().map_or(1.0, |weights| weights[token]);
             let numbers = &self.rows[row * self.width..][..width];
             sum.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number * weight);
             tokens += 1;
         });
-        // The length of a vector that is made one long does not matter before.
+        // A vector that is normalized needs no mean.
         let length = if self.normalize {
             sum.iter().map(|number| f64::from(*number).powi(2)).sum::<f64>().sqrt()
         } else {
             f64::from(u32::try_from(tokens).unwrap_or(u32::MAX))
         };
         if length > 0.0 {
-            // Of single precision as everything else here.
+            // Single precision, as everything else here.
             sum.iter_mut().for_each(|number| *number = (f64::from(*number) / length) as f32);
         }
         (sum, tokens)
@@ -156,23 +157,23 @@ impl Model {
 fn read(folder: &Path, file: &'static str) -> Result<Vec<u8>, Error> {
     let path = folder.join(file);
     let failed = |source| Error::Read { file, source };
-    if fs::metadata(&path).map_err(failed)?.len() > MAX_BYTES {
+    if fs::metadata(&path).map_err(failed)?.len() > MAX_FILE_BYTES {
         return Err(Error::TooLarge { file });
     }
     fs::read(path).map_err(failed)
 }
 
-fn optional<'a>(tensors: &SafeTensors<'a>, name: &str) -> Option<TensorView<'a>> {
+fn optional_tensor<'a>(tensors: &SafeTensors<'a>, name: &str) -> Option<TensorView<'a>> {
     tensors.tensor(name).ok()
 }
 
-/// The numbers of a tensor, which are stored with their lowest byte first.
-fn numbers(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
+/// The numbers of a tensor, which are stored in little-endian order.
+fn read_floats(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
     let data = tensor.data();
     Ok(match tensor.dtype() {
         Dtype::F32 => data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
         Dtype::F16 => {
-            data.as_chunks().0.iter().map(|bytes| half(u16::from_le_bytes(*bytes))).collect()
+            data.as_chunks().0.iter().map(|bytes| f16_to_f32(u16::from_le_bytes(*bytes))).collect()
         }
         Dtype::I8 => data.iter().map(|byte| f32::from(byte.cast_signed())).collect(),
         // Weights are stored with more digits than they have.
@@ -183,7 +184,7 @@ fn numbers(tensor: &TensorView<'_>) -> Result<Vec<f32>, Error> {
     })
 }
 
-fn indices(tensor: &TensorView<'_>) -> Result<Vec<usize>, Error> {
+fn read_indices(tensor: &TensorView<'_>) -> Result<Vec<usize>, Error> {
     let data = tensor.data();
     let indices: Option<Vec<usize>> = match tensor.dtype() {
         Dtype::I64 => data
@@ -203,8 +204,8 @@ fn indices(tensor: &TensorView<'_>) -> Result<Vec<usize>, Error> {
     indices.ok_or_else(|| Error::Shape("maps a token to a negative row".to_owned()))
 }
 
-/// A number of half precision.
-fn half(bits: u16) -> f32 {
+/// Converts a half-precision number.
+fn f16_to_f32(bits: u16) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f32::from(bits & 0x3ff) / 1_024.0);
     let size = match exponent {
         0 => fraction * 2.0_f32.powi(-14),
@@ -217,10 +218,10 @@ fn half(bits: u16) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::half;
+    use super::f16_to_f32;
 
     #[test]
-    fn numbers_of_half_precision_are_exact() {
+    fn half_precision_numbers_are_exact() {
         for (bits, number) in [
             (0x0000, 0.0),
             (0x3c00, 1.0),
@@ -232,8 +233,8 @@ mod tests {
             (0x7c00, f32::INFINITY),
             (0xfc00, f32::NEG_INFINITY),
         ] {
-            assert_eq!(half(bits).to_bits(), f32::to_bits(number), "{bits:#x}");
+            assert_eq!(f16_to_f32(bits).to_bits(), f32::to_bits(number), "{bits:#x}");
         }
-        assert!(half(0x7e00).is_nan());
+        assert!(f16_to_f32(0x7e00).is_nan());
     }
 }

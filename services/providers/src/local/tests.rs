@@ -13,7 +13,7 @@ use crate::vendor::{Open as _, Vendors};
 
 const VOCAB: [&str; 5] = ["[PAD]", "[UNK]", "cat", "dog", "##s"];
 
-/// A model of two numbers a token, written as Model2Vec writes one.
+/// Writes a model with two numbers per token, in the format of Model2Vec.
 fn write(folder: &Path, tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)], config: Option<&str>) {
     fs::create_dir_all(folder).expect("a folder");
     fs::write(folder.join("tokenizer.json"), file(&VOCAB, true).to_string())
@@ -24,7 +24,7 @@ fn write(folder: &Path, tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)], config: 
             (*name, TensorView::new(*kind, shape.clone(), data).expect("a tensor"))
         })
         .collect();
-    fs::write(folder.join(WEIGHTS), safetensors::serialize(views, None).expect("tensors"))
+    fs::write(folder.join(WEIGHTS_FILE), safetensors::serialize(views, None).expect("tensors"))
         .expect("it is written");
     if let Some(config) = config {
         fs::write(folder.join("config.json"), config).expect("it is written");
@@ -35,22 +35,22 @@ fn bytes<const N: usize, T>(numbers: &[T], write: impl Fn(&T) -> [u8; N]) -> Vec
     numbers.iter().flat_map(write).collect()
 }
 
-/// Of padding and the unknown nothing, a cat is to the right, a dog above, and more than one a bit
+/// Zeros for padding and unknown tokens; a cat points right, a dog up, and the plural suffix a bit
 /// further right.
 fn embeddings() -> (&'static str, Dtype, Vec<usize>, Vec<u8>) {
     let numbers = [0.0_f32, 0.0, 9.0, 9.0, 3.0, 0.0, 0.0, 4.0, 1.0, 0.0];
     ("embeddings", Dtype::F32, vec![5, 2], bytes(&numbers, |number| number.to_le_bytes()))
 }
 
-fn vendor(shelf: &Shelf) -> Box<dyn Vendor> {
+fn vendor(models: &LocalModels) -> Box<dyn Vendor> {
     let vendors =
-        Vendors { local: shelf.clone(), ..crate::tests::vendors(Duration::from_secs(10)) };
+        Vendors { local: models.clone(), ..crate::tests::vendors(Duration::from_secs(10)) };
     let provider = Provider { r#type: ModelProviderType::Local.into(), ..Provider::default() };
     vendors.open(&provider, None, None).expect("it needs nothing")
 }
 
 async fn embed(
-    shelf: &Shelf,
+    models: &LocalModels,
     model: &str,
     texts: &[&str],
     dimensions: Option<u32>,
@@ -58,10 +58,10 @@ async fn embed(
     let texts = texts.iter().map(|text| (*text).to_owned()).collect();
     let request = Request {
         model: model.to_owned(),
-        embed: Some(Embed { texts, dimensions }),
+        embed: Some(EmbedRequest { texts, dimensions }),
         ..crate::answer::tests::request()
     };
-    let chunks: Vec<Chunk> = vendor(shelf).embed(Arc::new(request)).try_collect().await?;
+    let chunks: Vec<Chunk> = vendor(models).embed(Arc::new(request)).try_collect().await?;
     let (mut vectors, mut read) = (Vec::new(), 0);
     for chunk in chunks {
         match chunk {
@@ -74,28 +74,28 @@ async fn embed(
 }
 
 #[tokio::test]
-async fn a_text_is_the_mean_of_its_tokens() {
+async fn text_vector_is_the_mean_of_its_tokens() {
     let folder = tempfile::tempdir().expect("a folder");
     let plain = Some(r#"{"normalize": false}"#);
     write(&folder.path().join("one"), &[embeddings()], None);
     write(&folder.path().join("team/plain"), &[embeddings()], plain);
-    let shelf = Shelf::new(Some(folder.path().to_owned()));
+    let models = LocalModels::new(Some(folder.path().to_owned()));
     let texts = ["Cat dog", "cats, cats!", "birds", ""];
-    let (vectors, read) = embed(&shelf, "team/plain", &texts, None).await.expect("vectors");
-    // The unknown counts for nothing.
+    let (vectors, read) = embed(&models, "team/plain", &texts, None).await.expect("vectors");
+    // Unknown words are ignored.
     assert_eq!(vectors, [[1.5, 2.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]]);
     assert_eq!(read, 2 + 4);
-    let (vectors, _) = embed(&shelf, "one", &texts, None).await.expect("vectors");
+    let (vectors, _) = embed(&models, "one", &texts, None).await.expect("vectors");
     assert_eq!(
         vectors,
         [[0.6, 0.8], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]],
         "one long unless the model says otherwise"
     );
-    let (vectors, _) = embed(&shelf, "one", &["cat dog"], Some(1)).await.expect("vectors");
+    let (vectors, _) = embed(&models, "one", &["cat dog"], Some(1)).await.expect("vectors");
     assert_eq!(vectors, [[1.0]], "shorter vectors are one long, too");
-    let (vectors, _) = embed(&shelf, "one", &["dog"], Some(7)).await.expect("vectors");
+    let (vectors, _) = embed(&models, "one", &["dog"], Some(7)).await.expect("vectors");
     assert_eq!(vectors, [[0.0, 1.0]], "there are no more numbers than there are");
-    let names: Vec<String> = vendor(&shelf)
+    let names: Vec<String> = vendor(&models)
         .models()
         .await
         .expect("a list")
@@ -106,7 +106,7 @@ async fn a_text_is_the_mean_of_its_tokens() {
 }
 
 #[tokio::test]
-async fn models_with_weights_shared_rows_and_smaller_numbers_are_read() {
+async fn weights_shared_rows_and_small_numbers_are_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let plain = Some(r#"{"normalize": false}"#);
     let weights = (
@@ -128,13 +128,13 @@ async fn models_with_weights_shared_rows_and_smaller_numbers_are_read() {
     let halves =
         ("embedding.weight", Dtype::F16, vec![5, 2], bytes(&halves, |number| number.to_le_bytes()));
     write(&folder.path().join("halves"), &[halves], plain);
-    let shelf = Shelf::new(Some(folder.path().to_owned()));
+    let models = LocalModels::new(Some(folder.path().to_owned()));
     for (model, text, vector) in [
         ("weighted", "cat dog", [3.0, 1.0]),
         ("mapped", "cat dog", [5.0, -5.0]),
         ("halves", "cat", [1.0, -2.0]),
     ] {
-        let (vectors, _) = embed(&shelf, model, &[text], None)
+        let (vectors, _) = embed(&models, model, &[text], None)
             .await
             .unwrap_or_else(|failure| panic!("{model}: {failure}"));
         assert_eq!(vectors, [vector], "{model}");
@@ -142,28 +142,28 @@ async fn models_with_weights_shared_rows_and_smaller_numbers_are_read() {
 }
 
 #[tokio::test]
-async fn a_model_that_has_changed_is_loaded_again() {
+async fn changed_model_file_is_reloaded() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("one");
     write(&place, &[embeddings()], None);
-    let shelf = Shelf::new(Some(folder.path().to_owned()));
-    assert_eq!(embed(&shelf, "one", &["cat"], None).await.expect("vectors").0, [[1.0, 0.0]]);
+    let models = LocalModels::new(Some(folder.path().to_owned()));
+    assert_eq!(embed(&models, "one", &["cat"], None).await.expect("vectors").0, [[1.0, 0.0]]);
     let turned = ("embeddings", Dtype::I8, vec![5, 2], vec![0, 0, 0, 0, 0, 7, 0, 0, 0, 0]);
     write(&place, &[turned], None);
-    // Clocks of file systems may stand still for some milliseconds.
+    // File system clocks may have a resolution of some milliseconds.
     let written =
-        fs::metadata(place.join(WEIGHTS)).and_then(|file| file.modified()).expect("a time");
+        fs::metadata(place.join(WEIGHTS_FILE)).and_then(|file| file.modified()).expect("a time");
     let later = written + Duration::from_secs(10);
     fs::File::options()
         .append(true)
-        .open(place.join(WEIGHTS))
+        .open(place.join(WEIGHTS_FILE))
         .and_then(|file| file.set_modified(later))
         .expect("set");
-    assert_eq!(embed(&shelf, "one", &["cat"], None).await.expect("vectors").0, [[0.0, 1.0]]);
+    assert_eq!(embed(&models, "one", &["cat"], None).await.expect("vectors").0, [[0.0, 1.0]]);
 }
 
 #[tokio::test]
-async fn what_is_not_a_model_is_refused_in_words() {
+async fn invalid_model_is_rejected_with_a_reason() {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("models");
     write(&folder.path().join("outside"), &[embeddings()], None);
@@ -179,11 +179,11 @@ async fn what_is_not_a_model_is_refused_in_words() {
     );
     write(&root.join("far"), &[embeddings(), far], None);
     write(&root.join("broken"), &[embeddings()], None);
-    fs::write(root.join("broken").join(WEIGHTS), b"nonsense").expect("it is written");
+    fs::write(root.join("broken").join(WEIGHTS_FILE), b"nonsense").expect("it is written");
     write(&root.join("other"), &[embeddings()], None);
     fs::write(root.join("other/tokenizer.json"), json!({"model": {"type": "BPE"}}).to_string())
         .expect("it is written");
-    let shelf = Shelf::new(Some(root.clone()));
+    let models = LocalModels::new(Some(root.clone()));
     for (model, words) in [
         ("few", "has 2 vectors for 5 tokens"),
         ("flat", "not of two dimensions"),
@@ -191,19 +191,20 @@ async fn what_is_not_a_model_is_refused_in_words() {
         ("broken", "cannot be read"),
         ("other", "only `BertPreTokenizer` is known"),
     ] {
-        let failure = embed(&shelf, model, &["cat"], None).await.expect_err(model);
+        let failure = embed(&models, model, &["cat"], None).await.expect_err(model);
         assert_eq!(failure.class, FailureClass::Configuration, "{failure}");
         assert!(failure.message.contains(words), "{model}: {failure}");
     }
     for model in
         ["none", "../outside", "/etc", "few/../../outside", ".", "", "a/b/c", "few/", "..\\outside"]
     {
-        let failure = embed(&shelf, model, &["cat"], None).await.expect_err(model);
+        let failure = embed(&models, model, &["cat"], None).await.expect_err(model);
         assert!(failure.is_model_missing(), "{model}: {failure}");
     }
-    let failure = embed(&Shelf::new(None), "one", &["cat"], None).await.expect_err("no folder");
+    let failure =
+        embed(&LocalModels::new(None), "one", &["cat"], None).await.expect_err("no folder");
     assert!(failure.message.contains("CONSTRUCT_PROVIDERS_MODELS_DIR"), "{failure}");
-    let answer = vendor(&shelf).invoke(Arc::new(crate::answer::tests::request()));
+    let answer = vendor(&models).invoke(Arc::new(crate::answer::tests::request()));
     let failure = answer.try_collect::<Vec<_>>().await.expect_err("it gives no answers");
     assert_eq!(failure.class, FailureClass::InvalidRequest);
 }

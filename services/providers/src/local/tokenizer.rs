@@ -1,8 +1,8 @@
-//! BERT's tokenizer: a text is cleaned, cut at spaces and punctuation, and each word into the
-//! longest pieces that are known.
+//! BERT's tokenizer: cleans a text, splits it at spaces and punctuation, and splits each word into
+//! the longest known pieces.
 //!
-//! It reads `tokenizer.json` as Hugging Face's `tokenizers` writes it, and does what that crate
-//! does with it but for one thing: special tokens that stand in a text are text.
+//! Reads `tokenizer.json` as Hugging Face's `tokenizers` writes it, and behaves as that crate, with
+//! one exception: special tokens in a text are text.
 
 use std::collections::HashMap;
 
@@ -29,12 +29,12 @@ pub(super) enum Error {
 pub(super) struct Tokenizer {
     normalizer: Normalizer,
     /// Tokens that begin a word, and those that continue one, by their text.
-    begins: HashMap<Box<str>, usize>,
-    continues: HashMap<Box<str>, usize>,
-    /// Nothing longer is a token, in bytes.
-    longest: usize,
-    /// Words of more characters are unknown.
-    max_chars: usize,
+    word_starts: HashMap<Box<str>, usize>,
+    continuations: HashMap<Box<str>, usize>,
+    /// Length of the longest token, in bytes.
+    max_token_bytes: usize,
+    /// Longer words are unknown, in characters.
+    max_word_chars: usize,
     unknown: Option<usize>,
     len: usize,
 }
@@ -49,18 +49,18 @@ struct File {
 #[derive(Deserialize)]
 struct WordPiece {
     unk_token: String,
-    #[serde(default = "hashes")]
+    #[serde(default = "default_prefix")]
     continuing_subword_prefix: String,
-    #[serde(default = "hundred")]
+    #[serde(default = "default_max_chars")]
     max_input_chars_per_word: usize,
     vocab: HashMap<String, usize>,
 }
 
-fn hashes() -> String {
+fn default_prefix() -> String {
     "##".to_owned()
 }
 
-const fn hundred() -> usize {
+const fn default_max_chars() -> usize {
     100
 }
 
@@ -75,37 +75,45 @@ struct Normalizer {
 impl Tokenizer {
     pub(super) fn parse(text: &[u8]) -> Result<Self, Error> {
         let file: File = serde_json::from_slice(text)?;
-        known("pre-tokenizer", file.pre_tokenizer.as_ref(), "BertPreTokenizer")?;
-        known("normalizer", file.normalizer.as_ref(), "BertNormalizer")?;
-        known("model", Some(&file.model), "WordPiece")?;
+        expect_type("pre-tokenizer", file.pre_tokenizer.as_ref(), "BertPreTokenizer")?;
+        expect_type("normalizer", file.normalizer.as_ref(), "BertNormalizer")?;
+        expect_type("model", Some(&file.model), "WordPiece")?;
         let normalizer: Normalizer = serde_json::from_value(file.normalizer.unwrap_or_default())?;
         let model: WordPiece = serde_json::from_value(file.model)?;
-        let (mut begins, mut continues, mut longest, mut len) =
+        let (mut word_starts, mut continuations, mut longest, mut len) =
             (HashMap::new(), HashMap::new(), 0, 0);
         let unknown = model.vocab.get(&model.unk_token).copied();
         for (token, id) in model.vocab {
             len = len.max(id.saturating_add(1));
             longest = longest.max(token.len());
             match token.strip_prefix(&model.continuing_subword_prefix) {
-                Some(rest) if !rest.is_empty() => continues.insert(rest.into(), id),
-                _ => begins.insert(token.into_boxed_str(), id),
+                Some(rest) if !rest.is_empty() => continuations.insert(rest.into(), id),
+                _ => word_starts.insert(token.into_boxed_str(), id),
             };
         }
         if len == 0 {
             return Err(Error::Empty);
         }
         let max_chars = model.max_input_chars_per_word;
-        Ok(Self { normalizer, begins, continues, longest, max_chars, unknown, len })
+        Ok(Self {
+            normalizer,
+            word_starts,
+            continuations,
+            max_token_bytes: longest,
+            max_word_chars: max_chars,
+            unknown,
+            len,
+        })
     }
 
-    /// One more than the largest token.
+    /// The largest token plus one.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Gives the tokens of a text one after the other, without those of words that are unknown.
-    pub(super) fn each(&self, text: &str, mut take: impl FnMut(usize)) {
-        let text = self.normalizer.normalized(text);
+    /// Calls `take` with each token of a text. Unknown words have none.
+    pub(super) fn for_each_token(&self, text: &str, mut take: impl FnMut(usize)) {
+        let text = self.normalizer.normalize(text);
         let mut pieces = Vec::new();
         for word in text.split_whitespace() {
             let mut rest = word;
@@ -119,7 +127,7 @@ impl Tokenizer {
                 let (word, behind) = rest.split_at(end);
                 rest = behind;
                 pieces.clear();
-                if self.cut(word, &mut pieces) {
+                if self.split_word(word, &mut pieces) {
                     pieces
                         .iter()
                         .filter(|&&piece| Some(piece) != self.unknown)
@@ -129,16 +137,17 @@ impl Tokenizer {
         }
     }
 
-    /// Cuts a word into its tokens; false when some of it is unknown.
-    fn cut(&self, word: &str, pieces: &mut Vec<usize>) -> bool {
-        if word.chars().count() > self.max_chars {
+    /// Splits a word into its tokens; false when some of it is unknown.
+    fn split_word(&self, word: &str, pieces: &mut Vec<usize>) -> bool {
+        if word.chars().count() > self.max_word_chars {
             return false;
         }
         let mut rest = word;
         while !rest.is_empty() {
-            let known = if pieces.is_empty() { &self.begins } else { &self.continues };
-            let ends =
-                (1..=rest.len().min(self.longest)).rev().filter(|end| rest.is_char_boundary(*end));
+            let known = if pieces.is_empty() { &self.word_starts } else { &self.continuations };
+            let ends = (1..=rest.len().min(self.max_token_bytes))
+                .rev()
+                .filter(|end| rest.is_char_boundary(*end));
             let Some((end, token)) =
                 ends.map(|end| (end, known.get(&rest[..end]))).find(|(_, token)| token.is_some())
             else {
@@ -152,7 +161,7 @@ impl Tokenizer {
 }
 
 impl Normalizer {
-    fn normalized(&self, text: &str) -> String {
+    fn normalize(&self, text: &str) -> String {
         let mut cleaned = String::with_capacity(text.len());
         for c in text.chars() {
             if self.clean_text && is_control(c) {
@@ -177,7 +186,11 @@ impl Normalizer {
     }
 }
 
-fn known(part: &'static str, found: Option<&Value>, known: &'static str) -> Result<(), Error> {
+fn expect_type(
+    part: &'static str,
+    found: Option<&Value>,
+    known: &'static str,
+) -> Result<(), Error> {
     let found = found.and_then(|found| found["type"].as_str()).unwrap_or("none");
     if found == known {
         Ok(())
@@ -194,7 +207,7 @@ fn is_punctuation(c: char) -> bool {
     c.is_ascii_punctuation() || GeneralCategoryGroup::Punctuation.contains(category(c))
 }
 
-/// What is taken out of a text. Tabulators and line ends are spaces.
+/// Characters that are removed. Tabs and line ends count as spaces.
 fn is_control(c: char) -> bool {
     !matches!(c, '\t' | '\n' | '\r')
         && (c == char::REPLACEMENT_CHARACTER || GeneralCategoryGroup::Other.contains(category(c)))

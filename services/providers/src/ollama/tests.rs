@@ -9,14 +9,14 @@ use crate::{
     transcript::Media,
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn request() -> Request {
     Request::from_command(&command("count the lines")).expect("the command is whole")
 }
 
 #[test]
-fn the_recorded_call_parses_the_same_at_every_split() {
+fn recorded_call_parses_the_same_at_every_split() {
     assert_eq!(
         read_at_every_split::<Wire>(recorded::RECORDED_CALL.as_bytes()),
         [
@@ -33,7 +33,7 @@ fn the_recorded_call_parses_the_same_at_every_split() {
 }
 
 #[test]
-fn an_error_within_the_stream_is_one() {
+fn error_within_the_stream_is_reported() {
     let wire = recorded::Answer::text("abc").wire();
     let line = wire.split_inclusive('\n').next().expect("a line");
     let wire = format!(
@@ -50,18 +50,18 @@ fn an_error_within_the_stream_is_one() {
 }
 
 #[test]
-fn a_model_without_tools_gets_its_remedy_told() {
+fn tool_error_of_a_model_without_tools_names_the_remedy() {
     let body = recorded::error_body("registry.ollama.ai/library/gemma3:4b does not support tools")
         .to_string();
-    let failure = Wire::default().refused(400, body.as_bytes());
+    let failure = Wire::default().response_failure(400, body.as_bytes());
     assert_eq!(failure.class, FailureClass::InvalidRequest);
     assert!(failure.message.contains("tool_calling"), "{}", failure.message);
 }
 
 #[test]
-fn the_context_is_as_large_as_needed_and_no_larger_than_the_model_sees() {
+fn context_is_large_enough_but_within_the_model_window() {
     let context = |chars: usize, window: u32| {
-        context(&Request {
+        context_tokens(&Request {
             system: "x".repeat(chars),
             context_window: window,
             max_tokens: 1_000,
@@ -76,10 +76,10 @@ fn the_context_is_as_large_as_needed_and_no_larger_than_the_model_sees() {
 }
 
 #[tokio::test]
-async fn a_request_carries_everything_in_the_servers_form() {
+async fn request_has_the_server_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Ollama, &format!("{}/v1", server.url()), SOON);
+    let vendor = open(ModelProviderType::Ollama, &format!("{}/v1", server.url()), TEST_TIMEOUT);
     let mut request = request();
     request.parameters = ModelParameters {
         temperature: Some(0.5),
@@ -109,7 +109,7 @@ async fn a_request_carries_everything_in_the_servers_form() {
 }
 
 #[test]
-fn a_turn_of_the_assistant_keeps_its_thinking_and_its_calls_together() {
+fn assistant_turn_keeps_thinking_and_calls_together() {
     let mut messages = Vec::new();
     let turn = Turn {
         role: Role::Assistant,
@@ -119,7 +119,7 @@ fn a_turn_of_the_assistant_keeps_its_thinking_and_its_calls_together() {
             Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"js": "1"}) },
         ],
     };
-    push(&mut messages, &turn);
+    push_turn(&mut messages, &turn);
     let image =
         Media { media_type: "image/png".into(), name: String::new(), base64: "AA==".into() };
     let results = Turn {
@@ -130,7 +130,7 @@ fn a_turn_of_the_assistant_keeps_its_thinking_and_its_calls_together() {
             Part::Media(image),
         ],
     };
-    push(&mut messages, &results);
+    push_turn(&mut messages, &results);
     assert_eq!(
         json!(messages),
         json!([

@@ -1,16 +1,16 @@
-//! The list `reasoning_details`, which comes in pieces and goes back as a whole.
+//! The list `reasoning_details`, which arrives in pieces and is sent back as a whole.
 
 use serde_json::Value;
 
-/// Fields that grow from piece to piece; all others are given once.
-const GROWING: [&str; 3] = ["text", "summary", "data"];
+/// Fields whose pieces are concatenated; all others are sent once.
+const CONCATENATED_FIELDS: [&str; 3] = ["text", "summary", "data"];
 
-/// What has come of the list.
+/// The list so far.
 #[derive(Debug, Default)]
 pub(super) struct Details(Vec<Value>);
 
 impl Details {
-    /// Takes further pieces. Gives what they show of the thinking.
+    /// Takes further pieces, and returns their visible thinking.
     pub(super) fn push(&mut self, pieces: Vec<Value>) -> String {
         let mut shown = String::new();
         for piece in pieces {
@@ -18,25 +18,24 @@ impl Details {
                 shown.push_str(piece[field].as_str().unwrap_or_default());
             }
             match self.0.last_mut() {
-                Some(last) if continues(last, &piece) => grow(last, piece),
+                Some(last) if continues(last, &piece) => append_piece(last, piece),
                 _ => self.0.push(piece),
             }
         }
         shown
     }
 
-    /// The whole list as JSON, once; none when nothing came.
+    /// The complete list as JSON, once; none when nothing arrived.
     pub(super) fn take(&mut self) -> Option<String> {
         let details = std::mem::take(&mut self.0);
         (!details.is_empty()).then(|| Value::Array(details).to_string())
     }
 }
 
-/// Whether `piece` goes on with `last`: it is of the same type and has the same place, and not
-/// another id.
+/// Whether `piece` continues `last`: it has the same type and index, and no other id.
 fn continues(last: &Value, piece: &Value) -> bool {
     let same = |field: &str| last[field] == piece[field];
-    // What is sealed comes whole.
+    // Encrypted pieces are complete.
     let sealed = piece["type"] == "reasoning.encrypted";
     !sealed
         && same("type")
@@ -44,11 +43,13 @@ fn continues(last: &Value, piece: &Value) -> bool {
         && (piece["id"].is_null() || last["id"].is_null() || same("id"))
 }
 
-fn grow(last: &mut Value, piece: Value) {
+fn append_piece(last: &mut Value, piece: Value) {
     let Value::Object(piece) = piece else { return };
     for (field, value) in piece {
         match (&mut last[field.as_str()], value) {
-            (Value::String(whole), Value::String(more)) if GROWING.contains(&field.as_str()) => {
+            (Value::String(whole), Value::String(more))
+                if CONCATENATED_FIELDS.contains(&field.as_str()) =>
+            {
                 whole.push_str(&more)
             }
             (missing @ Value::Null, value) => *missing = value,
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_joined_and_what_is_sealed_stays_apart() {
+    fn pieces_are_joined_and_encrypted_ones_stay_separate() {
         let mut details = Details::default();
         assert_eq!(details.take(), None);
         let text = |text: &str| json!({"type": "reasoning.text", "text": text, "format": "anthropic-claude-v1", "index": 0});

@@ -1,4 +1,4 @@
-//! The events of an answer, as they come, and what they mean.
+//! The events of a streamed answer.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{LIMITS, details::Details, failure, pico_usd, refused};
+use super::{LIMIT_HEADERS, details::Details, failure_from_body, failure_from_error, pico_usd};
 use crate::{
     failure::Failure,
     framing::{self, ServerSentEvents},
@@ -17,7 +17,7 @@ use crate::{
 
 #[derive(Deserialize)]
 struct Event {
-    /// Texts, but servers differ.
+    /// Strings, but servers differ.
     id: Option<Value>,
     model: Option<Value>,
     choices: Option<Vec<Choice>>,
@@ -35,7 +35,7 @@ struct Choice {
 #[derive(Deserialize, Default)]
 struct Delta {
     content: Option<Value>,
-    /// What is shown of the model's thinking; servers differ in its name.
+    /// Visible thinking; servers differ in its name.
     reasoning_content: Option<Value>,
     reasoning: Option<Value>,
     reasoning_details: Option<Vec<Value>>,
@@ -66,7 +66,7 @@ pub(super) struct WireUsage {
     /// DeepSeek's name for the cached part.
     prompt_cache_hit_tokens: Option<i64>,
     completion_tokens_details: Option<CompletionDetails>,
-    /// What it charges, in dollars; only some mean that by it.
+    /// The charge in dollars; only some servers mean that by it.
     cost: Option<Value>,
 }
 
@@ -82,8 +82,9 @@ struct PromptDetails {
 }
 
 impl WireUsage {
-    /// In our terms each token is counted once: the vendor's prompt includes what was cached.
-    pub(super) fn tokens(&self, tells_cost: bool) -> Usage {
+    /// Converts to our terms, in which each token is counted once: the vendor's prompt includes
+    /// cached tokens.
+    pub(super) fn usage(&self, reports_cost: bool) -> Usage {
         let prompt = self.prompt_tokens.unwrap_or(0).max(0);
         let completion = self.completion_tokens.unwrap_or(0).max(0);
         let details = self.prompt_tokens_details.as_ref();
@@ -93,10 +94,10 @@ impl WireUsage {
             .and_then(|details| details.cache_write_tokens)
             .unwrap_or(0)
             .clamp(0, prompt - cached);
-        // xAI leaves reasoning out of the completion, but not out of the total nor out of the bill.
+        // xAI excludes reasoning from the completion, but not from the total nor from the bill.
         let beyond_prompt = self.total_tokens.map_or(0, |total| total.saturating_sub(prompt));
         let output = completion.max(beyond_prompt);
-        let cost = self.cost.as_ref().filter(|_| tells_cost).and_then(Value::as_f64);
+        let cost = self.cost.as_ref().filter(|_| reports_cost).and_then(Value::as_f64);
         let thinking =
             self.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens);
         Usage {
@@ -113,25 +114,25 @@ impl WireUsage {
 /// Reads one answer.
 #[derive(Default)]
 pub(super) struct Wire {
-    tells_cost: bool,
-    named: bool,
-    /// The calls so far; a call's place here is its slot.
+    reports_cost: bool,
+    is_named: bool,
+    /// The calls so far; the index of a call is its slot.
     calls: Vec<OpenCall>,
     details: Details,
-    finished: bool,
-    refused: bool,
-    done: bool,
+    is_finished: bool,
+    is_refused: bool,
+    is_done: bool,
 }
 
 struct OpenCall {
-    /// The vendor's index, where it gives one.
+    /// The vendor's index, where it sends one.
     index: Option<u32>,
     id: String,
 }
 
 impl Dialect for Wire {
     type Framing = ServerSentEvents;
-    const LIMITS: LimitHeaders = LIMITS;
+    const LIMITS: LimitHeaders = LIMIT_HEADERS;
 
     fn read(
         &mut self,
@@ -139,59 +140,59 @@ impl Dialect for Wire {
         chunks: &mut VecDeque<Chunk>,
     ) -> Result<(), Failure> {
         if event.data.trim() == "[DONE]" {
-            self.done = true;
+            self.is_done = true;
             return Ok(());
         }
         let event: Event = serde_json::from_str(&event.data).map_err(|error| {
             Failure::transient(format!("the stream holds an event that cannot be read: {error}"))
         })?;
         if let Some(error) = event.error.filter(|error| !error.is_null()) {
-            return Err(failure(None, &error));
+            return Err(failure_from_error(None, &error));
         }
-        // Some events before the answer's name nothing.
-        if let (false, Some(Value::String(model))) = (self.named, event.model)
+        // Some events before the answer name nothing.
+        if let (false, Some(Value::String(model))) = (self.is_named, event.model)
             && !model.is_empty()
         {
-            self.named = true;
+            self.is_named = true;
             let id = event.id.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
             chunks.push_back(Chunk::Named { id, model });
         }
-        // Only one answer is asked for.
+        // Only one choice is requested.
         if let Some(choice) = event.choices.into_iter().flatten().next() {
-            self.choice(choice, chunks)?;
+            self.read_choice(choice, chunks)?;
         }
         if let Some(usage) = event.usage {
-            chunks.push_back(Chunk::Usage(usage.tokens(self.tells_cost)));
+            chunks.push_back(Chunk::Usage(usage.usage(self.reports_cost)));
         }
         Ok(())
     }
 
     fn is_complete(&self) -> bool {
-        self.done
+        self.is_done
     }
 
     fn end(&mut self, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        // Some of them follow the calls they belong to, so that only now they are whole.
+        // Some details follow the calls they belong to, so they are complete only now.
         chunks.extend(self.details.take().map(Chunk::ThinkingData));
-        // Not every server says both; either makes an answer whole.
-        if self.finished || self.done {
+        // Not every server sends both; either one completes the answer.
+        if self.is_finished || self.is_done {
             return Ok(());
         }
         Err(Failure::transient("the vendor's stream ended before the answer was complete"))
     }
 
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
-        refused(status, body)
+    fn response_failure(&self, status: u16, body: &[u8]) -> Failure {
+        failure_from_body(status, body)
     }
 }
 
 impl Wire {
-    /// For a server of which is known whether the cost that it tells is what it charges.
-    pub(super) fn new(tells_cost: bool) -> Self {
-        Self { tells_cost, ..Self::default() }
+    /// `reports_cost`: the cost that the server reports is what it charges.
+    pub(super) fn new(reports_cost: bool) -> Self {
+        Self { reports_cost, ..Self::default() }
     }
 
-    fn choice(&mut self, choice: Choice, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+    fn read_choice(&mut self, choice: Choice, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         let delta = choice.delta.unwrap_or_default();
         let shown =
             delta.reasoning_details.map(|details| self.details.push(details)).unwrap_or_default();
@@ -199,7 +200,7 @@ impl Wire {
             Some(Value::String(text)) if !text.is_empty() => {
                 chunks.push_back(Chunk::Thinking(text))
             }
-            // The list says the same again.
+            // The list repeats the same text.
             _ if !shown.is_empty() => chunks.push_back(Chunk::Thinking(shown)),
             _ => {}
         }
@@ -211,22 +212,22 @@ impl Wire {
         if let Some(text) = delta.refusal
             && !text.is_empty()
         {
-            self.refused = true;
+            self.is_refused = true;
             chunks.push_back(Chunk::Text(text));
         }
         for call in delta.tool_calls.unwrap_or_default() {
-            self.call(call, chunks);
+            self.read_call(call, chunks);
         }
-        // Some servers say with every piece that there is none yet.
+        // Some servers send an empty reason with every piece.
         if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
-            if let Some(class) = broken_off(&reason) {
+            if let Some(class) = abort_class(&reason) {
                 return Err(Failure::new(
                     class,
                     format!("the vendor broke the answer off ({reason})"),
                 ));
             }
-            self.finished = true;
-            chunks.push_back(Chunk::Stop(if self.refused {
+            self.is_finished = true;
+            chunks.push_back(Chunk::Stop(if self.is_refused {
                 StopReason::Refused
             } else {
                 stop_reason(&reason)
@@ -235,7 +236,7 @@ impl Wire {
         Ok(())
     }
 
-    fn call(&mut self, call: ToolCall, chunks: &mut VecDeque<Chunk>) {
+    fn read_call(&mut self, call: ToolCall, chunks: &mut VecDeque<Chunk>) {
         let function = call.function.unwrap_or_default();
         let id = call.id.unwrap_or_default();
         let slot = match self.slot_of(call.index, &id, function.name.as_deref()) {
@@ -244,7 +245,7 @@ impl Wire {
                 self.calls.push(OpenCall { index: call.index, id: id.clone() });
                 let slot = self.calls.len() - 1;
                 chunks.push_back(Chunk::Call {
-                    slot: number(slot),
+                    slot: slot_number(slot),
                     id,
                     name: function.name.unwrap_or_default(),
                 });
@@ -257,12 +258,12 @@ impl Wire {
             Some(object) => object.to_string(),
         };
         if !json.is_empty() {
-            chunks.push_back(Chunk::Arguments { slot: number(slot), json });
+            chunks.push_back(Chunk::Arguments { slot: slot_number(slot), json });
         }
     }
 
-    /// Which call a piece belongs to; none when it begins a new one. The index says it where there
-    /// is one; else an id not seen yet, or a name without id, begins a call.
+    /// The call that a piece belongs to; none when it begins a new one. The index decides where
+    /// there is one. Otherwise a new id, or a name without id, begins a call.
     fn slot_of(&self, index: Option<u32>, id: &str, name: Option<&str>) -> Option<usize> {
         if index.is_some() {
             let at = self.calls.iter().rposition(|call| call.index == index)?;
@@ -281,13 +282,13 @@ impl Wire {
     }
 }
 
-fn number(slot: usize) -> u32 {
+fn slot_number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
 }
 
-/// Reasons for which an answer ends that is none: DeepSeek's when it has too much to do, and
-/// OpenRouter's when who answered has failed.
-fn broken_off(reason: &str) -> Option<FailureClass> {
+/// Finish reasons of an incomplete answer: DeepSeek's when it is overloaded, and OpenRouter's when
+/// the vendor behind it failed.
+fn abort_class(reason: &str) -> Option<FailureClass> {
     match reason {
         "insufficient_system_resource" => Some(FailureClass::Overloaded),
         "error" => Some(FailureClass::Transient),

@@ -11,14 +11,14 @@ use v1::block::Block as Piece;
 
 use super::{events::WireUsage, *};
 use crate::{
-    answer::{Answer, Completed},
-    call::tests::{EAGER, command, run},
+    answer::{Answer, CompletedAnswer},
+    call::tests::{NO_DELAY_POLICY, command, run},
     cancels::Cancel,
-    delta::tests::Kept,
+    delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Chunk>, Failure> {
     crate::tests::read::<Wire>(pieces)
@@ -28,7 +28,7 @@ fn request() -> Request {
     Request::from_command(&command("count the lines")).expect("the command is whole")
 }
 
-fn complete(wire: &str) -> (Completed, Usage) {
+fn complete(wire: &str) -> (CompletedAnswer, Usage) {
     let mut answer = Answer::new(&request());
     let chunks = read([wire.as_bytes()]).expect("the stream is whole");
     let usage = crate::meter::tests::used(&request(), &chunks, true);
@@ -38,8 +38,8 @@ fn complete(wire: &str) -> (Completed, Usage) {
     (answer.complete(), usage)
 }
 
-/// The answer's calls as `id: code`.
-fn calls(completed: &Completed) -> Vec<String> {
+/// The calls of an answer as `id: code`.
+fn calls(completed: &CompletedAnswer) -> Vec<String> {
     completed
         .blocks
         .iter()
@@ -71,7 +71,7 @@ fn every_recording_parses_the_same_at_every_split() {
 }
 
 #[test]
-fn a_chain_of_thought_comes_before_its_answer() {
+fn reasoning_comes_before_its_answer() {
     let (completed, usage) = complete(recorded::RECORDED_DEEPSEEK);
     let [thinking, text] = &completed.blocks[..] else { panic!("not two blocks: {completed:?}") };
     assert!(
@@ -90,9 +90,9 @@ fn a_chain_of_thought_comes_before_its_answer() {
     );
 }
 
-/// Calls of other tools than the code tool's become scripts.
+/// Calls of other tools than the code tool become scripts.
 #[test]
-fn what_the_vendor_itself_streams_is_read() {
+fn openai_stream_is_read() {
     let (completed, usage) = complete(recorded::RECORDED_CALL);
     assert_eq!(
         completed.blocks[0].block,
@@ -105,7 +105,7 @@ fn what_the_vendor_itself_streams_is_read() {
 }
 
 #[test]
-fn what_xai_streams_is_read_and_its_reasoning_is_paid_for() {
+fn xai_stream_is_read_and_reasoning_is_billed() {
     let (completed, usage) = complete(recorded::RECORDED_XAI);
     let [thinking, text, _call] = &completed.blocks[..] else {
         panic!("not three blocks: {completed:?}")
@@ -130,7 +130,7 @@ fn what_xai_streams_is_read_and_its_reasoning_is_paid_for() {
 }
 
 #[test]
-fn a_list_of_thoughts_is_kept_as_it_has_to_go_back() {
+fn reasoning_details_are_kept_for_replay() {
     let (completed, usage) = complete(recorded::RECORDED_OPENROUTER_REASONING);
     assert_eq!(calls(&completed), ["toolu_1: 1 + 1"]);
     let thoughts: Vec<&v1::Thinking> = completed
@@ -162,7 +162,7 @@ fn a_list_of_thoughts_is_kept_as_it_has_to_go_back() {
 }
 
 #[test]
-fn calls_that_share_an_index_but_not_an_id_are_two() {
+fn calls_sharing_an_index_with_different_ids_are_separate() {
     let (completed, usage) = complete(recorded::RECORDED_OLLAMA);
     assert_eq!(calls(&completed), ["call_k3f7x1aa: list_files('.')", "call_9qq2m0bb: 1 + 1"]);
     assert_eq!(completed.stop_reason, StopReason::ToolUse, "though the server said `stop`");
@@ -215,7 +215,7 @@ fn usage_is_read_in_every_dialect() {
 }
 
 #[test]
-fn what_is_empty_is_as_good_as_missing() {
+fn empty_fields_count_as_missing() {
     let piece = |text: &str, reason: &str| {
         json!({"id": "", "model": "", "choices": [
         {"index": 0, "delta": {"role": "assistant", "content": text, "tool_calls": null}, "finish_reason": reason}]})
@@ -236,7 +236,7 @@ fn what_is_empty_is_as_good_as_missing() {
 }
 
 #[test]
-fn a_stream_may_end_without_done_or_without_reason_but_not_without_both() {
+fn stream_may_end_without_done_or_reason_but_not_without_both() {
     let wire = recorded::Answer::text("abc").without_done().wire();
     assert!(read([wire.as_bytes()]).is_ok());
     let unfinished = events(&[
@@ -251,7 +251,7 @@ fn a_stream_may_end_without_done_or_without_reason_but_not_without_both() {
 }
 
 #[test]
-fn a_cut_within_an_event_is_a_transient_failure() {
+fn truncated_event_is_a_transient_failure() {
     let wire = recorded::Answer::text("abc").wire();
     let end = wire.find("finish_reason\":\"stop").expect("the end");
     for at in [0, 50, end] {
@@ -280,7 +280,7 @@ fn calls_without_id_or_index_are_told_apart() {
 }
 
 #[test]
-fn a_refusal_is_text_with_its_reason() {
+fn refusal_is_text_with_its_stop_reason() {
     let wire = events(&[
         json!({"choices": [{"index": 0, "delta": {"refusal": "I can't help with that."}, "finish_reason": null}]}),
         json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
@@ -291,7 +291,7 @@ fn a_refusal_is_text_with_its_reason() {
 }
 
 #[test]
-fn every_finish_reason_is_known() {
+fn every_finish_reason_is_mapped() {
     for (reason, expected) in [
         ("stop", StopReason::EndTurn),
         ("length", StopReason::MaxTokens),
@@ -318,7 +318,7 @@ fn every_finish_reason_is_known() {
 }
 
 #[test]
-fn errors_are_classified_by_the_vendors_own_words() {
+fn errors_are_classified_by_vendor_codes() {
     for (status, body, class) in [
         (
             400,
@@ -445,14 +445,14 @@ fn errors_are_classified_by_the_vendors_own_words() {
         (500, json!({"error": {"type": "server_error", "message": "no"}}), FailureClass::Transient),
         (503, json!({"message": "busy"}), FailureClass::Overloaded),
     ] {
-        let failure = refused(status, body.to_string().as_bytes());
+        let failure = failure_from_body(status, body.to_string().as_bytes());
         assert_eq!(failure.class, class, "{status} {body}");
         assert!(!failure.message.is_empty());
     }
 }
 
 #[test]
-fn an_error_within_the_stream_is_classified() {
+fn error_within_the_stream_is_classified() {
     for (error, class) in [
         (json!({"code": 429, "message": "rate limited upstream"}), FailureClass::RateLimited),
         (json!({"code": 502, "message": "provider returned error"}), FailureClass::Transient),
@@ -472,10 +472,10 @@ fn an_error_within_the_stream_is_classified() {
 }
 
 #[tokio::test]
-async fn a_request_carries_everything_in_the_vendors_form() {
+async fn request_has_the_vendor_format() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::Openai, &format!("{}/v1/", server.url()), SOON);
+    let vendor = open(ModelProviderType::Openai, &format!("{}/v1/", server.url()), TEST_TIMEOUT);
     let message = |source: MessageSource, blocks: Vec<Piece>| ChatMessage {
         source: source.into(),
         blocks: blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect(),
@@ -535,10 +535,10 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 }
 
 #[test]
-fn only_the_vendor_itself_is_asked_in_its_newer_words() {
+fn new_fields_are_sent_only_to_openai_itself() {
     let mut request = request();
     request.parameters.top_k = Some(7);
-    let original = serde_json::to_value(Body::new(&request, &ORIGINAL)).expect("JSON");
+    let original = serde_json::to_value(Body::new(&request, &OPENAI)).expect("JSON");
     assert_eq!(
         (&original["max_completion_tokens"], original.get("max_tokens"), original.get("top_k")),
         (&json!(4096), None, None)
@@ -555,12 +555,12 @@ fn only_the_vendor_itself_is_asked_in_its_newer_words() {
         ("http://localhost:8000/v1", false),
     ] {
         let endpoint = Endpoint::parse(base, None).expect("a URL");
-        assert_eq!(flavor(&endpoint).limit == ORIGINAL.limit, original, "{base}");
+        assert_eq!(flavor(&endpoint).limit == OPENAI.limit, original, "{base}");
     }
 }
 
 #[test]
-fn a_model_that_thinks_is_not_told_how_to_sample() {
+fn reasoning_model_gets_no_sampling_parameters() {
     let told = |flavor: &Flavor, model: &str, thinking: v1::ThinkingEffort| {
         let mut request = request();
         request.model = model.to_owned();
@@ -580,11 +580,11 @@ fn a_model_that_thinks_is_not_told_how_to_sample() {
     let (unset, low) = (v1::ThinkingEffort::Unspecified, v1::ThinkingEffort::Low);
     let router = &crate::openrouter::FLAVOR;
     for (flavor, model, thinking, expected) in [
-        (&ORIGINAL, "gpt-5.5", unset, false),
-        (&ORIGINAL, "o4-mini", unset, false),
-        (&ORIGINAL, "gpt-5-chat-latest", unset, true),
-        (&ORIGINAL, "gpt-4.1", unset, true),
-        (&ORIGINAL, "something-new", low, false),
+        (&OPENAI, "gpt-5.5", unset, false),
+        (&OPENAI, "o4-mini", unset, false),
+        (&OPENAI, "gpt-5-chat-latest", unset, true),
+        (&OPENAI, "gpt-4.1", unset, true),
+        (&OPENAI, "something-new", low, false),
         (&COMPATIBLE, "gpt-5.5", unset, true),
         (router, "openai/gpt-5.5", unset, false),
         (router, "openai/gpt-4.1", unset, true),
@@ -595,7 +595,7 @@ fn a_model_that_thinks_is_not_told_how_to_sample() {
 }
 
 #[test]
-fn a_schema_is_said_in_words_where_it_is_unknown() {
+fn schema_becomes_an_instruction_where_unsupported() {
     let mut request = request();
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
     request.format = Format::Schema { name: "answer".into(), schema: schema.clone(), strict: true };
@@ -621,7 +621,7 @@ fn a_schema_is_said_in_words_where_it_is_unknown() {
 }
 
 #[test]
-fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
+fn foreign_call_gets_empty_reasoning_where_required() {
     let call = Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"js": "1"}) };
     for (flavor, expected) in [
         (&crate::deepseek::FLAVOR, Some(json!(""))),
@@ -639,7 +639,7 @@ fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
 }
 
 #[test]
-fn what_is_to_be_cached_is_said_where_the_model_behind_has_to_be_told() {
+fn cache_breakpoints_are_set_where_the_model_needs_them() {
     let sent = |model: &str, rounds: usize| {
         let mut request = request();
         request.model = model.to_owned();
@@ -691,39 +691,47 @@ fn what_is_to_be_cached_is_said_where_the_model_behind_has_to_be_told() {
 }
 
 #[test]
-fn of_what_is_shown_the_last_text_is_marked() {
+fn last_text_of_a_message_is_marked() {
     let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
     let mut message =
         json!({"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]});
-    mark(&mut message);
+    set_cache_breakpoint(&mut message);
     assert_eq!(message["content"][1]["cache_control"], json!({"type": "ephemeral"}));
     let mut message = json!({"role": "user", "content": [image]});
     let before = message.clone();
-    mark(&mut message);
+    set_cache_breakpoint(&mut message);
     assert_eq!(message, before);
 }
 
 #[tokio::test]
-async fn a_provider_without_key_sends_none() {
+async fn provider_without_key_sends_no_authorization() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
     let endpoint = Endpoint::parse(&server.url(), None).expect("a URL");
     crate::install_crypto();
-    let timeouts = crate::http::Timeouts { connect: SOON, first_byte: SOON, idle: SOON };
+    let timeouts = crate::http::Timeouts {
+        connect: TEST_TIMEOUT,
+        first_byte: TEST_TIMEOUT,
+        idle: TEST_TIMEOUT,
+    };
     let vendor: Arc<dyn Vendor> = Arc::new(OpenAi::new(Http::new(timeouts), endpoint, &COMPATIBLE));
-    completed(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+    completed(
+        run(&vendor, NO_DELAY_POLICY, &CancelSignal::default(), &RecordingProgress::default())
+            .await
+            .0,
+    );
     assert_eq!(server.requests()[0].header("authorization"), "");
 }
 
 #[test]
-fn what_a_vendor_says_it_charges_is_taken_where_it_is_known_to_mean_that() {
+fn reported_cost_is_used_only_where_it_is_the_charge() {
     let usage: WireUsage = serde_json::from_value(
         json!({"prompt_tokens": 10, "completion_tokens": 2, "cost": 0.000_123_456_789}),
     )
     .expect("usage");
-    assert_eq!(usage.tokens(true).cost_pico_usd, 123_456_789);
-    assert_eq!(usage.tokens(false).cost_pico_usd, 0);
+    assert_eq!(usage.usage(true).cost_pico_usd, 123_456_789);
+    assert_eq!(usage.usage(false).cost_pico_usd, 0);
     let odd: WireUsage =
         serde_json::from_value(json!({"prompt_tokens": 10, "cost": {"total": 1}})).expect("usage");
-    assert_eq!(odd.tokens(true).cost_pico_usd, 0);
+    assert_eq!(odd.usage(true).cost_pico_usd, 0);
 }

@@ -1,4 +1,4 @@
-//! Who may call which model.
+//! Authorization of requests: which token may call which model.
 
 use axum::http::{HeaderMap, header::AUTHORIZATION};
 use construct_runtime::{MasterKeys, ModelToken};
@@ -6,8 +6,8 @@ use jiff::Timestamp;
 
 use super::refusal::{Kind, Refusal};
 
-/// The token of a request, from `Authorization: Bearer` or `x-api-key`: each SDK has its own way.
-pub(crate) fn token(
+/// The token of a request, from `Authorization: Bearer` or `x-api-key`: SDKs differ.
+pub(crate) fn verify_token(
     headers: &HeaderMap,
     keys: &MasterKeys,
     now: Timestamp,
@@ -26,8 +26,8 @@ pub(crate) fn token(
         .map_err(|error| Refusal::new(Kind::Unauthenticated, error.to_string()))
 }
 
-/// The model that is meant, when the token is good for it.
-pub(crate) fn model<'a>(token: &'a ModelToken, asked: &str) -> Result<&'a str, Refusal> {
+/// The requested model, when the token is valid for it.
+pub(crate) fn allowed_model<'a>(token: &'a ModelToken, asked: &str) -> Result<&'a str, Refusal> {
     let found = if asked.is_empty() {
         token.models.first()
     } else {
@@ -49,10 +49,10 @@ mod tests {
     use super::*;
 
     fn keys() -> MasterKeys {
-        crate::key::tests::keys()
+        crate::sealed_key::tests::keys()
     }
 
-    fn issued() -> ModelToken {
+    fn example_token() -> ModelToken {
         ModelToken {
             id: "t".into(),
             organization: "o".into(),
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_taken_from_either_header() {
+    fn token_is_read_from_either_header() {
         let issued = ModelToken {
             expires_at: Timestamp::from_second(9_000_000_000).expect("a time"),
             ..issued()
@@ -78,23 +78,26 @@ mod tests {
             ("x-api-key", text.expose().to_owned()),
         ] {
             let headers = HeaderMap::from_iter([(name.parse().expect("a name"), value(text))]);
-            assert_eq!(token(&headers, &keys(), Timestamp::UNIX_EPOCH), Ok(issued.clone()));
+            assert_eq!(verify_token(&headers, &keys(), Timestamp::UNIX_EPOCH), Ok(issued.clone()));
         }
         for headers in [
             HeaderMap::new(),
             HeaderMap::from_iter([(AUTHORIZATION, value(format!("Basic {}", text.expose())))]),
         ] {
             assert_eq!(
-                token(&headers, &keys(), Timestamp::UNIX_EPOCH).map_err(|error| error.kind),
+                verify_token(&headers, &keys(), Timestamp::UNIX_EPOCH).map_err(|error| error.kind),
                 Err(Kind::Unauthenticated)
             );
         }
     }
 
     #[test]
-    fn only_the_models_of_the_token_are_there() {
-        assert_eq!(model(&issued(), "mini"), Ok("mini"));
-        assert_eq!(model(&issued(), ""), Ok("opus"));
-        assert_eq!(model(&issued(), "other").map_err(|error| error.kind), Err(Kind::NoModel));
+    fn only_models_of_the_token_are_allowed() {
+        assert_eq!(allowed_model(&example_token(), "mini"), Ok("mini"));
+        assert_eq!(allowed_model(&example_token(), ""), Ok("opus"));
+        assert_eq!(
+            allowed_model(&example_token(), "other").map_err(|error| error.kind),
+            Err(Kind::NoModel)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! OpenAI's Chat Completions, as clients speak it: <https://platform.openai.com/docs/api-reference/chat>.
+//! OpenAI's Chat Completions for clients: <https://platform.openai.com/docs/api-reference/chat>.
 
 use construct_domain::money::Usage;
 use construct_proto::{
@@ -9,9 +9,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    asked::{self, Asked, OneOrMany, given, refuse},
-    face::{Face, Head, Writer, event, json, read_tokens},
-    gather::{Gathered, Grown, Piece},
+    client_request::{self, ClientRequest, OneOrMany, is_set, reject_if},
+    partial_answer::{PartialAnswer, Piece, PieceChange},
+    protocol::{AnswerHead, ClientProtocol, Writer, to_json, total_input_tokens, write_event},
     refusal::{Kind, Refusal},
 };
 use crate::{
@@ -59,7 +59,7 @@ struct StreamOptions {
 struct Message {
     role: String,
     content: Option<Content>,
-    /// What was thought, as the client was shown it.
+    /// Thinking, as it was sent to the client.
     reasoning_content: Option<String>,
     tool_calls: Option<Vec<Call>>,
     tool_call_id: Option<String>,
@@ -132,38 +132,38 @@ struct FunctionBody {
     parameters: Option<Value>,
 }
 
-impl Face for Chat {
+impl ClientProtocol for Chat {
     const PURPOSE: &'static str = "chat completions";
     type Writer = Stream;
 
-    fn read(body: &[u8]) -> Result<Asked, Refusal> {
-        let body: Body = asked::parse(body)?;
-        refuse(body.n.is_some_and(|n| n != 1), "`n` other than 1")?;
-        refuse(given(body.logprobs.as_ref()), "`logprobs`")?;
-        refuse(given(body.logit_bias.as_ref()), "`logit_bias`")?;
-        refuse(given(body.functions.as_ref()), "`functions` (use `tools`)")?;
-        refuse(given(body.audio.as_ref()), "`audio`")?;
-        refuse(body.web_search_options.is_some(), "`web_search_options`")?;
-        refuse(
+    fn read(body: &[u8]) -> Result<ClientRequest, Refusal> {
+        let body: Body = client_request::parse(body)?;
+        reject_if(body.n.is_some_and(|n| n != 1), "`n` other than 1")?;
+        reject_if(is_set(body.logprobs.as_ref()), "`logprobs`")?;
+        reject_if(is_set(body.logit_bias.as_ref()), "`logit_bias`")?;
+        reject_if(is_set(body.functions.as_ref()), "`functions` (use `tools`)")?;
+        reject_if(is_set(body.audio.as_ref()), "`audio`")?;
+        reject_if(body.web_search_options.is_some(), "`web_search_options`")?;
+        reject_if(
             body.modalities.iter().flatten().any(|kind| kind != "text"),
             "a modality other than text",
         )?;
-        let mut asked = Asked {
+        let mut asked = ClientRequest {
             model: body.model,
             stream: body.stream,
             include_usage: body.stream_options.is_some_and(|options| options.include_usage),
-            choice: choice(body.tool_choice.as_ref())?,
+            choice: tool_choice(body.tool_choice.as_ref())?,
             one_call: body.parallel_tool_calls == Some(false),
-            format: format(body.response_format.as_ref())?,
+            format: answer_format(body.response_format.as_ref())?,
             parameters: ModelParameters {
                 temperature: body.temperature,
                 max_tokens: body.max_completion_tokens.or(body.max_tokens),
                 top_p: body.top_p,
                 stop_sequences: body.stop.map(OneOrMany::into_list).unwrap_or_default(),
-                thinking: effort(body.reasoning_effort.as_deref())?.into(),
+                thinking: thinking_effort(body.reasoning_effort.as_deref())?.into(),
                 ..ModelParameters::default()
             },
-            ..Asked::default()
+            ..ClientRequest::default()
         };
         for tool in body.tools.into_iter().flatten() {
             let function = tool.function.filter(|_| matches!(&*tool.kind, "function" | ""));
@@ -173,7 +173,7 @@ impl Face for Chat {
                     tool.kind
                 )));
             };
-            asked.tools.push(asked::tool(
+            asked.tools.push(client_request::tool(
                 function.name,
                 function.description,
                 function.parameters,
@@ -182,16 +182,16 @@ impl Face for Chat {
         for message in body.messages {
             read_message(message, &mut asked)?;
         }
-        asked.checked()
+        asked.validate()
     }
 
-    fn whole(head: &Head, gathered: &Gathered) -> Value {
-        let text = gathered.text();
-        let calls: Vec<Value> = gathered.pieces.iter().filter_map(call).collect();
+    fn answer_body(head: &AnswerHead, answer: &PartialAnswer) -> Value {
+        let text = answer.text();
+        let calls: Vec<Value> = answer.pieces.iter().filter_map(call_body).collect();
         let content =
             if text.is_empty() && !calls.is_empty() { Value::Null } else { Value::String(text) };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-        let thought = gathered.thought();
+        let thought = answer.thinking();
         if !thought.is_empty() {
             message["reasoning_content"] = json!(thought);
         }
@@ -203,42 +203,42 @@ impl Face for Chat {
             "object": "chat.completion",
             "created": head.created,
             "model": head.model,
-            "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": reason(gathered.stop())}],
-            "usage": usage(&gathered.usage(true)),
+            "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason(answer.stop())}],
+            "usage": usage_body(&answer.usage(true)),
         })
     }
 
-    fn refused(refusal: &Refusal) -> Value {
-        error(refusal)
+    fn error_body(refusal: &Refusal) -> Value {
+        refusal_body(refusal)
     }
 }
 
-fn read_message(message: Message, asked: &mut Asked) -> Result<(), Refusal> {
-    refuse(
+fn read_message(message: Message, asked: &mut ClientRequest) -> Result<(), Refusal> {
+    reject_if(
         message.function_call.is_some_and(|call| !call.is_null()),
         "`function_call` (use `tool_calls`)",
     )?;
     match &*message.role {
-        "system" | "developer" => asked.instruct(&texts(message.content)?),
+        "system" | "developer" => asked.push_instruction(&read_text(message.content)?),
         "user" => {
-            for part in parts(message.content)? {
-                asked.say(Role::User, part);
+            for part in read_parts(message.content)? {
+                asked.push_part(Role::User, part);
             }
         }
         "assistant" => {
             if let Some(text) = message.reasoning_content.filter(|text| !text.trim().is_empty()) {
-                asked.say(Role::Assistant, Part::Thinking { text, data: String::new() });
+                asked.push_part(Role::Assistant, Part::Thinking { text, data: String::new() });
             }
-            let text = texts(message.content)?;
+            let text = read_text(message.content)?;
             if !text.trim().is_empty() {
-                asked.say(Role::Assistant, Part::Text(text));
+                asked.push_part(Role::Assistant, Part::Text(text));
             }
             for call in message.tool_calls.into_iter().flatten() {
                 let function = call
                     .function
                     .ok_or_else(|| Refusal::invalid("a tool call names no function"))?;
-                let arguments = asked::arguments(&function.arguments)?;
-                asked.say(
+                let arguments = client_request::parse_arguments(&function.arguments)?;
+                asked.push_part(
                     Role::Assistant,
                     Part::Call { id: call.id, name: function.name, arguments },
                 );
@@ -246,8 +246,11 @@ fn read_message(message: Message, asked: &mut Asked) -> Result<(), Refusal> {
         }
         "tool" => {
             let id = message.tool_call_id.unwrap_or_default();
-            let output = texts(message.content)?;
-            asked.say(Role::User, Part::Result { id, name: String::new(), output, failed: false });
+            let output = read_text(message.content)?;
+            asked.push_part(
+                Role::User,
+                Part::Result { id, name: String::new(), output, failed: false },
+            );
         }
         role => {
             return Err(Refusal::invalid(format!(
@@ -258,7 +261,7 @@ fn read_message(message: Message, asked: &mut Asked) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn parts(content: Option<Content>) -> Result<Vec<Part>, Refusal> {
+fn read_parts(content: Option<Content>) -> Result<Vec<Part>, Refusal> {
     let parts = match content {
         None => Vec::new(),
         Some(Content::Text(text)) => vec![ContentPart::Text { text }],
@@ -273,12 +276,12 @@ fn parts(content: Option<Content>) -> Result<Vec<Part>, Refusal> {
                 continue;
             }
             ContentPart::Text { text } | ContentPart::Refusal { refusal: text } => Part::Text(text),
-            ContentPart::ImageUrl { image_url } => asked::data_url(&image_url.url, "")?,
+            ContentPart::ImageUrl { image_url } => client_request::data_url(&image_url.url, "")?,
             ContentPart::File { file } => {
                 let data = file
                     .file_data
                     .ok_or_else(|| Refusal::invalid("files are taken as `file_data` only"))?;
-                asked::data_url(&data, &file.filename)?
+                client_request::data_url(&data, &file.filename)?
             }
             ContentPart::Other => {
                 return Err(Refusal::invalid(
@@ -290,10 +293,10 @@ fn parts(content: Option<Content>) -> Result<Vec<Part>, Refusal> {
     Ok(read)
 }
 
-/// Content where only text has a meaning.
-fn texts(content: Option<Content>) -> Result<String, Refusal> {
+/// Content where only text is allowed.
+fn read_text(content: Option<Content>) -> Result<String, Refusal> {
     let mut whole = String::new();
-    for part in parts(content)? {
+    for part in read_parts(content)? {
         match part {
             Part::Text(text) => whole.push_str(&text),
             _ => {
@@ -306,7 +309,7 @@ fn texts(content: Option<Content>) -> Result<String, Refusal> {
     Ok(whole)
 }
 
-fn choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
+fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
     Ok(match choice {
         None | Some(Value::Null) => ToolChoice::Auto,
         Some(Value::String(word)) if word == "auto" => ToolChoice::Auto,
@@ -321,30 +324,30 @@ fn choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
     })
 }
 
-fn format(format: Option<&Value>) -> Result<Format, Refusal> {
+fn answer_format(format: Option<&Value>) -> Result<Format, Refusal> {
     let Some(format) = format.filter(|format| !format.is_null()) else { return Ok(Format::Text) };
     match format["type"].as_str() {
         Some("text") => Ok(Format::Text),
         Some("json_object") => Ok(Format::Json),
-        Some("json_schema") => schema(&format["json_schema"]),
+        Some("json_schema") => json_schema_format(&format["json_schema"]),
         _ => Err(Refusal::invalid("this `response_format` is not supported by this proxy")),
     }
 }
 
-/// A schema with its name, as both of the vendor's protocols have it.
-pub(crate) fn schema(of: &Value) -> Result<Format, Refusal> {
-    if !of["schema"].is_object() {
+/// A schema with its name, as in both of the vendor's protocols.
+pub(crate) fn json_schema_format(value: &Value) -> Result<Format, Refusal> {
+    if !value["schema"].is_object() {
         return Err(Refusal::invalid("the answer's format lacks its `schema`"));
     }
     Ok(Format::Schema {
-        name: of["name"].as_str().unwrap_or("answer").to_owned(),
-        schema: of["schema"].clone(),
-        strict: of["strict"].as_bool().unwrap_or(false),
+        name: value["name"].as_str().unwrap_or("answer").to_owned(),
+        schema: value["schema"].clone(),
+        strict: value["strict"].as_bool().unwrap_or(false),
     })
 }
 
-/// How much to think, in the words of both of the vendor's protocols.
-pub(crate) fn effort(word: Option<&str>) -> Result<ThinkingEffort, Refusal> {
+/// An effort, by the names of both of the vendor's protocols.
+pub(crate) fn thinking_effort(word: Option<&str>) -> Result<ThinkingEffort, Refusal> {
     Ok(match word {
         None => ThinkingEffort::Unspecified,
         Some("none" | "minimal") => ThinkingEffort::Off,
@@ -357,7 +360,7 @@ pub(crate) fn effort(word: Option<&str>) -> Result<ThinkingEffort, Refusal> {
     })
 }
 
-fn call(piece: &Piece) -> Option<Value> {
+fn call_body(piece: &Piece) -> Option<Value> {
     match piece {
         Piece::Call { id, name, arguments, .. } => {
             let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
@@ -369,7 +372,7 @@ fn call(piece: &Piece) -> Option<Value> {
     }
 }
 
-const fn reason(stop: StopReason) -> &'static str {
+const fn finish_reason(stop: StopReason) -> &'static str {
     match stop {
         StopReason::ToolUse => "tool_calls",
         StopReason::MaxTokens => "length",
@@ -378,8 +381,8 @@ const fn reason(stop: StopReason) -> &'static str {
     }
 }
 
-fn usage(usage: &Usage) -> Value {
-    let read = read_tokens(usage);
+fn usage_body(usage: &Usage) -> Value {
+    let read = total_input_tokens(usage);
     json!({
         "prompt_tokens": read,
         "completion_tokens": usage.output_tokens,
@@ -389,8 +392,8 @@ fn usage(usage: &Usage) -> Value {
     })
 }
 
-/// The body of an error, of both of the vendor's protocols.
-pub(crate) fn error(refusal: &Refusal) -> Value {
+/// The error body of both of the vendor's protocols.
+pub(crate) fn refusal_body(refusal: &Refusal) -> Value {
     let (kind, code) = match refusal.kind {
         Kind::Invalid => ("invalid_request_error", None),
         Kind::TooLarge => ("invalid_request_error", Some("request_too_large")),
@@ -414,11 +417,11 @@ pub(crate) struct Stream {
     /// Everything of an event before the delta.
     prefix: String,
     include_usage: bool,
-    begun: bool,
+    has_begun: bool,
 }
 
 impl Stream {
-    fn delta(&mut self, delta: &str, finish: Option<&str>, out: &mut String) {
+    fn write_delta(&mut self, delta: &str, finish: Option<&str>, out: &mut String) {
         out.push_str(&self.prefix);
         out.push_str("\"choices\":[{\"index\":0,\"delta\":");
         out.push_str(delta);
@@ -435,64 +438,70 @@ impl Stream {
     }
 
     fn begin(&mut self, out: &mut String) {
-        if !self.begun {
-            self.begun = true;
-            self.delta("{\"role\":\"assistant\",\"content\":\"\"}", None, out);
+        if !self.has_begun {
+            self.has_begun = true;
+            self.write_delta("{\"role\":\"assistant\",\"content\":\"\"}", None, out);
         }
     }
 }
 
 impl Writer for Stream {
-    fn new(head: Head) -> Self {
-        let (id, model) = (json(&format!("chatcmpl-{}", head.id)), json(&head.model));
+    fn new(head: AnswerHead) -> Self {
+        let (id, model) = (to_json(&format!("chatcmpl-{}", head.id)), to_json(&head.model));
         let prefix = format!(
             "data: {{\"id\":{id},\"object\":\"chat.completion.chunk\",\"created\":{},\"model\":{model},",
             head.created
         );
-        Self { prefix, include_usage: head.include_usage, begun: false }
+        Self { prefix, include_usage: head.include_usage, has_begun: false }
     }
 
-    fn push(&mut self, chunk: &Chunk, grown: Grown, gathered: &Gathered, out: &mut String) {
+    fn push(
+        &mut self,
+        chunk: &Chunk,
+        change: PieceChange,
+        answer: &PartialAnswer,
+        out: &mut String,
+    ) {
         let number = |at: usize| {
-            gathered.pieces[..at].iter().filter(|piece| matches!(piece, Piece::Call { .. })).count()
+            answer.pieces[..at].iter().filter(|piece| matches!(piece, Piece::Call { .. })).count()
         };
-        match (chunk, grown) {
+        match (chunk, change) {
             (Chunk::Text(text), _) => {
                 self.begin(out);
-                self.delta(&format!("{{\"content\":{}}}", json(text)), None, out);
+                self.write_delta(&format!("{{\"content\":{}}}", json(text)), None, out);
             }
             (Chunk::Thinking(text), _) => {
                 self.begin(out);
-                self.delta(&format!("{{\"reasoning_content\":{}}}", json(text)), None, out);
+                self.write_delta(&format!("{{\"reasoning_content\":{}}}", json(text)), None, out);
             }
-            (Chunk::Call { .. }, Grown::Begun(at)) => {
+            (Chunk::Call { .. }, PieceChange::Started(at)) => {
                 self.begin(out);
-                let Piece::Call { id, name, .. } = &gathered.pieces[at] else { return };
+                let Piece::Call { id, name, .. } = &answer.pieces[at] else { return };
                 let call = json!({"index": number(at), "id": id, "type": "function",
                     "function": {"name": name, "arguments": ""}});
-                self.delta(&json(&json!({"tool_calls": [call]})), None, out);
+                self.write_delta(&to_json(&json!({"tool_calls": [call]})), None, out);
             }
-            (Chunk::Arguments { json: arguments, .. }, Grown::On(at)) => {
+            (Chunk::Arguments { json: arguments, .. }, PieceChange::Extended(at)) => {
                 let call = json!({"index": number(at), "function": {"arguments": arguments}});
-                self.delta(&json(&json!({"tool_calls": [call]})), None, out);
+                self.write_delta(&to_json(&json!({"tool_calls": [call]})), None, out);
             }
             _ => {}
         }
     }
 
-    fn end(&mut self, gathered: &Gathered, out: &mut String) {
+    fn end(&mut self, answer: &PartialAnswer, out: &mut String) {
         self.begin(out);
-        self.delta("{}", Some(reason(gathered.stop())), out);
+        self.write_delta("{}", Some(finish_reason(answer.stop())), out);
         if self.include_usage {
             out.push_str(&self.prefix);
             out.push_str("\"choices\":[],\"usage\":");
-            out.push_str(&json(&usage(&gathered.usage(true))));
+            out.push_str(&to_json(&usage_body(&answer.usage(true))));
             out.push_str("}\n\n");
         }
         out.push_str("data: [DONE]\n\n");
     }
 
-    fn failed(&mut self, refusal: &Refusal, out: &mut String) {
-        event(out, None, &error(refusal));
+    fn fail(&mut self, refusal: &Refusal, out: &mut String) {
+        write_event(out, None, &refusal_body(refusal));
     }
 }

@@ -1,4 +1,4 @@
-//! Anthropic's question how many tokens a request has: <https://docs.claude.com/en/api/messages-count-tokens>.
+//! Anthropic's token count: <https://docs.claude.com/en/api/messages-count-tokens>.
 
 use std::sync::Arc;
 
@@ -11,31 +11,33 @@ use serde_json::json;
 
 use super::{
     Shared, access,
-    face::{Face as _, json},
     messages::Messages,
+    protocol::{ClientProtocol as _, to_json},
     refusal::Refusal,
-    serve::{Arrived, refused, whole},
+    serve::{ReceivedRequest, json_response, refusal_response},
 };
-use crate::count::Counted;
+use crate::token_count::CountResult;
 
-/// Counts for any model, whichever vendor is behind it. Costs nothing.
+/// Counts tokens for any model, whichever vendor is behind it. Free of charge.
 pub(crate) async fn answer(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
     match count(&shared, request).await {
-        // The protocol has no place for the second word, and its clients ignore what they don't
-        // know.
+        // The protocol does not define the second field, and its clients ignore unknown ones.
         Ok(counted) => {
             let body = json!({"input_tokens": counted.tokens, "exact": counted.exact});
-            whole(StatusCode::OK, json(&body))
+            json_response(StatusCode::OK, to_json(&body))
         }
-        Err(refusal) => refused::<Messages>(&refusal),
+        Err(refusal) => refusal_response::<Messages>(&refusal),
     }
 }
 
-async fn count(shared: &Shared, request: HttpRequest) -> Result<Counted, Refusal> {
-    let Arrived { token, permit: _permit, body, .. } = Arrived::take(shared, request).await?;
+async fn count(shared: &Shared, request: HttpRequest) -> Result<CountResult, Refusal> {
+    let ReceivedRequest { token, permit: _permit, body, .. } =
+        ReceivedRequest::receive(shared, request).await?;
     let asked = Messages::read(&body)?;
-    let route =
-        shared.models.find(&token.organization, access::model(&token, &asked.model)?).await?;
-    let request = asked.request("", &token.task, &route)?;
-    Ok(shared.router.count(&route.target, &request).await)
+    let route = shared
+        .models
+        .find(&token.organization, access::allowed_model(&token, &asked.model)?)
+        .await?;
+    let request = asked.into_request("", &token.task, &route)?;
+    Ok(shared.router.count_tokens(&route.target, &request).await)
 }

@@ -1,4 +1,5 @@
-//! OpenAI's Embeddings, as clients speak it: <https://platform.openai.com/docs/api-reference/embeddings/create>.
+//! OpenAI's Embeddings for clients:
+//! <https://platform.openai.com/docs/api-reference/embeddings/create>.
 
 use std::sync::Arc;
 
@@ -17,22 +18,22 @@ use tracing::Instrument as _;
 
 use super::{
     Shared, access,
-    asked::{self, Asked, OneOrMany, estimate_vectors, parse},
     chat::Chat,
-    face::json,
+    client_request::{self, ClientRequest, OneOrMany, estimate_embedding_cost, parse},
+    protocol::to_json,
     refusal::{Kind, Refusal},
-    serve::{Arrived, guard, hold, refused, whole},
-    upstream::given_up,
+    serve::{ReceivedRequest, cancel_guard, json_response, refusal_response, reserve_spending},
+    upstream::canceled_with_task,
 };
 use crate::{
-    answer::tokens,
+    answer::estimate_tokens,
     cancels::Cancel,
     failure::Failure,
-    router::{Ended, Interrupts, RoutedCall, Sink},
-    vendor::{Chunk, Embed, Request},
+    router::{CallEnd, Interrupts, RoutedCall, Sink},
+    vendor::{Chunk, EmbedRequest, Request},
 };
 
-/// What such calls are called in the ledger.
+/// The name of such calls in the ledger.
 const PURPOSE: &str = "embeddings";
 /// Texts of one request at most, as with the vendor whose protocol it is.
 const MAX_TEXTS: usize = 2_048;
@@ -60,7 +61,7 @@ enum Input {
 enum Encoding {
     #[default]
     Float,
-    /// Single-precision numbers, the lowest byte first.
+    /// Single-precision numbers in little-endian order.
     Base64,
 }
 
@@ -96,73 +97,85 @@ struct Usage {
 pub(crate) async fn answer(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
     match Box::pin(embed(&shared, request)).await {
         Ok(response) => response,
-        Err(refusal) => refused::<Chat>(&refusal),
+        Err(refusal) => refusal_response::<Chat>(&refusal),
     }
 }
 
 async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusal> {
-    let Arrived { token, permit, body, deadline, .. } = Arrived::take(shared, request).await?;
+    let ReceivedRequest { token, permit, body, deadline, .. } =
+        ReceivedRequest::receive(shared, request).await?;
     let Body { model, input, encoding_format, dimensions } = parse(&body)?;
     drop(body);
-    let embed =
-        Embed { texts: texts(input)?, dimensions: dimensions.filter(|&dimensions| dimensions > 0) };
-    let name = access::model(&token, &model)?;
+    let embed = EmbedRequest {
+        texts: read_texts(input)?,
+        dimensions: dimensions.filter(|&dimensions| dimensions > 0),
+    };
+    let name = access::allowed_model(&token, &model)?;
     let route = shared.models.find(&token.organization, name).await?;
-    let asked = Asked {
+    let asked = ClientRequest {
         model: name.to_owned(),
         parameters: ModelParameters::default(),
-        ..Asked::default()
+        ..ClientRequest::default()
     };
-    let amount = estimate_vectors(&embed, &route);
-    let request = Request { embed: Some(embed), ..asked.request("", &token.task, &route)? };
-    let mut hold = hold(shared, &token, &route, PURPOSE, amount, deadline).await?;
+    let amount = estimate_embedding_cost(&embed, &route);
+    let request = Request { embed: Some(embed), ..asked.into_request("", &token.task, &route)? };
+    let mut reservation =
+        reserve_spending(shared, &token, &route, PURPOSE, amount, deadline).await?;
 
     let request = Arc::new(request);
     let (router, targets, hedge_after) =
-        (shared.router.clone(), route.in_order(false), route.hedge_after);
-    let guard = guard(shared, &token);
+        (shared.router.clone(), route.ordered_targets(false), route.hedge_after);
+    let guard = cancel_guard(shared, &token);
     let cancel = guard.as_ref().map(|guard| guard.cancel.clone()).unwrap_or_default();
     let asked = Arc::clone(&request);
-    // Dropped with this future, when the client has gone.
-    let _gone = Gone(cancel.clone());
-    // In a task of its own, so that what was used until then is settled.
+    // Dropped with this future when the client disconnects.
+    let _cancel_on_drop = CancelOnDrop(cancel.clone());
+    // In a task of its own, so that the usage until then is settled.
     let calling = async move {
-        let mut gathered = Gathered::default();
+        let mut sink = VectorSink::default();
         let interrupts =
             Interrupts { cancel: &cancel, deadline, hand_back: CancellationToken::new() };
-        let call =
-            RoutedCall { request: asked, targets, hedge_after, tries: 0, lost: 0, interrupts };
-        let routed = router.call(call, &mut gathered).await;
-        hold.settle(routed.usage);
-        drop((hold, permit, guard));
-        (routed.ended, gathered)
+        let call = RoutedCall {
+            request: asked,
+            targets,
+            hedge_after,
+            tries: 0,
+            lost_calls: 0,
+            interrupts,
+        };
+        let routed = router.call(call, &mut sink).await;
+        reservation.settle(routed.usage);
+        drop((reservation, permit, guard));
+        (routed.end, sink)
     };
     let called = tokio::spawn(calling.in_current_span()).await;
-    let (ended, gathered) =
+    let (ended, sink) =
         called.map_err(|_| Refusal::new(Kind::Internal, "the call ended without a word"))?;
     match ended {
-        Ended::Completed => {}
-        Ended::Failed(failure) => return Err(failure.into()),
-        Ended::Cancelled { reason } => return Err(given_up(&reason).into()),
-        Ended::HandedBack => return Err(Refusal::new(Kind::Internal, "the call was handed back")),
+        CallEnd::Completed => {}
+        CallEnd::Failed(failure) => return Err(failure.into()),
+        CallEnd::Cancelled { reason } => return Err(canceled_with_task(&reason).into()),
+        CallEnd::HandedBack => {
+            return Err(Refusal::new(Kind::Internal, "the call was handed back"));
+        }
     }
-    let read = gathered.read.unwrap_or_else(|| tokens(request.input_chars()));
-    let data = gathered.vectors.iter().enumerate().map(|(index, vector)| Item {
+    let read = sink.input_tokens.unwrap_or_else(|| estimate_tokens(request.input_chars()));
+    let data = sink.vectors.iter().enumerate().map(|(index, vector)| Item {
         object: "embedding",
         index,
         embedding: match encoding_format {
             Encoding::Float => Vector::Numbers(vector),
-            Encoding::Base64 => Vector::Base64(base64(vector)),
+            Encoding::Base64 => Vector::Base64(encode_base64(vector)),
         },
     });
     let usage = Usage { prompt_tokens: read, total_tokens: read };
-    Ok(whole(
+    Ok(json_response(
         StatusCode::OK,
-        json(&List { object: "list", data: data.collect(), model: name, usage }),
+        to_json(&List { object: "list", data: data.collect(), model: name, usage }),
     ))
 }
 
-fn texts(input: Input) -> Result<Vec<String>, Refusal> {
+fn read_texts(input: Input) -> Result<Vec<String>, Refusal> {
     let texts = match input {
         Input::Texts(texts) => texts.into_list(),
         Input::Tokens(_) => {
@@ -171,8 +184,8 @@ fn texts(input: Input) -> Result<Vec<String>, Refusal> {
             ));
         }
     };
-    asked::refuse(texts.is_empty(), "an empty list of texts")?;
-    asked::refuse(texts.iter().any(String::is_empty), "an empty text")?;
+    client_request::reject_if(texts.is_empty(), "an empty list of texts")?;
+    client_request::reject_if(texts.iter().any(String::is_empty), "an empty text")?;
     if texts.len() > MAX_TEXTS {
         return Err(Refusal::invalid(format!(
             "at most {MAX_TEXTS} texts can be sent at once, here are {}",
@@ -182,29 +195,29 @@ fn texts(input: Input) -> Result<Vec<String>, Refusal> {
     Ok(texts)
 }
 
-fn base64(vector: &[f32]) -> String {
+fn encode_base64(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector.iter().flat_map(|number| number.to_le_bytes()).collect();
     STANDARD.encode(bytes)
 }
 
-struct Gone(Cancel);
+struct CancelOnDrop(CancelSignal);
 
-impl Drop for Gone {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.cancel("the client is gone");
     }
 }
 
-/// The vectors of one try.
+/// Collects the vectors of one attempt.
 #[derive(Default)]
-struct Gathered {
+struct VectorSink {
     vectors: Vec<Vec<f32>>,
     /// Tokens, as the vendor has counted them.
-    read: Option<i64>,
+    input_tokens: Option<i64>,
 }
 
 #[async_trait]
-impl Sink for Gathered {
+impl Sink for VectorSink {
     fn begin(&mut self, _request: &Request) {
         *self = Self::default();
     }
@@ -212,7 +225,7 @@ impl Sink for Gathered {
     async fn push(&mut self, chunk: Chunk) -> Result<(), Failure> {
         match chunk {
             Chunk::Vector(vector) => self.vectors.push(vector),
-            Chunk::Usage(usage) => self.read = Some(usage.input_tokens),
+            Chunk::Usage(usage) => self.input_tokens = Some(usage.input_tokens),
             _ => return Err(Failure::internal("vectors were asked for, and an answer came")),
         }
         Ok(())
@@ -224,7 +237,7 @@ impl Sink for Gathered {
 
     async fn flush(&mut self) {}
 
-    async fn void(&mut self, _failure: &Failure) -> bool {
+    async fn discard(&mut self, _failure: &Failure) -> bool {
         *self = Self::default();
         true
     }

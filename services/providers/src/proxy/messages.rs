@@ -1,4 +1,4 @@
-//! Anthropic's Messages, as clients speak it: <https://docs.claude.com/en/api/messages>.
+//! Anthropic's Messages for clients: <https://docs.claude.com/en/api/messages>.
 
 use construct_domain::money::Usage;
 use construct_proto::{
@@ -9,10 +9,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    asked::{self, Asked, given, refuse},
     chat,
-    face::{Face, Head, Writer, event, is_whole, object},
-    gather::{Gathered, Grown, Piece},
+    client_request::{self, ClientRequest, is_set, reject_if},
+    partial_answer::{PartialAnswer, Piece, PieceChange},
+    protocol::{
+        AnswerHead, ClientProtocol, Writer, arguments_value, is_complete_json, write_event,
+    },
     refusal::{Kind, Refusal},
     thinking,
 };
@@ -137,14 +139,14 @@ struct Thinking {
     budget_tokens: Option<u32>,
 }
 
-impl Face for Messages {
+impl ClientProtocol for Messages {
     const PURPOSE: &'static str = "messages";
     type Writer = Stream;
 
-    fn read(body: &[u8]) -> Result<Asked, Refusal> {
-        let body: Body = asked::parse(body)?;
-        refuse(given(body.mcp_servers.as_ref()), "`mcp_servers`")?;
-        refuse(given(body.container.as_ref()), "`container`")?;
+    fn read(body: &[u8]) -> Result<ClientRequest, Refusal> {
+        let body: Body = client_request::parse(body)?;
+        reject_if(is_set(body.mcp_servers.as_ref()), "`mcp_servers`")?;
+        reject_if(is_set(body.container.as_ref()), "`container`")?;
         let choice = body.tool_choice.as_ref();
         let output = body.output_config.unwrap_or_default();
         let effort = match body
@@ -157,17 +159,18 @@ impl Face for Messages {
                 4_097..=16_384 => ThinkingEffort::Medium,
                 _ => ThinkingEffort::High,
             },
-            Some((kind, _)) if kind == "adaptive" => match chat::effort(output["effort"].as_str())?
-            {
-                ThinkingEffort::Unspecified => ThinkingEffort::High,
-                effort => effort,
-            },
+            Some((kind, _)) if kind == "adaptive" => {
+                match chat::thinking_effort(output["effort"].as_str())? {
+                    ThinkingEffort::Unspecified => ThinkingEffort::High,
+                    effort => effort,
+                }
+            }
             Some((kind, _)) => {
                 return Err(Refusal::invalid(format!("there is no thinking of the type `{kind}`")));
             }
-            None => chat::effort(output["effort"].as_str())?,
+            None => chat::thinking_effort(output["effort"].as_str())?,
         };
-        let mut asked = Asked {
+        let mut asked = ClientRequest {
             model: body.model,
             stream: body.stream,
             include_usage: true,
@@ -181,7 +184,7 @@ impl Face for Messages {
                 }
             },
             one_call: choice.is_some_and(|choice| choice.disable_parallel_tool_use),
-            format: format(output.get("format").or(body.output_format.as_ref()))?,
+            format: answer_format(output.get("format").or(body.output_format.as_ref()))?,
             parameters: ModelParameters {
                 temperature: body.temperature,
                 max_tokens: body.max_tokens,
@@ -190,10 +193,10 @@ impl Face for Messages {
                 stop_sequences: body.stop_sequences.unwrap_or_default(),
                 thinking: effort.into(),
             },
-            ..Asked::default()
+            ..ClientRequest::default()
         };
         if let Some(system) = body.system {
-            asked.system = text_of(system)?;
+            asked.system = read_system_text(system)?;
         }
         for tool in body.tools.into_iter().flatten() {
             if let Some(kind) = tool.kind.filter(|kind| kind != "custom") {
@@ -201,20 +204,20 @@ impl Face for Messages {
                     "tools of the type `{kind}` are not supported by this proxy"
                 )));
             }
-            asked.tools.push(asked::tool(tool.name, tool.description, tool.input_schema)?);
+            asked.tools.push(client_request::tool(tool.name, tool.description, tool.input_schema)?);
         }
         for message in body.messages {
             let role = match &*message.role {
                 "user" => Role::User,
                 "assistant" => Role::Assistant,
                 "system" => {
-                    asked.instruct(&text_of(message.content)?);
+                    asked.push_instruction(&read_system_text(message.content)?);
                     continue;
                 }
                 role => return Err(Refusal::invalid(format!("there is no role `{role}`"))),
             };
-            for part in parts(message.content)? {
-                asked.say(role, part);
+            for part in read_parts(message.content)? {
+                asked.push_part(role, part);
             }
         }
         if asked.turns.last().is_some_and(|last| last.role == Role::Assistant) {
@@ -223,26 +226,26 @@ impl Face for Messages {
                  supported by this proxy",
             ));
         }
-        asked.checked()
+        asked.validate()
     }
 
-    fn whole(head: &Head, gathered: &Gathered) -> Value {
+    fn answer_body(head: &AnswerHead, answer: &PartialAnswer) -> Value {
         let content: Vec<Value> =
-            gathered.pieces.iter().filter_map(|piece| block(piece, &head.provider_id)).collect();
+            answer.pieces.iter().filter_map(|piece| block_body(piece, &head.provider_id)).collect();
         json!({
             "id": format!("msg_{}", head.id),
             "type": "message",
             "role": "assistant",
             "model": head.model,
             "content": content,
-            "stop_reason": reason(gathered.stop()),
+            "stop_reason": stop_reason(answer.stop()),
             "stop_sequence": null,
-            "usage": usage(&gathered.usage(true)),
+            "usage": usage_body(&answer.usage(true)),
         })
     }
 
-    fn refused(refusal: &Refusal) -> Value {
-        error(refusal)
+    fn error_body(refusal: &Refusal) -> Value {
+        refusal_body(refusal)
     }
 
     fn status(refusal: &Refusal) -> u16 {
@@ -253,7 +256,7 @@ impl Face for Messages {
     }
 }
 
-fn format(format: Option<&Value>) -> Result<Format, Refusal> {
+fn answer_format(format: Option<&Value>) -> Result<Format, Refusal> {
     match format.filter(|format| !format.is_null()) {
         None => Ok(Format::Text),
         Some(format) if format["type"] == "json_schema" && format["schema"].is_object() => {
@@ -267,8 +270,8 @@ fn format(format: Option<&Value>) -> Result<Format, Refusal> {
     }
 }
 
-fn text_of(content: Content) -> Result<String, Refusal> {
-    let texts: Result<Vec<String>, Refusal> = parts(content)?
+fn read_system_text(content: Content) -> Result<String, Refusal> {
+    let texts: Result<Vec<String>, Refusal> = read_parts(content)?
         .into_iter()
         .map(|part| match part {
             Part::Text(text) => Ok(text),
@@ -278,7 +281,7 @@ fn text_of(content: Content) -> Result<String, Refusal> {
     Ok(texts?.join("\n\n"))
 }
 
-fn parts(content: Content) -> Result<Vec<Part>, Refusal> {
+fn read_parts(content: Content) -> Result<Vec<Part>, Refusal> {
     let blocks = match content {
         Content::Text(text) => vec![Block::Text { text }],
         Content::Blocks(blocks) => blocks,
@@ -299,11 +302,11 @@ fn parts(content: Content) -> Result<Vec<Part>, Refusal> {
             Block::ToolResult { tool_use_id: id, content, is_error } => {
                 let mut output = Vec::new();
                 let mut shown = Vec::new();
-                for part in content.map(parts).transpose()?.unwrap_or_default() {
+                for part in content.map(read_parts).transpose()?.unwrap_or_default() {
                     match part {
                         Part::Text(text) => output.push(text),
-                        // Most vendors have no place for it within a result.
-                        part @ Part::Media(_) => shown.push(part),
+                        // Most vendors don't allow media within a result.
+                        part @ Part::Media(_) => block.push(part),
                         _ => {
                             return Err(Refusal::invalid(
                                 "a tool's result can hold text, images and documents only",
@@ -333,31 +336,31 @@ fn parts(content: Content) -> Result<Vec<Part>, Refusal> {
 
 fn read_source(source: Source, name: &str) -> Result<Part, Refusal> {
     match source {
-        Source::Base64 { media_type, data } => asked::media(&media_type, name, &data),
-        Source::Text { data } => Ok(asked::file(name, "text/plain", &data)),
+        Source::Base64 { media_type, data } => client_request::media(&media_type, name, &data),
+        Source::Text { data } => Ok(client_request::text_file(name, "text/plain", &data)),
         Source::Other => Err(Refusal::invalid(
             "images and documents are taken as base64 or text only: the proxy fetches nothing on behalf of its clients",
         )),
     }
 }
 
-fn block(piece: &Piece, provider_id: &str) -> Option<Value> {
+fn block_body(piece: &Piece, provider_id: &str) -> Option<Value> {
     Some(match piece {
         Piece::Text(text) => json!({"type": "text", "text": text}),
         Piece::Thinking { text, data } if text.is_empty() && data.is_empty() => return None,
         Piece::Thinking { text, data } if text.is_empty() => {
-            json!({"type": "redacted_thinking", "data": thinking::sealed(provider_id, data)})
+            json!({"type": "redacted_thinking", "data": thinking::seal(provider_id, data)})
         }
         Piece::Thinking { text, data } => {
-            json!({"type": "thinking", "thinking": text, "signature": thinking::sealed(provider_id, data)})
+            json!({"type": "thinking", "thinking": text, "signature": thinking::seal(provider_id, data)})
         }
         Piece::Call { id, name, arguments, .. } => {
-            json!({"type": "tool_use", "id": id, "name": name, "input": object(arguments)})
+            json!({"type": "tool_use", "id": id, "name": name, "input": arguments_value(arguments)})
         }
     })
 }
 
-const fn reason(stop: StopReason) -> &'static str {
+const fn stop_reason(stop: StopReason) -> &'static str {
     match stop {
         StopReason::ToolUse => "tool_use",
         StopReason::MaxTokens => "max_tokens",
@@ -367,7 +370,7 @@ const fn reason(stop: StopReason) -> &'static str {
     }
 }
 
-fn usage(usage: &Usage) -> Value {
+fn usage_body(usage: &Usage) -> Value {
     json!({
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
@@ -376,7 +379,7 @@ fn usage(usage: &Usage) -> Value {
     })
 }
 
-fn error(refusal: &Refusal) -> Value {
+fn refusal_body(refusal: &Refusal) -> Value {
     let kind = match refusal.kind {
         Kind::Invalid | Kind::TooLong | Kind::Refused => "invalid_request_error",
         Kind::Unauthenticated => "authentication_error",
@@ -393,33 +396,37 @@ fn error(refusal: &Refusal) -> Value {
 
 /// A streamed answer.
 pub(crate) struct Stream {
-    head: Head,
-    begun: bool,
-    /// Blocks by piece: their index, and whether they are open.
-    blocks: Vec<Shown>,
+    head: AnswerHead,
+    has_begun: bool,
+    /// The blocks by piece: their index, and whether they are open.
+    blocks: Vec<BlockState>,
 }
 
-struct Shown {
+struct BlockState {
     index: usize,
     open: bool,
 }
 
 impl Stream {
-    fn begin(&mut self, gathered: &Gathered, out: &mut String) {
-        if self.begun {
+    fn begin(&mut self, answer: &PartialAnswer, out: &mut String) {
+        if self.has_begun {
             return;
         }
-        self.begun = true;
-        let known = Usage { output_tokens: 0, ..gathered.usage(false) };
+        self.has_begun = true;
+        let known = Usage { output_tokens: 0, ..answer.usage(false) };
         let message = json!({"id": format!("msg_{}", self.head.id), "type": "message", "role": "assistant",
-            "model": self.head.model, "content": [], "stop_reason": null, "stop_sequence": null, "usage": usage(&known)});
-        event(out, Some("message_start"), &json!({"type": "message_start", "message": message}));
+            "model": self.head.model, "content": [], "stop_reason": null, "stop_sequence": null, "usage": usage_body(&known)});
+        write_event(
+            out,
+            Some("message_start"),
+            &json!({"type": "message_start", "message": message}),
+        );
     }
 
     fn start(&mut self, at: usize, block: &Value, out: &mut String) {
-        // Every piece has one; a piece's place among the pieces is its index.
-        self.blocks.push(Shown { index: at, open: true });
-        event(
+        // Every piece has a block; the index of the piece is that of the block.
+        self.blocks.push(BlockState { index: at, open: true });
+        write_event(
             out,
             Some("content_block_start"),
             &json!({"type": "content_block_start", "index": at, "content_block": block}),
@@ -427,54 +434,60 @@ impl Stream {
     }
 
     fn delta(at: usize, delta: &Value, out: &mut String) {
-        event(
+        write_event(
             out,
             Some("content_block_delta"),
             &json!({"type": "content_block_delta", "index": at, "delta": delta}),
         );
     }
 
-    /// Ends the blocks that are whole; at the `end` of the answer all.
-    fn close(&mut self, gathered: &Gathered, end: bool, out: &mut String) {
-        for shown in self.blocks.iter_mut().filter(|shown| shown.open) {
-            match &gathered.pieces[shown.index] {
-                Piece::Call { arguments, .. } if !end && !is_whole(arguments) => continue,
+    /// Closes the complete blocks; at the `end` of the answer all of them.
+    fn close(&mut self, answer: &PartialAnswer, end: bool, out: &mut String) {
+        for block in self.blocks.iter_mut().filter(|block| block.open) {
+            match &answer.pieces[block.index] {
+                Piece::Call { arguments, .. } if !end && !is_complete_json(arguments) => continue,
                 Piece::Thinking { text, data } if !text.is_empty() => {
-                    let signature = thinking::sealed(&self.head.provider_id, data);
+                    let signature = thinking::seal(&self.head.provider_id, data);
                     Self::delta(
-                        shown.index,
+                        block.index,
                         &json!({"type": "signature_delta", "signature": signature}),
                         out,
                     );
                 }
                 _ => {}
             }
-            shown.open = false;
-            event(
+            block.open = false;
+            write_event(
                 out,
                 Some("content_block_stop"),
-                &json!({"type": "content_block_stop", "index": shown.index}),
+                &json!({"type": "content_block_stop", "index": block.index}),
             );
         }
     }
 }
 
 impl Writer for Stream {
-    fn new(head: Head) -> Self {
-        Self { head, begun: false, blocks: Vec::new() }
+    fn new(head: AnswerHead) -> Self {
+        Self { head, has_begun: false, blocks: Vec::new() }
     }
 
-    fn push(&mut self, chunk: &Chunk, grown: Grown, gathered: &Gathered, out: &mut String) {
-        self.begin(gathered, out);
-        if let Grown::Begun(at) = grown {
-            self.close(gathered, false, out);
+    fn push(
+        &mut self,
+        chunk: &Chunk,
+        change: PieceChange,
+        answer: &PartialAnswer,
+        out: &mut String,
+    ) {
+        self.begin(answer, out);
+        if let PieceChange::Started(at) = change {
+            self.close(answer, false, out);
             let block = match chunk {
                 Chunk::Text(_) => json!({"type": "text", "text": ""}),
                 Chunk::Thinking(_) => json!({"type": "thinking", "thinking": "", "signature": ""}),
                 Chunk::ThinkingData(data) => {
-                    json!({"type": "redacted_thinking", "data": thinking::sealed(&self.head.provider_id, data)})
+                    json!({"type": "redacted_thinking", "data": thinking::seal(&self.head.provider_id, data)})
                 }
-                _ => match &gathered.pieces[at] {
+                _ => match &answer.pieces[at] {
                     Piece::Call { id, name, .. } => {
                         json!({"type": "tool_use", "id": id, "name": name, "input": {}})
                     }
@@ -483,7 +496,7 @@ impl Writer for Stream {
             };
             self.start(at, &block, out);
         }
-        let (Grown::Begun(at) | Grown::On(at)) = grown else { return };
+        let (PieceChange::Started(at) | PieceChange::Extended(at)) = change else { return };
         match chunk {
             Chunk::Text(text) => Self::delta(at, &json!({"type": "text_delta", "text": text}), out),
             Chunk::Thinking(text) => {
@@ -496,24 +509,24 @@ impl Writer for Stream {
         }
     }
 
-    fn end(&mut self, gathered: &Gathered, out: &mut String) {
-        self.begin(gathered, out);
-        self.close(gathered, true, out);
-        let delta = json!({"stop_reason": reason(gathered.stop()), "stop_sequence": null});
-        let used = usage(&gathered.usage(true));
-        event(
+    fn end(&mut self, answer: &PartialAnswer, out: &mut String) {
+        self.begin(answer, out);
+        self.close(answer, true, out);
+        let delta = json!({"stop_reason": stop_reason(answer.stop()), "stop_sequence": null});
+        let used = usage_body(&answer.usage(true));
+        write_event(
             out,
             Some("message_delta"),
             &json!({"type": "message_delta", "delta": delta, "usage": used}),
         );
-        event(out, Some("message_stop"), &json!({"type": "message_stop"}));
+        write_event(out, Some("message_stop"), &json!({"type": "message_stop"}));
     }
 
-    fn failed(&mut self, refusal: &Refusal, out: &mut String) {
-        event(out, Some("error"), &error(refusal));
+    fn fail(&mut self, refusal: &Refusal, out: &mut String) {
+        write_event(out, Some("error"), &refusal_body(refusal));
     }
 
     fn ping(&self, out: &mut String) {
-        event(out, Some("ping"), &json!({"type": "ping"}));
+        write_event(out, Some("ping"), &json!({"type": "ping"}));
     }
 }

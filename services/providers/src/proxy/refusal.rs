@@ -1,4 +1,4 @@
-//! Why a request is not answered, before it takes the form of the client's protocol.
+//! Why a request is not answered, independent of the client's protocol.
 
 use axum::http::{HeaderMap, HeaderValue, header::RETRY_AFTER};
 use construct_proto::mesh::v1::FailureClass;
@@ -6,18 +6,18 @@ use jiff::Timestamp;
 
 use crate::failure::Failure;
 
-/// What went wrong, in the kinds that clients tell apart.
+/// The kinds of refusals that clients distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The request itself.
+    /// The request is invalid.
     Invalid,
-    /// The conversation has more tokens than the model can see.
+    /// The conversation exceeds the context window.
     TooLong,
     /// The vendor refuses the content.
     Refused,
     /// No valid token.
     Unauthenticated,
-    /// The token is not good for the model, or there is none of that name.
+    /// The token is not valid for the model, or no such model exists.
     NoModel,
     /// No such address.
     NoRoute,
@@ -27,11 +27,11 @@ pub(crate) enum Kind {
     Budget,
     RateLimited,
     Overloaded,
-    /// The vendor, or the way to it, failed.
+    /// The vendor, or the connection to it, failed.
     Vendor,
     /// The answer took too long.
     Timeout,
-    /// A defect of ours, or a part of the mesh is away.
+    /// A bug of this service, or a part of the mesh is unavailable.
     Internal,
 }
 
@@ -39,9 +39,9 @@ pub(crate) enum Kind {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Refusal {
     pub(crate) kind: Kind,
-    /// For people; holds no secret.
+    /// For people; contains no secret.
     pub(crate) message: String,
-    /// When another try is welcome.
+    /// When the client may retry.
     pub(crate) retry_at: Option<Timestamp>,
 }
 
@@ -54,7 +54,7 @@ impl Refusal {
         Self::new(Kind::Invalid, message)
     }
 
-    /// The HTTP status, where the protocol has none of its own for it.
+    /// The HTTP status, where the protocol has none of its own.
     pub(crate) const fn status(&self) -> u16 {
         match self.kind {
             Kind::Invalid | Kind::TooLong | Kind::Refused => 400,
@@ -70,8 +70,8 @@ impl Refusal {
         }
     }
 
-    /// What clients are told beside the body. The vendors' SDKs call again by themselves: they are
-    /// told not to where that has been done here, or is of no use.
+    /// The headers of the error response. The vendors' SDKs retry by themselves. They are told not
+    /// to where the proxy has retried already, or a retry is of no use.
     pub(crate) fn headers(&self, now: Timestamp) -> HeaderMap {
         let mut headers = HeaderMap::new();
         let again = matches!(self.kind, Kind::RateLimited | Kind::Overloaded);

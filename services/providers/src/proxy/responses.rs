@@ -1,4 +1,5 @@
-//! OpenAI's Responses without state, as clients speak it: <https://platform.openai.com/docs/api-reference/responses>.
+//! OpenAI's Responses without state for clients:
+//! <https://platform.openai.com/docs/api-reference/responses>.
 
 use construct_domain::money::Usage;
 use construct_proto::{mesh::v1::model_completed::StopReason, v1::ModelParameters};
@@ -6,10 +7,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    asked::{self, Asked, given, refuse},
     chat,
-    face::{Face, Head, Writer, event, is_whole, read_tokens},
-    gather::{Gathered, Grown, Piece},
+    client_request::{self, ClientRequest, is_set, reject_if},
+    partial_answer::{PartialAnswer, Piece, PieceChange},
+    protocol::{
+        AnswerHead, ClientProtocol, Writer, is_complete_json, total_input_tokens, write_event,
+    },
     refusal::Refusal,
     thinking,
 };
@@ -60,37 +63,37 @@ struct ToolBody {
     parameters: Option<Value>,
 }
 
-impl Face for Responses {
+impl ClientProtocol for Responses {
     const PURPOSE: &'static str = "responses";
     type Writer = Stream;
 
-    fn read(body: &[u8]) -> Result<Asked, Refusal> {
-        let body: Body = asked::parse(body)?;
+    fn read(body: &[u8]) -> Result<ClientRequest, Refusal> {
+        let body: Body = client_request::parse(body)?;
         let stateful = "(nothing is kept here: send the conversation with every request)";
-        refuse(
-            given(body.previous_response_id.as_ref()),
+        reject_if(
+            is_set(body.previous_response_id.as_ref()),
             &format!("`previous_response_id` {stateful}"),
         )?;
-        refuse(given(body.conversation.as_ref()), &format!("`conversation` {stateful}"))?;
-        refuse(given(body.background.as_ref()), "`background`")?;
-        refuse(given(body.prompt.as_ref()), "`prompt`")?;
+        reject_if(is_set(body.conversation.as_ref()), &format!("`conversation` {stateful}"))?;
+        reject_if(is_set(body.background.as_ref()), "`background`")?;
+        reject_if(is_set(body.prompt.as_ref()), "`prompt`")?;
         let reasoning = body.reasoning.unwrap_or_default();
-        let mut asked = Asked {
+        let mut asked = ClientRequest {
             model: body.model,
             stream: body.stream == Some(true),
             include_usage: true,
             system: body.instructions.unwrap_or_default(),
-            choice: choice(body.tool_choice.as_ref())?,
+            choice: tool_choice(body.tool_choice.as_ref())?,
             one_call: body.parallel_tool_calls == Some(false),
-            format: format(body.text.as_ref())?,
+            format: answer_format(body.text.as_ref())?,
             parameters: ModelParameters {
                 temperature: body.temperature,
                 max_tokens: body.max_output_tokens,
                 top_p: body.top_p,
-                thinking: chat::effort(reasoning["effort"].as_str())?.into(),
+                thinking: chat::thinking_effort(reasoning["effort"].as_str())?.into(),
                 ..ModelParameters::default()
             },
-            ..Asked::default()
+            ..ClientRequest::default()
         };
         for tool in body.tools.into_iter().flatten() {
             if tool.kind != "function" {
@@ -99,29 +102,29 @@ impl Face for Responses {
                     "tools of the type `{kind}` are not supported by this proxy"
                 )));
             }
-            asked.tools.push(asked::tool(tool.name, tool.description, tool.parameters)?);
+            asked.tools.push(client_request::tool(tool.name, tool.description, tool.parameters)?);
         }
         match body.input {
-            Input::Text(text) => asked.say(Role::User, Part::Text(text)),
+            Input::Text(text) => asked.push_part(Role::User, Part::Text(text)),
             Input::Items(items) => {
                 for item in &items {
                     read_item(item, &mut asked)?;
                 }
             }
         }
-        asked.checked()
+        asked.validate()
     }
 
-    fn whole(head: &Head, gathered: &Gathered) -> Value {
-        response(head, Some(gathered))
+    fn answer_body(head: &AnswerHead, answer: &PartialAnswer) -> Value {
+        response(head, Some(answer))
     }
 
-    fn refused(refusal: &Refusal) -> Value {
-        chat::error(refusal)
+    fn error_body(refusal: &Refusal) -> Value {
+        chat::refusal_body(refusal)
     }
 }
 
-fn read_item(item: &Value, asked: &mut Asked) -> Result<(), Refusal> {
+fn read_item(item: &Value, asked: &mut ClientRequest) -> Result<(), Refusal> {
     let text = |key: &str| item[key].as_str().unwrap_or_default();
     match item["type"].as_str() {
         None | Some("message") => match text("role") {
@@ -130,12 +133,12 @@ fn read_item(item: &Value, asked: &mut Asked) -> Result<(), Refusal> {
                     .into_iter()
                     .filter_map(|part| if let Part::Text(text) = part { Some(text) } else { None })
                     .collect();
-                asked.instruct(&texts.join("\n\n"));
+                asked.push_instruction(&texts.join("\n\n"));
             }
             role @ ("user" | "assistant") => {
                 let role = if role == "user" { Role::User } else { Role::Assistant };
                 for part in content(&item["content"])? {
-                    asked.say(role, part);
+                    asked.push_part(role, part);
                 }
             }
             role => {
@@ -145,9 +148,9 @@ fn read_item(item: &Value, asked: &mut Asked) -> Result<(), Refusal> {
             }
         },
         Some("function_call") => {
-            let arguments = asked::arguments(text("arguments"))?;
+            let arguments = client_request::parse_arguments(text("arguments"))?;
             let (id, name) = (text("call_id").to_owned(), text("name").to_owned());
-            asked.say(Role::Assistant, Part::Call { id, name, arguments });
+            asked.push_part(Role::Assistant, Part::Call { id, name, arguments });
         }
         Some("function_call_output") => {
             let mut output = String::new();
@@ -159,16 +162,19 @@ fn read_item(item: &Value, asked: &mut Asked) -> Result<(), Refusal> {
                 }
             }
             let id = text("call_id").to_owned();
-            asked.say(Role::User, Part::Result { id, name: String::new(), output, failed: false });
+            asked.push_part(
+                Role::User,
+                Part::Result { id, name: String::new(), output, failed: false },
+            );
             for part in shown {
-                asked.say(Role::User, part);
+                asked.push_part(Role::User, part);
             }
         }
         Some("reasoning") => {
             let summary = item["summary"].as_array().into_iter().flatten();
             let texts: Vec<&str> = summary.filter_map(|part| part["text"].as_str()).collect();
             let (text, data) = (texts.join("\n\n"), text("encrypted_content").to_owned());
-            asked.say(Role::Assistant, Part::Thinking { text, data });
+            asked.push_part(Role::Assistant, Part::Thinking { text, data });
         }
         Some(kind) => {
             return Err(Refusal::invalid(format!(
@@ -194,8 +200,8 @@ fn content(content: &Value) -> Result<Vec<Part>, Refusal> {
             "input_text" | "output_text" | "text" if text("text").trim().is_empty() => continue,
             "input_text" | "output_text" | "text" => Part::Text(text("text").to_owned()),
             "refusal" => Part::Text(text("refusal").to_owned()),
-            "input_image" => asked::data_url(text("image_url"), "")?,
-            "input_file" => asked::data_url(text("file_data"), text("filename"))?,
+            "input_image" => client_request::data_url(text("image_url"), "")?,
+            "input_file" => client_request::data_url(text("file_data"), text("filename"))?,
             kind => {
                 return Err(Refusal::invalid(format!(
                     "content of the type `{kind}` is not supported by this proxy"
@@ -206,7 +212,7 @@ fn content(content: &Value) -> Result<Vec<Part>, Refusal> {
     Ok(parts)
 }
 
-fn choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
+fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
     Ok(match choice {
         None | Some(Value::Null) => ToolChoice::Auto,
         Some(Value::String(word)) if word == "auto" => ToolChoice::Auto,
@@ -221,7 +227,7 @@ fn choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
     })
 }
 
-fn format(text: Option<&Value>) -> Result<Format, Refusal> {
+fn answer_format(text: Option<&Value>) -> Result<Format, Refusal> {
     let Some(format) = text.and_then(|text| text.get("format")).filter(|format| !format.is_null())
     else {
         return Ok(Format::Text);
@@ -229,26 +235,26 @@ fn format(text: Option<&Value>) -> Result<Format, Refusal> {
     match format["type"].as_str() {
         Some("text") => Ok(Format::Text),
         Some("json_object") => Ok(Format::Json),
-        Some("json_schema") => chat::schema(format),
+        Some("json_schema") => chat::json_schema_format(format),
         _ => Err(Refusal::invalid("this format of the text is not supported by this proxy")),
     }
 }
 
-/// The response as far as it has come; without an answer, as it begins.
-fn response(head: &Head, gathered: Option<&Gathered>) -> Value {
-    let output: Vec<Value> = gathered
+/// The response so far; without an answer, as it begins.
+fn response(head: &AnswerHead, answer: Option<&PartialAnswer>) -> Value {
+    let output: Vec<Value> = answer
         .into_iter()
-        .flat_map(|gathered| &gathered.pieces)
+        .flat_map(|answer| &answer.pieces)
         .enumerate()
         .map(|(at, piece)| item(head, at, piece, "completed"))
         .collect();
-    let stop = gathered.map(Gathered::stop);
+    let stop = answer.map(PartialAnswer::stop);
     let incomplete = match stop {
         Some(StopReason::MaxTokens) => Some("max_output_tokens"),
         Some(StopReason::Refused) => Some("content_filter"),
         _ => None,
     };
-    let status = match (gathered, incomplete) {
+    let status = match (answer, incomplete) {
         (None, _) => "in_progress",
         (_, None) => "completed",
         (_, Some(_)) => "incomplete",
@@ -271,12 +277,12 @@ fn response(head: &Head, gathered: Option<&Gathered>) -> Value {
         "tool_choice": "auto",
         "tools": [],
         "top_p": null,
-        "usage": gathered.map(|gathered| usage(&gathered.usage(true))),
+        "usage": answer.map(|answer| usage_body(&answer.usage(true))),
     })
 }
 
-fn usage(usage: &Usage) -> Value {
-    let read = read_tokens(usage);
+fn usage_body(usage: &Usage) -> Value {
+    let read = total_input_tokens(usage);
     json!({
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": usage.cache_read_tokens},
@@ -286,7 +292,7 @@ fn usage(usage: &Usage) -> Value {
     })
 }
 
-fn item_id(head: &Head, at: usize, piece: &Piece) -> String {
+fn item_id(head: &AnswerHead, at: usize, piece: &Piece) -> String {
     let prefix = match piece {
         Piece::Text(_) => "msg",
         Piece::Thinking { .. } => "rs",
@@ -295,7 +301,7 @@ fn item_id(head: &Head, at: usize, piece: &Piece) -> String {
     format!("{prefix}_{}_{at}", head.id)
 }
 
-fn item(head: &Head, at: usize, piece: &Piece, status: &str) -> Value {
+fn item(head: &AnswerHead, at: usize, piece: &Piece, status: &str) -> Value {
     let id = item_id(head, at, piece);
     match piece {
         Piece::Text(text) => {
@@ -309,7 +315,7 @@ fn item(head: &Head, at: usize, piece: &Piece, status: &str) -> Value {
                 json!([{"type": "summary_text", "text": text}])
             };
             json!({"type": "reasoning", "id": id, "summary": summary,
-                "encrypted_content": thinking::sealed(&head.provider_id, data)})
+                "encrypted_content": thinking::seal(&head.provider_id, data)})
         }
         Piece::Call { id: call, name, arguments, .. } => {
             let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
@@ -321,8 +327,8 @@ fn item(head: &Head, at: usize, piece: &Piece, status: &str) -> Value {
 
 /// A streamed answer.
 pub(crate) struct Stream {
-    head: Head,
-    begun: bool,
+    head: AnswerHead,
+    has_begun: bool,
     sequence: u64,
     /// Whether the item of each piece is open.
     open: Vec<bool>,
@@ -333,21 +339,21 @@ impl Stream {
         data["type"] = json!(name);
         data["sequence_number"] = json!(self.sequence);
         self.sequence += 1;
-        event(out, Some(name), &data);
+        write_event(out, Some(name), &data);
     }
 
     fn begin(&mut self, out: &mut String) {
-        if self.begun {
+        if self.has_begun {
             return;
         }
-        self.begun = true;
+        self.has_begun = true;
         let response = response(&self.head, None);
         self.event("response.created", json!({"response": response}), out);
         self.event("response.in_progress", json!({"response": response}), out);
     }
 
-    fn start(&mut self, at: usize, gathered: &Gathered, out: &mut String) {
-        let piece = &gathered.pieces[at];
+    fn start(&mut self, at: usize, answer: &PartialAnswer, out: &mut String) {
+        let piece = &answer.pieces[at];
         let id = item_id(&self.head, at, piece);
         let mut empty = item(&self.head, at, piece, "in_progress");
         match piece {
@@ -375,12 +381,11 @@ impl Stream {
         }
     }
 
-    /// Ends the items that are whole; at the `end` of the answer all.
-    fn close(&mut self, gathered: &Gathered, end: bool, out: &mut String) {
+    /// Closes the complete items; at the `end` of the answer all of them.
+    fn close(&mut self, answer: &PartialAnswer, end: bool, out: &mut String) {
         for at in 0..self.open.len() {
-            let piece = &gathered.pieces[at];
-            let waits =
-                matches!(piece, Piece::Call { arguments, .. } if !end && !is_whole(arguments));
+            let piece = &answer.pieces[at];
+            let waits = matches!(piece, Piece::Call { arguments, .. } if !end && !is_complete_json(arguments));
             if !self.open[at] || waits {
                 continue;
             }
@@ -419,18 +424,24 @@ impl Stream {
 }
 
 impl Writer for Stream {
-    fn new(head: Head) -> Self {
-        Self { head, begun: false, sequence: 0, open: Vec::new() }
+    fn new(head: AnswerHead) -> Self {
+        Self { head, has_begun: false, sequence: 0, open: Vec::new() }
     }
 
-    fn push(&mut self, chunk: &Chunk, grown: Grown, gathered: &Gathered, out: &mut String) {
+    fn push(
+        &mut self,
+        chunk: &Chunk,
+        change: PieceChange,
+        answer: &PartialAnswer,
+        out: &mut String,
+    ) {
         self.begin(out);
-        if let Grown::Begun(at) = grown {
-            self.close(gathered, false, out);
-            self.start(at, gathered, out);
+        if let PieceChange::Started(at) = change {
+            self.close(answer, false, out);
+            self.start(at, answer, out);
         }
-        let (Grown::Begun(at) | Grown::On(at)) = grown else { return };
-        let id = item_id(&self.head, at, &gathered.pieces[at]);
+        let (PieceChange::Started(at) | PieceChange::Extended(at)) = change else { return };
+        let id = item_id(&self.head, at, &answer.pieces[at]);
         match chunk {
             Chunk::Text(text) => {
                 let data = json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text, "logprobs": []});
@@ -449,22 +460,22 @@ impl Writer for Stream {
         }
     }
 
-    fn end(&mut self, gathered: &Gathered, out: &mut String) {
+    fn end(&mut self, answer: &PartialAnswer, out: &mut String) {
         self.begin(out);
-        self.close(gathered, true, out);
-        let whole = response(&self.head, Some(gathered));
+        self.close(answer, true, out);
+        let whole = response(&self.head, Some(answer));
         let name = if whole["status"] == "incomplete" {
             "response.incomplete"
         } else {
             "response.completed"
         };
-        self.event(name, json!({"response": whole}), out);
+        self.event(name, json!({"response": json_response}), out);
     }
 
-    fn failed(&mut self, refusal: &Refusal, out: &mut String) {
+    fn fail(&mut self, refusal: &Refusal, out: &mut String) {
         self.begin(out);
         let mut failed = response(&self.head, None);
-        let error = &chat::error(refusal)["error"];
+        let error = &chat::refusal_body(refusal)["error"];
         let code = if error["code"].is_null() { &error["type"] } else { &error["code"] };
         failed["status"] = json!("failed");
         failed["error"] = json!({"code": code, "message": error["message"]});

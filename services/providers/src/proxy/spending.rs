@@ -1,10 +1,10 @@
-//! Money of the proxy's calls: set aside before, reported after.
+//! Reserves money for the calls of the proxy before, and reports their usage after.
 //!
-//! A question per call would cost more time than the rest of the proxy. So money is set aside in
-//! *leases*, one at a time for each token and model, which are good for several calls; what the
-//! calls of a lease have used is reported together, when the lease is used up, when nobody has used
-//! it for a second, or after 15 seconds. Money of a lease that is never reported, because the
-//! process died, counts as spent when the reservation expires.
+//! A query per call would cost more time than the rest of the proxy. So money is reserved in
+//! *leases*, one at a time for each token and model, which serve several calls. The usage of a
+//! lease's calls is reported together: when the lease is used up, when it was idle for a second, or
+//! after 15 seconds. Money of a lease that is never reported, because the process died, counts as
+//! spent when the reservation expires.
 
 use std::{
     collections::HashMap,
@@ -22,30 +22,29 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    models::away,
     refusal::{Kind, Refusal},
+    routes::mesh_unavailable,
 };
 use crate::worker::usage_to_proto;
 
-/// How long the answer to a reservation may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a lease is used for new calls.
-const LEASE: Duration = Duration::from_secs(15);
-/// A lease that is idle for so long is reported.
-const IDLE: Duration = Duration::from_secs(1);
-/// How often what is to be reported is looked for.
-const TICK: Duration = Duration::from_millis(250);
-/// How many calls the first lease of a token is meant for; doubles while leases are used up
-/// quickly.
-const FIRST_CALLS: i64 = 4;
-/// How many at most.
-const MAX_CALLS: i64 = 256;
-/// When money is given back of which nobody said whether it was set aside.
-const GIVE_BACK: Duration = Duration::from_secs(30);
-/// How long publishing a report is tried for before it waits for the next tick.
-const PUBLISH: Duration = Duration::from_secs(2);
+/// Timeout of a reservation.
+const RESERVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a lease serves new calls.
+const LEASE_TTL: Duration = Duration::from_secs(15);
+/// A lease that was idle for this long is reported.
+const LEASE_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often leases are checked for reports.
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+/// The calls that the first lease of a token covers; doubles while leases are used up quickly.
+const INITIAL_LEASE_CALLS: i64 = 4;
+/// The calls that a lease covers at most.
+const MAX_LEASE_CALLS: i64 = 256;
+/// The delay before a reservation with an unknown outcome is released.
+const RELEASE_DELAY: Duration = Duration::from_secs(30);
+/// How long publishing a report is tried before it waits for the next interval.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whose money, for which model.
+/// The payer and the model of calls.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Account {
     token: String,
@@ -56,7 +55,7 @@ struct Account {
     purpose: &'static str,
 }
 
-/// Sets money aside and reports what was used. Clones are the same.
+/// Reserves money and reports usage. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct Spending {
     bus: Bus,
@@ -65,7 +64,7 @@ pub(crate) struct Spending {
 
 #[derive(Default)]
 struct State {
-    accounts: HashMap<Account, Open>,
+    accounts: HashMap<Account, AccountState>,
     next: u64,
     /// Leases that take no new calls, by number.
     closing: HashMap<u64, (Account, Lease)>,
@@ -73,36 +72,36 @@ struct State {
 }
 
 #[derive(Default)]
-struct Open {
+struct AccountState {
     lease: Option<Lease>,
-    /// Calls the next lease is meant for.
-    calls: i64,
-    /// One asks at a time.
-    asking: Arc<tokio::sync::Mutex<()>>,
+    /// Calls that the next lease covers.
+    next_lease_calls: i64,
+    /// Serializes the opening of leases.
+    open_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 struct Lease {
     number: u64,
-    /// Empty: nothing had to be set aside.
+    /// Empty when nothing had to be reserved.
     reservation: String,
-    left: i64,
-    began: Instant,
+    remaining: i64,
+    opened_at: Instant,
     used_at: Instant,
     under_way: u32,
     calls: u32,
     used: Usage,
 }
 
-/// A call that money is wanted for.
-struct Wanted {
+/// A call that needs a lease.
+struct LeaseRequest {
     token: ModelToken,
     account: Account,
     amount: i64,
     expires: Duration,
 }
 
-/// Money for one call. Dropped without [`Hold::settle`], nothing was used.
-pub(crate) struct Hold {
+/// Money for one call. Dropped without [`CallReservation::settle`], nothing was used.
+pub(crate) struct CallReservation {
     spending: Spending,
     account: Account,
     lease: u64,
@@ -115,15 +114,15 @@ impl Spending {
         Self { bus, state: Arc::default() }
     }
 
-    /// Sets `amount` aside for a call.
-    pub(crate) async fn hold(
+    /// Reserves `amount` for a call.
+    pub(crate) async fn reserve_call(
         &self,
         token: &ModelToken,
         model: &str,
         purpose: &'static str,
         amount: i64,
         expires: Duration,
-    ) -> Result<Hold, Refusal> {
+    ) -> Result<CallReservation, Refusal> {
         let account = Account {
             token: token.id.clone(),
             organization: token.organization.clone(),
@@ -132,40 +131,40 @@ impl Spending {
             model: model.to_owned(),
             purpose,
         };
-        let held = |lease| Hold {
+        let reserved = |lease| CallReservation {
             spending: self.clone(),
             account: account.clone(),
             lease,
             amount,
             used: Usage::default(),
         };
-        let (asking, free) = {
+        let (asking, is_free) = {
             let mut state = self.lock();
-            if let Some(lease) = state.take(&account, amount) {
-                return Ok(held(lease));
+            if let Some(lease) = state.draw(&account, amount) {
+                return Ok(reserved(lease));
             }
-            // What costs nothing needs no leave.
-            let free = amount == 0;
-            (Arc::clone(&state.accounts.entry(account.clone()).or_default().asking), free)
+            // A free call needs no reservation.
+            let is_free = amount == 0;
+            (Arc::clone(&state.accounts.entry(account.clone()).or_default().open_lock), is_free)
         };
-        // In a task of its own: a client that goes away in the middle must not leave money set
-        // aside that nobody knows of.
-        let wanted = Wanted { token: token.clone(), account, amount, expires };
-        let opening = tokio::spawn(self.clone().open_lease(asking, wanted, free));
+        // In a task of its own: a client that disconnects meanwhile must not leave an unknown
+        // reservation behind.
+        let request = LeaseRequest { token: token.clone(), account, amount, expires };
+        let opening = tokio::spawn(self.clone().open_lease(asking, request, is_free));
         let failed = |_| Err(Refusal::new(Kind::Overloaded, "no money could be set aside"));
         opening.await.unwrap_or_else(failed)
     }
 
-    /// Opens a lease with a call in it, unless another one has meanwhile.
+    /// Opens a lease with a call in it, unless a concurrent call has opened one.
     async fn open_lease(
         self,
         asking: Arc<tokio::sync::Mutex<()>>,
-        wanted: Wanted,
-        free: bool,
-    ) -> Result<Hold, Refusal> {
+        request: LeaseRequest,
+        is_free: bool,
+    ) -> Result<CallReservation, Refusal> {
         let _turn = asking.lock().await;
-        let Wanted { account, amount, .. } = &wanted;
-        let held = |lease| Hold {
+        let LeaseRequest { account, amount, .. } = &request;
+        let reserved = |lease| CallReservation {
             spending: self.clone(),
             account: account.clone(),
             lease,
@@ -174,36 +173,37 @@ impl Spending {
         };
         let calls = {
             let mut state = self.lock();
-            if let Some(lease) = state.take(account, *amount) {
-                return Ok(held(lease));
+            if let Some(lease) = state.draw(account, *amount) {
+                return Ok(reserved(lease));
             }
             state.retire(account)
         };
-        if free {
-            return Ok(held(self.lock().open(account, String::new(), i64::MAX, 0)));
+        if is_free {
+            return Ok(reserved(self.lock().insert_lease(account, String::new(), i64::MAX, 0)));
         }
         let whole = amount.saturating_mul(calls);
-        let reservation = match self.reserve(&wanted, whole).await? {
+        let reservation = match self.request_reservation(&request, whole).await? {
             Ok(reservation) => (reservation, whole),
-            // Near its end a budget may still be enough for this one.
+            // Near its end a budget may still cover this call.
             Err(refused) if calls == 1 => return Err(Refusal::new(Kind::Budget, refused)),
-            Err(_) => match self.reserve(&wanted, *amount).await? {
+            Err(_) => match self.request_reservation(&request, *amount).await? {
                 Ok(reservation) => (reservation, *amount),
                 Err(refused) => return Err(Refusal::new(Kind::Budget, refused)),
             },
         };
-        Ok(held(self.lock().open(account, reservation.0, reservation.1, *amount)))
+        Ok(reserved(self.lock().insert_lease(account, reservation.0, reservation.1, *amount)))
     }
 
-    /// Asks for a reservation; the inner error is why it is refused.
-    async fn reserve(
+    /// Requests a reservation; the inner error is the reason of a refusal.
+    async fn request_reservation(
         &self,
-        wanted: &Wanted,
+        request: &LeaseRequest,
         amount: i64,
     ) -> Result<Result<String, String>, Refusal> {
-        let Wanted { token, account, expires, .. } = wanted;
-        let expires =
-            clock::now().checked_add(*expires + LEASE + PUBLISH).unwrap_or(Timestamp::MAX);
+        let LeaseRequest { token, account, expires, .. } = request;
+        let expires = clock::now()
+            .checked_add(*expires + LEASE_TTL + PUBLISH_TIMEOUT)
+            .unwrap_or(Timestamp::MAX);
         let question = mesh::BudgetReserve {
             reservation_id: Uuid::now_v7().to_string(),
             organization_id: token.organization.clone(),
@@ -216,47 +216,47 @@ impl Spending {
             token_id: token.id.clone(),
             token_budget_pico_usd: token.budget_pico_usd,
         };
-        match self.bus.ask(&subject::Budgets, &question, PATIENCE).await {
+        match self.bus.ask(&subject::Budgets, &question, RESERVE_TIMEOUT).await {
             Ok(answer) if answer.refused.is_empty() => Ok(Ok(question.reservation_id)),
             Ok(answer) => Ok(Err(answer.refused)),
             Err(error) => {
                 if !matches!(error, request::Error::NoResponders) {
-                    self.give_back(account.clone(), question.reservation_id);
+                    self.release_later(account.clone(), question.reservation_id);
                 }
-                Err(away(&error))
+                Err(mesh_unavailable(&error))
             }
         }
     }
 
-    /// Gives back what may have been set aside although nobody said so. Later, so that this is not
-    /// heard before the question.
-    fn give_back(&self, account: Account, reservation: String) {
+    /// Releases a reservation with an unknown outcome. Delayed, so that the release does not
+    /// overtake the request.
+    fn release_later(&self, account: Account, reservation: String) {
         let spending = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(GIVE_BACK).await;
-            let unused = report(account, reservation, Usage::default(), String::new());
+            tokio::time::sleep(RELEASE_DELAY).await;
+            let unused = spending_report(account, reservation, Usage::default(), String::new());
             spending.lock().unsent.push(unused);
         });
     }
 
-    /// Reports until told to stop, and then the rest.
-    pub(crate) async fn report(self, stop: CancellationToken) {
+    /// Reports until `stop` is canceled, and then the rest.
+    pub(crate) async fn run(self, stop: CancellationToken) {
         loop {
             let stopping = tokio::select! {
                 () = stop.cancelled() => true,
-                () = tokio::time::sleep(TICK) => false,
+                () = tokio::time::sleep(REPORT_INTERVAL) => false,
             };
-            self.send(stopping).await;
+            self.send_reports(stopping).await;
             if stopping {
                 return;
             }
         }
     }
 
-    async fn send(&self, all: bool) {
+    async fn send_reports(&self, all: bool) {
         let reports = {
             let mut state = self.lock();
-            state.collect(all);
+            state.collect_reports(all);
             std::mem::take(&mut state.unsent)
         };
         let sent = futures::future::join_all(reports.into_iter().map(async |report| {
@@ -266,7 +266,7 @@ impl Spending {
             };
             match self
                 .bus
-                .publish_within(&subject::Spending { organization }, &report, PUBLISH)
+                .publish_within(&subject::Spending { organization }, &report, PUBLISH_TIMEOUT)
                 .await
             {
                 Ok(_) => None,
@@ -288,52 +288,58 @@ impl Spending {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics between two changes that belong together.
+        // No code panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Takes `amount` from the account's lease, when it has so much.
-    fn take(&mut self, account: &Account, amount: i64) -> Option<u64> {
+    /// Takes `amount` from the account's lease, if enough is left.
+    fn draw(&mut self, account: &Account, amount: i64) -> Option<u64> {
         let lease = self.accounts.get_mut(account)?.lease.as_mut()?;
-        if lease.left < amount || lease.began.elapsed() > LEASE {
+        if lease.remaining < amount || lease.opened_at.elapsed() > LEASE_TTL {
             return None;
         }
-        lease.left -= amount;
+        lease.remaining -= amount;
         lease.under_way += 1;
         lease.calls += 1;
         lease.used_at = Instant::now();
         Some(lease.number)
     }
 
-    /// Lets the account's lease take no new calls; gives how many the next one is to be for.
+    /// Closes the account's lease to new calls. Returns the calls that the next lease should cover.
     fn retire(&mut self, account: &Account) -> i64 {
-        let Some(open) = self.accounts.get_mut(account) else { return FIRST_CALLS };
+        let Some(open) = self.accounts.get_mut(account) else { return INITIAL_LEASE_CALLS };
         let Some(lease) = open.lease.take() else {
-            open.calls = FIRST_CALLS;
-            return FIRST_CALLS;
+            open.next_lease_calls = INITIAL_LEASE_CALLS;
+            return INITIAL_LEASE_CALLS;
         };
-        let quick = lease.began.elapsed() < LEASE / 3;
-        open.calls = if quick {
-            (open.calls * 2).clamp(FIRST_CALLS, MAX_CALLS)
+        let quick = lease.opened_at.elapsed() < LEASE_TTL / 3;
+        open.next_lease_calls = if quick {
+            (open.next_lease_calls * 2).clamp(INITIAL_LEASE_CALLS, MAX_LEASE_CALLS)
         } else {
-            (open.calls / 2).max(FIRST_CALLS)
+            (open.next_lease_calls / 2).max(INITIAL_LEASE_CALLS)
         };
-        let calls = open.calls;
+        let calls = open.next_lease_calls;
         self.closing.insert(lease.number, (account.clone(), lease));
         calls
     }
 
-    /// Opens a lease with a call of `amount` in it.
-    fn open(&mut self, account: &Account, reservation: String, whole: i64, amount: i64) -> u64 {
+    /// Adds a lease with a call of `amount` in it.
+    fn insert_lease(
+        &mut self,
+        account: &Account,
+        reservation: String,
+        whole: i64,
+        amount: i64,
+    ) -> u64 {
         let (number, now) = (self.next, Instant::now());
         self.next += 1;
         let lease = Lease {
             number,
             reservation,
-            left: whole - amount,
-            began: now,
+            remaining: whole - amount,
+            opened_at: now,
             used_at: now,
             under_way: 1,
             calls: 1,
@@ -343,7 +349,7 @@ impl State {
         number
     }
 
-    fn lease(&mut self, account: &Account, number: u64) -> Option<&mut Lease> {
+    fn find_lease(&mut self, account: &Account, number: u64) -> Option<&mut Lease> {
         let open = self.accounts.get_mut(account).and_then(|open| open.lease.as_mut());
         match open.filter(|lease| lease.number == number) {
             Some(lease) => Some(lease),
@@ -351,24 +357,25 @@ impl State {
         }
     }
 
-    /// Turns what is over into reports.
-    fn collect(&mut self, all: bool) {
+    /// Turns ended leases into reports.
+    fn collect_reports(&mut self, all: bool) {
         for (account, open) in &mut self.accounts {
             let over = |lease: &mut Lease| {
-                all || (lease.under_way == 0 && lease.used_at.elapsed() > IDLE)
-                    || lease.began.elapsed() > LEASE
+                all || (lease.under_way == 0 && lease.used_at.elapsed() > LEASE_IDLE_TIMEOUT)
+                    || lease.opened_at.elapsed() > LEASE_TTL
             };
             if let Some(lease) = open.lease.take_if(over) {
                 self.closing.insert(lease.number, (account.clone(), lease));
             }
         }
-        // One that asks holds on to the account.
-        self.accounts.retain(|_, open| open.lease.is_some() || Arc::strong_count(&open.asking) > 1);
+        // A task that opens a lease references the account.
+        self.accounts
+            .retain(|_, open| open.lease.is_some() || Arc::strong_count(&open.open_lock) > 1);
         let over: Vec<u64> = self
             .closing
             .iter()
-            // One that a call is still under way in is not reported without it: its money counts as
-            // spent when its time is over.
+            // A lease with a call in flight is not reported without it: its money counts as spent
+            // when the reservation expires.
             .filter(|(_, (_, lease))| lease.under_way == 0)
             .map(|(number, _)| *number)
             .collect();
@@ -378,12 +385,12 @@ impl State {
             }
             let calls =
                 if lease.calls > 1 { format!(" ({} calls)", lease.calls) } else { String::new() };
-            self.unsent.push(report(account, lease.reservation, lease.used, calls));
+            self.unsent.push(spending_report(account, lease.reservation, lease.used, calls));
         }
     }
 }
 
-fn report(
+fn spending_report(
     account: Account,
     reservation_id: String,
     used: Usage,
@@ -401,22 +408,23 @@ fn report(
     }
 }
 
-impl Hold {
-    /// What the call has used, with its cost. Said again, it replaces what was said before.
+impl CallReservation {
+    /// Sets the usage of the call, with its cost. A later value replaces an earlier one.
     pub(crate) fn settle(&mut self, used: Usage) {
         self.used = used;
     }
 }
 
-impl Drop for Hold {
+impl Drop for CallReservation {
     fn drop(&mut self) {
         let mut state = self.spending.lock();
         let (amount, used) = (self.amount, self.used);
-        let Some(lease) = state.lease(&self.account, self.lease) else { return };
+        let Some(lease) = state.find_lease(&self.account, self.lease) else { return };
         lease.used += used;
         lease.under_way = lease.under_way.saturating_sub(1);
         lease.used_at = Instant::now();
-        // What was not needed is there for the next call; what was beyond the estimate is not.
-        lease.left = lease.left.saturating_add(amount.saturating_sub(used.cost_pico_usd)).max(0);
+        // Unused money is available for the next call; usage beyond the estimate is not.
+        lease.remaining =
+            lease.remaining.saturating_add(amount.saturating_sub(used.cost_pico_usd)).max(0);
     }
 }

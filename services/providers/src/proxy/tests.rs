@@ -1,5 +1,4 @@
-//! The proxy over HTTP, with every protocol of clients in front and every vendor's behind, on a
-//! real NATS server.
+//! The proxy over HTTP, with every client protocol and every vendor, on a real NATS server.
 
 mod client;
 mod exchange;
@@ -25,22 +24,22 @@ use tokio::net::TcpListener;
 use super::{Parts, spawn};
 use crate::{
     breaker::Breakers,
-    call::tests::EAGER,
-    cancels::Cancels,
-    key::tests::{keys, seal},
+    call::tests::NO_DELAY_POLICY,
+    cancels::CancelRegistry,
     router::Router,
+    sealed_key::tests::{keys, seal},
     tests::{
-        SOON, until, vendors,
+        TEST_TIMEOUT, until, vendors,
         wires::{KEY, Wire},
     },
 };
 
-/// What a reconciler would answer.
+/// The answers of a reconciler, and the requests it received.
 #[derive(Debug, Default)]
 struct Mesh {
     asked: Vec<mesh::ModelLookup>,
     reserved: Vec<mesh::BudgetReserve>,
-    /// In 10⁻¹² dollars; none: everything is granted.
+    /// In 10⁻¹² dollars; none: every reservation is granted.
     budget: Option<i64>,
     reports: Vec<mesh::SpendingReport>,
 }
@@ -52,7 +51,7 @@ pub(super) struct Proxy {
     address: SocketAddr,
     mesh: Arc<Mutex<Mesh>>,
     vendor: VendorServer,
-    cancels: Cancels,
+    cancels: CancelRegistry,
     http: reqwest::Client,
 }
 
@@ -72,7 +71,7 @@ impl Default for Limits {
             cache_write: 3_750_000,
             ..v1::Prices::default()
         };
-        Self { concurrency: 64, timeout: SOON, prices }
+        Self { concurrency: 64, timeout: TEST_TIMEOUT, prices }
     }
 }
 
@@ -90,10 +89,15 @@ impl Proxy {
         answer(&bus, &lifecycle, &vendor.url(), limits.prices, &mesh).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let cancels = Cancels::default();
+        let cancels = CancelRegistry::default();
         let parts = Parts {
             bus,
-            router: Router::new(Arc::new(vendors(SOON)), keys(), EAGER, Breakers::new().0),
+            router: Router::new(
+                Arc::new(vendors(TEST_TIMEOUT)),
+                keys(),
+                NO_DELAY_POLICY,
+                Breakers::new().0,
+            ),
             keys: keys(),
             timeout: limits.timeout,
             concurrency: limits.concurrency,
@@ -138,7 +142,7 @@ impl Proxy {
         look(&mut self.mesh.lock().expect("no test panics while it holds the lock"))
     }
 
-    /// Waits for what was reported to come to so many reports.
+    /// Waits until this many reports have arrived.
     async fn reports(&self, count: usize) -> Vec<mesh::SpendingReport> {
         until("the reports", async || {
             let reports = self.mesh(|mesh| mesh.reports.clone());
@@ -154,12 +158,12 @@ impl Drop for Proxy {
     }
 }
 
-/// A vendor's model.
+/// The model name of a vendor.
 fn name(wire: Wire) -> String {
     format!("{wire:?}").to_lowercase()
 }
 
-/// Answers and takes what a reconciler would.
+/// Answers requests as a reconciler would, and records them.
 async fn answer(
     bus: &Bus,
     lifecycle: &Lifecycle,
@@ -208,12 +212,14 @@ async fn answer(
             organization_id: OrganizationId::LOCAL.to_string(),
             model: "ready".into(),
         };
-        bus.ask(&subject::Models, &lookup, SOON).await.map_err(|error| error.to_string())?;
+        bus.ask(&subject::Models, &lookup, TEST_TIMEOUT)
+            .await
+            .map_err(|error| error.to_string())?;
         let reserve = mesh::BudgetReserve {
             organization_id: lookup.organization_id,
             ..mesh::BudgetReserve::default()
         };
-        bus.ask(&subject::Budgets, &reserve, SOON).await.map_err(|error| error.to_string())
+        bus.ask(&subject::Budgets, &reserve, TEST_TIMEOUT).await.map_err(|error| error.to_string())
     };
     until("the answers", ready).await;
     let mut mesh = mesh.lock().expect("no panic");
@@ -226,7 +232,7 @@ fn found(url: &str, prices: v1::Prices, model: &str) -> mesh::ModelFound {
         return mesh::ModelFound::default();
     };
     let id = format!("provider_{model}");
-    // Of no meaning to any vendor but one, whose region a loopback address doesn't say.
+    // Only Bedrock reads it: a loopback address contains no region.
     let region = if wire == Wire::Bedrock { "/?region=us-east-1" } else { "" };
     mesh::ModelFound {
         provider: Some(mesh::Provider {
@@ -238,7 +244,7 @@ fn found(url: &str, prices: v1::Prices, model: &str) -> mesh::ModelFound {
         }),
         model: Some(mesh::ModelTarget {
             id: format!("model_{model}"),
-            // Known to think, where that must be known.
+            // A known reasoning model, where that is decided by the name.
             vendor_model: if wire == Wire::Responses {
                 "gpt-5.1".into()
             } else {

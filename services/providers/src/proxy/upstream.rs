@@ -1,7 +1,7 @@
-//! Calls the model, through the same routing as every turn. The one place of the proxy that does.
+//! Calls the model, through the same router as every turn. The only place of the proxy that does.
 //!
-//! What fails before anything of the answer was passed on is tried again, elsewhere too; after that
-//! the client is told, because nothing can be taken back from it.
+//! A failure before any part of the answer was sent is retried, also at other targets. After that
+//! the client is told, because nothing can be withdrawn from it.
 
 use std::sync::Arc;
 
@@ -14,79 +14,80 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::{models::Route, serve::Permit, spending::Hold};
+use super::{routes::Route, serve::RequestPermit, spending::CallReservation};
 use crate::{
-    cancels::{Cancel, Guard},
+    cancels::{CancelSignal, StepGuard},
     failure::Failure,
-    router::{Ended, Interrupts, RoutedCall, Router, Sink},
+    router::{CallEnd, Interrupts, RoutedCall, Router, Sink},
     vendor::{Chunk, Request},
 };
 
-/// Pieces that wait for a slow client; then the vendor waits, too.
-const WAITING: usize = 64;
+/// Chunks buffered for a slow client; beyond that, the vendor waits too.
+const CHANNEL_CAPACITY: usize = 64;
 
-/// One call of a model. Dropping it closes the vendor's connection; what was used until then is
-/// settled.
+/// One model call. Dropping it closes the vendor's connection; the usage until then is settled.
 pub(crate) struct Call {
-    said: mpsc::Receiver<Said>,
-    cancel: Cancel,
+    events: mpsc::Receiver<CallEvent>,
+    cancel: CancelSignal,
 }
 
-enum Said {
+enum CallEvent {
     Chunk(Chunk),
     Failed(Failure),
-    Over,
+    End,
 }
 
 impl Call {
-    /// Begins to call. `hold` pays for it; `permit` is given back at its end. `guard` ends it with
-    /// its task.
+    /// Starts the call. `reservation` pays for it; `permit` is released at its end. `guard` ends it
+    /// with its task.
     pub(crate) fn start(
         router: &Router,
         route: &Route,
         request: Arc<Request>,
         deadline: Instant,
-        mut hold: Hold,
-        permit: Permit,
-        guard: Option<Guard>,
+        mut reservation: CallReservation,
+        permit: RequestPermit,
+        guard: Option<StepGuard>,
     ) -> Self {
-        let (sender, said) = mpsc::channel(WAITING);
+        let (sender, events) = mpsc::channel(CHANNEL_CAPACITY);
         let cancel = guard.as_ref().map(|guard| guard.cancel.clone()).unwrap_or_default();
         let (router, targets, hedge_after, cancelled) = (
             router.clone(),
-            route.in_order(!request.tools.is_empty()),
+            route.ordered_targets(!request.tools.is_empty()),
             route.hedge_after,
             cancel.clone(),
         );
         let calling = async move {
             let provider_id = request.origin.provider_id.clone();
-            let mut pieces = Pieces {
+            let mut sink = ClientSink {
                 sender,
-                held: Vec::new(),
-                shown: false,
+                pending: Vec::new(),
+                is_committed: false,
                 provider_id,
-                foreign: false,
+                is_fallback: false,
                 deadline,
             };
             let interrupts =
                 Interrupts { cancel: &cancelled, deadline, hand_back: CancellationToken::new() };
-            let call = RoutedCall { request, targets, hedge_after, tries: 0, lost: 0, interrupts };
-            let routed = router.call(call, &mut pieces).await;
-            // Before the client learns of the end: who asks then what was spent is told all of it.
-            hold.settle(routed.usage);
-            drop((hold, permit, guard));
-            pieces.end(routed.ended).await;
+            let call =
+                RoutedCall { request, targets, hedge_after, tries: 0, lost_calls: 0, interrupts };
+            let routed = router.call(call, &mut sink).await;
+            // Before the client learns of the end, so that a following query of the spending
+            // includes this call.
+            reservation.settle(routed.usage);
+            drop((reservation, permit, guard));
+            sink.end(routed.end).await;
         };
         tokio::spawn(calling.in_current_span());
-        Self { said, cancel }
+        Self { events, cancel }
     }
 
-    /// The next piece of the answer; none at its end.
+    /// The next chunk of the answer; none at its end.
     pub(crate) async fn next(&mut self) -> Option<Result<Chunk, Failure>> {
-        match self.said.recv().await {
-            Some(Said::Chunk(chunk)) => Some(Ok(chunk)),
-            Some(Said::Failed(failure)) => Some(Err(failure)),
-            Some(Said::Over) => None,
+        match self.events.recv().await {
+            Some(CallEvent::Chunk(chunk)) => Some(Ok(chunk)),
+            Some(CallEvent::Failed(failure)) => Some(Err(failure)),
+            Some(CallEvent::End) => None,
             None => Some(Err(Failure::internal("the call ended without a word"))),
         }
     }
@@ -98,25 +99,25 @@ impl Drop for Call {
     }
 }
 
-/// Passes an answer on, from its first words.
-struct Pieces {
-    sender: mpsc::Sender<Said>,
-    /// What may still be taken back: nothing of the answer has come.
-    held: Vec<Chunk>,
-    shown: bool,
-    /// Whose thoughts the client can give back.
+/// Sends an answer to the client, from its first content.
+struct ClientSink {
+    sender: mpsc::Sender<CallEvent>,
+    /// Chunks that can still be withdrawn: no content has arrived.
+    pending: Vec<Chunk>,
+    is_committed: bool,
+    /// The provider whose thinking the client can send back.
     provider_id: String,
-    /// Whether another one answers.
-    foreign: bool,
-    /// A client that takes nothing must not hold the call for longer.
+    /// Whether a fallback answers.
+    is_fallback: bool,
+    /// A client that does not read must not keep the call for longer.
     deadline: Instant,
 }
 
-impl Pieces {
-    async fn show(&mut self) -> Result<(), Failure> {
-        for chunk in self.held.drain(..) {
-            // Nobody takes it when the client is gone, and then the call is cancelled.
-            let sent = timeout_at(self.deadline, self.sender.send(Said::Chunk(chunk))).await;
+impl ClientSink {
+    async fn send_pending(&mut self) -> Result<(), Failure> {
+        for chunk in self.pending.drain(..) {
+            // The send fails when the client has disconnected, and then the call is canceled.
+            let sent = timeout_at(self.deadline, self.sender.send(CallEvent::Chunk(chunk))).await;
             if !matches!(sent, Ok(Ok(()))) {
                 return Err(Failure::new(
                     FailureClass::DeadlineExceeded,
@@ -127,14 +128,14 @@ impl Pieces {
         Ok(())
     }
 
-    async fn end(mut self, ended: Ended) {
+    async fn end(mut self, ended: CallEnd) {
         let last = match ended {
-            // An answer without a word is one, too.
-            Ended::Completed => self.show().await.map(|()| Said::Over),
-            Ended::Failed(failure) => Ok(Said::Failed(failure)),
-            // Who has gone hears nothing.
-            Ended::Cancelled { reason } => Ok(Said::Failed(given_up(&reason))),
-            Ended::HandedBack => return,
+            // An answer may be empty.
+            CallEnd::Completed => self.send_pending().await.map(|()| CallEvent::End),
+            CallEnd::Failed(failure) => Ok(CallEvent::Failed(failure)),
+            // A client that has disconnected receives nothing.
+            CallEnd::Cancelled { reason } => Ok(CallEvent::Failed(canceled_with_task(&reason))),
+            CallEnd::HandedBack => return,
         };
         if let Ok(last) = last {
             // As above.
@@ -143,8 +144,8 @@ impl Pieces {
     }
 }
 
-/// What the client of a call is told whose task was given up.
-pub(crate) fn given_up(reason: &str) -> Failure {
+/// The failure of a call whose task was canceled.
+pub(crate) fn canceled_with_task(reason: &str) -> Failure {
     Failure::new(
         FailureClass::DeadlineExceeded,
         format!("the call was ended with its task: {reason}"),
@@ -152,20 +153,20 @@ pub(crate) fn given_up(reason: &str) -> Failure {
 }
 
 #[async_trait]
-impl Sink for Pieces {
+impl Sink for ClientSink {
     fn begin(&mut self, request: &Request) {
-        self.held.clear();
-        self.foreign = request.origin.provider_id != self.provider_id;
+        self.pending.clear();
+        self.is_fallback = request.origin.provider_id != self.provider_id;
     }
 
     async fn push(&mut self, chunk: Chunk) -> Result<(), Failure> {
-        // Only whom the client named can open it when it comes back.
-        if self.foreign && matches!(chunk, Chunk::ThinkingData(_)) {
+        // Only the provider that the client named can open it later.
+        if self.is_fallback && matches!(chunk, Chunk::ThinkingData(_)) {
             return Ok(());
         }
-        self.shown |= chunk.begins_an_answer();
-        self.held.push(chunk);
-        if self.shown { self.show().await } else { Ok(()) }
+        self.is_committed |= chunk.is_answer_content();
+        self.pending.push(chunk);
+        if self.is_committed { self.send_pending().await } else { Ok(()) }
     }
 
     fn due(&self) -> Option<Instant> {
@@ -174,8 +175,8 @@ impl Sink for Pieces {
 
     async fn flush(&mut self) {}
 
-    async fn void(&mut self, _failure: &Failure) -> bool {
-        self.held.clear();
-        !self.shown
+    async fn discard(&mut self, _failure: &Failure) -> bool {
+        self.pending.clear();
+        !self.is_committed
     }
 }

@@ -11,14 +11,14 @@ use crate::{
     tests::{open, read, read_at_every_split},
 };
 
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn request() -> Request {
     Request::from_command(&command("count the lines")).expect("the command is whole")
 }
 
 #[test]
-fn the_recorded_text_parses_the_same_at_every_split() {
+fn recorded_text_parses_the_same_at_every_split() {
     assert_eq!(
         read_at_every_split::<Wire>(recorded::RECORDED_TEXT.as_bytes()),
         [
@@ -35,7 +35,7 @@ fn the_recorded_text_parses_the_same_at_every_split() {
 }
 
 #[test]
-fn the_recorded_call_parses_the_same_at_every_split_and_keeps_its_reasoning() {
+fn recorded_call_parses_the_same_at_every_split_with_reasoning() {
     let kept = json!({"type": "reasoning", "id": "rs_67c9fdcf37fc", "summary": [
         {"type": "summary_text", "text": "**Asking for the weather**"}, {"type": "summary_text", "text": "In Paris."}],
         "encrypted_content": "gAAAAABoISQ24OyVRYbkYfukdJoqdzWT"});
@@ -65,7 +65,7 @@ fn the_recorded_call_parses_the_same_at_every_split_and_keeps_its_reasoning() {
 }
 
 #[test]
-fn what_did_not_come_in_pieces_is_taken_whole() {
+fn item_without_deltas_is_read_when_done() {
     let wire = recorded::Answer::text("abc").and_code("call_1", "1").wire();
     let events = wire.split_inclusive("\n\n").filter(|event| !event.contains(".delta"));
     let wire: String = events.collect();
@@ -78,7 +78,7 @@ fn what_did_not_come_in_pieces_is_taken_whole() {
 }
 
 #[test]
-fn every_ending_is_known() {
+fn every_ending_is_mapped() {
     let last = |wire: String| {
         let chunks = read::<Wire>([wire.as_bytes()]);
         chunks.map(|chunks| chunks.last().cloned()).map_err(|failure| failure.class)
@@ -116,10 +116,11 @@ fn every_ending_is_known() {
     assert_eq!(last(cut), Err(FailureClass::Transient));
 }
 
-async fn sent(request: Request) -> Value {
+async fn sent_body(request: Request) -> Value {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let vendor = open(ModelProviderType::OpenaiResponses, &format!("{}/v1/", server.url()), SOON);
+    let vendor =
+        open(ModelProviderType::OpenaiResponses, &format!("{}/v1/", server.url()), TEST_TIMEOUT);
     vendor.invoke(Arc::new(request)).try_collect::<Vec<_>>().await.expect("an answer");
     let sent = server.requests().remove(0);
     assert_eq!(sent.path, "/v1/responses");
@@ -128,7 +129,7 @@ async fn sent(request: Request) -> Value {
 }
 
 #[tokio::test]
-async fn a_request_carries_everything_in_the_vendors_form() {
+async fn request_has_the_vendor_format() {
     let mut request = request();
     request.parameters =
         ModelParameters { temperature: Some(1.5), top_p: Some(0.5), ..ModelParameters::default() };
@@ -142,7 +143,7 @@ async fn a_request_carries_everything_in_the_vendors_form() {
             "strict": false}],
         "temperature": 1.5, "top_p": 0.5,
     });
-    assert_eq!(sent(request.clone()).await, plain);
+    assert_eq!(sent_body(request.clone()).await, plain);
 
     request.model = "gpt-5-mini".into();
     request.parameters.thinking = ThinkingEffort::Off.into();
@@ -153,16 +154,17 @@ async fn a_request_carries_everything_in_the_vendors_form() {
     for field in ["temperature", "top_p"] {
         thinking.as_object_mut().expect("an object").remove(field);
     }
-    assert_eq!(sent(request).await, thinking);
+    assert_eq!(sent_body(request).await, thinking);
 }
 
 #[test]
-fn models_that_think_are_known_by_name() {
-    let thinks = |model: &str| openai::thinks(&Request { model: model.into(), ..request() });
+fn reasoning_models_are_known_by_name() {
+    let uses_reasoning =
+        |model: &str| openai::uses_reasoning(&Request { model: model.into(), ..request() });
     for model in ["o1", "o3-mini", "o4-mini", "gpt-5", "gpt-5.1-codex", "codex-mini-latest"] {
-        assert!(thinks(model), "{model}");
+        assert!(uses_reasoning(model), "{model}");
     }
     for model in ["gpt-4.1", "gpt-4o", "gpt-5-chat-latest", "omni-moderation", "test-model"] {
-        assert!(!thinks(model), "{model}");
+        assert!(!uses_reasoning(model), "{model}");
     }
 }

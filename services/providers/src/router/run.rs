@@ -1,4 +1,4 @@
-//! A call on its way through its targets.
+//! The run of one call over its targets.
 
 use std::{
     mem,
@@ -12,7 +12,7 @@ use construct_runtime::clock;
 use futures::{StreamExt as _, future::select_all};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Begin, Ended, NotBegun, Routed, RoutedCall, Router, Sink, Trying};
+use super::{Attempt, AttemptParams, CallEnd, RoutedCall, RoutedResult, Router, Sink, StartError};
 use crate::{
     failure::{self, Failure},
     keys::{self, KeyId},
@@ -24,44 +24,53 @@ pub(super) struct Run<'a> {
     router: &'a Router,
     call: RoutedCall<'a>,
     sink: &'a mut dyn Sink,
-    spent: Usage,
-    /// Tokens of input of the try that answered.
+    usage: Usage,
+    /// Input tokens of the attempt that answered.
     input_tokens: i64,
-    /// The target that answers, or was called last.
+    /// The index of the target that answers, or was called last.
     at: usize,
     /// Calls that may still be made, over all targets.
-    left: u32,
+    calls_left: u32,
     /// Calls that were made.
-    made: u32,
+    calls_made: u32,
 }
 
-/// How a try ended.
-enum End {
+/// How an attempt ended.
+enum AttemptEnd {
     Completed,
-    Interrupted(Ended),
+    Interrupted(CallEnd),
     Failed {
         failure: Failure,
-        /// The key it was made with.
+        /// The key of the attempt.
         key: KeyId,
-        /// Another key may fare better.
+        /// Another key may work.
         blames_key: bool,
     },
 }
 
-/// How a target ended: for the whole call, or only for itself.
-enum Left {
-    For(Ended),
+/// How a target ended: for the whole call, or for this target alone.
+enum TargetEnd {
+    Call(CallEnd),
     Failed(Failure),
 }
 
 impl<'a> Run<'a> {
     pub(super) fn new(router: &'a Router, call: RoutedCall<'a>, sink: &'a mut dyn Sink) -> Self {
-        let left = router.allowed(call.tries);
-        Self { router, call, sink, spent: Usage::default(), input_tokens: 0, at: 0, left, made: 0 }
+        let calls_left = router.max_calls(call.tries);
+        Self {
+            router,
+            call,
+            sink,
+            usage: Usage::default(),
+            input_tokens: 0,
+            at: 0,
+            calls_left,
+            calls_made: 0,
+        }
     }
 
-    pub(super) async fn finish(mut self) -> Routed {
-        let ended = self.through_targets().await;
+    pub(super) async fn finish(mut self) -> RoutedResult {
+        let end = self.try_targets().await;
         self.sink.flush().await;
         let model_id = self
             .call
@@ -69,19 +78,19 @@ impl<'a> Run<'a> {
             .get(self.at)
             .map(|target| target.model.id.clone())
             .unwrap_or_default();
-        Routed { ended, usage: self.spent, input_tokens: self.input_tokens, model_id }
+        RoutedResult { end, usage: self.usage, input_tokens: self.input_tokens, model_id }
     }
 
-    async fn through_targets(&mut self) -> Ended {
+    async fn try_targets(&mut self) -> CallEnd {
         let mut failures = Vec::new();
         let mut at = 0;
         while at < self.call.targets.len() {
             self.at = at;
-            let failure = match self.target(at).await {
-                Left::For(ended) => return ended,
-                Left::Failed(failure) => failure,
+            let failure = match self.try_target(at).await {
+                TargetEnd::Call(ended) => return ended,
+                TargetEnd::Failed(failure) => failure,
             };
-            let next = self.next_after(at, &failure).filter(|_| self.left > 0);
+            let next = self.next_target(at, &failure).filter(|_| self.calls_left > 0);
             if let Some(next) = next {
                 tracing::warn!(
                     class = failure.class.as_str_name(),
@@ -90,16 +99,16 @@ impl<'a> Run<'a> {
                     "a model cannot answer, and its fallback is asked: {failure}"
                 );
                 let labels = Labels::new(&self.call.targets[at], &self.call.request);
-                self.router.metrics.fell_back(&labels, failure.class);
+                self.router.metrics.record_fallback(&labels, failure.class);
             }
             failures.push((at, failure));
             at = next.unwrap_or(usize::MAX);
         }
-        Ended::Failed(self.verdict(failures))
+        CallEnd::Failed(self.combined_failure(failures))
     }
 
-    /// Who is asked after a target that cannot answer.
-    fn next_after(&self, at: usize, failure: &Failure) -> Option<usize> {
+    /// The index of the next target after a failed one.
+    fn next_target(&self, at: usize, failure: &Failure) -> Option<usize> {
         let targets = &self.call.targets;
         let mut rest = at + 1..targets.len();
         match failure.class {
@@ -112,7 +121,8 @@ impl<'a> Run<'a> {
             | FailureClass::Overloaded
             | FailureClass::Authentication
             | FailureClass::Configuration => rest.next(),
-            // Another model would be asked for what this one refused, or cannot understand either.
+            // Another model would be asked for the same refused content, or would not understand
+            // the request either.
             FailureClass::InvalidRequest
             | FailureClass::ContentRefused
             | FailureClass::DeadlineExceeded
@@ -121,101 +131,114 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What is said when nobody answered: what the first one failed with for which another try may
-    /// help; otherwise what the first one failed with, because it is the one that was asked for. Of
-    /// several, its words are why each of them did not answer.
-    fn verdict(&self, mut failures: Vec<(usize, Failure)>) -> Failure {
+    /// The failure to report when no target answered: the first retryable one, otherwise that of
+    /// the first target, which was the requested one. For several targets, its message names the
+    /// failure of each.
+    fn combined_failure(&self, mut failures: Vec<(usize, Failure)>) -> Failure {
         if failures.is_empty() {
             return Failure::internal("the call names no model");
         }
-        let words = failure::joined(
+        let message = failure::join_failures(
             failures.iter().map(|(at, failure)| (self.call.targets[*at].name(), failure)),
         );
         let count = failures.len();
         let at = failures.iter().position(|(_, failure)| failure.is_retryable()).unwrap_or(0);
         let (_, mut failure) = failures.swap_remove(at);
-        failure.tries = self.made;
+        failure.tries = self.calls_made;
         if count > 1 {
-            failure.message = words;
+            failure.message = message;
         }
         failure
     }
 
-    async fn target(&mut self, at: usize) -> Left {
+    async fn try_target(&mut self, at: usize) -> TargetEnd {
         let target = Arc::clone(&self.call.targets[at]);
-        let request = addressed(&self.call, at);
-        // Whoever comes behind is to be asked once at least.
+        let request = request_for_target(&self.call, at);
+        // Each later target gets at least one call.
         let behind = u32::try_from(self.call.targets.len() - at - 1).unwrap_or(u32::MAX);
-        let lost = if at == 0 { self.call.lost } else { 0 };
-        let policy = self.router.policy.within((self.left + lost).saturating_sub(behind).max(1));
+        let lost = if at == 0 { self.call.lost_calls } else { 0 };
+        let policy =
+            self.router.policy.limited_to((self.calls_left + lost).saturating_sub(behind).max(1));
         let is_last = at + 1 >= self.call.targets.len();
-        // Tries go on where the worker before this one was lost, with one at least.
+        // Attempts continue where the lost worker stopped, with at least one.
         let mut failed = lost.min(policy.tries.saturating_sub(1));
         let mut tried: Vec<KeyId> = Vec::new();
-        // What the vendor said to the last of them.
-        let mut said = None;
+        // The vendor's failure with the last of the tried keys.
+        let mut vendor_failure = None;
         loop {
             let left = self.time_left();
-            let patience = if is_last { left } else { left.min(policy.longest_pause()) };
+            let max_wait = if is_last { left } else { left.min(policy.max_requested_delay()) };
             let router = self.router;
-            let begin = Begin { at, target: &target, request: &request, without: &tried, patience };
+            let params = AttemptParams {
+                at,
+                target: &target,
+                request: &request,
+                excluded_keys: &tried,
+                max_wait,
+            };
             let begun = tokio::select! {
                 biased;
-                ended = self.call.interrupts.next() => return Left::For(counted(ended, self.made)),
-                begun = router.begin(begin) => begun,
+                ended = self.call.interrupts.wait() => return TargetEnd::Call(with_tries(ended, self.calls_made)),
+                begun = router.start_attempt(params) => begun,
             };
             let asked = begun.is_ok();
             let (mut failure, key, blames_key) = match begun {
-                Ok(trying) => {
-                    self.count();
-                    match self.attempt(trying).await {
-                        End::Completed => return Left::For(Ended::Completed),
-                        End::Interrupted(ended) => return Left::For(counted(ended, self.made)),
-                        End::Failed { failure, key, blames_key } => (failure, key, blames_key),
+                Ok(attempt) => {
+                    self.count_call();
+                    match self.run_attempt(attempt).await {
+                        AttemptEnd::Completed => return TargetEnd::Call(CallEnd::Completed),
+                        AttemptEnd::Interrupted(ended) => {
+                            return TargetEnd::Call(with_tries(ended, self.calls_made));
+                        }
+                        AttemptEnd::Failed { failure, key, blames_key } => {
+                            (failure, key, blames_key)
+                        }
                     }
                 }
-                Err(NotBegun { failure, unopenable: Some(key) }) => (failure, key, true),
-                Err(NotBegun { mut failure, unopenable: None }) => {
-                    failure.tries = self.made;
-                    return Left::Failed(failure);
+                Err(StartError { failure, unopenable_key: Some(key) }) => (failure, key, true),
+                Err(StartError { mut failure, unopenable_key: None }) => {
+                    failure.tries = self.calls_made;
+                    return TargetEnd::Failed(failure);
                 }
             };
-            // Also when nothing follows here: what was shown of this answer never becomes a
+            // Also when nothing follows here: the visible part of this answer never becomes a
             // message.
-            if asked && !self.sink.void(&failure).await {
-                failure.tries = self.made;
-                return Left::For(Ended::Failed(failure));
+            if asked && !self.sink.discard(&failure).await {
+                failure.tries = self.calls_made;
+                return TargetEnd::Call(CallEnd::Failed(failure));
             }
             if blames_key {
                 tried.push(key);
-                if tried.len() < keys::count(&target.provider) {
+                if tried.len() < keys::key_count(&target.provider) {
                     tracing::info!(
                         class = failure.class.as_str_name(),
                         http.status = failure.http_status,
                         "an API key cannot be used now, and the call is made with the next one: {failure}"
                     );
                     if asked {
-                        // It is the same call.
-                        self.made = self.made.saturating_sub(1);
-                        self.left += 1;
-                        said = Some(failure);
+                        // It counts as the same call.
+                        self.calls_made = self.calls_made.saturating_sub(1);
+                        self.calls_left += 1;
+                        vendor_failure = Some(failure);
                     }
                     continue;
                 }
-                // All of them; after a pause they are as good as each other again.
+                // All keys failed. After a delay each of them may be tried again.
                 tried.clear();
-                // Of a key that cannot be opened the vendor knows nothing: what it said to another
-                // one may pass.
-                if let Some(earlier) = said.take().filter(|_| !asked) {
-                    self.count();
+                // The vendor never saw a key that cannot be opened. Its failure with another key
+                // may be transient.
+                if let Some(earlier) = vendor_failure.take().filter(|_| !asked) {
+                    self.count_call();
                     failure = earlier;
                 }
             }
             failed += 1;
-            failure.tries = self.made;
+            failure.tries = self.calls_made;
             let pause =
-                policy.pause(failed, &failure, self.time_left(), clock::now(), fastrand::f64());
-            let Some(pause) = pause.filter(|_| self.left > 0) else { return Left::Failed(failure) };
+                policy.delay(failed, &failure, self.time_left(), clock::now(), fastrand::f64());
+            let Some(pause) = pause.filter(|_| self.calls_left > 0) else {
+                return TargetEnd::Failed(failure);
+            };
             tracing::info!(
                 class = failure.class.as_str_name(),
                 http.status = failure.http_status,
@@ -223,164 +246,164 @@ impl<'a> Run<'a> {
                 failed,
                 "a model call failed and is tried again: {failure}"
             );
-            self.router.metrics.retried(&Labels::new(&target, &request), failure.class);
+            self.router.metrics.record_retry(&Labels::new(&target, &request), failure.class);
             tokio::select! {
                 biased;
-                ended = self.call.interrupts.next() => return Left::For(counted(ended, self.made)),
+                ended = self.call.interrupts.wait() => return TargetEnd::Call(with_tries(ended, self.calls_made)),
                 () = sleep(pause) => {}
             }
         }
     }
 
-    /// One try, with a hedge beside it when nothing comes.
-    async fn attempt(&mut self, trying: Trying) -> End {
-        let mut tryings = vec![trying];
-        let next = tryings[0].at + 1;
-        let can_hedge = next < self.call.targets.len() && self.left > 0;
+    /// Runs one attempt, and a hedge beside it when no answer begins.
+    async fn run_attempt(&mut self, attempt: Attempt) -> AttemptEnd {
+        let mut attempts = vec![attempt];
+        let next = attempts[0].at + 1;
+        let can_hedge = next < self.call.targets.len() && self.calls_left > 0;
         let mut hedge_at =
             self.call.hedge_after.filter(|_| can_hedge).map(|after| Instant::now() + after);
-        let asked_for = tryings[0].at;
+        let asked_for = attempts[0].at;
         let mut failed = None;
         let at = loop {
-            let chunks = select_all(tryings.iter_mut().map(|trying| trying.chunks.next()));
+            let chunks = select_all(attempts.iter_mut().map(|attempt| attempt.chunks.next()));
             let (chunk, at) = tokio::select! {
                 // In this order, so that a vendor that never pauses cannot outrun a cancel.
                 biased;
-                ended = self.call.interrupts.next() => {
-                    for trying in tryings {
-                        self.leave(trying);
+                ended = self.call.interrupts.wait() => {
+                    for attempt in attempts {
+                        self.abandon_attempt(attempt);
                     }
-                    return End::Interrupted(ended);
+                    return AttemptEnd::Interrupted(ended);
                 }
                 (chunk, at, _) = chunks => (chunk, at),
                 () = sleep_until(hedge_at.unwrap_or_else(Instant::now)), if hedge_at.is_some() => {
                     hedge_at = None;
-                    if let Some(hedge) = hedge(self.router, &self.call, next).await {
-                        self.count();
-                        tryings.push(hedge);
+                    if let Some(hedge) = start_hedge(self.router, &self.call, next).await {
+                        self.count_call();
+                        attempts.push(hedge);
                     }
                     continue;
                 }
             };
             match chunk {
                 Some(Ok(chunk)) => {
-                    let trying = &mut tryings[at];
-                    trying.see(&chunk);
-                    let begins = chunk.begins_an_answer();
-                    trying.early.push(chunk);
+                    let attempt = &mut attempts[at];
+                    attempt.observe(&chunk);
+                    let begins = chunk.is_answer_content();
+                    attempt.preamble.push(chunk);
                     if begins {
                         break at;
                     }
                 }
                 None => break at,
                 Some(Err(failure)) => {
-                    let trying = tryings.swap_remove(at);
-                    let is_hedge = trying.at != asked_for;
-                    let end = self.fail(trying, failure);
-                    // Pauses and tries are about the model that was asked for, so that its failure
-                    // is the one to tell.
+                    let attempt = attempts.swap_remove(at);
+                    let is_hedge = attempt.at != asked_for;
+                    let end = self.fail_attempt(attempt, failure);
+                    // Delays and attempts concern the requested model, so its failure is the one to
+                    // report.
                     let end = if is_hedge { failed.take() } else { Some(end) };
                     match end {
-                        Some(end) if tryings.is_empty() => return end,
+                        Some(end) if attempts.is_empty() => return end,
                         end => failed = end,
                     }
                 }
             }
         };
-        let trying = tryings.swap_remove(at);
-        for lost in tryings {
-            self.leave(lost);
+        let attempt = attempts.swap_remove(at);
+        for lost in attempts {
+            self.abandon_attempt(lost);
         }
-        self.at = trying.at;
-        self.stream(trying).await
+        self.at = attempt.at;
+        self.stream_answer(attempt).await
     }
 
-    /// Passes on an answer that has begun.
-    async fn stream(&mut self, mut trying: Trying) -> End {
-        trying.permit.begun();
-        let after = trying.began.elapsed();
-        self.router.metrics.begun(&trying.labels, after);
-        trying.trace.answers(after);
-        self.sink.begin(&trying.request);
-        for chunk in mem::take(&mut trying.early) {
+    /// Streams an answer that has begun.
+    async fn stream_answer(&mut self, mut attempt: Attempt) -> AttemptEnd {
+        attempt.permit.on_start();
+        let after = attempt.started_at.elapsed();
+        self.router.metrics.record_first_chunk(&attempt.labels, after);
+        attempt.trace.record_first_chunk(after);
+        self.sink.begin(&attempt.request);
+        for chunk in mem::take(&mut attempt.preamble) {
             if let Err(failure) = self.sink.push(chunk).await {
-                return self.fail(trying, failure);
+                return self.fail_attempt(attempt, failure);
             }
         }
         loop {
             let due = self.sink.due();
             tokio::select! {
-                // In this order, so that a vendor that never pauses can neither outrun a cancel nor
-                // hold text back.
+                // In this order, so that a vendor that never pauses cannot outrun a cancel or delay
+                // a flush.
                 biased;
-                ended = self.call.interrupts.next() => {
-                    self.leave(trying);
-                    return End::Interrupted(ended);
+                ended = self.call.interrupts.wait() => {
+                    self.abandon_attempt(attempt);
+                    return AttemptEnd::Interrupted(ended);
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.sink.flush().await,
-                chunk = trying.chunks.next() => {
+                chunk = attempt.chunks.next() => {
                     let failed = match chunk {
                         None => {
-                            self.spend(&mut trying, metrics::End::Answered);
-                            trying.permit.answered();
-                            return End::Completed;
+                            self.record_usage(&mut attempt, metrics::VendorCallEnd::Answered);
+                            attempt.permit.on_success();
+                            return AttemptEnd::Completed;
                         }
                         Some(Ok(chunk)) => {
-                            trying.see(&chunk);
+                            attempt.observe(&chunk);
                             self.sink.push(chunk).await.err()
                         }
                         Some(Err(failure)) => Some(failure),
                     };
                     if let Some(failure) = failed {
-                        return self.fail(trying, failure);
+                        return self.fail_attempt(attempt, failure);
                     }
                 }
             }
         }
     }
 
-    fn fail(&mut self, mut trying: Trying, failure: Failure) -> End {
-        if failure.taken {
-            trying.meter.taken();
+    fn fail_attempt(&mut self, mut attempt: Attempt, failure: Failure) -> AttemptEnd {
+        if failure.accepted {
+            attempt.meter.mark_accepted();
         }
-        self.spend(&mut trying, metrics::End::Failed(failure.class));
-        let failure = trying.scrubbed(failure);
-        let has_others = keys::count(&self.call.targets[trying.at].provider) > 1;
-        let blames_key = trying.lease.failed(&failure, has_others);
-        let key = Arc::clone(trying.lease.key());
-        trying.permit.failed(&failure);
-        End::Failed { failure, key, blames_key }
+        self.record_usage(&mut attempt, metrics::VendorCallEnd::Failed(failure.class));
+        let failure = attempt.scrubbed(failure);
+        let has_others = keys::key_count(&self.call.targets[attempt.at].provider) > 1;
+        let blames_key = attempt.lease.on_failure(&failure, has_others);
+        let key = Arc::clone(attempt.lease.key());
+        attempt.permit.on_failure(&failure);
+        AttemptEnd::Failed { failure, key, blames_key }
     }
 
-    /// Ends a try that nobody waits for any more. That it was slow says nothing about the vendor's
-    /// health.
-    fn leave(&mut self, mut trying: Trying) {
-        if trying.taken.load(Relaxed) {
-            // It has read the request, and many vendors say only at the end what that was.
-            trying.meter.taken();
+    /// Ends an attempt whose answer is not needed any more. Its slowness says nothing about the
+    /// vendor's health.
+    fn abandon_attempt(&mut self, mut attempt: Attempt) {
+        if attempt.accepted.load(Relaxed) {
+            // It has read the request, and many vendors report the usage only at the end.
+            attempt.meter.mark_accepted();
         }
-        self.spend(&mut trying, metrics::End::GivenUp);
+        self.record_usage(&mut attempt, metrics::VendorCallEnd::Abandoned);
     }
 
-    fn spend(&mut self, trying: &mut Trying, end: metrics::End) {
-        let complete = end == metrics::End::Answered;
-        let usage = trying.meter.cost(complete, &self.call.targets[trying.at].prices());
+    fn record_usage(&mut self, attempt: &mut Attempt, end: metrics::VendorCallEnd) {
+        let complete = end == metrics::VendorCallEnd::Answered;
+        let usage = attempt.meter.cost(complete, &self.call.targets[attempt.at].prices());
         let written = usage.output_tokens.saturating_add(usage.cache_write_tokens);
-        // What is read from the vendor's cache does not count toward most vendors' limits.
-        trying.lease.used(usage.input_tokens.saturating_add(written));
-        self.router.metrics.ended(&trying.labels, end, trying.began.elapsed(), &usage);
-        trying.trace.end(end, &usage);
+        // Most vendors don't count tokens read from their cache toward their limits.
+        attempt.lease.settle_tokens(usage.input_tokens.saturating_add(written));
+        self.router.metrics.record_call(&attempt.labels, end, attempt.started_at.elapsed(), &usage);
+        attempt.trace.end(end, &usage);
         if complete {
             let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
             self.input_tokens = usage.input_tokens.saturating_add(cached);
         }
-        self.spent += usage;
+        self.usage += usage;
     }
 
-    /// A call of a vendor is made.
-    fn count(&mut self) {
-        self.made += 1;
-        self.left = self.left.saturating_sub(1);
+    /// Counts a vendor call.
+    fn count_call(&mut self) {
+        self.calls_made += 1;
+        self.calls_left = self.calls_left.saturating_sub(1);
     }
 
     fn time_left(&self) -> Duration {
@@ -388,12 +411,18 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A try at the next target, if that can be made at once.
-async fn hedge(router: &Router, call: &RoutedCall<'_>, at: usize) -> Option<Trying> {
+/// Starts an attempt at the next target, if that is possible without a wait.
+async fn start_hedge(router: &Router, call: &RoutedCall<'_>, at: usize) -> Option<Attempt> {
     let target = &call.targets[at];
-    let request = addressed(call, at);
-    let begin = Begin { at, target, request: &request, without: &[], patience: Duration::ZERO };
-    let begun = router.begin(begin).await;
+    let request = request_for_target(call, at);
+    let params = AttemptParams {
+        at,
+        target,
+        request: &request,
+        excluded_keys: &[],
+        max_wait: Duration::ZERO,
+    };
+    let begun = router.start_attempt(params).await;
     let hedge = begun
         .inspect_err(|refused| tracing::debug!("no hedge is made: {}", refused.failure))
         .ok()?;
@@ -404,27 +433,26 @@ async fn hedge(router: &Router, call: &RoutedCall<'_>, at: usize) -> Option<Tryi
     Some(hedge)
 }
 
-/// The request as one of the targets is asked it.
-fn addressed(call: &RoutedCall<'_>, at: usize) -> Arc<Request> {
+/// The request, addressed to one of the targets.
+fn request_for_target(call: &RoutedCall<'_>, at: usize) -> Arc<Request> {
     // A transcript is large, and most calls never leave their first target.
     if at == 0 {
         return Arc::clone(&call.request);
     }
     let target = &call.targets[at];
-    Arc::new(Request::clone(&call.request).addressed(&target.provider, &target.model))
+    Arc::new(Request::clone(&call.request).for_target(&target.provider, &target.model))
 }
 
 impl Chunk {
-    /// Whether the model has begun to answer. What a vendor says about tokens and names comes
-    /// before it has.
-    pub(crate) fn begins_an_answer(&self) -> bool {
+    /// Whether the chunk is content of the answer. Usage and names precede it.
+    pub(crate) fn is_answer_content(&self) -> bool {
         !matches!(self, Self::Usage(_) | Self::Named { .. })
     }
 }
 
-/// A failure with the calls that were made.
-fn counted(mut ended: Ended, tries: u32) -> Ended {
-    if let Ended::Failed(failure) = &mut ended {
+/// Sets the number of calls made in a failure.
+fn with_tries(mut ended: CallEnd, tries: u32) -> CallEnd {
+    if let CallEnd::Failed(failure) = &mut ended {
         failure.tries = tries;
     }
     ended

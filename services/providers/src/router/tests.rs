@@ -1,5 +1,4 @@
-//! Calls over several targets, in paused time: each target is a vendor that does what the test
-//! says.
+//! Calls over several targets, in paused time: each target is a vendor with scripted behavior.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -16,80 +15,80 @@ use super::*;
 use crate::{
     call::{
         self, Outcome,
-        tests::{command, routed, router},
+        tests::{command, routed_call, router},
     },
     delta::{
         Deltas,
-        tests::{Kept, marks},
+        tests::{RecordingProgress, step_context},
     },
-    http::Observe,
-    key::tests::{keys, seal},
+    http::HeadroomObserver,
+    sealed_key::tests::{keys, seal},
     vendor::Vendor,
 };
 
-const PATIENT: Policy =
-    Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+const RETRY_POLICY: Policy =
+    Policy { tries: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
 const SECOND: Duration = Duration::from_secs(1);
 
 /// What a vendor does when it is called.
 #[derive(Debug, Clone)]
-enum Does {
+enum Behavior {
     Answer(&'static str),
-    /// After a while.
+    /// After a delay.
     AnswerAfter(Duration, &'static str),
     Fail(Failure),
-    /// With something shown before.
+    /// After some visible text.
     BreakAfter(&'static str, Failure),
 }
 
-/// Which provider was called, with which key.
-type Called = (String, Option<String>);
+/// The called provider and its key.
+type CallRecord = (String, Option<String>);
 
-/// Vendors by the provider's id: what each does with its n-th call, the last of it for ever.
+/// Vendors by provider id, with the behavior of the n-th call; the last one repeats.
 #[derive(Debug, Default, Clone)]
-struct Play {
-    parts: HashMap<&'static str, Vec<Does>>,
-    calls: Arc<Mutex<Vec<Called>>>,
+struct FakeVendors {
+    parts: HashMap<&'static str, Vec<Behavior>>,
+    calls: Arc<Mutex<Vec<CallRecord>>>,
 }
 
-struct Actor {
-    play: Play,
+struct FakeVendor {
+    vendors: FakeVendors,
     provider: String,
     key: Option<String>,
 }
 
-impl Open for Play {
+impl VendorFactory for FakeVendors {
     fn open(
         &self,
         provider: &Provider,
         key: Option<SecretString>,
-        _: Option<Arc<dyn Observe>>,
+        _: Option<Arc<dyn HeadroomObserver>>,
     ) -> Result<Box<dyn Vendor>, Failure> {
         let key = key.map(|key| key.expose_secret().to_owned());
-        Ok(Box::new(Actor { play: self.clone(), provider: provider.id.clone(), key }))
+        Ok(Box::new(FakeVendor { vendors: self.clone(), provider: provider.id.clone(), key }))
     }
 }
 
-impl Vendor for Actor {
+impl Vendor for FakeVendor {
     fn invoke(&self, _: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        let mut calls = self.play.calls.lock().expect("no test panics while it holds the lock");
+        let mut calls = self.vendors.calls.lock().expect("no test panics while it holds the lock");
         let before = calls.iter().filter(|(provider, _)| *provider == self.provider).count();
         calls.push((self.provider.clone(), self.key.clone()));
-        let parts = &self.play.parts[self.provider.as_str()];
+        let parts = &self.vendors.parts[self.provider.as_str()];
         let used = || Chunk::Usage(Usage { input_tokens: 1_000_000, ..Usage::default() });
         let named = || Chunk::Named { id: "answer-1".to_owned(), model: "model-1".to_owned() };
         let text =
             |text: &str| [Chunk::Text(text.to_owned()), Chunk::Stop(StopReason::EndTurn)].map(Ok);
         match parts[before.min(parts.len() - 1)].clone() {
-            Does::Answer(words) => {
+            Behavior::Answer(words) => {
                 stream::iter([Ok(used())].into_iter().chain(text(words))).boxed()
             }
-            // What a vendor calls the answer is not yet one.
-            Does::AnswerAfter(pause, words) => stream::iter([Ok(named()), Ok(used())])
+            // Usage and names are not part of the answer.
+            Behavior::AnswerAfter(pause, words) => stream::iter([Ok(named()), Ok(used())])
                 .chain(stream::once(sleep(pause)).flat_map(move |()| stream::iter(text(words))))
                 .boxed(),
-            Does::Fail(failure) => stream::iter([Err(failure)]).boxed(),
-            Does::BreakAfter(words, failure) => {
+            Behavior::Fail(failure) => stream::iter([Err(failure)]).boxed(),
+            Behavior::BreakAfter(words, failure) => {
                 stream::iter([Ok(used()), Ok(Chunk::Text(words.to_owned())), Err(failure)]).boxed()
             }
         }
@@ -100,12 +99,12 @@ impl Vendor for Actor {
     }
 }
 
-impl Play {
-    fn of<const N: usize>(parts: [(&'static str, Vec<Does>); N]) -> Self {
+impl FakeVendors {
+    fn new<const N: usize>(parts: [(&'static str, Vec<Behavior>); N]) -> Self {
         Self { parts: HashMap::from(parts), calls: Arc::default() }
     }
 
-    fn called(&self) -> Vec<String> {
+    fn called_providers(&self) -> Vec<String> {
         let calls = self.calls.lock().expect("no test panics while it holds the lock");
         calls.iter().map(|(provider, _)| provider.clone()).collect()
     }
@@ -133,8 +132,8 @@ fn target(name: &str, window: i64) -> (Provider, ModelTarget) {
     (provider, model)
 }
 
-/// A call of `a` with these fallbacks.
-fn to_a(fallbacks: &[(&str, i64)]) -> ModelInvoke {
+/// A command for `a` with these fallbacks.
+fn command_for_a(fallbacks: &[(&str, i64)]) -> ModelInvoke {
     let (provider, model) = target("a", 100);
     let routes = (1..).zip(fallbacks).map(|(order, (name, window))| {
         let (provider, model) = target(name, *window);
@@ -148,20 +147,24 @@ fn to_a(fallbacks: &[(&str, i64)]) -> ModelInvoke {
     }
 }
 
-async fn make(router: &Router, command: &ModelInvoke) -> (Outcome, Usage, String, Kept) {
-    make_until(router, command, &Cancel::default()).await
-}
-
-async fn make_until(
+async fn run_call(
     router: &Router,
     command: &ModelInvoke,
-    cancel: &Cancel,
-) -> (Outcome, Usage, String, Kept) {
-    let kept = Kept::default();
-    let mut progress = kept.clone();
-    let mut deltas = Deltas::new(marks(1), &mut progress);
-    let (outcome, usage, model) = call::answer(router, routed(command, cancel), &mut deltas).await;
-    (outcome, usage, model, kept)
+) -> (Outcome, Usage, String, RecordingProgress) {
+    run_call_until(router, command, &CancelSignal::default()).await
+}
+
+async fn run_call_until(
+    router: &Router,
+    command: &ModelInvoke,
+    cancel: &CancelSignal,
+) -> (Outcome, Usage, String, RecordingProgress) {
+    let progress_log = RecordingProgress::default();
+    let mut progress = progress_log.clone();
+    let mut deltas = Deltas::new(step_context(1), &mut progress);
+    let (outcome, usage, model) =
+        call::answer(router, routed_call(command, cancel), &mut deltas).await;
+    (outcome, usage, model, progress_log)
 }
 
 fn failed(outcome: Outcome) -> Failure {
@@ -180,23 +183,24 @@ fn refusal(class: FailureClass) -> Failure {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fallback_answers_when_all_tries_of_the_model_failed() {
-    let play = Play::of([
-        ("a", vec![Does::BreakAfter("half", down())]),
-        ("b", vec![Does::Answer("whole")]),
+async fn fallback_answers_after_all_attempts_of_the_model_failed() {
+    let vendors = FakeVendors::new([
+        ("a", vec![Behavior::BreakAfter("half", down())]),
+        ("b", vec![Behavior::Answer("whole")]),
     ]);
-    let router = router(Arc::new(play.clone()), PATIENT);
-    let (outcome, usage, model, kept) = make(&router, &to_a(&[("b", 100)])).await;
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+    let (outcome, usage, model, progress_log) =
+        run_call(&router, &command_for_a(&[("b", 100)])).await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-    assert_eq!(play.called(), ["a", "a", "a", "b"]);
-    assert_eq!((model.as_str(), kept.text().as_str()), ("model_b", "whole"));
-    assert_eq!(kept.types().iter().filter(|kind| *kind == "message.restarted").count(), 3);
-    // Four calls have read a million tokens each, at 3 micro dollars a million.
+    assert_eq!(vendors.called_providers(), ["a", "a", "a", "b"]);
+    assert_eq!((model.as_str(), progress_log.text().as_str()), ("model_b", "whole"));
+    assert_eq!(progress_log.types().iter().filter(|kind| *kind == "message.restarted").count(), 3);
+    // Four calls have read a million tokens each, at 3 microdollars per million.
     assert_eq!(usage.cost_pico_usd, 4 * 3_000_000);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_only_another_model_can_mend_goes_there_at_once() {
+async fn permanent_failure_goes_to_the_fallback_at_once() {
     for (failure, called) in [
         (refusal(FailureClass::Authentication), vec!["a", "b"]),
         (
@@ -212,27 +216,27 @@ async fn what_only_another_model_can_mend_goes_there_at_once() {
         (refusal(FailureClass::InvalidRequest), vec!["a"]),
     ] {
         let class = failure.class;
-        let play = Play::of([
-            ("a", vec![Does::Fail(failure)]),
-            ("b", vec![Does::Answer("b")]),
-            ("c", vec![Does::Answer("c")]),
+        let vendors = FakeVendors::new([
+            ("a", vec![Behavior::Fail(failure)]),
+            ("b", vec![Behavior::Answer("b")]),
+            ("c", vec![Behavior::Answer("c")]),
         ]);
-        let router = router(Arc::new(play.clone()), PATIENT);
+        let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
         let begun = Instant::now();
-        make(&router, &to_a(&[("b", 100), ("c", 1_000)])).await;
-        assert_eq!(play.called(), called, "{class:?}");
+        run_call(&router, &command_for_a(&[("b", 100), ("c", 1_000)])).await;
+        assert_eq!(vendors.called_providers(), called, "{class:?}");
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_nobody_answers_the_failure_that_may_pass_is_told() {
-    let play = Play::of([
-        ("a", vec![Does::Fail(refusal(FailureClass::Authentication))]),
-        ("b", vec![Does::Fail(refusal(FailureClass::Overloaded))]),
+async fn retryable_failure_is_reported_when_no_model_answered() {
+    let vendors = FakeVendors::new([
+        ("a", vec![Behavior::Fail(refusal(FailureClass::Authentication))]),
+        ("b", vec![Behavior::Fail(refusal(FailureClass::Overloaded))]),
     ]);
-    let router = router(Arc::new(play), PATIENT);
-    let failure = failed(make(&router, &to_a(&[("b", 100)])).await.0);
+    let router = router(Arc::new(vendors), RETRY_POLICY);
+    let failure = failed(run_call(&router, &command_for_a(&[("b", 100)])).await.0);
     assert_eq!(
         (failure.class, failure.tries),
         (FailureClass::Overloaded, 4),
@@ -244,40 +248,41 @@ async fn when_nobody_answers_the_failure_that_may_pass_is_told() {
     );
 }
 
-/// A call of `a` that so many others may answer.
-fn to_a_and(others: usize) -> (ModelInvoke, Play) {
+/// A command for `a` with this many fallbacks.
+fn command_with_fallbacks(others: usize) -> (ModelInvoke, FakeVendors) {
     const NAMES: [&str; 8] = ["b", "c", "d", "e", "f", "g", "h", "i"];
     let names = &NAMES[..others];
-    let parts = std::iter::once(&"a").chain(names).map(|name| (*name, vec![Does::Fail(down())]));
-    let play = Play { parts: parts.collect(), calls: Arc::default() };
-    (to_a(&names.iter().map(|name| (*name, 100)).collect::<Vec<_>>()), play)
+    let parts =
+        std::iter::once(&"a").chain(names).map(|name| (*name, vec![Behavior::Fail(down())]));
+    let vendors = FakeVendors { parts: parts.collect(), calls: Arc::default() };
+    (command_for_a(&names.iter().map(|name| (*name, 100)).collect::<Vec<_>>()), vendors)
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_takes_five_calls_at_most_however_many_models_and_commands_there_are() {
+async fn answer_takes_at_most_five_calls_over_models_and_commands() {
     for (others, called) in
         [(0, "aaa"), (1, "aaab"), (2, "aaabc"), (3, "aabcd"), (4, "abcde"), (8, "abcde")]
     {
-        let (mut command, play) = to_a_and(others);
-        let router = router(Arc::new(play.clone()), PATIENT);
+        let (mut command, vendors) = command_with_fallbacks(others);
+        let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
         command.tries = 5;
-        let failure = failed(make(&router, &command).await.0);
-        // With two models, the last call is left for the second one, which has three tries.
+        let failure = failed(run_call(&router, &command).await.0);
+        // With two models, the last call is left for the second one, which has three attempts.
         let called = if others == 1 { "aaabb" } else { called };
-        assert_eq!(play.called().concat(), called, "{others} others");
+        assert_eq!(vendors.called_providers().concat(), called, "{others} others");
         assert_eq!(failure.tries as usize, called.len(), "{others} others");
-        // The reconciler comes again with what is left.
+        // The reconciler retries with the remaining calls.
         let left = 5 - failure.tries;
         if left > 0 {
             command.tries = left;
-            make(&router, &command).await;
+            run_call(&router, &command).await;
         }
-        assert_eq!(play.called().len(), 5, "{others} others");
+        assert_eq!(vendors.called_providers().len(), 5, "{others} others");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_were_lost_with_their_workers_are_calls_of_the_first_model() {
+async fn lost_calls_count_as_calls_of_the_first_model() {
     for (others, lost, called) in [
         (0, 1, "aa"),
         (0, 2, "a"),
@@ -288,101 +293,111 @@ async fn calls_that_were_lost_with_their_workers_are_calls_of_the_first_model() 
         (3, 1, "abcd"),
         (4, 2, "abc"),
     ] {
-        let (mut command, play) = to_a_and(others);
+        let (mut command, vendors) = command_with_fallbacks(others);
         command.tries = 5 - lost;
-        let router = router(Arc::new(play.clone()), PATIENT);
-        let (cancel, kept) = (Cancel::default(), Kept::default());
-        let (mut progress, call) = (kept.clone(), RoutedCall { lost, ..routed(&command, &cancel) });
-        call::answer(&router, call, &mut Deltas::new(marks(1), &mut progress)).await;
-        assert_eq!(play.called().concat(), called, "{others} others, {lost} lost");
+        let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+        let (cancel, progress_log) = (CancelSignal::default(), RecordingProgress::default());
+        let (mut progress, call) =
+            (progress_log.clone(), RoutedCall { lost_calls: lost, ..routed(&command, &cancel) });
+        call::answer(&router, call, &mut Deltas::new(step_context(1), &mut progress)).await;
+        assert_eq!(vendors.called_providers().concat(), called, "{others} others, {lost} lost");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_of_nobody_who_counts_are_bounded_too() {
-    let (command, play) = to_a_and(8);
-    let router = router(Arc::new(play.clone()), PATIENT);
+async fn calls_without_a_count_are_limited() {
+    let (command, vendors) = command_with_fallbacks(8);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
     assert_eq!(command.tries, 0);
-    make(&router, &command).await;
-    assert_eq!(play.called().len(), 5);
+    run_call(&router, &command).await;
+    assert_eq!(vendors.called_providers().len(), 5);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hedge_is_one_of_the_calls() {
-    let (mut command, _) = to_a_and(1);
+async fn hedge_counts_as_a_call() {
+    let (mut command, _) = command_with_fallbacks(1);
     command.hedge_after = Some(prost_types::Duration { seconds: 1, nanos: 0 });
-    let slow = || vec![Does::AnswerAfter(3 * SECOND, "slow"), Does::Fail(down())];
+    let slow = || vec![Behavior::AnswerAfter(3 * SECOND, "slow"), Behavior::Fail(down())];
     for (tries, called) in [(1, "a"), (2, "ab")] {
-        let play = Play::of([("a", slow()), ("b", slow())]);
+        let vendors = FakeVendors::new([("a", slow()), ("b", slow())]);
         command.tries = tries;
-        make(&router(Arc::new(play.clone()), PATIENT), &command).await;
-        assert_eq!(play.called().concat(), called, "{tries}");
+        run_call(&router(Arc::new(vendors.clone()), RETRY_POLICY), &command).await;
+        assert_eq!(vendors.called_providers().concat(), called, "{tries}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fifth_failure_in_a_row_opens_the_breaker_and_ten_seconds_later_one_call_probes() {
-    let mut does = vec![Does::Fail(down()); 5];
-    does.push(Does::AnswerAfter(3 * SECOND, "well again"));
-    let play = Play::of([("a", does)]);
-    let router = router(Arc::new(play.clone()), PATIENT);
-    let first = failed(make(&router, &to_a(&[])).await.0);
+async fn fifth_failure_opens_the_breaker_and_cooldown_allows_a_probe() {
+    let mut does = vec![Behavior::Fail(down()); 5];
+    does.push(Behavior::AnswerAfter(3 * SECOND, "well again"));
+    let vendors = FakeVendors::new([("a", does)]);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+    let first = failed(run_call(&router, &command_for_a(&[])).await.0);
     assert_eq!((first.class, first.tries), (FailureClass::Transient, 3));
-    let second = failed(make(&router, &to_a(&[])).await.0);
+    let second = failed(run_call(&router, &command_for_a(&[])).await.0);
     assert_eq!(
         (second.class, second.tries),
         (FailureClass::Overloaded, 2),
         "the breaker opened between its tries"
     );
-    assert_eq!(play.called().len(), 5);
+    assert_eq!(vendors.called_providers().len(), 5);
 
     let begun = Instant::now();
-    let refused = failed(make(&router, &to_a(&[])).await.0);
+    let refused = failed(run_call(&router, &command_for_a(&[])).await.0);
     assert_eq!((refused.class, refused.tries), (FailureClass::Overloaded, 0), "it costs no try");
-    assert!(refused.wait_asked(Timestamp::now()).is_some_and(|wait| wait <= 10 * SECOND));
-    assert_eq!((begun.elapsed(), play.called().len()), (Duration::ZERO, 5), "nothing was called");
+    assert!(refused.requested_delay(Timestamp::now()).is_some_and(|wait| wait <= 10 * SECOND));
+    assert_eq!(
+        (begun.elapsed(), vendors.called_providers().len()),
+        (Duration::ZERO, 5),
+        "nothing was called"
+    );
 
     tokio::time::advance(10 * SECOND).await;
-    let (probing, command) = (router.clone(), to_a(&[]));
-    let probe = tokio::spawn(async move { make(&probing, &command).await.0 });
+    let (probing, command) = (router.clone(), command_for_a(&[]));
+    let probe = tokio::spawn(async move { run_call(&probing, &command).await.0 });
     sleep(SECOND).await;
-    let meanwhile = failed(make(&router, &to_a(&[])).await.0);
-    assert_eq!((meanwhile.tries, play.called().len()), (0, 6), "one probe and no more");
+    let meanwhile = failed(run_call(&router, &command_for_a(&[])).await.0);
+    assert_eq!(
+        (meanwhile.tries, vendors.called_providers().len()),
+        (0, 6),
+        "one probe and no more"
+    );
     assert!(matches!(probe.await.expect("no panic"), Outcome::Completed(_)));
-    assert!(matches!(make(&router, &to_a(&[])).await.0, Outcome::Completed(_)));
-    assert_eq!(play.called().len(), 7);
+    assert!(matches!(run_call(&router, &command_for_a(&[])).await.0, Outcome::Completed(_)));
+    assert_eq!(vendors.called_providers().len(), 7);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_breaker_does_not_open_for_what_a_healthy_vendor_refuses() {
+async fn healthy_refusals_do_not_open_the_breaker() {
     for class in
         [FailureClass::Authentication, FailureClass::InvalidRequest, FailureClass::RateLimited]
     {
-        let play = Play::of([("a", vec![Does::Fail(refusal(class))])]);
-        let router = router(Arc::new(play.clone()), Policy { tries: 1, ..PATIENT });
+        let vendors = FakeVendors::new([("a", vec![Behavior::Fail(refusal(class))])]);
+        let router = router(Arc::new(vendors.clone()), Policy { tries: 1, ..RETRY_POLICY });
         for calls in 1..=8 {
-            make(&router, &to_a(&[])).await;
-            assert_eq!(play.called().len(), calls, "{class:?}");
+            run_call(&router, &command_for_a(&[])).await;
+            assert_eq!(vendors.called_providers().len(), calls, "{class:?}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_open_breaker_sends_the_call_to_the_fallback_at_once() {
-    let play = Play::of([("a", vec![Does::Fail(down())]), ("b", vec![Does::Answer("b")])]);
-    let router = router(Arc::new(play.clone()), PATIENT);
+async fn open_breaker_sends_the_call_to_the_fallback_at_once() {
+    let vendors =
+        FakeVendors::new([("a", vec![Behavior::Fail(down())]), ("b", vec![Behavior::Answer("b")])]);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
     for _ in 0..2 {
-        make(&router, &to_a(&[("b", 100)])).await;
+        run_call(&router, &command_for_a(&[("b", 100)])).await;
     }
     let begun = Instant::now();
-    let (outcome, _, model, _) = make(&router, &to_a(&[("b", 100)])).await;
+    let (outcome, _, model, _) = run_call(&router, &command_for_a(&[("b", 100)])).await;
     assert!(matches!(outcome, Outcome::Completed(_)));
     assert_eq!((model.as_str(), begun.elapsed()), ("model_b", Duration::ZERO));
-    assert_eq!(play.called().iter().filter(|name| *name == "a").count(), 5);
+    assert_eq!(vendors.called_providers().iter().filter(|name| *name == "a").count(), 5);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_model_is_hedged_and_whoever_begins_first_answers() {
+async fn silent_model_is_hedged_and_first_answer_wins() {
     let hedged = |after: u64| ModelInvoke {
         hedge_after: Some(prost_types::Duration {
             seconds: i64::try_from(after).expect("small"),
@@ -390,79 +405,83 @@ async fn a_silent_model_is_hedged_and_whoever_begins_first_answers() {
         }),
         ..to_a(&[("b", 100)])
     };
-    let play = Play::of([
-        ("a", vec![Does::AnswerAfter(20 * SECOND, "slow")]),
-        ("b", vec![Does::AnswerAfter(SECOND, "quick")]),
+    let vendors = FakeVendors::new([
+        ("a", vec![Behavior::AnswerAfter(20 * SECOND, "slow")]),
+        ("b", vec![Behavior::AnswerAfter(SECOND, "quick")]),
     ]);
-    let router = router(Arc::new(play.clone()), PATIENT);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
     let begun = Instant::now();
-    let (_, usage, model, kept) = make(&router, &hedged(3)).await;
+    let (_, usage, model, progress_log) = run_call(&router, &hedged(3)).await;
     assert_eq!(
-        (model.as_str(), kept.text().as_str(), begun.elapsed()),
+        (model.as_str(), progress_log.text().as_str(), begun.elapsed()),
         ("model_b", "quick", 4 * SECOND)
     );
     assert_eq!(usage.input_tokens, 2_000_000, "what the loser had read is paid for");
-    assert_eq!(kept.types(), ["message.delta"], "nobody saw that two were asked");
+    assert_eq!(progress_log.types(), ["message.delta"], "nobody saw that two were asked");
 
     let begun = Instant::now();
-    let (_, _, model, kept) = make(&router, &hedged(19)).await;
+    let (_, _, model, progress_log) = run_call(&router, &hedged(19)).await;
     assert_eq!(
-        (model.as_str(), kept.text().as_str()),
+        (model.as_str(), progress_log.text().as_str()),
         ("model_a", "slow"),
         "the first may still win"
     );
     assert_eq!(begun.elapsed(), 20 * SECOND);
-    assert_eq!(play.called(), ["a", "b", "a", "b"]);
-    make(&router, &hedged(21)).await;
-    assert_eq!(play.called().len(), 5, "in time, nobody else is asked");
+    assert_eq!(vendors.called_providers(), ["a", "b", "a", "b"]);
+    run_call(&router, &hedged(21)).await;
+    assert_eq!(vendors.called_providers().len(), 5, "in time, nobody else is asked");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hedge_goes_on_alone_when_the_model_fails() {
-    let play = Play::of([
-        ("a", vec![Does::AnswerAfter(5 * SECOND, "never seen"), Does::Fail(down())]),
-        ("b", vec![Does::AnswerAfter(4 * SECOND, "b")]),
+async fn hedge_continues_alone_when_the_model_fails() {
+    let vendors = FakeVendors::new([
+        ("a", vec![Behavior::AnswerAfter(5 * SECOND, "never seen"), Behavior::Fail(down())]),
+        ("b", vec![Behavior::AnswerAfter(4 * SECOND, "b")]),
     ]);
-    let router = router(Arc::new(play), PATIENT);
-    let mut command = to_a(&[("b", 100)]);
+    let router = router(Arc::new(vendors), RETRY_POLICY);
+    let mut command = command_for_a(&[("b", 100)]);
     command.hedge_after = Some(prost_types::Duration { seconds: 2, nanos: 0 });
-    let (_, _, model, _) = make(&router, &command).await;
+    let (_, _, model, _) = run_call(&router, &command).await;
     assert_eq!(model, "model_a");
-    let (_, _, model, kept) = make(&router, &command).await;
-    // It fails before a hedge is made, again and again, until it is the fallback's turn.
-    assert_eq!((model.as_str(), kept.text().as_str()), ("model_b", "b"));
+    let (_, _, model, progress_log) = run_call(&router, &command).await;
+    // It fails before each hedge starts, until it is the fallback's turn.
+    assert_eq!((model.as_str(), progress_log.text().as_str()), ("model_b", "b"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hedge_that_fails_changes_nothing_for_the_model() {
-    let play = Play::of([
-        ("a", vec![Does::AnswerAfter(9 * SECOND, "a")]),
-        ("b", vec![Does::Fail(refusal(FailureClass::Authentication))]),
+async fn failed_hedge_does_not_affect_the_model() {
+    let vendors = FakeVendors::new([
+        ("a", vec![Behavior::AnswerAfter(9 * SECOND, "a")]),
+        ("b", vec![Behavior::Fail(refusal(FailureClass::Authentication))]),
     ]);
-    let router = router(Arc::new(play.clone()), PATIENT);
-    let mut command = to_a(&[("b", 100)]);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+    let mut command = command_for_a(&[("b", 100)]);
     command.hedge_after = Some(prost_types::Duration { seconds: 2, nanos: 0 });
-    let (outcome, _, model, _) = make(&router, &command).await;
+    let (outcome, _, model, _) = run_call(&router, &command).await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-    assert_eq!((model.as_str(), play.called()), ("model_a", vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!(
+        (model.as_str(), vendors.called_providers()),
+        ("model_a", vec!["a".to_owned(), "b".to_owned()])
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_key_is_followed_by_the_next_one_at_once() {
+async fn refused_key_is_replaced_by_the_next_at_once() {
     for class in [FailureClass::Authentication, FailureClass::RateLimited] {
-        let play = Play::of([("a", vec![Does::Fail(refusal(class)), Does::Answer("x")])]);
-        let router = router(Arc::new(play.clone()), PATIENT);
-        let mut command = to_a(&[]);
+        let vendors =
+            FakeVendors::new([("a", vec![Behavior::Fail(refusal(class)), Behavior::Answer("x")])]);
+        let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+        let mut command = command_for_a(&[]);
         let provider = command.provider.as_mut().expect("set");
         provider.api_key = Some(seal("a", "sk-one"));
         provider.additional_api_keys = vec![seal("a", "sk-two-longer")];
         let begun = Instant::now();
-        let (outcome, ..) = make(&router, &command).await;
+        let (outcome, ..) = run_call(&router, &command).await;
         assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
         assert_eq!(begun.elapsed(), Duration::ZERO);
-        make(&router, &command).await;
+        run_call(&router, &command).await;
         assert_eq!(
-            play.keys(),
+            vendors.keys(),
             ["sk-one", "sk-two-longer", "sk-two-longer"],
             "the refused one is left out"
         );
@@ -470,19 +489,20 @@ async fn a_refused_key_is_followed_by_the_next_one_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_every_key_is_refused_the_failure_stands() {
-    let play = Play::of([("a", vec![Does::Fail(refusal(FailureClass::Authentication))])]);
-    let router = router(Arc::new(play.clone()), PATIENT);
-    let mut command = to_a(&[]);
+async fn failure_is_final_when_every_key_is_refused() {
+    let vendors =
+        FakeVendors::new([("a", vec![Behavior::Fail(refusal(FailureClass::Authentication))])]);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+    let mut command = command_for_a(&[]);
     let provider = command.provider.as_mut().expect("set");
     provider.api_key = Some(seal("a", "sk-one"));
     provider.additional_api_keys = vec![seal("a", "sk-two-longer")];
-    let failure = failed(make(&router, &command).await.0);
+    let failure = failed(run_call(&router, &command).await.0);
     assert_eq!((failure.class, failure.tries), (FailureClass::Authentication, 1));
-    assert_eq!(play.keys(), ["sk-one", "sk-two-longer"]);
+    assert_eq!(vendors.keys(), ["sk-one", "sk-two-longer"]);
 }
 
-/// Keys of `a`: one under a master key that this service does not have, and one that it can open.
+/// Keys of `a`: one under an unknown master key, and one that opens.
 fn with_unopenable_key(command: &mut ModelInvoke) {
     let provider = command.provider.as_mut().expect("set");
     provider.api_key = Some(SealedSecret { key_id: "retired".into(), ..seal("a", "sk-one") });
@@ -490,81 +510,82 @@ fn with_unopenable_key(command: &mut ModelInvoke) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_cannot_be_opened_is_followed_by_the_next_one_at_once() {
-    let play = Play::of([("a", vec![Does::Answer("x")])]);
-    let router = router(Arc::new(play.clone()), PATIENT);
-    let mut command = to_a(&[]);
+async fn unopenable_key_is_replaced_by_the_next_at_once() {
+    let vendors = FakeVendors::new([("a", vec![Behavior::Answer("x")])]);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+    let mut command = command_for_a(&[]);
     with_unopenable_key(&mut command);
     let begun = Instant::now();
     for _ in 0..2 {
-        let (outcome, ..) = make(&router, &command).await;
+        let (outcome, ..) = run_call(&router, &command).await;
         assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
     }
     assert_eq!(begun.elapsed(), Duration::ZERO);
-    assert_eq!(play.keys(), ["sk-two-longer", "sk-two-longer"]);
-    // Alone it ends the call, and says why.
+    assert_eq!(vendors.keys(), ["sk-two-longer", "sk-two-longer"]);
+    // As the only key it ends the call with the reason.
     command.provider.as_mut().expect("set").additional_api_keys.clear();
-    let failure = failed(make(&router, &command).await.0);
+    let failure = failed(run_call(&router, &command).await.0);
     assert_eq!((failure.class, failure.tries), (FailureClass::Configuration, 0));
     assert!(failure.message.contains("`retired`"), "{failure}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_cannot_be_opened_does_not_hide_what_the_vendor_says_to_another() {
-    let limited = Does::Fail(
+async fn unopenable_key_does_not_hide_the_failure_of_another() {
+    let limited = Behavior::Fail(
         refusal(FailureClass::RateLimited).with_retry_at(Some(Timestamp::now() + 5 * SECOND)),
     );
-    let play = Play::of([("a", vec![limited, Does::Answer("x")])]);
-    let router = router(Arc::new(play.clone()), PATIENT);
-    let mut command = to_a(&[]);
+    let vendors = FakeVendors::new([("a", vec![limited, Behavior::Answer("x")])]);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+    let mut command = command_for_a(&[]);
     with_unopenable_key(&mut command);
-    let (outcome, ..) = make(&router, &command).await;
+    let (outcome, ..) = run_call(&router, &command).await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-    assert_eq!(play.called(), ["a", "a"], "after a pause it is asked again");
+    assert_eq!(vendors.called_providers(), ["a", "a"], "after a pause it is asked again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_ends_the_wait_for_a_key_at_once() {
-    let play = Play::of([("a", vec![Does::AnswerAfter(100 * SECOND, "x")])]);
-    let router = router(Arc::new(play.clone()), PATIENT);
-    let mut command = to_a(&[]);
+async fn cancel_ends_the_wait_for_a_key() {
+    let vendors = FakeVendors::new([("a", vec![Behavior::AnswerAfter(100 * SECOND, "x")])]);
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+    let mut command = command_for_a(&[]);
     command.provider.as_mut().expect("set").max_concurrency = 1;
     let (first, occupying) = (router.clone(), command.clone());
-    let first = tokio::spawn(async move { make(&first, &occupying).await.0 });
+    let first = tokio::spawn(async move { run_call(&first, &occupying).await.0 });
     sleep(SECOND).await;
-    let cancel = Cancel::default();
+    let cancel = CancelSignal::default();
     let canceller = cancel.clone();
     tokio::spawn(async move {
         sleep(7 * SECOND).await;
         canceller.cancel("suspended");
     });
     let begun = Instant::now();
-    let (outcome, ..) = make_until(&router, &command, &cancel).await;
-    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said: Vec::new() });
-    assert_eq!((begun.elapsed(), play.called().len()), (7 * SECOND, 1));
+    let (outcome, ..) = run_call_until(&router, &command, &cancel).await;
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), partial: Vec::new() });
+    assert_eq!((begun.elapsed(), vendors.called_providers().len()), (7 * SECOND, 1));
     assert!(matches!(first.await.expect("no panic"), Outcome::Completed(_)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn pauses_are_drawn_from_the_upper_half_of_a_bound_that_doubles() {
+async fn delays_are_drawn_from_the_upper_half_of_a_doubling_bound() {
     let mut drawn = [0; 2];
     for _ in 0..200 {
-        let play = Play::of([("a", vec![Does::Fail(refusal(FailureClass::RateLimited))])]);
-        let router = router(Arc::new(play), Policy { tries: 2, ..PATIENT });
+        let vendors =
+            FakeVendors::new([("a", vec![Behavior::Fail(refusal(FailureClass::RateLimited))])]);
+        let router = router(Arc::new(vendors), Policy { tries: 2, ..RETRY_POLICY });
         let begun = Instant::now();
-        make(&router, &to_a(&[])).await;
+        run_call(&router, &command_for_a(&[])).await;
         assert!((SECOND / 2..=SECOND).contains(&begun.elapsed()), "{:?}", begun.elapsed());
         drawn[usize::from(begun.elapsed() > SECOND * 3 / 4)] += 1;
     }
     assert!(drawn.iter().all(|times| *times > 50), "they spread over it: {drawn:?}");
 }
 
-/// A sink whose client has already seen what came.
+/// A sink whose client has already received the chunks.
 #[derive(Default)]
-struct Final(Vec<Chunk>);
+struct CommittedSink(Vec<Chunk>);
 
 #[async_trait]
-impl Sink for Final {
+impl Sink for CommittedSink {
     fn begin(&mut self, _: &Request) {}
 
     async fn push(&mut self, chunk: Chunk) -> Result<(), Failure> {
@@ -578,27 +599,27 @@ impl Sink for Final {
 
     async fn flush(&mut self) {}
 
-    async fn void(&mut self, _: &Failure) -> bool {
+    async fn discard(&mut self, _: &Failure) -> bool {
         self.0.is_empty()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_taken_back_is_not_begun_again() {
-    let play = Play::of([
-        ("a", vec![Does::Fail(down()), Does::BreakAfter("half", down())]),
-        ("b", vec![Does::Answer("b")]),
+async fn committed_answer_is_not_retried() {
+    let vendors = FakeVendors::new([
+        ("a", vec![Behavior::Fail(down()), Behavior::BreakAfter("half", down())]),
+        ("b", vec![Behavior::Answer("b")]),
     ]);
-    let router = router(Arc::new(play.clone()), PATIENT);
-    let cancel = Cancel::default();
-    let mut sink = Final::default();
-    let routed = router.call(routed(&to_a(&[("b", 100)]), &cancel), &mut sink).await;
-    assert!(matches!(routed.ended, Ended::Failed(failure) if failure.tries == 2));
-    assert_eq!((play.called().len(), routed.model_id.as_str()), (2, "model_a"));
+    let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
+    let cancel = CancelSignal::default();
+    let mut sink = CommittedSink::default();
+    let routed = router.call(routed_call(&command_for_a(&[("b", 100)]), &cancel), &mut sink).await;
+    assert!(matches!(routed.end, CallEnd::Failed(failure) if failure.tries == 2));
+    assert_eq!((vendors.called_providers().len(), routed.model_id.as_str()), (2, "model_a"));
 }
 
 #[test]
-fn weights_decide_within_an_order_only() {
+fn weights_decide_only_within_an_order() {
     let route = |name: &str, order, weight| {
         let (provider, model) = target(name, 1);
         Route { provider: Some(provider), model: Some(model), order, weight }
@@ -607,7 +628,7 @@ fn weights_decide_within_an_order_only() {
     let first = Target { provider, model };
     let routes = [route("d", 2, 0), route("b", 1, 30), route("c", 1, 70)];
     let names = |random: f64| -> Vec<String> {
-        in_order(first.clone(), &routes, || random)
+        ordered_targets(first.clone(), &routes, || random)
             .into_iter()
             .map(|target| target.model.vendor_model.clone())
             .collect()
@@ -619,7 +640,7 @@ fn weights_decide_within_an_order_only() {
 
 proptest! {
     #[test]
-    fn every_fallback_is_tried_once_whatever_is_drawn(
+    fn each_fallback_is_tried_once_for_any_draw(
         routes in prop::collection::vec((0_u32..4, 0_u32..1_001), 0..9),
         drawn in prop::collection::vec(0.0_f64..1.0, 9),
     ) {
@@ -628,7 +649,7 @@ proptest! {
             Route { provider: Some(provider), model: Some(model), order, weight }
         }).collect();
         let mut drawn = drawn.into_iter();
-        let targets = in_order(Target::default(), &routes, || drawn.next().unwrap_or(0.5));
+        let targets = ordered_targets(Target::default(), &routes, || drawn.next().unwrap_or(0.5));
         let orders: Vec<u32> = targets[1..].iter().map(|target| {
             let at: usize = target.model.vendor_model.parse().expect("a number");
             routes[at].order
@@ -644,19 +665,26 @@ proptest! {
 #[tokio::test(start_paused = true)]
 async fn calls_are_counted_by_model_and_outcome() {
     let metrics = construct_runtime::metrics::Metrics::new("construct-providers").expect("a page");
-    let play = Play::of([
-        ("a", vec![Does::Fail(down()), Does::AnswerAfter(2 * SECOND, "a"), Does::Fail(down())]),
-        ("b", vec![Does::Answer("b")]),
+    let vendors = FakeVendors::new([
+        (
+            "a",
+            vec![
+                Behavior::Fail(down()),
+                Behavior::AnswerAfter(2 * SECOND, "a"),
+                Behavior::Fail(down()),
+            ],
+        ),
+        ("b", vec![Behavior::Answer("b")]),
     ]);
-    let router = Router::counting(
-        Arc::new(play),
+    let router = Router::with_meter(
+        Arc::new(vendors),
         keys(),
-        PATIENT,
+        RETRY_POLICY,
         Breakers::new().0,
         &metrics.meter("construct-providers"),
     );
     for _ in 0..4 {
-        make(&router, &to_a(&[("b", 100)])).await;
+        run_call(&router, &command_for_a(&[("b", 100)])).await;
     }
     let page = metrics.text().expect("text");
     let value = |name: &str, labels: &[(&str, &str)]| -> f64 {
@@ -706,21 +734,21 @@ async fn calls_are_counted_by_model_and_outcome() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_key_is_counted() {
+async fn calls_waiting_for_a_key_are_counted() {
     let metrics = construct_runtime::metrics::Metrics::new("construct-providers").expect("a page");
-    let play = Play::of([("a", vec![Does::AnswerAfter(4 * SECOND, "a")])]);
-    let router = Router::counting(
-        Arc::new(play),
+    let vendors = FakeVendors::new([("a", vec![Behavior::AnswerAfter(4 * SECOND, "a")])]);
+    let router = Router::with_meter(
+        Arc::new(vendors),
         keys(),
-        PATIENT,
+        RETRY_POLICY,
         Breakers::new().0,
         &metrics.meter("construct-providers"),
     );
-    let mut command = to_a(&[]);
+    let mut command = command_for_a(&[]);
     command.provider.as_mut().expect("set").max_concurrency = 1;
     let both = [(router.clone(), command.clone()), (router, command)];
-    let both =
-        both.map(|(router, command)| tokio::spawn(async move { make(&router, &command).await.0 }));
+    let both = both
+        .map(|(router, command)| tokio::spawn(async move { run_call(&router, &command).await.0 }));
     sleep(SECOND).await;
     let line = |name: &str| {
         let page = metrics.text().expect("text");

@@ -1,32 +1,32 @@
-//! The script's format (`docs/scripted.md`).
+//! The format of scripts (`docs/scripted.md`).
 
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
 use serde::{Deserialize, Deserializer};
 
-/// A whole script.
+/// A complete script.
 #[derive(Debug, Clone)]
 pub(super) struct Script {
     conversations: Vec<Conversation>,
-    /// What is played when no conversation's text matches.
-    otherwise: Conversation,
+    /// Played when no conversation matches.
+    default: Conversation,
     pub(super) defaults: Defaults,
 }
 
-/// Turns that belong together.
+/// A sequence of turns.
 #[derive(Debug, Clone)]
 pub(super) struct Conversation {
-    /// Tells the script's conversations apart.
+    /// Unique within the script.
     pub(super) name: String,
     matches: String,
     pub(super) count: Count,
     pub(super) title: Option<String>,
-    /// What is answered when the conversation is to be summed up.
+    /// The answer to a compaction.
     pub(super) summary: Option<Turn>,
     pub(super) turns: Vec<Turn>,
 }
 
-/// Which answers are counted to find the turn to play.
+/// Which answers are counted to select the turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Count {
@@ -40,29 +40,29 @@ pub(super) enum Count {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Turn {
-    #[serde(deserialize_with = "lines")]
+    #[serde(deserialize_with = "deserialize_lines")]
     pub(super) text: String,
-    #[serde(deserialize_with = "scripts")]
+    #[serde(deserialize_with = "deserialize_scripts")]
     pub(super) code: Vec<String>,
     pub(super) delay_ms: Option<u64>,
     pub(super) tokens_per_second: Option<f64>,
-    pub(super) usage: Option<Tokens>,
-    pub(super) stop_reason: Option<Ending>,
+    pub(super) usage: Option<ScriptedUsage>,
+    pub(super) stop_reason: Option<ScriptedStopReason>,
     pub(super) fault: Option<Fault>,
 }
 
-/// What a turn takes over where it says nothing itself.
+/// Defaults of the turns.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Defaults {
     delay_ms: Option<u64>,
     tokens_per_second: Option<f64>,
-    usage: Option<Tokens>,
+    usage: Option<ScriptedUsage>,
 }
 
-/// Tokens a turn claims to have used.
+/// The token usage that a turn reports.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Tokens {
+pub(super) struct ScriptedUsage {
     input: u32,
     output: u32,
     cache_read: u32,
@@ -72,7 +72,7 @@ pub(super) struct Tokens {
 /// Why a turn ends.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Ending {
+pub(super) enum ScriptedStopReason {
     EndTurn,
     ToolUse,
     MaxTokens,
@@ -80,31 +80,31 @@ pub(super) enum Ending {
     Refused,
 }
 
-/// What goes wrong.
+/// An injected fault.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fault {
     /// None: nothing fails, the turn only stalls.
-    pub(super) class: Option<Class>,
+    pub(super) class: Option<FaultClass>,
     #[serde(default)]
     pub(super) http_status: u16,
     pub(super) message: Option<String>,
-    /// How many tries fail before one succeeds; 0: every one.
-    #[serde(default = "once")]
+    /// How many attempts fail before one succeeds; 0: every one.
+    #[serde(default = "default_times")]
     pub(super) times: u32,
     pub(super) retry_after_ms: Option<u64>,
-    /// Characters of the answer that are streamed before.
+    /// Characters of the answer that are streamed before the fault.
     #[serde(default)]
     pub(super) after_chars: usize,
-    /// How long nothing comes before.
+    /// How long the stream stalls before the fault.
     #[serde(default)]
     pub(super) stall_ms: u64,
 }
 
-/// The failure classes under the names a script uses.
+/// The failure classes under the names of the script format.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Class {
+pub(super) enum FaultClass {
     Transient,
     RateLimited,
     Overloaded,
@@ -117,12 +117,12 @@ pub(super) enum Class {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ScriptFile {
-    /// For people.
+    /// For readers of the script.
     #[serde(default, rename = "description")]
     _description: String,
     title: Option<String>,
     summary: Option<Turn>,
-    #[serde(default = "total")]
+    #[serde(default = "default_count")]
     count: Count,
     #[serde(default)]
     turns: Vec<Turn>,
@@ -130,7 +130,7 @@ struct ScriptFile {
     conversations: Vec<ConversationFile>,
     delay_ms: Option<u64>,
     tokens_per_second: Option<f64>,
-    usage: Option<Tokens>,
+    usage: Option<ScriptedUsage>,
 }
 
 #[derive(Deserialize)]
@@ -140,7 +140,7 @@ struct ConversationFile {
     matches: String,
     title: Option<String>,
     summary: Option<Turn>,
-    #[serde(default = "since_user")]
+    #[serde(default = "default_conversation_count")]
     count: Count,
     #[serde(default)]
     turns: Vec<Turn>,
@@ -165,7 +165,7 @@ enum Scripts {
 }
 
 impl Script {
-    /// Reads a script: an object, or only the list of its turns. An empty text is a script without
+    /// Parses a script: an object, or only the list of its turns. An empty text is a script without
     /// turns.
     pub(super) fn parse(text: &str) -> Result<Self, serde_json::Error> {
         let text = text.trim_start_matches('\u{FEFF}');
@@ -188,7 +188,7 @@ impl Script {
             });
         Ok(Self {
             conversations: conversations.collect(),
-            otherwise: Conversation {
+            default: Conversation {
                 name: "turns".to_owned(),
                 matches: String::new(),
                 count: file.count,
@@ -204,10 +204,9 @@ impl Script {
         })
     }
 
-    /// What is answered when a conversation is to be summed up: what it says itself, or the script
-    /// for all of them.
+    /// The answer to a compaction: that of the conversation, or that of the script.
     pub(super) fn summary<'a>(&'a self, conversation: &'a Conversation) -> Option<&'a Turn> {
-        conversation.summary.as_ref().or(self.otherwise.summary.as_ref())
+        conversation.summary.as_ref().or(self.default.summary.as_ref())
     }
 
     /// The first conversation whose text occurs in the user's last message.
@@ -216,13 +215,13 @@ impl Script {
             .conversations
             .iter()
             .find(|conversation| last_user_text.contains(&conversation.matches));
-        found.unwrap_or(&self.otherwise)
+        found.unwrap_or(&self.default)
     }
 }
 
 impl Turn {
-    pub(super) fn of_text(text: String) -> Self {
-        // What the user wrote must not be read as a template.
+    pub(super) fn from_text(text: String) -> Self {
+        // Text of the user must not be expanded as a template.
         Self { text: text.replace("{{", "{ {"), ..Self::default() }
     }
 
@@ -233,7 +232,7 @@ impl Turn {
     }
 }
 
-impl Tokens {
+impl ScriptedUsage {
     pub(super) fn usage(self) -> Usage {
         Usage {
             input_tokens: self.input.into(),
@@ -245,7 +244,7 @@ impl Tokens {
     }
 }
 
-impl Ending {
+impl ScriptedStopReason {
     pub(super) fn reason(self) -> StopReason {
         match self {
             Self::EndTurn => StopReason::EndTurn,
@@ -257,7 +256,7 @@ impl Ending {
     }
 }
 
-impl Class {
+impl FaultClass {
     pub(super) fn failure_class(self) -> FailureClass {
         match self {
             Self::Transient => FailureClass::Transient,
@@ -280,25 +279,27 @@ impl From<Lines> for String {
     }
 }
 
-fn lines<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+fn deserialize_lines<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Lines::deserialize(deserializer).map(String::from)
 }
 
-fn scripts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+fn deserialize_scripts<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<String>, D::Error> {
     Ok(match Scripts::deserialize(deserializer)? {
         Scripts::One(code) => vec![code],
         Scripts::Many(codes) => codes.into_iter().map(String::from).collect(),
     })
 }
 
-fn once() -> u32 {
+fn default_times() -> u32 {
     1
 }
 
-fn total() -> Count {
+fn default_count() -> Count {
     Count::Total
 }
 
-fn since_user() -> Count {
+fn default_conversation_count() -> Count {
     Count::SinceUser
 }

@@ -31,7 +31,7 @@ fn request(messages: Vec<ChatMessage>) -> Arc<Request> {
     })
 }
 
-/// The answer's text, with each script after a `>`.
+/// The text of the answer, with each script after a `>`.
 async fn play(scripted: &Scripted, request: &Arc<Request>) -> Result<String, Failure> {
     let mut answer = Answer::new(request);
     let mut chunks = scripted.invoke(Arc::clone(request));
@@ -50,11 +50,11 @@ async fn play(scripted: &Scripted, request: &Arc<Request>) -> Result<String, Fai
 }
 
 #[tokio::test]
-async fn the_transcript_says_which_turn_is_played() {
+async fn transcript_selects_the_turn() {
     let scripted =
         scripted(r#"[{"text": "first", "code": "a\"\n"}, {"code": ["b", "c"]}, {"text": "last"}]"#);
     let mut messages = vec![user("go")];
-    for expected in ["first>a\"\n", ">b>c", "last", "You said: go"] {
+    for expected in ["first>a\"\n", ">b>c", "last", "You state: go"] {
         let request = request(messages.clone());
         for _ in 0..2 {
             assert_eq!(
@@ -68,13 +68,13 @@ async fn the_transcript_says_which_turn_is_played() {
 }
 
 #[tokio::test]
-async fn texts_and_scripts_may_be_written_as_lines() {
+async fn texts_and_scripts_may_be_lists_of_lines() {
     let scripted = scripted(r#"[{"text": ["a", "b"], "code": [["c", "d"], "e"]}]"#);
     assert_eq!(play(&scripted, &request(vec![user("go")])).await.as_deref(), Ok("a\nb>c\nd>e"));
 }
 
 #[tokio::test]
-async fn a_conversation_is_chosen_by_what_the_user_said_last() {
+async fn last_user_message_selects_the_conversation() {
     let scripted = scripted(
         r#"{"turns": [{"text": "other"}],
             "conversations": [{"match": "weather", "title": "Sun", "turns": [{"text": "sunny"}, {"text": "still sunny"}]}]}"#,
@@ -88,36 +88,37 @@ async fn a_conversation_is_chosen_by_what_the_user_said_last() {
 }
 
 #[tokio::test]
-async fn a_title_comes_from_the_script_or_from_the_first_words() {
+async fn title_comes_from_the_script_or_the_first_words() {
     let title =
         |messages| Arc::new(Request { purpose: Purpose::Title, ..(*request(messages)).clone() });
-    let said = title(vec![user("Please count  the lines\nof every file in here"), assistant("ok")]);
+    let state =
+        title(vec![user("Please count  the lines\nof every file in here"), assistant("ok")]);
     assert_eq!(
-        play(&scripted("[]"), &said).await.as_deref(),
+        play(&scripted("[]"), &state).await.as_deref(),
         Ok("Please count the lines of every")
     );
-    assert_eq!(play(&scripted(r#"{"title": "Lines"}"#), &said).await.as_deref(), Ok("Lines"));
+    assert_eq!(play(&scripted(r#"{"title": "Lines"}"#), &state).await.as_deref(), Ok("Lines"));
     let quoted = title(vec![user("user: what is one and one?\n\nassistant: two")]);
     assert_eq!(play(&scripted(""), &quoted).await.as_deref(), Ok("what is one and one?"));
     assert_eq!(play(&scripted(""), &title(vec![])).await.as_deref(), Ok("Untitled"));
 }
 
 #[tokio::test]
-async fn a_summary_comes_from_the_script_and_may_fail_like_any_turn() {
+async fn summary_comes_from_the_script_and_may_fail() {
     let summary = |messages| {
         Arc::new(Request { purpose: Purpose::Compaction, ..(*request(messages)).clone() })
     };
-    let said = summary(vec![user("user: It rains.\n\nassistant: It does.")]);
+    let state = summary(vec![user("user: It rains.\n\nassistant: It does.")]);
     assert_eq!(
-        play(&scripted("[]"), &said).await.as_deref(),
-        Ok("# Goal\n# Facts\nThey said 36 characters.\n# Done\n# Open\n")
+        play(&scripted("[]"), &state).await.as_deref(),
+        Ok("# Goal\n# Facts\nThey state 36 characters.\n# Done\n# Open\n")
     );
     let rain = scripted(
         r#"{"summary": {"text": "They talked."}, "conversations": [
             {"match": "rains", "summary": {"text": "Rain.", "fault": {"class": "content_refused", "times": 1}}}]}"#,
     );
-    assert!(play(&rain, &said).await.is_err());
-    assert_eq!(play(&rain, &said).await.as_deref(), Ok("Rain."));
+    assert!(play(&rain, &state).await.is_err());
+    assert_eq!(play(&rain, &state).await.as_deref(), Ok("Rain."));
     assert_eq!(
         play(&rain, &summary(vec![user("user: Sun.")])).await.as_deref(),
         Ok("They talked.")
@@ -125,7 +126,7 @@ async fn a_summary_comes_from_the_script_and_may_fail_like_any_turn() {
 }
 
 #[tokio::test]
-async fn texts_may_use_what_was_said() {
+async fn texts_may_use_variables() {
     let result =
         CodeInterpreterResult { output: "42\n".into(), ..CodeInterpreterResult::default() };
     let call = CodeInterpreterCall { id: "a".into(), code: "1".into() };
@@ -144,13 +145,13 @@ async fn texts_may_use_what_was_said() {
 }
 
 #[tokio::test]
-async fn what_the_user_wrote_is_not_a_template() {
+async fn user_text_is_not_expanded_as_template() {
     let echoed = play(&scripted(""), &request(vec![user("{{model}}")])).await;
-    assert_eq!(echoed.as_deref(), Ok("You said: { {model}}"));
+    assert_eq!(echoed.as_deref(), Ok("You state: { {model}}"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn delays_and_pacing_are_kept() {
+async fn delays_and_pacing_are_applied() {
     let scripted = scripted(
         r#"{"tokens_per_second": 10, "turns": [{"delay_ms": 500, "text": "12345678", "code": "1234"}]}"#,
     );
@@ -167,7 +168,7 @@ async fn delays_and_pacing_are_kept() {
 }
 
 #[tokio::test]
-async fn a_fault_fails_as_often_as_it_says_for_each_task() {
+async fn fault_fails_its_number_of_times_for_each_task() {
     let scripted = scripted(
         r#"[{"text": "fine", "fault": {"class": "rate_limited", "http_status": 429, "times": 2, "retry_after_ms": 5000}}]"#,
     );
@@ -184,7 +185,7 @@ async fn a_fault_fails_as_often_as_it_says_for_each_task() {
 }
 
 #[tokio::test]
-async fn a_fault_may_strike_within_text_or_code() {
+async fn fault_may_occur_within_text_or_code() {
     for (after, expected) in
         [(0, ""), (3, "abc"), (6, "abcdef"), (8, "abcdefgh"), (99, "abcdefghi")]
     {
@@ -213,7 +214,7 @@ async fn a_fault_may_strike_within_text_or_code() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stall_delays_and_goes_on() {
+async fn stall_delays_and_continues() {
     let scripted =
         scripted(r#"[{"text": "abcdef", "fault": {"stall_ms": 60000, "after_chars": 2}}]"#);
     let begun = Instant::now();
@@ -222,7 +223,7 @@ async fn a_stall_delays_and_goes_on() {
 }
 
 #[test]
-fn a_script_that_cannot_be_read_says_where() {
+fn unreadable_script_names_the_position() {
     for script in ["{", "[{\"txt\": \"typo\"}]", "{\"turns\": [{\"code\": 1}]}", "7"] {
         let failure = Scripted::parse(script, String::new(), Arc::default()).err().expect(script);
         assert_eq!(failure.class, FailureClass::Configuration);
@@ -231,7 +232,7 @@ fn a_script_that_cannot_be_read_says_where() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_demos_script_is_played_to_its_end() {
+async fn demo_script_plays_to_its_end() {
     let scripted = scripted(include_str!("../../../../scripts/demo/script.json"));
     let mut messages = vec![user("report")];
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! What goes out and comes back, for every vendor: calls, thinking, images and files, usage.
+//! Requests and answers of every vendor: calls, thinking, images and files, usage.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use futures::TryStreamExt as _;
 use serde_json::Value;
 
 use super::{
-    SOON, open,
-    wires::{CODE, SAID, THOUGHT, Wire},
+    TEST_TIMEOUT, open,
+    wires::{ANSWER_TEXT, CODE, THINKING_TEXT, Wire},
 };
 use crate::{
-    answer::{Answer, Completed},
+    answer::{Answer, CompletedAnswer},
     call::tests::command,
     delta::{
         Deltas,
-        tests::{Kept, marks},
+        tests::{RecordingProgress, marks},
     },
     meter::Meter,
     vendor::Request,
@@ -47,22 +47,22 @@ fn to(wire: Wire, provider_id: &str) -> ModelInvoke {
     };
     let mut command = ModelInvoke { provider: Some(provider), ..command("go") };
     if let (Wire::Responses, Some(model)) = (wire, &mut command.model) {
-        // This vendor is only given thoughts for models that think.
+        // This vendor gets thinking only for reasoning models.
         model.vendor_model = "gpt-5.1".into();
     }
     command
 }
 
-/// The answer to `command`, with what was shown of it and what was used.
+/// The answer to `command`, with its live text and usage.
 async fn ask(
     wire: Wire,
     server: &VendorServer,
     command: &ModelInvoke,
-) -> (Completed, Usage, Vec<Event>) {
+) -> (CompletedAnswer, Usage, Vec<Event>) {
     let request = Arc::new(Request::from_command(command).expect("the command is whole"));
-    let vendor = open(wire.provider(), &server.url(), SOON);
-    let kept = Kept::default();
-    let mut progress = kept.clone();
+    let vendor = open(wire.provider(), &server.url(), TEST_TIMEOUT);
+    let progress_log = RecordingProgress::default();
+    let mut progress = progress_log.clone();
     let mut deltas = Deltas::new(marks(1), &mut progress);
     let mut answer = Answer::new(&request);
     let mut meter = Meter::new(Arc::clone(&request));
@@ -70,14 +70,14 @@ async fn ask(
     while let Some(chunk) =
         chunks.try_next().await.unwrap_or_else(|failure| panic!("{wire:?}: {failure}"))
     {
-        meter.see(&chunk);
+        meter.observe(&chunk);
         if let Some(visible) = answer.push(chunk).expect("in bounds") {
             deltas.push(visible).await;
         }
     }
     deltas.flush().await;
     let usage = meter.usage(true);
-    (answer.complete(), usage, kept.events())
+    (answer.complete(), usage, progress_log.events())
 }
 
 fn body(server: &VendorServer) -> Value {
@@ -85,7 +85,7 @@ fn body(server: &VendorServer) -> Value {
 }
 
 #[tokio::test]
-async fn thoughts_text_and_scripts_come_back_as_blocks_with_what_they_used() {
+async fn thinking_text_and_scripts_become_blocks_with_usage() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let (stream, expected) = wire.rich_answer();
@@ -101,14 +101,14 @@ async fn thoughts_text_and_scripts_come_back_as_blocks_with_what_they_used() {
                 other => panic!("{wire:?}: {other:?}"),
             }
         }
-        assert_eq!(said, [SAID], "{wire:?}");
+        assert_eq!(said, [ANSWER_TEXT], "{wire:?}");
         assert_eq!(
             calls.iter().map(|call| call.code.as_str()).collect::<Vec<_>>(),
             [CODE],
             "{wire:?}"
         );
         let thought: String = thoughts.iter().map(|thought| thought.text.as_str()).collect();
-        assert_eq!(thought, THOUGHT, "{wire:?}");
+        assert_eq!(thought, THINKING_TEXT, "{wire:?}");
         for thought in thoughts {
             assert_eq!(thought.provider_id, "provider_1");
             assert!(
@@ -128,12 +128,12 @@ async fn thoughts_text_and_scripts_come_back_as_blocks_with_what_they_used() {
                 other => panic!("{wire:?}: {other:?}"),
             }
         }
-        assert_eq!(shown, [THOUGHT, SAID, CODE], "{wire:?}");
+        assert_eq!(shown, [THINKING_TEXT, ANSWER_TEXT, CODE], "{wire:?}");
     }
 }
 
 #[tokio::test]
-async fn thoughts_go_back_to_whom_they_came_from_and_to_nobody_else() {
+async fn thinking_is_replayed_only_to_its_origin() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let (stream, _) = wire.rich_answer();
@@ -165,7 +165,7 @@ async fn thoughts_go_back_to_whom_they_came_from_and_to_nobody_else() {
         let own = body(&server).to_string();
         match wire.thought_sent_back() {
             Some(sent) => assert_eq!(own.matches(sent).count(), 1, "{wire:?}: {own}"),
-            None => assert!(!own.contains(THOUGHT), "{wire:?}: {own}"),
+            None => assert!(!own.contains(THINKING_TEXT), "{wire:?}: {own}"),
         }
         assert!(own.contains("7 seven") && own.contains("code_interpreter"), "{wire:?}: {own}");
 
@@ -173,7 +173,7 @@ async fn thoughts_go_back_to_whom_they_came_from_and_to_nobody_else() {
         server.reply(wire.reply(&wire.answer("Seven.")));
         ask(wire, &server, &elsewhere).await;
         let foreign = body(&server).to_string();
-        for secret in [THOUGHT, super::wires::PROOF] {
+        for secret in [THINKING_TEXT, super::wires::PROOF] {
             assert!(!foreign.contains(secret), "{wire:?}: {foreign}");
         }
         assert!(foreign.contains("7 seven"), "{wire:?}: {foreign}");
@@ -223,7 +223,7 @@ async fn images_and_files_are_shown_or_named() {
 }
 
 #[tokio::test]
-async fn images_and_documents_that_a_vendor_finds_too_large_are_named() {
+async fn oversized_images_and_documents_are_named() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         server.reply(wire.reply(&wire.answer("I see.")));
@@ -257,7 +257,7 @@ async fn images_and_documents_that_a_vendor_finds_too_large_are_named() {
 }
 
 #[tokio::test]
-async fn calls_of_one_vendor_are_continued_by_any_other() {
+async fn calls_of_one_vendor_continue_at_any_other() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         server.reply(wire.reply(&wire.answer("Fine.")));
@@ -273,7 +273,7 @@ async fn calls_of_one_vendor_are_continued_by_any_other() {
                 ..CodeInterpreterResult::default()
             })
         };
-        // Ids as no other vendor would take them.
+        // Ids that no other vendor accepts.
         command.messages.push(message(MessageSource::Assistant, vec![call("a:1|ä"), call("")]));
         command.messages.push(message(
             MessageSource::System,
@@ -288,7 +288,7 @@ async fn calls_of_one_vendor_are_continued_by_any_other() {
 }
 
 #[tokio::test]
-async fn every_effort_is_asked_for_in_the_vendors_words() {
+async fn every_effort_is_sent_in_the_vendor_format() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let mut bodies = Vec::new();
@@ -302,7 +302,7 @@ async fn every_effort_is_asked_for_in_the_vendors_words() {
             server.reply(wire.reply(&wire.answer("x")));
             let mut command = to(wire, "provider_1");
             let mut model = command.model.unwrap_or_default();
-            // One of each vendor's that thinks.
+            // A reasoning model of each vendor.
             model.vendor_model = match wire {
                 Wire::Anthropic => "claude-opus-4-7",
                 Wire::Bedrock => "eu.anthropic.claude-sonnet-4-6",
@@ -331,7 +331,7 @@ async fn every_effort_is_asked_for_in_the_vendors_words() {
 }
 
 #[tokio::test]
-async fn a_byte_that_is_missing_or_too_much_is_never_a_panic() {
+async fn missing_or_extra_byte_never_panics() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
         let (stream, _) = wire.rich_answer();
@@ -340,7 +340,7 @@ async fn a_byte_that_is_missing_or_too_much_is_never_a_panic() {
             damaged.remove(at);
             damaged.insert(at, 0xFF);
             server.reply(wire.reply(&damaged));
-            let vendor = open(wire.provider(), &server.url(), SOON);
+            let vendor = open(wire.provider(), &server.url(), TEST_TIMEOUT);
             let request = Arc::new(Request::from_command(&to(wire, "provider_1")).expect("whole"));
             // Either is fine, as long as it ends.
             let _ = vendor.invoke(request).try_collect::<Vec<_>>().await;

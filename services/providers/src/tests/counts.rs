@@ -1,4 +1,4 @@
-//! How many tokens something has, from every vendor.
+//! Token counts of every vendor.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use construct_runtime::{Common, Context};
 use construct_tests::vendor::{Reply, VendorServer};
 
 use super::{
-    SOON, provider, until, vendors,
+    TEST_TIMEOUT, provider, until, vendors,
     wires::{KEY, Wire},
 };
 use crate::{
-    call::tests::{EAGER, command, router},
+    call::tests::{NO_DELAY_POLICY, command, router},
     check::Checks,
-    count::Counted,
     router::{Router, Target},
+    token_count::CountResult,
     vendor::Request,
 };
 
@@ -26,19 +26,19 @@ fn call(wire: Wire, server: &VendorServer, keys: &[&str]) -> ModelInvoke {
     }
 }
 
-async fn count(router: &Router, call: &ModelInvoke) -> Counted {
+async fn count(router: &Router, call: &ModelInvoke) -> CountResult {
     let target = Target {
         provider: call.provider.clone().expect("one"),
         model: call.model.clone().expect("one"),
     };
-    router.count(&target, &Request::from_command(call).expect("a whole command")).await
+    router.count_tokens(&target, &Request::from_command(call).expect("a whole command")).await
 }
 
 #[tokio::test]
-async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
+async fn counting_vendor_is_queried_and_others_are_estimated() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let Some((reply, path)) = wire.count(1234) else {
             let counted = count(&router, &call(wire, &server, &[KEY])).await;
             assert!(!counted.exact && counted.tokens > 0, "{wire:?}: {counted:?}");
@@ -47,7 +47,7 @@ async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
         };
         server.reply(reply);
         let counted = count(&router, &call(wire, &server, &[KEY])).await;
-        assert_eq!(counted, Counted { tokens: 1234, exact: true }, "{wire:?}");
+        assert_eq!(counted, CountResult { tokens: 1234, exact: true }, "{wire:?}");
         let requests = server.requests();
         let [request] = &requests[..] else { panic!("{wire:?}: {requests:?}") };
         assert_eq!(request.path, path, "{wire:?}");
@@ -56,7 +56,7 @@ async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
             body.contains("How long is this?") && body.contains("code_interpreter"),
             "{wire:?}: {body}"
         );
-        // A vendor that counts refuses what only an answer needs.
+        // A counting vendor rejects fields that only an answer needs.
         for field in
             ["max_tokens", "max_output_tokens", "stream", "inferenceConfig", "store", "include"]
         {
@@ -66,7 +66,7 @@ async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_cannot_count_now_is_estimated_for() {
+async fn failing_count_is_estimated() {
     for (status, class) in [
         (404, FailureClass::InvalidRequest),
         (429, FailureClass::RateLimited),
@@ -75,7 +75,7 @@ async fn a_vendor_that_cannot_count_now_is_estimated_for() {
     ] {
         let server = VendorServer::start().await;
         server.reply(Wire::Anthropic.error(status, class));
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let counted = count(&router, &call(Wire::Anthropic, &server, &[KEY])).await;
         assert!(!counted.exact && counted.tokens > 0, "{status}: {counted:?}");
         assert_eq!(server.requests().len(), 1, "nothing is tried again for a count");
@@ -83,31 +83,32 @@ async fn a_vendor_that_cannot_count_now_is_estimated_for() {
 }
 
 #[tokio::test]
-async fn a_count_is_made_with_the_next_key_when_one_is_refused() {
+async fn count_uses_the_next_key_after_a_refusal() {
     let server = VendorServer::answering(|request| match request.header("x-api-key") {
         "sk-good-key" => Wire::Anthropic.count(7).expect("it counts").0,
         _ => Wire::Anthropic.error(401, FailureClass::Authentication),
     })
     .await;
-    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
     let counted =
         count(&router, &call(Wire::Anthropic, &server, &["sk-bad-key", "sk-good-key"])).await;
-    assert_eq!(counted, Counted { tokens: 7, exact: true });
+    assert_eq!(counted, CountResult { tokens: 7, exact: true });
 }
 
 #[tokio::test]
-async fn a_question_on_the_mesh_is_answered() {
+async fn count_query_over_nats_is_answered() {
     let nats = NatsServer::start().await;
     let bus = nats.bus().await;
     let context = Context::new("providers", Common::default());
-    Checks { bus: bus.clone(), router: router(Arc::new(vendors(SOON)), EAGER) }
+    Checks { bus: bus.clone(), router: router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY) }
         .start(context.lifecycle());
     let server =
         VendorServer::answering(|_| Reply::json(200, &serde_json::json!({"input_tokens": 42})))
             .await;
-    // Nobody has to make up a step for a question.
+    // A count needs no step.
     let call = ModelInvoke { step: None, ..call(Wire::Anthropic, &server, &[KEY]) };
-    let ask = async |call| bus.ask(&CountTokens, &TokenQuestion { call: Some(call) }, SOON).await;
+    let ask =
+        async |call| bus.ask(&CountTokens, &TokenQuestion { call: Some(call) }, TEST_TIMEOUT).await;
     let counted = until("an answer", async || ask(call.clone()).await).await;
     assert_eq!((counted.input_tokens, counted.exact, counted.failure), (42, true, None));
     let nobody = ask(ModelInvoke { model: None, ..call }).await.expect("it is served");

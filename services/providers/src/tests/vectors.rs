@@ -1,4 +1,4 @@
-//! Texts as vectors, from every vendor that has them, through the same routing as answers.
+//! Embeddings of every vendor that has them, through the same router as answers.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    SOON, provider, vendors,
+    TEST_TIMEOUT, provider, vendors,
     wires::{KEY, Wire},
 };
 use crate::{
-    call::tests::{EAGER, command, router},
+    call::tests::{NO_DELAY_POLICY, command, router},
     cancels::Cancel,
     failure::Failure,
-    router::{Ended, Interrupts, Routed, RoutedCall, Router, Sink, Target},
-    vendor::{Chunk, Embed, Request},
+    router::{CallEnd, Interrupts, RoutedCall, RoutedResult, Router, Sink, Target},
+    vendor::{Chunk, EmbedRequest, Request},
 };
 
-/// Keeps the vectors of the last try.
+/// Keeps the vectors of the last attempt.
 #[derive(Default)]
-struct Kept(Vec<Vec<f32>>);
+struct VectorSink(Vec<Vec<f32>>);
 
 #[async_trait]
-impl Sink for Kept {
+impl Sink for VectorSink {
     fn begin(&mut self, _request: &Request) {
         self.0.clear();
     }
@@ -47,7 +47,7 @@ impl Sink for Kept {
 
     async fn flush(&mut self) {}
 
-    async fn void(&mut self, _failure: &Failure) -> bool {
+    async fn discard(&mut self, _failure: &Failure) -> bool {
         self.0.clear();
         true
     }
@@ -60,14 +60,16 @@ fn target(wire: Wire, server: &VendorServer) -> Arc<Target> {
     Arc::new(Target { provider: provider(wire, &server.url(), &[KEY]), model })
 }
 
-/// Asks for the vectors of so many texts.
+/// Embeds this many texts.
 async fn embed(
     router: &Router,
     targets: Vec<Arc<Target>>,
     texts: usize,
-) -> (Routed, Vec<Vec<f32>>) {
-    let embed =
-        Embed { texts: (0..texts).map(|at| format!("text {at}")).collect(), dimensions: Some(2) };
+) -> (RoutedResult, Vec<Vec<f32>>) {
+    let embed = EmbedRequest {
+        texts: (0..texts).map(|at| format!("text {at}")).collect(),
+        dimensions: Some(2),
+    };
     let plain = ModelInvoke {
         provider: Some(targets[0].provider.clone()),
         model: Some(targets[0].model.clone()),
@@ -78,10 +80,10 @@ async fn embed(
     };
     let request =
         Request { embed: Some(embed), ..Request::from_command(&plain).expect("a whole command") };
-    let cancel = Cancel::default();
+    let cancel = CancelSignal::default();
     let interrupts = Interrupts {
         cancel: &cancel,
-        deadline: Instant::now() + SOON,
+        deadline: Instant::now() + TEST_TIMEOUT,
         hand_back: CancellationToken::new(),
     };
     let call = RoutedCall {
@@ -89,12 +91,12 @@ async fn embed(
         targets,
         hedge_after: None,
         tries: 0,
-        lost: 0,
+        lost_calls: 0,
         interrupts,
     };
-    let mut kept = Kept::default();
-    let routed = router.call(call, &mut kept).await;
-    (routed, kept.0)
+    let mut progress_log = VectorSink::default();
+    let routed = router.call(call, &mut progress_log).await;
+    (routed, progress_log.0)
 }
 
 fn vectors(count: u16) -> Vec<Vec<f32>> {
@@ -102,20 +104,20 @@ fn vectors(count: u16) -> Vec<Vec<f32>> {
 }
 
 #[tokio::test]
-async fn texts_become_vectors_in_their_order_and_are_paid_for() {
+async fn texts_become_vectors_in_order_and_are_charged() {
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let Some((reply, path)) = wire.vectors(&vectors(3), 300) else {
             let (routed, _) = embed(&router, vec![target(wire, &server)], 3).await;
-            let Ended::Failed(failure) = routed.ended else { panic!("{wire:?}: {routed:?}") };
+            let CallEnd::Failed(failure) = routed.end else { panic!("{wire:?}: {routed:?}") };
             assert_eq!(failure.class, FailureClass::InvalidRequest, "{wire:?}");
             assert!(server.requests().is_empty());
             continue;
         };
         server.reply(reply);
         let (routed, given) = embed(&router, vec![target(wire, &server)], 3).await;
-        assert_eq!((&routed.ended, given), (&Ended::Completed, vectors(3)), "{wire:?}");
+        assert_eq!((&routed.end, given), (&CallEnd::Completed, vectors(3)), "{wire:?}");
         // This vendor does not count, and three texts of six characters are estimated.
         let read = if wire == Wire::Gemini { 5 } else { 300 };
         let used = Usage { input_tokens: read, cost_pico_usd: read * 20_000, ..Usage::default() };
@@ -133,7 +135,7 @@ async fn texts_become_vectors_in_their_order_and_are_paid_for() {
 }
 
 #[tokio::test]
-async fn what_a_vendor_says_vectors_have_cost_is_what_they_cost() {
+async fn reported_cost_of_vectors_is_used() {
     for (wire, cost) in [(Wire::OpenRouter, 1_234_000_000), (Wire::OpenAi, 300 * 20_000)] {
         let server = VendorServer::start().await;
         let data =
@@ -144,24 +146,24 @@ async fn what_a_vendor_says_vectors_have_cost_is_what_they_cost() {
             200,
             &serde_json::json!({"object": "list", "data": data, "usage": usage}),
         ));
-        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
         let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
         let used = Usage { input_tokens: 300, cost_pico_usd: cost, ..Usage::default() };
-        assert_eq!((routed.ended, routed.usage), (Ended::Completed, used), "{wire:?}");
+        assert_eq!((routed.end, routed.usage), (CallEnd::Completed, used), "{wire:?}");
     }
 }
 
 #[tokio::test]
-async fn more_texts_than_a_vendor_takes_at_once_go_there_in_parts() {
+async fn texts_beyond_the_vendor_limit_are_sent_in_batches() {
     let server = VendorServer::answering(|request| {
         let texts = request.body["requests"].as_array().map_or(0, Vec::len);
         let Ok(texts) = u16::try_from(texts) else { return Reply::text(500, "") };
         Wire::Gemini.vectors(&vectors(texts), 0).expect("it has vectors").0
     })
     .await;
-    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
     let (routed, given) = embed(&router, vec![target(Wire::Gemini, &server)], 250).await;
-    assert_eq!((routed.ended, given.len()), (Ended::Completed, 250));
+    assert_eq!((routed.end, given.len()), (CallEnd::Completed, 250));
     let parts: Vec<_> = server
         .requests()
         .iter()
@@ -171,21 +173,21 @@ async fn more_texts_than_a_vendor_takes_at_once_go_there_in_parts() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_gives_too_few_vectors_is_not_believed_and_a_fallback_is_asked() {
+async fn too_few_vectors_fail_over_to_the_fallback() {
     let (broken, well) = (VendorServer::start().await, VendorServer::start().await);
     for _ in 0..3 {
         broken.reply(openai::vectors(&vectors(1), 10));
     }
     well.reply(openai::vectors(&vectors(2), 10));
-    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
     let targets = vec![target(Wire::OpenAi, &broken), target(Wire::OpenAi, &well)];
     let (routed, given) = embed(&router, targets, 2).await;
-    assert_eq!((routed.ended, given), (Ended::Completed, vectors(2)));
+    assert_eq!((routed.end, given), (CallEnd::Completed, vectors(2)));
     assert_eq!((broken.requests().len(), well.requests().len()), (3, 1));
 }
 
 #[tokio::test]
-async fn errors_have_the_same_classes_as_those_of_answers() {
+async fn embedding_errors_have_the_classes_of_answer_errors() {
     for wire in Wire::ALL.into_iter().filter(|wire| wire.vectors(&[], 0).is_some()) {
         for (status, class, calls) in [
             (401, FailureClass::Authentication, 1),
@@ -197,9 +199,9 @@ async fn errors_have_the_same_classes_as_those_of_answers() {
             for _ in 0..calls {
                 server.reply(wire.error(status, class));
             }
-            let router = router(Arc::new(vendors(SOON)), EAGER);
+            let router = router(Arc::new(vendors(TEST_TIMEOUT)), NO_DELAY_POLICY);
             let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
-            let Ended::Failed(failure) = routed.ended else { panic!("{wire:?}: {routed:?}") };
+            let CallEnd::Failed(failure) = routed.end else { panic!("{wire:?}: {routed:?}") };
             assert_eq!(
                 (failure.class, failure.http_status, failure.tries),
                 (class, status, calls),

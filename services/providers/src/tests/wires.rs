@@ -1,4 +1,4 @@
-//! What differs between the vendors' wire formats, as far as the suite needs it.
+//! The differences between the vendors' wire formats, as far as the tests need them.
 
 use construct_domain::money::Usage;
 use construct_proto::{mesh::v1::FailureClass, v1::ModelProviderType};
@@ -7,11 +7,11 @@ use serde_json::json;
 
 pub(crate) const KEY: &str = "sk-test-12345";
 
-/// What the rich answer thinks, says and runs.
-pub(crate) const THOUGHT: &str = "I should look — 考.";
-pub(crate) const SAID: &str = "Let me see — 😀.";
+/// The thinking, the text and the script of the rich answer.
+pub(crate) const THINKING_TEXT: &str = "I should look — 考.";
+pub(crate) const ANSWER_TEXT: &str = "Let me see — 😀.";
 pub(crate) const CODE: &str = "const n = read_file(\"a\\tb\").length;\nprint(`${n} ä😀`)";
-/// What stands for the vendor's proof of a thought.
+/// The vendor's proof of thinking.
 pub(crate) const PROOF: &str = "EqQBCgIYAhIMproofproofproof";
 
 /// A vendor.
@@ -55,7 +55,7 @@ impl Wire {
         }
     }
 
-    /// A text, on the wire.
+    /// A text answer on the wire.
     pub(crate) fn answer(self, text: &str) -> Vec<u8> {
         match self {
             Self::Anthropic => anthropic::Answer::text(text).wire().into(),
@@ -69,7 +69,7 @@ impl Wire {
         }
     }
 
-    /// Two models, and where the vendor lists them another one that writes nothing.
+    /// Two models, and where the vendor lists them, another one without text output.
     pub(crate) fn listing(self) -> serde_json::Value {
         match self {
             Self::Gemini => json!({"models": [
@@ -91,8 +91,7 @@ impl Wire {
         }
     }
 
-    /// What the vendor answers when it is asked how many tokens something has, and under which
-    /// path; none where it has no such question.
+    /// The vendor's response to a token count, and its path; none where the vendor cannot count.
     pub(crate) fn count(self, tokens: u32) -> Option<(Reply, &'static str)> {
         match self {
             Self::Anthropic => Some((anthropic::count(tokens), "/v1/messages/count_tokens")),
@@ -103,8 +102,7 @@ impl Wire {
         }
     }
 
-    /// Vectors on the wire, and under which path they are asked for; none where the vendor has
-    /// none.
+    /// Vectors on the wire, and the path of the request; none where the vendor has none.
     pub(crate) fn vectors(
         self,
         vectors: &[Vec<f32>],
@@ -122,8 +120,8 @@ impl Wire {
         }
     }
 
-    /// A thought, a text, a call and every kind of usage the vendor counts, on the wire; and that
-    /// usage.
+    /// Thinking, a text, a call and every kind of usage that the vendor counts, on the wire; and
+    /// that usage.
     pub(crate) fn rich_answer(self) -> (Vec<u8>, Usage) {
         let usage = |cache_read_tokens, cache_write_tokens| Usage {
             input_tokens: 25,
@@ -135,47 +133,56 @@ impl Wire {
         let chat = |thoughts: serde_json::Value| {
             let counted = json!({"prompt_tokens": 525, "completion_tokens": 90, "total_tokens": 615,
                 "prompt_tokens_details": {"cached_tokens": 500}});
-            let answer = openai::Answer::text(SAID).thinking(thoughts).and_code("call_1", CODE);
+            let answer =
+                openai::Answer::text(ANSWER_TEXT).thinking(thoughts).and_code("call_1", CODE);
             (answer.using(Some(counted)).wire().into(), usage(500, 0))
         };
         match self {
             Self::Anthropic => {
-                let answer = anthropic::Answer::empty().and_thinking(THOUGHT, PROOF).and_text(SAID);
+                let answer = anthropic::Answer::empty()
+                    .and_thinking(THINKING_TEXT, PROOF)
+                    .and_text(ANSWER_TEXT);
                 (
                     answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire().into(),
                     usage(500, 40),
                 )
             }
             Self::OpenAi | Self::Xai | Self::DeepSeek => {
-                chat(json!({"reasoning_content": THOUGHT}))
+                chat(json!({"reasoning_content": THINKING_TEXT}))
             }
-            Self::OpenRouter => chat(json!({"reasoning": THOUGHT, "reasoning_details": [
-                {"type": "reasoning.text", "text": THOUGHT, "signature": PROOF, "format": "anthropic-claude-v1", "index": 0}]})),
+            Self::OpenRouter => chat(json!({"reasoning": THINKING_TEXT, "reasoning_details": [
+                {"type": "reasoning.text", "text": THINKING_TEXT, "signature": PROOF, "format": "anthropic-claude-v1", "index": 0}]})),
             Self::Responses => {
-                let answer =
-                    responses::Answer::empty().and_reasoning(THOUGHT, PROOF).and_text(SAID);
+                let answer = responses::Answer::empty()
+                    .and_reasoning(THINKING_TEXT, PROOF)
+                    .and_text(ANSWER_TEXT);
                 (answer.and_code("call_1", CODE).using(525, 500, 90).wire().into(), usage(500, 0))
             }
             Self::Gemini => {
-                let answer = gemini::Answer::empty().and_thought(THOUGHT).and_text(SAID);
+                let answer =
+                    gemini::Answer::empty().and_thought(THINKING_TEXT).and_text(ANSWER_TEXT);
                 (
                     answer.and_code("call_1", CODE, PROOF).using(525, 500, 30, 60).wire().into(),
                     Usage { thinking_tokens: 60, ..usage(500, 0) },
                 )
             }
             Self::Bedrock => {
-                let answer = bedrock::Answer::empty().and_reasoning(THOUGHT, PROOF).and_text(SAID);
+                let answer = bedrock::Answer::empty()
+                    .and_reasoning(THINKING_TEXT, PROOF)
+                    .and_text(ANSWER_TEXT);
                 (answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire(), usage(500, 40))
             }
             Self::Ollama => {
-                let answer =
-                    ollama::Answer::text("").and_thinking(THOUGHT).and_text(SAID).and_code(CODE);
+                let answer = ollama::Answer::text("")
+                    .and_thinking(THINKING_TEXT)
+                    .and_text(ANSWER_TEXT)
+                    .and_code(CODE);
                 (answer.using(25, 90).wire().into(), usage(0, 0))
             }
         }
     }
 
-    /// `stream` as the vendor labels it.
+    /// `stream` with the vendor's content type.
     pub(crate) fn reply(self, stream: &[u8]) -> Reply {
         let label = match self {
             Self::Bedrock => bedrock::CONTENT_TYPE,
@@ -185,7 +192,7 @@ impl Wire {
         Reply::bytes(label, stream.to_vec())
     }
 
-    /// Where in the stream of an answer it becomes whole: before, it was cut.
+    /// The position in the stream of an answer from which it is complete: before, it was truncated.
     pub(crate) fn whole_from(self, stream: &[u8]) -> usize {
         let mark = match self {
             Self::Anthropic => "stop_reason\":\"end_turn",
@@ -200,12 +207,12 @@ impl Wire {
         stream.windows(mark.len()).position(|window| window == mark.as_bytes()).expect("an end")
     }
 
-    /// A refusal of `class`, as the vendor words it.
+    /// An error of `class` in the vendor's words.
     pub(crate) fn error(self, status: u16, class: FailureClass) -> Reply {
-        self.error_saying(status, self.words(class))
+        self.error_saying(status, self.error_message(class))
     }
 
-    fn words(self, class: FailureClass) -> &'static str {
+    fn error_message(self, class: FailureClass) -> &'static str {
         match (class, self) {
             (FailureClass::ContextTooLong, Self::Xai) => {
                 "This model's maximum prompt length is 131072 but the request contains 205000 tokens."
@@ -234,12 +241,12 @@ impl Wire {
         }
     }
 
-    /// The status with which content is refused.
+    /// The status of refused content.
     pub(crate) fn status_of_refused(self) -> u16 {
         if matches!(self, Self::Xai | Self::OpenRouter) { 403 } else { 400 }
     }
 
-    /// A refusal with these words.
+    /// An error with this message.
     pub(crate) fn error_saying(self, status: u16, message: &str) -> Reply {
         let by_status = |names: [&'static str; 8]| match status {
             401 => names[0],
@@ -287,7 +294,8 @@ impl Wire {
                 ]);
                 openai::error(status, code, kind, message)
             }
-            // The same code whatever it is: <https://api-docs.deepseek.com/quick_start/error_codes>.
+            // The same code for every error:
+            // <https://api-docs.deepseek.com/quick_start/error_codes>.
             Self::DeepSeek => {
                 let kind = match status {
                     401 => "authentication_error",
@@ -297,7 +305,8 @@ impl Wire {
                 };
                 openai::error(status, "invalid_request_error", kind, message)
             }
-            // A sentence in place of a code, and a text in place of an error: <https://docs.x.ai/docs/key-information/debugging>.
+            // A sentence as the code, and a text as the error:
+            // <https://docs.x.ai/docs/key-information/debugging>.
             Self::Xai => {
                 let code = by_status([
                     "The request does not have valid authentication credentials",
@@ -347,13 +356,13 @@ impl Wire {
         }
     }
 
-    /// Whether a thought goes back to the vendor with the call it led to, and as what.
+    /// Whether thinking is sent back to the vendor with the call it led to, and in which form.
     pub(crate) fn thought_sent_back(self) -> Option<&'static str> {
         match self {
             Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter => {
                 Some(PROOF)
             }
-            Self::OpenAi | Self::DeepSeek | Self::Ollama => Some(THOUGHT),
+            Self::OpenAi | Self::DeepSeek | Self::Ollama => Some(THINKING_TEXT),
             Self::Xai => None,
         }
     }

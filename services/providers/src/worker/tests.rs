@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    call::tests::{EAGER, command, router},
+    call::tests::{NO_DELAY_POLICY, command, router},
     http::Http,
-    key,
+    sealed_key,
     tests::until,
     vendor::Vendors,
 };
@@ -24,12 +24,16 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(900);
 
 fn scripted() -> Router {
     let http = Http::new(crate::Config::default().timeouts());
-    let vendors = Vendors { http, memory: Arc::default(), local: crate::local::Shelf::new(None) };
-    router(Arc::new(vendors), EAGER)
+    let vendors = Vendors {
+        http,
+        scripted_attempts: Arc::default(),
+        local: crate::local::LocalModels::new(None),
+    };
+    router(Arc::new(vendors), NO_DELAY_POLICY)
 }
 
-fn attached(server: &NatsServer) -> Attached {
-    Attached::open(server.blobs(), 1 << 20).expect("a folder")
+fn attached(server: &NatsServer) -> Attachments {
+    Attachments::open(server.blobs(), 1 << 20).expect("a folder")
 }
 
 /// A worker on a mesh of its own.
@@ -52,14 +56,14 @@ impl Mesh {
         let worker = Worker {
             bus: bus.clone(),
             router: scripted(),
-            attached: attached(&server),
+            attachments: attached(&server),
             call_timeout: CALL_TIMEOUT,
-            cancels: Cancels::default(),
+            cancels: CancelRegistry::default(),
             hand_back: CancellationToken::new(),
         };
         worker.start(concurrency, &context).await.expect("the server is up");
         let task = TaskId::from_uuid(Uuid::now_v7());
-        let partition = construct_domain::partition::of(task);
+        let partition = construct_domain::partition::for_task(task);
         let results =
             bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
         Self { server, bus, results, context, task, step: StepId::from_uuid(Uuid::now_v7()) }
@@ -153,7 +157,7 @@ fn types(events: &[Event]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_command_becomes_live_text_and_one_result_with_its_cost() {
+async fn command_becomes_live_text_and_one_priced_result() {
     let mut mesh = Mesh::start(4).await;
     let script = r#"[{"text": "Looking.", "code": "f()", "usage": {"input": 1000, "output": 10, "cache_read": 100}}]"#;
     mesh.dispatch(&mesh.command(script)).await;
@@ -180,7 +184,7 @@ async fn a_command_becomes_live_text_and_one_result_with_its_cost() {
 }
 
 #[tokio::test]
-async fn a_fallback_that_answers_is_named_and_each_model_costs_its_own_price() {
+async fn answering_fallback_is_named_and_priced_separately() {
     let mut mesh = Mesh::start(4).await;
     let refused = r#"[{"text": "x", "usage": {"input": 100, "output": 0}, "fault": {"class": "authentication", "times": 0}}]"#;
     let mut command = mesh.command(refused);
@@ -207,7 +211,7 @@ async fn a_fallback_that_answers_is_named_and_each_model_costs_its_own_price() {
 }
 
 #[tokio::test]
-async fn a_title_is_answered_without_live_text() {
+async fn title_is_answered_without_live_text() {
     let mut mesh = Mesh::start(4).await;
     let command =
         ModelInvoke { purpose: Purpose::Title.into(), tools: vec![], ..mesh.command("[]") };
@@ -217,7 +221,7 @@ async fn a_title_is_answered_without_live_text() {
 }
 
 #[tokio::test]
-async fn a_cancelled_step_ends_at_once_with_what_it_used() {
+async fn canceled_step_ends_at_once_with_its_usage() {
     let mut mesh = Mesh::start(4).await;
     let script = r#"[{"text": "abcdefgh", "fault": {"stall_ms": 600000, "after_chars": 4}}]"#;
     mesh.dispatch(&mesh.command(script)).await;
@@ -235,11 +239,10 @@ async fn a_cancelled_step_ends_at_once_with_what_it_used() {
 }
 
 #[tokio::test]
-async fn a_step_cancelled_before_its_command_arrives_is_not_begun() {
+async fn step_canceled_before_its_command_is_not_started() {
     let mut mesh = Mesh::start(1).await;
     mesh.cancel().await;
-    // The order of the two is only certain once something else has come through the same
-    // subscription.
+    // Their order is certain only once another message has come through the same subscription.
     assert!(mesh.events().await.is_empty());
     mesh.dispatch(&mesh.command(r#"[{"delay_ms": 600000, "text": "x"}]"#)).await;
     let result = mesh.result().await;
@@ -248,7 +251,7 @@ async fn a_step_cancelled_before_its_command_arrives_is_not_begun() {
 }
 
 #[tokio::test]
-async fn a_command_whose_deadline_passed_is_not_begun() {
+async fn command_past_its_deadline_is_not_started() {
     let mut mesh = Mesh::start(4).await;
     let mut command = mesh.command(r#"[{"text": "x"}]"#);
     if let Some(step) = &mut command.step {
@@ -259,18 +262,18 @@ async fn a_command_whose_deadline_passed_is_not_begun() {
 }
 
 #[tokio::test]
-async fn commands_that_cannot_be_carried_out_say_why() {
+async fn invalid_commands_name_the_reason() {
     let mut mesh = Mesh::start(4).await;
     let mut unknown = mesh.command("");
     let mut sealed = mesh.command("");
     if let (Some(unknown), Some(sealed)) = (&mut unknown.provider, &mut sealed.provider) {
         unknown.r#type = 99;
-        sealed.api_key = Some(key::tests::seal("another provider", "sk-1"));
+        sealed.api_key = Some(sealed_key::tests::seal("another provider", "sk-1"));
     }
     let broken = mesh.command("{");
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), mesh.task);
     for command in [unknown, sealed, broken] {
-        // The one before must be settled: a task has one command at a time.
+        // The previous one must be acknowledged: a task has one command at a time.
         until("the command to be queued", async || {
             match mesh.bus.publish_once(&address, &command).await {
                 Ok(Dispatch::Published) => Ok(()),
@@ -283,7 +286,7 @@ async fn commands_that_cannot_be_carried_out_say_why() {
 }
 
 #[tokio::test]
-async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_carried_out() {
+async fn undecodable_command_fails_its_step_and_others_proceed() {
     let mut mesh = Mesh::start(1).await;
     let command = mesh.command(r#"[{"text": "x"}]"#);
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), mesh.task);
@@ -308,7 +311,7 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
 }
 
 #[tokio::test]
-async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text() {
+async fn stopping_worker_hands_back_its_call_and_next_voids_the_text() {
     let mut mesh = Mesh::start(4).await;
     let script = r#"[{"text": "abcdefgh", "fault": {"stall_ms": 600000, "after_chars": 4}}]"#;
     mesh.dispatch(&mesh.command(script)).await;
@@ -319,15 +322,14 @@ async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text()
     .await;
     mesh.context.lifecycle().stop("the test stops it");
 
-    // Another process with nothing remembered takes over; there, the turn stalls as well, and is
-    // cancelled.
+    // Another process without state takes over. The turn stalls there as well, and is canceled.
     let context = Context::new("providers", Common::default());
     let worker = Worker {
         bus: mesh.bus.clone(),
         router: scripted(),
-        attached: attached(&mesh.server),
+        attachments: attached(&mesh.server),
         call_timeout: CALL_TIMEOUT,
-        cancels: Cancels::default(),
+        cancels: CancelRegistry::default(),
         hand_back: CancellationToken::new(),
     };
     worker.start(4, &context).await.expect("the server is up");
@@ -346,15 +348,15 @@ async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text()
 }
 
 #[tokio::test]
-async fn a_command_delivered_too_often_is_given_up() {
+async fn command_delivered_too_often_fails() {
     let mesh = Mesh::start(1).await;
     let context = Context::new("providers", Common::default());
     let worker = Worker {
         bus: mesh.bus.clone(),
         router: scripted(),
-        attached: attached(&mesh.server),
+        attachments: attached(&mesh.server),
         call_timeout: CALL_TIMEOUT,
-        cancels: Cancels::default(),
+        cancels: CancelRegistry::default(),
         hand_back: context.lifecycle().draining(),
     };
     let command = mesh.command(r#"[{"text": "x"}]"#);
@@ -362,8 +364,8 @@ async fn a_command_delivered_too_often_is_given_up() {
     assert_eq!(text(&fifth), "x");
     let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.0.expect("not handed back");
     assert_eq!(class(&sixth), FailureClass::Internal);
-    // Where another delivery would be the sixth, one that is handed back fails, and its step is
-    // begun anew: this worker's call does not count.
+    // Where another delivery would be the sixth, a handed-back call fails, and its step is started
+    // again: this worker's call does not count.
     context.lifecycle().stop("the test stops it");
     assert_eq!(worker.answer(&command, MAX_DELIVERIES - 1).await.0, None);
     let last = worker.answer(&command, MAX_DELIVERIES).await.0.expect("not handed back");
@@ -375,18 +377,18 @@ async fn a_command_delivered_too_often_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
+async fn redelivered_command_does_not_regain_its_attempts() {
     let mesh = Mesh::start(1).await;
     let context = Context::new("providers", Common::default());
     let worker = Worker {
         bus: mesh.bus.clone(),
         router: scripted(),
-        attached: attached(&mesh.server),
+        attachments: attached(&mesh.server),
         call_timeout: CALL_TIMEOUT,
-        cancels: Cancels::default(),
+        cancels: CancelRegistry::default(),
         hand_back: context.lifecycle().draining(),
     };
-    // Each is a command for another provider, whose first so many tries fail.
+    // Each is a command for another provider, whose first attempts fail this many times.
     let mut provider = 0;
     let mut failing = |times: u32, tries: u32| {
         let fault = format!(r#", "fault": {{"class": "rate_limited", "times": {times}}}"#);
@@ -401,8 +403,8 @@ async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
     let answer = async |command: &ModelInvoke, delivery: u32| {
         worker.answer(command, delivery).await.0.expect("not handed back").outcome
     };
-    // What is left of three tries of a model and five of an answer: deliveries before count as a
-    // try each.
+    // What is left of three attempts at a model and five of an answer: each earlier delivery counts
+    // as an attempt.
     for (tries, delivery, left) in
         [(5, 1, 3), (5, 2, 2), (5, 3, 1), (5, 5, 1), (0, 2, 2), (2, 1, 2), (2, 2, 1)]
     {
@@ -418,18 +420,19 @@ async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
             "{case}: {outcome:?}"
         );
     }
-    // None is left: nobody is called, and the answer is given up.
+    // None is left: no vendor is called, and the answer fails.
     let outcome = answer(&failing(0, 2), 3).await;
     let Some(step_result::Outcome::Failed(failure)) = outcome else { panic!("{outcome:?}") };
     assert_eq!((failure.class(), failure.tries), (FailureClass::Transient, 2));
     assert!(failure.message.contains("of the 2 calls"), "{}", failure.message);
-    // What would leave none to the next delivery is not handed back, and does not count itself.
+    // A delivery that would leave none to the next one is not handed back, and does not count
+    // itself.
     context.lifecycle().stop("the test stops it");
     assert_eq!(answer(&failing(1, 2), 2).await.map(|outcome| tries(&outcome)), Some(1));
 }
 
 #[tokio::test]
-async fn a_worker_takes_no_more_than_it_may_work_on() {
+async fn worker_takes_no_more_than_its_concurrency() {
     let mut mesh = Mesh::start(1).await;
     let first =
         mesh.command(r#"[{"text": "x", "fault": {"stall_ms": 600000, "after_chars": 1}}, {}]"#);
@@ -439,7 +442,7 @@ async fn a_worker_takes_no_more_than_it_may_work_on() {
         if events.is_empty() { Err(events) } else { Ok(()) }
     })
     .await;
-    // The second waits in the queue until the first is gone.
+    // The second waits in the stream until the first has ended.
     let other = TaskId::from_uuid(Uuid::now_v7());
     let mut second = mesh.command(r#"[{"text": "second"}]"#);
     if let Some(step) = &mut second.step {
@@ -448,7 +451,7 @@ async fn a_worker_takes_no_more_than_it_may_work_on() {
     }
     let address = subject::ModelInvoke::new(subject::Pool::model_default(), other);
     mesh.bus.publish_once(&address, &second).await.expect("the server is up");
-    let partition = construct_domain::partition::of(other);
+    let partition = construct_domain::partition::for_task(other);
     let mut results =
         mesh.bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
     mesh.cancel().await;

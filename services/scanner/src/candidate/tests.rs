@@ -17,7 +17,7 @@ fn lines(path: &str, first: u32, last: u32) -> Option<Vec<String>> {
     (!found.is_empty()).then_some(found)
 }
 
-fn good() -> Value {
+fn valid_candidate() -> Value {
     json!({
         "name": "monthly-report",
         "description": "Writes the report of one month.",
@@ -35,28 +35,30 @@ fn good() -> Value {
     })
 }
 
-fn with(pointer: &str, value: Value) -> Value {
-    let mut candidate = good();
+fn candidate_with(pointer: &str, value: Value) -> Value {
+    let mut candidate = valid_candidate();
     *candidate.pointer_mut(pointer).expect("it is there") = value;
     candidate
 }
 
-fn check_all(candidates: Vec<Value>) -> Checked {
+fn check_all(candidates: Vec<Value>) -> CheckReport {
     check_with(&json!({"candidates": candidates}).to_string(), "abc", &lines)
 }
 
 #[test]
-fn a_candidate_that_holds_is_taken_whatever_stands_around_it() {
-    let answer =
-        format!("Here it is:\n```json\n{}\n```\nThat is all.", json!({"candidates": [good()]}));
+fn valid_candidate_is_found_among_other_text() {
+    let answer = format!(
+        "Here it is:\n```json\n{}\n```\nThat is all.",
+        json!({"candidates": [valid_candidate()]})
+    );
     let checked = check_with(&answer, "abc", &lines);
     assert_eq!(checked.problems, []);
-    assert_eq!(checked.candidates[0].content, good());
-    assert_eq!(check_with("{\"candidates\": []}", "abc", &lines), Checked::default());
+    assert_eq!(checked.candidates[0].content, valid_candidate());
+    assert_eq!(check_with("{\"candidates\": []}", "abc", &lines), CheckReport::default());
 }
 
 #[test]
-fn what_is_no_answer_is_refused_as_a_whole() {
+fn malformed_answer_is_refused_as_a_whole() {
     for answer in [
         "",
         "I found nothing.",
@@ -64,15 +66,18 @@ fn what_is_no_answer_is_refused_as_a_whole() {
         "{\"candidates\": 7}",
         "{\"tools\": []}",
         "{\"candidates\": [}",
-        &"x".repeat(MAX_ANSWER + 1),
+        &"x".repeat(MAX_ANSWER_BYTES + 1),
     ] {
         let checked = check_with(answer, "abc", &lines);
-        assert!(checked.candidates.is_empty() && checked.problems[0].is_whole(), "{checked:?}");
+        assert!(
+            checked.candidates.is_empty() && checked.problems[0].is_about_answer(),
+            "{checked:?}"
+        );
     }
 }
 
 #[test]
-fn what_does_not_hold_is_refused_with_words_that_say_where() {
+fn invalid_candidate_is_refused_with_its_location() {
     for (pointer, value, words) in [
         ("/score", json!(120), "score"),
         ("/score", json!("high"), "score"),
@@ -94,29 +99,29 @@ fn what_does_not_hold_is_refused_with_words_that_say_where() {
         ("/entry_point/path", json!("../../etc/passwd"), "no text file"),
         ("/evidence/0/line", json!(99), "has no line 99"),
         ("/evidence/0/quote", json!("click.command"), "does not have the quote"),
-        ("/evidence/0/quote", json!(" \t"), "the quote proves nothing"),
-        ("/evidence/0/quote", json!("a r"), "the quote proves nothing"),
+        ("/evidence/0/quote", json!(" \t"), "the quote is too short"),
+        ("/evidence/0/quote", json!("a r"), "the quote is too short"),
         ("/entry_point/symbol", json!("Report.render"), "have the symbol `render`"),
         ("/evidence", json!([]), "evidence"),
     ] {
-        let checked = check_all(vec![with(pointer, value.clone()), good()]);
+        let checked = check_all(vec![candidate_with(pointer, value.clone()), valid_candidate()]);
         assert_eq!(checked.candidates.len(), 1, "{pointer} {value}");
-        let told = checked.problems[0].to_string();
+        let message = checked.problems[0].to_string();
         assert!(
-            told.starts_with("candidates[0]") && told.contains(words),
-            "{pointer} {value}: {told}"
+            message.starts_with("candidates[0]") && message.contains(words),
+            "{pointer} {value}: {message}"
         );
-        assert_eq!(refused(&checked.problems), 1);
-        assert!(repair(&checked.problems).contains(&told));
+        assert_eq!(refused_count(&checked.problems), 1);
+        assert!(repair_prompt(&checked.problems).contains(&message));
     }
-    let mut short = good();
+    let mut short = valid_candidate();
     short.as_object_mut().expect("an object").remove("dry_run");
     assert!(check_all(vec![short]).problems[0].to_string().contains("dry_run"));
 }
 
 #[test]
-fn names_and_paths_have_one_spelling_and_a_miscounted_line_is_put_right() {
-    let mut candidate = with("/name", json!("  Monthly Report! "));
+fn names_and_paths_are_normalized_and_lines_corrected() {
+    let mut candidate = candidate_with("/name", json!("  Monthly Report! "));
     candidate["entry_point"]["path"] = json!("./tools/report.py");
     candidate["evidence"][0]["path"] = json!("abc/tree/tools/report.py");
     candidate["evidence"][0]["line"] = json!(2);
@@ -132,8 +137,8 @@ fn names_and_paths_have_one_spelling_and_a_miscounted_line_is_put_right() {
 }
 
 #[test]
-fn an_answer_is_found_behind_words_with_braces_and_other_objects() {
-    let object = json!({"candidates": [good()]});
+fn answer_is_found_after_text_with_braces_and_other_objects() {
+    let object = json!({"candidates": [valid_candidate()]});
     for before in [
         "It fills `{month}`: ",
         "It reads {\"month\": 5}.\n",
@@ -153,18 +158,18 @@ fn an_answer_is_found_behind_words_with_braces_and_other_objects() {
     );
     assert_eq!(check_with(&shown, "abc", &lines).candidates.len(), 1);
     let cut = object.to_string();
-    let told = check_with(&cut[..cut.len() - 1], "abc", &lines).problems[0].to_string();
-    assert!(told.contains("no valid JSON"), "{told}");
+    let message = check_with(&cut[..cut.len() - 1], "abc", &lines).problems[0].to_string();
+    assert!(message.contains("not valid JSON"), "{message}");
 }
 
 #[test]
-fn a_symbol_is_looked_for_beside_its_line_and_a_blank_line_is_no_entry_point() {
-    let mut candidate = with("/entry_point/line", json!(1));
+fn symbol_is_searched_nearby_and_blank_entry_line_is_refused() {
+    let mut candidate = candidate_with("/entry_point/line", json!(1));
     candidate["entry_point"]["symbol"] = json!("tools.report.main()");
     let checked = check_all(vec![candidate]);
     assert_eq!(checked.problems, []);
     assert_eq!(checked.candidates[0].content["entry_point"]["line"], 3);
-    let mut blank = with("/entry_point/line", json!(2));
+    let mut blank = candidate_with("/entry_point/line", json!(2));
     blank["entry_point"].as_object_mut().expect("an object").remove("symbol");
     assert!(
         check_all(vec![blank]).problems[0]
@@ -174,9 +179,9 @@ fn a_symbol_is_looked_for_beside_its_line_and_a_blank_line_is_no_entry_point() {
 }
 
 #[test]
-fn subcommands_of_one_program_are_tools_of_their_own() {
+fn subcommands_of_one_program_are_separate_tools() {
     let command = |name: &str, command: &str| {
-        let mut candidate = with("/name", json!(name));
+        let mut candidate = candidate_with("/name", json!(name));
         candidate["entry_point"]["command"] = json!(command);
         candidate
     };
@@ -188,10 +193,10 @@ fn subcommands_of_one_program_are_tools_of_their_own() {
 }
 
 #[test]
-fn tools_of_one_name_in_several_packages_get_numbers() {
+fn equal_names_in_several_packages_are_numbered() {
     let everywhere = |path: &str, first: u32, last: u32| lines(path.get(2..)?, first, last);
     let of = |package: &str, score: i32| {
-        let mut candidate = with("/score", json!(score));
+        let mut candidate = candidate_with("/score", json!(score));
         let path = format!("{package}/tools/report.py");
         candidate["entry_point"]["path"] = json!(path);
         candidate["evidence"][0]["path"] = json!(path);
@@ -210,18 +215,20 @@ fn tools_of_one_name_in_several_packages_get_numbers() {
     );
     for Candidate { name, content, .. } in &checked.candidates {
         assert!(
-            name.len() <= MAX_NAME && VALIDATOR.is_valid(content) && content["name"] == **name,
+            name.len() <= MAX_NAME_CHARS
+                && VALIDATOR.is_valid(content)
+                && content["name"] == **name,
             "{name}"
         );
     }
 }
 
 #[test]
-fn two_that_are_the_same_become_one_with_the_proof_of_both() {
-    let mut second = with("/name", json!("report-of-a-month"));
+fn equal_candidates_are_merged_with_the_evidence_of_both() {
+    let mut second = candidate_with("/name", json!("report-of-a-month"));
     second["score"] = json!(90);
     second["evidence"][0] = json!({"path": "tools/report.py", "line": 6, "quote": "main()", "statement": "It is started here."});
-    let checked = check_all(vec![good(), second, with("/score", json!(10))]);
+    let checked = check_all(vec![valid_candidate(), second, candidate_with("/score", json!(10))]);
     assert_eq!((checked.candidates.len(), checked.merged), (1, 2));
     let Candidate { name, score, content } = &checked.candidates[0];
     assert_eq!((name.as_str(), *score), ("report-of-a-month", 90));
@@ -229,9 +236,9 @@ fn two_that_are_the_same_become_one_with_the_proof_of_both() {
 }
 
 #[test]
-fn one_that_is_the_same_as_two_others_leaves_no_name_twice() {
+fn candidate_equal_to_two_others_leaves_unique_names() {
     let named = |name: &str, line: u32, score: i32| {
-        let mut candidate = with("/name", json!(name));
+        let mut candidate = candidate_with("/name", json!(name));
         (candidate["entry_point"]["line"], candidate["score"]) = (json!(line), json!(score));
         candidate
     };
@@ -247,7 +254,7 @@ fn one_that_is_the_same_as_two_others_leaves_no_name_twice() {
 }
 
 #[test]
-fn what_is_told_of_mistakes_is_bounded() {
-    let problem = Problem { candidate: Some((0, "a".into())), what: "x".repeat(500) };
-    assert!(repair(&vec![problem; 1000]).len() < MAX_REPAIR + 100);
+fn repair_prompt_is_bounded() {
+    let problem = Problem { candidate: Some((0, "a".into())), message: "x".repeat(500) };
+    assert!(repair_prompt(&vec![problem; 1000]).len() < MAX_REPAIR_BYTES + 100);
 }

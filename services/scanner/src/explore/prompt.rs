@@ -1,14 +1,14 @@
-//! What the model is told of a scan. What its job is stands in its agent's instructions, which
+//! The prompt of an exploration. The model's job is described in the agent's instructions, which
 //! people may change.
 
 use construct_store::scan::Scan;
 use construct_wire::scan::CANDIDATE_SCHEMA;
 
-const ASKED: &str = include_str!("asked.md");
+const TEMPLATE: &str = include_str!("prompt.md");
 
-/// The first message.
-pub(super) fn first(scan: &Scan, brief: &str) -> String {
-    ASKED
+/// The first message of the exploration.
+pub(super) fn initial_prompt(scan: &Scan, brief: &str) -> String {
+    TEMPLATE
         .replace("{repository}", &scan.repository)
         .replace("{commit}", &scan.commit)
         .replace("{turns}", &scan.limits.max_turns.to_string())

@@ -1,4 +1,4 @@
-//! Work on files, on a thread where that is allowed, which stops when nobody waits for it any more.
+//! Blocking file work on another thread, which stops when its future is dropped.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Does work on another thread. What it is given turns false when this future is dropped.
+/// Runs work on another thread. The flag turns false when this future is dropped.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&AtomicBool) -> T + Send + 'static,
 ) -> io::Result<T> {
@@ -25,10 +25,10 @@ pub(super) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(move || work(&wanted)).await.map_err(io::Error::other)
 }
 
-/// Fails when nobody waits any more.
-pub(super) fn go_on(wanted: &AtomicBool) -> io::Result<()> {
+/// Fails when the future was dropped.
+pub(super) fn ensure_wanted(wanted: &AtomicBool) -> io::Result<()> {
     if wanted.load(Ordering::Relaxed) {
         return Ok(());
     }
-    Err(io::Error::new(io::ErrorKind::Interrupted, "nobody waits for it any more"))
+    Err(io::Error::new(io::ErrorKind::Interrupted, "the caller no longer waits"))
 }

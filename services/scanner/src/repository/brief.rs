@@ -1,23 +1,23 @@
-//! What a model is told of a repository before it looks itself: the most telling first, and never
-//! more than it was given room for.
+//! The summary of a repository for a model: the most useful facts first, within a limit.
 
 use std::fmt::Write as _;
 
 use super::{EntryPoint, Survey};
 
-/// Of the room there is, so many hundredths a part may take; what it leaves goes to those after it.
-const SHARES: [(Part, usize); 5] = [
-    (Part::Overview, 15),
-    (Part::Readme, 20),
-    (Part::Modules, 15),
-    (Part::Entries, 75),
-    (Part::Operations, 100),
+/// The percentage of the limit that each section may use. What a section leaves goes to the later
+/// ones.
+const SECTION_SHARES: [(Section, usize); 5] = [
+    (Section::Overview, 15),
+    (Section::Readme, 20),
+    (Section::Modules, 15),
+    (Section::Entries, 75),
+    (Section::Operations, 100),
 ];
-/// Arguments of one entry point that are told.
-const ARGUMENTS: usize = 12;
+/// Arguments of one entry point that are listed.
+const MAX_ARGUMENTS: usize = 12;
 
 #[derive(Clone, Copy)]
-enum Part {
+enum Section {
     Overview,
     Readme,
     Modules,
@@ -25,29 +25,28 @@ enum Part {
     Operations,
 }
 
-/// A survey in words, of at most `max_chars` characters.
+/// Summarizes a survey in at most `max_chars` characters.
 #[must_use]
 pub fn brief(survey: &Survey, max_chars: usize) -> String {
-    let (mut text, mut left) = (String::new(), max_chars);
-    for (part, share) in SHARES {
-        let room = (max_chars * share / 100).min(left);
+    let (mut text, mut remaining) = (String::new(), max_chars);
+    for (part, share) in SECTION_SHARES {
+        let room = (max_chars * share / 100).min(remaining);
         let lines = match part {
-            Part::Overview => overview(survey),
-            Part::Readme => readme(survey),
-            Part::Modules => modules(survey),
-            Part::Entries => entries(survey),
-            Part::Operations => operations(survey),
+            Section::Overview => overview(survey),
+            Section::Readme => readme(survey),
+            Section::Modules => modules(survey),
+            Section::Entries => entries(survey),
+            Section::Operations => operations(survey),
         };
-        let said = fit(&lines, room);
-        left -= said.chars().count();
-        text.push_str(&said);
+        let section_text = fit_lines(&lines, room);
+        remaining -= section_text.chars().count();
+        text.push_str(&section_text);
     }
     text
 }
 
-/// As many of the lines as there is room for; that some are missing is said, if there is room for
-/// that.
-fn fit(lines: &[String], room: usize) -> String {
+/// Returns as many lines as fit, with a note about missing ones if that fits, too.
+fn fit_lines(lines: &[String], room: usize) -> String {
     let (mut text, mut used) = (String::new(), 0);
     for (index, line) in lines.iter().enumerate() {
         let length = line.chars().count() + 1;
@@ -75,7 +74,7 @@ fn overview(survey: &Survey) -> Vec<String> {
         .map(|one| format!("{} ({} files)", one.name, one.files))
         .collect();
     lines.push(format!("Languages: {}", languages.join(", ")));
-    lines.extend(survey.truncated.iter().map(|text| format!("Not looked at: {text}")));
+    lines.extend(survey.truncated.iter().map(|text| format!("Not surveyed: {text}")));
     lines
 }
 
@@ -129,12 +128,12 @@ fn entry(entry: &EntryPoint) -> String {
     if let Some(with) = &entry.with {
         text.push_str(&format!(" [{with}]"));
     }
-    for argument in entry.arguments.iter().take(ARGUMENTS) {
+    for argument in entry.arguments.iter().take(MAX_ARGUMENTS) {
         let about = argument.about.as_ref().map(|about| format!(": {about}")).unwrap_or_default();
         // Writing to a string cannot fail.
         let _ = write!(text, "\n    {} (:{}){about}", argument.name, argument.line);
     }
-    if let Some(more) = entry.arguments.len().checked_sub(ARGUMENTS).filter(|more| *more > 0) {
+    if let Some(more) = entry.arguments.len().checked_sub(MAX_ARGUMENTS).filter(|more| *more > 0) {
         let _ = write!(text, "\n    … {more} more");
     }
     text

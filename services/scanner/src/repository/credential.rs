@@ -1,4 +1,4 @@
-//! What a forge is shown: nothing, a token, or a token that a GitHub App gets for an hour.
+//! Credentials for a forge: none, a token, or a GitHub App's token, which is valid for an hour.
 
 use std::time::Duration;
 
@@ -10,28 +10,29 @@ use tokio::sync::Mutex;
 
 use super::SourceError;
 
-/// GitHub takes no assertion that is valid for more than ten minutes; its clock may be behind ours.
-const ASSERTION: Duration = Duration::from_secs(9 * 60);
+/// The lifetime of an assertion. GitHub accepts at most ten minutes, and its clock may be behind
+/// ours.
+const ASSERTION_LIFETIME: Duration = Duration::from_secs(9 * 60);
 /// How far our clock may be ahead.
-const SKEW: SignedDuration = SignedDuration::from_secs(60);
-/// So long before its end a token is replaced: a download that begins with it must be accepted.
-const MARGIN: SignedDuration = SignedDuration::from_secs(5 * 60);
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(60);
+/// How long before its expiry a token is replaced: a download that starts with it must be accepted.
+const RENEWAL_MARGIN: SignedDuration = SignedDuration::from_secs(5 * 60);
 
-/// The key of a GitHub App is none.
+/// The key of a GitHub App is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the app's key is no RSA key in PEM")]
+#[error("the app's key is not an RSA key in PEM")]
 pub(super) struct AppKeyError;
 
-/// What is shown to a forge.
+/// A credential.
 pub(super) enum Credential {
-    /// Nothing.
+    /// No credential.
     None,
     /// `Authorization: Bearer`.
     Bearer(SecretString),
     /// `PRIVATE-TOKEN`, as GitLab has it.
     Private(SecretString),
     /// An installation of a GitHub App.
-    App(App),
+    App(GitHubApp),
 }
 
 impl std::fmt::Debug for Credential {
@@ -45,12 +46,12 @@ impl std::fmt::Debug for Credential {
     }
 }
 
-/// A GitHub App where it is installed.
-pub(super) struct App {
+/// An installation of a GitHub App.
+pub(super) struct GitHubApp {
     issuer: String,
     installation: u64,
     key: EncodingKey,
-    /// Held while a new one is asked for, so that one is enough.
+    /// Locked during a request for a new one, so that one request is enough.
     token: Mutex<Option<Token>>,
 }
 
@@ -68,7 +69,7 @@ struct Claims<'a> {
     iss: &'a str,
 }
 
-impl App {
+impl GitHubApp {
     pub(super) fn new(
         issuer: String,
         installation: u64,
@@ -79,43 +80,43 @@ impl App {
         Ok(Self { issuer, installation, key, token: Mutex::new(None) })
     }
 
-    /// Where a token is had, below the API's base.
+    /// The path for a new token, below the API's base.
     pub(super) fn token_path(&self) -> String {
         format!("app/installations/{}/access_tokens", self.installation)
     }
 
-    /// What says that we are the app.
+    /// The assertion that authenticates as the app.
     pub(super) fn assertion(&self, now: Timestamp) -> Result<SecretString, SourceError> {
         let claims = Claims {
-            iat: (now - SKEW).as_second(),
-            exp: now.as_second().saturating_add_unsigned(ASSERTION.as_secs()),
+            iat: (now - CLOCK_SKEW).as_second(),
+            exp: now.as_second().saturating_add_unsigned(ASSERTION_LIFETIME.as_secs()),
             iss: &self.issuer,
         };
         jsonwebtoken::encode(&Header::new(Algorithm::RS256), &claims, &self.key)
             .map(SecretString::from)
-            .map_err(|_| SourceError::Denied { why: "the app's key cannot sign".to_owned() })
+            .map_err(|_| SourceError::Denied { reason: "the app's key cannot sign".to_owned() })
     }
 
-    /// The token that is kept, or a new one.
+    /// Returns the cached token, or a new one.
     pub(super) async fn token(
         &self,
         now: Timestamp,
-        ask: impl AsyncFnOnce(SecretString) -> Result<Token, SourceError>,
+        request: impl AsyncFnOnce(SecretString) -> Result<Token, SourceError>,
     ) -> Result<SecretString, SourceError> {
-        let mut kept = self.token.lock().await;
-        if let Some(token) = &*kept
-            && token.expires_at - MARGIN > now
+        let mut cached = self.token.lock().await;
+        if let Some(token) = &*cached
+            && token.expires_at - RENEWAL_MARGIN > now
         {
             return Ok(token.secret.clone());
         }
-        let token = ask(self.assertion(now)?).await?;
+        let token = request(self.assertion(now)?).await?;
         let secret = token.secret.clone();
-        *kept = Some(token);
+        *cached = Some(token);
         Ok(secret)
     }
 
-    /// Forgets the token: it was refused.
-    pub(super) async fn forget(&self) {
+    /// Discards the token after it was refused.
+    pub(super) async fn discard_token(&self) {
         *self.token.lock().await = None;
     }
 }

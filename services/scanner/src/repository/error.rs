@@ -1,82 +1,79 @@
-//! Why a source cannot give what it is asked for. No text here holds an address or a header: both
-//! can carry a credential.
+//! Errors of sources. Their texts contain no address and no header: both can carry a credential.
 
 use jiff::Timestamp;
 
-/// Why a source cannot give what it is asked for.
+/// Why a source cannot provide a repository.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// There is no such repository or reference, or the credential may not see it: forges don't say
-    /// which.
-    #[error("{what} was not found, or the connection may not see it")]
+    /// The repository or reference does not exist, or the credential may not see it: forges do not
+    /// tell which.
+    #[error("{subject} was not found, or the connection has no access")]
     NotFound {
-        /// What was asked for.
-        what: String,
+        /// What was requested.
+        subject: String,
     },
-    /// It was taken away for legal reasons (HTTP 451) or is gone for good.
-    #[error("{what} is not available any more: {why}")]
+    /// It was removed for legal reasons (HTTP 451), or permanently.
+    #[error("{subject} is no longer available: {reason}")]
     Gone {
-        /// What was asked for.
-        what: String,
-        /// What the forge says.
-        why: String,
+        /// What was requested.
+        subject: String,
+        /// The forge's reason.
+        reason: String,
     },
-    /// The credential is refused, or may not do this.
-    #[error("the forge refuses: {why}")]
+    /// The credential is rejected, or lacks a permission.
+    #[error("the forge denied access: {reason}")]
     Denied {
-        /// What the forge says.
-        why: String,
+        /// The forge's reason.
+        reason: String,
     },
-    /// The forge wants to be left alone until then.
-    #[error("the forge's limit of requests is reached; it may be asked again at {until}")]
+    /// The forge's rate limit is exhausted.
+    #[error("the forge's rate limit is exhausted until {until}")]
     RateLimited {
-        /// When it may be asked again.
+        /// When requests are allowed again.
         until: Timestamp,
     },
-    /// The host may not be reached: not public, not https, or not the one that was configured.
-    #[error("{what} may not be reached: {why}")]
+    /// The host may not be contacted: not public, not https, or not the configured one.
+    #[error("{subject} may not be contacted: {reason}")]
     Forbidden {
         /// The host.
-        what: String,
-        /// Why not.
-        why: String,
+        subject: String,
+        /// The reason.
+        reason: String,
     },
-    /// The forge cannot be reached or fails; the same may succeed later.
-    #[error("the forge cannot be reached or fails: {why}")]
+    /// The forge cannot be reached or fails; the same request may succeed later.
+    #[error("the forge is unavailable: {reason}")]
     Unavailable {
         /// What happened.
-        why: String,
+        reason: String,
     },
-    /// The forge's answer is not what its documentation promises.
-    #[error("the forge's answer cannot be understood: {why}")]
+    /// The forge's response does not match its documentation.
+    #[error("unexpected response of the forge: {reason}")]
     Unexpected {
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
-    /// What was asked for cannot exist, whatever the forge says: a bad name or reference, a folder
-    /// that is none.
-    #[error("{what} cannot be used: {why}")]
+    /// The request is invalid: a malformed name or reference, or a folder that is none.
+    #[error("{subject} cannot be used: {reason}")]
     Invalid {
-        /// What was given.
-        what: String,
+        /// The invalid value.
+        subject: String,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
 }
 
 impl SourceError {
-    /// Whether the same may succeed later, with nobody changing anything.
+    /// Whether the same request may succeed later without any change.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(self, Self::RateLimited { .. } | Self::Unavailable { .. })
     }
 }
 
-/// What somebody has given for an address, as it may be told: without what can be a credential in
-/// it, and not long.
-pub(super) fn shown(given: &str) -> String {
-    let given = given.rsplit('@').next().unwrap_or(given);
-    let given = given.split(['?', '#']).next().unwrap_or(given);
-    given.chars().filter(|c| !c.is_control()).take(100).collect()
+/// An address as it may be shown: without parts that can be a credential, and not long.
+pub(super) fn redact_address(address: &str) -> String {
+    let address = address.rsplit('@').next().unwrap_or(address);
+    let address = address.split(['?', '#']).next().unwrap_or(address);
+    address.chars().filter(|c| !c.is_control()).take(100).collect()
 }

@@ -11,26 +11,26 @@ use serde::{
 };
 
 use super::{
-    Reach, SourceError,
+    ForgeClients, SourceError,
     api::Api,
-    credential::{App, AppKeyError, Credential},
-    error::shown,
+    credential::{AppKeyError, Credential, GitHubApp},
+    error::redact_address,
     source::{Archive, ArchiveKind, Commit, Source},
 };
 
-/// Where github.com has its API.
-const PUBLIC: &str = "https://api.github.com";
-/// The form of answers.
-const ACCEPT: &str = "application/vnd.github+json";
-/// Repositories on a page.
-const PAGE: &str = "100";
-/// The same, of which no more are taken.
-const MAX_PAGE: usize = 100;
+/// The API of github.com.
+const PUBLIC_API_URL: &str = "https://api.github.com";
+/// The media type of responses.
+const MEDIA_TYPE: &str = "application/vnd.github+json";
+/// Repositories per page.
+const PAGE_SIZE: &str = "100";
+/// Repositories of a page that are read at most.
+const MAX_PAGE_LENGTH: usize = 100;
 
-/// Who asks GitHub.
+/// The authentication at GitHub.
 #[derive(Clone)]
 pub enum GitHubAuth {
-    /// Nobody: public repositories, sixty requests an hour.
+    /// None: public repositories, sixty requests an hour.
     Anonymous,
     /// A personal access token.
     Token(SecretString),
@@ -55,7 +55,7 @@ impl std::fmt::Debug for GitHubAuth {
     }
 }
 
-/// A connection to GitHub. Cheap to clone; what is remembered of its answers is shared.
+/// A client of GitHub. Cheap to clone; clones share the cached responses.
 #[derive(Debug, Clone)]
 pub struct GitHub {
     api: Arc<Api>,
@@ -69,7 +69,7 @@ pub enum Owner {
     Organization(String),
     /// A user's public ones.
     User(String),
-    /// All that the connection may see: a token's, or those an app is installed for.
+    /// All that the connection may see: a token's, or those that an app is installed for.
     Connection,
 }
 
@@ -78,28 +78,28 @@ pub enum Owner {
 pub struct Repository {
     /// `owner/name`.
     pub full_name: String,
-    /// What its owner says of it.
+    /// Its description.
     #[serde(default)]
     pub description: Option<String>,
-    /// Whether not everybody may read it.
+    /// Whether it is private.
     #[serde(default)]
     pub private: bool,
-    /// Whether it is put away.
+    /// Whether it is archived.
     #[serde(default)]
     pub archived: bool,
     /// Whether it is a fork.
     #[serde(default)]
     pub fork: bool,
-    /// The branch that is meant when none is named.
+    /// The default branch.
     #[serde(default)]
     pub default_branch: Option<String>,
-    /// The language it has most of, as GitHub counts.
+    /// Its main language, as GitHub counts.
     #[serde(default)]
     pub language: Option<String>,
     /// In KiB, as GitHub counts, its history included.
     #[serde(default)]
     pub size: u64,
-    /// When somebody last pushed.
+    /// The time of the last push.
     #[serde(default)]
     pub pushed_at: Option<jiff::Timestamp>,
 }
@@ -114,50 +114,56 @@ pub struct Listing {
 }
 
 impl GitHub {
-    /// A connection to github.com, or to a GitHub Enterprise server at `https://HOST/api/v3`.
+    /// Creates a client of github.com, or of a GitHub Enterprise server at `https://HOST/api/v3`.
     ///
     /// # Errors
-    /// When the address may not be reached, or the app's key is none.
-    pub fn new(reach: &Reach, base: Option<&str>, auth: &GitHubAuth) -> Result<Self, SourceError> {
+    /// When the address may not be contacted, or the app's key is invalid.
+    pub fn new(
+        reach: &ForgeClients,
+        base: Option<&str>,
+        auth: &GitHubAuth,
+    ) -> Result<Self, SourceError> {
         let is_app = matches!(auth, GitHubAuth::App { .. });
         let credential = match auth {
             GitHubAuth::Anonymous => Credential::None,
             GitHubAuth::Token(token) => Credential::Bearer(token.clone()),
             GitHubAuth::App { issuer, installation, key } => {
                 let invalid = |error: AppKeyError| SourceError::Invalid {
-                    what: "the app".to_owned(),
-                    why: error.to_string(),
+                    subject: "the app".to_owned(),
+                    reason: error.to_string(),
                 };
-                Credential::App(App::new(issuer.clone(), *installation, key).map_err(invalid)?)
+                Credential::App(
+                    GitHubApp::new(issuer.clone(), *installation, key).map_err(invalid)?,
+                )
             }
         };
-        let api = Api::new(reach.clone(), base.unwrap_or(PUBLIC), credential, ACCEPT)?;
+        let api = Api::new(reach.clone(), base.unwrap_or(PUBLIC_API_URL), credential, MEDIA_TYPE)?;
         Ok(Self { api: Arc::new(api), is_app })
     }
 
-    /// A repository: `owner/name`, or its address on the web or for git.
+    /// A repository by `owner/name`, or by its web or git address.
     ///
     /// # Errors
-    /// When it is named otherwise.
+    /// When the name is malformed.
     pub fn repository(&self, name: &str) -> Result<impl Source + use<>, SourceError> {
         let (owner, name) = owner_and_name(name, self.api.host())?;
         Ok(GitHubRepository { github: self.clone(), owner, name })
     }
 
-    /// A page of the repositories of somebody, from 1. However many there are, one question.
+    /// A page, from 1, of an owner's repositories, with one request.
     ///
     /// # Errors
     /// See [`SourceError`].
     pub async fn repositories(&self, owner: &Owner, page: u32) -> Result<Listing, SourceError> {
         let segments: Vec<&str> = match owner {
-            Owner::Organization(name) => vec!["orgs", plain(name)?, "repos"],
-            Owner::User(name) => vec!["users", plain(name)?, "repos"],
+            Owner::Organization(name) => vec!["orgs", check_name(name)?, "repos"],
+            Owner::User(name) => vec!["users", check_name(name)?, "repos"],
             Owner::Connection if self.is_app => vec!["installation", "repositories"],
             Owner::Connection => vec!["user", "repos"],
         };
         let mut url = self.api.url(segments);
         url.query_pairs_mut()
-            .append_pair("per_page", PAGE)
+            .append_pair("per_page", PAGE_SIZE)
             .append_pair("page", &page.max(1).to_string());
         let answer = self.api.json(url, "the list of repositories").await?;
         let Page(repositories) = answer.value;
@@ -185,7 +191,7 @@ impl<'de> Visitor<'de> for PageVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Page, A::Error> {
         let mut page = Vec::new();
-        while page.len() < MAX_PAGE {
+        while page.len() < MAX_PAGE_LENGTH {
             let Some(repository) = list.next_element()? else { return Ok(Page(page)) };
             page.push(repository);
         }
@@ -206,15 +212,15 @@ impl<'de> Visitor<'de> for PageVisitor {
     }
 }
 
-/// What is wanted of a repository.
+/// The needed fields of a repository.
 #[derive(Deserialize)]
-struct Head {
+struct RepositoryInfo {
     default_branch: String,
 }
 
-/// What is wanted of a commit.
+/// The needed fields of a commit.
 #[derive(Deserialize)]
-struct Found {
+struct CommitInfo {
     sha: String,
 }
 
@@ -226,7 +232,7 @@ struct GitHubRepository {
 }
 
 impl GitHubRepository {
-    fn shown(&self) -> String {
+    fn full_name(&self) -> String {
         format!("{}/{}", self.owner, self.name)
     }
 
@@ -241,67 +247,75 @@ impl GitHubRepository {
 impl Source for GitHubRepository {
     async fn resolve(&self, reference: Option<&str>) -> Result<Commit, SourceError> {
         let reference = match reference {
-            Some(reference) => checked(reference)?.to_owned(),
+            Some(reference) => check_reference(reference)?.to_owned(),
             None => {
                 self.github
                     .api
-                    .json::<Head>(self.url(&[]), &self.shown())
+                    .json::<RepositoryInfo>(self.url(&[]), &self.full_name())
                     .await?
                     .value
                     .default_branch
             }
         };
-        let what = format!("{} of {}", reference, self.shown());
-        let answer =
-            self.github.api.json::<Found>(self.url(&["commits", &reference]), &what).await?;
+        let subject = format!("{} of {}", reference, self.full_name());
+        let answer = self
+            .github
+            .api
+            .json::<CommitInfo>(self.url(&["commits", &reference]), &subject)
+            .await?;
         Commit::new(&answer.value.sha, Some(reference))
     }
 
     async fn archive(&self, commit: &Commit) -> Result<Archive, SourceError> {
-        let what = format!("{} of {}", commit.id(), self.shown());
-        let bytes = self.github.api.stream(self.url(&["tarball", commit.id()]), &what).await?;
+        let subject = format!("{} of {}", commit.id(), self.full_name());
+        let bytes = self.github.api.stream(self.url(&["tarball", commit.id()]), &subject).await?;
         Ok(Archive { kind: ArchiveKind::TarGz, bytes })
     }
 }
 
-/// A name as users, organizations and repositories have them.
-fn plain(name: &str) -> Result<&str, SourceError> {
+/// Checks the name of a user, organization or repository.
+fn check_name(name: &str) -> Result<&str, SourceError> {
     let usable = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if usable && !name.is_empty() && name.len() <= 100 && name != "." && name != ".." {
         return Ok(name);
     }
-    Err(SourceError::Invalid { what: shown(name), why: "it is no name on GitHub".to_owned() })
+    Err(SourceError::Invalid {
+        subject: redact_address(name),
+        reason: "it is not a valid name on GitHub".to_owned(),
+    })
 }
 
-/// A branch, tag or commit, as git allows them: nothing that leads elsewhere in an address.
-pub(super) fn checked(reference: &str) -> Result<&str, SourceError> {
+/// Checks a branch, tag or commit, as git allows them: nothing that leads elsewhere in an address.
+pub(super) fn check_reference(reference: &str) -> Result<&str, SourceError> {
     let odd = |c: char| c.is_control() || " ~^:?*[\\".contains(c);
     let dotted = reference.split('/').any(|part| part.is_empty() || part.starts_with('.'));
     if reference.len() <= 255 && !reference.contains(odd) && !dotted && !reference.contains("..") {
         return Ok(reference);
     }
     Err(SourceError::Invalid {
-        what: shown(reference),
-        why: "it is no branch, tag or commit".to_owned(),
+        subject: redact_address(reference),
+        reason: "it is not a branch, tag or commit".to_owned(),
     })
 }
 
-/// The owner and name of a repository of the server whose API is at this host.
-fn owner_and_name(given: &str, api: &str) -> Result<(String, String), SourceError> {
-    let refuse = |why: &str| Err(SourceError::Invalid { what: shown(given), why: why.to_owned() });
-    let (host, path) = match given.split_once("://") {
+/// The owner and name of a repository, on the server whose API is at this host.
+fn owner_and_name(address: &str, api: &str) -> Result<(String, String), SourceError> {
+    let refuse = |reason: &str| {
+        Err(SourceError::Invalid { subject: redact_address(address), reason: reason.to_owned() })
+    };
+    let (host, path) = match address.split_once("://") {
         Some((scheme, rest)) => {
             let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
             match authority.rsplit_once('@') {
                 None => (Some(authority), path),
                 Some(("git", host)) if scheme.ends_with("ssh") => (Some(host), path),
-                // What stands there is likely a credential, and belongs into a connection.
-                Some(_) => return refuse("its address holds a user or password"),
+                // This is likely a credential, which belongs into a connection.
+                Some(_) => return refuse("its address contains a user or password"),
             }
         }
-        None => match given.strip_prefix("git@").and_then(|rest| rest.split_once(':')) {
+        None => match address.strip_prefix("git@").and_then(|rest| rest.split_once(':')) {
             Some((host, path)) => (Some(host), path),
-            None => (None, given),
+            None => (None, address),
         },
     };
     if let Some(host) = host {
@@ -314,7 +328,9 @@ fn owner_and_name(given: &str, api: &str) -> Result<(String, String), SourceErro
     let path = path.trim_end_matches('/');
     let mut parts = path.strip_suffix(".git").unwrap_or(path).split('/');
     match (parts.next(), parts.next(), parts.next()) {
-        (Some(owner), Some(name), None) => Ok((plain(owner)?.to_owned(), plain(name)?.to_owned())),
+        (Some(owner), Some(name), None) => {
+            Ok((check_name(owner)?.to_owned(), check_name(name)?.to_owned()))
+        }
         _ => refuse("a repository is named owner/name, or by its address"),
     }
 }
@@ -324,8 +340,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_repository_is_named_in_the_ways_people_copy_it() {
-        for given in [
+    fn repository_is_parsed_from_common_addresses_only() {
+        for address in [
             "octo/hello.rs",
             "https://github.com/octo/hello.rs",
             "https://github.com/octo/hello.rs.git",
@@ -333,15 +349,15 @@ mod tests {
             "ssh://git@github.com/octo/hello.rs/",
         ] {
             assert_eq!(
-                owner_and_name(given, "api.github.com").expect("a repository"),
+                owner_and_name(address, "api.github.com").expect("a repository"),
                 ("octo".to_owned(), "hello.rs".to_owned()),
-                "{given}"
+                "{address}"
             );
         }
-        for given in
+        for address in
             ["octo", "octo/..", "a/b/c", "", "octo/x%2f..", "https://github.com/octo", "o cto/x"]
         {
-            assert!(owner_and_name(given, "api.github.com").is_err(), "{given}");
+            assert!(owner_and_name(address, "api.github.com").is_err(), "{address}");
         }
         for elsewhere in [
             "https://gitlab.com/octo/hello",
@@ -351,21 +367,22 @@ mod tests {
             assert!(owner_and_name(elsewhere, "api.github.com").is_err(), "{elsewhere}");
         }
         assert!(owner_and_name("https://github.corp:8443/octo/hello", "github.corp").is_ok());
-        // A credential is not told to whoever reads the error.
-        for given in [
+        // A credential is not shown in the error.
+        for address in [
             "https://x:ghp_SECRET@github.com/octo/hello/tree/main",
             "https://ghp_SECRET@github.com/octo/hello",
             "https://github.com/octo/hello/x?token=ghp_SECRET",
             "ghp_SECRET@github.com:octo/hello",
         ] {
-            let refused = owner_and_name(given, "api.github.com").expect_err("refused").to_string();
+            let refused =
+                owner_and_name(address, "api.github.com").expect_err("refused").to_string();
             assert!(!refused.contains("SECRET") && refused.contains("github.com"), "{refused}");
         }
         for reference in ["main", "feature/x-1", "v1.0", "abc123"] {
-            assert!(checked(reference).is_ok(), "{reference}");
+            assert!(check_reference(reference).is_ok(), "{reference}");
         }
         for reference in ["", "a..b", "a b", "/a", "a/../b", "a?b", "a\nb"] {
-            assert!(checked(reference).is_err(), "{reference}");
+            assert!(check_reference(reference).is_err(), "{reference}");
         }
     }
 }

@@ -9,37 +9,37 @@ use secrecy::SecretString;
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    Reach, SourceError,
+    ForgeClients, SourceError,
     api::Api,
     credential::Credential,
-    error::shown,
-    github::{Listing, Owner, Repository, checked},
+    error::redact_address,
+    github::{Listing, Owner, Repository, check_reference},
     source::{Archive, ArchiveKind, Commit, Source},
 };
 
-/// Where gitlab.com is.
-const PUBLIC: &str = "https://gitlab.com";
-/// Projects on a page: the most GitLab gives.
-const PAGE: usize = 100;
+/// The address of gitlab.com.
+const PUBLIC_URL: &str = "https://gitlab.com";
+/// Projects per page; GitLab's maximum.
+const PAGE_SIZE: usize = 100;
 
-/// A connection to a GitLab server. Cheap to clone; what is remembered of its answers is shared.
+/// A client of a GitLab server. Cheap to clone; clones share the cached responses.
 #[derive(Debug, Clone)]
 pub struct GitLab {
     api: Arc<Api>,
 }
 
 impl GitLab {
-    /// A connection to gitlab.com, or to another server's address; with a token, if one is needed.
+    /// Creates a client of gitlab.com or another server, with an optional token.
     ///
     /// # Errors
-    /// When the address may not be reached.
+    /// When the address may not be contacted.
     pub fn new(
-        reach: &Reach,
+        reach: &ForgeClients,
         base: Option<&str>,
         token: Option<SecretString>,
     ) -> Result<Self, SourceError> {
         let credential = token.map_or(Credential::None, Credential::Private);
-        let base = base.unwrap_or(PUBLIC).trim_end_matches('/');
+        let base = base.unwrap_or(PUBLIC_URL).trim_end_matches('/');
         let api =
             Api::new(reach.clone(), &format!("{base}/api/v4"), credential, "application/json")?;
         Ok(Self { api: Arc::new(api) })
@@ -48,37 +48,37 @@ impl GitLab {
     /// A project by its path (`group/subgroup/name`) or number.
     ///
     /// # Errors
-    /// When it is named otherwise.
+    /// When the name is malformed.
     pub fn project(&self, name: &str) -> Result<impl Source + use<>, SourceError> {
-        let name = plain(name, "a project is named by its path")?.to_owned();
+        let name = check_path(name, "a project is named by its path")?.to_owned();
         Ok(GitLabProject { gitlab: self.clone(), name })
     }
 
-    /// A page, counted from 1, of the projects of a group with its subgroups, of a user, or of
-    /// those the token's user is a member of; at most 100.
+    /// A page, from 1, of the projects of a group with its subgroups, of a user, or of those the
+    /// token's user is a member of; at most 100.
     ///
     /// # Errors
     /// See [`SourceError`].
     pub async fn projects(&self, owner: &Owner, page: u32) -> Result<Listing, SourceError> {
-        let why = "a group is named by its path, a user by the name";
-        let (segments, own): (Vec<&str>, &[_]) = match owner {
-            // What others share with a group is not below its path.
+        let reason = "a group is named by its path, a user by the name";
+        let (segments, filters): (Vec<&str>, &[_]) = match owner {
+            // Shared projects are not below the group's path.
             Owner::Organization(name) => (
-                vec!["groups", plain(name, why)?, "projects"],
+                vec!["groups", check_path(name, reason)?, "projects"],
                 &[("include_subgroups", "true"), ("with_shared", "false")],
             ),
-            Owner::User(name) => (vec!["users", plain(name, why)?, "projects"], &[]),
-            // Without it, all public projects of the server are meant.
+            Owner::User(name) => (vec!["users", check_path(name, reason)?, "projects"], &[]),
+            // Without it, all public projects of the server are listed.
             Owner::Connection => (vec!["projects"], &[("membership", "true")]),
         };
         let mut url = self.api.url(segments);
         url.query_pairs_mut()
-            .extend_pairs(own)
+            .extend_pairs(filters)
             .extend_pairs([("order_by", "path"), ("sort", "asc")])
-            .append_pair("per_page", &PAGE.to_string())
+            .append_pair("per_page", &PAGE_SIZE.to_string())
             .append_pair("page", &page.to_string());
         let answer = self.api.json::<Vec<Project>>(url, "the list of projects").await?;
-        let repositories = answer.value.into_iter().take(PAGE).map(Repository::from).collect();
+        let repositories = answer.value.into_iter().take(PAGE_SIZE).map(Repository::from).collect();
         Ok(Listing { repositories, more: answer.next.is_some() })
     }
 }
@@ -101,7 +101,7 @@ impl From<Project> for Repository {
         Self {
             full_name: project.path_with_namespace,
             description: project.description,
-            // What is `internal` is for those who have an account.
+            // `internal` projects are for users with an account.
             private: project.visibility.as_deref() != Some("public"),
             archived: project.archived,
             fork: project.forked_from_project.is_some(),
@@ -113,16 +113,16 @@ impl From<Project> for Repository {
     }
 }
 
-/// What is wanted of a project.
+/// The needed fields of a project.
 #[derive(Deserialize)]
-struct Head {
+struct ProjectInfo {
     /// None when nothing was committed yet.
     default_branch: Option<String>,
 }
 
-/// What is wanted of a commit.
+/// The needed fields of a commit.
 #[derive(Deserialize)]
-struct Found {
+struct CommitInfo {
     id: String,
 }
 
@@ -146,18 +146,20 @@ impl GitLabProject {
 impl Source for GitLabProject {
     async fn resolve(&self, reference: Option<&str>) -> Result<Commit, SourceError> {
         let reference = match reference {
-            Some(reference) => checked(reference)?.to_owned(),
+            Some(reference) => check_reference(reference)?.to_owned(),
             None => {
-                let head = self.gitlab.api.json::<Head>(self.url(&[]), &self.name).await?.value;
-                let empty = || SourceError::NotFound { what: format!("a commit of {}", self.name) };
+                let head =
+                    self.gitlab.api.json::<ProjectInfo>(self.url(&[]), &self.name).await?.value;
+                let empty =
+                    || SourceError::NotFound { subject: format!("a commit of {}", self.name) };
                 head.default_branch.ok_or_else(empty)?
             }
         };
-        let what = format!("{} of {}", reference, self.name);
+        let subject = format!("{} of {}", reference, self.name);
         let answer = self
             .gitlab
             .api
-            .json::<Found>(self.url(&["repository", "commits", &reference]), &what)
+            .json::<CommitInfo>(self.url(&["repository", "commits", &reference]), &subject)
             .await?;
         Commit::new(&answer.value.id, Some(reference))
     }
@@ -165,19 +167,22 @@ impl Source for GitLabProject {
     async fn archive(&self, commit: &Commit) -> Result<Archive, SourceError> {
         let mut url = self.url(&["repository", "archive.tar.gz"]);
         url.query_pairs_mut().append_pair("sha", commit.id());
-        let what = format!("{} of {}", commit.id(), self.name);
-        Ok(Archive { kind: ArchiveKind::TarGz, bytes: self.gitlab.api.stream(url, &what).await? })
+        let subject = format!("{} of {}", commit.id(), self.name);
+        Ok(Archive {
+            kind: ArchiveKind::TarGz,
+            bytes: self.gitlab.api.stream(url, &subject).await?,
+        })
     }
 }
 
-/// A path as groups, users and projects have them.
-fn plain<'a>(name: &'a str, why: &str) -> Result<&'a str, SourceError> {
+/// Checks the path of a group, user or project.
+fn check_path<'a>(name: &'a str, reason: &str) -> Result<&'a str, SourceError> {
     let usable = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
     let parts_fit = name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
     if name.len() <= 500 && name.chars().all(usable) && parts_fit {
         return Ok(name);
     }
-    Err(SourceError::Invalid { what: shown(name), why: why.to_owned() })
+    Err(SourceError::Invalid { subject: redact_address(name), reason: reason.to_owned() })
 }
 
 #[cfg(test)]
@@ -185,8 +190,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_with_a_credential_is_refused_and_not_told() {
-        let reach = Reach::new([]).expect("a client");
+    fn address_with_credential_is_refused_without_revealing_it() {
+        let reach = ForgeClients::new([]).expect("a client");
         let given = "https://oauth2:glpat-SECRET@gitlab.com/group/project";
         let gitlab = GitLab::new(&reach, None, None).expect("it is public");
         let refused = gitlab.project(given).map(drop).expect_err("refused").to_string();

@@ -1,9 +1,9 @@
-//! The way to forges: one HTTP client that goes to https addresses on the public internet, and to
-//! hosts the operator has named.
+//! HTTP clients for forges. They contact https addresses on the public internet, and hosts that the
+//! operator trusts.
 //!
-//! Names are resolved inside the client by a resolver that drops what is not public, so that the
-//! address that was checked is the one that is connected to. Addresses written into a URL never
-//! reach the resolver, and are checked before.
+//! A resolver inside the client drops addresses that are not public, so the checked address is the
+//! one that is connected to. Literal addresses in a URL never reach the resolver, and are checked
+//! before.
 
 use std::{
     collections::BTreeSet,
@@ -21,45 +21,46 @@ use reqwest::{
 
 use super::SourceError;
 
-/// How long a connection may take to be made.
-const CONNECT: Duration = Duration::from_secs(10);
-/// How long an answer may stand still.
-const IDLE: Duration = Duration::from_secs(60);
+/// The timeout for connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The timeout between two reads of a response.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What forges may be reached. Made once for the service; cheap to clone.
+/// The clients for forges, and the hosts that the operator trusts. Created once for the service;
+/// cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Reach {
-    /// For everybody: connects to public addresses only.
+pub struct ForgeClients {
+    /// For all hosts: connects to public addresses only.
     public: reqwest::Client,
-    /// For what the operator has named, and what that leads to.
+    /// For trusted hosts, and what they redirect to.
     private: reqwest::Client,
-    trusted: Arc<[Trusted]>,
+    trusted: Arc<[TrustedHost]>,
 }
 
-/// A host that the operator has named.
+/// A host that the operator trusts.
 #[derive(Debug)]
-struct Trusted {
+struct TrustedHost {
     host: String,
-    /// Of a loopback address that was named without a port, all.
+    /// None for a loopback address without a port: all its ports.
     port: Option<u16>,
 }
 
-impl Trusted {
-    /// `HOST`, `HOST:PORT` or an address with a scheme. None when it is neither.
-    fn parse(named: &str) -> Option<Self> {
-        let named = named.trim();
+impl TrustedHost {
+    /// Parses `HOST`, `HOST:PORT` or an address with a scheme. None when it is malformed.
+    fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
         let bare = |text: &str| Url::parse(&format!("https://{text}")).ok();
-        let url = if named.contains("://") { Url::parse(named).ok() } else { None };
+        let url = if text.contains("://") { Url::parse(text).ok() } else { None };
         let is_address = url.is_some();
-        let url = url.or_else(|| bare(named)).or_else(|| bare(&format!("[{named}]")))?;
-        let host = normal(url.host_str()?);
-        let has_port = is_address || url.port().is_some() || named.ends_with(":443");
+        let url = url.or_else(|| bare(text)).or_else(|| bare(&format!("[{text}]")))?;
+        let host = normalize_host(url.host_str()?);
+        let has_port = is_address || url.port().is_some() || text.ends_with(":443");
         let port = if has_port || !is_loopback(&host) { url.port_or_known_default() } else { None };
         Some(Self { host, port })
     }
 
-    fn is(&self, url: &Url) -> bool {
-        let host = url.host_str().map(normal).unwrap_or_default();
+    fn matches(&self, url: &Url) -> bool {
+        let host = url.host_str().map(normalize_host).unwrap_or_default();
         let is_safe = url.scheme() == "https" || url.scheme() == "http" && is_loopback(&host);
         is_safe
             && host == self.host
@@ -67,47 +68,54 @@ impl Trusted {
     }
 }
 
-/// The HTTP client cannot be made: no certificate authorities on this machine.
+/// The HTTP client cannot be created: this machine has no certificate authorities.
 #[derive(Debug, thiserror::Error)]
-#[error("the HTTP client for forges cannot be made")]
-pub struct ReachError(#[from] reqwest::Error);
+#[error("cannot create the HTTP client for forges")]
+pub struct ForgeClientsError(#[from] reqwest::Error);
 
-impl Reach {
-    /// Public hosts, and those that the operator has named: `github.example.corp` or
-    /// `github.example.corp:8443` of a private network, or a loopback address, which alone may be
-    /// reached without TLS, and without a port at all of them. Only who asks a host that was named
-    /// is led to another one. An organization's own wish for such a host is none of the operator's.
+impl ForgeClients {
+    /// Creates clients for public hosts and the operator's trusted ones.
+    ///
+    /// A trusted host is `github.example.corp` or `github.example.corp:8443` of a private network,
+    /// or a loopback address. Only loopback addresses are contacted without TLS, and without a port
+    /// at all of their ports. Only a request to a trusted host may be redirected to another one. An
+    /// organization cannot add trusted hosts.
     ///
     /// # Errors
     /// When TLS cannot be set up on this machine.
-    pub fn new(trusted: impl IntoIterator<Item = String>) -> Result<Self, ReachError> {
+    pub fn new(trusted: impl IntoIterator<Item = String>) -> Result<Self, ForgeClientsError> {
         if rustls::crypto::CryptoProvider::get_default().is_none() {
-            // Another thread may have installed one meanwhile, which serves as well.
+            // Another thread may have installed one meanwhile, which works as well.
             drop(rustls::crypto::ring::default_provider().install_default());
         }
-        let trusted: Arc<[Trusted]> =
-            trusted.into_iter().filter_map(|named| Trusted::parse(&named)).collect();
-        let public = client(PublicOnly { trusted: Arc::default() })?;
+        let trusted: Arc<[TrustedHost]> =
+            trusted.into_iter().filter_map(|host| TrustedHost::parse(&host)).collect();
+        let public = build_client(PublicResolver { trusted: Arc::default() })?;
         let hosts = trusted.iter().map(|one| one.host.clone()).collect();
-        let private = client(PublicOnly { trusted: Arc::new(hosts) })?;
+        let private = build_client(PublicResolver { trusted: Arc::new(hosts) })?;
         Ok(Self { public, private, trusted })
     }
 
-    /// Whether the operator has named this one.
+    /// Whether the operator trusts this address.
     pub(super) fn trusts(&self, url: &Url) -> bool {
-        self.trusted.iter().any(|one| one.is(url))
+        self.trusted.iter().any(|one| one.matches(url))
     }
 
-    /// What may ask this address; `led` when it was led there by what the operator has named, or is
-    /// that.
-    pub(super) fn client(&self, url: &Url, led: bool) -> Result<&reqwest::Client, SourceError> {
-        let host = url.host_str().map(normal).unwrap_or_default();
-        let refuse =
-            |why: &str| Err(SourceError::Forbidden { what: host.clone(), why: why.to_owned() });
+    /// Returns the client for an address. `is_trusted_chain` says whether the request started at a
+    /// trusted host.
+    pub(super) fn client(
+        &self,
+        url: &Url,
+        is_trusted_chain: bool,
+    ) -> Result<&reqwest::Client, SourceError> {
+        let host = url.host_str().map(normalize_host).unwrap_or_default();
+        let refuse = |reason: &str| {
+            Err(SourceError::Forbidden { subject: host.clone(), reason: reason.to_owned() })
+        };
         if !url.username().is_empty() || url.password().is_some() {
-            return refuse("its address holds a user or password");
+            return refuse("its address contains a user or password");
         }
-        if led && self.trusts(url) {
+        if is_trusted_chain && self.trusts(url) {
             return Ok(&self.private);
         }
         let address = host.trim_matches(['[', ']']).parse::<IpAddr>().ok();
@@ -115,23 +123,23 @@ impl Reach {
             return refuse("it is not a public address");
         }
         if url.scheme() != "https" {
-            return refuse("it is not reached over https");
+            return refuse("it does not use https");
         }
         Ok(&self.public)
     }
 }
 
-fn client(resolver: PublicOnly) -> Result<reqwest::Client, reqwest::Error> {
+fn build_client(resolver: PublicResolver) -> Result<reqwest::Client, reqwest::Error> {
     reqwest::Client::builder()
         .dns_resolver(resolver)
-        // A proxy would connect on our behalf, to whatever address it resolves.
+        // A proxy would connect on our behalf, to any address that it resolves.
         .no_proxy()
         .redirect(redirect::Policy::none())
         .referer(false)
-        // Archives are packed already, and what an answer unpacks to is not to be a surprise.
+        // Archives are packed already, and a response must not grow when unpacked.
         .no_gzip()
-        .connect_timeout(CONNECT)
-        .read_timeout(IDLE)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
         .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
         .build()
 }
@@ -141,23 +149,23 @@ fn is_loopback(host: &str) -> bool {
     address.map_or(host == "localhost", |address| address.to_canonical().is_loopback())
 }
 
-fn normal(host: &str) -> String {
+fn normalize_host(host: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
-/// A name has no address that may be connected to.
+/// A name has no address that may be contacted.
 #[derive(Debug, thiserror::Error)]
 #[error("the name has no public address")]
-pub(super) struct NotPublic;
+pub(super) struct NotPublicError;
 
-struct PublicOnly {
+struct PublicResolver {
     trusted: Arc<BTreeSet<String>>,
 }
 
-impl Resolve for PublicOnly {
+impl Resolve for PublicResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let host = name.as_str().to_owned();
-        let trusted = self.trusted.contains(&normal(&host));
+        let trusted = self.trusted.contains(&normalize_host(&host));
         Box::pin(async move {
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
             let permitted: Vec<SocketAddr> = found
@@ -166,7 +174,7 @@ impl Resolve for PublicOnly {
                 .copied()
                 .collect();
             if permitted.is_empty() && !found.is_empty() {
-                return Err(NotPublic.into());
+                return Err(NotPublicError.into());
             }
             Ok(Box::new(permitted.into_iter()) as Addrs)
         })
@@ -177,21 +185,21 @@ impl Resolve for PublicOnly {
 mod tests {
     use super::*;
 
-    fn may(reach: &Reach, url: &str) -> bool {
+    fn is_allowed(reach: &ForgeClients, url: &str) -> bool {
         reach.client(&url.parse().expect("a URL"), true).is_ok()
     }
 
     #[test]
-    fn only_public_hosts_over_https_and_what_the_operator_has_named_are_reached() {
-        let reach =
-            Reach::new(["127.0.0.1".to_owned(), "GitHub.corp".to_owned()]).expect("a client");
+    fn only_public_https_and_trusted_hosts_are_contacted() {
+        let reach = ForgeClients::new(["127.0.0.1".to_owned(), "GitHub.corp".to_owned()])
+            .expect("a client");
         for url in [
             "https://api.github.com/",
             "https://github.corp/api/v3",
             "http://127.0.0.1:1/",
             "https://1.1.1.1/",
         ] {
-            assert!(may(&reach, url), "{url}");
+            assert!(is_allowed(&reach, url), "{url}");
         }
         for url in [
             "http://api.github.com/",
@@ -204,15 +212,15 @@ mod tests {
             "https://user@api.github.com/",
             "https://167772161/",
         ] {
-            assert!(!may(&reach, url), "{url}");
+            assert!(!is_allowed(&reach, url), "{url}");
         }
     }
 
     #[test]
-    fn a_host_that_was_named_is_no_way_to_its_other_ports_nor_for_others() {
-        let named = ["10.0.0.1", "10.0.0.2:8443", "https://10.0.0.3", "127.0.0.1:81", "::1"]
+    fn trusted_host_opens_no_other_port_and_no_redirect() {
+        let hosts = ["10.0.0.1", "10.0.0.2:8443", "https://10.0.0.3", "127.0.0.1:81", "::1"]
             .map(str::to_owned);
-        let reach = Reach::new(named).expect("a client");
+        let reach = ForgeClients::new(hosts).expect("a client");
         for url in [
             "https://10.0.0.1/",
             "https://10.0.0.2:8443/",
@@ -220,8 +228,8 @@ mod tests {
             "http://127.0.0.1:81/",
             "http://[::1]:9/",
         ] {
-            assert!(may(&reach, url), "{url}");
-            // Whoever asks another host is not led there.
+            assert!(is_allowed(&reach, url), "{url}");
+            // Requests to other hosts are not redirected there.
             assert!(reach.client(&url.parse().expect("a URL"), false).is_err(), "{url}");
         }
         for url in [
@@ -230,17 +238,17 @@ mod tests {
             "http://10.0.0.3/",
             "http://127.0.0.1:82/",
         ] {
-            assert!(!may(&reach, url), "{url}");
+            assert!(!is_allowed(&reach, url), "{url}");
         }
     }
 
     #[tokio::test]
-    async fn a_name_that_means_this_machine_is_not_connected_to() {
-        let reach = Reach::new([]).expect("a client");
+    async fn name_of_this_machine_is_not_contacted() {
+        let reach = ForgeClients::new([]).expect("a client");
         let failed = reach.public.get("https://localhost:1/").send().await.expect_err("refused");
         let mut cause = std::error::Error::source(&failed);
         while let Some(inner) = cause {
-            if inner.is::<NotPublic>() {
+            if inner.is::<NotPublicError>() {
                 return;
             }
             cause = inner.source();

@@ -1,99 +1,99 @@
-//! What a snapshot holds: every file with its size and hash, and what was left out. Kept beside the
-//! snapshot, so that two commits can be compared when the older one's files are gone.
+//! The content of a snapshot: every file with its size and hash, and what was skipped. It is stored
+//! beside the snapshot, so that two commits can be compared without the older one's files.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Of what is left out, so many are named; the rest is counted.
+/// Skipped entries that are named; the rest is counted.
 const MAX_NAMED: usize = 100;
 
-/// What a snapshot holds.
+/// The content of a snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The commit's id.
     pub commit: String,
-    /// The files by their paths, with `/` between the parts.
+    /// The files by path, with `/` as the separator.
     pub files: BTreeMap<String, FileEntry>,
-    /// Their sizes together, in bytes.
+    /// Their total size in bytes.
     pub bytes: u64,
-    /// Size of the archive it came in, in bytes.
+    /// The size of the archive in bytes.
     pub archive_bytes: u64,
-    /// What was left out.
-    pub skipped: Skipped,
-    /// Groups of paths that differ in case or Unicode normalization only. They are kept apart, as
-    /// the file system here does; on others they would be one file.
+    /// What was skipped.
+    pub skipped: SkippedEntries,
+    /// Groups of paths that differ only in case or Unicode normalization. They are kept apart, as
+    /// on this file system; on others they would be one file.
     pub alike: Vec<Vec<String>>,
 }
 
 /// A file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// In bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// SHA-256 of its content before secrets were masked, in hexadecimal.
+    /// SHA-256 of its content before masking, in hexadecimal.
     pub hash: String,
-    /// Whether the archive calls it executable. Here no file is.
+    /// Whether it is executable in the archive. In the snapshot no file is.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub executable: bool,
 }
 
-/// Why an entry of an archive was left out.
+/// Why an entry of an archive was skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Skip {
-    /// A symbolic link. What it points to is not followed, then or later.
+pub enum SkipReason {
+    /// A symbolic link. It is never followed.
     Symlink,
     /// A hard link.
     Hardlink,
     /// A device, pipe or sparse file.
     Special,
-    /// Larger than one file may be.
+    /// Larger than the limit for one file.
     TooLarge,
-    /// Its name has a backslash, a control character, or is not UTF-8.
+    /// Its name has a backslash or a control character, or is not UTF-8.
     OddName,
-    /// `.git` or `.construct`: the version control's own, and ours.
+    /// `.git` or `.construct`, which are reserved.
     Reserved,
-    /// Encrypted, or packed in a way that is not supported.
+    /// Encrypted, or with an unsupported compression.
     Unreadable,
 }
 
-/// What was left out of a snapshot.
+/// The entries that were skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Skipped {
-    /// How many, by reason.
-    pub counts: BTreeMap<Skip, u64>,
-    /// The first of them, with their names made printable.
-    pub named: Vec<(Skip, String)>,
+pub struct SkippedEntries {
+    /// Their number, by reason.
+    pub counts: BTreeMap<SkipReason, u64>,
+    /// The first of them, with printable names.
+    pub named: Vec<(SkipReason, String)>,
 }
 
-impl Skipped {
-    /// Counts one.
-    pub(crate) fn add(&mut self, why: Skip, name: &[u8]) {
-        *self.counts.entry(why).or_default() += 1;
+impl SkippedEntries {
+    /// Counts an entry.
+    pub(crate) fn add(&mut self, reason: SkipReason, name: &[u8]) {
+        *self.counts.entry(reason).or_default() += 1;
         if self.named.len() < MAX_NAMED {
-            self.named.push((why, printable(name)));
+            self.named.push((reason, printable(name)));
         }
     }
 
-    /// How many were left out for this reason.
+    /// The number of entries that were skipped for this reason.
     #[must_use]
-    pub fn count(&self, why: Skip) -> u64 {
-        self.counts.get(&why).copied().unwrap_or(0)
+    pub fn count(&self, reason: SkipReason) -> u64 {
+        self.counts.get(&reason).copied().unwrap_or(0)
     }
 }
 
-/// A name as it can be shown: control characters escaped, at most 200 characters.
+/// A printable name: control characters escaped, at most 200 characters.
 pub(crate) fn printable(name: &[u8]) -> String {
     String::from_utf8_lossy(name).escape_default().take(200).collect()
 }
 
-/// What changed from one commit to another. Each list is sorted.
+/// The differences between two commits. Each list is sorted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
-    /// Paths only the newer one has.
+    /// Paths that only the newer commit has.
     pub added: Vec<String>,
-    /// Paths only the older one has.
+    /// Paths that only the older commit has.
     pub removed: Vec<String>,
     /// Paths whose content differs.
     pub changed: Vec<String>,
@@ -108,7 +108,7 @@ impl Changes {
 }
 
 impl Manifest {
-    /// What changed from this one to a newer one.
+    /// Lists what changed from this commit to a newer one.
     #[must_use]
     pub fn compare(&self, newer: &Self) -> Changes {
         let mut changes = Changes::default();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_between_two_commits_is_known_without_their_files() {
+    fn manifests_are_compared_without_files() {
         let old = manifest(&[("a", "1"), ("b", "2"), ("c", "3")]);
         let new = manifest(&[("a", "1"), ("b", "9"), ("d", "4")]);
         let changes = old.compare(&new);

@@ -1,12 +1,11 @@
-//! Taking the secrets out of a snapshot, in the snapshot itself, before anything else reads it.
+//! Masks the secrets of a snapshot, in the snapshot itself, before anything else reads it.
 //!
-//! A secret is replaced by a mark of the rule that has found it. No line is added or taken away, so
-//! that places which are cited stay true. When in doubt a value is masked: a tool is described as
-//! well without it.
+//! A secret is replaced by a mark with the name of its rule. No line is added or removed, so
+//! citations stay correct. In doubt a value is masked: a tool is described as well without it.
 //!
-//! What reads a snapshot for others takes a [`Clean`], which nothing but [`mask`] gives.
+//! Code that reads a snapshot for others takes a [`MaskedSnapshot`], which only [`mask`] creates.
 //!
-//! Deliberately absent: the values. What is reported is the rule, the file and the line.
+//! Deliberately absent: the values. The report has the rule, the file and the line.
 
 mod files;
 mod keys;
@@ -23,21 +22,18 @@ use serde::{Deserialize, Serialize};
 use self::rules::Rules;
 use super::{
     Manifest, Snapshot, SnapshotError,
-    blocking::{blocking, go_on},
-    snapshot::MAX_FILE,
+    blocking::{blocking, ensure_wanted},
+    snapshot::MAX_FILE_BYTES,
 };
 
-/// Where the report is kept, so that a second call does nothing.
-const NOTE: &str = "masked.json";
-/// Where it is kept as long as the files are being changed: what has been masked cannot be found
-/// again.
-const FOUND: &str = "found.json";
-/// So many findings are reported; the rest is counted.
+/// The note with the report. A second call returns it.
+const REPORT_NOTE: &str = "masked.json";
+/// The note with the findings while files are being changed: masked secrets cannot be found again.
+const PENDING_NOTE: &str = "found.json";
+/// Findings that are reported; the rest is counted.
 const MAX_FINDINGS: usize = 1000;
-/// How much of a file is looked at to see whether it is text.
-const PROBE: usize = 8192;
 
-/// A secret that was found.
+/// A masked secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// The rule's name, e.g. `github-token`.
@@ -48,39 +44,38 @@ pub struct Finding {
     pub line: u32,
 }
 
-/// What was masked.
+/// The report of a mask.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Masked {
-    /// The first thousand.
+pub struct MaskReport {
+    /// The first thousand findings.
     pub findings: Vec<Finding>,
-    /// How many there are.
+    /// The number of findings.
     pub total: u64,
-    /// Files that are no text and were emptied, because what they are called says that they hold
-    /// keys.
+    /// Binary files that were emptied, because their names say that they hold keys.
     pub emptied: Vec<String>,
 }
 
 /// A snapshot without its secrets. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Clean {
+pub struct MaskedSnapshot {
     snapshot: Snapshot,
-    masked: Arc<Masked>,
+    report: Arc<MaskReport>,
 }
 
-impl Clean {
-    /// What was masked.
+impl MaskedSnapshot {
+    /// The report of a mask.
     #[must_use]
-    pub fn masked(&self) -> &Masked {
-        &self.masked
+    pub fn report(&self) -> &MaskReport {
+        &self.report
     }
 
-    /// What it holds.
+    /// The content.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         self.snapshot.manifest()
     }
 
-    /// The beginning of a file: at most `limit` bytes.
+    /// Reads at most `limit` bytes from the beginning of a file.
     ///
     /// # Errors
     /// When there is no such file.
@@ -88,34 +83,33 @@ impl Clean {
         self.snapshot.read(path, limit)
     }
 
-    /// The lines from `first` to `last`, both counted from 1; fewer when the file is shorter. None
-    /// when the file or its line `first` does not exist, or it is no text.
+    /// Returns the lines from `first` to `last`, counted from 1 and inclusive; fewer when the file
+    /// is shorter. None when the file or its line `first` does not exist, or it is not text.
     #[must_use]
     pub fn lines(&self, path: &str, first: u32, last: u32) -> Option<Vec<String>> {
         self.snapshot.lines(path, first, last)
     }
 
-    /// A file as text; none when there is no such file, or it is no text.
+    /// Returns a file as text; none when it does not exist, or is not text.
     #[must_use]
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         self.snapshot.text(path)
     }
 
-    /// Whether a place that somebody cites exists: a file of the commit, and in it the line,
-    /// counted from 1.
+    /// Whether a citation exists: a file of the commit with this line, counted from 1.
     #[must_use]
-    pub fn cites(&self, path: &str, line: u32) -> bool {
+    pub fn has_line(&self, path: &str, line: u32) -> bool {
         self.lines(path, line, line).is_some()
     }
 
-    /// Puts it below a folder where others may read it, on the same file system. One of the commit
-    /// that is there stays. Whoever goes on with it opens it there.
+    /// Moves the snapshot below a folder where others may read it, on the same file system. An
+    /// existing snapshot of the commit stays. Reopen it there to continue.
     ///
     /// # Errors
     /// When the disk fails.
-    pub async fn reveal(&self, into: &Path) -> Result<(), SnapshotError> {
+    pub async fn publish_to(&self, into: &Path) -> Result<(), SnapshotError> {
         let (snapshot, into) = (self.snapshot.clone(), into.to_owned());
-        let work = move || snapshot.move_below(&into);
+        let work = move || snapshot.move_to(&into);
         tokio::task::spawn_blocking(work)
             .await
             .map_err(|failed| SnapshotError::Io(io::Error::other(failed)))?
@@ -126,64 +120,63 @@ impl Clean {
     }
 }
 
-/// Masks the secrets of a snapshot. A second call gives the report of the first, and so does one
-/// that is made at the same time.
+/// Masks the secrets of a snapshot. A second call returns the report of the first, and so does a
+/// concurrent one.
 ///
 /// # Errors
-/// When the disk fails. Then nobody may read the snapshot; calling it again goes on.
-pub async fn mask(snapshot: &Snapshot) -> io::Result<Clean> {
+/// When the disk fails. Then the snapshot must not be read; another call continues.
+pub async fn mask(snapshot: &Snapshot) -> io::Result<MaskedSnapshot> {
     let snapshot = snapshot.clone();
     blocking(move |wanted| {
-        let masked = Arc::new(masked(&snapshot, wanted)?);
-        Ok(Clean { snapshot, masked })
+        let masked = Arc::new(mask_blocking(&snapshot, wanted)?);
+        Ok(MaskedSnapshot { snapshot, report: masked })
     })
     .await?
 }
 
-/// What was found, as it is noted before any file is changed.
+/// The findings, as they are noted before any file is changed.
 #[derive(Default, Serialize, Deserialize)]
-struct Found {
-    report: Masked,
-    /// The files that are to be changed.
+struct PendingMask {
+    report: MaskReport,
+    /// The files to change.
     files: Vec<String>,
 }
 
-fn masked(snapshot: &Snapshot, wanted: &AtomicBool) -> io::Result<Masked> {
+fn mask_blocking(snapshot: &Snapshot, wanted: &AtomicBool) -> io::Result<MaskReport> {
     let _lock = snapshot.lock()?;
-    if let Some(masked) = snapshot.note(NOTE)? {
+    if let Some(masked) = snapshot.note(REPORT_NOTE)? {
         return Ok(masked);
     }
-    let found = match snapshot.note(FOUND)? {
-        Some(found) => found,
+    let pending = match snapshot.note(PENDING_NOTE)? {
+        Some(pending) => pending,
         None => {
-            let found = find(snapshot, wanted)?;
-            snapshot.set_note(FOUND, &found)?;
-            found
+            let pending = find_secrets(snapshot, wanted)?;
+            snapshot.set_note(PENDING_NOTE, &pending)?;
+            pending
         }
     };
-    for path in &found.files {
-        go_on(wanted)?;
-        // One that is clean already has nothing left that is found, or the marks it has are put
-        // there again.
-        let content = snapshot.read(path, MAX_FILE)?;
-        if let Some(clean) = cleaned(path, &content, &mut Vec::new()) {
-            snapshot.replace(path, &clean)?;
+    for path in &pending.files {
+        ensure_wanted(wanted)?;
+        // In a file that is masked already nothing is found, or its marks are written again.
+        let content = snapshot.read(path, MAX_FILE_BYTES)?;
+        if let Some(masked) = mask_file(path, &content, &mut Vec::new()) {
+            snapshot.replace(path, &masked)?;
         }
     }
-    snapshot.set_note(NOTE, &found.report)?;
-    Ok(found.report)
+    snapshot.set_note(REPORT_NOTE, &pending.report)?;
+    Ok(pending.report)
 }
 
-fn find(snapshot: &Snapshot, wanted: &AtomicBool) -> io::Result<Found> {
-    let mut found = Found::default();
-    let report = &mut found.report;
+fn find_secrets(snapshot: &Snapshot, wanted: &AtomicBool) -> io::Result<PendingMask> {
+    let mut pending = PendingMask::default();
+    let report = &mut pending.report;
     for path in snapshot.manifest().files.keys() {
-        go_on(wanted)?;
-        let content = snapshot.read(path, MAX_FILE)?;
+        ensure_wanted(wanted)?;
+        let content = snapshot.read(path, MAX_FILE_BYTES)?;
         let mut hits = Vec::new();
-        let Some(clean) = cleaned(path, &content, &mut hits) else { continue };
-        found.files.push(path.clone());
-        if clean.is_empty() {
+        let Some(masked) = mask_file(path, &content, &mut hits) else { continue };
+        pending.files.push(path.clone());
+        if masked.is_empty() {
             report.emptied.push(path.clone());
         }
         for (rule, line) in hits {
@@ -193,49 +186,52 @@ fn find(snapshot: &Snapshot, wanted: &AtomicBool) -> io::Result<Found> {
             }
         }
     }
-    Ok(found)
+    Ok(pending)
 }
 
-/// A file without its secrets, when it has any; each is added to `hits` with its line.
-fn cleaned(path: &str, content: &[u8], hits: &mut Vec<(&'static str, u32)>) -> Option<Vec<u8>> {
+/// Returns the masked content, if the file has secrets; adds each with its line to `hits`.
+fn mask_file(path: &str, content: &[u8], hits: &mut Vec<(&'static str, u32)>) -> Option<Vec<u8>> {
     if content.is_empty() {
         return None;
     }
     let rules = Rules::all();
-    let kind = files::kind(path);
-    // Windows writes text with two bytes a character, in which no pattern is found as it stands.
-    if let Some(text) = wide(content) {
+    let kind = files::file_kind(path);
+    // Windows writes UTF-16 text, in which no pattern matches directly.
+    if let Some(text) = decode_utf16(content) {
         return match kind {
-            files::Kind::KeyStore => Some(Vec::new()),
+            files::FileKind::KeyStore => Some(Vec::new()),
             kind => rules.mask(kind, text.as_bytes(), hits),
         };
     }
     match (kind, content.contains(&0)) {
-        // Its form says nothing of where its secrets are.
-        (files::Kind::KeyStore | files::Kind::Environment | files::Kind::Credentials, true) => {
-            Some(Vec::new())
-        }
-        (files::Kind::KeyStore, false) if content == b"\n".repeat(content.len()) => None,
-        (files::Kind::KeyStore, false) => {
+        // The positions of its secrets are unknown.
+        (
+            files::FileKind::KeyStore | files::FileKind::Environment | files::FileKind::Credentials,
+            true,
+        ) => Some(Vec::new()),
+        (files::FileKind::KeyStore, false) if content == b"\n".repeat(content.len()) => None,
+        (files::FileKind::KeyStore, false) => {
             hits.push(("key-store", 1));
-            Some(b"\n".repeat(newlines(content)))
+            Some(b"\n".repeat(count_newlines(content)))
         }
-        // In what is no text there are strings as well; a name before a value means nothing there.
-        (_, true) => rules.mask(files::Kind::Lock, content, hits),
-        // What is not UTF-8 is looked at byte by byte: a secret is ASCII.
+        // Binary files contain strings as well, but names before values mean nothing there.
+        (_, true) => rules.mask(files::FileKind::Lock, content, hits),
+        // Text that is not UTF-8 is searched by bytes: secrets are ASCII.
         (kind, false) => {
-            let clean = rules.mask(kind, content, hits);
+            let masked = rules.mask(kind, content, hits);
             debug_assert!(
-                clean.as_ref().is_none_or(|clean| newlines(clean) == newlines(content)),
+                masked
+                    .as_ref()
+                    .is_none_or(|masked| count_newlines(masked) == count_newlines(content)),
                 "{path}"
             );
-            clean
+            masked
         }
     }
 }
 
-/// Text in UTF-16 that says so.
-fn wide(content: &[u8]) -> Option<String> {
+/// Decodes UTF-16 text with a byte order mark.
+fn decode_utf16(content: &[u8]) -> Option<String> {
     let join: fn([u8; 2]) -> u16 = match content {
         [0xff, 0xfe, ..] => u16::from_le_bytes,
         [0xfe, 0xff, ..] => u16::from_be_bytes,
@@ -245,13 +241,8 @@ fn wide(content: &[u8]) -> Option<String> {
     Some(String::from_utf16_lossy(&units))
 }
 
-fn newlines(content: &[u8]) -> usize {
+fn count_newlines(content: &[u8]) -> usize {
     content.iter().filter(|byte| **byte == b'\n').count()
-}
-
-/// Whether a file is no text: it has a zero byte near its beginning.
-pub(super) fn is_binary(content: &[u8]) -> bool {
-    content[..content.len().min(PROBE)].contains(&0)
 }
 
 #[cfg(test)]

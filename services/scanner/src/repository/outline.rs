@@ -1,10 +1,11 @@
-//! Lists of symbols, written into the snapshot: `.construct/outline/<path>.txt` has one line for
-//! each function, type and method of a source file, so that an agent reads and searches them
-//! instead of whole files.
+//! Outlines: lists of symbols, written into the snapshot. `.construct/outline/<path>.txt` has a
+//! line for each function, type and method of a source file, so that an agent reads and searches
+//! them instead of whole files.
 //!
-//! The parsers are C, and what they parse is hostile. They run in a child process
-//! ([`outline_child`]) that has no environment, little memory and time, and a filter that lets it
-//! read its input, write its output and nothing else. A file that kills it is left out and named.
+//! The parsers are C code, and their input is hostile. They run in a child process
+//! ([`outline_child`]) without environment, with little memory and time, and with a filter that
+//! only lets it read its input and write its output. A file that kills the child is skipped and
+//! named.
 
 mod child;
 mod symbols;
@@ -29,37 +30,37 @@ use tokio::{
 pub use self::child::outline_child;
 use self::symbols::Grammar;
 use super::{
-    Clean, FileEntry,
-    blocking::{blocking, go_on},
+    FileEntry, MaskedSnapshot,
+    blocking::{blocking, ensure_wanted},
 };
 
-/// Where the lists lie in the snapshot.
-const FOLDER: &str = ".construct/outline";
-/// Where the report is kept, so that a second call does nothing.
-const NOTE: &str = "outlined.json";
-/// A child is replaced after so many bytes of source, so that its limit of time is for these.
-const RECYCLE: u64 = 32 << 20;
-/// A longer list is none that the child may send.
-const MAX_LIST: u32 = 8 << 20;
-/// The file system's limit of a name, less what is put behind it.
-const MAX_NAME: usize = 255 - ".txt".len();
-/// So many files that were left out are named.
+/// The folder of the outlines in the snapshot.
+const OUTLINE_DIR: &str = ".construct/outline";
+/// The note with the report. A second call returns it.
+const REPORT_NOTE: &str = "outlined.json";
+/// Bytes of source after which a child is replaced, so that its time limit applies to these.
+const RECYCLE_AFTER_BYTES: u64 = 32 << 20;
+/// The maximum length of a list from the child.
+const MAX_LIST_BYTES: u32 = 8 << 20;
+/// The file system's limit of a name, less the appended extension.
+const MAX_NAME_BYTES: usize = 255 - ".txt".len();
+/// Skipped files that are named.
 const MAX_NAMED: usize = 200;
 
-/// How much is parsed, and for how long.
+/// Limits of parsing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OutlinerLimits {
-    /// Larger files are left out, in bytes: nobody has written them by hand.
+    /// Larger files are skipped, in bytes: they are not written by hand.
     pub file_bytes: u64,
-    /// Bytes of all files together.
+    /// The total size of all files in bytes.
     pub bytes: u64,
-    /// How long one file may take.
+    /// The time limit per file.
     pub file_time: Duration,
-    /// How long all may take.
+    /// The time limit for all files.
     pub time: Duration,
-    /// How many files may kill the child before the rest is left out.
-    pub deaths: u32,
+    /// How many files may kill the child before the rest is skipped.
+    pub crashes: u32,
 }
 
 impl Default for OutlinerLimits {
@@ -69,12 +70,12 @@ impl Default for OutlinerLimits {
             bytes: 256 << 20,
             file_time: Duration::from_secs(5),
             time: Duration::from_secs(600),
-            deaths: 20,
+            crashes: 20,
         }
     }
 }
 
-/// What runs the parsers.
+/// Runs the parsers.
 #[derive(Debug, Clone)]
 pub struct Outliner {
     program: PathBuf,
@@ -83,132 +84,133 @@ pub struct Outliner {
 }
 
 impl Outliner {
-    /// A program that calls [`outline_child`] when it is given these arguments, before it does
-    /// anything else.
+    /// A program that calls [`outline_child`] first when it is started with these arguments.
     #[must_use]
     pub fn new(program: PathBuf, arguments: Vec<OsString>, limits: OutlinerLimits) -> Self {
         Self { program, arguments, limits }
     }
 }
 
-/// What was outlined.
+/// The report of an outline.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outlined {
-    /// Files that have a list.
+pub struct OutlineReport {
+    /// Files with a list.
     pub files: u64,
-    /// Lines of the lists together.
+    /// Lines of all lists.
     pub symbols: u64,
-    /// How many files were left out.
+    /// The number of skipped files.
     pub skipped: u64,
     /// The first of them, with the reason.
     pub named: Vec<(String, String)>,
 }
 
-impl Outlined {
-    fn skip(&mut self, path: &str, why: &str) {
+impl OutlineReport {
+    fn skip(&mut self, path: &str, reason: &str) {
         self.skipped += 1;
         if self.named.len() < MAX_NAMED {
-            self.named.push((path.to_owned(), why.to_owned()));
+            self.named.push((path.to_owned(), reason.to_owned()));
         }
     }
 }
 
-/// Writes the lists of symbols into a snapshot. A second call gives the report of the first.
+/// Writes the lists of symbols into a snapshot. A second call returns the report of the first.
 ///
 /// # Errors
 /// When the disk fails, or the program cannot be started.
-pub async fn outline(snapshot: &Clean, outliner: &Outliner) -> io::Result<Outlined> {
+pub async fn outline(snapshot: &MaskedSnapshot, outliner: &Outliner) -> io::Result<OutlineReport> {
     let (snapshot, outliner, runtime) =
         (snapshot.clone(), outliner.clone(), tokio::runtime::Handle::current());
-    // Files are read and written between two waits for the child, which would hold up others.
+    // File work between two waits for the child would block other tasks.
     blocking(move |wanted| {
-        runtime.block_on(Run { snapshot: &snapshot, outliner: &outliner, wanted }.all())
+        runtime.block_on(
+            OutlineRun { snapshot: &snapshot, outliner: &outliner, wanted }.outline_files(),
+        )
     })
     .await?
 }
 
-struct Run<'a> {
-    snapshot: &'a Clean,
+struct OutlineRun<'a> {
+    snapshot: &'a MaskedSnapshot,
     outliner: &'a Outliner,
     wanted: &'a AtomicBool,
 }
 
-impl Run<'_> {
-    async fn all(self) -> io::Result<Outlined> {
+impl OutlineRun<'_> {
+    async fn outline_files(self) -> io::Result<OutlineReport> {
         let folder = self.snapshot.snapshot();
         let _lock = folder.lock()?;
-        if let Some(outlined) = folder.note(NOTE)? {
+        if let Some(outlined) = folder.note(REPORT_NOTE)? {
             return Ok(outlined);
         }
         let limits = &self.outliner.limits;
-        let (mut done, mut parser, mut deaths) = (Outlined::default(), None, 0);
+        let (mut report, mut parser, mut crashes) = (OutlineReport::default(), None, 0);
         let (mut bytes, began) = (0, Instant::now());
         let files = &self.snapshot.manifest().files;
         for (path, entry) in files {
-            let Some(grammar) = Grammar::of(path) else { continue };
-            go_on(self.wanted)?;
+            let Some(grammar) = Grammar::for_path(path) else { continue };
+            ensure_wanted(self.wanted)?;
             if entry.size == 0 {
                 continue;
             }
-            let why = if entry.size > limits.file_bytes {
+            let reason = if entry.size > limits.file_bytes {
                 "it is too large"
-            } else if path.rsplit('/').next().is_some_and(|name| name.len() > MAX_NAME) {
-                "its name is too long for a list beside it"
-            } else if has_folder(files, &format!("{path}.txt/")) {
-                "the lists of a folder lie where its list would"
+            } else if path.rsplit('/').next().is_some_and(|name| name.len() > MAX_NAME_BYTES) {
+                "its name is too long for the name of its list"
+            } else if is_folder(files, &format!("{path}.txt/")) {
+                "a folder has the path of its list"
             } else if bytes + entry.size > limits.bytes {
-                "there is too much source before it"
+                "the limit of source bytes is reached"
             } else if began.elapsed() > limits.time {
-                "there was no time left"
-            } else if deaths > limits.deaths {
-                "too many files before it could not be parsed"
+                "the time limit is reached"
+            } else if crashes > limits.crashes {
+                "too many other files failed to parse"
             } else {
                 ""
             };
-            if !why.is_empty() {
-                done.skip(path, why);
+            if !reason.is_empty() {
+                report.skip(path, reason);
                 continue;
             }
             bytes += entry.size;
-            // What masks have put in may be longer than what they took out.
+            // Marks may be longer than what they replaced.
             let content = self.snapshot.read(path, limits.file_bytes * 2)?;
-            let mut running = match parser.take() {
-                Some(running) => running,
+            let mut child = match parser.take() {
+                Some(child) => child,
                 None => Parser::start(self.outliner)?,
             };
-            match timeout(limits.file_time, running.parse(grammar, &content)).await {
+            match timeout(limits.file_time, child.parse(grammar, &content)).await {
                 Ok(Ok(list)) => {
                     if !list.is_empty() {
-                        folder.replace(&format!("{FOLDER}/{path}.txt"), list.as_bytes())?;
-                        done.files += 1;
-                        done.symbols += list.lines().count() as u64;
+                        folder.replace(&format!("{OUTLINE_DIR}/{path}.txt"), list.as_bytes())?;
+                        report.files += 1;
+                        report.symbols += list.lines().count() as u64;
                     }
-                    if running.bytes < RECYCLE {
-                        parser = Some(running);
+                    if child.bytes < RECYCLE_AFTER_BYTES {
+                        parser = Some(child);
                     }
                 }
-                // Dropping it kills it.
+                // Dropping the child kills it.
                 Ok(Err(_)) => {
-                    deaths += 1;
-                    done.skip(path, "it cannot be parsed within the limits of memory and time");
+                    crashes += 1;
+                    report.skip(path, "it exceeds the limits of memory and time");
                 }
                 Err(_) => {
-                    deaths += 1;
-                    done.skip(path, "it takes too long to parse");
+                    crashes += 1;
+                    report.skip(path, "it takes too long to parse");
                 }
             }
         }
-        folder.set_note(NOTE, &done)?;
-        Ok(done)
+        folder.set_note(REPORT_NOTE, &report)?;
+        Ok(report)
     }
 }
 
-/// Whether a path with a slash at its end is a folder's.
-fn has_folder(files: &BTreeMap<String, FileEntry>, path: &str) -> bool {
+/// Whether a path that ends with a slash is a folder.
+fn is_folder(files: &BTreeMap<String, FileEntry>, path: &str) -> bool {
     files.range(path.to_owned()..).next().is_some_and(|(next, _)| next.starts_with(path))
 }
 
-/// A child that parses one file after the other.
+/// A child process that parses one file after the other.
 struct Parser {
     _child: Child,
     input: ChildStdin,
@@ -235,12 +237,12 @@ impl Parser {
         self.input.write_all(&length.to_be_bytes()).await?;
         self.input.write_all(content).await?;
         let length = self.output.read_u32().await?;
-        if length > MAX_LIST {
+        if length > MAX_LIST_BYTES {
             return Err(io::Error::other("the list is too long"));
         }
         let mut list = vec![0; usize::try_from(length).map_err(io::Error::other)?];
         self.output.read_exact(&mut list).await?;
-        // Whoever took the child over could send anything: it becomes text, and no more than text.
+        // A compromised child could send anything: it becomes text, and no more than text.
         let list = String::from_utf8_lossy(&list);
         Ok(list.chars().filter(|c| *c == '\n' || !c.is_control()).collect())
     }

@@ -1,4 +1,4 @@
-//! Where a repository comes from.
+//! Sources of repositories.
 
 use std::fmt;
 
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 
 use super::SourceError;
 
-/// A place that has a repository.
+/// A source of one repository.
 #[async_trait]
 pub trait Source: Send + Sync + fmt::Debug {
-    /// The exact commit that a branch, tag or (short) commit id means now; without one, the head of
-    /// the default branch.
+    /// Resolves a branch, tag or (short) commit id to the exact commit; without a reference, the
+    /// head of the default branch.
     ///
     /// # Errors
     /// See [`SourceError`].
     async fn resolve(&self, reference: Option<&str>) -> Result<Commit, SourceError>;
 
-    /// The content of a commit. The stream is not bounded: who reads it is
-    /// ([`super::Snapshot::take`]).
+    /// Returns the content of a commit. The stream is unbounded: its reader
+    /// ([`super::Snapshot::take`]) limits it.
     ///
     /// # Errors
     /// See [`SourceError`].
@@ -35,18 +35,18 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// A commit by its full id: 40 or 64 hexadecimal digits (SHA-1 or SHA-256); the branch or tag
-    /// it was found by, if any.
+    /// A commit by its full id: 40 or 64 hexadecimal digits (SHA-1 or SHA-256); and the branch or
+    /// tag that it was resolved from, if any.
     ///
     /// # Errors
-    /// When it is anything else. An id is the name of a folder later on.
+    /// When the id is malformed. It becomes the name of a folder.
     pub fn new(id: &str, reference: Option<String>) -> Result<Self, SourceError> {
         let is_id = matches!(id.len(), 40 | 64) && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         if !is_id {
-            let what = id.chars().take(80).collect();
+            let subject = id.chars().take(80).collect();
             return Err(SourceError::Invalid {
-                what,
-                why: "a commit's id has 40 or 64 hexadecimal digits".to_owned(),
+                subject,
+                reason: "a commit's id has 40 or 64 hexadecimal digits".to_owned(),
             });
         }
         Ok(Self { id: id.to_ascii_lowercase(), reference })
@@ -58,14 +58,14 @@ impl Commit {
         &self.id
     }
 
-    /// The branch or tag that was asked for, or is the default.
+    /// The requested branch or tag, or the default branch.
     #[must_use]
     pub fn reference(&self) -> Option<&str> {
         self.reference.as_deref()
     }
 }
 
-/// How an archive is packed.
+/// The format of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ArchiveKind {
@@ -77,9 +77,9 @@ pub enum ArchiveKind {
 
 /// The packed content of a commit.
 pub struct Archive {
-    /// How it is packed.
+    /// The format.
     pub kind: ArchiveKind,
-    /// The bytes, as they come.
+    /// The stream of bytes.
     pub bytes: BoxStream<'static, Result<Bytes, SourceError>>,
 }
 

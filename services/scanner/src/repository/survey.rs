@@ -1,12 +1,11 @@
-//! What is in a repository that people start: found without a model, so that the model spends its
-//! tokens on what it means.
+//! Finds what people start in a repository, without a model, so that the model spends its tokens on
+//! the meaning.
 //!
-//! Files are read line by line with patterns, and manifests with parsers that are memory-safe;
-//! nothing is run. Every statement says where it stands. The result is the same for the same
-//! snapshot.
+//! Files are read line by line with patterns, and manifests with memory-safe parsers; nothing is
+//! executed. Every finding has a location. The result for a snapshot is deterministic.
 
 mod commands;
-mod found;
+mod findings;
 mod interfaces;
 mod languages;
 mod manifests;
@@ -22,23 +21,23 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::found::Found;
+pub(crate) use self::findings::Findings;
 use super::{
-    Clean,
-    blocking::{blocking, go_on},
-    mask::is_binary,
+    MaskedSnapshot,
+    blocking::{blocking, ensure_wanted},
+    snapshot::is_binary,
 };
 
-/// How much is looked at and said.
+/// Limits of a survey.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SurveyLimits {
     /// Bytes of a file that are read.
     pub file_bytes: u64,
-    /// The same of files that are understood as a whole or not at all: notebooks, packages'
-    /// manifests, descriptions of interfaces.
+    /// The same for files that must be read completely: notebooks, package manifests, interface
+    /// descriptions.
     pub document_bytes: u64,
-    /// Bytes of all files together that are read.
+    /// Bytes of all files that are read.
     pub bytes: u64,
     /// Manifests.
     pub modules: usize,
@@ -52,7 +51,7 @@ pub struct SurveyLimits {
     pub text: usize,
     /// Characters of the README.
     pub readme: usize,
-    /// How long it may take. What was not looked at by then is said.
+    /// The time limit. Files that were not read by then are reported.
     pub time: Duration,
 }
 
@@ -75,31 +74,31 @@ impl Default for SurveyLimits {
 
 /// A file and a line in it, counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Place {
+pub struct Location {
     /// The file.
     pub path: String,
     /// The line.
     pub line: u32,
 }
 
-/// What is in a repository.
+/// The findings of a survey.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survey {
-    /// How many files.
+    /// The number of files.
     pub files: u64,
-    /// Their bytes together.
+    /// Their total size in bytes.
     pub bytes: u64,
-    /// The languages, most bytes first. Vendored files don't count.
+    /// The languages, most bytes first. Vendored files do not count.
     pub languages: Vec<Language>,
     /// The README nearest to the root.
     pub readme: Option<Readme>,
     /// Packages, crates and other things with a manifest, those nearest to the root first.
     pub modules: Vec<Module>,
-    /// What can be started, the likeliest first.
+    /// The entry points, the likeliest first.
     pub entries: Vec<EntryPoint>,
-    /// What interfaces offer.
+    /// The operations of interfaces.
     pub operations: Vec<Operation>,
-    /// Which of the lists were cut, and what was not read.
+    /// Which lists were truncated, and what was not read.
     pub truncated: Vec<String>,
 }
 
@@ -108,9 +107,9 @@ pub struct Survey {
 pub struct Language {
     /// Its name.
     pub name: String,
-    /// How many files.
+    /// The number of files.
     pub files: u64,
-    /// Their bytes together.
+    /// Their total size in bytes.
     pub bytes: u64,
 }
 
@@ -118,25 +117,24 @@ pub struct Language {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readme {
     /// Where the text begins.
-    pub place: Place,
-    /// Its first paragraphs, without pictures and badges.
+    pub place: Location,
+    /// Its first paragraphs, without images and badges.
     pub text: String,
 }
 
-/// Something with a manifest.
+/// A package or another unit with a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Module {
-    /// Of which kind: `cargo`, `python`, `node`, `go`, `docker`, …
+    /// The kind: `cargo`, `python`, `node`, `go`, `docker`, …
     pub kind: String,
-    /// Its name; the folder's where the manifest has none.
+    /// Its name; the folder's when the manifest has none.
     pub name: String,
     /// Its description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
-    /// Where it says so.
-    pub place: Place,
-    /// Well-known libraries it uses that say what it is: web frameworks, command lines, models,
-    /// data bases.
+    /// The location of its name.
+    pub place: Location,
+    /// Well-known libraries that characterize it: web frameworks, command lines, models, databases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frameworks: Vec<String>,
     /// The workspace's members, as the manifest writes them.
@@ -144,7 +142,7 @@ pub struct Module {
     pub members: Vec<String>,
 }
 
-/// What kind of thing is started.
+/// The kind of an entry point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EntryKind {
@@ -158,52 +156,52 @@ pub enum EntryKind {
     Notebook,
     /// A workflow that people may start.
     Workflow,
-    /// A file that does something when it is run.
+    /// A file that can be executed.
     Script,
     /// A recipe of a Makefile or justfile.
     Recipe,
     /// A script of a package's manifest.
     PackageScript,
-    /// What a container runs.
+    /// The command of a container.
     Container,
 }
 
-/// Something that can be started.
+/// An entry point.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryPoint {
-    /// What kind of thing it is.
+    /// Its kind.
     pub kind: EntryKind,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Where it is defined.
-    pub place: Place,
-    /// What the source says of it.
+    pub place: Location,
+    /// Its description in the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
-    /// With what it is written: `argparse`, `clap`, …
+    /// The library or tool behind it: `argparse`, `clap`, …
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub with: Option<String>,
-    /// What it takes.
+    /// Its arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub arguments: Vec<Argument>,
-    /// Whether it lies among tests, examples or benchmarks.
+    /// Whether it is among tests, examples or benchmarks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub aside: bool,
 }
 
-/// What an entry point takes.
+/// An argument of an entry point.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Argument {
     /// As it is written: `--out, -o`, `FILE`, `subcommand build`.
     pub name: String,
-    /// What the source says of it.
+    /// Its description in the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
     /// The line that defines it.
     pub line: u32,
 }
 
-/// What an interface offers.
+/// An operation of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
     /// `openapi`, `asyncapi` or `proto`.
@@ -213,21 +211,21 @@ pub struct Operation {
     /// Its summary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
-    /// Where.
-    pub place: Place,
+    /// Its location.
+    pub place: Location,
 }
 
-/// A file that is looked at.
-pub(crate) struct Source<'a> {
+/// A file that is surveyed.
+pub(crate) struct SourceFile<'a> {
     path: &'a str,
     text: &'a str,
     lines: Vec<&'a str>,
-    quoted: OnceCell<HashMap<&'a str, Vec<usize>>>,
+    literal_lines: OnceCell<HashMap<&'a str, Vec<usize>>>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> SourceFile<'a> {
     fn new(path: &'a str, text: &'a str) -> Self {
-        Self { path, text, lines: text.lines().collect(), quoted: OnceCell::new() }
+        Self { path, text, lines: text.lines().collect(), literal_lines: OnceCell::new() }
     }
 
     fn name(&self) -> &'a str {
@@ -239,25 +237,25 @@ impl<'a> Source<'a> {
         name.rsplit_once('.').map_or(name, |(stem, _)| stem)
     }
 
-    /// The folder's name; of the root, `.`.
+    /// The folder's name; `.` for the root.
     fn folder(&self) -> &'a str {
         self.path.rsplit('/').nth(1).unwrap_or(".")
     }
 
-    fn place(&self, index: usize) -> Place {
-        Place { path: self.path.to_owned(), line: number(index) }
+    fn location(&self, index: usize) -> Location {
+        Location { path: self.path.to_owned(), line: line_number(index) }
     }
 
-    /// The first line, counted from 0, that has this between quotation marks, from a line on; that
-    /// one, when none has. All of a file's literals are looked up at once: a manifest has many, and
-    /// each of them costs the whole file otherwise.
-    fn quoted(&self, literal: &str, from: usize) -> usize {
-        let quoted = self.quoted.get_or_init(|| {
+    /// The first line, counted from 0, at or after `from` that contains this quoted literal; `from`
+    /// when there is none. All literals of a file are indexed at once: a manifest has many, and
+    /// each lookup would otherwise scan the file.
+    fn line_of_literal(&self, literal: &str, from: usize) -> usize {
+        let quoted = self.literal_lines.get_or_init(|| {
             let mut quoted: HashMap<&'a str, Vec<usize>> = HashMap::new();
             for (index, line) in self.lines.iter().enumerate() {
-                // What stands between two literals is a harmless key.
+                // Text between two literals is a harmless key.
                 for piece in line.split('"').skip(1).filter(|piece| !piece.is_empty()) {
-                    if quoted.len() >= MAX_QUOTED && !quoted.contains_key(piece) {
+                    if quoted.len() >= MAX_LITERALS && !quoted.contains_key(piece) {
                         continue;
                     }
                     let lines = quoted.entry(piece).or_default();
@@ -272,16 +270,16 @@ impl<'a> Source<'a> {
         lines.get(lines.partition_point(|line| *line < from)).copied().unwrap_or(from)
     }
 
-    /// The line, counted from 0, that has all these words; the first, when none has.
+    /// The first line, counted from 0, that contains all these words; 0 when there is none.
     fn line_with(&self, words: &[&str]) -> usize {
         self.lines.iter().position(|line| words.iter().all(|word| line.contains(word))).unwrap_or(0)
     }
 }
 
-/// So many literals of one file are known by their lines.
-const MAX_QUOTED: usize = 100_000;
+/// Literals of one file that are indexed.
+const MAX_LITERALS: usize = 100_000;
 
-fn number(index: usize) -> u32 {
+fn line_number(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX).saturating_add(1)
 }
 
@@ -289,21 +287,26 @@ fn number(index: usize) -> u32 {
 ///
 /// # Errors
 /// When the disk fails.
-pub async fn survey(snapshot: &Clean, limits: &SurveyLimits) -> io::Result<Survey> {
+pub async fn survey(snapshot: &MaskedSnapshot, limits: &SurveyLimits) -> io::Result<Survey> {
     let (snapshot, limits) = (snapshot.clone(), limits.clone());
-    blocking(move |wanted| look(&snapshot, &limits, wanted)).await?
+    blocking(move |wanted| survey_blocking(&snapshot, &limits, wanted)).await?
 }
 
-/// Files that were not read to their end are named, so many of them.
-const MAX_CUT: usize = 10;
+/// Partially read files that are named.
+const MAX_NAMED_FILES: usize = 10;
 
-fn look(snapshot: &Clean, limits: &SurveyLimits, wanted: &AtomicBool) -> io::Result<Survey> {
-    let (mut found, mut survey, mut budget) = (Found::new(limits), Survey::default(), limits.bytes);
+fn survey_blocking(
+    snapshot: &MaskedSnapshot,
+    limits: &SurveyLimits,
+    wanted: &AtomicBool,
+) -> io::Result<Survey> {
+    let (mut found, mut survey, mut budget) =
+        (Findings::new(limits), Survey::default(), limits.bytes);
     let mut languages: BTreeMap<&'static str, (u64, u64)> = BTreeMap::new();
     let mut readme: Option<(usize, String)> = None;
-    let (began, mut late, mut cut) = (Instant::now(), 0_u64, Vec::new());
+    let (started_at, mut unread, mut partly_read) = (Instant::now(), 0_u64, Vec::new());
     for (path, entry) in &snapshot.manifest().files {
-        go_on(wanted)?;
+        ensure_wanted(wanted)?;
         survey.files += 1;
         survey.bytes += entry.size;
         if is_vendored(path) {
@@ -311,8 +314,8 @@ fn look(snapshot: &Clean, limits: &SurveyLimits, wanted: &AtomicBool) -> io::Res
         }
         let mut language = languages::by_name(path);
         let is_read = language.is_none_or(languages::is_read) || manifests::is_manifest(path);
-        let has_time = began.elapsed() < limits.time;
-        late += u64::from(is_read && !has_time);
+        let has_time = started_at.elapsed() < limits.time;
+        unread += u64::from(is_read && !has_time);
         if is_read && has_time && budget > 0 {
             let mut limit = limits.file_bytes.min(budget);
             let mut content = snapshot.read(path, limit + 1)?;
@@ -322,22 +325,22 @@ fn look(snapshot: &Clean, limits: &SurveyLimits, wanted: &AtomicBool) -> io::Res
             }
             if content.len() as u64 > limit {
                 content.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-                cut.push((path, limit));
+                partly_read.push((path, limit));
             }
             budget -= content.len() as u64;
             if !is_binary(&content) {
                 let text = String::from_utf8_lossy(&content);
                 language = language.or_else(|| languages::by_shebang(&text));
-                let source = Source::new(path, &text);
-                manifests::look(&source, &mut found);
-                interfaces::look(&source, &mut found);
-                commands::look(&source, language.unwrap_or_default(), &mut found);
-                found.end_of_file();
+                let source = SourceFile::new(path, &text);
+                manifests::collect(&source, &mut found);
+                interfaces::collect(&source, &mut found);
+                commands::collect(&source, language.unwrap_or_default(), &mut found);
+                found.start_next_file();
                 let depth = path.matches('/').count();
                 let is_readme = source.stem().eq_ignore_ascii_case("readme");
-                if is_readme && readme.as_ref().is_none_or(|(least, _)| depth < *least) {
+                if is_readme && readme.as_ref().is_none_or(|(min_depth, _)| depth < *min_depth) {
                     readme = Some((depth, path.clone()));
-                    survey.readme = interfaces::readme(&source, limits.readme);
+                    survey.readme = interfaces::read_readme(&source, limits.readme);
                 }
             }
         }
@@ -350,15 +353,15 @@ fn look(snapshot: &Clean, limits: &SurveyLimits, wanted: &AtomicBool) -> io::Res
     if budget == 0 {
         survey.truncated.push(format!("only the first {} bytes were read", limits.bytes));
     }
-    if late > 0 {
-        survey.truncated.push(format!("{late} files, for which there was no time left"));
+    if unread > 0 {
+        survey.truncated.push(format!("{unread} files, because of the time limit"));
     }
-    let named = cut
+    let named = partly_read
         .iter()
-        .take(MAX_CUT)
+        .take(MAX_NAMED_FILES)
         .map(|(path, limit)| format!("{path} beyond its first {limit} bytes"));
     survey.truncated.extend(named);
-    if let Some(more) = cut.len().checked_sub(MAX_CUT).filter(|more| *more > 0) {
+    if let Some(more) = partly_read.len().checked_sub(MAX_NAMED_FILES).filter(|more| *more > 0) {
         survey.truncated.push(format!("{more} more files beyond their beginnings"));
     }
     survey.languages = languages
@@ -370,7 +373,7 @@ fn look(snapshot: &Clean, limits: &SurveyLimits, wanted: &AtomicBool) -> io::Res
     Ok(survey)
 }
 
-/// Whether a file is somebody else's, copied in.
+/// Whether a file is vendored.
 fn is_vendored(path: &str) -> bool {
     const FOLDERS: [&str; 8] = [
         "node_modules",
@@ -385,8 +388,8 @@ fn is_vendored(path: &str) -> bool {
     path.split('/').rev().skip(1).any(|part| FOLDERS.contains(&part)) || path.ends_with(".min.js")
 }
 
-/// Whether a file lies among tests, examples or benchmarks.
-fn is_aside(path: &str) -> bool {
+/// Whether a file is among tests, examples or benchmarks.
+fn is_secondary(path: &str) -> bool {
     const FOLDERS: [&str; 14] = [
         "test",
         "tests",

@@ -1,4 +1,4 @@
-//! Archives that nobody honest packs.
+//! Hostile archives.
 
 use std::{
     io::{Cursor, Write as _},
@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use construct_scanner::repository::{
-    Archive, ArchiveKind, Commit, Folder, Limit, Limits, Skip, Snapshot, SnapshotError,
+    Archive, ArchiveKind, Commit, Folder, Limit, Limits, SkipReason, Snapshot, SnapshotError,
     Source as _, Upload,
 };
 use flate2::{Compression, write::GzEncoder};
@@ -28,25 +28,25 @@ async fn unpack(
     into: &Path,
 ) -> Result<Snapshot, SnapshotError> {
     let bytes = futures::stream::iter([Ok(Bytes::from(packed))]).boxed();
-    let done = Snapshot::unpack(&commit(), Archive { kind, bytes }, limits, into).await;
-    if done.is_err() {
+    let result = Snapshot::unpack(&commit(), Archive { kind, bytes }, limits, into).await;
+    if result.is_err() {
         assert_eq!(
             std::fs::read_dir(into).expect("a folder").count(),
             0,
             "something is left behind"
         );
     }
-    done
+    result
 }
 
-/// An entry as it is said, with nothing checked.
+/// A raw entry, without validation.
 #[derive(Debug, Clone)]
 struct Entry {
     name: Vec<u8>,
     kind: u8,
     link: Vec<u8>,
     content: Vec<u8>,
-    /// What the header says, if it lies.
+    /// The size in the header, if it is wrong.
     size: Option<u64>,
 }
 
@@ -54,7 +54,7 @@ fn file(name: &str, content: &[u8]) -> Entry {
     Entry { name: name.into(), kind: b'0', link: Vec::new(), content: content.to_vec(), size: None }
 }
 
-fn of_kind(name: &str, kind: u8, link: &str) -> Entry {
+fn special_entry(name: &str, kind: u8, link: &str) -> Entry {
     Entry { name: name.into(), kind, link: link.into(), content: Vec::new(), size: None }
 }
 
@@ -97,17 +97,17 @@ fn zip_of(entries: &[(&str, &[u8], u32)]) -> Vec<u8> {
     zip.finish().expect("memory takes everything").into_inner()
 }
 
-async fn refused(kind: ArchiveKind, packed: Vec<u8>, limits: &Limits) -> SnapshotError {
+async fn refuse(kind: ArchiveKind, packed: Vec<u8>, limits: &Limits) -> SnapshotError {
     let into = tempfile::tempdir().expect("a folder");
     unpack(kind, packed, limits, into.path()).await.expect_err("it is refused")
 }
 
-fn is_over(error: &SnapshotError, limit: Limit) -> bool {
+fn exceeds(error: &SnapshotError, limit: Limit) -> bool {
     matches!(error, SnapshotError::Exceeded { limit: which, .. } if *which == limit)
 }
 
 #[tokio::test]
-async fn each_limit_refuses_an_archive_beyond_it() {
+async fn archive_beyond_any_limit_is_refused() {
     let many: Vec<Entry> = (0..40).map(|n| file(&format!("t/f{n}"), b"x")).collect();
     let noise: Vec<u8> =
         (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
@@ -119,7 +119,7 @@ async fn each_limit_refuses_an_archive_beyond_it() {
             Limits { archive_bytes: 100_000, ..base.clone() },
         ),
         (Limit::Bytes, tar_of(&[file("t/a", &noise)]), Limits { bytes: 500_000, ..base.clone() }),
-        // What is left out counts as well.
+        // Skipped files count as well.
         (
             Limit::Bytes,
             tar_of(&[file("t/a", &noise)]),
@@ -135,48 +135,48 @@ async fn each_limit_refuses_an_archive_beyond_it() {
         (Limit::Ratio, tar_of(&[file("t/a", &vec![0; 4 << 20])]), base.clone()),
     ];
     for (limit, packed, limits) in cases {
-        let error = refused(ArchiveKind::TarGz, packed, &limits).await;
-        assert!(is_over(&error, limit), "{limit:?}: {error:?}");
+        let error = refuse(ArchiveKind::TarGz, packed, &limits).await;
+        assert!(exceeds(&error, limit), "{limit:?}: {error:?}");
     }
     let zipped = zip_of(&[("t/a", &vec![0; 4 << 20], 0o644)]);
-    assert!(is_over(&refused(ArchiveKind::Zip, zipped, &base).await, Limit::Ratio));
+    assert!(exceeds(&refuse(ArchiveKind::Zip, zipped, &base).await, Limit::Ratio));
     let names: Vec<String> = (0..40).map(|n| format!("t/f{n}")).collect();
     let files: Vec<(&str, &[u8], u32)> =
         names.iter().map(|name| (name.as_str(), &b""[..], 0o644)).collect();
-    assert!(is_over(
-        &refused(ArchiveKind::Zip, zip_of(&files), &Limits { entries: 30, ..base }).await,
+    assert!(exceeds(
+        &refuse(ArchiveKind::Zip, zip_of(&files), &Limits { entries: 30, ..base }).await,
         Limit::Entries
     ));
 }
 
 #[tokio::test]
-async fn a_file_that_is_too_large_is_left_out_and_named() {
+async fn oversized_file_is_skipped_and_named() {
     let into = tempfile::tempdir().expect("a folder");
     let limits = Limits { file_bytes: 10, ..Limits::default() };
     let packed = tar_of(&[file("t/big", b"12345678901"), file("t/small", b"1234567890")]);
     let snapshot =
         unpack(ArchiveKind::TarGz, packed, &limits, into.path()).await.expect("the rest is fine");
     assert_eq!(snapshot.manifest().files.keys().collect::<Vec<_>>(), ["small"]);
-    assert_eq!(snapshot.manifest().skipped.named, [(Skip::TooLarge, "t/big".to_owned())]);
+    assert_eq!(snapshot.manifest().skipped.named, [(SkipReason::TooLarge, "t/big".to_owned())]);
 }
 
 #[tokio::test]
-async fn paths_that_lead_elsewhere_are_refused() {
+async fn escaping_paths_are_refused() {
     let limits = Limits::default();
     for name in ["/etc/passwd", "../x", "t/../../x", "t/..", "..", "t//x"] {
-        let error = refused(ArchiveKind::TarGz, tar_of(&[file(name, b"x")]), &limits).await;
+        let error = refuse(ArchiveKind::TarGz, tar_of(&[file(name, b"x")]), &limits).await;
         assert!(matches!(error, SnapshotError::Hostile { .. }), "{name}: {error:?}");
         let mut long = file("././@LongLink", format!("{name}\0").as_bytes());
         long.kind = b'L';
-        let error = refused(ArchiveKind::TarGz, tar_of(&[long, file("t/ok", b"x")]), &limits).await;
+        let error = refuse(ArchiveKind::TarGz, tar_of(&[long, file("t/ok", b"x")]), &limits).await;
         assert!(matches!(error, SnapshotError::Hostile { .. }), "{name}: {error:?}");
         let record = pax(&[("path", name)]);
         let error =
-            refused(ArchiveKind::TarGz, tar_of(&[record, file("t/ok", b"x")]), &limits).await;
+            refuse(ArchiveKind::TarGz, tar_of(&[record, file("t/ok", b"x")]), &limits).await;
         assert!(matches!(error, SnapshotError::Hostile { .. }), "{name}: {error:?}");
     }
     for name in ["../x", "t/../../x", "/etc/passwd"] {
-        let error = refused(
+        let error = refuse(
             ArchiveKind::Zip,
             zip_of(&[("ok/aaaaaaaaaaaaaaaaaaaaaa", b"x", 0o644), (name, b"x", 0o644)]),
             &limits,
@@ -203,17 +203,17 @@ fn pax(records: &[(&str, &str)]) -> Entry {
 }
 
 #[tokio::test]
-async fn links_and_devices_are_left_out_and_nothing_is_written_through_them() {
+async fn links_and_devices_are_skipped_and_not_followed() {
     let (into, outside) =
         (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let target = outside.path().to_str().expect("text");
     let packed = tar_of(&[
-        of_kind("t/link", b'2', target),
+        special_entry("t/link", b'2', target),
         file("t/link/inside", b"x"),
-        of_kind("t/hard", b'1', "/etc/passwd"),
-        of_kind("t/device", b'3', ""),
-        of_kind("t/pipe", b'6', ""),
-        of_kind("t/up", b'2', ".."),
+        special_entry("t/hard", b'1', "/etc/passwd"),
+        special_entry("t/device", b'3', ""),
+        special_entry("t/pipe", b'6', ""),
+        special_entry("t/up", b'2', ".."),
         file("t/up/b", b"y"),
     ]);
     let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path())
@@ -221,7 +221,11 @@ async fn links_and_devices_are_left_out_and_nothing_is_written_through_them() {
         .expect("the rest is fine");
     let skipped = &snapshot.manifest().skipped;
     assert_eq!(
-        (skipped.count(Skip::Symlink), skipped.count(Skip::Hardlink), skipped.count(Skip::Special)),
+        (
+            skipped.count(SkipReason::Symlink),
+            skipped.count(SkipReason::Hardlink),
+            skipped.count(SkipReason::Special)
+        ),
         (2, 1, 2)
     );
     assert_eq!(std::fs::read_dir(outside.path()).expect("a folder").count(), 0);
@@ -231,15 +235,15 @@ async fn links_and_devices_are_left_out_and_nothing_is_written_through_them() {
     let into = tempfile::tempdir().expect("a folder");
     let packed = zip_of(&[("t/a", b"x", 0o100_755), ("t/l", target.as_bytes(), 0o120_777)]);
     let snapshot = unpack(ArchiveKind::Zip, packed, &Limits::default(), into.path()).await;
-    // The library that packs keeps the type's bits or not, depending on its version; a link must
-    // never come out.
+    // The archiving library keeps the type bits or not, depending on its version; a link must never
+    // be created.
     if let Ok(snapshot) = snapshot {
         assert!(!snapshot.path().join("l").is_symlink());
     }
 }
 
 #[tokio::test]
-async fn names_that_readers_would_take_differently_are_left_out_or_refused() {
+async fn ambiguous_names_are_skipped_or_refused() {
     let into = tempfile::tempdir().expect("a folder");
     let mut latin = file("", b"x");
     latin.name = b"t/caf\xe9".to_vec();
@@ -257,7 +261,7 @@ async fn names_that_readers_would_take_differently_are_left_out_or_refused() {
         .expect("the rest is fine");
     let manifest = snapshot.manifest();
     assert_eq!(
-        (manifest.skipped.count(Skip::OddName), manifest.skipped.count(Skip::Reserved)),
+        (manifest.skipped.count(SkipReason::OddName), manifest.skipped.count(SkipReason::Reserved)),
         (3, 2)
     );
     assert_eq!(manifest.alike, [["Read".to_owned(), "read".to_owned()]]);
@@ -271,7 +275,7 @@ async fn names_that_readers_would_take_differently_are_left_out_or_refused() {
         vec![file("t/a", b"1"), file("t/./a", b"2")],
         vec![file("t/a", b"1"), file("t/a/b", b"2")],
         vec![file("t/a/b", b"1"), file("t/a", b"2")],
-        vec![of_kind("t/s", b'S', ""), file("t/a", b"1")],
+        vec![special_entry("t/s", b'S', ""), file("t/a", b"1")],
         vec![pax(&[("size", "99999")]), file("t/a", b"1")],
         vec![pax(&[("size", "0")]), file("t/a", b"1")],
         vec![Entry { kind: b'g', ..pax(&[("path", "t/all")]) }, file("t/a", b"1")],
@@ -284,7 +288,7 @@ async fn names_that_readers_would_take_differently_are_left_out_or_refused() {
                 .map(|entry| String::from_utf8_lossy(&entry.name).into_owned())
                 .collect::<Vec<_>>()
         );
-        let error = refused(ArchiveKind::TarGz, tar_of(&entries), &Limits::default()).await;
+        let error = refuse(ArchiveKind::TarGz, tar_of(&entries), &Limits::default()).await;
         assert!(
             matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Exceeded { .. }),
             "{shown}: {error:?}"
@@ -293,19 +297,19 @@ async fn names_that_readers_would_take_differently_are_left_out_or_refused() {
 }
 
 #[tokio::test]
-async fn long_names_of_both_kinds_and_the_one_top_folder_are_understood() {
+async fn gnu_and_pax_long_names_and_root_folder_are_handled() {
     let into = tempfile::tempdir().expect("a folder");
     let (long, longer) =
         (format!("t/{}/gnu", "d".repeat(150)), format!("t/{}/pax", "e".repeat(150)));
     let gnu = Entry { kind: b'L', ..file("././@LongLink", format!("{long}\0").as_bytes()) };
     let packed = tar_of(&[
         Entry { kind: b'g', ..pax(&[("comment", "0123")]) },
-        of_kind("t/", b'5', ""),
+        special_entry("t/", b'5', ""),
         gnu,
         file("t/short", b"1"),
         pax(&[("path", &longer), ("mtime", "1.5")]),
         file("t/short", b"2"),
-        of_kind("t/empty/", b'5', ""),
+        special_entry("t/empty/", b'5', ""),
     ]);
     let snapshot = unpack(ArchiveKind::TarGz, packed, &Limits::default(), into.path())
         .await
@@ -321,7 +325,7 @@ async fn long_names_of_both_kinds_and_the_one_top_folder_are_understood() {
 }
 
 #[tokio::test]
-async fn records_that_only_repeat_a_size_or_have_line_ends_in_them_are_honest() {
+async fn redundant_size_records_and_line_breaks_are_accepted() {
     let into = tempfile::tempdir().expect("a folder");
     let record = pax(&[("comment", "two\nlines"), ("size", "3"), ("path", "t/named")]);
     let packed = tar_of(&[record, file("t/a", b"123"), file("t/b", b"1")]);
@@ -331,33 +335,31 @@ async fn records_that_only_repeat_a_size_or_have_line_ends_in_them_are_honest() 
     assert_eq!(snapshot.manifest().files.keys().collect::<Vec<_>>(), ["b", "named"]);
     let damaged = Entry { content: b"99 path=t/x\n".to_vec(), ..pax(&[]) };
     let error =
-        refused(ArchiveKind::TarGz, tar_of(&[damaged, file("t/a", b"1")]), &Limits::default())
-            .await;
+        refuse(ArchiveKind::TarGz, tar_of(&[damaged, file("t/a", b"1")]), &Limits::default()).await;
     assert!(matches!(error, SnapshotError::Malformed { .. }), "{error:?}");
 }
 
 #[tokio::test]
-async fn an_archive_of_which_nothing_can_be_used_is_refused() {
+async fn archive_without_usable_entry_is_refused() {
     let packed = tar_of(&[file("t\\a.py", b"1"), file("t\\b.py", b"1")]);
-    let error = refused(ArchiveKind::TarGz, packed, &Limits::default()).await;
+    let error = refuse(ArchiveKind::TarGz, packed, &Limits::default()).await;
     assert!(error.to_string().contains("a.py"), "{error}");
 }
 
 #[tokio::test]
-async fn a_zip_directory_is_bounded_in_its_bytes() {
-    // Few entries, of which each claims 64 KiB beside its name: the library would read them all at
-    // once.
+async fn zip_directory_size_is_limited() {
+    // Few entries, each with 64 KiB of extra data: the library would read all at once.
     let mut entry = b"PK\x01\x02".to_vec();
     entry.resize(46, 0);
     entry[30..32].copy_from_slice(&u16::MAX.to_le_bytes());
     let mut packed = zip_of(&[("t/a", b"x", 0o644)]);
     packed.extend(entry.repeat(1100));
-    let error = refused(ArchiveKind::Zip, packed, &Limits::default()).await;
-    assert!(is_over(&error, Limit::Entries), "{error:?}");
+    let error = refuse(ArchiveKind::Zip, packed, &Limits::default()).await;
+    assert!(exceeds(&error, Limit::Entries), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_folder_or_upload_that_changes_is_not_taken_for_what_it_was() {
+async fn changed_folder_or_upload_is_refused() {
     let (folder, into) =
         (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let put = |path: &str, text: &[u8]| {
@@ -380,15 +382,15 @@ async fn a_folder_or_upload_that_changes_is_not_taken_for_what_it_was() {
     assert_eq!(taken.manifest().files.keys().collect::<Vec<_>>(), ["a.py", "src/target/b.py"]);
     Snapshot::remove(&commit, into.path()).await.expect("it goes");
     put("repo/a.py", b"two\n");
-    let refused = Snapshot::take(&source, &commit, &Limits::default(), into.path()).await;
-    assert!(refused.is_err_and(|error| !error.is_transient()));
+    let refuse = Snapshot::take(&source, &commit, &Limits::default(), into.path()).await;
+    assert!(refuse.is_err_and(|error| !error.is_transient()));
     assert_eq!(std::fs::read_dir(into.path()).expect("a folder").count(), 0);
 
     let path = folder.path().join("up.zip");
     std::fs::write(&path, zip_of(&[("x.py", b"1\n", 0o644)])).expect("written");
     let upload = Upload::new(path.clone()).expect("a zip");
     let commit = upload.resolve(None).await.expect("an archive");
-    // Another file of its name is not it; what is written into it is noticed.
+    // Another file of the same name is not read; a change to the file is noticed.
     std::fs::rename(&path, folder.path().join("moved.zip")).expect("moved");
     std::os::unix::fs::symlink("/etc/passwd", &path).expect("a link");
     assert!(Upload::new(path.clone()).is_err());
@@ -402,7 +404,7 @@ async fn a_folder_or_upload_that_changes_is_not_taken_for_what_it_was() {
 }
 
 #[tokio::test]
-async fn a_snapshot_whose_manifest_is_damaged_is_taken_anew() {
+async fn snapshot_with_damaged_manifest_is_taken_again() {
     let into = tempfile::tempdir().expect("a folder");
     let packed = || tar_of(&[file("t/a", b"1")]);
     let snapshot = unpack(ArchiveKind::TarGz, packed(), &Limits::default(), into.path())
@@ -418,23 +420,23 @@ async fn a_snapshot_whose_manifest_is_damaged_is_taken_anew() {
 }
 
 #[tokio::test]
-async fn ten_thousand_folders_in_one_another_are_refused() {
+async fn deeply_nested_folders_are_refused() {
     let deep = "d/".repeat(10_000);
     let record = pax(&[("path", &format!("{deep}a"))]);
     let error =
-        refused(ArchiveKind::TarGz, tar_of(&[record, file("t/a", b"1")]), &Limits::default()).await;
+        refuse(ArchiveKind::TarGz, tar_of(&[record, file("t/a", b"1")]), &Limits::default()).await;
     assert!(
         matches!(error, SnapshotError::Exceeded { limit: Limit::PathBytes | Limit::Depth, .. }),
         "{error:?}"
     );
     let limits = Limits { path_bytes: 60_000, ..Limits::default() };
     let record = pax(&[("path", &format!("{deep}a"))]);
-    let error = refused(ArchiveKind::TarGz, tar_of(&[record, file("t/a", b"1")]), &limits).await;
-    assert!(is_over(&error, Limit::Depth), "{error:?}");
+    let error = refuse(ArchiveKind::TarGz, tar_of(&[record, file("t/a", b"1")]), &limits).await;
+    assert!(exceeds(&error, Limit::Depth), "{error:?}");
 }
 
 #[tokio::test]
-async fn lying_and_damaged_archives_are_refused() {
+async fn inconsistent_and_damaged_archives_are_refused() {
     let honest = tar_of(&[file("t/a", &[7; 5000])]);
     let limits = Limits::default();
     for packed in [
@@ -446,10 +448,10 @@ async fn lying_and_damaged_archives_are_refused() {
         tar_of(&[Entry { size: Some(600), ..file("t/a", b"short") }, file("t/b", b"hidden in a")]),
     ] {
         let into = tempfile::tempdir().expect("a folder");
-        let done = unpack(ArchiveKind::TarGz, packed.clone(), &limits, into.path()).await;
-        // A header may claim what comes after it; then that is the file's content, and no file of
-        // its own.
-        if let Ok(snapshot) = done {
+        let result = unpack(ArchiveKind::TarGz, packed.clone(), &limits, into.path()).await;
+        // A header may claim the following content; then that is the file's content, and no
+        // separate file.
+        if let Ok(snapshot) = result {
             assert!(!snapshot.manifest().files.contains_key("b"), "{:?}", snapshot.manifest());
         }
     }
@@ -463,24 +465,24 @@ async fn lying_and_damaged_archives_are_refused() {
         lying[at..at + to.len()].copy_from_slice(to);
         lying
     };
-    // The directory, then a header, says another name; both entries have one name.
+    // The directory, then a header, has another name; both entries have one name.
     for lying in [
         with(b"bbbb", b"cccc", 1),
         with(b"bbbb", b"../x", 0),
         with(b"bbbb", b"aaaa", 1),
         zipped[..zipped.len() - 30].to_vec(),
     ] {
-        let error = refused(ArchiveKind::Zip, lying, &limits).await;
+        let error = refuse(ArchiveKind::Zip, lying, &limits).await;
         assert!(
             matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Malformed { .. }),
             "{error:?}"
         );
     }
-    // The directory says that a file is smaller than it is.
+    // The directory has a smaller size than the file.
     let at = zipped.windows(4).position(|bytes| bytes == b"PK\x01\x02").expect("it is there");
     let mut lying = zipped.clone();
     lying[at + 24] = 2;
-    let error = refused(ArchiveKind::Zip, lying, &limits).await;
+    let error = refuse(ArchiveKind::Zip, lying, &limits).await;
     assert!(
         matches!(error, SnapshotError::Hostile { .. } | SnapshotError::Malformed { .. }),
         "{error:?}"
@@ -488,7 +490,7 @@ async fn lying_and_damaged_archives_are_refused() {
 }
 
 #[tokio::test]
-async fn a_snapshot_nobody_waits_for_is_not_finished() {
+async fn canceled_snapshot_leaves_nothing_behind() {
     let into = tempfile::tempdir().expect("a folder");
     let bytes = futures::stream::pending().boxed();
     let archive = Archive { kind: ArchiveKind::TarGz, bytes };
@@ -500,7 +502,7 @@ async fn a_snapshot_nobody_waits_for_is_not_finished() {
     .await;
     assert!(abandoned.is_err());
     assert_eq!(std::fs::read_dir(into.path()).expect("a folder").count(), 0);
-    // What a process that died has left is swept when it is old.
+    // Leftovers of a crash are swept when they are old.
     std::fs::create_dir(into.path().join(".taking-x")).expect("a folder");
     let now = std::fs::metadata(into.path()).and_then(|found| found.modified()).expect("a time");
     Snapshot::sweep(into.path(), Duration::from_secs(3600), now).await.expect("it sweeps");
@@ -512,7 +514,7 @@ async fn a_snapshot_nobody_waits_for_is_not_finished() {
 }
 
 #[tokio::test]
-async fn folders_and_uploads_are_sources_like_others_and_what_changed_is_known() {
+async fn folders_and_uploads_are_sources_and_can_be_compared() {
     let (folder, into) =
         (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let put = |path: &str, text: &str| {
@@ -530,7 +532,7 @@ async fn folders_and_uploads_are_sources_like_others_and_what_changed_is_known()
     let old = Snapshot::take(&source, &first, &Limits::default(), into.path())
         .await
         .expect("it is taken");
-    // Its only folder is its own.
+    // Its only folder is part of the repository.
     assert_eq!(old.manifest().files.keys().collect::<Vec<_>>(), ["src/a.py", "src/b.py"]);
     assert_eq!(source.resolve(None).await.expect("a folder"), first);
     put("src/a.py", "changed\n");
@@ -560,12 +562,12 @@ async fn folders_and_uploads_are_sources_like_others_and_what_changed_is_known()
     assert!(Upload::new(folder.path().join("c.py")).is_err());
 }
 
-/// Everything below a folder, links not followed.
-fn below(folder: &Path) -> Vec<std::path::PathBuf> {
+/// Everything below a folder, without following links.
+fn list_tree(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            found.extend(below(&entry.path()));
+            found.extend(list_tree(&entry.path()));
         }
         found.push(entry.path());
     }
@@ -608,22 +610,22 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_archive_writes_outside_of_its_folder(entries in entries()) {
+    fn no_archive_writes_outside_its_folder(entries in entries()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let world = tempfile::tempdir().expect("a folder");
         let (into, outside) = (world.path().join("into"), world.path().join("outside"));
         std::fs::create_dir_all(&into).and_then(|()| std::fs::create_dir(&outside)).expect("folders");
         let bytes = futures::stream::iter([Ok(Bytes::from(tar_of(&entries)))]).boxed();
         let archive = Archive { kind: ArchiveKind::TarGz, bytes };
-        let done = runtime.block_on(Snapshot::unpack(&commit(), archive, &Limits::default(), &into));
-        let found = below(world.path());
+        let result = runtime.block_on(Snapshot::unpack(&commit(), archive, &Limits::default(), &into));
+        let found = list_tree(world.path());
         prop_assert!(found.iter().all(|path| !path.is_symlink()), "{found:?}");
         let outer: Vec<_> = found.iter().filter(|path| !path.starts_with(&into)).collect();
         prop_assert_eq!(outer, [&outside]);
-        match done {
-            // What is there is what is known to be there.
+        match result {
+            // The files on disk are those of the manifest.
             Ok(snapshot) => {
-                let mut files: Vec<String> = below(&snapshot.path())
+                let mut files: Vec<String> = list_tree(&snapshot.path())
                     .into_iter()
                     .filter(|path| path.is_file())
                     .map(|path| path.strip_prefix(snapshot.path()).expect("below").to_str().expect("text").to_owned())

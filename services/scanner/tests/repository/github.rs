@@ -6,19 +6,19 @@ use std::{
 };
 
 use construct_scanner::repository::{
-    GitHub, GitHubAuth, Limit, Limits, Owner, Reach, Snapshot, SnapshotError, Source as _,
+    ForgeClients, GitHub, GitHubAuth, Limit, Limits, Owner, Snapshot, SnapshotError, Source as _,
     SourceError, mask,
 };
 use construct_tests::github::{APP, APP_KEY, Fault, GitHubServer, INSTALLATION, TOKEN};
 use jiff::Timestamp;
 use secrecy::SecretString;
 
-fn reach() -> Reach {
-    Reach::new(["127.0.0.1".to_owned()]).expect("a client")
+fn forge_clients() -> ForgeClients {
+    ForgeClients::new(["127.0.0.1".to_owned()]).expect("a client")
 }
 
 fn connect(server: &GitHubServer, auth: &GitHubAuth) -> GitHub {
-    GitHub::new(&reach(), Some(&server.url()), auth).expect("the base is trusted")
+    GitHub::new(&forge_clients(), Some(&server.url()), auth).expect("the base is trusted")
 }
 
 fn with_token() -> GitHubAuth {
@@ -48,7 +48,7 @@ async fn take(
 }
 
 #[tokio::test]
-async fn a_snapshot_of_a_commit_is_taken_once_and_the_credential_stays_with_the_api() {
+async fn snapshot_is_taken_once_and_credential_stays_with_the_api() {
     let (server, into) = (GitHubServer::start().await, tempfile::tempdir().expect("a folder"));
     let id = server.commit("octo/hello", FILES);
     server.hide("octo/hello");
@@ -61,8 +61,12 @@ async fn a_snapshot_of_a_commit_is_taken_once_and_the_credential_stays_with_the_
     );
     let clean = mask(&snapshot).await.expect("the disk works");
     assert_eq!(clean.lines("src/main.rs", 1, 9), Some(vec!["fn main() {}".to_owned()]));
-    assert!(clean.cites("README.md", 1) && !clean.cites("README.md", 2) && !clean.cites("none", 1));
-    assert!(!clean.cites("README.md", 0) && !clean.cites("../README.md", 1));
+    assert!(
+        clean.has_line("README.md", 1)
+            && !clean.has_line("README.md", 2)
+            && !clean.has_line("none", 1)
+    );
+    assert!(!clean.has_line("README.md", 0) && !clean.has_line("../README.md", 1));
     let mode = |path: &str| {
         std::os::unix::fs::MetadataExt::mode(
             &snapshot.path().join(path).metadata().expect("it is there"),
@@ -75,7 +79,7 @@ async fn a_snapshot_of_a_commit_is_taken_once_and_the_credential_stays_with_the_
     take(&server, &with_token(), "octo/hello", into.path()).await.expect("it is there");
     assert_eq!(downloads(), 1);
     assert_eq!(server.complaints(), [""; 0]);
-    // Nothing half-done lies beside it.
+    // Nothing unfinished is left beside it.
     assert_eq!(std::fs::read_dir(into.path()).expect("a folder").count(), 1);
 }
 
@@ -104,7 +108,7 @@ async fn references_are_resolved_to_commits() {
 }
 
 #[tokio::test]
-async fn what_is_hidden_gone_or_renamed_is_told_apart() {
+async fn hidden_removed_and_renamed_repositories_are_distinguished() {
     let (server, into) = (GitHubServer::start().await, tempfile::tempdir().expect("a folder"));
     server.commit("octo/private", FILES);
     server.hide("octo/private");
@@ -130,7 +134,7 @@ async fn what_is_hidden_gone_or_renamed_is_told_apart() {
 }
 
 #[tokio::test]
-async fn short_limits_are_waited_out_and_long_ones_are_told() {
+async fn short_rate_limits_are_waited_out_and_long_ones_reported() {
     let server = GitHubServer::start().await;
     server.commit("octo/hello", FILES);
     let repository = connect(&server, &with_token()).repository("octo/hello").expect("a name");
@@ -146,7 +150,7 @@ async fn short_limits_are_waited_out_and_long_ones_are_told() {
     let Err(SourceError::RateLimited { until }) = limited else { panic!("{limited:?}") };
     let left = until.duration_since(Timestamp::now()).as_secs();
     assert!((1700..=1800).contains(&left), "{left}");
-    // Until then it is left alone.
+    // Until then no request is sent.
     let asked = server.asked().len();
     let again = repository.resolve(None).await;
     assert!(matches!(again, Err(SourceError::RateLimited { .. })), "{again:?}");
@@ -154,7 +158,7 @@ async fn short_limits_are_waited_out_and_long_ones_are_told() {
 }
 
 #[tokio::test]
-async fn an_answer_that_spends_the_last_request_is_the_last_that_is_asked_for() {
+async fn exhausted_rate_limit_stops_requests() {
     let server = GitHubServer::start().await;
     server.commit("octo/hello", FILES);
     server.limit(2, 900);
@@ -165,7 +169,7 @@ async fn an_answer_that_spends_the_last_request_is_the_last_that_is_asked_for() 
 }
 
 #[tokio::test]
-async fn what_has_not_changed_is_not_sent_again() {
+async fn unchanged_responses_are_not_sent_again() {
     let server = GitHubServer::start().await;
     server.commit("octo/hello", FILES);
     let repository = connect(&server, &with_token()).repository("octo/hello").expect("a name");
@@ -179,7 +183,7 @@ async fn what_has_not_changed_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn an_app_signs_and_keeps_its_token_until_shortly_before_its_end() {
+async fn app_token_is_reused_until_shortly_before_expiry() {
     let server = GitHubServer::start().await;
     server.commit("octo/hello", FILES);
     server.hide("octo/hello");
@@ -188,11 +192,11 @@ async fn an_app_signs_and_keeps_its_token_until_shortly_before_its_end() {
     repository.resolve(None).await.expect("the app may");
     repository.resolve(None).await.expect("the app may");
     assert_eq!((server.issued(), server.complaints()), (1, Vec::new()));
-    // A token that is refused before its time is replaced.
+    // A token that is refused early is replaced.
     server.revoke();
     repository.resolve(None).await.expect("a new token");
     assert_eq!(server.issued(), 2);
-    // One that ends within minutes is not used for what may take as long.
+    // A token that expires within minutes is not used for long operations.
     server.token_lifetime(200);
     server.revoke();
     repository.resolve(None).await.expect("a new token");
@@ -207,7 +211,7 @@ async fn an_app_signs_and_keeps_its_token_until_shortly_before_its_end() {
 }
 
 #[tokio::test]
-async fn lists_of_repositories_are_read_page_by_page() {
+async fn repository_lists_are_read_page_by_page() {
     let server = GitHubServer::start().await;
     for number in 0..230 {
         server.commit(&format!("corp/r{number:03}"), &FILES[..1]);
@@ -219,7 +223,7 @@ async fn lists_of_repositories_are_read_page_by_page() {
         let listing = github.repositories(&owner, page).await.expect("a list");
         assert_eq!((listing.repositories.len(), listing.more), (count, more), "{page}");
     }
-    // Each page is one question, wherever it is in the list.
+    // Each page needs one request, wherever it is in the list.
     assert_eq!(server.asked().len(), 4);
     let last = github.repositories(&owner, 3).await.expect("a list").repositories;
     assert_eq!(last[29].full_name, "corp/r229");
@@ -227,7 +231,7 @@ async fn lists_of_repositories_are_read_page_by_page() {
 }
 
 #[tokio::test]
-async fn broken_and_dripping_downloads_leave_nothing_behind() {
+async fn broken_and_stalled_downloads_leave_nothing_behind() {
     let (server, into) = (GitHubServer::start().await, tempfile::tempdir().expect("a folder"));
     server.commit("octo/hello", FILES);
     let repository = connect(&server, &with_token()).repository("octo/hello").expect("a name");
@@ -242,14 +246,14 @@ async fn broken_and_dripping_downloads_leave_nothing_behind() {
         matches!(&slow, Err(SnapshotError::Exceeded { limit: Limit::Download, .. })),
         "{slow:?}"
     );
-    // No failure tells the address, which holds a token.
+    // No error contains the address, which holds a token.
     assert!(!format!("{cut:?}{slow:?}").contains("SECRETOFTHEADDRESS"));
     assert_eq!(std::fs::read_dir(into.path()).expect("a folder").count(), 0);
     Snapshot::take(&repository, &commit, &limits, into.path()).await.expect("now it is whole");
 }
 
 #[tokio::test]
-async fn redirects_lead_neither_into_the_private_network_nor_to_another_api() {
+async fn redirects_to_private_network_or_other_api_are_refused() {
     let server = GitHubServer::start().await;
     server.commit("octo/hello", FILES);
     let repository = connect(&server, &with_token()).repository("octo/hello").expect("a name");
@@ -268,8 +272,8 @@ async fn redirects_lead_neither_into_the_private_network_nor_to_another_api() {
     server.fail("/commits/", Fault::Redirect("https://example.com/".to_owned()));
     let refused = repository.resolve(Some("main")).await;
     assert!(matches!(refused, Err(SourceError::Forbidden { .. })), "{refused:?}");
-    // An organization's own base URL is not the operator's.
-    let untrusted = Reach::new([]).expect("a client");
+    // An organization's own base URL is not trusted by the operator.
+    let untrusted = ForgeClients::new([]).expect("a client");
     assert!(GitHub::new(&untrusted, Some(&server.url()), &with_token()).is_err());
     assert!(!format!("{:?} {:?}", with_token(), connect(&server, &app())).contains("ghp_"));
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use construct_scanner::repository::{
-    GitLab, Limits, Listing, Owner, Reach, Repository, Snapshot, SnapshotError, Source as _,
+    ForgeClients, GitLab, Limits, Listing, Owner, Repository, Snapshot, SnapshotError, Source as _,
     SourceError, mask,
 };
 use construct_tests::gitlab::{Fault, GitLabServer, TOKEN};
@@ -17,7 +17,7 @@ const FILES: &[(&str, &[u8])] =
     &[("README.md", b"# Hello\n"), ("src/main.rs", b"fn main() {}\n"), ("run.sh", b"#!/bin/sh\n")];
 
 fn connect(server: &GitLabServer, token: Option<&str>) -> GitLab {
-    let reach = Reach::new(["127.0.0.1".to_owned()]).expect("a client");
+    let reach = ForgeClients::new(["127.0.0.1".to_owned()]).expect("a client");
     GitLab::new(&reach, Some(&server.url()), token.map(SecretString::from))
         .expect("the base is trusted")
 }
@@ -38,14 +38,14 @@ fn names(repositories: &[Repository]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_project_of_a_subgroup_is_taken_with_a_private_token() {
+async fn subgroup_project_is_fetched_with_private_token() {
     let (server, into) = (GitLabServer::start().await, tempfile::tempdir().expect("a folder"));
     let id = server.commit("corp/tools/hello.rs", FILES);
     server.hide("corp/tools/hello.rs");
     let snapshot =
         take(&server, Some(TOKEN), "corp/tools/hello.rs", into.path()).await.expect("it is there");
     assert_eq!(snapshot.manifest().commit, id);
-    // The folder that GitLab packs around them is gone.
+    // GitLab's root folder is removed.
     assert_eq!(
         snapshot.manifest().files.keys().collect::<Vec<_>>(),
         ["README.md", "run.sh", "src/main.rs"]
@@ -87,15 +87,15 @@ async fn references_are_resolved_to_commits() {
     }
     let missing = project.resolve(Some("gone")).await;
     assert!(matches!(missing, Err(SourceError::NotFound { .. })), "{missing:?}");
-    // A project in which nothing was committed yet has no branch that could be meant.
+    // A project without commits has no default branch.
     server.create("corp/empty");
     let empty = connect(&server, None).project("corp/empty").expect("a name").resolve(None).await;
-    let Err(SourceError::NotFound { what }) = empty else { panic!("{empty:?}") };
-    assert_eq!(what, "a commit of corp/empty");
+    let Err(SourceError::NotFound { subject }) = empty else { panic!("{empty:?}") };
+    assert_eq!(subject, "a commit of corp/empty");
 }
 
 #[tokio::test]
-async fn what_is_hidden_gone_or_moved_is_told_apart() {
+async fn hidden_removed_and_moved_projects_are_distinguished() {
     let (server, into) = (GitLabServer::start().await, tempfile::tempdir().expect("a folder"));
     server.commit("corp/private", FILES);
     server.hide("corp/private");
@@ -120,7 +120,7 @@ async fn what_is_hidden_gone_or_moved_is_told_apart() {
 }
 
 #[tokio::test]
-async fn short_limits_are_waited_out_and_long_ones_are_told() {
+async fn short_rate_limits_are_waited_out_and_long_ones_reported() {
     let server = GitLabServer::start().await;
     server.commit("corp/hello", FILES);
     let project = connect(&server, Some(TOKEN)).project("corp/hello").expect("a name");
@@ -131,8 +131,7 @@ async fn short_limits_are_waited_out_and_long_ones_are_told() {
     server.fail("/commits/", Fault::Status(502));
     project.resolve(None).await.expect("it is asked again");
 
-    // Archives have a limit of their own, which says no time; the one that its headers tell of has
-    // many left.
+    // Archives have their own limit, which names no time; the reported limit is far from exhausted.
     server.fail("/archive", Fault::TooOften);
     let limited = project.archive(&commit).await;
     let Err(SourceError::RateLimited { until }) = limited else { panic!("{limited:?}") };
@@ -145,7 +144,7 @@ async fn short_limits_are_waited_out_and_long_ones_are_told() {
     let Err(SourceError::RateLimited { until }) = limited else { panic!("{limited:?}") };
     let left = until.duration_since(Timestamp::now()).as_secs();
     assert!((1700..=1800).contains(&left), "{left}");
-    // Until then it is left alone.
+    // Until then no request is sent.
     let asked = server.asked().len();
     let again = project.archive(&commit).await;
     assert!(matches!(again, Err(SourceError::RateLimited { .. })), "{again:?}");
@@ -153,7 +152,7 @@ async fn short_limits_are_waited_out_and_long_ones_are_told() {
 }
 
 #[tokio::test]
-async fn an_answer_that_spends_the_last_request_is_the_last_that_is_asked_for() {
+async fn exhausted_rate_limit_stops_requests() {
     let server = GitLabServer::start().await;
     server.commit("corp/hello", FILES);
     server.limit(2, 900);
@@ -164,7 +163,7 @@ async fn an_answer_that_spends_the_last_request_is_the_last_that_is_asked_for() 
 }
 
 #[tokio::test]
-async fn what_has_not_changed_is_not_sent_again() {
+async fn unchanged_responses_are_not_sent_again() {
     let server = GitLabServer::start().await;
     server.commit("corp/hello", FILES);
     let gitlab = connect(&server, Some(TOKEN));
@@ -172,7 +171,7 @@ async fn what_has_not_changed_is_not_sent_again() {
         gitlab.project("corp/hello").expect("a name").resolve(None).await.expect("it exists")
     };
     let first = resolve().await;
-    // All projects of a connection share what is remembered.
+    // All projects of a connection share the cache.
     assert_eq!(resolve().await, first);
     let statuses: Vec<(bool, u16)> =
         server.asked().iter().map(|asked| (asked.conditional, asked.status)).collect();
@@ -182,7 +181,7 @@ async fn what_has_not_changed_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn lists_are_read_page_by_page_of_groups_with_their_subgroups_and_of_people() {
+async fn project_lists_cover_groups_with_subgroups_and_users() {
     let server = GitLabServer::start().await;
     for number in 0..130 {
         server.commit(&format!("corp/r{number:03}"), &FILES[..1]);
@@ -197,18 +196,18 @@ async fn lists_are_read_page_by_page_of_groups_with_their_subgroups_and_of_peopl
     server.hide("corp/tools/deep/s000");
     server.user("ann");
     let gitlab = connect(&server, Some(TOKEN));
-    let of = |name: &str| Owner::Organization(name.to_owned());
+    let organization = |name: &str| Owner::Organization(name.to_owned());
     let mut all = Vec::new();
     for (page, (count, is_more)) in [(100, true), (100, true), (30, false)].into_iter().enumerate()
     {
         let Listing { repositories: found, more } = gitlab
-            .projects(&of("corp"), u32::try_from(page + 1).expect("few"))
+            .projects(&organization("corp"), u32::try_from(page + 1).expect("few"))
             .await
             .expect("a page");
         assert_eq!((found.len(), more), (count, is_more), "{page}");
         all.extend(found);
     }
-    // One request a page, and each project once.
+    // One request per page, and each project once.
     assert_eq!(server.asked().len(), 3);
     let unique: std::collections::BTreeSet<&str> = names(&all).into_iter().collect();
     assert_eq!((unique.len(), all[129].full_name.as_str()), (230, "corp/r129"));
@@ -220,7 +219,7 @@ async fn lists_are_read_page_by_page_of_groups_with_their_subgroups_and_of_peopl
     assert!(!all[0].private && all[0].default_branch.as_deref() == Some("main"), "{:?}", all[0]);
 
     let Listing { repositories: below, more } =
-        gitlab.projects(&of("corp/tools"), 1).await.expect("a page");
+        gitlab.projects(&organization("corp/tools"), 1).await.expect("a page");
     assert_eq!((below.len(), more), (100, false));
     let Listing { repositories: mine, .. } =
         gitlab.projects(&Owner::Connection, 1).await.expect("a page");
@@ -228,13 +227,16 @@ async fn lists_are_read_page_by_page_of_groups_with_their_subgroups_and_of_peopl
     let Listing { repositories: hers, .. } =
         gitlab.projects(&Owner::User("ann".to_owned()), 1).await.expect("a page");
     assert_eq!(names(&hers), ["ann/three"]);
-    for unknown in [of("ann"), of("nobody"), Owner::User("corp".to_owned())] {
+    for unknown in [organization("ann"), organization("nobody"), Owner::User("corp".to_owned())] {
         let refused = gitlab.projects(&unknown, 1).await;
         assert!(matches!(refused, Err(SourceError::NotFound { .. })), "{unknown:?}: {refused:?}");
     }
     for odd in ["../x", "", "a//b", "a b", "corp/%2e%2e"] {
         assert!(
-            matches!(gitlab.projects(&of(odd), 1).await, Err(SourceError::Invalid { .. })),
+            matches!(
+                gitlab.projects(&organization(odd), 1).await,
+                Err(SourceError::Invalid { .. })
+            ),
             "{odd}"
         );
     }
@@ -242,7 +244,7 @@ async fn lists_are_read_page_by_page_of_groups_with_their_subgroups_and_of_peopl
 }
 
 #[tokio::test]
-async fn broken_downloads_leave_nothing_and_the_credential_goes_to_no_other_host() {
+async fn broken_downloads_leave_nothing_and_credential_stays() {
     let (server, into) = (GitLabServer::start().await, tempfile::tempdir().expect("a folder"));
     server.commit("corp/hello", FILES);
     server.fail("/archive", Fault::Truncate(100));
@@ -273,7 +275,7 @@ async fn broken_downloads_leave_nothing_and_the_credential_goes_to_no_other_host
     let refused = project.resolve(Some("main")).await;
     assert!(matches!(refused, Err(SourceError::Forbidden { .. })), "{refused:?}");
     assert_eq!((elsewhere.asked().len(), elsewhere.complaints()), (1, Vec::new()));
-    // An organization's own address is not the operator's.
-    let untrusted = Reach::new([]).expect("a client");
+    // An organization's own address is not trusted by the operator.
+    let untrusted = ForgeClients::new([]).expect("a client");
     assert!(GitLab::new(&untrusted, Some(&server.url()), None).is_err());
 }

@@ -3,37 +3,37 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Body, Error, Leave, Token, Web};
+use super::{Body, Error, MayContinue, Token, Web};
 
-/// Under which name our messages carry what they are (`metadata.event_type`).
+/// The metadata type (`metadata.event_type`) of the app's messages.
 pub(crate) const EVENT_TYPE: &str = "construct_post";
 
-/// A message to post or to put in the place of another.
+/// The content of a message.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Content {
-    /// For notifications, and where blocks cannot be shown.
+    /// The text for notifications, and where blocks cannot be shown.
     pub(crate) text: String,
-    /// What is shown; at most 50.
+    /// The blocks; at most 50.
     pub(crate) blocks: Vec<Value>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Posted {
+struct PostResponse {
     ts: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct Done {}
+struct EmptyResponse {}
 
-/// Posts into a thread, or into the channel when that is empty, with a key by which the message is
-/// found again. Gives its `ts`.
+/// Posts into a thread, or into the channel when `thread` is empty. The message is found again by
+/// its key. Returns its `ts`.
 pub(crate) async fn post(
     web: &Web,
     token: &Token,
     (channel, thread): (&str, &str),
     key: &str,
     content: &Content,
-    leave: Leave<'_>,
+    may_continue: MayContinue<'_>,
 ) -> Result<String, Error> {
     let mut body = json!({
         "channel": channel,
@@ -46,11 +46,12 @@ pub(crate) async fn post(
     if !thread.is_empty() {
         body["thread_ts"] = thread.into();
     }
-    let posted: Posted = web.call_while(token, "chat.postMessage", Body::Json(body), leave).await?;
+    let posted: PostResponse =
+        web.call_while(token, "chat.postMessage", Body::Json(body), may_continue).await?;
     Ok(posted.ts)
 }
 
-/// Says something to one person in a channel. It is gone when they load Slack anew.
+/// Posts a message that only one user in a channel sees. It disappears when they reload Slack.
 pub(crate) async fn post_ephemeral(
     web: &Web,
     token: &Token,
@@ -63,23 +64,28 @@ pub(crate) async fn post_ephemeral(
     if let Some(thread) = thread {
         body["thread_ts"] = thread.into();
     }
-    web.call::<Done>(token, "chat.postEphemeral", Body::Json(body)).await.map(drop)
+    web.call::<EmptyResponse>(token, "chat.postEphemeral", Body::Json(body)).await.map(drop)
 }
 
-/// Puts something in the place of a message of ours.
+/// Replaces the content of a message of the app.
 pub(crate) async fn update(
     web: &Web,
     token: &Token,
     (channel, ts): (&str, &str),
     content: &Content,
-    leave: Leave<'_>,
+    may_continue: MayContinue<'_>,
 ) -> Result<(), Error> {
-    web.call_while::<Done>(token, "chat.update", changed(channel, ts, content), leave)
-        .await
-        .map(drop)
+    web.call_while::<EmptyResponse>(
+        token,
+        "chat.update",
+        update_body(channel, ts, content),
+        may_continue,
+    )
+    .await
+    .map(drop)
 }
 
-/// The same when it doesn't matter whether it is done.
+/// Like [`update`], for optional updates.
 pub(crate) async fn try_update(
     web: &Web,
     token: &Token,
@@ -87,17 +93,19 @@ pub(crate) async fn try_update(
     ts: &str,
     content: &Content,
 ) -> Result<(), Error> {
-    web.call_once::<Done>(token, "chat.update", changed(channel, ts, content)).await.map(drop)
+    web.call_once::<EmptyResponse>(token, "chat.update", update_body(channel, ts, content))
+        .await
+        .map(drop)
 }
 
-/// What the message is (its metadata) stays.
-fn changed(channel: &str, ts: &str, content: &Content) -> Body<'static> {
+/// The body of an update. The message's metadata stays.
+fn update_body(channel: &str, ts: &str, content: &Content) -> Body<'static> {
     Body::Json(
         json!({"channel": channel, "ts": ts, "text": content.text, "blocks": content.blocks}),
     )
 }
 
-/// Shows what is behind links in a message.
+/// Attaches previews to links in a message.
 pub(crate) async fn unfurl(
     web: &Web,
     token: &Token,
@@ -106,5 +114,5 @@ pub(crate) async fn unfurl(
     unfurls: Value,
 ) -> Result<(), Error> {
     let body = json!({"channel": channel, "ts": ts, "unfurls": unfurls});
-    web.call::<Done>(token, "chat.unfurl", Body::Json(body)).await.map(drop)
+    web.call::<EmptyResponse>(token, "chat.unfurl", Body::Json(body)).await.map(drop)
 }

@@ -5,13 +5,12 @@ use serde_json::Value;
 
 use super::{Body, Error, Token, Web, chat::EVENT_TYPE};
 
-/// Messages read at once; Slack's most.
-const PAGE: &str = "200";
-/// Pages read of one thread at most: with 200 messages each more than any thread that people can
-/// use.
-const PAGES: usize = 50;
+/// Messages per page; Slack's maximum.
+const PAGE_SIZE: &str = "200";
+/// Pages of a thread that are read at most. With 200 messages each, this exceeds any usable thread.
+const MAX_PAGES: usize = 50;
 
-/// A message of a thread, as much of it as we need.
+/// The fields of a message that are needed here.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Message {
     pub(crate) ts: String,
@@ -25,7 +24,7 @@ pub(crate) struct Message {
     pub(crate) text: String,
     #[serde(default)]
     pub(crate) files: Vec<File>,
-    /// What other apps say, when it is not in `text`.
+    /// Content of other apps that is not in `text`.
     #[serde(default)]
     attachments: Vec<Attachment>,
     #[serde(default)]
@@ -42,8 +41,9 @@ struct Metadata {
     event_payload: Value,
 }
 
-/// What an app has attached to a message (<https://docs.slack.dev/legacy/legacy-messaging/legacy-secondary-message-attachments>). An alert has
-/// often nothing else.
+/// An attachment of an app
+/// (<https://docs.slack.dev/legacy/legacy-messaging/legacy-secondary-message-attachments>). Alerts
+/// often consist of nothing else.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Attachment {
@@ -63,7 +63,7 @@ struct Field {
     value: Option<String>,
 }
 
-/// A file that hangs on a message.
+/// A file of a message.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct File {
     pub(crate) id: String,
@@ -78,7 +78,7 @@ pub(crate) struct File {
 }
 
 impl Attachment {
-    fn words(&self) -> String {
+    fn full_text(&self) -> String {
         let mut lines: Vec<String> = [&self.pretext, &self.title, &self.title_link, &self.text]
             .into_iter()
             .flatten()
@@ -88,7 +88,7 @@ impl Attachment {
                 format!("{}: {}", part(&field.title), part(&field.value))
             }))
             .collect();
-        self.blocks.iter().for_each(|block| words_in(block, &mut lines));
+        self.blocks.iter().for_each(|block| collect_text(block, &mut lines));
         if lines.iter().all(|line| line.trim().is_empty()) {
             lines = self.fallback.iter().cloned().collect();
         }
@@ -96,39 +96,40 @@ impl Attachment {
     }
 }
 
-/// The words of a block (<https://docs.slack.dev/reference/block-kit/blocks>), wherever they stand in it.
-fn words_in(block: &Value, lines: &mut Vec<String>) {
+/// Collects the texts of a block (<https://docs.slack.dev/reference/block-kit/blocks>), however
+/// deeply nested.
+fn collect_text(block: &Value, lines: &mut Vec<String>) {
     match block {
         Value::Object(parts) => {
             if let Some(text) = parts.get("text").and_then(Value::as_str) {
                 lines.push(text.to_owned());
             }
-            // A button's or an image's address is not what it says.
+            // The address of a button or an image is not text.
             parts
                 .values()
                 .filter(|part| part.is_object() || part.is_array())
-                .for_each(|part| words_in(part, lines));
+                .for_each(|part| collect_text(part, lines));
         }
-        Value::Array(parts) => parts.iter().for_each(|part| words_in(part, lines)),
+        Value::Array(parts) => parts.iter().for_each(|part| collect_text(part, lines)),
         _ => {}
     }
 }
 
 impl Message {
-    /// What it says, with what is attached to it.
-    pub(crate) fn words(&self) -> String {
+    /// The text of the message and its attachments.
+    pub(crate) fn full_text(&self) -> String {
         let mut lines = Vec::new();
         if self.text.trim().is_empty() {
-            self.blocks.iter().for_each(|block| words_in(block, &mut lines));
+            self.blocks.iter().for_each(|block| collect_text(block, &mut lines));
         } else {
             lines.push(self.text.clone());
         }
-        lines.extend(self.attachments.iter().map(Attachment::words));
+        lines.extend(self.attachments.iter().map(Attachment::full_text));
         lines.retain(|line| !line.trim().is_empty());
         lines.join("\n")
     }
 
-    /// By which key we have posted it, if we have.
+    /// The key, if the app posted it.
     pub(crate) fn key(&self) -> Option<&str> {
         self.metadata.as_ref().filter(|metadata| metadata.event_type == EVENT_TYPE)?.event_payload["key"].as_str()
     }
@@ -139,31 +140,30 @@ struct Replies {
     #[serde(default)]
     messages: Vec<Message>,
     #[serde(default)]
-    response_metadata: Option<Next>,
+    response_metadata: Option<ResponseMetadata>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Next {
+struct ResponseMetadata {
     #[serde(default)]
     next_cursor: String,
 }
 
-/// Looks through a thread from the message `oldest` on (its beginning when empty) to `latest` (its
-/// end when empty), in their order and the first message of the thread always; gives what `look`
-/// finds first.
-async fn read<T>(
+/// Reads a thread from the message `oldest` (its beginning when empty) to `latest` (its end when
+/// empty), in order, and always its first message. Returns the first result of `visit`.
+async fn search_thread<T>(
     web: &Web,
     token: &Token,
     (channel, thread): (&str, &str),
     (oldest, latest): (&str, &str),
-    mut look: impl FnMut(Vec<Message>) -> Option<T>,
+    mut visit: impl FnMut(Vec<Message>) -> Option<T>,
 ) -> Result<Option<T>, Error> {
     let mut cursor = String::new();
-    for _ in 0..PAGES {
+    for _ in 0..MAX_PAGES {
         let mut fields = vec![
             ("channel", channel),
             ("ts", thread),
-            ("limit", PAGE),
+            ("limit", PAGE_SIZE),
             ("inclusive", "true"),
             ("include_all_metadata", "true"),
         ];
@@ -174,7 +174,7 @@ async fn read<T>(
         }
         let replies: Replies =
             web.call(token, "conversations.replies", Body::Form(&fields)).await?;
-        if let Some(found) = look(replies.messages) {
+        if let Some(found) = visit(replies.messages) {
             return Ok(Some(found));
         }
         cursor = replies.response_metadata.map(|next| next.next_cursor).unwrap_or_default();
@@ -185,9 +185,9 @@ async fn read<T>(
     Ok(None)
 }
 
-/// The last `count` messages of a thread from one of them (its beginning when empty) to another,
-/// and the first of the thread if there is room.
-pub(crate) async fn last(
+/// The last `count` messages of a thread between two of its messages (`oldest` empty: from its
+/// beginning), and the first message of the thread if there is room.
+pub(crate) async fn last_messages(
     web: &Web,
     token: &Token,
     channel: &str,
@@ -195,28 +195,28 @@ pub(crate) async fn last(
     (oldest, latest): (&str, &str),
     count: usize,
 ) -> Result<Vec<Message>, Error> {
-    let mut kept: Vec<Message> = Vec::new();
-    read(web, token, (channel, thread), (oldest, latest), |messages| {
+    let mut last: Vec<Message> = Vec::new();
+    search_thread(web, token, (channel, thread), (oldest, latest), |messages| {
         for message in messages {
-            if !kept.iter().any(|known| known.ts == message.ts) {
-                kept.push(message);
+            if !last.iter().any(|known| known.ts == message.ts) {
+                last.push(message);
             }
         }
-        kept.drain(..kept.len().saturating_sub(count));
+        last.drain(..last.len().saturating_sub(count));
         None::<()>
     })
     .await?;
-    Ok(kept)
+    Ok(last)
 }
 
-/// The message that we have posted into a channel, outside of threads, by this key lately.
+/// Finds a recent message of the app in a channel, outside of threads, by its key.
 pub(crate) async fn find_in_channel(
     web: &Web,
     token: &Token,
     channel: &str,
     key: &str,
 ) -> Result<Option<String>, Error> {
-    let fields = [("channel", channel), ("limit", PAGE), ("include_all_metadata", "true")];
+    let fields = [("channel", channel), ("limit", PAGE_SIZE), ("include_all_metadata", "true")];
     let history: Replies = web.call(token, "conversations.history", Body::Form(&fields)).await?;
     Ok(history
         .messages
@@ -225,15 +225,15 @@ pub(crate) async fn find_in_channel(
         .map(|message| message.ts))
 }
 
-/// The message that we have posted into a thread by this key, not before the message `oldest`.
-pub(crate) async fn find(
+/// Finds a message of the app in a thread by its key, not before the message `oldest`.
+pub(crate) async fn find_in_thread(
     web: &Web,
     token: &Token,
     (channel, thread): (&str, &str),
     oldest: &str,
     key: &str,
 ) -> Result<Option<String>, Error> {
-    read(web, token, (channel, thread), (oldest, ""), |messages| {
+    search_thread(web, token, (channel, thread), (oldest, ""), |messages| {
         messages.into_iter().find(|message| message.key() == Some(key)).map(|message| message.ts)
     })
     .await
@@ -246,10 +246,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_apps_say_in_attachments_and_blocks_is_read() {
+    fn text_of_attachments_and_blocks_is_read() {
         let said = |message: Value| {
             let message: Message = serde_json::from_value(message).expect("a message");
-            message.words()
+            message.full_text()
         };
         let alert = json!({"ts": "1.2", "text": "", "bot_id": "B1", "attachments": [{
             "fallback": "[FIRING] disk", "title": "Disk is full", "title_link": "https://alerts.example/7", "text": "*db-1* has 1 % left",

@@ -7,30 +7,30 @@ use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Body, Error, Leave, PAUSE, Token, Web, limited};
+use super::{Body, DEFAULT_RETRY_DELAY, Error, MayContinue, Token, Web, rate_limited_error};
 
-const DOWNLOAD: &str = "file download";
-const UPLOAD: &str = "file upload";
-/// How often a file is asked for.
-const ATTEMPTS: u32 = 3;
-/// The longest that is waited between.
-const LONGEST: Duration = Duration::from_secs(10);
+const DOWNLOAD_METHOD: &str = "file download";
+const UPLOAD_METHOD: &str = "file upload";
+/// Attempts to download a file.
+const MAX_ATTEMPTS: u32 = 3;
+/// The longest delay between attempts.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// The content of a file, if it has at most `limit` bytes. A Slack that is busy is asked again, as
-/// long as somebody who waits for an answer would want it.
+/// Downloads a file of at most `limit` bytes; none when it is larger. Retries only for as long as a
+/// user would wait for an answer.
 pub(crate) async fn download(
     web: &Web,
     token: &Token,
     url: &str,
     limit: usize,
 ) -> Result<Option<Vec<u8>>, Error> {
-    for _ in 1..ATTEMPTS {
-        let pause = match attempt(web, token, url, limit).await {
-            Err(Error::Limited { after, .. }) => after,
-            Err(Error::Unknown { .. }) => PAUSE,
-            done => return done,
+    for _ in 1..MAX_ATTEMPTS {
+        let delay = match attempt(web, token, url, limit).await {
+            Err(Error::Limited { retry_after: after, .. }) => after,
+            Err(Error::Unknown { .. }) => DEFAULT_RETRY_DELAY,
+            result => return result,
         };
-        tokio::time::sleep(pause.min(LONGEST)).await;
+        tokio::time::sleep(delay.min(MAX_RETRY_DELAY)).await;
     }
     attempt(web, token, url, limit).await
 }
@@ -41,11 +41,14 @@ async fn attempt(
     url: &str,
     limit: usize,
 ) -> Result<Option<Vec<u8>>, Error> {
-    let unknown = |what: String| Error::Unknown { method: DOWNLOAD, what };
+    let unknown = |reason: String| Error::Unknown { method: DOWNLOAD_METHOD, reason };
     let url = Url::parse(url).map_err(|error| unknown(error.to_string()))?;
-    // The token is not sent to whatever address stands in a message.
-    if !web.is_slacks(&url) {
-        return Err(Error::Refused { method: DOWNLOAD, code: "not_a_slack_address".to_owned() });
+    // The token must not be sent to an arbitrary address in a message.
+    if !web.is_slack_url(&url) {
+        return Err(Error::Refused {
+            method: DOWNLOAD_METHOD,
+            code: "not_a_slack_address".to_owned(),
+        });
     }
     let request = web
         .client()
@@ -55,14 +58,14 @@ async fn attempt(
         request.send().await.map_err(|error| unknown(error.without_url().to_string()))?;
     let status = response.status();
     if status == StatusCode::TOO_MANY_REQUESTS {
-        return Err(limited(DOWNLOAD, &response));
+        return Err(rate_limited_error(DOWNLOAD_METHOD, &response));
     }
     if status.is_server_error() {
         return Err(unknown(format!("HTTP status {status}")));
     }
     if !status.is_success() {
         return Err(Error::Refused {
-            method: DOWNLOAD,
+            method: DOWNLOAD_METHOD,
             code: format!("status_{}", status.as_u16()),
         });
     }
@@ -78,15 +81,15 @@ async fn attempt(
     Ok(Some(content))
 }
 
-/// Where a new file goes.
+/// The destination of an upload.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Upload {
     pub(crate) upload_url: String,
     pub(crate) file_id: String,
 }
 
-/// Makes room for a file. Nobody sees it until it is completed.
-pub(crate) async fn begin(
+/// Starts an upload. The file is invisible until it is completed.
+pub(crate) async fn begin_upload(
     web: &Web,
     token: &Token,
     name: &str,
@@ -97,12 +100,19 @@ pub(crate) async fn begin(
     web.call(token, "files.getUploadURLExternal", Body::Form(&fields)).await
 }
 
-/// Sends the content.
-pub(crate) async fn send(web: &Web, upload: &Upload, content: Vec<u8>) -> Result<(), Error> {
-    let unknown = |what: String| Error::Unknown { method: UPLOAD, what };
+/// Uploads the content.
+pub(crate) async fn send_content(
+    web: &Web,
+    upload: &Upload,
+    content: Vec<u8>,
+) -> Result<(), Error> {
+    let unknown = |reason: String| Error::Unknown { method: UPLOAD_METHOD, reason };
     let url = Url::parse(&upload.upload_url).map_err(|error| unknown(error.to_string()))?;
-    if !web.is_slacks(&url) {
-        return Err(Error::Refused { method: UPLOAD, code: "not_a_slack_address".to_owned() });
+    if !web.is_slack_url(&url) {
+        return Err(Error::Refused {
+            method: UPLOAD_METHOD,
+            code: "not_a_slack_address".to_owned(),
+        });
     }
     let response = web
         .client()
@@ -119,37 +129,42 @@ pub(crate) async fn send(web: &Web, upload: &Upload, content: Vec<u8>) -> Result
 }
 
 #[derive(Debug, Deserialize)]
-struct Done {}
+struct EmptyResponse {}
 
-/// Shows the file in a thread.
-pub(crate) async fn complete(
+/// Completes an upload by sharing the file in a thread.
+pub(crate) async fn complete_upload(
     web: &Web,
     token: &Token,
     file: &str,
     title: &str,
     (channel, thread): (&str, &str),
-    leave: Leave<'_>,
+    may_continue: MayContinue<'_>,
 ) -> Result<(), Error> {
     let body = json!({"files": [{"id": file, "title": title}], "channel_id": channel, "thread_ts": thread});
-    web.call_while::<Done>(token, "files.completeUploadExternal", Body::Json(body), leave)
-        .await
-        .map(drop)
+    web.call_while::<EmptyResponse>(
+        token,
+        "files.completeUploadExternal",
+        Body::Json(body),
+        may_continue,
+    )
+    .await
+    .map(drop)
 }
 
 #[derive(Debug, Deserialize)]
-struct Info {
-    file: Shared,
+struct FileInfoResponse {
+    file: SharedFile,
 }
 
 #[derive(Debug, Deserialize)]
-struct Shared {
+struct SharedFile {
     #[serde(default)]
     shares: Value,
 }
 
-/// Whether a file is shown anywhere.
+/// Whether a file is shared anywhere.
 pub(crate) async fn is_shared(web: &Web, token: &Token, file: &str) -> Result<bool, Error> {
-    match web.call::<Info>(token, "files.info", Body::Form(&[("file", file)])).await {
+    match web.call::<FileInfoResponse>(token, "files.info", Body::Form(&[("file", file)])).await {
         Ok(info) => Ok(info.file.shares.as_object().is_some_and(|shares| !shares.is_empty())),
         Err(error) if matches!(error.code(), Some("file_not_found" | "file_deleted")) => Ok(false),
         Err(error) => Err(error),

@@ -1,18 +1,18 @@
-//! Getting and renewing tokens.
+//! Obtaining and renewing tokens.
 
 use construct_runtime::config::Secret;
 use serde::Deserialize;
 
 use super::{Body, Error, Web};
 
-/// What the app may, from now on.
+/// The response to an authorization.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Access {
     pub(crate) access_token: Secret,
     /// With token rotation.
     #[serde(default)]
     pub(crate) refresh_token: Option<Secret>,
-    /// In seconds; with token rotation.
+    /// The lifetime in seconds; with token rotation.
     #[serde(default)]
     pub(crate) expires_in: Option<i64>,
     #[serde(default)]
@@ -21,14 +21,14 @@ pub(crate) struct Access {
     pub(crate) bot_user_id: String,
     #[serde(default)]
     pub(crate) app_id: String,
-    /// Whether it is installed in a whole Enterprise organization.
+    /// Whether the app is installed in a whole Enterprise organization.
     #[serde(default)]
     pub(crate) is_enterprise_install: bool,
-    /// None for such an app.
+    /// The workspace; none for such an app.
     #[serde(default)]
     pub(crate) team: Option<Team>,
     #[serde(default)]
-    pub(crate) authed_user: Authed,
+    pub(crate) authed_user: AuthedUser,
 }
 
 /// The workspace.
@@ -39,30 +39,31 @@ pub(crate) struct Team {
     pub(crate) name: String,
 }
 
-/// Who has installed the app.
+/// The user who installed the app.
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct Authed {
+pub(crate) struct AuthedUser {
     #[serde(default)]
     pub(crate) id: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct Whose {
+struct AuthTestResponse {
     team_id: String,
     #[serde(default)]
     team: String,
     user_id: String,
-    /// Only bots' tokens have one.
+    /// Only bot tokens have one.
     bot_id: Option<String>,
     #[serde(default)]
     is_enterprise_install: bool,
 }
 
-/// What a bot's token is good for, as if it had just been given; it isn't renewed.
-pub(crate) async fn test(web: &Web, token: &Secret) -> Result<Access, Error> {
+/// Looks up a bot token, as if it had just been issued. Such a token is not renewed.
+pub(crate) async fn test_token(web: &Web, token: &Secret) -> Result<Access, Error> {
     let authorization = format!("Bearer {}", token.expose());
-    let whose: Whose = web.call_as(&authorization, "auth.test", Body::Form(&[])).await?;
-    if whose.bot_id.is_none() {
+    let info: AuthTestResponse =
+        web.call_with_authorization(&authorization, "auth.test", Body::Form(&[])).await?;
+    if info.bot_id.is_none() {
         return Err(Error::Refused { method: "auth.test", code: "not_a_bot_token".to_owned() });
     }
     Ok(Access {
@@ -70,27 +71,31 @@ pub(crate) async fn test(web: &Web, token: &Secret) -> Result<Access, Error> {
         refresh_token: None,
         expires_in: None,
         scope: String::new(),
-        bot_user_id: whose.user_id,
+        bot_user_id: info.user_id,
         app_id: String::new(),
-        is_enterprise_install: whose.is_enterprise_install,
-        team: Some(Team { id: whose.team_id, name: whose.team }),
-        authed_user: Authed::default(),
+        is_enterprise_install: info.is_enterprise_install,
+        team: Some(Team { id: info.team_id, name: info.team }),
+        authed_user: AuthedUser::default(),
     })
 }
 
-/// The app as Slack's OAuth knows it: its id and secret, as HTTP's basic authentication.
-pub(crate) async fn exchange(
+/// Exchanges an OAuth code. `app` is the app's id and secret as HTTP basic authentication.
+pub(crate) async fn exchange_code(
     web: &Web,
     app: &str,
     code: &str,
     redirect: &str,
 ) -> Result<Access, Error> {
-    web.call_as(app, "oauth.v2.access", Body::Form(&[("code", code), ("redirect_uri", redirect)]))
-        .await
+    web.call_with_authorization(
+        app,
+        "oauth.v2.access",
+        Body::Form(&[("code", code), ("redirect_uri", redirect)]),
+    )
+    .await
 }
 
-/// A new token for an old one's refresh token, which is void from then on.
+/// Exchanges a refresh token, which is invalid from then on.
 pub(crate) async fn refresh(web: &Web, app: &str, refresh_token: &str) -> Result<Access, Error> {
     let fields = [("grant_type", "refresh_token"), ("refresh_token", refresh_token)];
-    web.call_as(app, "oauth.v2.access", Body::Form(&fields)).await
+    web.call_with_authorization(app, "oauth.v2.access", Body::Form(&fields)).await
 }

@@ -1,4 +1,4 @@
-//! Who somebody is.
+//! Users.
 
 use serde::Deserialize;
 
@@ -7,7 +7,7 @@ use super::{Body, Error, Token, Web};
 /// A user, as the workspace of the token sees them.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct User {
-    /// Their own workspace.
+    /// The user's own workspace.
     #[serde(default)]
     pub(crate) team_id: Option<String>,
     #[serde(default)]
@@ -30,15 +30,16 @@ pub(crate) struct User {
     is_ultra_restricted: bool,
     #[serde(default)]
     is_stranger: bool,
-    /// Of people of an Enterprise organization, who may be in several of its workspaces.
+    /// For users of an Enterprise organization, who may be in several of its workspaces.
     #[serde(default)]
     enterprise_user: Option<EnterpriseUser>,
 }
 
-/// Who somebody is in an Enterprise organization (<https://docs.slack.dev/reference/objects/user-object>).
+/// A user's data in an Enterprise organization
+/// (<https://docs.slack.dev/reference/objects/user-object>).
 #[derive(Debug, Clone, Default, Deserialize)]
 struct EnterpriseUser {
-    /// The workspaces that they are in.
+    /// The workspaces of the user.
     #[serde(default)]
     teams: Vec<String>,
 }
@@ -50,34 +51,35 @@ struct Profile {
 }
 
 impl User {
-    /// What people call them.
-    pub(crate) fn shown(&self) -> &str {
+    /// The name to display.
+    pub(crate) fn display_name(&self) -> &str {
         let names =
             [self.profile.display_name.as_str(), self.real_name.as_deref().unwrap_or_default()];
         names.into_iter().find(|name| !name.trim().is_empty()).unwrap_or(&self.name)
     }
 
-    /// Whether they are a full member of this workspace: no guest, and nobody from elsewhere who
-    /// shares a channel.
+    /// Whether the user is a full member of this workspace: neither a guest nor an outsider in a
+    /// shared channel.
     pub(crate) fn is_member(&self, team: &str) -> bool {
         let outside =
             self.is_restricted || self.is_ultra_restricted || self.is_stranger || self.deleted;
-        let of_several = self
+        let is_enterprise_member = self
             .enterprise_user
             .as_ref()
-            .is_some_and(|user| user.teams.iter().any(|one| one == team));
-        !outside && (self.team_id.as_deref() == Some(team) || of_several)
+            .is_some_and(|user| user.teams.iter().any(|id| id == team));
+        !outside && (self.team_id.as_deref() == Some(team) || is_enterprise_member)
     }
 }
 
 #[derive(Debug, Deserialize)]
-struct Info {
+struct UserInfoResponse {
     user: User,
 }
 
-/// One user.
-pub(crate) async fn info(web: &Web, token: &Token, user: &str) -> Result<User, Error> {
-    let info: Info = web.call(token, "users.info", Body::Form(&[("user", user)])).await?;
+/// Looks up a user.
+pub(crate) async fn get(web: &Web, token: &Token, user: &str) -> Result<User, Error> {
+    let info: UserInfoResponse =
+        web.call(token, "users.info", Body::Form(&[("user", user)])).await?;
     Ok(info.user)
 }
 
@@ -88,7 +90,7 @@ mod tests {
     use super::User;
 
     #[test]
-    fn people_of_an_enterprise_organization_are_members_of_all_their_workspaces_and_of_no_other() {
+    fn enterprise_user_is_member_of_own_workspaces_only() {
         let user = |more: serde_json::Value| -> User {
             let mut user = json!({"id": "W1", "team_id": "T1", "name": "ann", "is_admin": false});
             for (name, value) in more.as_object().into_iter().flatten() {

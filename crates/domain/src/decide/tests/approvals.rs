@@ -1,24 +1,24 @@
-//! Scripts that wait for people.
+//! Scripts that wait for approvals.
 
 use super::*;
 
 #[test]
-fn a_script_that_needs_an_approval_waits_and_goes_on_as_the_same_step() {
-    let mut world = World::parked(&[2, 5]);
+fn approved_script_resumes_as_the_same_step() {
+    let mut world = World::suspended(&[2, 5]);
     let step = world.task.step.clone().expect("it waits");
     assert_eq!(world.task.phase, Phase::AwaitApproval);
-    assert_eq!(world.task.next_wake, Some(step.approvals_expire()));
+    assert_eq!(world.task.next_wake, Some(step.approvals_expire_at()));
     world.elapse(3 * 24 * 3600);
     assert!(world.decide(Event::Wake).effects.is_empty(), "nothing runs while it waits");
-    world.say(ApprovalState::Approved);
+    world.decide_approval(ApprovalState::Approved);
     let decision = world.decide(Event::Wake);
     let [Effect::ExecuteCode(again)] = decision.effects.as_slice() else { panic!("{decision:?}") };
     assert_eq!((again.id, again.round, world.task.phase), (step.id, 1, Phase::ExecuteTools));
-    assert_eq!(again.state, StepState::InFlight { deadline: world.now + CODE_DEADLINE });
-    // The other call still waits, and is not asked about twice.
-    let decision = world.result(park(&[5]));
-    assert_eq!((decision.asked.len(), world.task.phase), (0, Phase::AwaitApproval));
-    world.say(ApprovalState::Rejected);
+    assert_eq!(again.state, StepState::InFlight { deadline: world.now + CODE_TIMEOUT });
+    // The other call still waits, and is not requested twice.
+    let decision = world.result(suspend_for_approvals(&[5]));
+    assert_eq!((decision.approval_requests.len(), world.task.phase), (0, Phase::AwaitApproval));
+    world.decide_approval(ApprovalState::Rejected);
     world.decide(Event::Wake);
     let decision = world.result(results(&["a"]));
     assert!(decision.effects.contains(&Effect::EndCode(step.id)));
@@ -27,13 +27,13 @@ fn a_script_that_needs_an_approval_waits_and_goes_on_as_the_same_step() {
 }
 
 #[test]
-fn a_decision_that_comes_while_the_script_runs_is_not_waited_for_again() {
-    let mut world = World::parked(&[2, 5]);
-    world.say(ApprovalState::Approved);
+fn decision_made_while_script_runs_resumes_it_at_once() {
+    let mut world = World::suspended(&[2, 5]);
+    world.decide_approval(ApprovalState::Approved);
     world.decide(Event::Wake);
-    world.say(ApprovalState::Approved);
+    world.decide_approval(ApprovalState::Approved);
     assert!(world.decide(Event::Wake).effects.is_empty(), "it runs");
-    let decision = world.result(park(&[5]));
+    let decision = world.result(suspend_for_approvals(&[5]));
     assert!(
         matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 2),
         "{decision:?}"
@@ -41,14 +41,14 @@ fn a_decision_that_comes_while_the_script_runs_is_not_waited_for_again() {
 }
 
 #[test]
-fn results_of_earlier_rounds_and_of_who_had_let_go_change_nothing() {
-    let mut world = World::parked(&[2]);
+fn stale_results_of_earlier_rounds_change_nothing() {
+    let mut world = World::suspended(&[2]);
     world.decide(Event::Wake);
     let step = world.task.step.as_ref().expect("it waits").id;
     let stale = |outcome| Event::Result(StepResult { step, round: 0, outcome });
     for late in [
-        park(&[2]),
-        park(&[3]),
+        suspend_for_approvals(&[2]),
+        suspend_for_approvals(&[3]),
         Outcome::Cancelled(Vec::new()),
         failed(FailureClass::Internal),
         results(&["a"]),
@@ -57,33 +57,33 @@ fn results_of_earlier_rounds_and_of_who_had_let_go_change_nothing() {
         let decision = world.decide(stale(late));
         assert!(!decision.changes(&before), "{decision:?}");
     }
-    world.say(ApprovalState::Approved);
+    world.decide_approval(ApprovalState::Approved);
     world.decide(Event::Wake);
     let before = world.task.clone();
-    let decision = world.decide(stale(park(&[2])));
+    let decision = world.decide(stale(suspend_for_approvals(&[2])));
     assert!(!decision.changes(&before), "{decision:?}");
 }
 
 #[test]
-fn what_nobody_decides_about_expires_and_the_script_is_told() {
-    let mut world = World::parked(&[2]);
+fn undecided_approval_expires_and_resumes_the_script() {
+    let mut world = World::suspended(&[2]);
     world.elapse(22 * 24 * 3600);
     let decision = world.decide(Event::Wake);
     assert!(
         matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 1),
         "{decision:?}"
     );
-    assert_eq!(decision.closed[0].words, "nobody decided within 21 days");
+    assert_eq!(decision.closed_approvals[0].reason, "not decided within 21 days");
     assert_eq!(world.states(), [ApprovalState::Expired]);
-    // It asks for something else: there is no time left for that.
-    world.result(park(&[3]));
+    // It requests another approval, but no time is left.
+    world.result(suspend_for_approvals(&[3]));
     assert_eq!(world.task.phase, Phase::InvokeModel);
     assert_eq!(world.states(), [ApprovalState::Expired]);
 }
 
 #[test]
-fn cancelling_a_script_that_waits_tells_what_is_known_of_it() {
-    let mut world = World::parked(&[2]);
+fn cancelled_suspended_script_reports_known_results() {
+    let mut world = World::suspended(&[2]);
     let step = world.task.step.as_ref().expect("it waits").id;
     world.task.cancel = Some("enough".to_owned());
     let decision = world.decide(Event::Wake);
@@ -98,8 +98,8 @@ fn cancelling_a_script_that_waits_tells_what_is_known_of_it() {
 }
 
 #[test]
-fn a_suspended_task_keeps_the_script_that_waits_and_what_was_decided() {
-    let mut world = World::parked(&[2]);
+fn suspended_task_keeps_script_and_its_decisions() {
+    let mut world = World::suspended(&[2]);
     world.task.suspend = true;
     let decision = world.decide(Event::Wake);
     assert_eq!((world.task.phase, decision.effects.len()), (Phase::Suspended, 0));
@@ -108,7 +108,7 @@ fn a_suspended_task_keeps_the_script_that_waits_and_what_was_decided() {
     assert_eq!(world.task.phase, Phase::AwaitApproval);
     world.task.suspend = true;
     world.decide(Event::Wake);
-    world.say(ApprovalState::Approved);
+    world.decide_approval(ApprovalState::Approved);
     assert!(world.decide(Event::Wake).effects.is_empty(), "a suspended task starts nothing");
     world.task.suspend = false;
     let decision = world.decide(Event::Wake);
@@ -116,8 +116,8 @@ fn a_suspended_task_keeps_the_script_that_waits_and_what_was_decided() {
 }
 
 #[test]
-fn a_suspended_script_does_not_outlive_its_journal() {
-    let mut world = World::parked(&[2]);
+fn suspended_script_ends_before_its_journal_expires() {
+    let mut world = World::suspended(&[2]);
     world.task.suspend = true;
     world.decide(Event::Wake);
     world.elapse(22 * 24 * 3600);
@@ -130,25 +130,25 @@ fn a_suspended_script_does_not_outlive_its_journal() {
 }
 
 #[test]
-fn a_script_that_comes_to_wait_while_it_is_told_to_stop_is_stopped() {
-    let mut world = World::asking();
+fn script_suspending_while_stopping_is_ended() {
+    let mut world = World::with_model_call();
     world.result(calls(&["a"]));
     world.task.suspend = true;
     world.decide(Event::Wake);
-    let decision = world.result(park(&[2]));
-    assert!(decision.asked.is_empty());
+    let decision = world.result(suspend_for_approvals(&[2]));
+    assert!(decision.approval_requests.is_empty());
     assert_eq!((world.task.phase, world.task.step.is_none()), (Phase::Suspended, true));
     assert!(!world.open_calls());
 }
 
 #[test]
-fn a_script_that_comes_to_wait_when_its_turn_was_cancelled_asks_nobody() {
-    let mut world = World::asking();
+fn script_suspending_after_cancel_requests_no_approval() {
+    let mut world = World::with_model_call();
     world.result(calls(&["a"]));
-    // The result is looked at before anybody has looked at the cancel.
+    // The result is absorbed before the cancel.
     world.cancel();
-    let decision = world.result(park(&[2]));
-    assert!(decision.asked.is_empty(), "{decision:?}");
+    let decision = world.result(suspend_for_approvals(&[2]));
+    assert!(decision.approval_requests.is_empty(), "{decision:?}");
     assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
     assert!(world.states().is_empty() && !world.open_calls());
 }

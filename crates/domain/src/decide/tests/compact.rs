@@ -1,26 +1,26 @@
-//! Conversations that do not fit.
+//! Conversations that do not fit their model.
 
 use super::*;
 use crate::task::CONTEXT_TOO_LONG;
 
-/// A summary as it is asked for.
+/// A summary with all sections.
 const SUMMARY: &str = "# Goal\nTo talk.\n## **Facts:**\nAbout x.\n# done\n# Open\nNothing.";
 
-fn say(world: &mut World, characters: usize) -> Decision {
+fn answer(world: &mut World, characters: usize) -> Decision {
     world.result(text(&"x".repeat(characters)))
 }
 
-/// A task with so many answered messages of about a thousand estimated tokens each, in a room where
-/// those are as good as counted.
+/// A task with this many answered messages of about a thousand estimated tokens each, and a scale
+/// at which estimates are exact.
 fn long(exchanges: usize, room: i64) -> World {
     let mut world = World::new();
     world.task.context.scale = 1_000;
     for _ in 0..exchanges {
         world.send();
         world.decide(Event::Wake);
-        say(&mut world, 2_000);
+        answer(&mut world, 2_000);
     }
-    world.task.context.room = room;
+    world.task.context.input_limit = room;
     world
 }
 
@@ -28,7 +28,7 @@ fn stage(world: &World) -> Option<Stage> {
     world.task.turn.as_ref().map(|turn| turn.stage.clone())
 }
 
-/// Lets the task look until it waits for something.
+/// Reconciles the task until it waits for something.
 fn settle(world: &mut World) -> Decision {
     loop {
         let decision = world.decide(Event::Wake);
@@ -43,7 +43,7 @@ fn through(world: &World) -> i64 {
 }
 
 #[test]
-fn a_full_conversation_is_summed_up_before_the_model_is_asked_and_that_is_no_turn_of_its_own() {
+fn full_conversation_is_summarized_within_the_turn() {
     let mut world = long(10, 10_000);
     world.send();
     let decision = settle(&mut world);
@@ -59,20 +59,20 @@ fn a_full_conversation_is_summed_up_before_the_model_is_asked_and_that_is_no_tur
         "and the model is asked at once"
     );
     assert_eq!(world.task.context.tokens, compacted.after);
-    say(&mut world, 10);
+    answer(&mut world, 10);
     let ended = world.ended.last().expect("it ended");
     assert_eq!((ended.calls, ended.outcome), (1, TurnOutcome::Completed));
 }
 
 #[test]
-fn a_summary_that_is_no_shorter_is_asked_for_once_more_and_then_the_oldest_are_left_out() {
+fn useless_summary_is_retried_once_then_messages_are_dropped() {
     let mut world = long(10, 10_000);
     world.send();
     settle(&mut world);
-    let decision = say(&mut world, 100_000);
+    let decision = answer(&mut world, 100_000);
     assert!(decision.compacted.is_none());
     assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
-    let decision = world.result(Outcome::Model(Vec::new(), Stop::Done));
+    let decision = world.result(Outcome::Model(Vec::new(), StopReason::Complete));
     let compacted = decision.compacted.as_ref().expect("something is left out");
     assert!(!compacted.summary && compacted.text.contains("left out"), "{compacted:?}");
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "{decision:?}");
@@ -84,25 +84,24 @@ fn a_summary_that_is_no_shorter_is_asked_for_once_more_and_then_the_oldest_are_l
 }
 
 #[test]
-fn a_summary_without_its_sections_is_asked_for_once_more_and_then_taken() {
-    for words in
+fn summary_without_sections_is_retried_once_then_accepted() {
+    for summary in
         ["They talked about x.", "# Goal\nTo talk.\n# Facts\nAbout x. Done and open: nothing."]
     {
         let mut world = long(10, 10_000);
         world.send();
         settle(&mut world);
-        let decision = world.result(text(words));
-        assert!(decision.compacted.is_none(), "{words}");
+        let decision = world.result(text(summary));
+        assert!(decision.compacted.is_none(), "{summary}");
         assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
-        let decision = world.result(text(words));
+        let decision = world.result(text(summary));
         let compacted = decision.compacted.as_ref().expect("it is better than nothing");
-        assert!(compacted.summary && compacted.text.ends_with(words), "{compacted:?}");
+        assert!(compacted.summary && compacted.text.ends_with(summary), "{compacted:?}");
     }
 }
 
 #[test]
-fn a_call_that_is_refused_as_too_long_is_made_again_after_a_cut_and_at_last_ends_with_that_reason()
-{
+fn too_long_call_is_repeated_after_cuts_and_then_fails() {
     let mut world = long(10, 100_000);
     world.send();
     let decision = settle(&mut world);
@@ -112,7 +111,7 @@ fn a_call_that_is_refused_as_too_long_is_made_again_after_a_cut_and_at_last_ends
     );
     let decision = world.result(failed(FailureClass::ContextTooLong));
     assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
-    assert_eq!(decision.error, None, "nobody needs to know");
+    assert_eq!(decision.error, None, "it is not reported");
     world.result(text(SUMMARY));
     let decision = world.result(failed(FailureClass::ContextTooLong));
     let compacted = decision.compacted.as_ref().expect("cut without another call");
@@ -126,7 +125,7 @@ fn a_call_that_is_refused_as_too_long_is_made_again_after_a_cut_and_at_last_ends
 }
 
 #[test]
-fn several_compactions_follow_each_other_and_the_last_one_stands_for_all_before() {
+fn last_compaction_replaces_all_earlier_ones() {
     let mut world = long(10, 10_000);
     let mut cuts = Vec::new();
     for _ in 0..30 {
@@ -136,7 +135,7 @@ fn several_compactions_follow_each_other_and_the_last_one_stands_for_all_before(
             world.result(text(SUMMARY));
             cuts.push(through(&world));
         }
-        say(&mut world, 2_000);
+        answer(&mut world, 2_000);
     }
     assert!(cuts.len() > 2 && cuts.is_sorted(), "{cuts:?}");
     assert!(world.ended.iter().all(|turn| turn.outcome == TurnOutcome::Completed));
@@ -144,7 +143,7 @@ fn several_compactions_follow_each_other_and_the_last_one_stands_for_all_before(
 }
 
 #[test]
-fn a_failing_summary_is_tried_again_like_any_call_and_a_cancel_ends_it() {
+fn failing_summary_is_retried_and_cancel_ends_it() {
     let mut world = long(10, 10_000);
     world.send();
     settle(&mut world);
@@ -165,19 +164,19 @@ fn a_failing_summary_is_tried_again_like_any_call_and_a_cancel_ends_it() {
     world.cancel();
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]), "{decision:?}");
-    world.stopped();
+    world.report_stopped();
     assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
     assert!(world.compacted.is_empty());
 }
 
 #[test]
-fn a_suspended_summary_is_looked_at_anew() {
+fn suspended_summary_is_requested_again_after_resume() {
     let mut world = long(10, 10_000);
     world.send();
     settle(&mut world);
     world.task.suspend = true;
     world.decide(Event::Wake);
-    world.stopped();
+    world.report_stopped();
     assert_eq!((world.task.phase, world.task.next_wake), (Phase::Suspended, None));
     world.task.suspend = false;
     let decision = settle(&mut world);
@@ -185,23 +184,26 @@ fn a_suspended_summary_is_looked_at_anew() {
 }
 
 #[test]
-fn a_rewind_to_before_a_cut_shows_the_originals_again() {
+fn rewind_before_cut_restores_original_messages() {
     let mut world = long(10, 10_000);
     world.send();
     settle(&mut world);
     world.result(text(SUMMARY));
-    say(&mut world, 10);
+    answer(&mut world, 10);
     let end = through(&world);
     assert!(world.rewind(end + 2));
     world.decide(Event::Wake);
     assert_eq!(through(&world), end, "what was summed up is still before");
     assert!(world.rewind(3));
     world.decide(Event::Wake);
-    assert_eq!((through(&world), world.task.context.through, world.shown().len()), (0, 0, 2));
+    assert_eq!(
+        (through(&world), world.task.context.through, world.visible_messages().len()),
+        (0, 0, 2)
+    );
 }
 
 #[test]
-fn a_summary_that_comes_when_a_rewind_was_asked_for_is_not_taken() {
+fn summary_arriving_after_rewind_is_discarded() {
     let mut world = long(10, 10_000);
     world.send();
     settle(&mut world);
@@ -209,11 +211,11 @@ fn a_summary_that_comes_when_a_rewind_was_asked_for_is_not_taken() {
     assert!(world.rewind(3));
     let decision = world.result(text(SUMMARY));
     assert_eq!((decision.compacted, decision.rewound), (None, Some(3)));
-    assert_eq!((world.compacted.len(), world.shown().len()), (0, 2));
+    assert_eq!((world.compacted.len(), world.visible_messages().len()), (0, 2));
 }
 
 #[test]
-fn an_agent_that_compacts_early_keeps_its_summary_and_is_not_full_again_at_once() {
+fn early_compaction_is_not_repeated_at_once() {
     for compact_at in [1, 10, 20, 40, 60] {
         let mut world = long(10, 20_000);
         world.task.context.compact_at = compact_at;
@@ -230,7 +232,7 @@ fn an_agent_that_compacts_early_keeps_its_summary_and_is_not_full_again_at_once(
                     "nothing is left out that was just summed up ({compact_at} %)"
                 );
             }
-            say(&mut world, 100);
+            answer(&mut world, 100);
         }
         assert!(world.compacted.iter().all(|compacted| compacted.summary), "{compact_at} %");
         assert!(
@@ -241,10 +243,10 @@ fn an_agent_that_compacts_early_keeps_its_summary_and_is_not_full_again_at_once(
 }
 
 #[test]
-fn a_prompt_that_fills_most_of_the_room_does_not_have_every_call_preceded_by_a_summary() {
+fn large_prompt_does_not_cause_summary_before_every_call() {
     for base in [0, 5_000, 8_500, 9_000, 10_000, 20_000] {
         let mut world = long(1, 1_000);
-        (world.task.context.room, world.task.context.base, world.task.context.scale) =
+        (world.task.context.input_limit, world.task.context.base, world.task.context.scale) =
             (10_000, base, 1_000);
         let mut summaries = 0;
         for _ in 0..40 {
@@ -254,7 +256,7 @@ fn a_prompt_that_fills_most_of_the_room_does_not_have_every_call_preceded_by_a_s
                 world.result(text(SUMMARY));
                 summaries += 1;
             }
-            say(&mut world, 20);
+            answer(&mut world, 20);
         }
         assert!(
             summaries <= 20,
@@ -264,17 +266,17 @@ fn a_prompt_that_fills_most_of_the_room_does_not_have_every_call_preceded_by_a_s
 }
 
 #[test]
-fn a_model_with_a_smaller_window_goes_on_with_the_same_conversation() {
+fn smaller_model_continues_the_same_conversation() {
     let mut world = long(10, 1_000_000);
     world.send();
     settle(&mut world);
-    say(&mut world, 2_000);
-    world.task.context.room = 4_000;
+    answer(&mut world, 2_000);
+    world.task.context.input_limit = 4_000;
     world.send();
     settle(&mut world);
     assert!(matches!(stage(&world), Some(Stage::Compact { .. })));
     world.result(text(SUMMARY));
     assert!(!world.task.context.is_full(world.size()), "{}", world.size());
-    say(&mut world, 10);
+    answer(&mut world, 10);
     assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Completed));
 }

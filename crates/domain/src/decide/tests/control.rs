@@ -1,7 +1,7 @@
 use super::*;
 
 fn stopped(text: &str) -> Outcome {
-    Outcome::Stopped(vec![Block::Text(text.to_owned())])
+    Outcome::Interrupted(vec![Block::Text(text.to_owned())])
 }
 
 fn text_of(message: &(Source, Vec<Block>)) -> &str {
@@ -12,40 +12,36 @@ fn text_of(message: &(Source, Vec<Block>)) -> &str {
 }
 
 #[test]
-fn a_cancelled_turn_says_why_where_people_look() {
-    let mut world = World::asking();
+fn cancelled_turn_keeps_reason_as_last_error() {
+    let mut world = World::with_model_call();
     world.send();
     world.cancel();
     let decision = world.decide(Event::Wake);
-    assert_eq!(
-        (decision.drop_queued, decision.ended),
-        (None, None),
-        "its call is told to stop first"
-    );
-    let decision = world.stopped();
+    assert_eq!((decision.drop_queued, decision.ended), (None, None), "its call is stopped first");
+    let decision = world.report_stopped();
     assert_eq!(decision.drop_queued.as_deref(), Some("cancelled: enough"));
     let error =
         world.task.last_error.as_ref().map(|error| (error.code.as_str(), error.message.as_str()));
     assert_eq!(error, Some((CANCELLED, "cancelled: enough")));
-    assert_eq!(decision.error, None, "it is no error that would have to be told");
+    assert_eq!(decision.error, None, "it is not reported as an error");
     world.send();
     world.decide(Event::Wake);
     assert_eq!(world.task.last_error, None);
 }
 
 #[test]
-fn an_interrupting_message_is_answered_next_and_what_was_said_so_far_is_kept_and_marked() {
-    let mut world = World::asking();
+fn interrupting_message_is_next_and_partial_answer_is_kept() {
+    let mut world = World::with_model_call();
     let waits = world.send();
-    let urgent = world.send_as(true);
+    let urgent = world.send_message(true);
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]), "{decision:?}");
     assert_eq!(world.task.phase, Phase::InvokeModel);
     world.result(stopped("Once upon"));
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
-    let [.., said, mark] = world.transcript.as_slice() else { panic!("{:?}", world.transcript) };
-    assert_eq!((said.0, text_of(said)), (Source::Assistant, "Once upon"));
-    assert_eq!((mark.0, text_of(mark)), (Source::System, BROKEN_OFF));
+    let [.., partial, mark] = world.transcript.as_slice() else { panic!("{:?}", world.transcript) };
+    assert_eq!((partial.0, text_of(partial)), (Source::Assistant, "Once upon"));
+    assert_eq!((mark.0, text_of(mark)), (Source::System, INTERRUPTED_NOTICE));
     let decision = world.decide(Event::Wake);
     assert_eq!(decision.admitted.map(|(message, _)| message), Some(urgent));
     world.result(text("at once"));
@@ -54,24 +50,24 @@ fn an_interrupting_message_is_answered_next_and_what_was_said_so_far_is_kept_and
 }
 
 #[test]
-fn an_interrupted_model_call_that_says_nothing_more_is_waited_for_briefly() {
-    let mut world = World::asking();
-    world.send_as(true);
+fn interrupted_call_without_result_is_abandoned_after_grace() {
+    let mut world = World::with_model_call();
+    world.send_message(true);
     world.decide(Event::Wake);
-    let told_again = {
+    let cancelled_again = {
         world.elapse(1);
         world.decide(Event::Wake)
     };
-    assert!(matches!(told_again.effects.as_slice(), [Effect::CancelModel(..)]));
+    assert!(matches!(cancelled_again.effects.as_slice(), [Effect::CancelModel(..)]));
     world.elapse(1);
     world.decide(Event::Wake);
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
-    assert_eq!(world.transcript.len(), 1, "nothing is known of what it had said");
+    assert_eq!(world.transcript.len(), 1, "its partial answer is unknown");
 }
 
-/// Whoever asks for what, a call that is at work is told until it has stopped, or is given up.
+/// A running call is told to stop until it has stopped or is given up, whatever the reason.
 #[test]
-fn a_model_call_that_nobody_wants_is_told_so_each_second_until_it_has_stopped() {
+fn unwanted_model_call_is_cancelled_every_second() {
     let suspend: fn(&mut World) = |world| world.task.suspend = true;
     let rewind: fn(&mut World) = |world| assert!(world.rewind(1));
     for ask in [World::cancel, suspend, rewind] {
@@ -80,17 +76,17 @@ fn a_model_call_that_nobody_wants_is_told_so_each_second_until_it_has_stopped() 
             world.send();
             world.decide(Event::Wake);
             ask(&mut world);
-            let told = |decision: &Decision| {
+            let cancels = |decision: &Decision| {
                 matches!(decision.effects.as_slice(), [Effect::CancelModel(..)])
             };
-            assert!(told(&world.decide(Event::Wake)));
+            assert!(cancels(&world.decide(Event::Wake)));
             world.elapse(1);
-            assert!(told(&world.decide(Event::Wake)), "who died before it was told told nobody");
+            assert!(cancels(&world.decide(Event::Wake)), "the first request may have been lost");
             if stops {
-                world.stopped();
+                world.report_stopped();
             } else {
                 world.elapse(1);
-                assert!(told(&world.decide(Event::Wake)), "for the last time");
+                assert!(cancels(&world.decide(Event::Wake)), "for the last time");
             }
             assert_eq!((world.task.step.as_ref(), world.task.next_wake), (None, None));
         }
@@ -98,8 +94,8 @@ fn a_model_call_that_nobody_wants_is_told_so_each_second_until_it_has_stopped() 
 }
 
 #[test]
-fn an_answer_that_was_whole_before_the_cancel_counts_and_its_scripts_are_not_begun() {
-    let mut world = World::asking();
+fn complete_answer_before_cancel_counts_without_its_scripts() {
+    let mut world = World::with_model_call();
     world.cancel();
     world.decide(Event::Wake);
     world.result(text("whole"));
@@ -117,7 +113,7 @@ fn an_answer_that_was_whole_before_the_cancel_counts_and_its_scripts_are_not_beg
 }
 
 #[test]
-fn a_call_that_fails_while_it_is_told_to_stop_is_asked_for_again_after_the_resume() {
+fn call_failing_while_stopping_is_repeated_after_resume() {
     let mut world = World::new();
     world.task.max_turns = 1;
     world.send();
@@ -133,19 +129,19 @@ fn a_call_that_fails_while_it_is_told_to_stop_is_asked_for_again_after_the_resum
 }
 
 #[test]
-fn an_answer_that_was_whole_before_the_interruption_counts() {
-    let mut world = World::asking();
-    world.send_as(true);
+fn complete_answer_before_interruption_counts() {
+    let mut world = World::with_model_call();
+    world.send_message(true);
     world.decide(Event::Wake);
     world.result(text("whole"));
     assert_eq!(outcome(&world), Some(TurnOutcome::Completed));
 }
 
 #[test]
-fn scripts_that_are_interrupted_get_one_result_each() {
-    let mut world = World::asking();
+fn interrupted_scripts_get_one_result_each() {
+    let mut world = World::with_model_call();
     world.result(calls(&["a", "b"]));
-    world.send_as(true);
+    world.send_message(true);
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::CancelCode(..)]));
     let known = CodeResult { id: "a".into(), error: "stopped".into(), ..CodeResult::default() };
@@ -156,9 +152,9 @@ fn scripts_that_are_interrupted_get_one_result_each() {
 }
 
 #[test]
-fn scripts_of_an_answer_that_comes_while_it_is_interrupted_are_not_begun() {
-    let mut world = World::asking();
-    world.send_as(true);
+fn scripts_of_an_answer_during_interruption_do_not_start() {
+    let mut world = World::with_model_call();
+    world.send_message(true);
     world.decide(Event::Wake);
     world.result(calls(&["a"]));
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
@@ -166,34 +162,34 @@ fn scripts_of_an_answer_that_comes_while_it_is_interrupted_are_not_begun() {
 }
 
 #[test]
-fn a_script_that_waits_for_a_person_is_ended_by_an_interruption() {
-    let mut world = World::parked(&[1]);
-    world.send_as(true);
+fn interruption_ends_script_waiting_for_approval() {
+    let mut world = World::suspended(&[1]);
+    world.send_message(true);
     world.decide(Event::Wake);
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
     assert_eq!(world.states(), [ApprovalState::Cancelled]);
 }
 
 #[test]
-fn the_pause_before_another_try_does_not_hold_up_an_interruption() {
-    let mut world = World::asking();
+fn interruption_does_not_wait_for_retry_delay() {
+    let mut world = World::with_model_call();
     world.result(failed(FailureClass::Overloaded));
-    world.send_as(true);
+    world.send_message(true);
     world.decide(Event::Wake);
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
 }
 
 #[test]
-fn an_interruption_that_is_taken_back_lets_the_turn_go_on() {
+fn withdrawn_interruption_continues_the_turn() {
     let mut world = World::new();
     world.task.max_turns = 1;
     world.send();
     world.decide(Event::Wake);
-    world.send_as(true);
+    world.send_message(true);
     world.decide(Event::Wake);
     world.queue.clear();
     world.decide(Event::Wake);
-    let decision = world.stopped();
+    let decision = world.report_stopped();
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "{decision:?}");
     assert_eq!(world.transcript.len(), 1, "a model would find its own words before its answer");
     world.result(text("the whole story"));
@@ -201,21 +197,21 @@ fn an_interruption_that_is_taken_back_lets_the_turn_go_on() {
 }
 
 #[test]
-fn a_suspended_task_is_not_moved_by_an_interrupting_message() {
-    let mut world = World::asking();
+fn interrupting_message_waits_while_task_is_suspended() {
+    let mut world = World::with_model_call();
     world.task.suspend = true;
-    world.send_as(true);
+    world.send_message(true);
     world.decide(Event::Wake);
     assert_eq!((world.task.phase, world.ended.len()), (Phase::Suspended, 0));
     world.task.suspend = false;
     world.decide(Event::Wake);
-    world.stopped();
+    world.report_stopped();
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
 }
 
 #[test]
-fn rewinding_puts_aside_stops_what_runs_and_awaits_input() {
-    let mut world = World::asking();
+fn rewind_stops_step_supersedes_messages_and_awaits_input() {
+    let mut world = World::with_model_call();
     world.result(text("first"));
     world.send();
     world.decide(Event::Wake);
@@ -224,16 +220,16 @@ fn rewinding_puts_aside_stops_what_runs_and_awaits_input() {
     assert!(world.rewind(3));
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::CancelCode(..)]));
-    assert_eq!(decision.rewound, None, "the script's last words belong to what is put aside");
+    assert_eq!(decision.rewound, None, "the script's result is superseded too");
     let decision = world.result(Outcome::Cancelled(Vec::new()));
     assert_eq!(decision.rewound, Some(3));
     assert_eq!((world.task.phase, world.task.rewind, world.dropped), (Phase::AwaitInput, None, 1));
-    assert_eq!((world.shown().len(), world.transcript.len()), (2, 5));
+    assert_eq!((world.visible_messages().len(), world.transcript.len()), (2, 5));
 }
 
 #[test]
-fn what_is_sent_after_a_rewind_is_answered_and_takes_the_next_place() {
-    let mut world = World::asking();
+fn message_after_rewind_takes_next_position() {
+    let mut world = World::with_model_call();
     world.result(text("first"));
     assert!(world.rewind(1));
     let edited = world.send();
@@ -241,11 +237,11 @@ fn what_is_sent_after_a_rewind_is_answered_and_takes_the_next_place() {
     let decision = world.decide(Event::Wake);
     assert_eq!(decision.admitted, Some((edited, 3)));
     world.result(text("second"));
-    assert_eq!(world.shown().len(), 2);
+    assert_eq!(world.visible_messages().len(), 2);
 }
 
 #[test]
-fn a_turn_that_has_failed_goes_on_where_it_was_when_a_person_asks_for_it() {
+fn retried_turn_continues_where_it_failed() {
     let mut world = World::new();
     let message = world.send();
     world.decide(Event::Wake);
@@ -260,11 +256,11 @@ fn a_turn_that_has_failed_goes_on_where_it_was_when_a_person_asks_for_it() {
     world.result(text("done"));
     let ended = world.ended.last().map(|turn| (turn.message, turn.outcome));
     assert_eq!((ended, world.transcript.len()), (Some((message, TurnOutcome::Completed)), 4));
-    assert_eq!(world.code_steps.len(), 1, "what was done stays done");
+    assert_eq!(world.code_steps.len(), 1, "completed scripts are not repeated");
 }
 
 #[test]
-fn another_try_gives_way_to_what_was_sent_and_to_who_takes_the_turn_back() {
+fn retry_yields_to_new_message_rewind_and_suspend() {
     let failed_turn = || {
         let mut world = World::new();
         let message = world.send();
@@ -295,12 +291,12 @@ fn another_try_gives_way_to_what_was_sent_and_to_who_takes_the_turn_back() {
 }
 
 #[test]
-fn a_suspended_task_is_rewound_and_stays_suspended() {
-    let mut world = World::asking();
+fn rewind_of_suspended_task_keeps_it_suspended() {
+    let mut world = World::with_model_call();
     world.task.suspend = true;
     world.decide(Event::Wake);
     assert!(world.rewind(1));
-    let decision = world.stopped();
+    let decision = world.report_stopped();
     assert_eq!((decision.rewound, world.task.phase), (Some(1), Phase::Suspended));
     assert_eq!(outcome(&world), Some(TurnOutcome::Cancelled));
 }

@@ -1,16 +1,24 @@
-//! Every history of a small mesh, and not a sample of them: two reconcilers and two workers with
-//! what PostgreSQL, JetStream and the journals keep for them. All that the rest of the system
-//! promises about these (a commit is guarded by its version, a command is delivered until it is
-//! acknowledged, a journal entry names the one before it) is in [`mesh`]; what is tried on it is
-//! everything that can happen, in every order: processes that die between any two steps, messages
-//! that are lost or delivered again, deadlines that pass while a worker is at it.
+//! Explores every history of a small mesh instead of a sample: two reconcilers and two workers,
+//! with the state that PostgreSQL, JetStream and the journals keep for them.
 //!
-//! In every state that can be reached: a side effect happened at most once, what the model is told
-//! about it is true and stays true, calls and results pair up, no message ends twice, and whoever
-//! is not idle has a time to look again. From every state that can be reached, one can be reached
-//! in which every message is accounted for: nothing is stuck, whatever has happened.
+//! # Model
 //!
-//! That this finds something is tried as well: with each of the guards left out it must.
+//! [`mesh`] contains all promises of the rest of the system: a commit is guarded by its version, a
+//! command is delivered until it is acknowledged, a journal entry names the one before it.
+//! Everything that can happen is tried in every order: processes that die between any two steps,
+//! messages that are lost or redelivered, deadlines that pass while a worker is running.
+//!
+//! # Properties
+//!
+//! In every reachable state: a side effect happened at most once; what the model is told about it
+//! is true and stays true; calls and results are paired; no message ends twice; a task that is not
+//! idle has a time for its next reconcile. From every reachable state, one is reachable in which
+//! every message is accounted for, so nothing is stuck.
+//!
+//! # Guards
+//!
+//! Further tests disable each guard and expect a violation. This shows that the exploration finds
+//! errors.
 
 mod explore;
 mod mesh;
@@ -18,15 +26,15 @@ mod mesh;
 use explore::explore;
 use mesh::{Guard, Mesh, Scope};
 
-/// Explores, and says how much there was.
-fn holds(scope: Scope) {
-    let states = explore(Mesh::new(scope, None)).unwrap_or_else(|found| panic!("{found}"));
+/// Explores the scope and prints the number of states.
+fn assert_holds(scope: Scope) {
+    let states = explore(Mesh::new(scope, None)).unwrap_or_else(|violation| panic!("{violation}"));
     // A scope in which hardly anything can happen would hold for the wrong reason.
     assert!(states > 500, "only {states} states");
     println!("{states} states: {scope:?}");
 }
 
-const CALM: Scope = Scope {
+const NO_FAULTS: Scope = Scope {
     messages: 1,
     interrupts: 0,
     cancels: 0,
@@ -34,8 +42,8 @@ const CALM: Scope = Scope {
     rewinds: 0,
     retries: 0,
     scripts: 1,
-    parks: 0,
-    awaits: 0,
+    approvals: 0,
+    subtask_waits: 0,
     failures: 0,
     refusals: 0,
     crashes: 0,
@@ -45,140 +53,164 @@ const CALM: Scope = Scope {
 };
 
 #[test]
-fn processes_that_die_between_any_two_steps_lose_and_repeat_nothing() {
-    holds(Scope { crashes: 2, failures: 1, ..CALM });
+fn crashes_between_any_steps_lose_and_repeat_nothing() {
+    assert_holds(Scope { crashes: 2, failures: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn two_messages_are_answered_whatever_is_lost_or_delivered_twice() {
-    holds(Scope { messages: 2, lost: 1, redelivered: 1, ..CALM });
-    holds(Scope { messages: 2, lost: 1, crashes: 1, ..CALM });
+fn lost_and_redelivered_messages_leave_every_message_answered() {
+    assert_holds(Scope { messages: 2, lost: 1, redelivered: 1, ..NO_FAULTS });
+    assert_holds(Scope { messages: 2, lost: 1, crashes: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn a_deadline_that_passes_while_a_worker_is_at_it_is_told_as_it_was() {
-    holds(Scope { late: 1, redelivered: 1, ..CALM });
-    holds(Scope { late: 1, crashes: 1, ..CALM });
+fn deadline_passing_during_work_is_reported_truthfully() {
+    assert_holds(Scope { late: 1, redelivered: 1, ..NO_FAULTS });
+    assert_holds(Scope { late: 1, crashes: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn a_cancel_at_any_moment_ends_the_turn_once_and_truly() {
-    holds(Scope { messages: 2, cancels: 1, ..CALM });
-    holds(Scope { cancels: 1, crashes: 1, lost: 1, ..CALM });
-    holds(Scope { cancels: 1, redelivered: 1, ..CALM });
-    holds(Scope { cancels: 1, late: 1, ..CALM });
+fn cancel_at_any_moment_ends_turn_once_and_truthfully() {
+    assert_holds(Scope { messages: 2, cancels: 1, ..NO_FAULTS });
+    assert_holds(Scope { cancels: 1, crashes: 1, lost: 1, ..NO_FAULTS });
+    assert_holds(Scope { cancels: 1, redelivered: 1, ..NO_FAULTS });
+    assert_holds(Scope { cancels: 1, late: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn a_task_that_is_suspended_and_resumed_at_any_moment_goes_on() {
-    holds(Scope { suspends: 1, crashes: 1, ..CALM });
-    holds(Scope { suspends: 1, lost: 1, ..CALM });
+fn suspend_and_resume_at_any_moment_continue_the_task() {
+    assert_holds(Scope { suspends: 1, crashes: 1, ..NO_FAULTS });
+    assert_holds(Scope { suspends: 1, lost: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn a_conversation_that_is_taken_back_at_any_moment_to_any_message_stays_whole() {
-    holds(Scope { messages: 2, rewinds: 1, ..CALM });
-    holds(Scope { rewinds: 1, crashes: 1, ..CALM });
-    holds(Scope { rewinds: 1, lost: 1, ..CALM });
-    holds(Scope { rewinds: 1, redelivered: 1, ..CALM });
-    holds(Scope { rewinds: 1, cancels: 1, ..CALM });
-    holds(Scope { rewinds: 1, parks: 1, ..CALM });
-    holds(Scope { rewinds: 1, awaits: 1, ..CALM });
+fn rewind_at_any_moment_keeps_conversation_consistent() {
+    assert_holds(Scope { messages: 2, rewinds: 1, ..NO_FAULTS });
+    assert_holds(Scope { rewinds: 1, crashes: 1, ..NO_FAULTS });
+    assert_holds(Scope { rewinds: 1, lost: 1, ..NO_FAULTS });
+    assert_holds(Scope { rewinds: 1, redelivered: 1, ..NO_FAULTS });
+    assert_holds(Scope { rewinds: 1, cancels: 1, ..NO_FAULTS });
+    assert_holds(Scope { rewinds: 1, approvals: 1, ..NO_FAULTS });
+    assert_holds(Scope { rewinds: 1, subtask_waits: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn a_failed_turn_that_is_gone_on_with_ends_once_more_whatever_comes_between() {
-    holds(Scope { messages: 2, refusals: 1, retries: 1, ..CALM });
-    holds(Scope { refusals: 2, retries: 2, crashes: 1, ..CALM });
-    holds(Scope { refusals: 1, retries: 1, lost: 1, ..CALM });
-    holds(Scope { refusals: 1, retries: 1, cancels: 1, ..CALM });
-    holds(Scope { refusals: 1, retries: 1, rewinds: 1, ..CALM });
+fn retried_turn_ends_once_more_in_every_history() {
+    assert_holds(Scope { messages: 2, refusals: 1, retries: 1, ..NO_FAULTS });
+    assert_holds(Scope { refusals: 2, retries: 2, crashes: 1, ..NO_FAULTS });
+    assert_holds(Scope { refusals: 1, retries: 1, lost: 1, ..NO_FAULTS });
+    assert_holds(Scope { refusals: 1, retries: 1, cancels: 1, ..NO_FAULTS });
+    assert_holds(Scope { refusals: 1, retries: 1, rewinds: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn a_message_that_interrupts_at_any_moment_is_answered() {
-    holds(Scope { interrupts: 1, crashes: 1, ..CALM });
-    holds(Scope { interrupts: 1, lost: 1, ..CALM });
+fn interrupting_message_at_any_moment_is_answered() {
+    assert_holds(Scope { interrupts: 1, crashes: 1, ..NO_FAULTS });
+    assert_holds(Scope { interrupts: 1, lost: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn a_script_that_waits_for_a_person_goes_on_or_ends_whatever_happens() {
-    holds(Scope { parks: 1, crashes: 1, ..CALM });
-    holds(Scope { parks: 1, redelivered: 1, ..CALM });
-    holds(Scope { parks: 1, cancels: 1, ..CALM });
-    holds(Scope { parks: 1, suspends: 1, ..CALM });
+fn script_waiting_for_approval_always_resumes_or_ends() {
+    assert_holds(Scope { approvals: 1, crashes: 1, ..NO_FAULTS });
+    assert_holds(Scope { approvals: 1, redelivered: 1, ..NO_FAULTS });
+    assert_holds(Scope { approvals: 1, cancels: 1, ..NO_FAULTS });
+    assert_holds(Scope { approvals: 1, suspends: 1, ..NO_FAULTS });
 }
 
 #[test]
-fn a_script_that_waits_for_a_subtask_goes_on_whenever_that_ends_and_whoever_is_told() {
-    holds(Scope { awaits: 1, crashes: 1, ..CALM });
-    holds(Scope { awaits: 1, lost: 1, ..CALM });
-    holds(Scope { awaits: 1, cancels: 1, ..CALM });
-    holds(Scope { awaits: 1, redelivered: 1, ..CALM });
+fn script_waiting_for_subtask_resumes_in_every_history() {
+    assert_holds(Scope { subtask_waits: 1, crashes: 1, ..NO_FAULTS });
+    assert_holds(Scope { subtask_waits: 1, lost: 1, ..NO_FAULTS });
+    assert_holds(Scope { subtask_waits: 1, cancels: 1, ..NO_FAULTS });
+    assert_holds(Scope { subtask_waits: 1, redelivered: 1, ..NO_FAULTS });
 }
 
-/// Something is found without this guard.
-fn is_needed(guard: Guard, scope: Scope, words: &str) {
-    let found =
-        explore(Mesh::new(scope, Some(guard))).expect_err("the guard is of no use in this scope");
-    assert!(found.contains(words), "{found}");
-}
-
-#[test]
-fn without_the_guard_of_a_commits_version_two_replicas_break_a_task() {
-    is_needed(Guard::Version, Scope { messages: 2, redelivered: 1, ..CALM }, "");
+/// Expects a violation without this guard.
+fn fails_without(guard: Guard, scope: Scope, expected: &str) {
+    let violation =
+        explore(Mesh::new(scope, Some(guard))).expect_err("the guard is not needed in this scope");
+    assert!(violation.contains(expected), "{violation}");
 }
 
 #[test]
-fn without_the_chain_of_journal_entries_an_effect_happens_twice() {
-    is_needed(Guard::Chain, Scope { redelivered: 1, ..CALM }, "twice");
+fn missing_version_guard_lets_replicas_corrupt_a_task() {
+    fails_without(Guard::Version, Scope { messages: 2, redelivered: 1, ..NO_FAULTS }, "");
 }
 
 #[test]
-fn without_a_journal_an_effect_happens_twice_after_a_crash() {
-    is_needed(Guard::Journal, Scope { crashes: 1, ..CALM }, "twice");
+fn missing_journal_chain_repeats_an_effect() {
+    fails_without(Guard::JournalChain, Scope { redelivered: 1, ..NO_FAULTS }, "twice");
 }
 
 #[test]
-fn without_closing_the_journal_first_something_happens_behind_what_is_said() {
-    is_needed(
-        Guard::CloseFirst,
-        Scope { cancels: 1, late: 1, lost: 1, ..CALM },
-        "behind what was said",
+fn missing_journal_repeats_an_effect_after_crash() {
+    fails_without(Guard::Journal, Scope { crashes: 1, ..NO_FAULTS }, "twice");
+}
+
+#[test]
+fn closing_the_journal_late_allows_unreported_side_effects() {
+    fails_without(
+        Guard::CloseBeforeCommit,
+        Scope { cancels: 1, late: 1, lost: 1, ..NO_FAULTS },
+        "after it was reported",
     );
 }
 
 #[test]
-fn without_an_empty_journal_it_is_said_of_a_script_that_runs_that_it_has_not_begun() {
-    is_needed(Guard::Unbegun, Scope { cancels: 1, ..CALM }, "behind what was said");
+fn skipping_empty_journal_check_denies_a_running_script() {
+    fails_without(Guard::EmptyJournal, Scope { cancels: 1, ..NO_FAULTS }, "after it was reported");
 }
 
 #[test]
-fn without_its_last_word_a_stopped_script_is_run_behind_what_is_said() {
-    is_needed(Guard::LastWord, Scope { cancels: 1, crashes: 1, ..CALM }, "behind what was said");
+fn missing_stop_entry_allows_unreported_side_effects() {
+    fails_without(
+        Guard::StopEntry,
+        Scope { cancels: 1, crashes: 1, ..NO_FAULTS },
+        "after it was reported",
+    );
 }
 
 #[test]
-fn without_looking_at_it_anew_a_message_is_never_answered_that_came_with_a_result() {
-    is_needed(Guard::SeenAnew, Scope { messages: 2, ..CALM }, "nothing leads on from here");
+fn skipping_intent_recheck_loses_a_message() {
+    fails_without(
+        Guard::RecheckIntents,
+        Scope { messages: 2, ..NO_FAULTS },
+        "no settled state is reachable",
+    );
 }
 
 #[test]
-fn without_looking_again_a_lost_command_is_never_made_up_for() {
-    is_needed(Guard::LookAgain, Scope { lost: 1, ..CALM }, "nothing leads on from here");
+fn missing_step_check_never_resends_a_lost_command() {
+    fails_without(
+        Guard::StepCheck,
+        Scope { lost: 1, ..NO_FAULTS },
+        "no settled state is reachable",
+    );
 }
 
 #[test]
-fn without_looking_anew_an_end_that_was_seen_too_early_is_waited_for_to_the_deadline() {
-    is_needed(Guard::LookAnew, Scope { awaits: 1, ..CALM }, "waits for what has come");
+fn skipping_subtask_recheck_waits_until_deadline() {
+    fails_without(
+        Guard::SubtaskRecheck,
+        Scope { subtask_waits: 1, ..NO_FAULTS },
+        "waits for a subtask that has ended",
+    );
 }
 
 #[test]
-fn without_noting_it_an_end_that_nobody_was_told_of_is_waited_for_to_the_deadline() {
-    is_needed(Guard::EndNoted, Scope { awaits: 1, lost: 1, ..CALM }, "waits for what has come");
+fn unrecorded_subtask_end_is_waited_for_until_deadline() {
+    fails_without(
+        Guard::SubtaskEndRecorded,
+        Scope { subtask_waits: 1, lost: 1, ..NO_FAULTS },
+        "waits for a subtask that has ended",
+    );
 }
 
 #[test]
-fn without_cutting_it_whole_a_transcript_has_scripts_without_results() {
-    is_needed(Guard::CutWhole, Scope { rewinds: 1, ..CALM }, "whose script has no result");
+fn cutting_between_script_and_result_unpairs_them() {
+    fails_without(
+        Guard::CutWithResults,
+        Scope { rewinds: 1, ..NO_FAULTS },
+        "whose script has no result",
+    );
 }

@@ -1,9 +1,9 @@
-//! Turns for which there is no money.
+//! Turns without budget.
 
 use super::*;
 
 #[test]
-fn a_message_there_is_no_money_for_is_taken_and_its_turn_fails_with_the_reason() {
+fn message_without_budget_is_admitted_and_its_turn_fails() {
     let mut world = World::new();
     world.broke = true;
     world.task.titled = false;
@@ -16,15 +16,15 @@ fn a_message_there_is_no_money_for_is_taken_and_its_turn_fails_with_the_reason()
     assert_eq!((world.task.phase, world.task.next_wake), (Phase::InvokeModel, Some(world.now)));
     let ended = world.decide(Event::Wake);
     assert_eq!(ended.ended.expect("the turn ends").outcome, TurnOutcome::Failed);
-    let error = ended.error.expect("people are told");
+    let error = ended.error.expect("the error is reported");
     assert_eq!((error.code.as_str(), error.message.as_str()), (BUDGET_EXHAUSTED, "no money"));
     assert_eq!((world.task.phase, world.task.next_wake), (Phase::AwaitInput, None));
-    assert!(world.commanded.is_empty());
+    assert!(world.commands_sent.is_empty());
 }
 
 #[test]
-fn a_turn_that_runs_out_of_money_keeps_what_its_scripts_gave_and_goes_on_with_the_next_message() {
-    let mut world = World::asking();
+fn exhausted_turn_keeps_results_and_next_message_continues() {
+    let mut world = World::with_model_call();
     world.result(calls(&["a"]));
     world.broke = true;
     let ended = world.result(results(&["a"]));
@@ -39,8 +39,8 @@ fn a_turn_that_runs_out_of_money_keeps_what_its_scripts_gave_and_goes_on_with_th
 }
 
 #[test]
-fn a_call_that_was_to_be_tried_again_is_not_when_the_money_is_gone() {
-    let mut world = World::asking();
+fn retry_is_dropped_when_budget_is_exhausted() {
+    let mut world = World::with_model_call();
     world.result(failed(FailureClass::Overloaded));
     assert!(matches!(
         world.task.step.as_ref().map(|step| &step.state),
@@ -49,12 +49,12 @@ fn a_call_that_was_to_be_tried_again_is_not_when_the_money_is_gone() {
     world.broke = true;
     world.elapse(600);
     let ended = world.decide(Event::Wake);
-    assert_eq!(ended.error.expect("people are told").code, BUDGET_EXHAUSTED);
+    assert_eq!(ended.error.expect("the error is reported").code, BUDGET_EXHAUSTED);
     assert_eq!(world.task.step, None);
 }
 
 #[test]
-fn a_title_there_is_no_money_for_is_left_out_and_is_no_error() {
+fn title_without_budget_is_skipped_without_error() {
     let mut world = World::new();
     world.task.titled = false;
     world.send();

@@ -1,13 +1,13 @@
-//! A model that runs in circles.
+//! Loops of a model.
 
 use super::*;
 use crate::task::STUCK;
 
-/// The model runs one script, which gives this. What was said to it then, if anything was.
+/// The model runs one script with this output. Returns the notice to the model, if any.
 fn round(world: &mut World, code: &str, output: &str) -> Option<String> {
     let id = world.ids.to_string();
     let call = CodeCall { id: id.clone(), code: code.to_owned() };
-    world.result(Outcome::Model(vec![Block::CodeInterpreterCall(call)], Stop::Done));
+    world.result(Outcome::Model(vec![Block::CodeInterpreterCall(call)], StopReason::Complete));
     let result = CodeResult { id, output: output.to_owned(), ..CodeResult::default() };
     let decision = world.result(Outcome::Code(vec![result]));
     match decision.appended.as_slice() {
@@ -19,7 +19,7 @@ fn round(world: &mut World, code: &str, output: &str) -> Option<String> {
     }
 }
 
-fn started() -> World {
+fn world_with_turn() -> World {
     let mut world = World::new();
     world.task.max_turns = 50;
     world.send();
@@ -28,13 +28,13 @@ fn started() -> World {
 }
 
 #[test]
-fn a_loop_is_said_to_the_model_once_and_then_ends_the_turn_with_its_own_reason() {
-    let mut world = started();
-    let said: Vec<bool> =
-        (0..2 * REPEATS).map(|_| round(&mut world, "look()", "nothing").is_some()).collect();
-    assert_eq!(said, [false, false, true, false, false, false], "told after three");
+fn loop_warns_model_once_then_ends_turn_as_stuck() {
+    let mut world = world_with_turn();
+    let warned: Vec<bool> =
+        (0..2 * MAX_REPEATS).map(|_| round(&mut world, "look()", "nothing").is_some()).collect();
+    assert_eq!(warned, [false, false, true, false, false, false], "told after three");
     let ended = world.ended.last().expect("the turn ended");
-    assert_eq!((ended.outcome, ended.calls), (TurnOutcome::Failed, 2 * REPEATS));
+    assert_eq!((ended.outcome, ended.calls), (TurnOutcome::Failed, 2 * MAX_REPEATS));
     assert_eq!(world.task.last_error.as_ref().map(|error| error.code.as_str()), Some(STUCK));
     assert_eq!((world.task.phase, &world.task.step), (Phase::AwaitInput, &None));
     world.send();
@@ -45,8 +45,8 @@ fn a_loop_is_said_to_the_model_once_and_then_ends_the_turn_with_its_own_reason()
 }
 
 #[test]
-fn another_script_or_another_result_is_no_loop() {
-    let mut world = started();
+fn different_script_or_result_is_no_loop() {
+    let mut world = world_with_turn();
     for number in 0..10 {
         assert_eq!(round(&mut world, "look()", &number.to_string()), None);
         assert_eq!(round(&mut world, &format!("look({number})"), "nothing"), None);
@@ -55,9 +55,9 @@ fn another_script_or_another_result_is_no_loop() {
 }
 
 #[test]
-fn whoever_finds_out_of_the_loop_after_being_told_goes_on() {
-    let mut world = started();
-    for _ in 0..REPEATS {
+fn model_leaving_loop_after_warning_continues() {
+    let mut world = world_with_turn();
+    for _ in 0..MAX_REPEATS {
         round(&mut world, "look()", "nothing");
     }
     round(&mut world, "look_elsewhere()", "something");
@@ -67,9 +67,9 @@ fn whoever_finds_out_of_the_loop_after_being_told_goes_on() {
 }
 
 #[test]
-fn a_cancel_during_a_loop_is_a_cancel() {
-    let mut world = started();
-    for _ in 0..2 * REPEATS - 1 {
+fn cancel_during_loop_ends_turn_as_cancelled() {
+    let mut world = world_with_turn();
+    for _ in 0..2 * MAX_REPEATS - 1 {
         round(&mut world, "look()", "nothing");
     }
     world.result(calls(&["a"]));

@@ -6,15 +6,15 @@ fn child(n: u128) -> TaskId {
     TaskId::from_uuid(Uuid::from_u128(900 + n))
 }
 
-/// A task whose script waits for these subtasks, which are at work.
+/// A task whose script waits for these running subtasks.
 fn waiting(tasks: &[u128], seconds: i64) -> World {
     let mut world = World::new();
     world.send();
     world.decide(Event::Wake);
     world.result(calls(&["a"]));
-    world.at_work = tasks.iter().copied().map(child).collect();
+    world.running_subtasks = tasks.iter().copied().map(child).collect();
     let call = call(&world, 1, tasks, seconds);
-    world.result(park_for(&[], vec![call]));
+    world.result(suspend_outcome(&[], vec![call]));
     world.decide(Event::Wake);
     world
 }
@@ -25,40 +25,40 @@ fn call(world: &World, number: u32, tasks: &[u128], seconds: i64) -> AwaitedCall
 }
 
 #[test]
-fn a_script_that_waits_goes_on_as_the_same_step_when_all_have_ended() {
+fn script_resumes_as_same_step_when_all_subtasks_ended() {
     let mut world = waiting(&[1, 2], 1000);
     let step = world.task.step.clone().expect("it waits");
     assert_eq!(world.task.phase, Phase::AwaitSubtasks);
     assert_eq!(world.task.next_wake, Some(world.now + jiff::SignedDuration::from_secs(1000)));
-    world.at_work.remove(0);
+    world.running_subtasks.remove(0);
     let before = world.task.clone();
     assert!(
         !world.decide(Event::Wake).changes(&Task { subtasks: Some(vec![child(2)]), ..before }),
         "one is at work"
     );
-    world.at_work.clear();
+    world.running_subtasks.clear();
     let decision = world.decide(Event::Wake);
     let [Effect::ExecuteCode(again)] = decision.effects.as_slice() else { panic!("{decision:?}") };
     assert_eq!((again.id, again.round, world.task.phase), (step.id, 1, Phase::ExecuteTools));
 }
 
 #[test]
-fn a_subtask_that_ended_before_its_parent_was_put_away_is_noticed() {
+fn subtask_ended_before_suspension_is_noticed() {
     let mut world = World::new();
     world.send();
     world.decide(Event::Wake);
     world.result(calls(&["a"]));
     let call = call(&world, 1, &[1], 1000);
-    // It ends here, and whoever looks finds a script that runs.
+    // The subtask ends here, and its wake finds a script that still runs.
     world.decide(Event::Wake);
-    world.result(park_for(&[], vec![call]));
-    assert_eq!(world.task.next_wake, Some(world.now), "it is looked at again");
+    world.result(suspend_outcome(&[], vec![call]));
+    assert_eq!(world.task.next_wake, Some(world.now), "it is reconciled again");
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::ExecuteCode(_)]), "{decision:?}");
 }
 
 #[test]
-fn a_wait_ends_with_its_time() {
+fn wait_ends_at_its_deadline() {
     let mut world = waiting(&[1], 10);
     world.elapse(10);
     let decision = world.decide(Event::Wake);
@@ -66,26 +66,26 @@ fn a_wait_ends_with_its_time() {
 }
 
 #[test]
-fn a_script_can_wait_for_a_person_and_a_subtask_at_once() {
+fn script_waits_for_approval_and_subtask_at_once() {
     let mut world = World::new();
     world.send();
     world.decide(Event::Wake);
     world.result(calls(&["a"]));
-    world.at_work = vec![child(1)];
+    world.running_subtasks = vec![child(1)];
     let call = call(&world, 2, &[1], 1000);
-    world.result(park_for(&[1], vec![call.clone()]));
+    world.result(suspend_outcome(&[1], vec![call.clone()]));
     world.decide(Event::Wake);
     assert_eq!(world.task.phase, Phase::AwaitApproval);
-    world.say(ApprovalState::Approved);
+    world.decide_approval(ApprovalState::Approved);
     let decision = world.decide(Event::Wake);
     assert!(
         matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 1),
         "{decision:?}"
     );
-    world.result(park_for(&[], vec![call]));
+    world.result(suspend_outcome(&[], vec![call]));
     world.decide(Event::Wake);
     assert_eq!(world.task.phase, Phase::AwaitSubtasks);
-    world.at_work.clear();
+    world.running_subtasks.clear();
     let decision = world.decide(Event::Wake);
     assert!(
         matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 2),
@@ -94,11 +94,11 @@ fn a_script_can_wait_for_a_person_and_a_subtask_at_once() {
 }
 
 #[test]
-fn a_suspended_task_keeps_the_script_that_waits() {
+fn suspended_task_keeps_script_waiting_for_subtask() {
     let mut world = waiting(&[1], 1000);
     world.task.suspend = true;
     world.decide(Event::Wake);
-    world.at_work.clear();
+    world.running_subtasks.clear();
     assert!(world.decide(Event::Wake).effects.is_empty(), "a suspended task starts nothing");
     world.task.suspend = false;
     let decision = world.decide(Event::Wake);
@@ -106,7 +106,7 @@ fn a_suspended_task_keeps_the_script_that_waits() {
 }
 
 #[test]
-fn cancelling_a_script_that_waits_for_subtasks_ends_it() {
+fn cancel_ends_script_waiting_for_subtasks() {
     let mut world = waiting(&[1], 1000);
     let step = world.task.step.as_ref().expect("it waits").id;
     world.cancel();

@@ -1,9 +1,9 @@
-//! Turns from a message to their end: asking the model, its scripts, failures, and what stops them.
+//! Turns from a message to their end: model calls, scripts, failures and stops.
 
 use super::*;
 
 #[test]
-fn a_message_is_answered_through_model_scripts_and_model() {
+fn message_is_answered_through_model_scripts_and_model() {
     let mut world = World::new();
     let message = world.send();
     world.decide(Event::Wake);
@@ -19,8 +19,8 @@ fn a_message_is_answered_through_model_scripts_and_model() {
 }
 
 #[test]
-fn a_wake_with_nothing_to_do_changes_nothing() {
-    let mut world = World::asking();
+fn wake_with_nothing_to_do_changes_nothing() {
+    let mut world = World::with_model_call();
     let before = world.task.clone();
     let decision = world.decide(Event::Wake);
     assert!(!decision.changes(&before), "{decision:?}");
@@ -28,14 +28,14 @@ fn a_wake_with_nothing_to_do_changes_nothing() {
 }
 
 #[test]
-fn a_message_sent_during_a_turn_is_answered_after_it() {
+fn message_sent_during_turn_is_answered_after_it() {
     let mut world = World::new();
     let first = world.send();
     world.decide(Event::Wake);
     let second = world.send();
     world.decide(Event::Wake);
     world.result(text("first answer"));
-    assert_eq!(world.task.next_wake, Some(world.now), "it looks again at once");
+    assert_eq!(world.task.next_wake, Some(world.now), "it reconciles again at once");
     world.decide(Event::Wake);
     world.result(text("second answer"));
     let answered: Vec<MessageId> = world.ended.iter().map(|turn| turn.message).collect();
@@ -43,7 +43,7 @@ fn a_message_sent_during_a_turn_is_answered_after_it() {
 }
 
 #[test]
-fn a_lost_command_is_sent_again_with_the_same_step() {
+fn lost_command_is_sent_again_with_same_step() {
     let mut world = World::new();
     world.send();
     let first = world.decide(Event::Wake);
@@ -53,8 +53,8 @@ fn a_lost_command_is_sent_again_with_the_same_step() {
 }
 
 #[test]
-fn a_transient_failure_is_tried_again_and_said() {
-    let mut world = World::asking();
+fn transient_failure_is_retried_and_reported() {
+    let mut world = World::with_model_call();
     let decision = world.result(failed(FailureClass::RateLimited));
     assert_eq!(decision.error.map(|error| error.code), Some("RATE_LIMITED".to_owned()));
     assert!(matches!(
@@ -71,8 +71,8 @@ fn a_transient_failure_is_tried_again_and_said() {
 }
 
 #[test]
-fn calls_that_providers_repeated_count() {
-    let mut world = World::asking();
+fn attempts_of_providers_count_toward_the_limit() {
+    let mut world = World::with_model_call();
     world.result(failed_after(FailureClass::Transient, backoff::MAX_ATTEMPTS - 1));
     world.elapse(11);
     let decision = world.decide(Event::Wake);
@@ -86,11 +86,12 @@ fn calls_that_providers_repeated_count() {
 }
 
 #[test]
-fn an_outage_of_ours_is_outlasted_and_said_once() {
-    let mut world = World::asking();
-    let mut said = 0;
+fn own_outage_is_outlasted_and_reported_once() {
+    let mut world = World::with_model_call();
+    let mut reported = 0;
     for _ in 0..10 * backoff::MAX_ATTEMPTS {
-        said += u32::from(world.result(failed_after(FailureClass::Transient, 0)).error.is_some());
+        reported +=
+            u32::from(world.result(failed_after(FailureClass::Transient, 0)).error.is_some());
         world.elapse(11);
         let decision = world.decide(Event::Wake);
         assert!(
@@ -98,20 +99,20 @@ fn an_outage_of_ours_is_outlasted_and_said_once() {
             "{decision:?}"
         );
     }
-    assert_eq!(said, 1);
+    assert_eq!(reported, 1);
     world.result(text("there"));
     assert_eq!(outcome(&world), Some(TurnOutcome::Completed));
     world.send();
     world.decide(Event::Wake);
     assert!(
         world.result(failed_after(FailureClass::Transient, 0)).error.is_some(),
-        "another turn says it again"
+        "another turn reports it again"
     );
 }
 
 #[test]
-fn retries_end_and_the_next_message_gets_its_turn() {
-    let mut world = World::asking();
+fn exhausted_retries_end_turn_and_next_message_starts() {
+    let mut world = World::with_model_call();
     for _ in 0..backoff::MAX_ATTEMPTS {
         world.result(failed(FailureClass::Transient));
         world.elapse(11);
@@ -125,15 +126,15 @@ fn retries_end_and_the_next_message_gets_its_turn() {
 }
 
 #[test]
-fn a_refused_key_fails_the_turn_at_once() {
-    let mut world = World::asking();
+fn rejected_key_fails_turn_at_once() {
+    let mut world = World::with_model_call();
     world.result(failed(FailureClass::Authentication));
     assert_eq!(outcome(&world), Some(TurnOutcome::Failed));
 }
 
 #[test]
-fn a_turn_ends_at_its_limit_of_model_calls() {
-    let mut world = World::asking();
+fn turn_ends_at_its_limit_of_model_calls() {
+    let mut world = World::with_model_call();
     for _ in 0..3 {
         world.result(calls(&["a"]));
         world.result(results(&["a"]));
@@ -146,23 +147,23 @@ fn a_turn_ends_at_its_limit_of_model_calls() {
 }
 
 #[test]
-fn suspending_during_a_model_call_stops_it_and_resuming_asks_again() {
-    let mut world = World::asking();
+fn suspend_stops_model_call_and_resume_repeats_it() {
+    let mut world = World::with_model_call();
     world.task.suspend = true;
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]));
     assert_eq!(world.task.phase, Phase::Suspended);
-    world.stopped();
+    world.report_stopped();
     assert_eq!((world.task.phase, world.task.next_wake), (Phase::Suspended, None));
-    assert_eq!(world.transcript.len(), 1, "nobody waits for what it had said");
+    assert_eq!(world.transcript.len(), 1, "its partial answer is discarded");
     world.task.suspend = false;
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]));
 }
 
 #[test]
-fn suspending_during_scripts_never_runs_them_again() {
-    let mut world = World::asking();
+fn suspended_scripts_never_run_again() {
+    let mut world = World::with_model_call();
     world.result(calls(&["a"]));
     world.task.suspend = true;
     world.decide(Event::Wake);
@@ -180,8 +181,8 @@ fn suspending_during_scripts_never_runs_them_again() {
 }
 
 #[test]
-fn cancelling_scripts_whose_worker_is_gone_says_that_the_outcome_is_unknown() {
-    let mut world = World::asking();
+fn cancelled_scripts_of_lost_worker_have_unknown_outcome() {
+    let mut world = World::with_model_call();
     world.result(calls(&["a"]));
     world.cancel();
     world.decide(Event::Wake);
@@ -196,8 +197,8 @@ fn cancelling_scripts_whose_worker_is_gone_says_that_the_outcome_is_unknown() {
 }
 
 #[test]
-fn cancelling_drops_what_is_queued() {
-    let mut world = World::asking();
+fn cancel_drops_queued_messages() {
+    let mut world = World::with_model_call();
     world.send();
     world.cancel();
     world.decide(Event::Wake);
@@ -205,15 +206,15 @@ fn cancelling_drops_what_is_queued() {
         world.task.step.as_ref().map(|step| &step.state),
         Some(StepState::Cancelling { .. })
     ));
-    world.stopped();
+    world.report_stopped();
     assert_eq!((world.dropped, world.task.phase), (1, Phase::AwaitInput));
     assert_eq!(world.task.cancel, None);
 }
 
 #[test]
-fn an_answer_that_was_cut_off_is_asked_for_in_smaller_pieces_once() {
-    let mut world = World::asking();
-    let cut = || Outcome::Model(Vec::new(), Stop::Cut);
+fn truncated_answer_is_continued_once_then_fails() {
+    let mut world = World::with_model_call();
+    let cut = || Outcome::Model(Vec::new(), StopReason::OutputLimit);
     let decision = world.result(cut());
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]));
     assert!(matches!(world.transcript.last(), Some((Source::System, _))));
@@ -226,24 +227,24 @@ fn an_answer_that_was_cut_off_is_asked_for_in_smaller_pieces_once() {
 }
 
 #[test]
-fn a_refused_answer_fails_the_turn_and_runs_nothing() {
-    let mut world = World::asking();
+fn refused_answer_fails_turn_and_runs_nothing() {
+    let mut world = World::with_model_call();
     let Outcome::Model(blocks, _) = calls(&["a"]) else { unreachable!("it is a model's answer") };
-    let decision = world.result(Outcome::Model(blocks, Stop::Refused));
+    let decision = world.result(Outcome::Model(blocks, StopReason::Refused));
     assert_eq!(decision.error.map(|error| error.code), Some("CONTENT_REFUSED".to_owned()));
     assert_eq!(world.task.phase, Phase::AwaitInput);
     assert!(world.code_steps.is_empty());
 }
 
 #[test]
-fn a_suspended_model_call_does_not_use_up_the_turn() {
+fn suspended_model_call_does_not_count_toward_limit() {
     let mut world = World::new();
     world.task.max_turns = 1;
     world.send();
     world.decide(Event::Wake);
     world.task.suspend = true;
     world.decide(Event::Wake);
-    world.stopped();
+    world.report_stopped();
     world.task.suspend = false;
     world.decide(Event::Wake);
     world.result(text("done"));
@@ -251,8 +252,8 @@ fn a_suspended_model_call_does_not_use_up_the_turn() {
 }
 
 #[test]
-fn whoever_begins_a_script_while_it_is_being_stopped_is_told_again() {
-    let mut world = World::asking();
+fn worker_starting_a_stopping_script_is_told_again() {
+    let mut world = World::with_model_call();
     world.result(calls(&["a"]));
     world.task.suspend = true;
     world.decide(Event::Wake);
@@ -262,8 +263,8 @@ fn whoever_begins_a_script_while_it_is_being_stopped_is_told_again() {
 }
 
 #[test]
-fn a_script_that_is_over_is_closed() {
-    let mut world = World::asking();
+fn ended_script_is_closed() {
+    let mut world = World::with_model_call();
     world.result(calls(&["a"]));
     let step = world.task.step.clone().expect("a script runs").id;
     let decision = world.result(results(&["a"]));
@@ -271,8 +272,8 @@ fn a_script_that_is_over_is_closed() {
 }
 
 #[test]
-fn a_stale_result_changes_nothing() {
-    let mut world = World::asking();
+fn stale_result_changes_nothing() {
+    let mut world = World::with_model_call();
     let before = world.task.clone();
     let stale = StepId::from_uuid(Uuid::from_u128(9));
     let decision =
@@ -281,7 +282,7 @@ fn a_stale_result_changes_nothing() {
 }
 
 #[test]
-fn a_title_is_asked_for_once_the_first_turn_is_done() {
+fn title_is_requested_after_first_completed_turn() {
     let mut world = World::new();
     world.task.titled = false;
     world.send();

@@ -1,44 +1,44 @@
-//! How subtasks are, for the scripts that wait for them.
+//! States of subtasks, for the scripts that wait for them.
 
 use std::collections::{HashMap, HashSet};
 
 use construct_domain::{
-    OrganizationId, TaskId, message::Content, subtask::Refused, task::TurnOutcome,
+    OrganizationId, TaskId, message::Content, subtask::Refusal, task::TurnOutcome,
 };
 use serde_json::Value;
 use uuid::Uuid;
 
 use crate::{Error, Store};
 
-/// How a subtask is.
+/// The status of a subtask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubtaskStatus {
-    /// It is at work, or has a message to answer.
+    /// It is active, or has a queued message.
     Running,
-    /// The same, but a person has paused it.
+    /// It has work to do, but is suspended.
     Suspended,
-    /// It is at rest; how its last turn ended.
+    /// It is idle; the outcome of its last turn.
     Ended(TurnOutcome),
-    /// It is gone.
+    /// It was deleted.
     Deleted,
 }
 
-/// What its parent is told of a subtask.
+/// The state of a subtask, for its parent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SubtaskState {
-    /// Which.
+    /// The subtask.
     pub task: TaskId,
-    /// The name of its agent; empty when it is gone.
+    /// The name of its agent; empty when the subtask was purged.
     pub agent: String,
     /// Its title.
     pub title: String,
-    /// How it is.
+    /// Its status.
     pub status: SubtaskStatus,
-    /// What its agent said last.
+    /// The last answer of its agent.
     pub answer: Content,
     /// Its last error.
     pub error: String,
-    /// What it and what is below it have cost, in 10⁻¹² US dollars.
+    /// The cost of it and its descendants, in 10⁻¹² US dollars.
     pub cost_pico_usd: i64,
 }
 
@@ -63,7 +63,7 @@ impl TryFrom<Row> for SubtaskState {
             (true, ..) => SubtaskStatus::Deleted,
             (_, true, true) => SubtaskStatus::Suspended,
             (_, true, false) => SubtaskStatus::Running,
-            // Its first message was taken back before it was looked at.
+            // Without an outcome, its first message was deleted before it was answered.
             (_, false, _) => SubtaskStatus::Ended(row.last_outcome.as_deref().map_or(
                 Ok(TurnOutcome::Cancelled),
                 |outcome| {
@@ -85,8 +85,8 @@ impl TryFrom<Row> for SubtaskState {
     }
 }
 
-/// Reads the subtasks of `$2` that the rest of the statement picks. What is below them is read
-/// once, level by level, and nothing else of their tree.
+/// Reads the subtasks of `$2` that the rest of the statement selects. Reads their descendants once,
+/// level by level, and nothing else of their tree.
 macro_rules! states {
     ([$($picked:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -138,22 +138,22 @@ macro_rules! states_page {
     };
 }
 
-/// What everything below a task comes to.
+/// Totals over the descendants of a task.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Below {
-    /// How many tasks there are.
+pub struct DescendantTotals {
+    /// The number of descendants.
     pub count: i64,
-    /// How many of them are in a turn or have a message that waits, and are not suspended.
+    /// The number of those that are in a turn or have a queued message, and are not suspended.
     pub at_work: i64,
-    /// What they have cost, in 10⁻¹² US dollars.
+    /// Their cost, in 10⁻¹² US dollars.
     pub cost_pico_usd: i64,
 }
 
-/// Reads everything below `$2`, level by level, and nothing else of its tree.
-macro_rules! below {
+/// Reads the descendants of `$2`, level by level, and nothing else of its tree.
+macro_rules! descendants {
     ($organization:expr, $task:expr) => {
         sqlx::query_as!(
-            Below,
+            DescendantTotals,
             r#"WITH RECURSIVE below AS (
                    SELECT c.id FROM tasks c WHERE c.organization_id = $1 AND c.parent_id = $2
                    UNION ALL
@@ -171,20 +171,20 @@ macro_rules! below {
 }
 
 impl Store {
-    /// What everything below a task comes to; nothing where there is no such task.
+    /// Totals over the descendants of a task; zero when the task does not exist.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn tasks_below(
+    pub async fn task_descendants(
         &self,
         organization: OrganizationId,
         task: TaskId,
-    ) -> Result<Below, Error> {
-        Ok(below!(organization, task).fetch_one(&self.pool).await?)
+    ) -> Result<DescendantTotals, Error> {
+        Ok(descendants!(organization, task).fetch_one(&self.pool).await?)
     }
 
-    /// How these subtasks of a task are, in this order.
+    /// The states of these subtasks of a task, in the given order.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when a row cannot be read.
@@ -194,7 +194,7 @@ impl Store {
         organization: OrganizationId,
         parent: TaskId,
         which: &[TaskId],
-    ) -> Result<Result<Vec<SubtaskState>, Refused>, Error> {
+    ) -> Result<Result<Vec<SubtaskState>, Refusal>, Error> {
         let ids: Vec<Uuid> = which.iter().map(|task| task.uuid()).collect();
         let rows = states_of!(organization, parent, &ids).fetch_all(&self.pool).await?;
         let found: Vec<SubtaskState> =
@@ -203,16 +203,16 @@ impl Store {
             found.into_iter().map(|state| (state.task, state)).collect();
         let missing: Vec<Uuid> =
             which.iter().filter(|task| !found.contains_key(task)).map(|task| task.uuid()).collect();
-        let gone = if missing.is_empty() {
+        let purged = if missing.is_empty() {
             HashSet::new()
         } else {
-            self.gone(organization, &missing).await?
+            self.purged_subtasks(organization, &missing).await?
         };
         let mut states = Vec::with_capacity(which.len());
         for task in which {
             match found.get(task) {
                 Some(state) => states.push(state.clone()),
-                None if gone.contains(task) => states.push(SubtaskState {
+                None if purged.contains(task) => states.push(SubtaskState {
                     task: *task,
                     agent: String::new(),
                     title: String::new(),
@@ -221,14 +221,13 @@ impl Store {
                     error: String::new(),
                     cost_pico_usd: 0,
                 }),
-                None => return Ok(Err(Refused::NotASubtask(task.to_string()))),
+                None => return Ok(Err(Refusal::NotASubtask(task.to_string()))),
             }
         }
         Ok(Ok(states))
     }
 
-    /// How the subtasks of a task are that come after this one, or after none: so many at most,
-    /// oldest first.
+    /// The states of a task's subtasks after `after`: at most `limit`, oldest first.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when a row cannot be read.
@@ -247,8 +246,8 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// Whether all these are subtasks of a task, and one of them is at work: what a wait that goes
-    /// on needs to know, and nothing of their trees is read for it.
+    /// Whether all of these are subtasks of a task and at least one is active, which is all that a
+    /// continuing wait needs to know. Does not read their trees.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -275,13 +274,13 @@ impl Store {
         Ok(at_work)
     }
 
-    /// Which of these tasks there were, and whose rows are gone.
-    async fn gone(
+    /// Those of these tasks that existed and were purged.
+    async fn purged_subtasks(
         &self,
         organization: OrganizationId,
         tasks: &[Uuid],
     ) -> Result<HashSet<TaskId>, Error> {
-        let gone = sqlx::query_scalar!(
+        let purged = sqlx::query_scalar!(
             r#"SELECT e.stream_id FROM events e
                WHERE e.organization_id = $1 AND e.stream_id = ANY ($2) AND e.type = 'task.deleted'
                  AND NOT EXISTS (SELECT FROM tasks t WHERE t.id = e.stream_id)"#,
@@ -290,7 +289,7 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        Ok(gone.into_iter().map(TaskId::from_uuid).collect())
+        Ok(purged.into_iter().map(TaskId::from_uuid).collect())
     }
 }
 
@@ -300,17 +299,17 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The statement of [`Store::tasks_below`], for tests of its plan.
-    pub(crate) fn statement_below() -> String {
+    /// The statement of [`Store::task_descendants`], for tests of its plan.
+    pub(crate) fn descendants_statement() -> String {
         let (organization, task) = (OrganizationId::LOCAL, TaskId::from_uuid(Uuid::nil()));
-        below!(organization, task).sql().as_str().to_owned()
+        descendants!(organization, task).sql().as_str().to_owned()
     }
 
     /// The statements of [`Store::subtasks`] and [`Store::subtask_list`], for tests of their plans.
     pub(crate) fn statements() -> [String; 2] {
         let (organization, parent) = (OrganizationId::LOCAL, TaskId::from_uuid(Uuid::nil()));
         let ids: Vec<Uuid> = Vec::new();
-        let of = states_of!(organization, parent, &ids).sql().as_str().to_owned();
-        [of, states_page!(organization, parent, None::<Uuid>, 1_i64).sql().as_str().to_owned()]
+        let states = states_of!(organization, parent, &ids).sql().as_str().to_owned();
+        [states, states_page!(organization, parent, None::<Uuid>, 1_i64).sql().as_str().to_owned()]
     }
 }

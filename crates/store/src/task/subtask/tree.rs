@@ -1,20 +1,21 @@
-//! What becomes of a tree when one of its tasks is cancelled or deleted, or comes to rest.
+//! Propagation in a tree when one of its tasks is canceled, deleted, or ends.
 
 use construct_domain::{OrganizationId, TaskId};
 use jiff::Timestamp;
 use sqlx::PgConnection;
 
-use super::record;
+use super::store_event;
 use crate::{
     Error, LoadedTask, NewEvent, Store, Write,
-    event::unsigned,
+    event::to_u64,
     text,
     time::{micros, sql},
 };
 
 impl Store {
-    /// Cancels what is at work below a task, as a person would, and returns whom to wake. What was
-    /// cancelled before and has not ended yet is left as it is, so that this can be repeated.
+    /// Cancels the active descendants of a task like the API does, and returns the tasks to wake.
+    /// Tasks that were canceled before and have not ended yet are left as they are, so that this
+    /// can be repeated.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -53,16 +54,15 @@ impl Store {
         Ok(cancelled.into_iter().map(TaskId::from_uuid).collect())
     }
 
-    /// Notes that a task was looked at with what its subtasks were when it was loaded. What has
-    /// come to rest since stays to be looked at.
+    /// Marks the ended subtasks of a loaded task as seen. Subtasks that ended since stay unseen.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn subtasks_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
-        let Some(ended) = &loaded.ended else { return Ok(()) };
-        // One that somebody else is writing stays noted, which costs a look; waiting for several at
-        // once could end in a deadlock.
+    pub async fn subtasks_mark_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
+        let Some(ended) = &loaded.ended_subtasks else { return Ok(()) };
+        // A locked row stays unseen, which costs another reconcile. Waiting for several locks could
+        // deadlock.
         sqlx::query!(
             "UPDATE tasks t SET parent_due_at = NULL FROM (
                  SELECT c.id FROM tasks c JOIN jsonb_to_recordset($2) AS e (id uuid, at timestamptz) ON e.id = c.id
@@ -79,13 +79,12 @@ impl Store {
     }
 }
 
-/// Deletes the subtasks of a task that is about to be purged, as far as people can see; each is
-/// then purged by itself, with what is below it. Whoever waits for the purged task itself is to
-/// look.
+/// Deletes the subtasks of a task that is about to be purged. Each is then purged separately, with
+/// its descendants. Also wakes a task that waits for the purged one.
 pub(in crate::task) async fn children_delete(
     connection: &mut PgConnection,
     parent: TaskId,
-    told: impl Fn(TaskId) -> NewEvent + Send,
+    deleted_event: impl Fn(TaskId) -> NewEvent + Send,
     now: Timestamp,
 ) -> Result<Vec<TaskId>, Error> {
     sqlx::query!(
@@ -124,7 +123,8 @@ pub(in crate::task) async fn children_delete(
     let mut deleted = Vec::with_capacity(children.len());
     for child in children {
         let id = TaskId::from_uuid(child.id);
-        record(&mut *connection, &write, id, unsigned(child.event_sequence), told(id)).await?;
+        store_event(&mut *connection, &write, id, to_u64(child.event_sequence), deleted_event(id))
+            .await?;
         deleted.push(id);
     }
     Ok(deleted)

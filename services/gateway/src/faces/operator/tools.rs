@@ -1,7 +1,7 @@
 //! The tools that scripts can call, by name: who offers others to a session would offer nothing.
 //! And their calls, as they are told.
 
-use construct_domain::policy::{Action, PATTERN_BYTES, PATTERNS, Policy, Rule, Subject};
+use construct_domain::policy::{Action, MAX_PATTERN_BYTES, MAX_PATTERNS, Policy, Rule, Subject};
 use serde_json::{Value, json};
 
 /// Each tool by its name, and by its other names. The interpreter has them; a test compares this
@@ -46,7 +46,7 @@ const SHOWN: usize = 100;
 /// policy.
 pub(super) fn missing(wanted: &[String]) -> Option<String> {
     // More of them are refused as a policy with too many patterns.
-    let missing = wanted.iter().take(PATTERNS).find(|pattern| !is_known(pattern))?;
+    let missing = wanted.iter().take(MAX_PATTERNS).find(|pattern| !is_known(pattern))?;
     let shown: String = missing.chars().take(SHOWN).collect();
     let known: Vec<&str> = TOOLS
         .iter()
@@ -57,7 +57,7 @@ pub(super) fn missing(wanted: &[String]) -> Option<String> {
 
 fn is_known(pattern: &str) -> bool {
     // No policy takes a longer one, and it must not be compiled.
-    if pattern.len() > PATTERN_BYTES {
+    if pattern.len() > MAX_PATTERN_BYTES {
         return false;
     }
     let rule = |action, tools: &[&str]| Rule {
@@ -71,7 +71,7 @@ fn is_known(pattern: &str) -> bool {
         reason: String::new(),
     };
     let policy = Policy::new(vec![rule(Action::Allow, &[pattern]), rule(Action::Deny, &[])]);
-    let allowed = |names: &[&str]| policy.judge(names, &Subject::None).action == Action::Allow;
+    let allowed = |names: &[&str]| policy.evaluate(names, &Subject::None).action == Action::Allow;
     TOOLS.iter().any(|(name, others)| allowed(&[*name]) || allowed(others)) || allowed(&[IMPORT])
 }
 

@@ -182,7 +182,7 @@ fn only_what_is_asked_for_is_held_against_its_limit() {
         ..Limits::default()
     };
     let now: Timestamp = "2026-02-28T18:00:00Z".parse().expect("a time");
-    let periods = Periods::of(now);
+    let periods = Periods::containing(now);
     let full = Counts { tasks: 3, runs: 4, tokens: 100, spend_pico_usd: 1000, storage_bytes: 50 };
     let which = |counts: Counts, wanted| {
         check(&limits, &counts, wanted, Subject::Organization(organization()), &periods, now)
@@ -223,5 +223,5 @@ fn only_what_is_asked_for_is_held_against_its_limit() {
     assert!(put.counted(&limits, of_key).storage);
     let subject = Subject::Organization(organization());
     assert!(!put.counted(&limits, subject).storage);
-    assert_eq!(Wanted::WORK.counted(&Limits::default(), subject), Counted::default());
+    assert_eq!(Wanted::WORK.counted(&Limits::default(), subject), CountSelection::default());
 }

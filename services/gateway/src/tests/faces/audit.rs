@@ -75,7 +75,7 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
     let task = gateway.task().await;
     let made = last(&gateway).await;
     assert_eq!(
-        (made.method.as_str(), made.face.as_str(), made.code),
+        (made.method.as_str(), made.protocol.as_str(), made.code),
         ("TaskService/CreateTask", "grpc", 0)
     );
     assert_eq!(
@@ -99,7 +99,7 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
     assert_eq!(answer.status(), 200);
     let patched = last(&gateway).await;
     assert_eq!(
-        (patched.method.as_str(), patched.face.as_str()),
+        (patched.method.as_str(), patched.protocol.as_str()),
         ("TaskService/UpdateTask", "rest")
     );
     assert_eq!((patched.user_agent.as_str(), patched.request_id.as_str()), ("curl/8", "r-7"));
@@ -112,7 +112,7 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
         .await
         .expect("it answers");
     assert_eq!(answer.status(), 200);
-    assert_eq!(last(&gateway).await.face, "connect");
+    assert_eq!(last(&gateway).await.protocol, "connect");
 
     let message = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() }
         .encode_to_vec();
@@ -123,7 +123,7 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
         .send()
         .await
         .expect("it answers");
-    assert_eq!(last(&gateway).await.face, "grpc-web");
+    assert_eq!(last(&gateway).await.protocol, "grpc-web");
 
     let mut operator =
         tokio::io::BufReader::new(TcpStream::connect(gateway.operator).await.expect("it listens"));
@@ -139,7 +139,7 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
     within("an answer", socket.next()).await.expect("it answers").expect("it lives");
     for face in ["operator", "websocket"] {
         let entries: Vec<_> =
-            trail(&gateway).await.into_iter().filter(|entry| entry.face == face).collect();
+            trail(&gateway).await.into_iter().filter(|entry| entry.protocol == face).collect();
         let methods: Vec<_> = entries.iter().map(|entry| entry.method.as_str()).collect();
         assert_eq!(methods, ["TaskService/CreateTask", "MessageService/CreateMessage"], "{face}");
         assert_eq!(entries[0].peer, "127.0.0.1");
@@ -392,7 +392,7 @@ async fn who_may_not_see_what_happens_came_by_server_sent_events() {
         let entries = trail(&gateway).await.into_iter();
         entries
             .filter(|entry| entry.method == "EventService/Subscribe")
-            .map(|entry| entry.face)
+            .map(|entry| entry.protocol)
             .collect::<Vec<_>>()
     };
     let faces = until("the refusal is written", told, |faces| !faces.is_empty()).await;
@@ -415,7 +415,7 @@ async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_no
         request.metadata_mut().insert(FORWARDED_FOR, SAID.parse().expect("a value"));
         gateway.providers().create_model_provider(request).await.expect("it is made");
         let made = last(&gateway).await;
-        assert_eq!((made.face.as_str(), made.peer.as_str()), ("grpc", peer));
+        assert_eq!((made.protocol.as_str(), made.peer.as_str()), ("grpc", peer));
 
         // Lines of a header are one list.
         let upload = http()
@@ -430,7 +430,7 @@ async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_no
             .expect("it answers");
         assert_eq!(upload.status(), 201);
         let made = last(&gateway).await;
-        assert_eq!((made.face.as_str(), made.peer.as_str()), ("rest", peer));
+        assert_eq!((made.protocol.as_str(), made.peer.as_str()), ("rest", peer));
 
         // Strangers, whose entries follow.
         let list =
@@ -450,7 +450,8 @@ async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_no
         within("an answer", socket.next()).await.expect("it answers").expect("it lives");
         for face in ["sse", "connect", "websocket"] {
             let told = || async {
-                let entries = trail(&gateway).await.into_iter().filter(|entry| entry.face == face);
+                let entries =
+                    trail(&gateway).await.into_iter().filter(|entry| entry.protocol == face);
                 entries.map(|entry| entry.peer).collect::<Vec<_>>()
             };
             let peers = until("the refusal is written", told, |peers| !peers.is_empty()).await;
@@ -469,7 +470,7 @@ async fn a_long_trail_is_exported_whole_and_in_order() {
         user: None,
         api_key: None,
         method: "A/B".into(),
-        face: "grpc".into(),
+        protocol: "grpc".into(),
         peer: String::new(),
         user_agent: String::new(),
         objects: vec![number.to_string()],
@@ -557,7 +558,7 @@ async fn a_call_that_nobody_waits_for_is_cancelled_unless_its_change_is_made_a_m
             tokio::spawn(async move { messages.create_message(message(&task, "hello")).await });
         until(
             "the statement waits",
-            async || gateway.database.waiting("Lock").await,
+            async || gateway.database.waiting_statements("Lock").await,
             |waiting| *waiting == 1,
         )
         .await;

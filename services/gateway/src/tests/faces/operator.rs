@@ -206,7 +206,7 @@ impl Mesh {
                 usage: Default::default(),
                 step: None,
             }],
-            ended: Some(EndedMessage { message, error: None }),
+            ended_message: Some(EndedMessage { message, error: None }),
             events: events.map(event).into(),
             ..TaskCommit::new(&before, &task, Timestamp::now())
         };

@@ -96,7 +96,8 @@ pub(crate) fn model_provider_fits(
          it was given for"
             .into()
     });
-    let keeps_further = !provider.further_keys.is_empty() && request.additional_api_keys.is_none();
+    let keeps_further =
+        !provider.additional_keys.is_empty() && request.additional_api_keys.is_none();
     violations.require(!(moves && keeps_further), "additional_api_keys", || {
         "must be given again, or taken away, when `base_url` changes to another origin".into()
     });

@@ -74,14 +74,14 @@ fn read(
             time_zone: if time_zone.is_empty() { "UTC" } else { time_zone }.to_owned(),
         },
     };
-    match timing.after(now) {
+    match timing.next_after(now) {
         Ok(Some(next)) => return Some((timing, next)),
         Ok(None) if has_time => violations.add(field("at"), "must be in the future"),
         Ok(None) => violations.add(field("cron"), "has no run within four years"),
-        Err(Invalid::TimeZone(zone)) => {
-            violations.add(field("time_zone"), Invalid::TimeZone(zone).to_string())
+        Err(InvalidTiming::TimeZone(zone)) => {
+            violations.add(field("time_zone"), InvalidTiming::TimeZone(zone).to_string())
         }
-        Err(Invalid::Pattern(why)) => violations.add(field("cron"), why),
+        Err(InvalidTiming::Pattern(why)) => violations.add(field("cron"), why),
     }
     None
 }

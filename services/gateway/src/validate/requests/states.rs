@@ -49,7 +49,7 @@ fn cursor(text: &str) -> Option<Vec<(&'static str, i64)>> {
     let versions = text.split(',').map(|id| {
         let (text, version) = id.split_once('@')?;
         let version = version.parse::<i64>().ok().filter(|version| *version > 0)?;
-        Some((name(text)?, version))
+        Some((parse_name(text)?, version))
     });
     versions.collect()
 }
@@ -67,7 +67,7 @@ fn json(violations: &mut Violations, field: &str, json: &str) {
     }
     violations
         .require(json.trim_start().starts_with('{'), field, || "must be a JSON object".into());
-    violations.require(depth(json) <= MAX_DEPTH, field, || {
+    violations.require(json_depth(json) <= MAX_DEPTH, field, || {
         format!("must not have more than {MAX_DEPTH} values within each other")
     });
 }

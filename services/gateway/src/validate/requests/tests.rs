@@ -281,7 +281,7 @@ fn stored(base_url: &str, with_key: bool) -> ModelProvider {
         base_url: base_url.into(),
         script: None,
         key: with_key.then(key),
-        further_keys: Vec::new(),
+        additional_keys: Vec::new(),
         limits: construct_store::KeyLimits::default(),
         revision: 1,
         created_at: Timestamp::UNIX_EPOCH,

@@ -6,7 +6,7 @@ use construct_domain::{ApiKeyId, OrganizationId};
 use construct_proto::v1::{
     ListUsageRequest, QuotaLimits, UpdateQuotaRequest, UsageDimension, list_usage_request::Filter,
 };
-use construct_store::{Dimensions, Limits, UsagePlace};
+use construct_store::{Dimensions, Limits, UsageCursor};
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use tonic::Status;
 
@@ -47,7 +47,7 @@ fn limits(limits: &QuotaLimits) -> Limits {
 
 /// What is understood of a request for what was used.
 pub(crate) struct Usage {
-    pub(crate) page: Page<UsagePlace>,
+    pub(crate) page: Page<UsageCursor>,
     pub(crate) of: Dimensions,
     pub(crate) since: Timestamp,
     pub(crate) until: Timestamp,

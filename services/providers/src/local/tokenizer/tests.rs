@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A tokenizer with these tokens, as `tokenizer.json` has it.
+/// A tokenizer with these tokens, in the format of `tokenizer.json`.
 pub(in crate::local) fn file(vocab: &[&str], lowercase: bool) -> Value {
     let vocab: serde_json::Map<String, Value> =
         vocab.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
@@ -16,7 +16,7 @@ pub(in crate::local) fn file(vocab: &[&str], lowercase: bool) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Recorded {
+struct RecordedRuns {
     vocab: Vec<String>,
     runs: Vec<Run>,
 }
@@ -28,8 +28,8 @@ struct Run {
 }
 
 #[test]
-fn texts_are_cut_as_the_original_cuts_them() {
-    let recorded: Recorded =
+fn texts_are_tokenized_as_by_the_reference() {
+    let recorded: RecordedRuns =
         serde_json::from_str(include_str!("recorded.json")).expect("the recording");
     let vocab: Vec<&str> = recorded.vocab.iter().map(String::as_str).collect();
     for Run { lowercase, cases } in recorded.runs {
@@ -38,14 +38,14 @@ fn texts_are_cut_as_the_original_cuts_them() {
         assert_eq!(tokenizer.len(), vocab.len());
         for (text, expected) in cases {
             let mut tokens = Vec::new();
-            tokenizer.each(&text, |token| tokens.push(token));
+            tokenizer.for_each_token(&text, |token| tokens.push(token));
             assert_eq!(tokens, expected, "{text:?}, lowercase: {lowercase}");
         }
     }
 }
 
 #[test]
-fn what_is_not_known_is_refused_by_name() {
+fn unsupported_component_is_rejected_by_name() {
     for (part, kind, words) in [
         ("model", "Unigram", "its model is `Unigram`"),
         ("pre_tokenizer", "Metaspace", "its pre-tokenizer is `Metaspace`"),

@@ -1,8 +1,8 @@
-//! What a client understands of an answer, in each protocol.
+//! Clients of each protocol: their requests, and how they parse an answer.
 
 use serde_json::{Value, json};
 
-/// A protocol of clients.
+/// A client protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Client {
     Chat,
@@ -10,7 +10,7 @@ pub(super) enum Client {
     Messages,
 }
 
-/// An answer, understood.
+/// A parsed answer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Read {
     pub(super) text: String,
@@ -18,7 +18,7 @@ pub(super) struct Read {
     /// Id, name and arguments.
     pub(super) calls: Vec<(String, String, Value)>,
     pub(super) stop: String,
-    /// Everything read, what of it was in the cache, written.
+    /// Input tokens, cached input tokens, output tokens.
     pub(super) usage: (i64, i64, i64),
     /// The answer as the client sends it back.
     pub(super) back: Vec<Value>,
@@ -35,7 +35,7 @@ impl Client {
         }
     }
 
-    /// A question with a tool.
+    /// A request with a tool.
     pub(super) fn question(self, model: &str, stream: bool) -> Value {
         let schema = json!({"type": "object", "properties": {"code": {"type": "string"}}});
         match self {
@@ -58,7 +58,7 @@ impl Client {
         }
     }
 
-    /// The question again, with the answer and what its call gave.
+    /// The request again, with the answer and the result of its call.
     pub(super) fn went_on(self, mut question: Value, read: &Read) -> Value {
         let id = &read.calls[0].0;
         let (list, result) = match self {
@@ -84,7 +84,7 @@ impl Client {
         question
     }
 
-    pub(super) fn whole(self, body: &Value) -> Read {
+    pub(super) fn assemble(self, body: &Value) -> Read {
         match self {
             Self::Chat => chat(body),
             Self::Responses => responses(body),
@@ -92,17 +92,17 @@ impl Client {
         }
     }
 
-    /// The answer that events come to, put together as the vendors' SDKs do.
+    /// The answer of a stream of events, put together as the vendors' SDKs do.
     pub(super) fn streamed(self, stream: &str) -> Read {
         let events = events(stream);
         match self {
-            Self::Chat => self.whole(&chat_of(&events)),
+            Self::Chat => self.assemble(&chat_of(&events)),
             Self::Responses => {
                 for (at, event) in events.iter().enumerate() {
                     assert_eq!(event["sequence_number"], at);
                 }
                 let last = events.last().expect("an event");
-                let read = self.whole(&last["response"]);
+                let read = self.assemble(&last["response"]);
                 let pieces = |kind: &str| -> String {
                     events
                         .iter()
@@ -120,11 +120,11 @@ impl Client {
                 assert_eq!(json!(items), last["response"]["output"]);
                 read
             }
-            Self::Messages => self.whole(&messages_of(&events)),
+            Self::Messages => self.assemble(&messages_of(&events)),
         }
     }
 
-    /// What an error says: its kind and its words.
+    /// The kind and the message of an error.
     pub(super) fn error(self, body: &Value) -> (String, String) {
         let error = &body["error"];
         if self == Self::Messages {

@@ -1,4 +1,4 @@
-//! What goes through the proxy, in both directions.
+//! Requests and answers through the proxy.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Limits, Proxy, client::Client, name};
 use crate::tests::{
     until,
-    wires::{CODE, KEY, PROOF, SAID, THOUGHT, Wire},
+    wires::{ANSWER_TEXT, CODE, KEY, PROOF, THINKING_TEXT, Wire},
 };
 
 async fn ask(proxy: &Proxy, client: Client, body: &Value) -> (u16, String) {
@@ -19,7 +19,7 @@ async fn ask(proxy: &Proxy, client: Client, body: &Value) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn every_client_is_answered_from_every_vendor() {
+async fn every_client_protocol_works_with_every_vendor() {
     let proxy = Proxy::start().await;
     for wire in Wire::ALL {
         let (stream, used) = wire.rich_answer();
@@ -33,11 +33,11 @@ async fn every_client_is_answered_from_every_vendor() {
                 let read = if streamed {
                     client.streamed(&body)
                 } else {
-                    client.whole(&serde_json::from_str(&body).expect("JSON"))
+                    client.assemble(&serde_json::from_str(&body).expect("JSON"))
                 };
                 assert_eq!(
                     (read.text.as_str(), read.thought.as_str()),
-                    (SAID, THOUGHT),
+                    (ANSWER_TEXT, THINKING_TEXT),
                     "{wire:?} {client:?}"
                 );
                 let [(id, tool, arguments)] = &read.calls[..] else {
@@ -54,54 +54,57 @@ async fn every_client_is_answered_from_every_vendor() {
                     Client::Messages => "tool_use",
                 };
                 assert_eq!(read.stop, stop);
-                let read_tokens =
+                let total_input_tokens =
                     used.input_tokens + used.cache_read_tokens + used.cache_write_tokens;
                 assert_eq!(
                     read.usage,
-                    (read_tokens, used.cache_read_tokens, used.output_tokens),
+                    (total_input_tokens, used.cache_read_tokens, used.output_tokens),
                     "{wire:?} {client:?}"
                 );
                 answers.push(read);
             }
-            // Sent back with what the call gave, its vendor is told the same as if it had spoken
-            // with us directly.
+            // Sent back with the result of the call, the vendor receives the same as in a direct
+            // conversation.
             proxy.vendor.reply(wire.reply(&wire.answer("It is 7.")));
             let question = client.went_on(client.question(&name(wire), false), &answers[1]);
             let (status, body) = ask(&proxy, client, &question).await;
             assert_eq!(status, 200, "{wire:?} {client:?}: {body}");
-            assert_eq!(client.whole(&serde_json::from_str(&body).expect("JSON")).text, "It is 7.");
+            assert_eq!(
+                client.assemble(&serde_json::from_str(&body).expect("JSON")).text,
+                "It is 7."
+            );
             let sent = proxy.vendor.requests().last().expect("a request").body.to_string();
             assert!(
                 sent.contains("it gave 7") && sent.contains("code_interpreter"),
                 "{wire:?} {client:?}: {sent}"
             );
-            // Chat Completions has no place for a thought's proof, and what is a mere text is as
-            // good there.
+            // Chat Completions has no field for the proof of thinking, so the vendor gets what
+            // plain text allows.
             let sent_back = wire
                 .thought_sent_back()
-                .filter(|thought| client != Client::Chat || *thought == THOUGHT);
+                .filter(|thought| client != Client::Chat || *thought == THINKING_TEXT);
             match sent_back {
                 Some(thought) => assert!(sent.contains(thought), "{wire:?} {client:?}: {sent}"),
-                None => assert!(!sent.contains(THOUGHT), "{wire:?} {client:?}: {sent}"),
+                None => assert!(!sent.contains(THINKING_TEXT), "{wire:?} {client:?}: {sent}"),
             }
         }
     }
 }
 
 #[tokio::test]
-async fn a_thought_is_not_sent_to_another_provider() {
+async fn thinking_is_not_sent_to_another_provider() {
     let proxy = Proxy::start().await;
     let (stream, _) = Wire::Anthropic.rich_answer();
     proxy.vendor.reply(Wire::Anthropic.reply(&stream));
     let client = Client::Messages;
     let (_, body) = ask(&proxy, client, &client.question("anthropic", false)).await;
-    let read = client.whole(&serde_json::from_str(&body).expect("JSON"));
+    let read = client.assemble(&serde_json::from_str(&body).expect("JSON"));
     assert!(!body.contains(PROOF), "it is opaque");
     proxy.vendor.reply(openai::Answer::text("x").reply());
     let question = client.went_on(client.question("openrouter", false), &read);
     assert_eq!(ask(&proxy, client, &question).await.0, 200);
     let sent = proxy.vendor.requests().last().expect("a request").body.to_string();
-    assert!(!sent.contains(PROOF) && !sent.contains(THOUGHT), "{sent}");
+    assert!(!sent.contains(PROOF) && !sent.contains(THINKING_TEXT), "{sent}");
 }
 
 #[tokio::test]
@@ -160,7 +163,7 @@ async fn images_tools_and_parameters_reach_the_vendor() {
 }
 
 #[tokio::test]
-async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
+async fn answer_format_is_requested_in_the_vendor_format() {
     let proxy = Proxy::start().await;
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
     let body = |model: &str| {
@@ -175,8 +178,8 @@ async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
             Wire::Responses => Some("/text/format/schema"),
             Wire::Gemini => Some("/generationConfig/responseJsonSchema"),
             Wire::Ollama => Some("/format"),
-            // The first one only where a guarantee is asked for, because it refuses a part of what
-            // schemas can say.
+            // The first one only where a guarantee is requested, because it supports a subset of
+            // JSON Schema.
             Wire::Anthropic | Wire::Bedrock | Wire::DeepSeek => None,
         };
         proxy.vendor.reply(wire.reply(&wire.answer("{\"n\": 1}")));
@@ -196,7 +199,7 @@ async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
 }
 
 #[tokio::test]
-async fn a_failure_has_the_form_and_status_of_the_clients_protocol() {
+async fn failure_has_the_form_and_status_of_the_client_protocol() {
     let wire = Wire::OpenAi;
     for (status, class, seen, kinds) in [
         (
@@ -218,7 +221,7 @@ async fn a_failure_has_the_form_and_status_of_the_clients_protocol() {
     ] {
         for client in Client::ALL {
             for streamed in [false, true] {
-                // One each, because what a vendor says of a key, and that it fails, is remembered.
+                // A proxy each, because refused keys and failures are remembered.
                 let proxy = Proxy::start().await;
                 for _ in 0..3 {
                     proxy.vendor.reply(wire.error(status, class).header("retry-after", "600"));
@@ -254,7 +257,7 @@ async fn a_failure_has_the_form_and_status_of_the_clients_protocol() {
 }
 
 #[tokio::test]
-async fn what_breaks_before_it_begins_is_tried_again_and_what_breaks_later_is_said() {
+async fn failure_is_retried_before_the_answer_begins_else_reported() {
     let proxy = Proxy::start().await;
     let wire = Wire::Anthropic;
     let stream = wire.answer("The answer is 42, and that is certain.");
@@ -280,7 +283,7 @@ async fn what_breaks_before_it_begins_is_tried_again_and_what_breaks_later_is_sa
 }
 
 #[tokio::test]
-async fn a_client_that_goes_takes_the_vendors_connection_with_it_and_pays_for_what_it_got() {
+async fn client_disconnect_closes_the_vendor_call_and_is_charged() {
     let proxy = Proxy::start().await;
     let wire = Wire::Anthropic;
     let stream = wire.answer("The answer is 42, and that is certain.");
@@ -316,7 +319,7 @@ async fn a_client_that_goes_takes_the_vendors_connection_with_it_and_pays_for_wh
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_is_refused_in_words() {
+async fn unsupported_request_is_rejected_with_a_reason() {
     let proxy = Proxy::start().await;
     let user = json!([{"role": "user", "content": "go"}]);
     let assistant =
@@ -370,7 +373,7 @@ async fn what_cannot_be_had_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn unknown_fields_are_no_reason_to_refuse() {
+async fn unknown_fields_are_accepted() {
     let proxy = Proxy::start().await;
     proxy.vendor.reply(openai::Answer::text("x").reply());
     let body = json!({"model": "openai", "messages": [{"role": "user", "content": "go", "name": "ada"}], "user": "u",
@@ -379,7 +382,7 @@ async fn unknown_fields_are_no_reason_to_refuse() {
 }
 
 #[tokio::test]
-async fn nobody_is_let_in_without_a_token_nor_beyond_it() {
+async fn request_without_valid_token_is_rejected() {
     let proxy = Proxy::start().await;
     let url = |path: &str| format!("http://{}{path}", proxy.address);
     for client in Client::ALL {
@@ -425,7 +428,7 @@ async fn nobody_is_let_in_without_a_token_nor_beyond_it() {
 }
 
 #[tokio::test]
-async fn a_model_is_looked_up_once_and_not_for_each_call() {
+async fn model_is_looked_up_once_for_many_calls() {
     let proxy = Proxy::start().await;
     for _ in 0..3 {
         proxy.vendor.reply(openai::Answer::text("x").reply());
@@ -437,7 +440,7 @@ async fn a_model_is_looked_up_once_and_not_for_each_call() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_given_up_takes_the_calls_for_it_along() {
+async fn canceled_task_ends_its_calls() {
     let proxy = Proxy::start().await;
     let wire = Wire::OpenAi;
     let stream = wire.answer("It takes a while.");
@@ -474,12 +477,12 @@ async fn a_task_that_is_given_up_takes_the_calls_for_it_along() {
         })
         .await;
     }
-    // What it had used by then is paid for.
+    // The usage until then is charged.
     assert!(!proxy.reports(1).await.is_empty());
 }
 
 #[tokio::test]
-async fn what_is_too_much_is_refused_at_once() {
+async fn excess_calls_are_rejected_at_once() {
     let proxy = Proxy::with(Limits {
         concurrency: 1,
         timeout: Duration::from_millis(500),
@@ -494,7 +497,7 @@ async fn what_is_too_much_is_refused_at_once() {
     let (status, body) =
         ask(&proxy, Client::Messages, &Client::Messages.question("openai", false)).await;
     assert_eq!(status, 529, "{body}");
-    // The first one is over when its time is.
+    // The first one ends with its timeout.
     let events = super::client::events(&first.text().await.expect("a stream"));
     assert_eq!(events.last().expect("an event")["error"]["code"], "timeout");
     proxy.vendor.reply(Reply::bytes("text/event-stream", wire.answer("x")));
@@ -503,17 +506,17 @@ async fn what_is_too_much_is_refused_at_once() {
     let large = "x".repeat(33 * 1024 * 1024);
     let body = json!({"model": "openai", "messages": [{"role": "user", "content": large}]});
     let response = proxy.post(Client::Chat.path()).json(&body).send().await;
-    // The rest of a body nobody reads may also break the connection.
+    // An unread rest of a body may also break the connection.
     assert!(response.is_err() || response.is_ok_and(|response| response.status().as_u16() == 413));
 }
 
 #[tokio::test]
-async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
-    // So few have room for one of the largest.
+async fn bodies_beyond_the_memory_limit_are_rejected_unread() {
+    // This concurrency allows one of the largest bodies.
     let proxy = Proxy::with(Limits { concurrency: 4, ..Limits::default() }).await;
     let wire = Wire::OpenAi;
     let question = Client::Chat.question("openai", false);
-    // One that does not say how long it is, and does not end yet.
+    // A body without a length that does not end yet.
     let (sender, pieces) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(1);
     let pieces =
         stream::unfold(pieces, async |mut pieces| pieces.recv().await.map(|piece| (piece, pieces)));
@@ -549,7 +552,7 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
         })
         .await;
     }
-    // Once it is here it takes what it needs, and leaves the rest to others.
+    // A received body holds only its size, and releases the rest.
     let answer = wire.answer("x");
     proxy
         .vendor
@@ -568,14 +571,14 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
 /// With the SDKs where they are installed: `CONSTRUCT_TEST_SDK_PYTHON` names a Python that has
 /// `openai` and `anthropic`. `./dev clients` installs them and sets it.
 #[tokio::test]
-async fn the_vendors_own_sdks_work() {
+async fn official_sdks_work() {
     let Some(python) = std::env::var_os("CONSTRUCT_TEST_SDK_PYTHON") else {
         eprintln!("CONSTRUCT_TEST_SDK_PYTHON is not set: the SDKs are not tried");
         return;
     };
     let proxy = Proxy::start().await;
     let (stream, _) = Wire::Anthropic.rich_answer();
-    // So many calls does the script make.
+    // The number of calls that the script makes.
     for _ in 0..9 {
         proxy.vendor.reply(Wire::Anthropic.reply(&stream));
     }

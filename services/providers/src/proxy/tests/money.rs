@@ -1,4 +1,4 @@
-//! What is set aside and what is reported.
+//! Reservations and reports.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn ask(proxy: &Proxy, client: Client) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn what_is_used_is_reported_to_the_last_token_with_few_questions() {
+async fn usage_is_reported_exactly_with_few_reservations() {
     let proxy = Proxy::start().await;
     for _ in 0..20 {
         proxy.vendor.reply(openai::Answer::text("x").reply());
@@ -56,7 +56,7 @@ async fn what_is_used_is_reported_to_the_last_token_with_few_questions() {
 }
 
 #[tokio::test]
-async fn an_exhausted_budget_is_said_in_words_and_nobody_is_called() {
+async fn exhausted_budget_is_reported_and_no_vendor_is_called() {
     let proxy = Proxy::start().await;
     proxy.mesh(|mesh| mesh.budget = Some(1_000));
     for client in Client::ALL {
@@ -73,10 +73,10 @@ async fn an_exhausted_budget_is_said_in_words_and_nobody_is_called() {
 }
 
 #[tokio::test]
-async fn the_last_of_a_budget_is_good_for_one_more_call() {
+async fn rest_of_a_budget_allows_one_more_call() {
     let proxy = Proxy::start().await;
-    // 4,096 tokens at 15,000,000 and what is read: enough for one, not for the several that are
-    // asked for first.
+    // 4,096 tokens at 15,000,000 and the input: enough for one call, not for the several of the
+    // first reservation.
     proxy.mesh(|mesh| mesh.budget = Some(4_096 * 15_000_000 * 5 / 4));
     proxy.vendor.reply(openai::Answer::text("x").reply());
     assert_eq!(ask(&proxy, Client::Chat).await.0, 200);
@@ -84,7 +84,7 @@ async fn the_last_of_a_budget_is_good_for_one_more_call() {
 }
 
 #[tokio::test]
-async fn what_costs_nothing_needs_no_leave_and_is_reported_all_the_same() {
+async fn free_model_needs_no_reservation_and_is_reported() {
     let proxy = Proxy::with(Limits { prices: v1::Prices::default(), ..Limits::default() }).await;
     proxy.mesh(|mesh| mesh.budget = Some(0));
     proxy.vendor.reply(openai::Answer::text("x").reply());
@@ -96,7 +96,7 @@ async fn what_costs_nothing_needs_no_leave_and_is_reported_all_the_same() {
 }
 
 #[tokio::test]
-async fn what_is_not_reported_yet_is_when_the_service_stops() {
+async fn unreported_usage_is_reported_on_shutdown() {
     let proxy = Proxy::start().await;
     proxy.vendor.reply(openai::Answer::text("x").reply());
     assert_eq!(ask(&proxy, Client::Chat).await.0, 200);

@@ -1,4 +1,4 @@
-//! What clients ask besides answers: how many tokens something has, and texts as vectors.
+//! Other requests of clients: token counts and embeddings.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use construct_proto::mesh::v1::FailureClass;
@@ -14,7 +14,7 @@ async fn post(proxy: &Proxy, path: &str, body: &Value) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn tokens_are_counted_for_every_vendor_in_one_protocol() {
+async fn tokens_are_counted_for_every_vendor() {
     let proxy = Proxy::start().await;
     for wire in Wire::ALL {
         let counts = wire.count(1234);
@@ -38,7 +38,7 @@ async fn tokens_are_counted_for_every_vendor_in_one_protocol() {
 }
 
 #[tokio::test]
-async fn vectors_come_as_numbers_and_as_bytes() {
+async fn vectors_are_returned_as_numbers_and_base64() {
     let proxy = Proxy::start().await;
     let vectors = [vec![0.5, -1.25], vec![3.0, 0.1]];
     for wire in Wire::ALL {
@@ -76,7 +76,7 @@ async fn vectors_come_as_numbers_and_as_bytes() {
 }
 
 #[tokio::test]
-async fn vectors_are_reserved_for_counted_and_booked() {
+async fn vectors_are_reserved_counted_and_charged() {
     let proxy = Proxy::start().await;
     proxy.vendor.reply(openai::vectors(&[vec![1.0]], 1_000));
     let (status, body) =
@@ -104,19 +104,19 @@ async fn vectors_are_reserved_for_counted_and_booked() {
 }
 
 #[tokio::test]
-async fn each_text_may_be_as_long_as_the_model_can_see() {
+async fn each_text_may_fill_the_context_window() {
     let proxy = Proxy::start().await;
     proxy.vendor.reply(openai::vectors(&[vec![1.0], vec![1.0], vec![1.0]], 1_000));
     let text = "x".repeat(300_000);
     let body = json!({"model": "openai", "input": [text, text, text]});
     assert_eq!(post(&proxy, "/v1/embeddings", &body).await.0, 200);
-    // For four calls at first, at the highest price of what is read, and nothing is written.
+    // For four calls at first, at the highest input price, and without output.
     let reserved = proxy.mesh(|mesh| mesh.reserved.clone());
     assert_eq!(reserved[0].amount_pico_usd, 4 * 3 * 128_000 * 3_750_000);
 }
 
 #[tokio::test]
-async fn what_cannot_become_vectors_is_refused_in_words() {
+async fn invalid_embedding_request_is_rejected_with_a_reason() {
     let proxy = Proxy::start().await;
     for (input, words) in [
         (json!([1, 2, 3]), "tokens are not supported"),
@@ -145,7 +145,7 @@ async fn what_cannot_become_vectors_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_closes_the_vendors_connection() {
+async fn client_disconnect_closes_the_vendor_connection() {
     let proxy = Proxy::start().await;
     let reply = openai::vectors(&[vec![1.0; 100]], 10);
     proxy.vendor.reply(reply.silent_after(50));

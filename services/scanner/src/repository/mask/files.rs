@@ -1,24 +1,24 @@
-//! Files whose name says that they hold secrets.
+//! Kinds of files, by name.
 
-/// What a file's name says of it.
+/// The kind of a file, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Nothing.
+pub(super) enum FileKind {
+    /// An ordinary file.
     Ordinary,
-    /// A word after a name is a text there, and needs no quotation marks.
+    /// Settings: values need no quotation marks.
     Settings,
     /// `NAME=value` lines, whose values may all be secrets.
     Environment,
-    /// Made to hold credentials: every value goes.
+    /// A credentials file: every value is masked.
     Credentials,
-    /// Written by a tool, full of hashes that are no secrets.
+    /// A lock file, written by a tool, full of hashes that are no secrets.
     Lock,
-    /// A store of keys that is no text.
+    /// A binary key store.
     KeyStore,
 }
 
-/// How files of settings and scripts of shells end.
-const SETTINGS: [&str; 14] = [
+/// The extensions of settings and shell scripts.
+const SETTINGS_EXTENSIONS: [&str; 14] = [
     "yaml",
     "yml",
     "ini",
@@ -35,27 +35,29 @@ const SETTINGS: [&str; 14] = [
     "fish",
 ];
 
-/// What a file's name says of it.
-pub(super) fn kind(path: &str) -> Kind {
+/// The kind of a file, by its name.
+pub(super) fn file_kind(path: &str) -> FileKind {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
     let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
     let folder = path.rsplit('/').nth(1).unwrap_or("");
-    // Templates of such files have no secrets, and say what is needed; the rules for every file
-    // hold for them too.
+    // Templates of such files have no secrets, and say what is needed. The general rules apply to
+    // them, too.
     let template = ["example", "sample", "template", "dist", "tmpl"].contains(&extension);
     if template {
-        return Kind::Ordinary;
+        return FileKind::Ordinary;
     }
     match name.as_str() {
-        ".env" | ".envrc" | ".flaskenv" => return Kind::Environment,
+        ".env" | ".envrc" | ".flaskenv" => return FileKind::Environment,
         ".netrc" | "_netrc" | ".pypirc" | ".npmrc" | ".yarnrc" | ".git-credentials" | ".pgpass"
         | ".my.cnf" | ".htpasswd" | ".dockercfg" | ".s3cfg" | ".boto" => {
-            return Kind::Credentials;
+            return FileKind::Credentials;
         }
-        "credentials" if [".aws", ".cargo", ".gem"].contains(&folder) => return Kind::Credentials,
-        "credentials.toml" if folder == ".cargo" => return Kind::Credentials,
-        "config.json" if folder == ".docker" => return Kind::Credentials,
-        "terraform.tfvars" => return Kind::Environment,
+        "credentials" if [".aws", ".cargo", ".gem"].contains(&folder) => {
+            return FileKind::Credentials;
+        }
+        "credentials.toml" if folder == ".cargo" => return FileKind::Credentials,
+        "config.json" if folder == ".docker" => return FileKind::Credentials,
+        "terraform.tfvars" => return FileKind::Environment,
         "cargo.lock"
         | "package-lock.json"
         | "npm-shrinkwrap.json"
@@ -70,22 +72,22 @@ pub(super) fn kind(path: &str) -> Kind {
         | "flake.lock"
         | "bun.lock"
         | "deno.lock"
-        | ".terraform.lock.hcl" => return Kind::Lock,
+        | ".terraform.lock.hcl" => return FileKind::Lock,
         _ => {}
     }
     if name.starts_with(".env.") || extension == "env" || name.ends_with(".auto.tfvars") {
-        return Kind::Environment;
+        return FileKind::Environment;
     }
     if ["p12", "pfx", "jks", "keystore", "kdbx", "ppk", "der"].contains(&extension)
         || name == "id_rsa"
     {
-        return Kind::KeyStore;
+        return FileKind::KeyStore;
     }
     let is_made_by = |tool: &str| name == tool || name.starts_with(&format!("{tool}."));
-    if SETTINGS.contains(&extension)
+    if SETTINGS_EXTENSIONS.contains(&extension)
         || ["dockerfile", "containerfile", "makefile", "procfile"].into_iter().any(is_made_by)
     {
-        return Kind::Settings;
+        return FileKind::Settings;
     }
-    Kind::Ordinary
+    FileKind::Ordinary
 }

@@ -1,24 +1,23 @@
-//! Private keys in PEM, wherever they stand: in lines of their own, or as one string in a line of
-//! code.
+//! Private keys in PEM: in lines of their own, or as one string in a line of code.
 
 use std::ops::Range;
 
 use regex::bytes::Regex;
 
-/// A key's end is looked for in so many lines. Source code that names the mark of a beginning has
-/// no end, and is to be left as it is.
+/// Lines within which a key must end. Source code that names a begin mark has no end, and is not
+/// changed.
 const MAX_LINES: usize = 200;
-/// Shorter words may be anything.
-const MIN_BASE64: usize = 16;
+/// The minimum length of base64 text; shorter words may be anything.
+const MIN_BASE64_CHARS: usize = 16;
 
-/// What lies between the marks of keys' beginnings and ends.
-pub(super) struct Keys {
+/// Patterns of the begin and end marks of keys.
+pub(super) struct PrivateKeys {
     begins: Regex,
     ends: Regex,
     header: Regex,
 }
 
-impl Keys {
+impl PrivateKeys {
     pub(super) fn new(regex: impl Fn(&str) -> Regex) -> Self {
         Self {
             begins: regex(r"-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY(?: BLOCK)?-----"),
@@ -27,7 +26,7 @@ impl Keys {
         }
     }
 
-    /// Where keys are, in their order.
+    /// Returns the ranges of keys, in order.
     pub(super) fn find(&self, content: &[u8]) -> Vec<Range<usize>> {
         let begins: Vec<_> =
             self.begins.find_iter(content).map(|found| (found.start(), found.end())).collect();
@@ -36,34 +35,32 @@ impl Keys {
         }
         let ends: Vec<_> = self.ends.find_iter(content).map(|found| found.start()).collect();
         let bodies = begins.iter().enumerate().map(|(index, (_, from))| {
-            // What comes before the next beginning belongs to this one.
+            // Content before the next begin mark belongs to this key.
             let next = begins.get(index + 1).map_or(content.len(), |(next, _)| *next);
             let end = ends.get(ends.partition_point(|end| end < from)).filter(|end| **end <= next);
             let near = end.filter(|end| {
                 content[*from..**end].iter().filter(|byte| **byte == b'\n').count() <= MAX_LINES
             });
-            *from..near.copied().unwrap_or_else(|| self.open_end(content, *from, next))
+            *from..near.copied().unwrap_or_else(|| self.unterminated_end(content, *from, next))
         });
         bodies.filter(|body| !content[body.clone()].trim_ascii().is_empty()).collect()
     }
 
-    /// Up to where a key goes that has no end: as far as there is nothing else than what keys are
-    /// made of.
-    fn open_end(&self, content: &[u8], from: usize, limit: usize) -> usize {
+    /// The end of a key without an end mark: as far as the content looks like a key.
+    fn unterminated_end(&self, content: &[u8], from: usize, limit: usize) -> usize {
         let (mut end, mut at) = (from, from);
         for (index, line) in content[from..limit].split_inclusive(|byte| *byte == b'\n').enumerate()
         {
             at += line.len();
             let line = line.trim_ascii();
-            // What is left of the line that it begins in may be a quotation mark and a bracket, or
-            // all of it.
-            if self.is_body(line) || index == 0 && longest(line) >= MIN_BASE64 {
+            // The rest of the first line may be a quotation mark and a bracket, or the whole key.
+            if self.is_body(line) || index == 0 && longest_base64_run(line) >= MIN_BASE64_CHARS {
                 end = at;
             } else if !(index == 0 && line.len() <= 4 || line.is_empty()) {
                 break;
             }
         }
-        // The line's end stays, whichever it is.
+        // Keep the line ending.
         while end > from && matches!(content[end - 1], b'\n' | b'\r') {
             end -= 1;
         }
@@ -77,7 +74,7 @@ impl Keys {
         let end = bare.iter().rposition(|byte| !is_edge(byte)).map_or(start, |at| at + 1);
         let bare = bare[start..end].strip_suffix(b"\\n").unwrap_or(&bare[start..end]);
         let is_base64 = !bare.is_empty() && bare.iter().all(is_base64);
-        is_base64 && (bare.len() >= MIN_BASE64 || bare.ends_with(b"="))
+        is_base64 && (bare.len() >= MIN_BASE64_CHARS || bare.ends_with(b"="))
             || self.header.is_match(line)
     }
 }
@@ -86,7 +83,7 @@ fn is_base64(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || b"+/=".contains(byte)
 }
 
-/// The longest run of characters that keys are made of.
-fn longest(line: &[u8]) -> usize {
+/// The longest run of base64 characters.
+fn longest_base64_run(line: &[u8]) -> usize {
     line.split(|byte| !is_base64(byte)).map(<[u8]>::len).max().unwrap_or(0)
 }

@@ -1,21 +1,19 @@
-//! What secrets look like. The shapes are those that the vendors document, a bit wider than theirs,
-//! because a shape that is slightly wrong must not let a secret through.
+//! The rules for secrets. The shapes are those that vendors document, but slightly wider: an
+//! inexact shape must not let a secret through.
 
 use std::{ops::Range, sync::LazyLock};
 
 use regex::bytes::{Captures, Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 
-use super::{files::Kind, keys::Keys};
+use super::{files::FileKind, keys::PrivateKeys};
 
-/// A value must have so many bits a character to be taken for a secret by nothing but the name
-/// before it.
-const ENTROPY: f64 = 3.0;
-/// So many bytes a file may grow by its marks beside doubling; from then on they are single
-/// characters.
-const GROWTH: usize = 1024;
+/// The minimum entropy, in bits per character, of a value that is masked only because of its name.
+const MIN_ENTROPY: f64 = 3.0;
+/// Bytes that a file may grow by marks, beyond doubling. After that, marks are single characters.
+const MAX_GROWTH_BYTES: usize = 1024;
 
-/// Shapes that are secrets wherever they stand: the rule's name, and a pattern whose group `s`, or
-/// whole, is the secret.
+/// Shapes that are secrets anywhere: the rule's name, and a pattern whose group `s`, or whole
+/// match, is the secret.
 const SHAPES: &[(&str, &str)] = &[
     ("aws-access-key", r"\b(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b"),
     ("github-token", r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{50,})\b"),
@@ -57,8 +55,8 @@ const SHAPES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Names before a value that make it a secret.
-const NAMED: &str = r#"(?ix)
+/// Names that make the value after them a secret.
+const NAMED_SECRET: &str = r#"(?ix)
     (?: passw(?:or)?d | passphrase | secret | token | api[_.-]?key | access[_.-]?key | private[_.-]?key | auth[_.-]?key
       | encryption[_.-]?key | signing[_.-]?key | client[_.-]?key | account[_.-]?key | credentials? )
     [A-Za-z0-9_.-]*
@@ -66,30 +64,29 @@ const NAMED: &str = r#"(?ix)
     (?: [bru]? ['"`] (?P<q> [^'"`\s]{8,} ) ['"`] | (?P<p> [A-Za-z0-9+/_.=~!@%^-]{12,} ) (?: \s | ; | , | $ ) )
 "#;
 
-/// Texts of letters only, which people choose, and which nothing tells from other words but what
-/// they are given to: it ends with the name of a password or a secret.
-const WORDS: &str = r#"(?ix)
+/// Passwords of letters only. Nothing but the name before them, which ends with that of a password
+/// or secret, distinguishes them from other words.
+const QUOTED_PASSWORD: &str = r#"(?ix)
     (?: passw(?:or)?d | passphrase | pwd | secret (?: [_.-]? key )? )
     [0-9]{0,3} ['"`]? \]? \s{0,3} (?: :\s{0,3}[A-Za-z&'<>\[\]?]{1,20}\s{0,3}= | := | => | = | : ) \s{0,5}
     [bru]? ['"`] (?P<q> [A-Za-z]+ (?: [_.-] [A-Za-z]+ )* ) ['"`]
 "#;
 
-/// The same without quotation marks, in files of settings ([`Kind::Settings`]): up to what ends a
-/// value there. Other words may follow only after `name=value`, as in commands: after a colon that
-/// is how people write, and around `=` it is a comparison.
-const BARE_WORDS: &str = r#"(?ix)
+/// Like [`QUOTED_PASSWORD`] without quotation marks, in settings ([`FileKind::Settings`]): up to
+/// the end of the value there. Other words may follow only after `name=value`, as in commands.
+/// After a colon that is prose, and around `=` it is a comparison.
+const UNQUOTED_PASSWORD: &str = r#"(?ix)
     (?: passw(?:or)?d | passphrase | pwd | secret (?: [_.-]? key )? ) [0-9]{0,3}
     (?: ['"]? \s{0,3} [:=] \s{0,5} (?P<q> [A-Za-z]+ (?: [_.-] [A-Za-z]+ )* ) \s* (?: [,;&}\#] | $ )
       | = (?P<p> [A-Za-z]+ (?: [_.-] [A-Za-z]+ )* ) [\s|"')] )
 "#;
-/// A shorter word is none that anybody would choose, or one of no use.
-const WORD: usize = 8;
-/// The same of a word of few different letters, in bits a letter.
-const WORD_ENTROPY: f64 = 2.25;
-/// Texts that are no passwords although they are given to one: made of nothing but the words that
-/// names, labels, messages and placeholders consist of, or with the name of a password or secret
-/// among others, as `realmPassword`.
-const NO_WORD: &str = r"(?x)
+/// The minimum length of such a password.
+const MIN_PASSWORD_CHARS: usize = 8;
+/// The minimum entropy of such a password, in bits per letter.
+const MIN_PASSWORD_ENTROPY: f64 = 2.25;
+/// Values that are no passwords: they consist only of words from names, labels, messages and
+/// placeholders, or contain the name of a password or secret, as in `realmPassword`.
+const NOT_A_PASSWORD: &str = r"(?x)
     ^ (?i: (?: a | account | again | allowed | an | api | arg | args | attr | attribute | auth | bad | bar | baz | bool | boolean | bytes?
       | change | char | clear | client | column | conf | config | confirm | confirmation | confirmed | contrase | correct | credentials?
       | current | data | database | db | default | disabled | email | empty | enabled | encoded | encrypted | enter | env | error | false
@@ -104,46 +101,46 @@ const NO_WORD: &str = r"(?x)
     | [a-z] (?: Passw | Secret ) | [_.-] (?: [Pp]assw | [Ss]ecret ) | _ (?: PASSW | SECRET ) | ^ [Pp]assw (?: or )? d [A-Z_.-] | ^ PASSW (?: OR )? D [_.-]
 ";
 
-/// What every name in [`NAMED`] and [`WORDS`] has.
-const HINT: &str = "(?i)passw|passphrase|pwd|secret|token|[_.-]?key|credential";
+/// A part of every name in [`NAMED_SECRET`] and [`QUOTED_PASSWORD`].
+const NAME_HINT: &str = "(?i)passw|passphrase|pwd|secret|token|[_.-]?key|credential";
 
-/// A line `NAME=value`, in files that hold nothing else; or one that was put out of use.
-const ASSIGNED: &str = r#"^\s*(?:[#;]+\s*(?:export\s+|set\s+)?[A-Za-z_][A-Za-z0-9_.-]*\s*=|(?:export\s+|set\s+)?[A-Za-z_][A-Za-z0-9_.-]*\s*[=:])\s*(?P<s>\S.*?)\s*$"#;
-/// Values that are no secrets in files of settings, unless their names say so.
-const HARMLESS: &str = r#"^(?i)(?:true|false|yes|no|on|off|null|none|debug|info|warn(?:ing)?|error|development|production|staging|test|local|localhost|\d{1,6})$"#;
-/// What is written where a secret is to be put: all of the value, as a part of it is no sign.
+/// A line `NAME=value`, possibly commented out, in files that hold nothing else.
+const ASSIGNMENT: &str = r#"^\s*(?:[#;]+\s*(?:export\s+|set\s+)?[A-Za-z_][A-Za-z0-9_.-]*\s*=|(?:export\s+|set\s+)?[A-Za-z_][A-Za-z0-9_.-]*\s*[=:])\s*(?P<s>\S.*?)\s*$"#;
+/// Values that are no secrets in settings, unless their names say so.
+const HARMLESS_VALUE: &str = r#"^(?i)(?:true|false|yes|no|on|off|null|none|debug|info|warn(?:ing)?|error|development|production|staging|test|local|localhost|\d{1,6})$"#;
+/// Placeholders for a secret. They are the whole value; a part of it is no sign.
 const PLACEHOLDER: &str = r#"(?i)^(?:[x*._-]+|<[^<>]*>|\$\{[^{}]*\}|\$?\{\{[^{}]*\}\}|%\([^()]*\)s?|\$[A-Za-z_][A-Za-z0-9_]*|[a-z_. -]*(?:example|placeholder|changeme|change[_-]me|replace|your[_-]|dummy|sample|redacted|todo|insert)[a-z_. -]*[0-9]{0,4}|(?:process\.env|os\.environ|env|config|settings|self|this|options?|args|params?|secrets|vars|var|local|data|module)\.[A-Za-z_][A-Za-z0-9_.()-]*)$"#;
-/// How vendors' documents end what has the shape of a secret.
-const SHOWN: &str = r"(?i)(?:x{8,}|\*{4,}|example(?:key)?)$";
-/// The rules for what has no vendor's shape.
-const GENERIC: [&str; 2] = ["password-in-url", "authorization-header"];
+/// The suffixes of example secrets in vendors' documentation.
+const EXAMPLE_SUFFIX: &str = r"(?i)(?:x{8,}|\*{4,}|example(?:key)?)$";
+/// The rules without a vendor's shape.
+const GENERIC_RULES: [&str; 2] = ["password-in-url", "authorization-header"];
 
 /// All rules, compiled once.
 pub(super) struct Rules {
     any: RegexSet,
     shapes: Vec<(&'static str, Regex)>,
-    /// A word without which `named` finds nothing; much cheaper to look for.
-    hint: Regex,
-    named: Regex,
-    words: Regex,
-    bare_words: Regex,
-    no_word: Regex,
-    assigned: Regex,
-    harmless: Regex,
+    /// A word that every match of `named_secret` contains; much cheaper to search for.
+    name_hint: Regex,
+    named_secret: Regex,
+    quoted_password: Regex,
+    unquoted_password: Regex,
+    not_a_password: Regex,
+    assignment: Regex,
+    harmless_value: Regex,
     placeholder: Regex,
-    shown: Regex,
-    keys: Keys,
+    example_suffix: Regex,
+    keys: PrivateKeys,
 }
 
 impl Rules {
-    /// The rules, of which there is one set.
+    /// Returns the rules, which are compiled once.
     pub(super) fn all() -> &'static Self {
         static RULES: LazyLock<Rules> = LazyLock::new(Rules::new);
         &RULES
     }
 
     fn new() -> Self {
-        // Secrets are ASCII; patterns that know no more are a fraction of the size.
+        // Secrets are ASCII; ASCII patterns are a fraction of the size.
         let build = |pattern: &str| RegexBuilder::new(pattern).unicode(false).build();
         let regex = |pattern: &str| {
             build(pattern).expect("the pattern is written in this file, and tested")
@@ -153,113 +150,121 @@ impl Rules {
         Self {
             any: all.expect("its patterns are those below"),
             shapes: SHAPES.iter().map(|(name, pattern)| (*name, regex(pattern))).collect(),
-            hint: regex(HINT),
-            named: regex(NAMED),
-            words: regex(WORDS),
-            bare_words: regex(BARE_WORDS),
-            no_word: regex(NO_WORD),
-            assigned: regex(ASSIGNED),
-            harmless: regex(HARMLESS),
+            name_hint: regex(NAME_HINT),
+            named_secret: regex(NAMED_SECRET),
+            quoted_password: regex(QUOTED_PASSWORD),
+            unquoted_password: regex(UNQUOTED_PASSWORD),
+            not_a_password: regex(NOT_A_PASSWORD),
+            assignment: regex(ASSIGNMENT),
+            harmless_value: regex(HARMLESS_VALUE),
             placeholder: regex(PLACEHOLDER),
-            shown: regex(SHOWN),
-            keys: Keys::new(regex),
+            example_suffix: regex(EXAMPLE_SUFFIX),
+            keys: PrivateKeys::new(regex),
         }
     }
 
-    /// The content without its secrets, when it has any; each is added to `found` with its line.
+    /// Returns the masked content, if it has secrets; adds each with its line to `found`.
     pub(super) fn mask(
         &self,
-        kind: Kind,
+        kind: FileKind,
         content: &[u8],
         found: &mut Vec<(&'static str, u32)>,
     ) -> Option<Vec<u8>> {
-        // Most files hold nothing that looks like one, which is seen at once for the whole file.
-        let is_ordinary = !matches!(kind, Kind::Environment | Kind::Credentials);
+        // Most files have no candidate, which one search of the whole file shows.
+        let is_ordinary = !matches!(kind, FileKind::Environment | FileKind::Credentials);
         let has_shapes = self.any.is_match(content);
-        let has_names = kind != Kind::Lock && self.hint.is_match(content);
+        let has_names = kind != FileKind::Lock && self.name_hint.is_match(content);
         let keys = self.keys.find(content);
         if is_ordinary && !has_shapes && !has_names && keys.is_empty() {
             return None;
         }
         let before = found.len();
-        let mut file = File { kind, has_shapes, growth: content.len() + GROWTH, quote: None };
+        let mut file =
+            FileState { kind, has_shapes, growth: content.len() + MAX_GROWTH_BYTES, quote: None };
         let without_keys = (!keys.is_empty()).then(|| file.without_keys(content, &keys, found));
         let content = without_keys.as_deref().unwrap_or(content);
-        let (mut clean, mut line_number) = (Vec::with_capacity(content.len()), 0);
+        let (mut masked, mut line_number) = (Vec::with_capacity(content.len()), 0);
         for line in content.split_inclusive(|byte| *byte == b'\n') {
             line_number += 1;
             let end = line.len()
                 - line.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
             let (text, ending) = line.split_at(end);
             let mut hit = |rule| found.push((rule, line_number));
-            let masked = self.line(&mut file, text, &mut hit);
-            clean.extend_from_slice(masked.as_deref().unwrap_or(text));
-            clean.extend_from_slice(ending);
+            let masked_line = self.mask_line(&mut file, text, &mut hit);
+            masked.extend_from_slice(masked_line.as_deref().unwrap_or(text));
+            masked.extend_from_slice(ending);
         }
-        (found.len() > before).then_some(clean)
+        (found.len() > before).then_some(masked)
     }
 
-    fn line(
+    fn mask_line(
         &self,
-        file: &mut File,
+        file: &mut FileState,
         text: &[u8],
         hit: &mut impl FnMut(&'static str),
     ) -> Option<Vec<u8>> {
-        if matches!(file.kind, Kind::Environment | Kind::Credentials)
-            && let Some(clean) = self.value(file, text, hit)
+        if matches!(file.kind, FileKind::Environment | FileKind::Credentials)
+            && let Some(masked) = self.mask_value(file, text, hit)
         {
-            return Some(clean);
+            return Some(masked);
         }
-        let mut clean: Option<Vec<u8>> = None;
+        let mut masked: Option<Vec<u8>> = None;
         let shapes = file.has_shapes.then(|| self.any.matches(text));
         for index in shapes.iter().flatten() {
             let (rule, pattern) = &self.shapes[index];
-            let generic = GENERIC.contains(rule);
-            let wanted = |value: &[u8]| {
-                !(self.shown.is_match(value) || generic && self.is_placeholder(value))
+            let generic = GENERIC_RULES.contains(rule);
+            let accept = |value: &[u8]| {
+                !(self.example_suffix.is_match(value) || generic && self.is_placeholder(value))
             };
-            let current = clean.as_deref().unwrap_or(text);
-            if let Some(changed) = replace(pattern, current, rule, file, wanted, hit) {
-                clean = Some(changed);
+            let current = masked.as_deref().unwrap_or(text);
+            if let Some(changed) = replace_matches(pattern, current, rule, file, accept, hit) {
+                masked = Some(changed);
             }
         }
-        if file.kind != Kind::Lock && self.hint.is_match(text) {
-            let current = clean.as_deref().unwrap_or(text);
-            if let Some(changed) = replace(
-                &self.named,
+        if file.kind != FileKind::Lock && self.name_hint.is_match(text) {
+            let current = masked.as_deref().unwrap_or(text);
+            if let Some(changed) = replace_matches(
+                &self.named_secret,
                 current,
                 "named-secret",
                 file,
                 |value| self.is_secret(value),
                 hit,
             ) {
-                clean = Some(changed);
+                masked = Some(changed);
             }
-            let patterns =
-                [Some(&self.words), (file.kind == Kind::Settings).then_some(&self.bare_words)];
+            let patterns = [
+                Some(&self.quoted_password),
+                (file.kind == FileKind::Settings).then_some(&self.unquoted_password),
+            ];
             for pattern in patterns.into_iter().flatten() {
-                let current = clean.as_deref().unwrap_or(text);
-                if let Some(changed) =
-                    replace(pattern, current, "password", file, |value| self.is_word(value), hit)
-                {
-                    clean = Some(changed);
+                let current = masked.as_deref().unwrap_or(text);
+                if let Some(changed) = replace_matches(
+                    pattern,
+                    current,
+                    "password",
+                    file,
+                    |value| self.is_password(value),
+                    hit,
+                ) {
+                    masked = Some(changed);
                 }
             }
         }
-        clean
+        masked
     }
 
-    /// A line of a file that holds nothing but names and values.
-    fn value(
+    /// Masks a line of a file that holds only names and values.
+    fn mask_value(
         &self,
-        file: &mut File,
+        file: &mut FileState,
         text: &[u8],
         hit: &mut impl FnMut(&'static str),
     ) -> Option<Vec<u8>> {
-        let is_environment = file.kind == Kind::Environment;
+        let is_environment = file.kind == FileKind::Environment;
         let rule = if is_environment { "environment-file" } else { "credentials-file" };
         if let Some(quote) = file.quote {
-            // A value that began some lines above; that has its mark.
+            // A value that started on an earlier line, which has its mark.
             if text.contains(&quote) {
                 file.quote = None;
             }
@@ -270,12 +275,12 @@ impl Rules {
         if trimmed.is_empty() {
             return None;
         }
-        let value = self.assigned.captures(text).and_then(|found| found.name("s"));
+        let value = self.assignment.captures(text).and_then(|found| found.name("s"));
         if let Some(value) = value {
             let (from, value) = (value.start(), value.as_bytes());
             let harmless = is_environment
-                && self.harmless.is_match(value)
-                && !self.hint.is_match(&text[..from]);
+                && self.harmless_value.is_match(value)
+                && !self.name_hint.is_match(&text[..from]);
             if harmless || matches!(value, b"''" | b"\"\"") {
                 return None;
             }
@@ -284,144 +289,143 @@ impl Rules {
                 .copied()
                 .filter(|first| b"\"'`".contains(first) && !value[1..].contains(first));
             hit(rule);
-            return Some([&text[..from], &file.mark(rule, value.len())].concat());
+            return Some([&text[..from], &file.next_mark(rule, value.len())].concat());
         }
         let is_comment = trimmed.starts_with(b"#") || trimmed.starts_with(b";");
         let is_section =
             trimmed.starts_with(b"[") && trimmed.ends_with(b"]") && !trimmed.contains(&b'"');
         let is_bracket = trimmed.iter().all(|byte| b"{}[](),".contains(byte));
         let is_prose = is_comment
-            && !self.hint.is_match(text)
+            && !self.name_hint.is_match(text)
             && !text.windows(3).any(|bytes| bytes == b"://");
         if is_environment || is_section || is_bracket || is_prose {
             return None;
         }
-        // `.netrc`, `.git-credentials`, `.pgpass`: no form in common, and nothing in them is for a
+        // `.netrc`, `.git-credentials`, `.pgpass`: they have no common form, and no content for a
         // model.
         hit(rule);
-        Some(file.mark(rule, text.len()))
+        Some(file.next_mark(rule, text.len()))
     }
 
     fn is_placeholder(&self, value: &[u8]) -> bool {
         self.placeholder.is_match(value)
     }
 
-    /// Whether a value after a telling name is a secret: not a word, a placeholder or an
-    /// expression.
+    /// Whether a value after a secret's name is a secret: no word, placeholder or expression.
     fn is_secret(&self, value: &[u8]) -> bool {
         if self.is_placeholder(value) || value.starts_with(b"[masked") {
             return false;
         }
         let has = |test: fn(&u8) -> bool| value.iter().any(test);
-        // Words, paths and names in code have no digits among their letters; what a machine made
-        // nearly always has.
+        // Words, paths and identifiers have no digits among their letters; generated values nearly
+        // always have.
         let mixed = has(u8::is_ascii_digit) && (has(u8::is_ascii_alphabetic));
         let marked = has(|byte| b"!@#%^&*+=~".contains(byte)) && has(u8::is_ascii_alphabetic);
-        (mixed || marked) && entropy(value) >= ENTROPY
+        (mixed || marked) && entropy(value) >= MIN_ENTROPY
     }
 
-    /// Whether letters that are given to a password are one: not what it is called, what is to be
-    /// put there, or what is said about it.
-    fn is_word(&self, value: &[u8]) -> bool {
-        value.len() >= WORD
-            && entropy(value) >= WORD_ENTROPY
+    /// Whether letters after a password's name are one: no name, placeholder or message.
+    fn is_password(&self, value: &[u8]) -> bool {
+        value.len() >= MIN_PASSWORD_CHARS
+            && entropy(value) >= MIN_PASSWORD_ENTROPY
             && !self.is_placeholder(value)
-            && !self.no_word.is_match(value)
+            && !self.not_a_password.is_match(value)
     }
 }
 
-/// What is known of a file while its lines are looked at.
-struct File {
-    kind: Kind,
+/// The state while the lines of a file are masked.
+struct FileState {
+    kind: FileKind,
     has_shapes: bool,
-    /// How much longer it may get by marks.
+    /// How many bytes marks may still add.
     growth: usize,
-    /// What ends the value that began some lines above.
+    /// The quotation mark that ends a value of an earlier line.
     quote: Option<u8>,
 }
 
-impl File {
-    /// What stands in the place of a secret of `length` bytes.
-    fn mark(&mut self, rule: &str, length: usize) -> Vec<u8> {
+impl FileState {
+    /// Returns the mark for a secret of `length` bytes.
+    fn next_mark(&mut self, rule: &str, length: usize) -> Vec<u8> {
         let mark = format!("[masked: {rule}]").into_bytes();
         match self.growth.checked_sub(mark.len().saturating_sub(length)) {
             Some(left) => {
                 self.growth = left;
                 mark
             }
-            // The line says still that there was something.
+            // The line still shows that there was something.
             None => b"*".to_vec(),
         }
     }
 
-    /// The content with a mark in each key's first line, and nothing in its others.
+    /// Returns the content with a mark in the first line of each key, and nothing in its other
+    /// lines.
     fn without_keys(
         &mut self,
         content: &[u8],
         keys: &[Range<usize>],
         found: &mut Vec<(&'static str, u32)>,
     ) -> Vec<u8> {
-        let (mut clean, mut from, mut line) = (Vec::with_capacity(content.len()), 0, 1);
+        let (mut masked, mut from, mut line) = (Vec::with_capacity(content.len()), 0, 1);
         for key in keys {
-            line += lines(&content[from..key.start]);
-            clean.extend_from_slice(&content[from..key.start]);
+            line += count_lines(&content[from..key.start]);
+            masked.extend_from_slice(&content[from..key.start]);
             found.push(("private-key", line));
-            let mut mark = Some(self.mark("private-key", key.len()));
+            let mut mark = Some(self.next_mark("private-key", key.len()));
             for part in content[key.clone()].split_inclusive(|byte| *byte == b'\n') {
                 let body = part.trim_ascii();
-                // In source code the rest of the first line can be nothing but the end of a string.
+                // In source code, the rest of the first line can be just the end of a string.
                 if !body.is_empty()
                     && let Some(mark) = mark.take()
                 {
-                    clean.extend_from_slice(&mark);
+                    masked.extend_from_slice(&mark);
                 }
                 let end = part.len()
                     - part.iter().rev().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
-                clean.extend_from_slice(&part[end..]);
+                masked.extend_from_slice(&part[end..]);
             }
-            line += lines(&content[key.clone()]);
+            line += count_lines(&content[key.clone()]);
             from = key.end;
         }
-        clean.extend_from_slice(&content[from..]);
-        clean
+        masked.extend_from_slice(&content[from..]);
+        masked
     }
 }
 
-fn lines(content: &[u8]) -> u32 {
+fn count_lines(content: &[u8]) -> u32 {
     u32::try_from(content.iter().filter(|byte| **byte == b'\n').count()).unwrap_or(u32::MAX)
 }
 
-/// Replaces what a pattern finds, as far as it is wanted. None when nothing is.
-fn replace(
+/// Replaces the accepted matches of a pattern. None when there are none.
+fn replace_matches(
     pattern: &Regex,
     text: &[u8],
     rule: &'static str,
-    file: &mut File,
-    wanted: impl Fn(&[u8]) -> bool,
+    file: &mut FileState,
+    accept: impl Fn(&[u8]) -> bool,
     hit: &mut impl FnMut(&'static str),
 ) -> Option<Vec<u8>> {
-    let (mut clean, mut from) = (Vec::new(), 0);
+    let (mut masked, mut from) = (Vec::new(), 0);
     for found in pattern.captures_iter(text) {
-        let Some(value) = secret(&found) else { continue };
-        if !wanted(value.as_bytes()) {
+        let Some(value) = secret_group(&found) else { continue };
+        if !accept(value.as_bytes()) {
             continue;
         }
         hit(rule);
-        clean.extend_from_slice(&text[from..value.start()]);
-        clean.extend_from_slice(&file.mark(rule, value.len()));
+        masked.extend_from_slice(&text[from..value.start()]);
+        masked.extend_from_slice(&file.next_mark(rule, value.len()));
         from = value.end();
     }
     (from > 0).then(|| {
-        clean.extend_from_slice(&text[from..]);
-        clean
+        masked.extend_from_slice(&text[from..]);
+        masked
     })
 }
 
-fn secret<'t>(found: &Captures<'t>) -> Option<regex::bytes::Match<'t>> {
+fn secret_group<'t>(found: &Captures<'t>) -> Option<regex::bytes::Match<'t>> {
     found.name("s").or_else(|| found.name("q")).or_else(|| found.name("p")).or_else(|| found.get(0))
 }
 
-/// Shannon's, in bits a byte.
+/// Shannon's entropy, in bits per byte.
 fn entropy(value: &[u8]) -> f64 {
     let mut counts = [0_u32; 256];
     for byte in value {

@@ -1,12 +1,11 @@
-//! Secrets of each shape are put together here from halves, so that no scanner of this repository
-//! takes them for real.
+//! The secrets of each shape are composed from halves, so that no secret scanner reports this file.
 
 use super::{files, mask, rules::Rules};
 use crate::repository::{Commit, Folder, Limits, Snapshot, Source as _};
 
-fn masked(path: &str, text: &str) -> (String, Vec<(&'static str, u32)>) {
+fn mask_text(path: &str, text: &str) -> (String, Vec<(&'static str, u32)>) {
     let mut found = Vec::new();
-    let clean = Rules::all().mask(files::kind(path), text.as_bytes(), &mut found);
+    let clean = Rules::all().mask(files::file_kind(path), text.as_bytes(), &mut found);
     (
         clean.map_or_else(
             || text.to_owned(),
@@ -25,7 +24,7 @@ fn hex(count: usize) -> String {
 }
 
 #[test]
-fn known_shapes_are_masked_wherever_they_stand() {
+fn known_secret_shapes_are_masked_anywhere() {
     let shapes = [
         ("aws-access-key", format!("AKIA{}", "QWERTYUIOPASDF23")),
         ("github-token", format!("ghp_{}", filler(36))),
@@ -51,7 +50,7 @@ fn known_shapes_are_masked_wherever_they_stand() {
             format!("# see {secret} here\n"),
             format!("a\n{secret}"),
         ] {
-            let (clean, found) = masked("src/a.py", &text);
+            let (clean, found) = mask_text("src/a.py", &text);
             assert!(!clean.contains(&secret), "{rule}: {clean}");
             assert!(found.iter().any(|(by, _)| *by == rule), "{rule}: {found:?}");
             assert_eq!(clean.lines().count(), text.lines().count(), "{rule}");
@@ -60,7 +59,7 @@ fn known_shapes_are_masked_wherever_they_stand() {
 }
 
 #[test]
-fn values_with_telling_names_are_masked_in_every_language() {
+fn values_after_secret_names_are_masked_in_every_language() {
     let value = "q8Zr!f2Lw0pX5sVb";
     for line in [
         format!("password = \"{value}\""),
@@ -74,7 +73,7 @@ fn values_with_telling_names_are_masked_in_every_language() {
         format!("postgres://user:{value}@db.internal/x").replace('!', "_"),
         format!("curl -H 'Authorization: Bearer {}'", filler(40)),
     ] {
-        let (clean, found) = masked("src/settings.txt", &line);
+        let (clean, found) = mask_text("src/settings.txt", &line);
         assert_eq!(found.len(), 1, "{line} -> {clean}");
         assert!(
             !clean.contains("f2Lw0pX5sVb")
@@ -86,7 +85,7 @@ fn values_with_telling_names_are_masked_in_every_language() {
 }
 
 #[test]
-fn passwords_of_letters_only_are_masked_where_something_says_that_they_are_some() {
+fn passwords_of_letters_are_masked_after_password_names() {
     for (path, line) in [
         ("a.py", "password = \"correcthorsebattery\""),
         ("a.py", "connect(user='ann', password='correct-horse-battery-staple')"),
@@ -118,12 +117,12 @@ fn passwords_of_letters_only_are_masked_where_something_says_that_they_are_some(
         ("run.sh", "client_secret=correcthorsebattery; x"),
         ("run.sh", "(passphrase=correcthorsebattery)"),
         ("run.sh", "curl https://a.example/?secret=correcthorsebattery&user=kept"),
-        // Of a few words, not all are those of names.
+        // Not all of these words occur in names.
         ("a.py", "password = 'mycorrecthorse'"),
         ("a.py", "db_password2 = 'hunterhunter'"),
         ("a.yml", "DB_PASSWORD: hunterhunter"),
     ] {
-        let (clean, found) = masked(path, line);
+        let (clean, found) = mask_text(path, line);
         let rules: Vec<_> = found.iter().map(|(rule, _)| *rule).collect();
         assert_eq!(rules, ["password"], "{path}: {line} -> {clean}");
         assert!(!clean.to_lowercase().contains("horse") && !clean.contains("hunter"), "{clean}");
@@ -132,8 +131,8 @@ fn passwords_of_letters_only_are_masked_where_something_says_that_they_are_some(
 }
 
 #[test]
-fn each_of_several_bare_words_on_one_line_is_masked() {
-    let (clean, found) = masked(
+fn several_unquoted_passwords_on_a_line_are_masked() {
+    let (clean, found) = mask_text(
         "a.yml",
         "db: {password: correcthorsebattery, client_secret: hunterhunter, user: kept}",
     );
@@ -145,7 +144,7 @@ fn each_of_several_bare_words_on_one_line_is_masked() {
 }
 
 #[test]
-fn words_that_only_stand_beside_the_name_of_a_password_are_left() {
+fn words_next_to_a_password_name_are_kept() {
     for (path, text) in [
         (
             "a.py",
@@ -195,7 +194,7 @@ fn words_that_only_stand_beside_the_name_of_a_password_are_left() {
         ("README.md", "Password: mandatory\nSet password: correcthorse to begin.\n"),
         ("Cargo.lock", "password = \"correcthorsebattery\"\n"),
     ] {
-        let (clean, found) = masked(path, text);
+        let (clean, found) = mask_text(path, text);
         assert_eq!((clean.as_str(), found), (text, Vec::new()), "{path}");
     }
 }
@@ -205,7 +204,7 @@ fn private_keys_are_masked_line_by_line() {
     let kind = "RSA PRIVATE KEY";
     let body = [filler(64), filler(64), filler(20)].join("\n");
     let text = format!("before\n-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\nafter\n");
-    let (clean, _) = masked("key.pem", &text);
+    let (clean, _) = mask_text("key.pem", &text);
     assert!(!clean.contains("aB3dE5"), "{clean}");
     assert_eq!(clean.lines().count(), text.lines().count());
     assert!(clean.starts_with("before\n") && clean.ends_with("after\n"), "{clean}");
@@ -213,17 +212,17 @@ fn private_keys_are_masked_line_by_line() {
         "key = \"-----BEGIN {kind}-----\\n{}\\n-----END {kind}-----\"\nnext = 1\n",
         filler(64)
     );
-    let (clean, _) = masked("a.py", &one);
+    let (clean, _) = mask_text("a.py", &one);
     assert!(!clean.contains("aB3dE5") && clean.ends_with("next = 1\n"), "{clean}");
-    // One that never ends takes nothing with it that is no key.
+    // A key without an end must not swallow other content.
     let open =
         format!("-----BEGIN {kind}-----\n{}\nfn main() {{ \u{e9} }}\nlet x = 1;\n", filler(64));
-    assert!(masked("a.rs", &open).0.ends_with("let x = 1;\n"));
+    assert!(mask_text("a.rs", &open).0.ends_with("let x = 1;\n"));
 }
 
 #[test]
-fn files_that_hold_credentials_lose_all_values() {
-    let (clean, found) = masked(
+fn credentials_files_lose_all_values() {
+    let (clean, found) = mask_text(
         "deploy/.env",
         "# why\nPORT=8080\nexport DB=hunter2 and more\nDEBUG=true\nEMPTY=\nNAME=\"x y\"\n",
     );
@@ -232,33 +231,32 @@ fn files_that_hold_credentials_lose_all_values() {
         "# why\nPORT=8080\nexport DB=[masked: environment-file]\nDEBUG=true\nEMPTY=\nNAME=[masked: environment-file]\n"
     );
     assert_eq!(found.len(), 2);
-    assert!(!masked(".netrc", "machine x login me password hunter2\n").0.contains("hunter2"));
-    assert!(!masked(".npmrc", "//registry.npmjs.org/:_authToken=short\n").0.contains("short"));
-    assert!(!masked(".git-credentials", "https://u:hunter2@x\n").0.contains("hunter2"));
-    assert!(!masked("a/.pypirc", "[pypi]\npassword = hunter2\n").0.contains("hunter2"));
-    assert_eq!(masked(".env.example", "API_KEY=your-key-here\n").1, []);
-    // What is harmless among settings is a password where passwords are kept, or where its name
-    // says so.
-    assert!(!masked("a/.pypirc", "[pypi]\npassword = 123456\n").0.contains("123456"));
-    assert!(!masked(".env", "DB_PASSWORD=123456\n").0.contains("123456"));
-    assert!(!masked(".env", "# DB_PASSWORD=hunter2\n").0.contains("hunter2"));
+    assert!(!mask_text(".netrc", "machine x login me password hunter2\n").0.contains("hunter2"));
+    assert!(!mask_text(".npmrc", "//registry.npmjs.org/:_authToken=short\n").0.contains("short"));
+    assert!(!mask_text(".git-credentials", "https://u:hunter2@x\n").0.contains("hunter2"));
+    assert!(!mask_text("a/.pypirc", "[pypi]\npassword = hunter2\n").0.contains("hunter2"));
+    assert_eq!(mask_text(".env.example", "API_KEY=your-key-here\n").1, []);
+    // A harmless setting is a password in a credentials file, or after a password's name.
+    assert!(!mask_text("a/.pypirc", "[pypi]\npassword = 123456\n").0.contains("123456"));
+    assert!(!mask_text(".env", "DB_PASSWORD=123456\n").0.contains("123456"));
+    assert!(!mask_text(".env", "# DB_PASSWORD=hunter2\n").0.contains("hunter2"));
     assert!(
-        !masked("x/.docker/config.json", "{\"auths\":{\"ghcr.io\":{\"auth\":\"dTpwYXNz\"}}}\n")
+        !mask_text("x/.docker/config.json", "{\"auths\":{\"ghcr.io\":{\"auth\":\"dTpwYXNz\"}}}\n")
             .0
             .contains("dTpw")
     );
-    let (clean, _) = masked(".env", "KEY=\"first\nsecond'line\nthird\"\nPORT=1\n");
+    let (clean, _) = mask_text(".env", "KEY=\"first\nsecond'line\nthird\"\nPORT=1\n");
     assert_eq!(clean, "KEY=[masked: environment-file]\n\n\nPORT=1\n");
 }
 
 #[test]
-fn keys_on_one_line_and_what_stands_beside_them_are_masked() {
+fn private_keys_and_tokens_on_one_line_are_masked() {
     let kind = "PRIVATE KEY";
     let token = format!("ghp_{}", filler(36));
     let key = |body: &str| format!("-----BEGIN {kind}-----{body}-----END {kind}-----");
     let text = format!("a\n-----BEGIN {kind}-----\n{}\n-----END {kind}-----\nb\n", filler(1600));
     assert_eq!(
-        masked("k.pem", &text).0,
+        mask_text("k.pem", &text).0,
         format!("a\n-----BEGIN {kind}-----\n[masked: private-key]\n-----END {kind}-----\nb\n")
     );
     let body = filler(64);
@@ -267,19 +265,19 @@ fn keys_on_one_line_and_what_stands_beside_them_are_masked() {
         key(&body),
         key(&body)
     );
-    let (clean, found) = masked("k.json", &text);
+    let (clean, found) = mask_text("k.json", &text);
     assert!(!clean.contains("aB3dE5") && clean.ends_with("\"}\n"), "{clean}");
     assert_eq!(found.len(), 4, "{found:?}");
     let text = format!(
         "{}\n{body}\n-----END {kind}----- {token}\n",
         format_args!("-----BEGIN {kind}-----")
     );
-    assert!(!masked("k.txt", &text).0.contains("aB3dE5"));
-    // A key that is cut off, in the middle of an article.
+    assert!(!mask_text("k.txt", &text).0.contains("aB3dE5"));
+    // A truncated key in the middle of an article.
     let text = format!(
         "-----BEGIN {kind}-----\nProc-Type: 4,ENCRYPTED\n\n{body}\n{body}\nIt goes on like that.\n"
     );
-    let (clean, _) = masked("k.md", &text);
+    let (clean, _) = mask_text("k.md", &text);
     assert!(
         !clean.contains("aB3dE5") && clean.ends_with("\n\n\nIt goes on like that.\n"),
         "{clean}"
@@ -288,33 +286,36 @@ fn keys_on_one_line_and_what_stands_beside_them_are_masked() {
     let text = format!(
         "if text.contains(\"-----BEGIN {kind}-----\") {{\n    return;\n}}\nlet x = \"1\";\n"
     );
-    assert_eq!(masked("src/a.rs", &text), (text.clone(), Vec::new()));
+    assert_eq!(mask_text("src/a.rs", &text), (text.clone(), Vec::new()));
 }
 
 #[test]
-fn a_placeholder_is_all_of_a_value_and_no_part_of_one() {
+fn placeholder_matches_whole_values_only() {
     for secret in ["AKIAQWERTYTODOASDF23".to_owned(), format!("ghp_todo{}", filler(36))] {
-        assert!(!masked("a.py", &format!("x = '{secret}'\n")).0.contains(&secret), "{secret}");
+        assert!(!mask_text("a.py", &format!("x = '{secret}'\n")).0.contains(&secret), "{secret}");
     }
     for value in ["a<b9Zr!f2Lw0pX5", "x$9Zr!f2Lw0pX5sV", "q8(r!f2Lw0pX5sVb", "9sample8Zr!f2Lw0p"] {
-        assert!(!masked("a.py", &format!("password = \"{value}\"\n")).0.contains(value), "{value}");
+        assert!(
+            !mask_text("a.py", &format!("password = \"{value}\"\n")).0.contains(value),
+            "{value}"
+        );
     }
     let long = format!("{}password: \"q8Zr!f2Lw0pX5sVb\"", "var a=1;".repeat(5000));
-    assert!(!masked("a.js", &long).0.contains("f2Lw0"));
+    assert!(!mask_text("a.js", &long).0.contains("f2Lw0"));
     for text in [
         "AKIAIOSFODNN7EXAMPLE",
         "password = \"<your password 1>\"",
         "password = \"${DB_PASSWORD_1}\"",
         "password = \"$DB_PASSWORD_1\"",
     ] {
-        assert_eq!(masked("a.md", text).1, [], "{text}");
+        assert_eq!(mask_text("a.md", text).1, [], "{text}");
     }
 }
 
 #[test]
-fn marks_don_t_make_a_file_many_times_its_size() {
+fn marks_do_not_multiply_file_size() {
     let text = "A=b\n".repeat(100_000);
-    let (clean, found) = masked(".env", &text);
+    let (clean, found) = mask_text(".env", &text);
     assert!(clean.len() <= 2 * text.len() + 2000, "{}", clean.len());
     assert_eq!(
         (found.len(), clean.lines().count(), clean.contains("A=b")),
@@ -323,10 +324,10 @@ fn marks_don_t_make_a_file_many_times_its_size() {
     assert!(clean.ends_with("A=*\n"));
     let kind = "PRIVATE KEY";
     let text = format!("-----BEGIN {kind}-----\n{}-----END {kind}-----\n", "a\n".repeat(150));
-    assert!(masked("k", &text).0.len() < text.len());
+    assert!(mask_text("k", &text).0.len() < text.len());
 }
 
-/// A snapshot of these files.
+/// Takes a snapshot of these files.
 async fn snapshot(into: &std::path::Path, files: &[(&str, &[u8])]) -> Snapshot {
     let folder = tempfile::tempdir().expect("a folder");
     for (path, content) in files {
@@ -341,7 +342,7 @@ async fn snapshot(into: &std::path::Path, files: &[(&str, &[u8])]) -> Snapshot {
 }
 
 #[tokio::test]
-async fn a_zero_byte_hides_no_secret() {
+async fn zero_byte_hides_no_secret() {
     let into = tempfile::tempdir().expect("a folder");
     let token = format!("ghp_{}", filler(36));
     let wide: Vec<u8> = [0xff, 0xfe]
@@ -371,13 +372,13 @@ async fn a_zero_byte_hides_no_secret() {
     );
     assert_eq!((read("b/.env"), read("deploy.ppk")), (String::new(), "\n\n".to_owned()));
     assert_eq!(read("c/.env"), "PORT=1\r\nPASSWORD=[masked: environment-file]\r\n");
-    assert_eq!(clean.masked().emptied, ["b/.env"]);
-    // What the survey reads can be cited, and what it takes for no text cannot.
-    assert!(clean.cites("latin.py", 2) && !clean.cites("text.bin", 1));
+    assert_eq!(clean.report().emptied, ["b/.env"]);
+    // Files that the survey reads can be cited; binary files cannot.
+    assert!(clean.has_line("latin.py", 2) && !clean.has_line("text.bin", 1));
 }
 
 #[tokio::test]
-async fn a_mask_that_was_broken_off_or_runs_twice_reports_the_same() {
+async fn interrupted_or_concurrent_mask_reports_the_same() {
     let into = tempfile::tempdir().expect("a folder");
     let files: Vec<(String, String)> =
         (0..20).map(|n| (format!("f{n:02}.py"), format!("x = 'ghp_{}'\n", filler(36)))).collect();
@@ -385,18 +386,18 @@ async fn a_mask_that_was_broken_off_or_runs_twice_reports_the_same() {
         files.iter().map(|(path, text)| (path.as_str(), text.as_bytes())).collect();
     let snapshot = snapshot(into.path(), &files).await;
     let (one, other) = tokio::join!(mask(&snapshot), mask(&snapshot));
-    let whole = one.expect("the disk works").masked().clone();
-    assert_eq!((whole.total, other.expect("the disk works").masked()), (20, &whole));
-    // As a process leaves it that dies half-way: some files are masked, one is being written, and
-    // the report is not there.
+    let whole = one.expect("the disk works").report().clone();
+    assert_eq!((whole.total, other.expect("the disk works").report()), (20, &whole));
+    // The state after a crash: some files are masked, one is being written, and the report is
+    // missing.
     let folder = snapshot.path().parent().expect("its folder").to_owned();
     std::fs::remove_file(folder.join("masked.json")).expect("it is there");
     std::fs::write(snapshot.path().join("f07.py"), files[7].1).expect("written");
     std::fs::write(folder.join(".writing-left"), "half").expect("written");
-    assert_eq!(mask(&snapshot).await.expect("the disk works").masked(), &whole);
+    assert_eq!(mask(&snapshot).await.expect("the disk works").report(), &whole);
     assert!(!folder.join(".writing-left").exists());
     assert_eq!(snapshot.read("f07.py", 99).expect("a file"), b"x = '[masked: github-token]'\n");
-    // One that takes its name later is another one.
+    // A later folder of the same name is another snapshot.
     let commit = Commit::new(&snapshot.manifest().commit, None).expect("an id");
     Snapshot::remove(&commit, into.path()).await.expect("it goes");
     let fresh = into.path().join(commit.id());
@@ -406,7 +407,7 @@ async fn a_mask_that_was_broken_off_or_runs_twice_reports_the_same() {
 }
 
 #[test]
-fn ordinary_code_is_left_as_it_is() {
+fn ordinary_code_is_unchanged() {
     let lock = format!("checksum = \"{}\"\n\"integrity\": \"sha512-{}==\"\n", hex(64), filler(86));
     for (path, text) in [
         ("Cargo.lock", lock.as_str()),
@@ -438,26 +439,28 @@ fn ordinary_code_is_left_as_it_is() {
         ),
         ("k8s.yaml", "secretName: my-service-credentials\nimage: x@sha256:0f1e2d\n"),
     ] {
-        let (clean, found) = masked(path, text);
+        let (clean, found) = mask_text(path, text);
         assert_eq!((clean.as_str(), found), (text, Vec::new()), "{path}");
     }
 }
 
 #[tokio::test]
-async fn what_is_masked_is_moved_to_where_it_is_read_instead_of_what_is_no_snapshot() {
+async fn published_snapshot_replaces_incomplete_folder() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (unmasked, shown) = (folder.path().join("unmasked"), folder.path().join("shown"));
+    let (unmasked, published) = (folder.path().join("unmasked"), folder.path().join("shown"));
     let files: &[(&str, &[u8])] = &[(".env", b"PASSWORD=hunter2\n")];
     // Twice, as when another process does it meanwhile.
     for _ in 0..2 {
         let found = snapshot(&unmasked, files).await;
         let commit = Commit::new(&found.manifest().commit, None).expect("a commit");
-        if !shown.exists() {
-            std::fs::create_dir_all(shown.join(commit.id()).join("half")).expect("made");
+        if !published.exists() {
+            std::fs::create_dir_all(published.join(commit.id()).join("half")).expect("made");
         }
-        mask(&found).await.expect("masked").reveal(&shown).await.expect("moved");
-        let there =
-            Snapshot::open(&commit, &shown).await.expect("it can be read").expect("it is there");
+        mask(&found).await.expect("masked").publish_to(&published).await.expect("moved");
+        let there = Snapshot::open(&commit, &published)
+            .await
+            .expect("it can be read")
+            .expect("it is there");
         let text = String::from_utf8(there.read(".env", 100).expect("it is there")).expect("text");
         assert!(text.starts_with("PASSWORD=") && !text.contains("hunter2"), "{text}");
     }

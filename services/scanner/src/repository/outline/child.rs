@@ -1,5 +1,5 @@
-//! The child's side: files come in, lists of symbols go out. It is started with nothing that is
-//! worth taking, and gives up all it can do but that.
+//! The child process: it receives files and sends lists of symbols. It starts with nothing worth
+//! stealing, and gives up all other capabilities.
 
 use std::{
     collections::BTreeMap,
@@ -13,14 +13,14 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 use super::symbols::{Grammar, Symbols};
 
 /// Bytes of address space.
-const MEMORY: u64 = 768 << 20;
-/// Seconds of computing.
-const SECONDS: u64 = 60;
-/// A larger file is not sent.
-const MAX_FILE: u32 = 64 << 20;
+const MAX_MEMORY_BYTES: u64 = 768 << 20;
+/// Seconds of CPU time.
+const MAX_CPU_SECONDS: u64 = 60;
+/// Bytes of a file; larger ones are not sent.
+const MAX_FILE_BYTES: u32 = 64 << 20;
 
-/// What it may ask the kernel for once it has begun.
-const CALLS: &[libc::c_long] = &[
+/// The system calls that are allowed after the start.
+const ALLOWED_SYSCALLS: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_brk,
@@ -40,8 +40,8 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Parses what comes over standard input until it ends. To be called before the process starts a
-/// thread or reads its configuration: the filter is for this thread and those it starts.
+/// Parses files from standard input until it ends. Call it before the process starts a thread or
+/// reads its configuration: the filter applies to this thread and those it starts.
 #[must_use]
 pub fn outline_child() -> ExitCode {
     let Ok(mut symbols) = Symbols::new() else { return ExitCode::FAILURE };
@@ -53,12 +53,13 @@ pub fn outline_child() -> ExitCode {
 
 fn confine() -> io::Result<()> {
     let at_most = |value| Rlimit { current: Some(value), maximum: Some(value) };
-    setrlimit(Resource::As, at_most(MEMORY))?;
-    setrlimit(Resource::Cpu, at_most(SECONDS))?;
+    setrlimit(Resource::As, at_most(MAX_MEMORY_BYTES))?;
+    setrlimit(Resource::Cpu, at_most(MAX_CPU_SECONDS))?;
     setrlimit(Resource::Core, at_most(0))?;
     setrlimit(Resource::Fsize, at_most(0))?;
     let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
-    let rules: BTreeMap<i64, Vec<_>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
+    let rules: BTreeMap<i64, Vec<_>> =
+        ALLOWED_SYSCALLS.iter().map(|call| (*call, Vec::new())).collect();
     let filter = SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, arch)
         .map_err(io::Error::other)?;
     let program = BpfProgram::try_from(filter).map_err(io::Error::other)?;
@@ -75,9 +76,8 @@ fn serve(symbols: &mut Symbols) -> io::Result<()> {
         let mut length = [0; 4];
         input.read_exact(&mut length)?;
         let length = u32::from_be_bytes(length);
-        let grammar = Grammar::from_wire(grammar[0]).filter(|_| length <= MAX_FILE);
-        let grammar =
-            grammar.ok_or_else(|| io::Error::other("what comes is not what is agreed"))?;
+        let grammar = Grammar::from_wire(grammar[0]).filter(|_| length <= MAX_FILE_BYTES);
+        let grammar = grammar.ok_or_else(|| io::Error::other("malformed request"))?;
         let mut content = vec![0; usize::try_from(length).map_err(io::Error::other)?];
         input.read_exact(&mut content)?;
         let list = symbols.list(grammar, &content);

@@ -1,19 +1,18 @@
-//! Symbols of a source file, by its syntax tree: `12-40 fn parse(input: &str) -> Ast  — Parses a
-//! program.`
+//! Lists the symbols of a source file, by its syntax tree: `12-40 fn parse(input: &str) -> Ast  —
+//! Parses a program.`
 
 use std::fmt::Write as _;
 
 use tree_sitter::{Language, LanguageError, Node, Parser};
 
-/// Characters of a signature and of what is said of it.
-const MAX_TEXT: usize = 200;
+/// Characters of a signature, and of a description.
+const MAX_TEXT_CHARS: usize = 200;
 /// Symbols of one file.
 const MAX_SYMBOLS: usize = 3000;
-/// How many lines above a symbol are looked at for what is said of it.
-const MAX_ABOVE: usize = 60;
+/// Lines above a symbol that are searched for its comment.
+const MAX_COMMENT_LINES: usize = 60;
 
-/// A language that can be parsed. The numbers are spoken between parent and child, which are the
-/// same program.
+/// A supported language. The numbers are used between parent and child, which are the same program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Grammar {
@@ -39,8 +38,8 @@ impl Grammar {
         Self::Bash,
     ];
 
-    /// Of a file, by its name.
-    pub(super) fn of(path: &str) -> Option<Self> {
+    /// The grammar of a file, by its name.
+    pub(super) fn for_path(path: &str) -> Option<Self> {
         if path.ends_with(".min.js")
             || path.split('/').any(|part| ["node_modules", "vendor", "third_party"].contains(&part))
         {
@@ -60,7 +59,7 @@ impl Grammar {
         })
     }
 
-    /// By its number.
+    /// The grammar with a number.
     pub(super) fn from_wire(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
@@ -79,7 +78,7 @@ impl Grammar {
         .into()
     }
 
-    /// What a node is: a symbol, and whether others lie in it that are shown.
+    /// The role of a node.
     fn role(self, node: &Node<'_>) -> Role {
         match (self, node.kind()) {
             (
@@ -105,7 +104,7 @@ impl Grammar {
                 | "abstract_method_signature",
             )
             | (Self::Go, "function_declaration" | "method_declaration" | "type_spec")
-            | (Self::Java, "method_declaration" | "constructor_declaration") => Role::Leaf,
+            | (Self::Java, "method_declaration" | "constructor_declaration") => Role::Symbol,
             (Self::Rust, "impl_item" | "trait_item" | "mod_item")
             | (Self::Python, "class_definition")
             | (
@@ -122,34 +121,34 @@ impl Grammar {
                 | "interface_declaration"
                 | "enum_declaration"
                 | "record_declaration",
-            ) => Role::Holder,
+            ) => Role::Container,
             (Self::JavaScript | Self::TypeScript | Self::Tsx, "variable_declarator") => {
                 let is_function = node.child_by_field_name("value").is_some_and(|value| {
                     ["arrow_function", "function_expression", "generator_function"]
                         .contains(&value.kind())
                 });
-                if is_function { Role::Leaf } else { Role::Closed }
+                if is_function { Role::Symbol } else { Role::Opaque }
             }
-            // Where expressions begin there are no more symbols that others could use.
+            // Expressions contain no symbols that others could use.
             (_, kind)
                 if kind.ends_with("_expression") || kind == "string" || kind == "token_tree" =>
             {
-                Role::Closed
+                Role::Opaque
             }
-            _ => Role::Open,
+            _ => Role::Transparent,
         }
     }
 }
 
 enum Role {
-    /// Shown.
-    Leaf,
-    /// Shown, and looked into.
-    Holder,
-    /// Looked into.
-    Open,
-    /// Neither.
-    Closed,
+    /// A symbol.
+    Symbol,
+    /// A symbol that contains others.
+    Container,
+    /// No symbol, but it may contain some.
+    Transparent,
+    /// No symbol, and it contains none.
+    Opaque,
 }
 
 /// The parsers.
@@ -167,7 +166,7 @@ impl Symbols {
         Ok(Self { parsers: Grammar::ALL.iter().map(parser).collect::<Result<_, _>>()? })
     }
 
-    /// The list of a file's symbols, one a line; what lies in another is indented.
+    /// Lists a file's symbols, one per line; nested ones are indented.
     pub(super) fn list(&mut self, grammar: Grammar, content: &[u8]) -> String {
         let Some(tree) = self.parsers[grammar as usize].parse(content, None) else {
             return String::new();
@@ -175,18 +174,18 @@ impl Symbols {
         let lines: Vec<&[u8]> = content.split(|byte| *byte == b'\n').collect();
         let (mut list, mut count) = (String::new(), 0);
         let mut cursor = tree.walk();
-        // How deep the cursor stands, and at which depths symbols were shown that it is in. No
-        // recursion: trees are as deep as somebody makes them.
-        let (mut depth, mut within): (usize, Vec<usize>) = (0, Vec::new());
+        // The cursor's depth, and the depths of the symbols that contain it. No recursion: the
+        // depth of a tree is not limited.
+        let (mut depth, mut containers): (usize, Vec<usize>) = (0, Vec::new());
         loop {
             let node = cursor.node();
             let role = grammar.role(&node);
-            if matches!(role, Role::Leaf | Role::Holder) {
-                let indent = "  ".repeat(within.len());
+            if matches!(role, Role::Symbol | Role::Container) {
+                let indent = "  ".repeat(containers.len());
                 let (first, last) = (node.start_position().row + 1, node.end_position().row + 1);
                 // Writing to a string cannot fail.
                 let _ = write!(list, "{indent}{first}-{last} {}", signature(&node, content));
-                if let Some(about) = about(grammar, &node, content, &lines) {
+                if let Some(about) = description(grammar, &node, content, &lines) {
                     let _ = write!(list, "  — {about}");
                 }
                 list.push('\n');
@@ -195,10 +194,11 @@ impl Symbols {
                     return list;
                 }
             }
-            let down = matches!(role, Role::Holder | Role::Open) && cursor.goto_first_child();
+            let down =
+                matches!(role, Role::Container | Role::Transparent) && cursor.goto_first_child();
             if down {
-                if matches!(role, Role::Holder) {
-                    within.push(depth);
+                if matches!(role, Role::Container) {
+                    containers.push(depth);
                 }
                 depth += 1;
                 continue;
@@ -208,31 +208,36 @@ impl Symbols {
                     return list;
                 }
                 depth -= 1;
-                if within.last() == Some(&depth) {
-                    within.pop();
+                if containers.last() == Some(&depth) {
+                    containers.pop();
                 }
             }
         }
     }
 }
 
-/// The text up to a symbol's body, in one line.
+/// The text before a symbol's body, in one line.
 fn signature(node: &Node<'_>, content: &[u8]) -> String {
     let body = node
         .child_by_field_name("body")
         .or_else(|| node.child_by_field_name("value")?.child_by_field_name("body"));
     let end = body
         .map_or(node.end_byte(), |body| body.start_byte())
-        .min(node.start_byte() + 4 * MAX_TEXT);
+        .min(node.start_byte() + 4 * MAX_TEXT_CHARS);
     let text = String::from_utf8_lossy(content.get(node.start_byte()..end).unwrap_or_default());
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let words = words.trim_end_matches(['{', ':', ' ', ';']).trim_end_matches("=>").trim_end();
-    words.chars().take(MAX_TEXT).collect()
+    let signature = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let signature =
+        signature.trim_end_matches(['{', ':', ' ', ';']).trim_end_matches("=>").trim_end();
+    signature.chars().take(MAX_TEXT_CHARS).collect()
 }
 
-/// The first line of what is said of a symbol: in a comment above it, or for Python as the first
-/// thing in it.
-fn about(grammar: Grammar, node: &Node<'_>, content: &[u8], lines: &[&[u8]]) -> Option<String> {
+/// The first line of a symbol's comment above it, or of its docstring in Python.
+fn description(
+    grammar: Grammar,
+    node: &Node<'_>,
+    content: &[u8],
+    lines: &[&[u8]],
+) -> Option<String> {
     if grammar == Grammar::Python {
         let first = node.child_by_field_name("body")?.named_child(0)?;
         let text =
@@ -241,14 +246,16 @@ fn about(grammar: Grammar, node: &Node<'_>, content: &[u8], lines: &[&[u8]]) -> 
             return None;
         }
         let text = String::from_utf8_lossy(content.get(text.byte_range())?);
-        return tidy(text.trim_start_matches(['r', 'u', 'b', 'f']).trim_matches(['"', '\'']));
+        return first_line(text.trim_start_matches(['r', 'u', 'b', 'f']).trim_matches(['"', '\'']));
     }
-    let mut found = None;
-    for line in lines[..node.start_position().row.min(lines.len())].iter().rev().take(MAX_ABOVE) {
+    let mut comment = None;
+    for line in
+        lines[..node.start_position().row.min(lines.len())].iter().rev().take(MAX_COMMENT_LINES)
+    {
         let line = line.trim_ascii();
         let text = String::from_utf8_lossy(line);
         let marks = ["///", "//", "/**", "/*", "*/", "*", "#!", "#"];
-        // Attributes and decorators stand between a symbol and what is said of it.
+        // Attributes and decorators are between a symbol and its comment.
         if line.starts_with(b"#[") || line.starts_with(b"@") {
             continue;
         }
@@ -257,19 +264,19 @@ fn about(grammar: Grammar, node: &Node<'_>, content: &[u8], lines: &[&[u8]]) -> 
             break;
         }
         let text = text[mark.len()..].trim().trim_end_matches("*/");
-        if let Some(text) = tidy(text).filter(|text| !text.starts_with('@')) {
-            found = Some(text);
+        if let Some(text) = first_line(text).filter(|text| !text.starts_with('@')) {
+            comment = Some(text);
         }
         if *mark == "/**" || *mark == "/*" {
             break;
         }
     }
-    found
+    comment
 }
 
-fn tidy(text: &str) -> Option<String> {
+fn first_line(text: &str) -> Option<String> {
     let line = text.trim().lines().next().unwrap_or_default().trim();
-    (!line.is_empty()).then(|| line.chars().take(MAX_TEXT).collect())
+    (!line.is_empty()).then(|| line.chars().take(MAX_TEXT_CHARS).collect())
 }
 
 #[cfg(test)]
@@ -281,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn symbols_are_listed_with_their_lines_and_what_is_said_of_them() {
+    fn symbols_are_listed_with_lines_and_descriptions() {
         let rust = "/// Parses a\n/// program.\n#[must_use]\npub fn parse(\n    input: &str,\n) -> Ast {\n    fn inner() {}\n}\n\nimpl Ast {\n    // Counts.\n    fn len(&self) -> usize { 0 }\n}\nstruct Ast;\n";
         assert_eq!(
             list(Grammar::Rust, rust),
@@ -327,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_gives_a_list_all_the_same() {
+    fn invalid_source_still_gives_a_list() {
         let deep = "[".repeat(200_000);
         for grammar in Grammar::ALL {
             list(grammar, "\u{0}\u{1}((((fn class def {{{{");

@@ -1,4 +1,4 @@
-//! From a stream to a file, within limits of size and time.
+//! Writes a stream to a file, within limits of size and time.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tokio::{io::AsyncWriteExt as _, time::timeout};
 
 use super::{Archive, Limit, Limits, SnapshotError};
 
-/// Writes an archive to `path`; gives its size in bytes.
+/// Writes an archive to `path`. Returns its size in bytes.
 pub(super) async fn download(
     archive: Archive,
     path: &Path,

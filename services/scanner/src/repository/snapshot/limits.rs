@@ -1,34 +1,33 @@
-//! How much a repository may be. Who goes beyond is refused, except for single files, which are
-//! left out and named.
+//! Limits of a repository. A repository beyond them is refused, except for single files, which are
+//! skipped and named.
 
 use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// How much a repository may be.
+/// Limits of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
     /// Bytes of the archive.
     pub archive_bytes: u64,
-    /// Bytes of all files together, those that are left out included: they have to be unpacked to
-    /// be passed over.
+    /// Bytes of all files, including skipped ones: they have to be unpacked to be skipped.
     pub bytes: u64,
-    /// Entries of the archive, of whatever kind.
+    /// Entries of the archive, of any kind.
     pub entries: u64,
-    /// Bytes of one file; a larger one is left out.
+    /// Bytes of one file; a larger one is skipped.
     pub file_bytes: u64,
-    /// Folders one within the other.
+    /// Depth of nested folders.
     pub depth: usize,
     /// Bytes of one path.
     pub path_bytes: usize,
     /// How many times its size an archive may unpack to, once it has unpacked `ratio_from` bytes.
     pub ratio: u64,
-    /// Bytes from which on `ratio` counts: what is small may well be repetitive.
+    /// Unpacked bytes from which `ratio` applies: small archives may be repetitive.
     pub ratio_from: u64,
-    /// How long the download may take.
+    /// The time limit of the download.
     pub download: Duration,
-    /// How long it may stand still.
+    /// How long the download may stall.
     pub idle: Duration,
 }
 
@@ -49,7 +48,7 @@ impl Default for Limits {
     }
 }
 
-/// A limit that an archive goes beyond.
+/// A limit that an archive exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {

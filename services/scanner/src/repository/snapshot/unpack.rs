@@ -1,4 +1,4 @@
-//! Unpacking into a fresh folder, with everything counted that comes out.
+//! Unpacks an archive into a new folder, and counts everything that is unpacked.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,14 +10,14 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use super::{ArchiveKind, Limit, Limits, SnapshotError, names, tarball, zipped};
+use super::{ArchiveKind, Limit, Limits, SnapshotError, names, tarball, zipfile};
 use crate::repository::{
-    manifest::{FileEntry, Manifest, Skip, Skipped},
+    manifest::{FileEntry, Manifest, SkipReason, SkippedEntries},
     tree::Tree,
 };
 
-/// How much is unpacked between two looks at whether it is still wanted.
-const CHUNK: usize = 64 * 1024;
+/// Bytes that are unpacked between two checks for cancellation.
+const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Unpacks an archive of `size` bytes into a new folder.
 pub(super) fn unpack(
@@ -28,9 +28,9 @@ pub(super) fn unpack(
     into: &Path,
     wanted: &AtomicBool,
 ) -> Result<Manifest, SnapshotError> {
-    let beside = into.with_extension("all");
-    let mut writer = Writer {
-        tree: Tree::create(&beside)?,
+    let unpacked = into.with_extension("all");
+    let mut writer = EntryWriter {
+        tree: Tree::create(&unpacked)?,
         limits,
         wanted,
         archive_bytes: size,
@@ -38,30 +38,29 @@ pub(super) fn unpack(
         entries: 0,
         files: BTreeMap::new(),
         folders: BTreeSet::new(),
-        skipped: Skipped::default(),
+        skipped: SkippedEntries::default(),
     };
     match kind {
-        ArchiveKind::TarGz => tarball::entries(BufReader::new(packed), &mut writer)?,
-        ArchiveKind::Zip => zipped::entries(packed, &mut writer)?,
+        ArchiveKind::TarGz => tarball::read_entries(BufReader::new(packed), &mut writer)?,
+        ArchiveKind::Zip => zipfile::read_entries(packed, &mut writer)?,
     }
-    let Writer { mut files, folders, skipped, .. } = writer;
-    // An empty snapshot would say that there is nothing in it, as with archives whose paths have
-    // backslashes.
-    if let (true, Some((why, name))) = (files.is_empty(), skipped.named.first()) {
+    let EntryWriter { mut files, folders, skipped, .. } = writer;
+    // An empty snapshot would hide the problem, e.g. of archives with backslashes in paths.
+    if let (true, Some((reason, name))) = (files.is_empty(), skipped.named.first()) {
         return Err(SnapshotError::malformed(format!(
-            "nothing in it can be used; the first left out is {name:?} ({why:?})"
+            "nothing in it can be used; the first skipped entry is {name:?} ({reason:?})"
         )));
     }
-    // Archives of forges have everything in one folder, which is none of the repository's.
-    match only_folder(&files, &folders) {
+    // Archives of forges have one root folder, which does not belong to the repository.
+    match single_root(&files, &folders) {
         Some(top) => {
             let strip = |path: String| {
                 path.split_once('/').map_or(path.clone(), |(_, rest)| rest.to_owned())
             };
             files = files.into_iter().map(|(path, entry)| (strip(path), entry)).collect();
-            std::fs::rename(beside.join(top), into)?;
+            std::fs::rename(unpacked.join(top), into)?;
         }
-        None => std::fs::rename(&beside, into)?,
+        None => std::fs::rename(&unpacked, into)?,
     }
     if let Some(path) =
         files.keys().find(|path| path.split('/').count() > limits.depth.saturating_add(1))
@@ -69,12 +68,12 @@ pub(super) fn unpack(
         return Err(SnapshotError::exceeded(Limit::Depth, path.as_bytes()));
     }
     let bytes = files.values().map(|entry| entry.size).sum();
-    let alike = names::alike(files.keys());
+    let alike = names::similar_paths(files.keys());
     Ok(Manifest { commit: String::new(), files, bytes, archive_bytes: size, skipped, alike })
 }
 
-/// The one folder that everything lies in.
-fn only_folder(files: &BTreeMap<String, FileEntry>, folders: &BTreeSet<String>) -> Option<String> {
+/// The single root folder, if there is one.
+fn single_root(files: &BTreeMap<String, FileEntry>, folders: &BTreeSet<String>) -> Option<String> {
     let mut tops = BTreeSet::new();
     for path in files.keys() {
         tops.insert(path.split_once('/')?.0);
@@ -83,8 +82,8 @@ fn only_folder(files: &BTreeMap<String, FileEntry>, folders: &BTreeSet<String>) 
     (tops.len() == 1).then(|| tops.first().map(|top| (*top).to_owned())).flatten()
 }
 
-/// Takes the entries of an archive, one after the other.
-pub(super) struct Writer<'a> {
+/// Writes the entries of an archive, one after the other.
+pub(super) struct EntryWriter<'a> {
     tree: Tree,
     limits: &'a Limits,
     wanted: &'a AtomicBool,
@@ -92,31 +91,31 @@ pub(super) struct Writer<'a> {
     bytes: u64,
     entries: u64,
     files: BTreeMap<String, FileEntry>,
-    /// Every folder, those included that only lie on the way to a file.
+    /// All folders, including the parents of files.
     folders: BTreeSet<String>,
-    skipped: Skipped,
+    skipped: SkippedEntries,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> EntryWriter<'a> {
     pub(super) const fn limits(&self) -> &'a Limits {
         self.limits
     }
 
-    /// An entry has begun.
-    pub(super) fn begin(&mut self, name: &[u8]) -> Result<(), SnapshotError> {
+    /// Starts an entry.
+    pub(super) fn begin_entry(&mut self, name: &[u8]) -> Result<(), SnapshotError> {
         self.entries += 1;
         if self.entries > self.limits.entries {
             return Err(SnapshotError::exceeded(Limit::Entries, name));
         }
-        self.go_on()
+        self.ensure_wanted()
     }
 
-    pub(super) fn skip(&mut self, why: Skip, name: &[u8]) {
-        self.skipped.add(why, name);
+    pub(super) fn skip(&mut self, reason: SkipReason, name: &[u8]) {
+        self.skipped.add(reason, name);
     }
 
-    /// Whatever comes out of the decompression, of use or not, counts.
-    pub(super) fn count(&mut self, bytes: u64, name: &[u8]) -> Result<(), SnapshotError> {
+    /// Counts all decompressed bytes, whether they are used or not.
+    pub(super) fn count_bytes(&mut self, bytes: u64, name: &[u8]) -> Result<(), SnapshotError> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.limits.bytes {
             return Err(SnapshotError::exceeded(Limit::Bytes, name));
@@ -129,13 +128,13 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// A folder.
-    pub(super) fn folder(&mut self, name: &[u8]) -> Result<(), SnapshotError> {
-        match names::check(name, self.limits)? {
-            Err(why) => self.skip(why, name),
+    /// Creates a folder.
+    pub(super) fn add_folder(&mut self, name: &[u8]) -> Result<(), SnapshotError> {
+        match names::check_name(name, self.limits)? {
+            Err(reason) => self.skip(reason, name),
             Ok("") => {}
             Ok(path) => {
-                self.on_the_way(path, name)?;
+                self.claim_parents(path, name)?;
                 self.claim_folder(path, name)?;
                 self.tree.ensure_directory(path)?;
             }
@@ -143,35 +142,34 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// A regular file with its content, all of which is read, so that a lie about its size comes
-    /// out.
-    pub(super) fn file(
+    /// Writes a regular file. All its content is read, so that a wrong size is noticed.
+    pub(super) fn add_file(
         &mut self,
         name: &[u8],
         size: u64,
         executable: bool,
         content: &mut dyn Read,
     ) -> Result<(), SnapshotError> {
-        let path = match names::check(name, self.limits)? {
+        let path = match names::check_name(name, self.limits)? {
             Ok("") => return Err(SnapshotError::hostile("a file has no name", name)),
             Ok(path) => Ok(path),
-            Err(why) => Err(why),
+            Err(reason) => Err(reason),
         };
         let path = match path {
-            Ok(_) if size > self.limits.file_bytes => Err(Skip::TooLarge),
+            Ok(_) if size > self.limits.file_bytes => Err(SkipReason::TooLarge),
             path => path,
         };
         let path = match path {
             Ok(path) => path,
-            Err(why) => {
-                self.skip(why, name);
+            Err(reason) => {
+                self.skip(reason, name);
                 return self.drain(name, content);
             }
         };
         if self.files.contains_key(path) || self.folders.contains(path) {
             return Err(SnapshotError::hostile("two entries have the same name", name));
         }
-        self.on_the_way(path, name)?;
+        self.claim_parents(path, name)?;
         let entry = self.write(path, name, size, executable, content)?;
         self.files.insert(path.to_owned(), entry);
         Ok(())
@@ -187,14 +185,14 @@ impl<'a> Writer<'a> {
     ) -> Result<FileEntry, SnapshotError> {
         let mut file = self.tree.create_file(path)?;
         let (mut hash, mut written) = (Sha256::new(), 0_u64);
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; CHUNK_BYTES];
         loop {
-            let read = fill(content, &mut chunk)?;
+            let read = read_chunk(content, &mut chunk)?;
             if read == 0 {
                 break;
             }
-            self.go_on()?;
-            self.count(read as u64, name)?;
+            self.ensure_wanted()?;
+            self.count_bytes(read as u64, name)?;
             written += read as u64;
             if written > size {
                 return Err(SnapshotError::hostile("a file is longer than its header says", name));
@@ -209,25 +207,25 @@ impl<'a> Writer<'a> {
         Ok(FileEntry { size, hash, executable })
     }
 
-    /// Reads what nobody wants, within the limits.
+    /// Reads and drops content, within the limits.
     pub(super) fn drain(
         &mut self,
         name: &[u8],
         content: &mut dyn Read,
     ) -> Result<(), SnapshotError> {
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; CHUNK_BYTES];
         loop {
-            let read = fill(content, &mut chunk)?;
+            let read = read_chunk(content, &mut chunk)?;
             if read == 0 {
                 return Ok(());
             }
-            self.go_on()?;
-            self.count(read as u64, name)?;
+            self.ensure_wanted()?;
+            self.count_bytes(read as u64, name)?;
         }
     }
 
-    /// No file may lie where a folder is needed.
-    fn on_the_way(&mut self, path: &str, name: &[u8]) -> Result<(), SnapshotError> {
+    /// Fails when a parent folder's path is a file.
+    fn claim_parents(&mut self, path: &str, name: &[u8]) -> Result<(), SnapshotError> {
         let ends: Vec<usize> = path.match_indices('/').map(|(at, _)| at).collect();
         for end in ends {
             self.claim_folder(&path[..end], name)?;
@@ -241,7 +239,7 @@ impl<'a> Writer<'a> {
         }
         if !self.folders.contains(path) {
             self.folders.insert(path.to_owned());
-            // Folders that only lie on the way are not entries, and cost as much.
+            // Parent folders are not entries, but cost as much.
             if self.folders.len() as u64 > self.limits.entries {
                 return Err(SnapshotError::exceeded(Limit::Entries, name));
             }
@@ -249,17 +247,16 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn go_on(&self) -> Result<(), SnapshotError> {
+    fn ensure_wanted(&self) -> Result<(), SnapshotError> {
         if self.wanted.load(Ordering::Relaxed) { Ok(()) } else { Err(SnapshotError::Abandoned) }
     }
 }
 
-fn fill(content: &mut dyn Read, chunk: &mut [u8]) -> Result<usize, SnapshotError> {
+fn read_chunk(content: &mut dyn Read, chunk: &mut [u8]) -> Result<usize, SnapshotError> {
     loop {
         match content.read(chunk) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Reading the archive fails because of what is in it, and almost never because of the
-            // disk.
+            // Reading fails because of the archive's content, almost never because of the disk.
             read => return read.map_err(SnapshotError::malformed),
         }
     }

@@ -1,4 +1,4 @@
-//! Command lines that source code defines, by the libraries people define them with.
+//! Command lines that source code defines, by the libraries that define them.
 
 mod go;
 mod node;
@@ -6,13 +6,15 @@ mod python;
 mod rust;
 mod shell;
 
-use super::{Argument, EntryKind, EntryPoint, Found, Source, found::MAX_OF_FILE, number};
+use super::{
+    Argument, EntryKind, EntryPoint, Findings, SourceFile, findings::MAX_PER_FILE, line_number,
+};
 
-/// Longer texts are read no further; how much of them is told is decided later.
-const MAX_CHARACTERS: usize = 2000;
+/// Characters of a text that are read; the output limit is applied later.
+const MAX_TEXT_CHARS: usize = 2000;
 
-/// Looks at a source file.
-pub(super) fn look(source: &Source<'_>, language: &str, found: &mut Found) {
+/// Collects the entry points of a source file.
+pub(super) fn collect(source: &SourceFile<'_>, language: &str, found: &mut Findings) {
     let entries = match language {
         "Python" => python::entries(source),
         "Rust" => rust::entries(source),
@@ -22,15 +24,21 @@ pub(super) fn look(source: &Source<'_>, language: &str, found: &mut Found) {
         _ => return,
     };
     for entry in entries {
-        found.entry(entry);
+        found.add_entry(entry);
     }
 }
 
-fn entry(source: &Source<'_>, kind: EntryKind, name: &str, line: usize, with: &str) -> EntryPoint {
+fn new_entry(
+    source: &SourceFile<'_>,
+    kind: EntryKind,
+    name: &str,
+    line: usize,
+    with: &str,
+) -> EntryPoint {
     EntryPoint {
         kind,
         name: name.to_owned(),
-        place: source.place(line),
+        place: source.location(line),
         about: None,
         with: Some(with.to_owned()),
         arguments: Vec::new(),
@@ -38,20 +46,20 @@ fn entry(source: &Source<'_>, kind: EntryKind, name: &str, line: usize, with: &s
     }
 }
 
-/// Adds what an entry point takes, as long as anybody could read it all.
-fn takes(entry: &mut EntryPoint, argument: Argument) {
-    if entry.arguments.len() < MAX_OF_FILE {
+/// Adds an argument to an entry point, up to a limit.
+fn add_argument(entry: &mut EntryPoint, argument: Argument) {
+    if entry.arguments.len() < MAX_PER_FILE {
         entry.arguments.push(argument);
     }
 }
 
-fn argument(name: String, about: Option<String>, line: usize) -> Argument {
-    let short = |text: String| text.chars().take(MAX_CHARACTERS).collect();
-    Argument { name: short(name), about: about.map(short), line: number(line) }
+fn new_argument(name: String, about: Option<String>, line: usize) -> Argument {
+    let short = |text: String| text.chars().take(MAX_TEXT_CHARS).collect();
+    Argument { name: short(name), about: about.map(short), line: line_number(line) }
 }
 
-/// What a file is called as a command: the folder's name where the file is only the way in.
-fn called<'a>(source: &Source<'a>) -> &'a str {
+/// The command name of a file: the folder's name when the file's own is generic.
+fn command_name<'a>(source: &SourceFile<'a>) -> &'a str {
     match source.stem() {
         "main" | "__main__" | "cli" | "index" | "mod" | "lib" | "args" | "cmd" | "root" | "app" => {
             let folder = source

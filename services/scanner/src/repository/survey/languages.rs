@@ -1,6 +1,6 @@
-//! Which language a file is in, by its name or first line.
+//! The language of a file, by its name or first line.
 
-/// Extensions, languages, and whether the files are read for entry points.
+/// Languages, their extensions, and whether their files are read for entry points.
 const EXTENSIONS: &[(&str, &[&str], bool)] = &[
     ("Assembly", &["asm", "s"], false),
     ("C", &["c", "h"], false),
@@ -48,7 +48,7 @@ const EXTENSIONS: &[(&str, &[&str], bool)] = &[
     ("Zig", &["zig"], false),
 ];
 
-/// The language of a file by its name.
+/// The language of a file, by its name.
 pub(super) fn by_name(path: &str) -> Option<&'static str> {
     let name = path.rsplit('/').next().unwrap_or(path);
     match name {
@@ -70,7 +70,7 @@ pub(super) fn is_read(language: &str) -> bool {
     EXTENSIONS.iter().find(|(name, ..)| *name == language).is_none_or(|(.., read)| *read)
 }
 
-/// The language of a script by its first line.
+/// The language of a script, by its first line.
 pub(super) fn by_shebang(text: &str) -> Option<&'static str> {
     let line = text.lines().next()?.strip_prefix("#!")?;
     let program = line

@@ -1,14 +1,15 @@
-//! What manifests say: packages, their programs and scripts, workspaces, recipes.
+//! Manifests: packages, their programs and scripts, workspaces, recipes.
 
 use serde_json::Value as Json;
 use toml::Value as Toml;
 
 use super::{
-    Argument, EntryKind, EntryPoint, Found, Module, Source, found::MAX_OF_FILE, number, text,
+    Argument, EntryKind, EntryPoint, Findings, Module, SourceFile, findings::MAX_PER_FILE,
+    line_number, text,
 };
 
-/// Libraries that say what a package is.
-const TELLING: &[&str] = &[
+/// Libraries that characterize a package.
+const KNOWN_LIBRARIES: &[&str] = &[
     "actix-web",
     "aiohttp",
     "anthropic",
@@ -68,11 +69,11 @@ const TELLING: &[&str] = &[
     "yt-dlp",
 ];
 
-/// Whether a file is read although its extension says nothing.
+/// Whether a file is a manifest that its extension does not reveal.
 pub(super) fn is_manifest(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    let telling = ["go.mod", "Procfile", "requirements.txt", "setup.cfg", "Taskfile.yml"];
-    telling.contains(&name) || is_dockerfile(name) || is_makefile(name) || is_justfile(name)
+    let manifest_names = ["go.mod", "Procfile", "requirements.txt", "setup.cfg", "Taskfile.yml"];
+    manifest_names.contains(&name) || is_dockerfile(name) || is_makefile(name) || is_justfile(name)
 }
 
 fn is_dockerfile(name: &str) -> bool {
@@ -90,45 +91,50 @@ fn is_justfile(name: &str) -> bool {
     name.eq_ignore_ascii_case("justfile") || name.eq_ignore_ascii_case(".justfile")
 }
 
-/// Looks at a file if it is a manifest.
-pub(super) fn look(source: &Source<'_>, found: &mut Found) {
+/// Collects the findings of a file, if it is a manifest.
+pub(super) fn collect(source: &SourceFile<'_>, found: &mut Findings) {
     match source.name() {
-        "Cargo.toml" => cargo(source, found),
-        "pyproject.toml" => pyproject(source, found),
-        "setup.py" | "setup.cfg" => setup(source, found),
-        "requirements.txt" => requirements(source, found),
-        "package.json" => package(source, found),
-        "pnpm-workspace.yaml" => pnpm(source, found),
-        "go.mod" | "go.work" => go(source, found),
-        "Procfile" => procfile(source, found),
-        name if is_dockerfile(name) => docker(source, found),
-        name if is_makefile(name) => make(source, found),
-        name if is_justfile(name) => just(source, found),
+        "Cargo.toml" => collect_cargo(source, found),
+        "pyproject.toml" => collect_pyproject(source, found),
+        "setup.py" | "setup.cfg" => collect_setuptools(source, found),
+        "requirements.txt" => collect_requirements(source, found),
+        "package.json" => collect_package_json(source, found),
+        "pnpm-workspace.yaml" => collect_pnpm(source, found),
+        "go.mod" | "go.work" => collect_go(source, found),
+        "Procfile" => collect_procfile(source, found),
+        name if is_dockerfile(name) => collect_dockerfile(source, found),
+        name if is_makefile(name) => collect_makefile(source, found),
+        name if is_justfile(name) => collect_justfile(source, found),
         _ => {}
     }
 }
 
-fn module(source: &Source<'_>, kind: &str, name: Option<&str>, about: Option<&str>) -> Module {
+fn new_module(
+    source: &SourceFile<'_>,
+    kind: &str,
+    name: Option<&str>,
+    about: Option<&str>,
+) -> Module {
     let quoted = name.map(|name| format!("\"{name}\""));
     let line = quoted.as_deref().map_or(0, |quoted| source.line_with(&["name", quoted]));
     Module {
         kind: kind.to_owned(),
         name: name.unwrap_or(source.folder()).to_owned(),
         about: about.map(str::to_owned),
-        place: source.place(line),
+        place: source.location(line),
         frameworks: Vec::new(),
         members: Vec::new(),
     }
 }
 
-fn entry(
-    source: &Source<'_>,
+fn new_entry(
+    source: &SourceFile<'_>,
     kind: EntryKind,
     name: &str,
     line: usize,
     about: Option<String>,
 ) -> EntryPoint {
-    let place = source.place(line);
+    let place = source.location(line);
     EntryPoint {
         kind,
         name: name.to_owned(),
@@ -140,9 +146,9 @@ fn entry(
     }
 }
 
-fn telling<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+fn known_libraries<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     names
-        .filter(|name| TELLING.contains(name) || name.starts_with("@nestjs/"))
+        .filter(|name| KNOWN_LIBRARIES.contains(name) || name.starts_with("@nestjs/"))
         .map(str::to_owned)
         .collect()
 }
@@ -152,22 +158,23 @@ fn strings(value: Option<&Toml>) -> Vec<String> {
     list.filter_map(Toml::as_str).map(str::to_owned).collect()
 }
 
-fn cargo(source: &Source<'_>, found: &mut Found) {
+fn collect_cargo(source: &SourceFile<'_>, found: &mut Findings) {
     let Ok(manifest) = source.text.parse::<toml::Table>() else { return };
     let package = manifest.get("package");
     let name = package.and_then(|package| package.get("name")).and_then(Toml::as_str);
     let about = package.and_then(|package| package.get("description")).and_then(Toml::as_str);
-    let mut module = module(source, "cargo", name, about);
+    let mut module = new_module(source, "cargo", name, about);
     module.members =
         strings(manifest.get("workspace").and_then(|workspace| workspace.get("members")));
     let dependencies = manifest.get("dependencies").and_then(Toml::as_table);
-    module.frameworks =
-        telling(dependencies.into_iter().flat_map(|table| table.keys().map(String::as_str)));
-    found.module(module);
-    for bin in manifest.get("bin").and_then(Toml::as_array).into_iter().flatten().take(MAX_OF_FILE)
+    module.frameworks = known_libraries(
+        dependencies.into_iter().flat_map(|table| table.keys().map(String::as_str)),
+    );
+    found.add_module(module);
+    for bin in manifest.get("bin").and_then(Toml::as_array).into_iter().flatten().take(MAX_PER_FILE)
     {
         if let Some(name) = bin.get("name").and_then(Toml::as_str) {
-            let mut binary = entry(
+            let mut binary = new_entry(
                 source,
                 EntryKind::Binary,
                 name,
@@ -176,7 +183,7 @@ fn cargo(source: &Source<'_>, found: &mut Found) {
             );
             binary.with =
                 bin.get("path").and_then(Toml::as_str).map(|path| format!("cargo, {path}"));
-            found.entry(binary);
+            found.add_entry(binary);
         }
     }
 }
@@ -188,17 +195,17 @@ fn python_dependencies<'a>(list: impl Iterator<Item = &'a str>) -> Vec<String> {
             .unwrap_or(text)
     };
     let names: Vec<String> = list.map(|text| bare(text.trim()).to_ascii_lowercase()).collect();
-    telling(names.iter().map(String::as_str))
+    known_libraries(names.iter().map(String::as_str))
 }
 
-fn pyproject(source: &Source<'_>, found: &mut Found) {
+fn collect_pyproject(source: &SourceFile<'_>, found: &mut Findings) {
     let Ok(manifest) = source.text.parse::<toml::Table>() else { return };
     let tool = |name: &str| manifest.get("tool").and_then(|tool| tool.get(name));
     let poetry = tool("poetry");
     let project = manifest.get("project").or(poetry);
     let name = project.and_then(|project| project.get("name")).and_then(Toml::as_str);
     let about = project.and_then(|project| project.get("description")).and_then(Toml::as_str);
-    let mut module = module(source, "python", name, about);
+    let mut module = new_module(source, "python", name, about);
     let mut dependencies = strings(project.and_then(|project| project.get("dependencies")));
     let of_poetry = poetry.and_then(|poetry| poetry.get("dependencies")).and_then(Toml::as_table);
     dependencies.extend(of_poetry.into_iter().flat_map(|table| table.keys().cloned()));
@@ -208,20 +215,20 @@ fn pyproject(source: &Source<'_>, found: &mut Found) {
             .and_then(|uv| uv.get("workspace"))
             .and_then(|workspace| workspace.get("members")),
     );
-    found.module(module);
+    found.add_module(module);
     let tables = ["scripts", "gui-scripts"].map(|key| project.and_then(|project| project.get(key)));
     for (name, target) in
-        tables.into_iter().flatten().filter_map(Toml::as_table).flatten().take(MAX_OF_FILE)
+        tables.into_iter().flatten().filter_map(Toml::as_table).flatten().take(MAX_PER_FILE)
     {
         let line = source.line_with(&[name, target.as_str().unwrap_or_default()]);
-        let mut binary = entry(source, EntryKind::Binary, name, line, None);
+        let mut binary = new_entry(source, EntryKind::Binary, name, line, None);
         binary.with = target.as_str().map(|target| format!("python, {target}"));
-        found.entry(binary);
+        found.add_entry(binary);
     }
 }
 
-/// `console_scripts` of setuptools, in either of its files; and what the package is called.
-fn setup(source: &Source<'_>, found: &mut Found) {
+/// Collects `console_scripts` of setuptools, from either of its files, and the package's name.
+fn collect_setuptools(source: &SourceFile<'_>, found: &mut Findings) {
     let value = |key: &str| {
         let line = source.lines.iter().find(|line| {
             line.trim().strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('='))
@@ -230,21 +237,21 @@ fn setup(source: &Source<'_>, found: &mut Found) {
         Some(value.trim_matches(['"', '\'']).to_owned())
     };
     let mut module =
-        module(source, "python", value("name").as_deref(), value("description").as_deref());
+        new_module(source, "python", value("name").as_deref(), value("description").as_deref());
     let named = source.lines.iter().position(|line| line.trim().starts_with("name"));
-    module.place = source.place(named.unwrap_or(0));
-    found.module(module);
-    let mut within = false;
+    module.place = source.location(named.unwrap_or(0));
+    found.add_module(module);
+    let mut in_scripts = false;
     for (index, line) in source.lines.iter().enumerate() {
         if line.contains("console_scripts") || line.contains("gui_scripts") {
-            within = true;
-        } else if within && line.trim().is_empty() {
-            within = false;
+            in_scripts = true;
+        } else if in_scripts && line.trim().is_empty() {
+            in_scripts = false;
         }
-        if !within {
+        if !in_scripts {
             continue;
         }
-        if found.has_entries() {
+        if found.is_full_of_entries() {
             break;
         }
         for part in line.split(['"', '\'', ',', '[', ']']) {
@@ -253,26 +260,26 @@ fn setup(source: &Source<'_>, found: &mut Found) {
             let is_script =
                 target.contains(':') && !name.is_empty() && !name.contains(char::is_whitespace);
             if is_script && !target.contains(' ') {
-                let mut binary = entry(source, EntryKind::Binary, name, index, None);
+                let mut binary = new_entry(source, EntryKind::Binary, name, index, None);
                 binary.with = Some(format!("python, {target}"));
-                found.entry(binary);
+                found.add_entry(binary);
             }
         }
     }
 }
 
-fn requirements(source: &Source<'_>, found: &mut Found) {
-    let mut module = module(source, "python", None, None);
+fn collect_requirements(source: &SourceFile<'_>, found: &mut Findings) {
+    let mut module = new_module(source, "python", None, None);
     module.frameworks = python_dependencies(
         source.lines.iter().copied().filter(|line| !line.trim_start().starts_with('#')),
     );
-    found.module(module);
+    found.add_module(module);
 }
 
-fn package(source: &Source<'_>, found: &mut Found) {
+fn collect_package_json(source: &SourceFile<'_>, found: &mut Findings) {
     let Ok(manifest) = serde_json::from_str::<Json>(source.text) else { return };
     let name = manifest["name"].as_str();
-    let mut module = module(source, "node", name, manifest["description"].as_str());
+    let mut module = new_module(source, "node", name, manifest["description"].as_str());
     let workspaces =
         manifest["workspaces"].as_array().or_else(|| manifest["workspaces"]["packages"].as_array());
     module.members =
@@ -281,13 +288,13 @@ fn package(source: &Source<'_>, found: &mut Found) {
         .as_object()
         .into_iter()
         .flat_map(|all| all.keys().map(String::as_str));
-    module.frameworks = telling(dependencies);
-    found.module(module);
+    module.frameworks = known_libraries(dependencies);
+    found.add_module(module);
     let mut binary = |name: &str, target: &str| {
-        let line = source.quoted(target, 0);
-        let mut binary = entry(source, EntryKind::Binary, name, line, None);
+        let line = source.line_of_literal(target, 0);
+        let mut binary = new_entry(source, EntryKind::Binary, name, line, None);
         binary.with = Some(format!("node, {target}"));
-        found.entry(binary);
+        found.add_entry(binary);
     };
     match &manifest["bin"] {
         Json::String(target) => {
@@ -295,42 +302,42 @@ fn package(source: &Source<'_>, found: &mut Found) {
         }
         Json::Object(all) => all
             .iter()
-            .take(MAX_OF_FILE)
+            .take(MAX_PER_FILE)
             .for_each(|(name, target)| binary(name, target.as_str().unwrap_or_default())),
         _ => {}
     }
-    let from = source.quoted("scripts", 0);
-    for (name, script) in manifest["scripts"].as_object().into_iter().flatten().take(MAX_OF_FILE) {
+    let from = source.line_of_literal("scripts", 0);
+    for (name, script) in manifest["scripts"].as_object().into_iter().flatten().take(MAX_PER_FILE) {
         let script = script.as_str().map(str::to_owned);
-        found.entry(entry(
+        found.add_entry(new_entry(
             source,
             EntryKind::PackageScript,
             name,
-            source.quoted(name, from),
+            source.line_of_literal(name, from),
             script,
         ));
     }
 }
 
-fn pnpm(source: &Source<'_>, found: &mut Found) {
-    let mut module = module(source, "node", None, None);
+fn collect_pnpm(source: &SourceFile<'_>, found: &mut Findings) {
+    let mut module = new_module(source, "node", None, None);
     let members = source.lines.iter().skip_while(|line| !line.starts_with("packages:")).skip(1);
     module.members = members
         .map_while(|line| line.trim_start().strip_prefix("- "))
         .map(|member| member.trim().trim_matches(['"', '\'']).to_owned())
         .collect();
-    found.module(module);
+    found.add_module(module);
 }
 
-fn go(source: &Source<'_>, found: &mut Found) {
+fn collect_go(source: &SourceFile<'_>, found: &mut Findings) {
     let name = source.lines.iter().find_map(|line| line.strip_prefix("module ")).map(str::trim);
-    let mut module = module(source, "go", name, None);
-    module.place = source.place(source.line_with(&["module "]));
+    let mut module = new_module(source, "go", name, None);
+    module.place = source.location(source.line_with(&["module "]));
     let names = source
         .lines
         .iter()
         .filter_map(|line| line.trim().trim_start_matches("require ").split(' ').next());
-    module.frameworks = telling(names.flat_map(|path| path.split('/')));
+    module.frameworks = known_libraries(names.flat_map(|path| path.split('/')));
     let used = source.lines.iter().skip_while(|line| !line.starts_with("use")).skip(1);
     if source.name() == "go.work" {
         module.members = used
@@ -339,26 +346,33 @@ fn go(source: &Source<'_>, found: &mut Found) {
             .map(str::to_owned)
             .collect();
     }
-    found.module(module);
+    found.add_module(module);
 }
 
-fn docker(source: &Source<'_>, found: &mut Found) {
+fn collect_dockerfile(source: &SourceFile<'_>, found: &mut Findings) {
     for (index, line) in source.lines.iter().enumerate() {
         let upper = line.trim_start().to_ascii_uppercase();
         if upper.starts_with("ENTRYPOINT") || upper.starts_with("CMD") {
-            let what = line.trim().split_once(char::is_whitespace).map(|(_, what)| what.to_owned());
-            found.entry(entry(source, EntryKind::Container, source.folder(), index, what));
+            let command =
+                line.trim().split_once(char::is_whitespace).map(|(_, command)| command.to_owned());
+            found.add_entry(new_entry(
+                source,
+                EntryKind::Container,
+                source.folder(),
+                index,
+                command,
+            ));
         }
     }
 }
 
-fn procfile(source: &Source<'_>, found: &mut Found) {
+fn collect_procfile(source: &SourceFile<'_>, found: &mut Findings) {
     for (index, line) in source.lines.iter().enumerate() {
-        if found.has_entries() {
+        if found.is_full_of_entries() {
             break;
         }
         if let Some((name, command)) = line.split_once(':') {
-            found.entry(entry(
+            found.add_entry(new_entry(
                 source,
                 EntryKind::Container,
                 name.trim(),
@@ -369,7 +383,7 @@ fn procfile(source: &Source<'_>, found: &mut Found) {
     }
 }
 
-fn make(source: &Source<'_>, found: &mut Found) {
+fn collect_makefile(source: &SourceFile<'_>, found: &mut Findings) {
     for (index, line) in source.lines.iter().enumerate() {
         let Some((target, rest)) = line.split_once(':') else { continue };
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
@@ -380,37 +394,44 @@ fn make(source: &Source<'_>, found: &mut Found) {
         if !is_target {
             continue;
         }
-        if found.has_entries() {
+        if found.is_full_of_entries() {
             break;
         }
-        // `target: ## what it does` is how Makefiles that print their help are written.
+        // `target: ## what it does` is a convention of Makefiles that print their help.
         let about = rest.split_once("##").map(|(_, about)| about.trim().to_owned());
         let about = about.or_else(|| text::comment_above(&source.lines, index, &["#"]));
-        found.entry(entry(source, EntryKind::Recipe, &format!("make {target}"), index, about));
+        found.add_entry(new_entry(
+            source,
+            EntryKind::Recipe,
+            &format!("make {target}"),
+            index,
+            about,
+        ));
     }
 }
 
-fn just(source: &Source<'_>, found: &mut Found) {
+fn collect_justfile(source: &SourceFile<'_>, found: &mut Findings) {
     for (index, line) in source.lines.iter().enumerate() {
-        if found.has_entries() {
+        if found.is_full_of_entries() {
             break;
         }
         let Some((head, rest)) = line.split_once(':') else { continue };
         let mut words = head.split_whitespace();
         let Some(name) = words.next() else { continue };
-        let begins = line.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
-        if !begins
+        let starts_recipe = line.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+        if !starts_recipe
             || rest.starts_with('=')
             || ["set", "export", "alias", "import", "mod"].contains(&name)
         {
             continue;
         }
         let about = text::comment_above(&source.lines, index, &["#"]);
-        let mut recipe = entry(source, EntryKind::Recipe, &format!("just {name}"), index, about);
+        let mut recipe =
+            new_entry(source, EntryKind::Recipe, &format!("just {name}"), index, about);
         recipe.arguments = words
-            .take(MAX_OF_FILE)
-            .map(|word| Argument { name: word.to_owned(), about: None, line: number(index) })
+            .take(MAX_PER_FILE)
+            .map(|word| Argument { name: word.to_owned(), about: None, line: line_number(index) })
             .collect();
-        found.entry(recipe);
+        found.add_entry(recipe);
     }
 }

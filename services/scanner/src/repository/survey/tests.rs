@@ -1,104 +1,119 @@
 use super::*;
 
-fn surveyed(files: &[(&str, &str)]) -> Survey {
-    let (mut found, mut survey) = (Found::new(&SurveyLimits::default()), Survey::default());
+fn survey_files(files: &[(&str, &str)]) -> Survey {
+    let (mut found, mut survey) = (Findings::new(&SurveyLimits::default()), Survey::default());
     for (path, text) in files {
-        let source = Source::new(path, text);
-        manifests::look(&source, &mut found);
-        interfaces::look(&source, &mut found);
+        let source = SourceFile::new(path, text);
+        manifests::collect(&source, &mut found);
+        interfaces::collect(&source, &mut found);
         let language =
             languages::by_name(path).or_else(|| languages::by_shebang(text)).unwrap_or_default();
-        commands::look(&source, language, &mut found);
-        found.end_of_file();
+        commands::collect(&source, language, &mut found);
+        found.start_next_file();
     }
     found.finish(&mut survey);
     survey
 }
 
 /// `kind name:line about [argument:line about, …]`
-fn told(survey: &Survey) -> Vec<String> {
-    let say = |about: &Option<String>| {
+fn describe_entries(survey: &Survey) -> Vec<String> {
+    let describe = |about: &Option<String>| {
         about.as_deref().map(|about| format!(" {about}")).unwrap_or_default()
     };
-    let argument = |one: &Argument| format!("{}:{}{}", one.name, one.line, say(&one.about));
+    let argument = |one: &Argument| format!("{}:{}{}", one.name, one.line, describe(&one.about));
     let entry = |one: &EntryPoint| {
         let arguments: Vec<String> = one.arguments.iter().map(argument).collect();
-        format!("{:?} {}:{}{} {arguments:?}", one.kind, one.name, one.place.line, say(&one.about))
+        format!(
+            "{:?} {}:{}{} {arguments:?}",
+            one.kind,
+            one.name,
+            one.place.line,
+            describe(&one.about)
+        )
     };
     survey.entries.iter().map(entry).collect()
 }
 
 #[test]
-fn argparse_click_typer_and_fire_are_understood() {
+fn argparse_click_typer_and_fire_commands_are_found() {
     let argparse = "\"\"\"Converts.\"\"\"\nimport argparse\np = argparse.ArgumentParser(\n    prog='conv',\n    description='Converts '\n    'tables.',\n)\np.add_argument('input')\np.add_argument('-o', '--out', required=True, help=\"where (it) goes\")\n";
     assert_eq!(
-        told(&surveyed(&[("tool.py", argparse)])),
+        describe_entries(&survey_files(&[("tool.py", argparse)])),
         [
             "Command conv:3 Converts tables. [\"input:8\", \"-o, --out (required):9 where (it) goes\"]"
         ]
     );
     let click = "import click\n\n@click.command()\n@click.option('--count', default=1, help='How often.')\n@click.argument('name')\ndef say_hello(count, name):\n    \"\"\"Greets.\"\"\"\n";
     assert_eq!(
-        told(&surveyed(&[("a.py", click)])),
+        describe_entries(&survey_files(&[("a.py", click)])),
         ["Command say-hello:6 Greets. [\"--count:4 How often.\", \"NAME:5\"]"]
     );
     let typer = "import typer\napp = typer.Typer()\n\n@app.command()\ndef run(path: str, deep: bool = False):\n    \"\"\"Runs.\"\"\"\n";
     assert_eq!(
-        told(&surveyed(&[("a.py", typer)])),
+        describe_entries(&survey_files(&[("a.py", typer)])),
         ["Command run:5 Runs. [\"path: str:5\", \"deep: bool:5\"]"]
     );
-    assert_eq!(told(&surveyed(&[("x.py", "import fire\nfire.Fire(main)\n")])), ["Command x:2 []"]);
     assert_eq!(
-        told(&surveyed(&[("x.py", "'''Does it.'''\nif __name__ == '__main__':\n  f()\n")])),
+        describe_entries(&survey_files(&[("x.py", "import fire\nfire.Fire(main)\n")])),
+        ["Command x:2 []"]
+    );
+    assert_eq!(
+        describe_entries(&survey_files(&[(
+            "x.py",
+            "'''Does it.'''\nif __name__ == '__main__':\n  f()\n"
+        )])),
         ["Script x:2 Does it. []"]
     );
 }
 
 #[test]
-fn clap_is_understood_derived_and_built() {
+fn clap_commands_are_found_derived_and_built() {
     let derived = "use clap::Parser;\n\n/// Finds things.\n#[derive(Parser, Debug)]\n#[command(name = \"find-it\")]\nstruct Cli {\n    /// What to find.\n    pattern: String,\n    /// How many threads.\n    #[arg(short, long)]\n    max_threads: Option<usize>,\n}\n";
     assert_eq!(
-        told(&surveyed(&[("src/cli.rs", derived)])),
+        describe_entries(&survey_files(&[("src/cli.rs", derived)])),
         [
             "Command find-it:6 Finds things. [\"pattern: String:8 What to find.\", \"--max-threads: Option<usize>:11 How many threads.\"]"
         ]
     );
     let built = "use clap::{Arg, Command};\nfn f() {\n    Command::new(\"x\")\n        .about(\"Does x\")\n        .arg(Arg::new(\"file\").help(\"The file\"))\n}\nfn g() { std::process::Command::new(\"ls\"); }\n";
     assert_eq!(
-        told(&surveyed(&[("src/b.rs", built)])),
+        describe_entries(&survey_files(&[("src/b.rs", built)])),
         ["Command x:3 Does x [\"file:5 The file\"]"]
     );
 }
 
 #[test]
-fn commander_yargs_cobra_flags_and_getopts_are_understood() {
+fn commander_yargs_cobra_flags_and_getopts_are_found() {
     let commander = "#!/usr/bin/env node\nconst { program } = require('commander');\nprogram.description('Serves.')\n  .option('-p, --port <n>', 'the port')\n  .command('build <dir>');\n";
     assert_eq!(
-        told(&surveyed(&[("bin/serve.js", commander)])),
+        describe_entries(&survey_files(&[("bin/serve.js", commander)])),
         ["Command serve:4 Serves. [\"-p, --port <n>:4 the port\", \"subcommand build <dir>:5\"]"]
     );
     let yargs = "import yargs from 'yargs';\nyargs(x).option('size', {\n  type: 'number',\n  describe: 'how large',\n});\n";
-    assert_eq!(told(&surveyed(&[("cut.mjs", yargs)])), ["Command cut:2 [\"--size:2 how large\"]"]);
+    assert_eq!(
+        describe_entries(&survey_files(&[("cut.mjs", yargs)])),
+        ["Command cut:2 [\"--size:2 how large\"]"]
+    );
     let cobra = "package main\nvar c = &cobra.Command{\n\tUse: \"sync [dir]\",\n\tShort: \"Syncs.\",\n}\nfunc init() {\n\tc.Flags().BoolP(\"dry\", \"n\", false, \"only say\")\n}\n";
     assert_eq!(
-        told(&surveyed(&[("sync.go", cobra)])),
+        describe_entries(&survey_files(&[("sync.go", cobra)])),
         ["Command sync [dir]:2 Syncs. [\"--dry:7 only say\"]"]
     );
     let flag = "package main\nvar n = flag.Int(\"n\", 1, \"how many\")\n";
     assert_eq!(
-        told(&surveyed(&[("cmd/many/main.go", flag)])),
+        describe_entries(&survey_files(&[("cmd/many/main.go", flag)])),
         ["Command many:2 [\"-n:2 how many\"]"]
     );
     let shell = "#!/bin/bash\n# Backs up.\n\nwhile getopts \"vf:\" o; do\n  case $o in\n  --dry-run|-d) x=1 ;; # only say\n  esac\ndone\n";
     assert_eq!(
-        told(&surveyed(&[("backup.sh", shell)])),
+        describe_entries(&survey_files(&[("backup.sh", shell)])),
         ["Shell backup:1 Backs up. [\"-v:4\", \"-f VALUE:4\", \"--dry-run, -d:6 only say\"]"]
     );
 }
 
 #[test]
-fn manifests_name_packages_programs_and_scripts() {
-    let survey = surveyed(&[
+fn manifests_yield_packages_programs_and_scripts() {
+    let survey = survey_files(&[
         (
             "Cargo.toml",
             "[package]\nname = \"grab\"\ndescription = \"Grabs.\"\n[[bin]]\nname = \"gr\"\npath = \"src/x.rs\"\n[dependencies]\nclap = \"4\"\n[workspace]\nmembers = [\"crates/*\"]\n",
@@ -139,7 +154,7 @@ fn manifests_name_packages_programs_and_scripts() {
         ]
     );
     assert_eq!(
-        told(&survey),
+        describe_entries(&survey),
         [
             "Binary gr:5 []",
             "Binary tool:3 []",
@@ -156,7 +171,7 @@ fn manifests_name_packages_programs_and_scripts() {
 
 #[test]
 fn interfaces_workflows_and_notebooks_are_read() {
-    let survey = surveyed(&[
+    let survey = survey_files(&[
         (
             "api.yaml",
             "openapi: 3.0.0\npaths:\n  /orders/{id}:\n    parameters: []\n    get:\n      operationId: getOrder\n      summary: One order\n    delete: {}\ncomponents: {}\n",
@@ -198,7 +213,7 @@ fn interfaces_workflows_and_notebooks_are_read() {
         ]
     );
     assert_eq!(
-        told(&survey),
+        describe_entries(&survey),
         [
             "Notebook n.ipynb:2 Sales [\"year:4 default 2024\"]",
             "Workflow Release:3 [\"version:5 Which one\"]"
@@ -207,7 +222,7 @@ fn interfaces_workflows_and_notebooks_are_read() {
 }
 
 #[test]
-fn the_brief_keeps_to_its_room_and_says_the_most_telling_first() {
+fn brief_keeps_its_limit_and_starts_with_key_facts() {
     let files: Vec<(String, String)> = (0..300)
         .map(|n| {
             (
@@ -218,7 +233,7 @@ fn the_brief_keeps_to_its_room_and_says_the_most_telling_first() {
         .collect();
     let files: Vec<(&str, &str)> =
         files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-    let survey = surveyed(&files);
+    let survey = survey_files(&files);
     for room in [0, 10, 100, 1000, 5000, 100_000] {
         let text = crate::repository::brief(&survey, room);
         assert!(text.chars().count() <= room, "{room}: {}", text.chars().count());
@@ -230,8 +245,8 @@ fn the_brief_keeps_to_its_room_and_says_the_most_telling_first() {
     );
 }
 
-/// The longest of the names.
-fn longest(survey: &Survey) -> usize {
+/// The length of the longest name.
+fn longest_name(survey: &Survey) -> usize {
     let arguments = survey.entries.iter().flat_map(|one| &one.arguments).map(|one| &one.name);
     let names = survey
         .entries
@@ -244,7 +259,7 @@ fn longest(survey: &Survey) -> usize {
 }
 
 #[test]
-fn a_repository_of_nothing_but_entry_points_is_cut_while_it_is_read() {
+fn findings_are_truncated_while_reading() {
     let limits =
         SurveyLimits { entries: 50, operations: 50, modules: 5, ..SurveyLimits::default() };
     let make = "a:\n".repeat(10_000);
@@ -254,7 +269,7 @@ fn a_repository_of_nothing_but_entry_points_is_cut_while_it_is_read() {
     let proto = format!("service {long} {{\n{}}}\n", "  rpc b(C) returns (D);\n".repeat(2000));
     let scripts: String = (0..2_000).map(|n| format!("\"s{n}\": \"x\",\n")).collect();
     let package = format!("{{\"scripts\": {{\n{scripts}\"z\": \"\"}}}}");
-    let (mut found, mut survey) = (Found::new(&limits), Survey::default());
+    let (mut found, mut survey) = (Findings::new(&limits), Survey::default());
     for n in 0..4 {
         for (name, text) in [
             ("Makefile", &make),
@@ -264,12 +279,12 @@ fn a_repository_of_nothing_but_entry_points_is_cut_while_it_is_read() {
             ("package.json", &package),
         ] {
             let path = format!("d{n}/{name}");
-            let source = Source::new(&path, text);
-            manifests::look(&source, &mut found);
-            interfaces::look(&source, &mut found);
-            commands::look(&source, languages::by_name(&path).unwrap_or_default(), &mut found);
-            found.end_of_file();
-            assert!(found.len() <= 3 * (2 * 50 + 2 * found::MAX_OF_FILE), "{}", found.len());
+            let source = SourceFile::new(&path, text);
+            manifests::collect(&source, &mut found);
+            interfaces::collect(&source, &mut found);
+            commands::collect(&source, languages::by_name(&path).unwrap_or_default(), &mut found);
+            found.start_next_file();
+            assert!(found.len() <= 3 * (2 * 50 + 2 * findings::MAX_PER_FILE), "{}", found.len());
         }
     }
     found.finish(&mut survey);
@@ -279,15 +294,15 @@ fn a_repository_of_nothing_but_entry_points_is_cut_while_it_is_read() {
         "{:?}",
         survey.entries
     );
-    assert_eq!(longest(&survey), 200);
+    assert_eq!(longest_name(&survey), 200);
     assert_eq!(survey.truncated.len(), 3, "{:?}", survey.truncated);
 }
 
 #[test]
-fn scripts_of_large_manifests_are_found_at_their_lines() {
+fn scripts_of_large_manifests_have_correct_lines() {
     let scripts: String = (0..5_000).map(|n| format!("\"s{n}\": \"x\",\n")).collect();
     let package = format!("{{\"s7\": 1,\n\"scripts\": {{\n{scripts}\"z\": \"\"}}}}");
-    let survey = surveyed(&[("package.json", &package)]);
+    let survey = survey_files(&[("package.json", &package)]);
     let seventh =
         survey.entries.iter().find(|one| one.name == "s7").expect("it is one of the first");
     assert_eq!(seventh.place.line, 10);

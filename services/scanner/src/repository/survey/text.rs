@@ -1,12 +1,11 @@
-//! Reading source code by its lines, without a parser: good enough to find what a command takes,
-//! and unable to be led astray further than to a wrong word.
+//! Reads source code by lines, without a parser. This suffices to find a command's arguments, and
+//! errors are limited to a wrong word.
 
-/// So many lines a statement may have.
+/// Lines of a statement.
 const MAX_LINES: usize = 40;
 
-/// A statement that begins at a line: up to where its brackets are closed. With how many lines it
-/// has.
-pub(super) fn statement(lines: &[&str], from: usize) -> (String, usize) {
+/// The statement that starts at a line, up to its closing brackets; and its number of lines.
+pub(super) fn statement_at(lines: &[&str], from: usize) -> (String, usize) {
     let (mut depth, mut text, mut count) = (0_i32, String::new(), 0);
     for line in lines.iter().skip(from).take(MAX_LINES) {
         count += 1;
@@ -36,8 +35,8 @@ pub(super) fn statement(lines: &[&str], from: usize) -> (String, usize) {
     (text, count.max(1))
 }
 
-/// The string literals of a text, with where each begins and ends, quotes included.
-pub(super) fn literals(text: &str) -> Vec<(usize, usize, String)> {
+/// The string literals of a text, with their ranges, quotes included.
+pub(super) fn string_literals(text: &str) -> Vec<(usize, usize, String)> {
     let mut found = Vec::new();
     let mut open: Option<(char, usize, String)> = None;
     let mut escaped = false;
@@ -57,16 +56,16 @@ pub(super) fn literals(text: &str) -> Vec<(usize, usize, String)> {
             Some((_, _, literal)) => literal.push(c),
         }
     }
-    // Python's `"""text"""` and `"a" "b"` come out as neighbors, which belong together.
+    // Python's `"""text"""` and `"a" "b"` result in adjacent literals, which belong together.
     found.retain(|(_, _, literal): &(usize, usize, String)| !literal.is_empty());
     found
 }
 
-/// The first string literal after a word such as `help=`, with those that follow it at once.
-pub(super) fn after(text: &str, words: &[&str]) -> Option<String> {
+/// The first string literal after a word such as `help=`, joined with those that directly follow.
+pub(super) fn literal_after(text: &str, words: &[&str]) -> Option<String> {
     let at = words.iter().filter_map(|word| text.find(word).map(|at| at + word.len())).min()?;
     let rest = &text[at..];
-    let literals = literals(rest);
+    let literals = string_literals(rest);
     let (start, mut end, first) = literals.first()?.clone();
     if !rest[..start]
         .trim_matches(|c: char| c.is_whitespace() || "(=:rbf\"'".contains(c))
@@ -85,12 +84,12 @@ pub(super) fn after(text: &str, words: &[&str]) -> Option<String> {
     Some(whole)
 }
 
-/// The literals at a call's beginning, before anything that is no literal: `"-o", "--out"`.
-pub(super) fn leading(text: &str, call: &str) -> Vec<String> {
+/// The literals at the beginning of a call, before anything else: `"-o", "--out"`.
+pub(super) fn leading_literals(text: &str, call: &str) -> Vec<String> {
     let Some(at) = text.find(call) else { return Vec::new() };
     let rest = &text[at + call.len()..];
     let (mut end, mut found) = (0, Vec::new());
-    for (start, next, literal) in literals(rest) {
+    for (start, next, literal) in string_literals(rest) {
         if !rest[end..start]
             .trim_matches(|c: char| c.is_whitespace() || ",([rbfu\"'".contains(c))
             .is_empty()
@@ -103,8 +102,8 @@ pub(super) fn leading(text: &str, call: &str) -> Vec<String> {
     found
 }
 
-/// The names of a function's parameters, with their types and defaults, as they are written.
-pub(super) fn parameters(text: &str) -> Vec<String> {
+/// The parameters of a function, with types and defaults, as written.
+pub(super) fn function_parameters(text: &str) -> Vec<String> {
     let Some(open) = text.find('(') else { return Vec::new() };
     let (mut depth, mut found, mut current) = (0, Vec::new(), String::new());
     for c in text[open + 1..].chars() {
@@ -123,12 +122,12 @@ pub(super) fn parameters(text: &str) -> Vec<String> {
     found.push(current);
     found
         .into_iter()
-        .map(|one| one.trim().to_owned())
-        .filter(|one| !one.is_empty() && one != "self" && one != "*")
+        .map(|parameter| parameter.trim().to_owned())
+        .filter(|parameter| !parameter.is_empty() && parameter != "self" && parameter != "*")
         .collect()
 }
 
-/// The text of comment lines right above a line, with their marks taken off.
+/// The text of the comment lines directly above a line, without their marks.
 pub(super) fn comment_above(lines: &[&str], index: usize, marks: &[&str]) -> Option<String> {
     let stripped = |line: &str| {
         marks

@@ -1,4 +1,4 @@
-//! The mesh around one task, as small as it can be and still do all that the real one does to it.
+//! A minimal model of the mesh around one task.
 
 mod replica;
 mod worker;
@@ -7,69 +7,69 @@ use std::collections::BTreeMap;
 
 use super::super::*;
 
-/// How often something may happen that does not have to.
+/// How often each optional action may happen.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scope {
     /// Messages of the user.
     pub(super) messages: u8,
-    /// Messages that don't wait for the end of the turn.
+    /// Messages that interrupt the turn.
     pub(super) interrupts: u8,
     /// Cancels.
     pub(super) cancels: u8,
-    /// Times that a person suspends the task. It can be resumed at any time.
+    /// Suspensions by a person. The task can be resumed at any time.
     pub(super) suspends: u8,
-    /// Times that a person takes the conversation back, to any of its messages.
+    /// Rewinds by a person, to any message.
     pub(super) rewinds: u8,
-    /// Times that a person has a failed turn gone on with.
+    /// Retries of a failed turn by a person.
     pub(super) retries: u8,
-    /// Answers of the model that have a script.
+    /// Answers of the model with a script.
     pub(super) scripts: u8,
-    /// Times that a script waits for a person.
-    pub(super) parks: u8,
-    /// Times that a script waits for a subtask it has begun.
-    pub(super) awaits: u8,
-    /// Model calls that fail, and may be tried again.
+    /// Waits of a script for an approval.
+    pub(super) approvals: u8,
+    /// Waits of a script for a subtask that it has created.
+    pub(super) subtask_waits: u8,
+    /// Model calls that fail and may be retried.
     pub(super) failures: u8,
-    /// Those that fail for good.
+    /// Model calls that fail permanently.
     pub(super) refusals: u8,
-    /// Processes that die.
+    /// Processes that crash.
     pub(super) crashes: u8,
-    /// Commands, and words to a worker, that get lost.
+    /// Lost commands and cancel requests.
     pub(super) lost: u8,
-    /// Messages that are delivered to another process while the first one is still at them.
+    /// Messages that are redelivered while the first process still handles them.
     pub(super) redelivered: u8,
-    /// Deadlines that pass while somebody is still at it.
+    /// Deadlines that pass while a worker is still running.
     pub(super) late: u8,
 }
 
-/// What keeps the mesh from going wrong, and can be left out to see that it does.
+/// A mechanism that keeps the mesh correct. Tests disable one to see that it is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guard {
-    /// A commit needs the version that was loaded.
+    /// A commit requires the version that was loaded.
     Version,
     /// A journal entry names the one before it.
-    Chain,
-    /// A script that runs again reads what it has done.
+    JournalChain,
+    /// A script that runs again reads its earlier calls.
     Journal,
-    /// The journal of a script is closed before it is said that the script is over.
-    CloseFirst,
-    /// The journal of a script that is said not to have begun must be empty when it is closed.
-    Unbegun,
-    /// What asked for nothing of a state is looked at anew with the next.
-    SeenAnew,
-    /// A script that was stopped is not run again by whoever gets its command later.
-    LastWord,
-    /// A step in flight is looked at again.
-    LookAgain,
-    /// A task is looked at again when it stands in its row that its script waits for a subtask.
-    LookAnew,
-    /// That a subtask has ended is noted until its parent was looked at.
-    EndNoted,
-    /// Where a transcript is cut, a script stays or goes with its result.
-    CutWhole,
+    /// The journal of a script is closed before the script is reported as ended.
+    CloseBeforeCommit,
+    /// The journal of a script that is reported as not started must be empty when it is closed.
+    EmptyJournal,
+    /// Intents that required nothing of one state are checked again with the next.
+    RecheckIntents,
+    /// A stopped script is not run by a worker that gets its command later.
+    StopEntry,
+    /// A step in flight is checked again.
+    StepCheck,
+    /// A task is reconciled again once its row says that its script waits for a subtask.
+    SubtaskRecheck,
+    /// The end of a subtask is recorded until its parent was reconciled.
+    SubtaskEndRecorded,
+    /// Where a transcript is cut, a script is kept or removed with its result.
+    CutWithResults,
 }
 
-/// What happened, and to which of several.
+/// A transition, and the index of the process that it concerns.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Label(pub(super) &'static str, pub(super) usize);
 
@@ -78,9 +78,9 @@ type Next = Vec<(Label, Result<Mesh, String>)>;
 /// A message of a work queue.
 #[derive(Debug, Clone)]
 struct Item<T> {
-    /// What it says.
+    /// The content.
     body: T,
-    /// Whether a process is at it.
+    /// Whether a process handles it.
     taken: bool,
 }
 
@@ -88,18 +88,18 @@ struct Item<T> {
 struct Command {
     step: StepId,
     round: u32,
-    /// The script to run; None: the model is to be called.
+    /// The script to run; `None`: a model call.
     script: Option<u8>,
 }
 
-/// The journal of a step, as who reads all of it understands it.
+/// The journal of a step, as a reader of all entries understands it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Journal {
-    /// The number of the newest entry.
+    /// The sequence number of the newest entry.
     last: u8,
     /// The script's only call.
     call: Call,
-    /// Whether the script was stopped for good.
+    /// Whether the script was stopped permanently.
     stopped: bool,
     closed: bool,
 }
@@ -110,54 +110,54 @@ enum Call {
     NotBegun,
     Begun,
     Ended,
-    /// Who had begun it has died. Nobody knows what became of it.
+    /// The worker that started it has crashed. The outcome is unknown.
     Unknown,
 }
 
-/// What is true of a script, whoever runs it.
+/// The truth about a script, whichever worker runs it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Truth {
-    /// How often it did what it is for.
+    /// How often its side effect happened.
     effects: u8,
-    /// How often it had, as the model was told, if the model was told that.
-    said: Option<u8>,
-    /// Whether the model was told that it is over.
-    over: bool,
-    /// Whether it has begun its call after that.
+    /// The number of side effects that the model was told, if it was told.
+    reported: Option<u8>,
+    /// Whether the model was told that the script has ended.
+    reported_end: bool,
+    /// Whether it started its call after that.
     late: bool,
 }
 
 #[derive(Debug, Clone)]
 enum Replica {
     Idle,
-    /// It has loaded the task.
-    Loaded(Loaded),
-    /// And closed the journal of what it is about to call over.
-    Closed(Loaded),
-    /// It has committed; what is left to do.
+    /// The task is loaded.
+    Loaded(LoadedTask),
+    /// The task is loaded, and the journal of the step that the decision ends is closed.
+    Closed(LoadedTask),
+    /// The decision is committed; the remaining effects.
     Performing(Vec<Effect>, Option<StepResult>),
 }
 
 impl Replica {
     fn fingerprint(&self, newest: u32) -> String {
-        let of = |loaded: &Loaded| {
-            let Loaded { task, version, queued, asked_for, drop_before, child_noted, result } =
+        let describe = |loaded: &LoadedTask| {
+            let LoadedTask { task, version, queued, intents, drop_before, child_noted, result } =
                 loaded;
-            // Whether it is the newest is all that matters of a version.
+            // Only whether it is the newest version matters.
             let newest = *version == newest;
             let seen = (child_noted, &task.approvals, &task.subtasks);
-            format!("{:?}{:?}", state(task), (newest, queued, asked_for, drop_before, result, seen))
+            format!("{:?}{:?}", state(task), (newest, queued, intents, drop_before, result, seen))
         };
         match self {
             Self::Idle => String::new(),
-            Self::Loaded(loaded) => format!("loaded {}", of(loaded)),
-            Self::Closed(loaded) => format!("closed {}", of(loaded)),
+            Self::Loaded(loaded) => format!("loaded {}", describe(loaded)),
+            Self::Closed(loaded) => format!("closed {}", describe(loaded)),
             Self::Performing(left, result) => format!("{left:?}{result:?}"),
         }
     }
 }
 
-/// What changes of a task.
+/// The changing fields of a task.
 fn state(task: &Task) -> impl std::fmt::Debug + '_ {
     let Task {
         suspend,
@@ -183,11 +183,11 @@ fn state(task: &Task) -> impl std::fmt::Debug + '_ {
 }
 
 #[derive(Debug, Clone)]
-struct Loaded {
+struct LoadedTask {
     task: Task,
     version: u32,
-    queued: Option<Queued>,
-    asked_for: u32,
+    queued: Option<QueuedMessage>,
+    intents: u32,
     drop_before: u32,
     child_noted: bool,
     result: Option<StepResult>,
@@ -197,39 +197,39 @@ struct Loaded {
 enum Worker {
     Idle,
     Runs(Run),
-    /// It has told the result, and not acknowledged the command.
-    Told(Command),
+    /// The result is reported, and the command not yet acknowledged.
+    Reported(Command),
 }
 
-/// What a worker does for a command.
+/// A worker's run of a command.
 #[derive(Debug, Clone)]
 struct Run {
     command: Command,
-    /// The newest entry of its journal that it knows of.
+    /// The newest journal entry that it knows.
     last: u8,
-    /// What it knows of the script's call.
+    /// What it knows about the script's call.
     call: Call,
-    /// Whether it has begun the call itself.
+    /// Whether it has started the call itself.
     begun: bool,
-    /// And made it.
+    /// Whether the side effect has happened.
     acted: bool,
     /// Whether it was told to stop.
-    told: bool,
-    /// Whether it has had its last word about that.
+    stop_requested: bool,
+    /// Whether it has written the stop entry.
     stopped: bool,
 }
 
 /// A message of the transcript.
 #[derive(Debug, Clone)]
-struct Entry {
-    said: Said,
-    /// Whether it was put aside when the conversation was taken back.
-    aside: bool,
+struct Message {
+    content: TranscriptEntry,
+    /// Whether a rewind has superseded it.
+    superseded: bool,
 }
 
-/// Who is said what, without the words.
+/// The author and kind of a message, without its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Said {
+enum TranscriptEntry {
     User(MessageId),
     Answer,
     Script(u8),
@@ -237,7 +237,7 @@ enum Said {
     Other,
 }
 
-/// A task that a script has begun.
+/// A subtask that a script has created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Child {
     NotBegun,
@@ -248,26 +248,26 @@ enum Child {
 #[derive(Debug, Clone)]
 pub(super) struct Mesh {
     left: Scope,
-    without: Option<Guard>,
+    disabled: Option<Guard>,
     sent: u8,
     scripts: u8,
 
     // PostgreSQL.
     task: Task,
     version: u32,
-    queue: Vec<(Queued, u32)>,
-    /// What people have asked for so far, and what of that was seen.
-    asked_for: u32,
+    queue: Vec<(QueuedMessage, u32)>,
+    /// The number of intents so far, and how many of them were seen.
+    intents: u32,
     seen: u32,
     drop_before: u32,
     approval: Option<(StepId, Approval)>,
-    /// Whether the subtask is at work, and whether it is noted that it has ended.
+    /// The state of the subtask, and whether its end is recorded.
     child: Child,
     child_noted: bool,
-    transcript: Vec<Entry>,
+    transcript: Vec<Message>,
     accounted: Vec<MessageId>,
-    /// Of what was asked for, the newest that was to go on with a failed turn; and whose end that
-    /// may be told again by that.
+    /// The intent that requested the newest retry, and the message whose turn may therefore end
+    /// again.
     retry: u32,
     retried: Option<MessageId>,
 
@@ -289,22 +289,22 @@ fn message(number: u8) -> MessageId {
     MessageId::from_uuid(Uuid::from_u128(1_000 + u128::from(number)))
 }
 
-/// As far as it matters where a transcript is cut.
-fn blocks(said: &Said) -> Vec<Block> {
-    match said {
-        Said::Script(script) => {
+/// The blocks that matter for where a transcript is cut.
+fn blocks(entry: &TranscriptEntry) -> Vec<Block> {
+    match entry {
+        TranscriptEntry::Script(script) => {
             vec![Block::CodeInterpreterCall(CodeCall {
                 id: script.to_string(),
                 code: String::new(),
             })]
         }
-        Said::Result(script) => {
+        TranscriptEntry::Result(script) => {
             vec![Block::CodeInterpreterResult(CodeResult {
                 id: script.to_string(),
                 ..CodeResult::default()
             })]
         }
-        Said::User(_) | Said::Answer | Said::Other => Vec::new(),
+        TranscriptEntry::User(_) | TranscriptEntry::Answer | TranscriptEntry::Other => Vec::new(),
     }
 }
 
@@ -316,23 +316,23 @@ fn number(script: &str) -> u8 {
     script.parse().expect("scripts are numbered")
 }
 
-/// The time it always is: instead of it, all that is to come moves.
+/// The time never changes. Instead, all future times move closer.
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-/// What lies so far back makes no difference to what lies further back.
+/// Times further back make no difference.
 const LONG_AGO: i64 = -3600;
 
 impl Mesh {
-    pub(super) fn new(scope: Scope, without: Option<Guard>) -> Self {
+    pub(super) fn new(scope: Scope, disabled: Option<Guard>) -> Self {
         Self {
             left: scope,
-            without,
+            disabled,
             sent: 0,
             scripts: 0,
             task: World::new().task,
             version: 0,
             queue: Vec::new(),
-            asked_for: 0,
+            intents: 0,
             seen: 0,
             drop_before: 0,
             approval: None,
@@ -352,8 +352,8 @@ impl Mesh {
         }
     }
 
-    /// Every message that was sent is accounted for, and the task waits for the next.
-    pub(super) fn is_well(&self) -> bool {
+    /// Whether every sent message is accounted for and the task waits for input.
+    pub(super) fn is_settled(&self) -> bool {
         self.accounted.len() == usize::from(self.sent)
             && self.task.phase == Phase::AwaitInput
             && self.task.cancel.is_none()
@@ -361,13 +361,13 @@ impl Mesh {
             && self.retried.is_none()
     }
 
-    /// What tells this state from others. It makes no difference which of two processes is which.
+    /// The fingerprint of the state. Which of two processes is which makes no difference.
     pub(super) fn fingerprint(&self) -> String {
         let sorted = |mut texts: [String; 2]| {
             texts.sort_unstable();
             texts
         };
-        let Self { left, sent, scripts, queue, asked_for, seen, drop_before, approval, .. } = self;
+        let Self { left, sent, scripts, queue, intents, seen, drop_before, approval, .. } = self;
         let Self {
             transcript,
             accounted,
@@ -388,9 +388,9 @@ impl Mesh {
             suspends,
             rewinds,
             retries,
-            scripts: wanted,
-            parks,
-            awaits,
+            scripts: scripts_left,
+            approvals,
+            subtask_waits,
             ..
         } = left;
         let Scope { failures, refusals, crashes, lost, redelivered, late, .. } = left;
@@ -401,9 +401,9 @@ impl Mesh {
             suspends,
             rewinds,
             retries,
-            wanted,
-            parks,
-            awaits,
+            scripts_left,
+            approvals,
+            subtask_waits,
             failures,
             refusals,
             crashes,
@@ -411,8 +411,8 @@ impl Mesh {
             redelivered,
             late,
         ];
-        let counts = (sent, scripts, asked_for, seen, drop_before, wake);
-        let kept = (
+        let counts = (sent, scripts, intents, seen, drop_before, wake);
+        let stored = (
             state(&self.task),
             queue,
             approval,
@@ -421,85 +421,87 @@ impl Mesh {
             (accounted, retry, retried),
         );
         let sent = (commands, results, journals, truth);
-        let replicas = sorted([0, 1].map(|who| self.replicas[who].fingerprint(self.version)));
-        let workers = sorted([0, 1].map(|who| format!("{:?}", self.workers[who])));
-        format!("{left:?}{counts:?}{kept:?}{sent:?}{replicas:?}{workers:?}")
+        let replicas = sorted([0, 1].map(|index| self.replicas[index].fingerprint(self.version)));
+        let workers = sorted([0, 1].map(|index| format!("{:?}", self.workers[index])));
+        format!("{left:?}{counts:?}{stored:?}{sent:?}{replicas:?}{workers:?}")
     }
 
-    /// Everything that can happen now.
-    pub(super) fn what_can_happen(&self) -> Next {
+    /// All transitions from this state.
+    pub(super) fn transitions(&self) -> Next {
         let mut next = Vec::new();
-        self.people(&mut next);
-        for who in 0..self.replicas.len() {
-            self.replica(who, &mut next);
+        self.push_user_actions(&mut next);
+        for index in 0..self.replicas.len() {
+            self.push_replica_actions(index, &mut next);
         }
-        for who in 0..self.workers.len() {
-            self.worker(who, &mut next);
+        for index in 0..self.workers.len() {
+            self.push_worker_actions(index, &mut next);
         }
-        self.time(&mut next);
+        self.push_time(&mut next);
         next
     }
 
-    fn then(
+    fn push_transition(
         &self,
         next: &mut Next,
         what: &'static str,
-        who: usize,
+        index: usize,
         change: impl FnOnce(&mut Self),
     ) {
         let mut mesh = self.clone();
         change(&mut mesh);
         let holds = mesh.check();
-        next.push((Label(what, who), holds.map(|()| mesh)));
+        next.push((Label(what, index), holds.map(|()| mesh)));
     }
 
-    fn people(&self, next: &mut Next) {
+    fn push_user_actions(&self, next: &mut Next) {
         let send = |mesh: &mut Self, interrupts: bool| {
             mesh.sent += 1;
-            mesh.asked_for += 1;
-            mesh.queue.push((Queued { message: message(mesh.sent), interrupts }, mesh.asked_for));
+            mesh.intents += 1;
+            mesh.queue
+                .push((QueuedMessage { message: message(mesh.sent), interrupts }, mesh.intents));
             mesh.wake = true;
         };
         if self.left.messages > 0 {
-            self.then(next, "a message is sent", 0, |mesh| {
+            self.push_transition(next, "a message is sent", 0, |mesh| {
                 mesh.left.messages -= 1;
                 send(mesh, false);
             });
         }
         if self.left.interrupts > 0 && self.sent > 0 {
-            self.then(next, "a message interrupts", 0, |mesh| {
+            self.push_transition(next, "a message interrupts", 0, |mesh| {
                 mesh.left.interrupts -= 1;
                 send(mesh, true);
             });
         }
         if self.left.cancels > 0 && self.sent > 0 && self.task.cancel.is_none() {
-            self.then(next, "a person cancels", 0, |mesh| {
+            self.push_transition(next, "a person cancels", 0, |mesh| {
                 mesh.left.cancels -= 1;
-                mesh.asked_for += 1;
-                mesh.drop_before = mesh.asked_for;
+                mesh.intents += 1;
+                mesh.drop_before = mesh.intents;
                 mesh.task.cancel = Some("enough".to_owned());
                 mesh.wake = true;
             });
         }
         if self.task.suspend || self.left.suspends > 0 {
-            self.then(next, "a person suspends or resumes", 0, |mesh| {
+            self.push_transition(next, "a person suspends or resumes", 0, |mesh| {
                 mesh.left.suspends -= u8::from(!mesh.task.suspend);
-                mesh.asked_for += 1;
+                mesh.intents += 1;
                 mesh.task.suspend = !mesh.task.suspend;
                 mesh.wake = true;
             });
         }
         if self.left.rewinds > 0 && self.task.rewind.is_none() {
-            for (at, entry) in self.transcript.iter().enumerate().filter(|(_, entry)| !entry.aside)
+            for (at, entry) in
+                self.transcript.iter().enumerate().filter(|(_, entry)| !entry.superseded)
             {
                 for keep in [false, true] {
-                    let whole = self.without != Some(Guard::CutWhole);
-                    let blocks = if whole { blocks(&entry.said) } else { Vec::new() };
-                    let from = message::cut(at as i64 + 1, &blocks, keep);
-                    self.then(next, "a person takes the conversation back", at, |mesh| {
+                    let whole = self.disabled != Some(Guard::CutWithResults);
+                    let blocks = if whole { blocks(&entry.content) } else { Vec::new() };
+                    let from = message::cut_position(at as i64 + 1, &blocks, keep);
+                    self.push_transition(next, "a person rewinds the conversation", at, |mesh| {
                         mesh.left.rewinds -= 1;
-                        mesh.asked_for += 1;
-                        mesh.drop_before = mesh.asked_for;
+                        mesh.intents += 1;
+                        mesh.drop_before = mesh.intents;
                         mesh.task.rewind = Some(from);
                         mesh.wake = true;
                     });
@@ -508,54 +510,56 @@ impl Mesh {
         }
         let failed =
             self.task.turn.is_none() && self.task.last_outcome == Some(TurnOutcome::Failed);
-        let last = self.transcript.iter().rev().find(|entry| !entry.aside);
-        let answered = last.is_none_or(|last| matches!(last.said, Said::Answer | Said::Script(_)));
+        let last = self.transcript.iter().rev().find(|entry| !entry.superseded);
+        let answered = last.is_none_or(|last| {
+            matches!(last.content, TranscriptEntry::Answer | TranscriptEntry::Script(_))
+        });
         if self.left.retries > 0 && failed && !self.task.suspend && !answered {
-            self.then(next, "a person has a turn gone on with", 0, |mesh| {
+            self.push_transition(next, "a person retries a turn", 0, |mesh| {
                 mesh.left.retries -= 1;
-                mesh.asked_for += 1;
-                mesh.retry = mesh.asked_for;
+                mesh.intents += 1;
+                mesh.retry = mesh.intents;
                 mesh.wake = true;
             });
         }
         if self.child == Child::AtWork {
-            let ends = |mesh: &mut Self, told: bool| {
+            let ends = |mesh: &mut Self, woken: bool| {
                 mesh.child = Child::Ended;
-                // In the commit that ends its turn; the wake comes after that, if it comes.
-                mesh.child_noted = mesh.without != Some(Guard::EndNoted);
-                mesh.wake |= told;
+                // Recorded in the commit that ends its turn. The wake follows, unless it is lost.
+                mesh.child_noted = mesh.disabled != Some(Guard::SubtaskEndRecorded);
+                mesh.wake |= woken;
             };
-            self.then(next, "a subtask ends", 0, |mesh| ends(mesh, true));
+            self.push_transition(next, "a subtask ends", 0, |mesh| ends(mesh, true));
             if self.left.lost > 0 {
-                self.then(next, "a subtask ends, and nobody is told", 0, |mesh| {
+                self.push_transition(next, "a subtask ends, and its wake is lost", 0, |mesh| {
                     mesh.left.lost -= 1;
                     ends(mesh, false);
                 });
             }
         }
         if let Some((_, Approval { state: ApprovalState::Pending, .. })) = &self.approval {
-            self.then(next, "a person approves", 0, |mesh| {
+            self.push_transition(next, "a person approves", 0, |mesh| {
                 if let Some((_, approval)) = &mut mesh.approval {
                     approval.state = ApprovalState::Approved;
                 }
-                // Deciding raises the version, as the store does.
+                // A decision raises the version, as in the store.
                 mesh.version += 1;
-                mesh.asked_for += 1;
+                mesh.intents += 1;
                 mesh.wake = true;
             });
         }
     }
 
-    fn time(&self, next: &mut Next) {
+    fn push_time(&self, next: &mut Next) {
         let idle = self.replicas.iter().all(|replica| matches!(replica, Replica::Idle));
         if !idle || self.wake {
             return;
         }
-        if self.seen < self.asked_for
+        if self.seen < self.intents
             || self.child_noted
             || self.task.next_wake.is_some_and(|wake| wake <= NOW)
         {
-            self.then(next, "the sweep finds the task", 0, |mesh| mesh.wake = true);
+            self.push_transition(next, "the sweep finds the task", 0, |mesh| mesh.wake = true);
             return;
         }
         let waits = |taken: bool| !taken;
@@ -564,27 +568,27 @@ impl Mesh {
             && !self.results.iter().any(|item| waits(item.taken));
         let Some(wake) = self.task.next_wake else { return };
         if at_rest {
-            let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
+            let awaits = |step: &Step| matches!(&step.state, StepState::Suspended { awaits, .. } if !awaits.is_empty());
             if !self.task.suspend
                 && self.child == Child::Ended
                 && self.task.step.as_ref().is_some_and(awaits)
             {
                 next.push((
                     Label("time goes by", 0),
-                    Err("a script waits for what has come".to_owned()),
+                    Err("a script waits for a subtask that has ended".to_owned()),
                 ));
                 return;
             }
-            self.then(next, "time goes by", 0, |mesh| mesh.elapse(wake));
+            self.push_transition(next, "time goes by", 0, |mesh| mesh.elapse(wake));
         } else if self.left.late > 0 {
             let deadline = self.task.step.as_ref().and_then(|step| match step.state {
                 StepState::InFlight { deadline } | StepState::Cancelling { deadline } => {
                     Some(deadline)
                 }
-                StepState::Backoff { .. } | StepState::Parked { .. } => None,
+                StepState::Backoff { .. } | StepState::Suspended { .. } => None,
             });
             if let Some(deadline) = deadline {
-                self.then(next, "a deadline passes", 0, |mesh| {
+                self.push_transition(next, "a deadline passes", 0, |mesh| {
                     mesh.left.late -= 1;
                     mesh.elapse(deadline);
                 });
@@ -604,7 +608,7 @@ impl Mesh {
                 StepState::InFlight { deadline: time }
                 | StepState::Cancelling { deadline: time }
                 | StepState::Backoff { until: time } => earlier(time),
-                StepState::Parked { awaits, .. } => {
+                StepState::Suspended { awaits, .. } => {
                     awaits.iter_mut().for_each(|call| earlier(&mut call.until))
                 }
             }
@@ -612,48 +616,55 @@ impl Mesh {
         self.wake = true;
     }
 
-    /// What holds in every state.
+    /// Invariants of every state.
     fn check(&self) -> Result<(), String> {
         let task = &self.task;
         let at_work = task.turn.is_some() && task.phase != Phase::Suspended || task.step.is_some();
-        if at_work && task.next_wake.is_none() && self.without != Some(Guard::LookAgain) {
+        if at_work && task.next_wake.is_none() && self.disabled != Some(Guard::StepCheck) {
             return Err("a task waits for nothing".to_owned());
         }
         for truth in self.truth.values() {
             if truth.effects > 1 {
                 return Err("an effect happens twice".to_owned());
             }
-            if truth.late || truth.said.is_some_and(|said| said < truth.effects) {
-                return Err("something happens behind what was said".to_owned());
+            if truth.late || truth.reported.is_some_and(|reported| reported < truth.effects) {
+                return Err("a side effect happens after it was reported".to_owned());
             }
         }
-        // What is put aside is kept as it was, and what stays is whole without it.
-        let all: Vec<&Said> = self.transcript.iter().map(|entry| &entry.said).collect();
-        let shown: Vec<&Said> =
-            self.transcript.iter().filter(|entry| !entry.aside).map(|entry| &entry.said).collect();
-        for said in [&all, &shown] {
-            for pair in said.windows(2) {
+        // Superseded messages are kept as they were, and the others are consistent without them.
+        let all: Vec<&TranscriptEntry> =
+            self.transcript.iter().map(|entry| &entry.content).collect();
+        let shown: Vec<&TranscriptEntry> = self
+            .transcript
+            .iter()
+            .filter(|entry| !entry.superseded)
+            .map(|entry| &entry.content)
+            .collect();
+        for entries in [&all, &shown] {
+            for pair in entries.windows(2) {
                 let pairs = match pair {
-                    [Said::Script(asked), Said::Result(given)] => asked == given,
-                    [Said::Script(_), _] | [_, Said::Result(_)] => false,
+                    [TranscriptEntry::Script(asked), TranscriptEntry::Result(given)] => {
+                        asked == given
+                    }
+                    [TranscriptEntry::Script(_), _] | [_, TranscriptEntry::Result(_)] => false,
                     _ => true,
                 };
                 if !pairs {
                     return Err(format!(
-                        "a script and its result are parted: {:?}",
+                        "a script and its result are separated: {:?}",
                         self.transcript
                     ));
                 }
             }
-            if task.turn.is_none() && matches!(said.last(), Some(Said::Script(_))) {
-                return Err("a turn is over whose script has no result".to_owned());
+            if task.turn.is_none() && matches!(entries.last(), Some(TranscriptEntry::Script(_))) {
+                return Err("a turn ended whose script has no result".to_owned());
             }
         }
-        // Nothing of a turn that goes on was put aside.
+        // No message of a running turn is superseded.
         if let Some(turn) = &task.turn
-            && !shown.contains(&&Said::User(turn.message))
+            && !shown.contains(&&TranscriptEntry::User(turn.message))
         {
-            return Err("a message is answered that is not there any more".to_owned());
+            return Err("a message is answered that is superseded".to_owned());
         }
         Ok(())
     }

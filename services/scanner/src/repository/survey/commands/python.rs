@@ -1,45 +1,51 @@
 //! argparse, click, typer and fire.
 
-use super::{MAX_OF_FILE, argument, called, entry, takes};
-use crate::repository::survey::{Argument, EntryKind, EntryPoint, Source, text};
+use super::{MAX_PER_FILE, add_argument, command_name, new_argument, new_entry};
+use crate::repository::survey::{Argument, EntryKind, EntryPoint, SourceFile, text};
 
-pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
+pub(super) fn entries(source: &SourceFile<'_>) -> Vec<EntryPoint> {
     let (mut found, lines) = (Vec::new(), &source.lines);
     let typer = source.text.contains("import typer") || source.text.contains("from typer");
-    // Decorators that wait for their function, with the line of the first.
+    // Decorators before their function, with the first line of each.
     let mut decorators: Vec<(usize, String)> = Vec::new();
     let mut parser: Option<usize> = None;
     let mut index = 0;
-    while index < lines.len() && found.len() < MAX_OF_FILE {
+    while index < lines.len() && found.len() < MAX_PER_FILE {
         let line = lines[index].trim();
         let step = if line.starts_with('@') {
-            let (statement, count) = text::statement(lines, index);
+            let (statement, count) = text::statement_at(lines, index);
             decorators.push((index, statement));
             count
         } else if line.starts_with("def ") || line.starts_with("async def ") {
-            let (statement, count) = text::statement(lines, index);
-            found.extend(command(source, &decorators, &statement, index, typer));
+            let (statement, count) = text::statement_at(lines, index);
+            found.extend(decorated_command(source, &decorators, &statement, index, typer));
             decorators.clear();
             count
         } else if line.contains("ArgumentParser(") {
-            let (statement, count) = text::statement(lines, index);
-            let name =
-                text::after(&statement, &["prog="]).unwrap_or_else(|| called(source).to_owned());
-            let mut entry = entry(source, EntryKind::Command, &name, index, "argparse");
-            entry.about = text::after(&statement, &["description="]);
+            let (statement, count) = text::statement_at(lines, index);
+            let name = text::literal_after(&statement, &["prog="])
+                .unwrap_or_else(|| command_name(source).to_owned());
+            let mut entry = new_entry(source, EntryKind::Command, &name, index, "argparse");
+            entry.about = text::literal_after(&statement, &["description="]);
             parser = Some(found.len());
             found.push(entry);
             count
         } else if line.contains(".add_argument(") || line.contains(".add_parser(") {
-            let (statement, count) = text::statement(lines, index);
+            let (statement, count) = text::statement_at(lines, index);
             let at = *parser.get_or_insert_with(|| {
-                found.push(entry(source, EntryKind::Command, called(source), index, "argparse"));
+                found.push(new_entry(
+                    source,
+                    EntryKind::Command,
+                    command_name(source),
+                    index,
+                    "argparse",
+                ));
                 found.len() - 1
             });
-            takes(&mut found[at], of_argparse(&statement, index));
+            add_argument(&mut found[at], argparse_argument(&statement, index));
             count
         } else if line.contains("fire.Fire(") {
-            found.push(entry(source, EntryKind::Command, called(source), index, "fire"));
+            found.push(new_entry(source, EntryKind::Command, command_name(source), index, "fire"));
             1
         } else {
             if !line.is_empty() && !line.starts_with('#') {
@@ -51,7 +57,7 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
     }
     let main = lines.iter().position(|line| line.starts_with("if __name__ =="));
     if let (true, Some(line)) = (found.is_empty(), main) {
-        let mut script = entry(source, EntryKind::Script, called(source), line, "python");
+        let mut script = new_entry(source, EntryKind::Script, command_name(source), line, "python");
         script.about = docstring(lines);
         found.push(script);
     }
@@ -63,31 +69,34 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
     found
 }
 
-fn of_argparse(statement: &str, index: usize) -> Argument {
+fn argparse_argument(statement: &str, index: usize) -> Argument {
     if statement.contains(".add_parser(") {
-        let name = text::leading(statement, ".add_parser(").into_iter().next().unwrap_or_default();
-        return argument(
+        let name = text::leading_literals(statement, ".add_parser(")
+            .into_iter()
+            .next()
+            .unwrap_or_default();
+        return new_argument(
             format!("subcommand {name}"),
-            text::after(statement, &["help=", "description="]),
+            text::literal_after(statement, &["help=", "description="]),
             index,
         );
     }
-    let mut names = text::leading(statement, ".add_argument(").join(", ");
-    for (word, said) in [
+    let mut names = text::leading_literals(statement, ".add_argument(").join(", ");
+    for (word, label) in [
         ("required=True", "required"),
         ("action=\"store_true\"", "flag"),
         ("action='store_true'", "flag"),
     ] {
         if statement.contains(word) {
-            names.push_str(&format!(" ({said})"));
+            names.push_str(&format!(" ({label})"));
         }
     }
-    argument(names, text::after(statement, &["help="]), index)
+    new_argument(names, text::literal_after(statement, &["help="]), index)
 }
 
-/// A function that click or typer makes a command of.
-fn command(
-    source: &Source<'_>,
+/// The command of a function with click or typer decorators.
+fn decorated_command(
+    source: &SourceFile<'_>,
     decorators: &[(usize, String)],
     definition: &str,
     index: usize,
@@ -97,7 +106,7 @@ fn command(
         text.contains(".command") || text.contains(".group(") || text.starts_with("@command")
     };
     let (_, decorator) = decorators.iter().find(|(_, text)| is_command(text))?;
-    // Bots and the like have commands too.
+    // Bot frameworks have commands, too.
     let click = source.text.contains("click");
     if !typer && !click {
         return None;
@@ -108,37 +117,40 @@ fn command(
         .split('(')
         .next()
         .unwrap_or_default();
-    let name = text::leading(decorator, "(")
+    let name = text::leading_literals(decorator, "(")
         .into_iter()
         .next()
         .unwrap_or_else(|| function.trim().replace('_', "-"));
     let mut found =
-        entry(source, EntryKind::Command, &name, index, if typer { "typer" } else { "click" });
-    found.about = text::after(decorator, &["help="]).or_else(|| {
-        let below = index + text::statement(&source.lines, index).1;
+        new_entry(source, EntryKind::Command, &name, index, if typer { "typer" } else { "click" });
+    found.about = text::literal_after(decorator, &["help="]).or_else(|| {
+        let below = index + text::statement_at(&source.lines, index).1;
         docstring(source.lines.get(below..).unwrap_or_default())
     });
     for (line, decorator) in decorators {
         for (call, positional) in [("option(", false), ("argument(", true)] {
             if decorator.contains(call) {
-                let names = text::leading(decorator, call).join(", ");
+                let names = text::leading_literals(decorator, call).join(", ");
                 let name = if positional { names.to_uppercase() } else { names };
-                takes(&mut found, argument(name, text::after(decorator, &["help="]), *line));
+                add_argument(
+                    &mut found,
+                    new_argument(name, text::literal_after(decorator, &["help="]), *line),
+                );
             }
         }
     }
     if typer {
-        let parameters = text::parameters(definition).into_iter().take(MAX_OF_FILE);
+        let parameters = text::function_parameters(definition).into_iter().take(MAX_PER_FILE);
         found.arguments.extend(parameters.map(|text| {
-            let about = text::after(&text, &["help="]);
+            let about = text::literal_after(&text, &["help="]);
             let name = text.split(" = ").next().unwrap_or_default().chars().take(80).collect();
-            argument(name, about, index)
+            new_argument(name, about, index)
         }));
     }
     Some(found)
 }
 
-/// The first line of a text that stands before any code.
+/// The first line of a docstring before any code.
 fn docstring(lines: &[&str]) -> Option<String> {
     let first = lines
         .iter()

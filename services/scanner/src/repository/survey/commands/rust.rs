@@ -1,22 +1,22 @@
-//! clap, derived and built; and programs without it.
+//! clap, with derive macros or builders; and programs without it.
 
-use super::{MAX_OF_FILE, argument, called, entry, takes};
-use crate::repository::survey::{EntryKind, EntryPoint, Source, text};
+use super::{MAX_PER_FILE, add_argument, command_name, new_argument, new_entry};
+use crate::repository::survey::{EntryKind, EntryPoint, SourceFile, text};
 
-pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
+pub(super) fn entries(source: &SourceFile<'_>) -> Vec<EntryPoint> {
     let mut found = Vec::new();
     if source.text.contains("clap")
         || source.text.contains("structopt")
         || source.text.contains("argh")
     {
-        derived(source, &mut found);
-        built(source, &mut found);
+        collect_derived(source, &mut found);
+        collect_built(source, &mut found);
     }
     let is_program = source.path.ends_with("src/main.rs") || source.path.contains("src/bin/");
     let main = source.lines.iter().position(|line| line.contains("fn main("));
     if let (true, Some(line)) = (is_program, main) {
-        // The crate is called as its folder, most of the time; the manifest says so otherwise.
-        let mut program = entry(source, EntryKind::Binary, called(source), line, "cargo");
+        // A crate is usually named like its folder; the manifest tells otherwise.
+        let mut program = new_entry(source, EntryKind::Binary, command_name(source), line, "cargo");
         program.about = text::comment_above(&source.lines, 1, &["//!"]).or_else(|| {
             source
                 .lines
@@ -29,11 +29,11 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
     found
 }
 
-/// `#[derive(Parser)]`, with the fields or variants of what it stands at.
-fn derived(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
+/// Collects `#[derive(Parser)]` items, with their fields or variants.
+fn collect_derived(source: &SourceFile<'_>, found: &mut Vec<EntryPoint>) {
     let lines = &source.lines;
     for (index, line) in lines.iter().enumerate() {
-        if found.len() >= MAX_OF_FILE {
+        if found.len() >= MAX_PER_FILE {
             return;
         }
         let derives =
@@ -53,12 +53,12 @@ fn derived(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
         let words = lines[item].split(|c: char| !(c.is_alphanumeric() || c == '_'));
         let name =
             words.skip_while(|word| !["struct", "enum"].contains(word)).nth(1).unwrap_or_default();
-        let mut entry = entry(source, EntryKind::Command, name, item, "clap");
+        let mut entry = new_entry(source, EntryKind::Command, name, item, "clap");
         let attributes = lines[index..item].join(" ");
         entry.about = text::comment_above(lines, index, &["///"])
             .or_else(|| text::comment_above(lines, item, &["///"]))
-            .or_else(|| text::after(&attributes, &["about ="]));
-        if let Some(called) = text::after(&attributes, &["(name =", " name ="]) {
+            .or_else(|| text::literal_after(&attributes, &["about ="]));
+        if let Some(called) = text::literal_after(&attributes, &["(name =", " name ="]) {
             entry.name = called;
         }
         let outer = lines[item].len() - lines[item].trim_start().len();
@@ -80,7 +80,7 @@ fn derived(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
             } else if line.starts_with(|c: char| c.is_alphabetic()) {
                 let field = line.strip_prefix("pub ").unwrap_or(line).trim_end_matches(',');
                 let about = (!doc.is_empty()).then(|| doc.join(" "));
-                let about = about.or_else(|| text::after(&attribute, &["help ="]));
+                let about = about.or_else(|| text::literal_after(&attribute, &["help ="]));
                 let field = field.trim_end_matches(['{', ' ']);
                 let name = if is_enum {
                     format!(
@@ -92,7 +92,7 @@ fn derived(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
                 } else {
                     field.to_owned()
                 };
-                takes(&mut entry, argument(name, about, at));
+                add_argument(&mut entry, new_argument(name, about, at));
                 doc.clear();
                 attribute.clear();
             }
@@ -101,36 +101,36 @@ fn derived(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
     }
 }
 
-/// `Command::new("x").arg(Arg::new("y"))`.
-fn built(source: &Source<'_>, found: &mut Vec<EntryPoint>) {
+/// Collects `Command::new("x").arg(Arg::new("y"))`.
+fn collect_built(source: &SourceFile<'_>, found: &mut Vec<EntryPoint>) {
     let mut current: Option<EntryPoint> = None;
     for (index, line) in source.lines.iter().enumerate() {
-        if found.len() >= MAX_OF_FILE {
+        if found.len() >= MAX_PER_FILE {
             return;
         }
-        // `std::process` has a `Command::new` too, which nobody gives an `Arg`.
+        // `std::process` has a `Command::new`, too, which never gets an `Arg`.
         if let Some(call) = ["Command::new(", "App::new("].iter().find(|call| line.contains(**call))
         {
             found.extend(current.take().filter(|entry| !entry.arguments.is_empty()));
-            let name = text::leading(line, call).into_iter().next();
-            let name = name.unwrap_or_else(|| called(source).to_owned());
-            current = Some(entry(source, EntryKind::Command, &name, index, "clap"));
+            let name = text::leading_literals(line, call).into_iter().next();
+            let name = name.unwrap_or_else(|| command_name(source).to_owned());
+            current = Some(new_entry(source, EntryKind::Command, &name, index, "clap"));
         }
         let Some(entry) = &mut current else { continue };
-        if let Some(name) = text::leading(line, "Arg::new(").into_iter().next() {
+        if let Some(name) = text::leading_literals(line, "Arg::new(").into_iter().next() {
             let below = source.lines.iter().skip(index).take(25).enumerate();
             let whole = below
                 .take_while(|(at, line)| *at == 0 || !line.contains("Arg::new("))
                 .map(|(_, line)| line.trim());
-            let about = text::after(&whole.collect::<Vec<_>>().join(" "), &[".help("]);
-            takes(entry, argument(name, about, index));
+            let about = text::literal_after(&whole.collect::<Vec<_>>().join(" "), &[".help("]);
+            add_argument(entry, new_argument(name, about, index));
         } else if let Some(name) = line.split("arg!(").nth(1) {
-            takes(
+            add_argument(
                 entry,
-                argument(name.split(')').next().unwrap_or_default().to_owned(), None, index),
+                new_argument(name.split(')').next().unwrap_or_default().to_owned(), None, index),
             );
         } else if entry.about.is_none() && entry.arguments.is_empty() {
-            entry.about = text::after(line, &[".about("]);
+            entry.about = text::literal_after(line, &[".about("]);
         }
     }
     found.extend(current.filter(|entry| !entry.arguments.is_empty()));

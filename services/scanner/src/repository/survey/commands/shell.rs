@@ -1,14 +1,14 @@
-//! Shell scripts, with the options they look at.
+//! Shell scripts, with their options.
 
-use super::{argument, called, entry, takes};
-use crate::repository::survey::{EntryKind, EntryPoint, Source, text};
+use super::{add_argument, command_name, new_argument, new_entry};
+use crate::repository::survey::{EntryKind, EntryPoint, SourceFile, text};
 
-pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
-    // Without a first line that says what runs it, it is a part of other scripts.
+pub(super) fn entries(source: &SourceFile<'_>) -> Vec<EntryPoint> {
+    // Without a shebang line, it is part of other scripts.
     if !source.lines.first().is_some_and(|line| line.starts_with("#!")) {
         return Vec::new();
     }
-    let mut script = entry(source, EntryKind::Shell, called(source), 0, "shell");
+    let mut script = new_entry(source, EntryKind::Shell, command_name(source), 0, "shell");
     let begin =
         source.lines.iter().skip(1).position(|line| !line.trim().is_empty()).map_or(1, |at| at + 1);
     let end = source
@@ -31,9 +31,9 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
                 letters.char_indices().filter(|(_, letter)| letter.is_ascii_alphanumeric())
             {
                 let valued = letters[at + 1..].starts_with(':');
-                takes(
+                add_argument(
                     &mut script,
-                    argument(
+                    new_argument(
                         format!("-{letter}{}", if valued { " VALUE" } else { "" }),
                         None,
                         index,
@@ -52,7 +52,7 @@ pub(super) fn entries(source: &Source<'_>) -> Vec<EntryPoint> {
                 && pattern != "-*"
             {
                 let about = trimmed.split(" # ").nth(1).map(str::to_owned);
-                takes(&mut script, argument(parts.join(", "), about, index));
+                add_argument(&mut script, new_argument(parts.join(", "), about, index));
             }
         }
     }

@@ -1,9 +1,9 @@
-//! What a reconciler does: it loads the task, decides, commits, and performs what follows.
+//! A reconciler: it loads the task, decides, commits, and performs the effects.
 
 use super::*;
 
 impl Mesh {
-    pub(super) fn load(&self, result: Option<StepResult>) -> Loaded {
+    pub(super) fn load(&self, result: Option<StepResult>) -> LoadedTask {
         let mut task = self.task.clone();
         let of_step = self
             .approval
@@ -13,44 +13,46 @@ impl Mesh {
         let queued = self.queue.iter().map(|(queued, _)| *queued);
         let queued =
             queued.clone().find(|queued| queued.interrupts).or_else(|| queued.clone().next());
-        let (version, asked_for, drop_before) = (self.version, self.asked_for, self.drop_before);
-        let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
+        let (version, intents, drop_before) = (self.version, self.intents, self.drop_before);
+        let awaits = |step: &Step| matches!(&step.state, StepState::Suspended { awaits, .. } if !awaits.is_empty());
         let at_work = if self.child == Child::AtWork { vec![child()] } else { Vec::new() };
         task.subtasks = task.step.as_ref().is_some_and(awaits).then_some(at_work);
         let newest = self.transcript.iter().rev().find_map(|entry| match entry {
-            Entry { said: Said::User(message), aside: false } => Some(*message),
+            Message { content: TranscriptEntry::User(message), superseded: false } => {
+                Some(*message)
+            }
             _ => None,
         });
         task.retry = newest.filter(|_| self.retry > self.seen);
-        Loaded {
+        LoadedTask {
             task,
             version,
             queued,
-            asked_for,
+            intents,
             drop_before,
             child_noted: self.child_noted,
             result,
         }
     }
 
-    pub(super) fn replica(&self, who: usize, next: &mut Next) {
-        match &self.replicas[who] {
+    pub(super) fn push_replica_actions(&self, index: usize, next: &mut Next) {
+        match &self.replicas[index] {
             Replica::Idle => {
                 if self.wake {
-                    self.then(next, "a wake is taken", who, |mesh| {
-                        // It may be lost with who takes it: the row says what is to be done.
+                    self.push_transition(next, "a wake is taken", index, |mesh| {
+                        // It may be lost with the process: the row says what is to be done.
                         mesh.wake = false;
-                        mesh.replicas[who] = Replica::Loaded(mesh.load(None));
+                        mesh.replicas[index] = Replica::Loaded(mesh.load(None));
                     });
                 }
                 for (at, item) in self.results.iter().enumerate() {
                     if item.taken && self.left.redelivered == 0 {
                         continue;
                     }
-                    self.then(next, "a result is taken", who, |mesh| {
+                    self.push_transition(next, "a result is taken", index, |mesh| {
                         mesh.left.redelivered -= u8::from(item.taken);
                         mesh.results[at].taken = true;
-                        mesh.replicas[who] = Replica::Loaded(mesh.load(Some(item.body.clone())));
+                        mesh.replicas[index] = Replica::Loaded(mesh.load(Some(item.body.clone())));
                     });
                 }
                 return;
@@ -63,30 +65,32 @@ impl Mesh {
                 });
                 if decision.effects.iter().any(ends)
                     && !of_result
-                    && self.without != Some(Guard::CloseFirst)
+                    && self.disabled != Some(Guard::CloseBeforeCommit)
                 {
-                    self.then(next, "a journal is closed", who, |mesh| {
+                    self.push_transition(next, "a journal is closed", index, |mesh| {
                         for effect in &decision.effects {
                             mesh.end(effect);
                         }
-                        mesh.replicas[who] = Replica::Closed(loaded.clone());
+                        mesh.replicas[index] = Replica::Closed(loaded.clone());
                     });
                 } else {
-                    self.commit(who, loaded, decision, next);
+                    self.commit(index, loaded, decision, next);
                 }
             }
-            Replica::Closed(loaded) => self.commit(who, loaded, Self::decide(loaded), next),
+            Replica::Closed(loaded) => self.commit(index, loaded, Self::decide(loaded), next),
             Replica::Performing(effects, result) => {
                 let perform = |mesh: &mut Self, lost: bool| {
                     let (effect, rest) = effects.split_first().expect("there is one left");
                     if !lost {
                         mesh.perform(effect);
                     }
-                    mesh.performed(who, rest.to_vec(), result.clone());
+                    mesh.performed(index, rest.to_vec(), result.clone());
                 };
-                self.then(next, "an effect is performed", who, |mesh| perform(mesh, false));
+                self.push_transition(next, "an effect is performed", index, |mesh| {
+                    perform(mesh, false)
+                });
                 if self.left.lost > 0 {
-                    self.then(next, "an effect is lost", who, |mesh| {
+                    self.push_transition(next, "an effect is lost", index, |mesh| {
                         mesh.left.lost -= 1;
                         perform(mesh, true);
                     });
@@ -94,9 +98,9 @@ impl Mesh {
             }
         }
         if self.left.crashes > 0 {
-            self.then(next, "a reconciler dies", who, |mesh| {
+            self.push_transition(next, "a reconciler crashes", index, |mesh| {
                 mesh.left.crashes -= 1;
-                let result = match std::mem::replace(&mut mesh.replicas[who], Replica::Idle) {
+                let result = match std::mem::replace(&mut mesh.replicas[index], Replica::Idle) {
                     Replica::Loaded(loaded) | Replica::Closed(loaded) => loaded.result,
                     Replica::Performing(_, result) => result,
                     Replica::Idle => None,
@@ -108,11 +112,11 @@ impl Mesh {
         }
     }
 
-    fn decide(loaded: &Loaded) -> Decision {
-        // Two that decide from the same state may well have the same ids: one of them does not get
-        // to commit.
+    fn decide(loaded: &LoadedTask) -> Decision {
+        // Two replicas that decide from the same state may use the same ids: only one of them
+        // commits.
         let id = |n: u128| Uuid::from_u128(10_000 + u128::from(loaded.task.steps) * 10 + n);
-        let fresh = Fresh {
+        let fresh = Entropy {
             step: StepId::from_uuid(id(0)),
             title_step: StepId::from_uuid(id(1)),
             messages: [MessageId::from_uuid(id(2)), MessageId::from_uuid(id(3))],
@@ -122,36 +126,41 @@ impl Mesh {
         decide(&loaded.task, loaded.queued, event, NOW, fresh)
     }
 
-    fn commit(&self, who: usize, loaded: &Loaded, decision: Decision, next: &mut Next) {
-        if loaded.version != self.version && self.without != Some(Guard::Version) {
-            self.then(next, "a commit is refused, and the task loaded anew", who, |mesh| {
-                mesh.replicas[who] = Replica::Loaded(mesh.load(loaded.result.clone()));
-            });
+    fn commit(&self, index: usize, loaded: &LoadedTask, decision: Decision, next: &mut Next) {
+        if loaded.version != self.version && self.disabled != Some(Guard::Version) {
+            self.push_transition(
+                next,
+                "a commit is rejected, and the task loaded again",
+                index,
+                |mesh| {
+                    mesh.replicas[index] = Replica::Loaded(mesh.load(loaded.result.clone()));
+                },
+            );
             return;
         }
         let mut mesh = self.clone();
         let holds = mesh.store(loaded, &decision).and_then(|()| {
-            mesh.performed(who, decision.effects, loaded.result.clone());
+            mesh.performed(index, decision.effects, loaded.result.clone());
             mesh.check()
         });
-        next.push((Label("a decision is committed", who), holds.map(|()| mesh)));
+        next.push((Label("a decision is committed", index), holds.map(|()| mesh)));
     }
 
-    /// What one statement of the store does.
-    fn store(&mut self, loaded: &Loaded, decision: &Decision) -> Result<(), String> {
-        // What was noted when it was loaded was looked at. A subtask that ends again is noted
-        // again, but this one ends once.
+    /// One commit of the store.
+    fn store(&mut self, loaded: &LoadedTask, decision: &Decision) -> Result<(), String> {
+        // A subtask end that was recorded at load time is handled now. A subtask that ends again is
+        // recorded again, but this one ends once.
         self.child_noted &= !loaded.child_noted;
         if !decision.changes(&loaded.task) {
-            self.seen = self.seen.max(loaded.asked_for);
+            self.seen = self.seen.max(loaded.intents);
             return Ok(());
         }
         self.version += 1;
-        // What another one has seen, it has seen of the state before.
-        self.seen = if self.without == Some(Guard::SeenAnew) {
-            self.seen.max(loaded.asked_for)
+        // What another replica has seen refers to the state before.
+        self.seen = if self.disabled == Some(Guard::RecheckIntents) {
+            self.seen.max(loaded.intents)
         } else {
-            loaded.asked_for
+            loaded.intents
         };
         let (suspend, cancel, rewind) =
             (self.task.suspend, self.task.cancel.take(), self.task.rewind.take());
@@ -160,14 +169,14 @@ impl Mesh {
         self.task.retry = None;
         self.task.approvals.clear();
         self.task.subtasks = None;
-        if self.without == Some(Guard::LookAnew)
-            && let Some(Step { state: StepState::Parked { awaits, .. }, .. }) = &self.task.step
+        if self.disabled == Some(Guard::SubtaskRecheck)
+            && let Some(Step { state: StepState::Suspended { awaits, .. }, .. }) = &self.task.step
             && let Some(call) = awaits.first()
         {
             self.task.next_wake = Some(call.until);
         }
         self.task.suspend = suspend;
-        // A cancel is cleared when it was seen, and stays when it came meanwhile.
+        // A cancel is cleared when it was seen, and kept when it arrived meanwhile.
         self.task.cancel =
             if loaded.task.cancel.is_some() { decision.task.cancel.clone() } else { cancel };
         self.task.rewind = if loaded.task.rewind.is_some() { decision.task.rewind } else { rewind };
@@ -178,7 +187,7 @@ impl Mesh {
             if self.queue.len() == before {
                 return Err("a message is admitted that is not queued".to_owned());
             }
-            self.say(Said::User(message));
+            self.push_message(TranscriptEntry::User(message));
         } else if let (true, Some(turn)) = (had_ended, &decision.task.turn) {
             self.retried = Some(turn.message);
         }
@@ -186,8 +195,10 @@ impl Mesh {
             self.append(message)?;
         }
         if let Some(from) = decision.rewound {
-            for (_, entry) in (1..).zip(&mut self.transcript).filter(|(place, _)| *place >= from) {
-                entry.aside = true;
+            for (_, entry) in
+                (1..).zip(&mut self.transcript).filter(|(position, _)| *position >= from)
+            {
+                entry.superseded = true;
             }
         }
         if let Some(ended) = &decision.ended {
@@ -197,7 +208,7 @@ impl Mesh {
             let (dropped, stay) =
                 self.queue.drain(..).partition(|(_, asked)| *asked <= loaded.drop_before);
             self.queue = stay;
-            let dropped: Vec<(Queued, u32)> = dropped;
+            let dropped: Vec<(QueuedMessage, u32)> = dropped;
             for (queued, _) in dropped {
                 self.account_for(queued.message)?;
             }
@@ -205,20 +216,20 @@ impl Mesh {
                 self.task.next_wake = Some(NOW);
             }
         }
-        for asked in &decision.asked {
+        for request in &decision.approval_requests {
             let step = loaded.task.step.as_ref().expect("only a step asks").id;
             let id = ApprovalId::from_uuid(Uuid::from_u128(7));
             self.approval = Some((
                 step,
-                Approval { id, call: asked.call.clone(), state: ApprovalState::Pending },
+                Approval { id, call: request.call.clone(), state: ApprovalState::Pending },
             ));
         }
-        for closed in &decision.closed {
+        for closed in &decision.closed_approvals {
             if let Some((_, approval)) = &mut self.approval {
                 approval.state = closed.state;
             }
         }
-        if self.without == Some(Guard::LookAgain) && self.task.step.is_some() {
+        if self.disabled == Some(Guard::StepCheck) && self.task.step.is_some() {
             self.task.next_wake = None;
         }
         self.wake |= self.task.next_wake.is_some_and(|wake| wake <= NOW);
@@ -237,35 +248,35 @@ impl Mesh {
     }
 
     fn append(&mut self, message: &NewMessage) -> Result<(), String> {
-        let said = match message.blocks.first() {
-            Some(Block::CodeInterpreterCall(call)) => Said::Script(number(&call.id)),
+        let entry = match message.blocks.first() {
+            Some(Block::CodeInterpreterCall(call)) => TranscriptEntry::Script(number(&call.id)),
             Some(Block::CodeInterpreterResult(result)) => {
-                self.is_true(result)?;
-                Said::Result(number(&result.id))
+                self.check_result(result)?;
+                TranscriptEntry::Result(number(&result.id))
             }
-            _ if message.source == Source::Assistant => Said::Answer,
-            _ => Said::Other,
+            _ if message.source == Source::Assistant => TranscriptEntry::Answer,
+            _ => TranscriptEntry::Other,
         };
-        self.say(said);
+        self.push_message(entry);
         Ok(())
     }
 
-    fn say(&mut self, said: Said) {
-        self.transcript.push(Entry { said, aside: false });
+    fn push_message(&mut self, entry: TranscriptEntry) {
+        self.transcript.push(Message { content: entry, superseded: false });
     }
 
-    /// Whether what the model is told of a script is what has happened.
-    fn is_true(&mut self, result: &CodeResult) -> Result<(), String> {
+    /// Checks what the model is told about a script against the truth.
+    fn check_result(&mut self, result: &CodeResult) -> Result<(), String> {
         let truth = self.truth.entry(number(&result.id)).or_default();
         let effects = truth.effects;
-        truth.said = (!result.error.contains("unknown")).then_some(effects);
-        truth.over = true;
+        truth.reported = (!result.error.contains("unknown")).then_some(effects);
+        truth.reported_end = true;
         let is_true = match (&*result.error, &*result.output) {
             ("", "done") => effects == 1,
             (error, _) if error.contains("unknown") => true,
             (error, _) if error.contains("not run") => effects == 0,
             ("stopped before it began" | "it waits", _) => effects == 0,
-            other => return Err(format!("nobody knows these words: {other:?}")),
+            other => return Err(format!("unexpected result: {other:?}")),
         };
         if is_true {
             Ok(())
@@ -274,13 +285,13 @@ impl Mesh {
         }
     }
 
-    /// What is left to do after a commit, or else the message is acknowledged that it was about.
-    fn performed(&mut self, who: usize, left: Vec<Effect>, result: Option<StepResult>) {
+    /// Continues with the remaining effects, or acknowledges the result.
+    fn performed(&mut self, index: usize, left: Vec<Effect>, result: Option<StepResult>) {
         if !left.is_empty() {
-            self.replicas[who] = Replica::Performing(left, result);
+            self.replicas[index] = Replica::Performing(left, result);
             return;
         }
-        self.replicas[who] = Replica::Idle;
+        self.replicas[index] = Replica::Idle;
         if let Some(at) = self.results.iter().position(|item| Some(&item.body) == result.as_ref()) {
             self.results.remove(at);
         }
@@ -290,8 +301,8 @@ impl Mesh {
         let command = match effect {
             Effect::InvokeModel(step) => Command { step: step.id, round: step.round, script: None },
             Effect::ExecuteCode(step) => {
-                let asked = self.transcript.iter().rev().find_map(|entry| match &entry.said {
-                    Said::Script(script) => Some(*script),
+                let asked = self.transcript.iter().rev().find_map(|entry| match &entry.content {
+                    TranscriptEntry::Script(script) => Some(*script),
                     _ => None,
                 });
                 Command { step: step.id, round: step.round, script: asked }
@@ -301,7 +312,7 @@ impl Mesh {
                     if let Worker::Runs(run) = worker
                         && run.command.step == *step
                     {
-                        run.told = true;
+                        run.stop_requested = true;
                     }
                 }
                 if matches!(effect, Effect::CancelCode(..)) {
@@ -312,14 +323,14 @@ impl Mesh {
             Effect::EndCode(_) => return self.end(effect),
             Effect::MakeTitle(_) | Effect::Compact(_) => return,
         };
-        // The bus lets one command of a kind wait for a task.
+        // The bus queues one command of a kind per task.
         if !self.commands.iter().any(|item| item.body.script.is_some() == command.script.is_some())
         {
             self.commands.push(Item { body: command, taken: false });
         }
     }
 
-    /// Closes the journal of a script that was told to stop and that nobody has begun, and says so.
+    /// Closes the journal of a stopping script that no worker has started, and reports that.
     fn end_unbegun(&mut self, step: StepId) {
         let Some(Stage::Code { calls }) = self.task.turn.as_ref().map(|turn| turn.stage.clone())
         else {
@@ -330,7 +341,7 @@ impl Mesh {
             return;
         };
         let journal = self.journals.entry(step).or_default();
-        let begun = journal.last > 0 && self.without != Some(Guard::Unbegun);
+        let begun = journal.last > 0 && self.disabled != Some(Guard::EmptyJournal);
         if begun || journal.closed || round > 0 {
             return;
         }
@@ -344,7 +355,7 @@ impl Mesh {
         self.results.push(Item { body: StepResult { step, round, outcome }, taken: false });
     }
 
-    /// Closes the journal of a script that is over, and takes back its command.
+    /// Closes the journal of an ended script, and withdraws its command.
     fn end(&mut self, effect: &Effect) {
         let Effect::EndCode(step) = effect else { return };
         self.journals.entry(*step).or_default().closed = true;
