@@ -6,7 +6,7 @@ mod attachments;
 mod budgets;
 mod clients;
 mod entities;
-mod faces;
+mod protocols;
 mod faults;
 mod files;
 pub(crate) mod fuzz;

@@ -190,7 +190,7 @@ fn states() -> Vec<(StoredTask, &'static str)> {
 }
 
 #[test]
-fn every_state_is_explained_in_words() {
+fn every_state_has_an_explanation() {
     for (task, expected) in states() {
         let explanation = explain(&task, Some("m"), &[], None);
         assert!(
@@ -211,7 +211,7 @@ fn every_state_is_explained_in_words() {
 }
 
 #[test]
-fn a_task_that_is_put_aside_says_why_since_when_and_how_it_goes_on_whatever_its_state() {
+fn quarantined_task_explains_reason_time_and_remedy() {
     for (task, _) in states() {
         let parked = Quarantine { since: LATER, reason: "turn: missing field".to_owned() };
         let explanation = put_aside(&task, parked);
@@ -232,14 +232,14 @@ fn a_task_that_is_put_aside_says_why_since_when_and_how_it_goes_on_whatever_its_
 }
 
 #[test]
-fn a_phase_that_is_not_known_is_not_made_up() {
+fn unknown_phase_is_reported_as_unspecified() {
     let mut task = stored_task();
     task.unreadable = vec!["phase"];
     assert_eq!(explain(&task, None, &[], None).phase(), TaskPhase::Unspecified);
 }
 
 #[test]
-fn only_people_are_waited_for_without_an_end() {
+fn only_waits_for_people_have_no_deadline() {
     for (task, _) in states() {
         let explanation = explain(&task, None, &[], None);
         let person = explanation.released_by.starts_with("a person")
@@ -259,7 +259,7 @@ fn only_people_are_waited_for_without_an_end() {
 }
 
 #[test]
-fn a_step_in_flight_is_named_with_its_attempt_and_deadline() {
+fn step_in_flight_has_id_attempt_and_deadline() {
     let (task, _) = states().swap_remove(3);
     let explanation = explain(&task, None, &[], None);
     assert!(explanation.step_id.starts_with("step_"));
@@ -272,7 +272,7 @@ fn at(command: Whereabouts) -> Mesh {
 }
 
 #[test]
-fn a_task_that_cannot_be_looked_at_says_so_whatever_it_waits_for() {
+fn reconcile_failure_is_explained_in_every_state() {
     let failed = FailedLooks {
         since: Some(convert::time(NOW)),
         count: 3,
@@ -308,7 +308,7 @@ fn a_task_that_cannot_be_looked_at_says_so_whatever_it_waits_for() {
 }
 
 #[test]
-fn a_task_is_at_rest_when_nothing_is_to_be_done_for_it() {
+fn task_at_rest_does_not_wait_for_the_reconciler() {
     let (mut rested, mut asked_of_the_mesh) = (0, 0);
     for (task, _) in states() {
         let words = explain(&task, None, &[], None).released_by;
@@ -326,7 +326,7 @@ fn a_task_is_at_rest_when_nothing_is_to_be_done_for_it() {
 }
 
 #[test]
-fn where_a_command_is_is_told_of_steps_in_flight_alone() {
+fn command_location_is_explained_only_for_steps_in_flight() {
     let withheld = Whereabouts::Withheld { standing: 128, before: 40 };
     let places = [
         (withheld, "waits for a place of its organization in the queue of", "under way, by ending"),
@@ -372,7 +372,7 @@ fn where_a_command_is_is_told_of_steps_in_flight_alone() {
 }
 
 #[test]
-fn a_call_says_that_nobody_is_there_to_make_it() {
+fn model_call_reports_missing_providers_service() {
     let mesh = Mesh { no_providers: Some(NOW), ..at(Whereabouts::Taken) };
     let mut told = 0;
     for (task, _) in states() {
@@ -404,7 +404,7 @@ fn a_call_says_that_nobody_is_there_to_make_it() {
 }
 
 #[test]
-fn a_pause_says_when_the_next_try_is_and_whether_there_is_a_last_one() {
+fn backoff_reports_next_attempt_and_attempt_limit() {
     let pauses = |task: &StoredTask| {
         matches!(task.state.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. }))
     };
@@ -428,7 +428,7 @@ fn a_pause_says_when_the_next_try_is_and_whether_there_is_a_last_one() {
 }
 
 #[test]
-fn approvals_that_are_waited_for_are_named() {
+fn pending_approvals_are_named() {
     let asked = StoredApproval {
         id: ApprovalId::from_uuid(Uuid::from_u128(9)),
         organization: OrganizationId::LOCAL,
@@ -470,7 +470,7 @@ fn approvals_that_are_waited_for_are_named() {
 }
 
 #[test]
-fn a_task_whose_pool_nobody_serves_says_so_where_it_matters() {
+fn unserved_pool_is_reported_where_scripts_wait() {
     let says = "; no interpreter serves the pool `cpu-4` since 2023-11-14T22:13:20Z";
     let mut spoken = 0;
     for (task, _) in states() {

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_keeps_names_and_words() {
+    fn rotation_keeps_names_and_comments() {
         let unnamed = STANDARD.encode([7; 32]);
         let text = format!("# of the installation\n{OLD}, {unnamed}\n\n# the end");
         let mut keys = KeyFile::parse(&text).expect("keys");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_first_before_and_is_again_is_not_marked() {
+    fn key_promoted_again_loses_its_mark() {
         let mut keys = KeyFile::parse(OLD).expect("a key");
         keys.add(Some("new"), &[9; 32]).expect("it is added");
         keys.promote("new", at(1)).expect("it is promoted");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_no_key_is_repeated() {
+    fn invalid_changes_are_refused_without_showing_keys() {
         let mut keys = KeyFile::parse(OLD).expect("a key");
         let refused =
             |done: anyhow::Result<String>| format!("{:#}", done.expect_err("it is refused"));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_and_by_one_at_a_time() {
+    fn concurrent_changes_replace_the_file_atomically() {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, link) = (folder.path().join("master.key"), folder.path().join("link"));
         fs::write(&path, OLD).expect("it is written");

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_candidates_are_new_gone_changed_or_to_be_checked() {
+    fn comparison_lists_added_removed_changed_and_affected() {
         let (before, after) = ("1 a.py\n2 b.py\n3 c d.py\n", "1 a.py\n9 b.py\n4 e.py\n");
         let mut answer = files(before, after);
         assert_eq!(

@@ -276,7 +276,7 @@ mod tests {
     use crate::validate::formats::is_name;
 
     #[test]
-    fn an_exploration_reads_and_does_nothing_else() {
+    fn exploration_policy_allows_reads_only() {
         let policy = Policy::new(policy());
         let judge = |tools: &[&str]| policy.evaluate(tools, &Subject::None).action;
         for tools in [
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_has_a_name_whatever_its_model_is_called() {
+    fn agent_name_is_valid_for_every_model_name() {
         for model in ["m", &"m".repeat(44), &"m".repeat(45), &"m".repeat(63)] {
             assert!(is_name(&agent_name(model)), "{}", agent_name(model));
         }

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_cursors_we_made_are_accepted() {
+    fn only_issued_cursors_are_accepted() {
         assert_eq!("0".parse(), Ok(Cursor::BEGINNING));
         assert_eq!(
             "7.2.4294967300".parse(),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_ends_a_step_ends_its_progress() {
+    fn record_that_ends_a_step_ends_its_progress() {
         let mut cursor = Cursor::BEGINNING;
         cursor.past_record(1, 0);
         cursor.past_progress(1, 5);
@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_cursor_reads_back_what_it_prints(sequence: u64, step in 1_u64.., index: u64) {
+        fn cursor_round_trips_as_text(sequence: u64, step in 1_u64.., index: u64) {
             let cursor = Cursor { sequence, step, index };
             prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
         }

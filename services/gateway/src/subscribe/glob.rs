@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_any_characters() {
+    fn star_matches_any_characters() {
         for (pattern, kind, expected) in [
             ("message.*", "message.delta", true),
             ("message.*", "message.", true),
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn without_patterns_everything_is_wanted() {
+    fn globs_without_patterns_match_everything() {
         assert!(Globs::default().want("error"));
         assert!(!Globs::new(vec!["task.*".into(), "tool.*".into()]).want("error"));
         assert!(Globs::new(vec!["task.*".into(), "tool.*".into()]).want("tool.called"));
@@ -86,7 +86,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn matching_agrees_with_the_simple_definition(pattern in "[ab*]{0,8}", text in "[ab]{0,8}") {
+        fn matching_agrees_with_the_recursive_definition(pattern in "[ab*]{0,8}", text in "[ab]{0,8}") {
             prop_assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), simple(pattern.as_bytes(), text.as_bytes()));
         }
     }

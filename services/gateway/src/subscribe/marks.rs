@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_catch_up_has_read_counts_when_it_is_at_its_end() {
+    fn finished_catch_up_advances_the_start() {
         let mut marks = Marks::default();
         marks.read(Bookmark::of_tests(5));
         assert_eq!(marks.start(), Bookmark::default());
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_counts_when_the_step_is_over_that_was_open_when_its_records_were_passed() {
+    fn stream_end_counts_once_the_open_step_has_ended() {
         let mut marks = Marks::default();
         // The records that were there are not passed yet: any step may have spoken.
         marks.live(at(3, 2), past(50, 4));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_from_before_a_catch_up_does_not_take_its_place() {
+    fn older_stream_end_does_not_replace_a_catch_up() {
         let mut marks = Marks::default();
         marks.live(at(4, 4), past(50, 4));
         marks.read(Bookmark::of_tests(70));

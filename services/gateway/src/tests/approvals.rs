@@ -84,7 +84,7 @@ pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &
 }
 
 #[tokio::test]
-async fn policies_are_kept_shown_and_replaced_as_a_whole() {
+async fn policies_are_stored_and_replaced_as_a_whole() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut spec = task_spec();
     spec.policy = vec![rule()];
@@ -111,7 +111,7 @@ async fn policies_are_kept_shown_and_replaced_as_a_whole() {
 }
 
 #[tokio::test]
-async fn what_is_no_policy_is_refused_field_by_field() {
+async fn invalid_policy_names_each_wrong_field() {
     let gateway = Gateway::start().await.with_agent().await;
     let with = |change: &dyn Fn(&mut v1::PolicyRule)| {
         let mut rule = rule();
@@ -142,7 +142,7 @@ async fn what_is_no_policy_is_refused_field_by_field() {
 }
 
 #[tokio::test]
-async fn an_approval_is_listed_decided_once_and_told() {
+async fn approval_is_decided_once_and_published() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let hash = "ab".repeat(32);
@@ -250,7 +250,7 @@ async fn an_approval_is_listed_decided_once_and_told() {
 }
 
 #[tokio::test]
-async fn what_is_no_decision_is_refused_field_by_field() {
+async fn invalid_decision_names_each_wrong_field() {
     let gateway = Gateway::start().await;
     let request = v1::DecideApprovalRequest {
         approval: "nonsense".into(),

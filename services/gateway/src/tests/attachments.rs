@@ -66,7 +66,7 @@ fn shown(message: v1::Message) -> v1::Attachment {
 }
 
 #[tokio::test]
-async fn a_message_is_stored_with_what_its_file_was() {
+async fn attachment_is_stored_with_the_metadata_of_its_file() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let file = upload(&gateway, "t.csv", b"1;2").await;
@@ -159,7 +159,7 @@ async fn a_message_is_stored_with_what_its_file_was() {
 }
 
 #[tokio::test]
-async fn only_ready_files_of_the_organization_are_shown() {
+async fn only_ready_files_of_the_organization_can_be_attached() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let file = upload(&gateway, "t.csv", b"1;2").await;
@@ -197,7 +197,7 @@ async fn only_ready_files_of_the_organization_are_shown() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_sent_again_is_answered_although_its_file_is_gone() {
+async fn repeated_message_is_answered_after_its_file_is_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let file = upload(&gateway, "t.csv", b"1;2").await;

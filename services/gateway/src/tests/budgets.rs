@@ -25,7 +25,7 @@ fn create(spec: v1::BudgetSpec) -> v1::CreateBudgetRequest {
 }
 
 #[tokio::test]
-async fn a_budget_lives_from_creation_to_deletion() {
+async fn budget_can_be_created_updated_and_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut client = budgets(&gateway);
@@ -74,7 +74,7 @@ async fn a_budget_lives_from_creation_to_deletion() {
 }
 
 #[tokio::test]
-async fn what_is_no_budget_is_refused_field_by_field() {
+async fn invalid_budget_names_each_wrong_field() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = budgets(&gateway);
     let wrong = v1::BudgetSpec {
@@ -107,7 +107,7 @@ async fn what_is_no_budget_is_refused_field_by_field() {
 }
 
 #[tokio::test]
-async fn prices_and_limits_come_from_the_catalog_unless_they_are_given() {
+async fn prices_and_limits_default_to_the_catalog() {
     let gateway = Gateway::start().await;
     let kinds = [
         ("claude", v1::ModelProviderType::Anthropic),

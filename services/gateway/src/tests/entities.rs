@@ -15,7 +15,7 @@ use super::harness::*;
 use crate::validate::tests::fields;
 
 #[tokio::test]
-async fn an_agent_lives_from_creation_to_deletion() {
+async fn agent_can_be_created_updated_and_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut agents = gateway.agents();
     let get = |agent: &str| v1::GetAgentRequest { agent: agent.into() };
@@ -57,7 +57,7 @@ async fn an_agent_lives_from_creation_to_deletion() {
 }
 
 #[tokio::test]
-async fn what_is_taken_used_or_missing_is_told_apart() {
+async fn name_taken_in_use_and_missing_have_different_codes() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     refused(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
@@ -96,7 +96,7 @@ async fn what_is_taken_used_or_missing_is_told_apart() {
 }
 
 #[tokio::test]
-async fn an_api_key_is_sealed_at_rest_and_never_shown() {
+async fn provider_key_is_sealed_at_rest_and_never_shown() {
     const SECRET: &str = "sk-very-secret";
     let gateway = Gateway::start().await;
     let mut request = provider("vendor");
@@ -147,7 +147,7 @@ async fn an_api_key_is_sealed_at_rest_and_never_shown() {
 }
 
 #[tokio::test]
-async fn a_key_does_not_follow_its_provider_to_another_address() {
+async fn provider_moved_to_another_address_needs_a_new_key() {
     let gateway = Gateway::start().await;
     let mut request = provider("vendor");
     let spec = request.spec.as_mut().expect("set");
@@ -204,7 +204,7 @@ async fn a_key_does_not_follow_its_provider_to_another_address() {
 }
 
 #[tokio::test]
-async fn a_list_of_providers_leaves_their_scripts_out() {
+async fn list_of_providers_omits_scripts() {
     let gateway = Gateway::start().await;
     let mut request = provider("p");
     request.spec.as_mut().expect("set").script = "[]".into();
@@ -223,7 +223,7 @@ pub(super) fn contains(bytes: &[u8], text: &str) -> bool {
 }
 
 #[tokio::test]
-async fn pages_show_every_agent_once_while_others_are_added() {
+async fn pages_show_every_agent_once_while_others_are_created() {
     let gateway = Gateway::start().await.with_agent().await;
     for name in ["b", "d", "f", "h"] {
         gateway.agents().create_agent(agent(name)).await.expect("it is made");
@@ -253,7 +253,7 @@ async fn pages_show_every_agent_once_while_others_are_added() {
 }
 
 #[tokio::test]
-async fn lists_are_filtered_by_what_is_referred_to() {
+async fn lists_filter_by_referenced_entity() {
     let gateway = Gateway::start().await.with_agent().await;
     gateway.models().create_model(model("other")).await.expect("it is made");
     let mut eve = agent("eve");
@@ -290,7 +290,7 @@ async fn lists_are_filtered_by_what_is_referred_to() {
 }
 
 #[tokio::test]
-async fn models_get_their_defaults() {
+async fn created_model_has_defaults() {
     let gateway = Gateway::start().await.with_agent().await;
     let found = gateway
         .models()
@@ -313,7 +313,7 @@ async fn models_get_their_defaults() {
 }
 
 #[tokio::test]
-async fn a_model_falls_back_to_others_that_stay_for_as_long() {
+async fn model_used_as_fallback_cannot_be_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     for name in ["x", "y"] {
         gateway.models().create_model(model(name)).await.expect("it is made");
@@ -349,7 +349,7 @@ async fn a_model_falls_back_to_others_that_stay_for_as_long() {
 }
 
 #[tokio::test]
-async fn what_only_the_providers_service_knows_is_not_known_without_it() {
+async fn provider_check_needs_the_providers_service() {
     let gateway = Gateway::start().await.with_agent().await;
     let get = v1::GetModelRequest { model: "m".into() };
     let status = gateway
@@ -368,7 +368,7 @@ async fn what_only_the_providers_service_knows_is_not_known_without_it() {
 }
 
 #[tokio::test]
-async fn further_keys_are_sealed_and_never_shown() {
+async fn additional_keys_are_sealed_and_never_shown() {
     let gateway = Gateway::start().await;
     let mut request = provider("keys");
     if let Some(spec) = &mut request.spec {
@@ -400,7 +400,7 @@ async fn further_keys_are_sealed_and_never_shown() {
 }
 
 #[tokio::test]
-async fn the_same_key_gives_the_first_answer() {
+async fn repeated_idempotency_key_returns_the_first_answer() {
     let gateway = Gateway::start().await.with_agent().await;
     let keyed = |name: &str| v1::CreateAgentRequest { idempotency_key: "k1".into(), ..agent(name) };
     // At once: one is carried out, the others get its answer.
@@ -443,7 +443,7 @@ async fn the_same_key_gives_the_first_answer() {
 }
 
 #[tokio::test]
-async fn another_organizations_entities_do_not_exist() {
+async fn entities_of_other_organizations_are_not_found() {
     let gateway = Gateway::start().await.with_agent().await;
     let other = OrganizationId::from_uuid(Uuid::now_v7());
     let sql = format!(

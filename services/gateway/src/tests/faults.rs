@@ -29,7 +29,7 @@ async fn health(gateway: &Gateway, service: &str) -> ServingStatus {
 }
 
 #[tokio::test]
-async fn while_postgresql_or_nats_is_away_at_the_start_requests_are_unavailable() {
+async fn requests_are_unavailable_until_dependencies_are_reachable() {
     for (database_there, nats_there) in [(false, true), (true, false)] {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let database_url = if database_there {
@@ -51,7 +51,7 @@ async fn while_postgresql_or_nats_is_away_at_the_start_requests_are_unavailable(
 }
 
 #[tokio::test]
-async fn a_ready_gateway_says_so_and_describes_itself() {
+async fn ready_gateway_reports_health_and_services() {
     use tonic_reflection::pb::v1::{
         ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
         server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
@@ -79,7 +79,7 @@ async fn a_ready_gateway_says_so_and_describes_itself() {
 
 /// Older clients ask in the version before, which tells the same.
 #[tokio::test]
-async fn a_gateway_describes_itself_in_both_versions_of_reflection() {
+async fn both_reflection_versions_list_the_same_services() {
     use tonic_reflection::pb::{v1, v1alpha};
     let gateway = Gateway::start().await;
     let list = v1::server_reflection_request::MessageRequest::ListServices(String::new());
@@ -115,7 +115,7 @@ async fn a_gateway_describes_itself_in_both_versions_of_reflection() {
 }
 
 #[tokio::test]
-async fn while_nats_is_away_writes_are_accepted_and_subscriptions_go_on() {
+async fn nats_outage_stops_neither_writes_nor_subscriptions() {
     let mut gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut events = gateway.subscribe(&task, "0").await;
@@ -140,7 +140,7 @@ async fn while_nats_is_away_writes_are_accepted_and_subscriptions_go_on() {
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_read_is_the_clients_mistake() {
+async fn unreadable_request_is_a_client_error() {
     let gateway = Gateway::start().await;
     for (what, body, encoding, code) in [
         ("no frame", "", "identity", Code::InvalidArgument),
@@ -211,7 +211,7 @@ impl Proxy {
 }
 
 #[tokio::test]
-async fn while_postgresql_is_away_requests_are_unavailable_and_subscriptions_wait() {
+async fn postgresql_outage_fails_requests_and_pauses_subscriptions() {
     let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
     let (head, tail) = database.url().split_once('@').expect("a user stands in the address");
     let (address, name) = tail.split_once('/').expect("a database stands in the address");

@@ -107,7 +107,7 @@ fn details(status: &Status) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_file_is_uploaded_in_parts_and_given_out_as_it_is() {
+async fn file_uploaded_in_parts_downloads_unchanged() {
     let gateway = Gateway::start().await;
     let content = noise(3_000_001);
     let wanted = v1::FileSpec {
@@ -170,7 +170,7 @@ async fn a_file_is_uploaded_in_parts_and_given_out_as_it_is() {
 }
 
 #[tokio::test]
-async fn of_parts_sent_at_once_one_is_taken_and_the_file_is_whole() {
+async fn concurrent_parts_at_one_offset_store_exactly_one() {
     let gateway = Gateway::start().await;
     let file = created(&gateway, spec("race", &[0; 3000])).await;
     let mut content: Vec<u8> = Vec::new();
@@ -196,7 +196,7 @@ async fn of_parts_sent_at_once_one_is_taken_and_the_file_is_whole() {
 }
 
 #[tokio::test]
-async fn what_is_not_what_it_says_is_refused_and_gone() {
+async fn file_that_fails_its_check_is_refused_and_removed() {
     let config = Config {
         gateway_files_max_bytes: 1_000_000,
         gateway_files_types: vec!["text/*".into(), "application/*".into()],
@@ -250,7 +250,7 @@ async fn what_is_not_what_it_says_is_refused_and_gone() {
 }
 
 #[tokio::test]
-async fn what_a_killed_gateway_has_not_finished_another_finishes() {
+async fn upload_left_by_a_killed_gateway_is_finished() {
     let gateway = Gateway::start().await;
     let file = created(&gateway, spec("left.txt", b"left behind")).await;
     let file_id: FileId = id(file.metadata.clone()).parse().expect("an id");
@@ -273,7 +273,7 @@ async fn what_a_killed_gateway_has_not_finished_another_finishes() {
 }
 
 #[tokio::test]
-async fn what_nobody_finishes_goes_and_what_is_ready_stays() {
+async fn sweep_removes_abandoned_uploads_and_keeps_ready_files() {
     let gateway = Gateway::start().await;
     let kept = uploaded(&gateway, "kept.txt", b"kept").await;
     let begun = created(&gateway, spec("begun.txt", b"begun")).await;
@@ -291,7 +291,7 @@ async fn what_nobody_finishes_goes_and_what_is_ready_stays() {
 }
 
 #[tokio::test]
-async fn what_an_organization_has_is_counted_and_known_to_it_alone() {
+async fn storage_is_counted_per_organization_and_not_disclosed() {
     let limits = Limits { storage_bytes: Some(1000), ..Limits::default() };
     let config = Config {
         gateway_tiers: BTreeMap::from([("small".to_owned(), limits)]),

@@ -64,7 +64,7 @@ fn organization_spec(slug: &str) -> v1::CreateOrganizationRequest {
 }
 
 #[tokio::test]
-async fn in_local_mode_who_says_nothing_is_the_operator_and_who_says_something_is_judged_by_it() {
+async fn local_mode_trusts_absent_but_not_wrong_credentials() {
     let gateway = Gateway::start().await;
     let me = who(gateway.channel(), None, None).await.expect("it is the operator");
     assert_eq!(
@@ -101,7 +101,7 @@ async fn in_local_mode_who_says_nothing_is_the_operator_and_who_says_something_i
 }
 
 #[tokio::test]
-async fn a_user_owns_so_many_organizations_and_no_more() {
+async fn organizations_of_one_user_are_limited() {
     let gateway =
         Gateway::start_with(Config { gateway_organizations_of_one: 2, ..required() }).await;
     let (organization, owner) = other(&gateway, "first").await;
@@ -123,7 +123,7 @@ async fn a_user_owns_so_many_organizations_and_no_more() {
 }
 
 #[tokio::test]
-async fn the_socket_is_for_processes_of_the_same_user_even_where_log_in_is_required() {
+async fn socket_of_the_same_user_needs_no_login() {
     let directory =
         std::env::temp_dir().join(format!("construct-gateway-{}", uuid::Uuid::now_v7()));
     std::fs::create_dir(&directory).expect("a directory");
@@ -143,7 +143,7 @@ async fn the_socket_is_for_processes_of_the_same_user_even_where_log_in_is_requi
 }
 
 #[tokio::test]
-async fn a_key_may_what_it_was_given_until_it_is_revoked_and_gives_no_more_than_it_has() {
+async fn api_key_is_limited_to_its_grants_until_revoked() {
     let gateway = Gateway::start().await;
     let request =
         v1::CreateApiKeyRequest { spec: spec(v1::Role::Member, &["admin"]), expires_in: None };
@@ -214,7 +214,7 @@ async fn a_key_may_what_it_was_given_until_it_is_revoked_and_gives_no_more_than_
 }
 
 #[tokio::test]
-async fn a_setup_code_is_exchanged_once_however_many_try() {
+async fn setup_code_is_exchanged_only_once() {
     let gateway = Gateway::start_with(Config { gateway_login_failures: 20, ..required() }).await;
     let (_, owner) =
         key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
@@ -266,7 +266,7 @@ async fn a_setup_code_is_exchanged_once_however_many_try() {
 }
 
 #[tokio::test]
-async fn who_fails_again_and_again_is_refused_and_the_others_are_not() {
+async fn repeated_failures_limit_tokens_but_not_valid_keys() {
     let config =
         Config { gateway_login: Login::Required, gateway_login_failures: 5, ..Config::default() };
     let gateway = Gateway::start_with(config).await;
@@ -291,7 +291,7 @@ async fn who_fails_again_and_again_is_refused_and_the_others_are_not() {
 }
 
 #[tokio::test]
-async fn who_fails_behind_a_trusted_proxy_is_refused_and_the_others_behind_it_are_not() {
+async fn failures_behind_trusted_proxy_count_per_client() {
     let gateway_trusted_proxies = vec!["127.0.0.1".to_owned()];
     let config = Config { gateway_login_failures: 5, gateway_trusted_proxies, ..required() };
     let gateway = Gateway::start_with(config).await;
@@ -308,7 +308,7 @@ async fn who_fails_behind_a_trusted_proxy_is_refused_and_the_others_behind_it_ar
 }
 
 #[tokio::test]
-async fn in_local_mode_who_comes_by_a_trusted_proxy_has_to_log_in_wherever_they_are() {
+async fn local_mode_requires_login_through_a_trusted_proxy() {
     let gateway_trusted_proxies = vec!["127.0.0.1".to_owned()];
     let gateway =
         Gateway::configured(Config { gateway_trusted_proxies, ..Config::default() }).await;
@@ -323,7 +323,7 @@ async fn in_local_mode_who_comes_by_a_trusted_proxy_has_to_log_in_wherever_they_
 }
 
 #[tokio::test]
-async fn people_log_in_with_their_issuer_and_enter_where_they_are_invited() {
+async fn user_signs_in_and_joins_by_invitation() {
     let (rsa, ec) = (Key::rsa("r", 0), Key::ec("e"));
     let issuer = Issuer::start(&[&rsa, &ec]).await;
     let config = Config {
@@ -453,7 +453,7 @@ async fn people_log_in_with_their_issuer_and_enter_where_they_are_invited() {
 }
 
 #[tokio::test]
-async fn an_organization_that_is_deleted_opens_to_nobody_at_once_and_is_erased() {
+async fn deleted_organization_refuses_everyone_and_is_erased() {
     let gateway = Gateway::start().await;
     let mut people = organizations(gateway.channel());
     let team = people
@@ -523,7 +523,7 @@ async fn an_organization_that_is_deleted_opens_to_nobody_at_once_and_is_erased()
 }
 
 #[tokio::test]
-async fn a_subscription_ends_with_what_opened_it() {
+async fn subscription_ends_when_its_key_is_revoked() {
     let gateway = Gateway::start().await;
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
     let (key_id, credential) = key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
@@ -549,7 +549,7 @@ async fn a_subscription_ends_with_what_opened_it() {
 }
 
 #[tokio::test]
-async fn a_key_makes_none_that_outlives_it() {
+async fn created_key_does_not_outlive_its_creator() {
     let gateway = Gateway::start().await;
     let end = jiff::Timestamp::now() + std::time::Duration::from_secs(3600);
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
@@ -569,7 +569,7 @@ async fn a_key_makes_none_that_outlives_it() {
 }
 
 #[tokio::test]
-async fn only_the_operators_organization_says_where_a_model_provider_is() {
+async fn only_the_operator_may_set_provider_addresses() {
     let gateway = Gateway::start().await;
     let made =
         organizations(gateway.channel()).create_organization(organization_spec("team")).await;
@@ -619,7 +619,7 @@ async fn only_the_operators_organization_says_where_a_model_provider_is() {
 }
 
 #[tokio::test]
-async fn a_subscription_tells_of_nothing_that_the_caller_may_not_read() {
+async fn subscription_shows_only_events_within_the_scopes() {
     let gateway = Gateway::start().await;
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
     let (_, credential) = key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;

@@ -21,7 +21,7 @@ fn request(model: &str) -> v1::CreateModelTokenRequest {
 }
 
 #[tokio::test]
-async fn a_token_names_whose_money_it_spends_and_on_what() {
+async fn model_token_names_organization_task_and_budget() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let asked = v1::CreateModelTokenRequest {
@@ -46,7 +46,7 @@ async fn a_token_names_whose_money_it_spends_and_on_what() {
 }
 
 #[tokio::test]
-async fn there_are_no_tokens_for_what_does_not_exist_nor_without_bounds() {
+async fn model_token_needs_existing_models_and_bounds() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = tokens(&gateway);
     refused(client.create_model_token(request("elsewhere")).await, Code::NotFound);

@@ -105,7 +105,7 @@ fn requests(requests: i64) -> Limits {
 }
 
 #[tokio::test]
-async fn who_floods_is_refused_and_nobody_else_notices() {
+async fn flooding_organization_does_not_affect_others() {
     let gateway = gateway(Limits { key_requests_per_minute: Some(4), ..requests(6) }).await;
     let ((flooding, flood), (_, calm)) =
         (team(&gateway, "flood").await, team(&gateway, "calm").await);
@@ -169,7 +169,7 @@ async fn who_floods_is_refused_and_nobody_else_notices() {
 }
 
 #[tokio::test]
-async fn a_refusal_and_what_is_left_are_told_on_every_face() {
+async fn every_protocol_reports_refusals_and_remaining_quota() {
     _ = rustls::crypto::ring::default_provider().install_default();
     let gateway = gateway(Limits { tasks_per_day: Some(0), ..requests(1000) }).await;
     let (organization, key) = team(&gateway, "team").await;
@@ -303,7 +303,7 @@ async fn a_refusal_and_what_is_left_are_told_on_every_face() {
 }
 
 #[tokio::test]
-async fn what_lasts_is_refused_when_it_is_used_up_and_what_was_done_is_answered_again() {
+async fn exhausted_daily_quota_still_answers_repeated_requests() {
     let limits = Limits { tasks_per_day: Some(2), tokens_per_day: Some(10), ..Limits::default() };
     let gateway = gateway(limits).await;
     let (organization, key) = team(&gateway, "team").await;
@@ -402,7 +402,7 @@ async fn what_lasts_is_refused_when_it_is_used_up_and_what_was_done_is_answered_
 }
 
 #[tokio::test]
-async fn usage_is_listed_page_by_page_of_ones_own_only() {
+async fn usage_is_listed_in_pages() {
     let gateway = Gateway::start().await.with_agent().await;
     let task: construct_domain::TaskId = gateway.task().await.parse().expect("an id");
     for day in 1..=5 {
@@ -501,7 +501,7 @@ async fn book(gateway: &Gateway, organization: OrganizationId, task: &str, token
 }
 
 #[tokio::test]
-async fn a_key_is_held_to_its_own_limits_and_another_is_not() {
+async fn limits_of_a_key_apply_to_that_key_only() {
     let gateway =
         gateway(Limits { key_requests_per_minute: Some(2000), ..Limits::default() }).await;
     let (organization, owner) = team(&gateway, "team").await;
@@ -662,7 +662,7 @@ async fn a_key_is_held_to_its_own_limits_and_another_is_not() {
 }
 
 #[tokio::test]
-async fn a_key_keeps_no_more_than_it_may_and_what_it_has_stored_stays() {
+async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
     let gateway = gateway(Limits::default()).await;
     let (_, owner) = team(&gateway, "team").await;
     let limits = v1::ApiKeyLimits { storage_bytes: Some(20), ..v1::ApiKeyLimits::default() };
@@ -722,7 +722,7 @@ async fn a_key_keeps_no_more_than_it_may_and_what_it_has_stored_stays() {
 }
 
 #[tokio::test]
-async fn a_document_is_charged_with_what_it_adds() {
+async fn document_is_charged_for_the_bytes_it_adds() {
     let gateway = gateway(Limits { storage_bytes: Some(20), ..Limits::default() }).await;
     let (_, key) = team(&gateway, "team").await;
     let mut client = v1::state_service_client::StateServiceClient::new(gateway.channel());

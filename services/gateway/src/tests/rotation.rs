@@ -57,7 +57,7 @@ impl Keys {
 }
 
 #[tokio::test]
-async fn secrets_keys_are_exchanged_while_secrets_are_written() {
+async fn secrets_key_rotates_while_secrets_are_written() {
     let gateway = Gateway::start().await;
     let keys = Keys::new("secrets.key", SECRETS_KEY, gateway.store());
     let mut client = secrets(&gateway);
@@ -123,7 +123,7 @@ async fn secrets_keys_are_exchanged_while_secrets_are_written() {
 }
 
 #[tokio::test]
-async fn a_wrong_file_of_master_keys_is_told_and_nothing_is_taken_out() {
+async fn retire_refuses_a_key_file_of_another_installation() {
     let gateway = Gateway::start().await;
     let mut vendor = provider("p");
     let spec = vendor.spec.as_mut().expect("set");
@@ -151,7 +151,7 @@ async fn a_wrong_file_of_master_keys_is_told_and_nothing_is_taken_out() {
 }
 
 #[tokio::test]
-async fn a_key_of_tokens_is_kept_until_the_last_token_has_ended() {
+async fn token_key_retires_after_its_last_token_expires() {
     let database = construct_store::testing::Database::new().await;
     let keys = Keys::new("token.key", TOKEN_KEY, database.store());
     let now = Timestamp::now();
@@ -179,7 +179,7 @@ async fn a_key_of_tokens_is_kept_until_the_last_token_has_ended() {
 }
 
 #[test]
-fn what_is_not_understood_is_told() {
+fn invalid_key_commands_print_the_usage() {
     let parse = |words: &[&str]| Command::parse(words.iter().map(Into::into));
     for words in [
         &[][..],

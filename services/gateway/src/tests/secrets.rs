@@ -31,7 +31,7 @@ pub(super) fn secret(name: &str) -> v1::CreateSecretRequest {
 }
 
 #[tokio::test]
-async fn a_value_is_sealed_with_a_key_of_its_own_and_never_shown() {
+async fn secret_value_is_sealed_with_its_own_key_and_never_shown() {
     let gateway = Gateway::start().await;
     let mut client = secrets(&gateway);
     let request = v1::CreateSecretRequest { idempotency_key: "key".into(), ..secret("TOKEN") };
@@ -93,7 +93,7 @@ async fn a_value_is_sealed_with_a_key_of_its_own_and_never_shown() {
 }
 
 #[tokio::test]
-async fn a_secret_that_makes_no_sense_is_refused_without_repeating_its_value() {
+async fn invalid_secret_is_refused_without_showing_its_value() {
     let gateway = Gateway::start().await;
     let valid = secret("TOKEN").spec.expect("set");
     for (spec, field) in [
@@ -126,7 +126,7 @@ async fn a_secret_that_makes_no_sense_is_refused_without_repeating_its_value() {
 }
 
 #[tokio::test]
-async fn new_bindings_need_the_value_again_and_fewer_do_not() {
+async fn wider_bindings_require_the_value_again() {
     let gateway = Gateway::start().await;
     let mut client = secrets(&gateway);
     client.create_secret(secret("TOKEN")).await.expect("it is made");
@@ -160,7 +160,7 @@ async fn new_bindings_need_the_value_again_and_fewer_do_not() {
 }
 
 #[tokio::test]
-async fn agents_name_the_secrets_they_may_use() {
+async fn agent_uses_only_the_secrets_it_names() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = secrets(&gateway);
     let first = client.create_secret(secret("TOKEN")).await.expect("it is made").into_inner();
@@ -215,7 +215,7 @@ async fn agents_name_the_secrets_they_may_use() {
 }
 
 #[tokio::test]
-async fn secrets_are_sealed_anew_when_their_key_changes() {
+async fn secrets_are_resealed_when_their_key_changes() {
     let gateway = Gateway::start().await;
     secrets(&gateway).create_secret(secret("TOKEN")).await.expect("it is made");
     let old: [u8; 32] = std::array::from_fn(|index| 31 - index as u8);

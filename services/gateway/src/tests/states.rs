@@ -50,7 +50,7 @@ fn ids(events: &[v1::StateEvent]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_a_document_says_is_given_back_and_stands_nowhere_else() {
+async fn document_content_appears_only_in_its_own_answers() {
     let gateway = Gateway::start().await;
     let mut client = states(&gateway);
     let request = v1::PutStateRequest {
@@ -133,7 +133,7 @@ async fn what_a_document_says_is_given_back_and_stands_nowhere_else() {
 }
 
 #[tokio::test]
-async fn members_have_their_own_and_read_what_admins_share() {
+async fn members_have_own_documents_and_read_shared_ones() {
     let gateway = Gateway::start_with(required()).await;
     let mut client = states(&gateway);
     let profile = construct_store::identity::Profile {
@@ -252,7 +252,7 @@ async fn members_have_their_own_and_read_what_admins_share() {
 }
 
 #[tokio::test]
-async fn who_watches_is_told_what_they_have_not_got_and_then_what_changes() {
+async fn watcher_gets_missed_and_then_new_versions() {
     let gateway = Gateway::start().await;
     let mut client = states(&gateway);
     client.put_state(put("settings", "{\"n\": 1}")).await.expect("it is put");
@@ -319,7 +319,7 @@ async fn who_watches_is_told_what_they_have_not_got_and_then_what_changes() {
 }
 
 #[tokio::test]
-async fn an_earlier_version_is_put_back_and_the_same_request_is_answered_again() {
+async fn restored_version_and_repeated_request_are_answered() {
     let gateway = Gateway::start().await;
     let mut client = states(&gateway);
     for json in ["{\"n\": 1}", "{\"n\": 2}"] {

@@ -114,7 +114,7 @@ fn marks(events: &[v1::Event]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_was_missed_is_replayed_and_then_it_goes_on_live() {
+async fn subscription_replays_missed_events_and_then_live_ones() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     gateway.say(&task, "one").await;
@@ -155,7 +155,7 @@ async fn what_was_missed_is_replayed_and_then_it_goes_on_live() {
 }
 
 #[tokio::test]
-async fn without_a_cursor_only_what_is_new_is_shown() {
+async fn subscription_without_cursor_shows_only_new_events() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mesh = Mesh::of(&gateway, &task).await;
@@ -176,7 +176,7 @@ async fn without_a_cursor_only_what_is_new_is_shown() {
 }
 
 #[tokio::test]
-async fn a_record_whose_publication_was_lost_is_found() {
+async fn record_whose_publication_was_lost_is_delivered() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut events = gateway.subscribe(&task, "0").await;
@@ -192,7 +192,7 @@ async fn a_record_whose_publication_was_lost_is_found() {
 }
 
 #[tokio::test]
-async fn types_are_filtered_without_losing_count() {
+async fn filtered_events_still_advance_the_cursor() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let types = vec!["message.*".to_owned(), "*.deleted".to_owned()];
@@ -212,7 +212,7 @@ async fn types_are_filtered_without_losing_count() {
 }
 
 #[tokio::test]
-async fn the_stream_of_a_deleted_task_says_so_and_ends() {
+async fn stream_of_a_deleted_task_ends_with_task_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut watching = gateway.subscribe(&task, "0").await;
@@ -240,7 +240,7 @@ async fn the_stream_of_a_deleted_task_says_so_and_ends() {
 }
 
 #[tokio::test]
-async fn a_subscription_to_nothing_is_refused() {
+async fn subscription_to_missing_task_or_cursor_is_refused() {
     let gateway = Gateway::start().await.with_agent().await;
     let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
     let request = |task: &str, cursor: &str| v1::SubscribeRequest {
@@ -262,7 +262,7 @@ async fn a_subscription_to_nothing_is_refused() {
 }
 
 #[tokio::test]
-async fn the_organizations_stream_tells_of_its_entities() {
+async fn organization_stream_has_events_of_its_entities() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut events = gateway.subscribe("", "0").await;
     let kinds =
@@ -290,7 +290,7 @@ async fn the_organizations_stream_tells_of_its_entities() {
 }
 
 #[tokio::test]
-async fn a_slow_subscriber_slows_nobody_and_misses_nothing() {
+async fn slow_subscriber_delays_no_other_and_misses_nothing() {
     const COUNT: u64 = 1500;
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
@@ -341,7 +341,7 @@ async fn a_slow_subscriber_slows_nobody_and_misses_nothing() {
 }
 
 #[tokio::test]
-async fn subscribers_are_told_to_come_back_when_the_gateway_stops() {
+async fn stopping_gateway_tells_subscribers_to_reconnect() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut events = gateway.subscribe(&task, "0").await;

@@ -13,7 +13,7 @@ use super::harness::*;
 use crate::validate::tests::fields;
 
 #[tokio::test]
-async fn a_task_lives_from_creation_to_deletion() {
+async fn task_can_be_created_updated_and_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     gateway.agents().create_agent(agent("eve")).await.expect("it is made");
     let mut tasks = gateway.tasks();
@@ -67,7 +67,7 @@ async fn a_task_lives_from_creation_to_deletion() {
 }
 
 #[tokio::test]
-async fn tasks_are_listed_by_agent_phase_and_workspace() {
+async fn tasks_are_filtered_by_agent_phase_and_workspace() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut made = Vec::new();
     for _ in 0..3 {
@@ -98,7 +98,7 @@ async fn tasks_are_listed_by_agent_phase_and_workspace() {
 }
 
 #[tokio::test]
-async fn messages_are_listed_in_order_page_by_page() {
+async fn messages_are_listed_in_order_in_pages() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     for number in 0..5 {
@@ -123,7 +123,7 @@ async fn messages_are_listed_in_order_page_by_page() {
 }
 
 #[tokio::test]
-async fn only_a_waiting_message_can_be_changed_or_taken_back() {
+async fn only_a_queued_message_can_be_updated_or_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let first = gateway.say(&task, "first").await;
@@ -177,7 +177,7 @@ async fn only_a_waiting_message_can_be_changed_or_taken_back() {
 }
 
 #[tokio::test]
-async fn too_many_waiting_messages_are_refused() {
+async fn too_many_queued_messages_are_refused() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let id: TaskId = task.parse().expect("an id");
@@ -226,7 +226,7 @@ async fn pages_of_large_messages_are_short_and_complete() {
 }
 
 #[tokio::test]
-async fn an_accepted_message_wakes_the_reconciler() {
+async fn accepted_message_wakes_the_reconciler() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let id: TaskId = task.parse().expect("an id");
@@ -248,7 +248,7 @@ async fn an_accepted_message_wakes_the_reconciler() {
 }
 
 #[tokio::test]
-async fn requests_beyond_the_limits_are_refused() {
+async fn oversized_requests_are_refused() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     gateway.say(&task, &"x".repeat(1_048_576)).await;

@@ -140,7 +140,7 @@ fn http(ca: &str, version: reqwest::Version) -> reqwest::Client {
 }
 
 #[tokio::test]
-async fn over_tls_all_faces_are_there_for_who_trusts_the_certificate_and_nothing_in_plain_text() {
+async fn tls_serves_every_protocol_and_refuses_plain_text() {
     let (ca, other, folder) = (Authority::new("ca"), Authority::new("other"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
     let gateway = Gateway::unready(folder.config()).await;
@@ -164,7 +164,7 @@ async fn over_tls_all_faces_are_there_for_who_trusts_the_certificate_and_nothing
 }
 
 #[tokio::test]
-async fn the_operator_protocol_speaks_it_too() {
+async fn operator_protocol_is_served_over_tls() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
     let gateway = Gateway::unready(folder.config()).await;
@@ -175,7 +175,7 @@ async fn the_operator_protocol_speaks_it_too() {
 
 /// Lines that don't fit into what is on its way come to their end.
 #[tokio::test]
-async fn a_long_line_of_the_operator_protocol_comes_whole() {
+async fn long_operator_line_arrives_completely_over_tls() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
     let gateway = Gateway::unready(folder.config()).await;
@@ -262,7 +262,7 @@ async fn secured(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Resul
 }
 
 #[tokio::test]
-async fn with_a_client_ca_who_has_no_valid_certificate_of_it_does_not_come_in() {
+async fn client_ca_requires_a_valid_client_certificate() {
     let (ca, clients, other) =
         (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
     let folder = Folder::new();
@@ -291,7 +291,7 @@ async fn with_a_client_ca_who_has_no_valid_certificate_of_it_does_not_come_in() 
 }
 
 #[tokio::test]
-async fn with_a_client_ca_the_operator_protocol_asks_for_certificates_as_well() {
+async fn client_ca_applies_to_the_operator_protocol() {
     let (ca, clients, other) =
         (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
     let folder = Folder::new();
@@ -317,7 +317,7 @@ async fn with_a_client_ca_the_operator_protocol_asks_for_certificates_as_well() 
 }
 
 #[tokio::test]
-async fn an_expired_certificate_of_the_gateway_is_not_believed() {
+async fn expired_gateway_certificate_is_refused_by_clients() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", expired));
     let gateway = Gateway::unready(folder.config()).await;
@@ -326,7 +326,7 @@ async fn an_expired_certificate_of_the_gateway_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_taken_when_it_is_whole_and_connections_go_on() {
+async fn renewed_certificate_is_loaded_and_connections_stay_open() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
     let gateway = Gateway::unready(folder.config()).await;
@@ -355,7 +355,7 @@ async fn a_new_certificate_is_taken_when_it_is_whole_and_connections_go_on() {
 }
 
 #[tokio::test]
-async fn who_shakes_hands_slowly_holds_nobody_up_and_is_cut_off() {
+async fn slow_handshakes_delay_no_other_and_time_out() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
     let gateway = Gateway::unready(folder.config()).await;
@@ -378,7 +378,7 @@ async fn who_shakes_hands_slowly_holds_nobody_up_and_is_cut_off() {
 }
 
 #[tokio::test]
-async fn files_that_are_no_certificates_are_told_at_the_start() {
+async fn invalid_certificate_files_are_reported_at_start() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     let (made, another) = (ca.vouch("gateway", |_| {}), ca.vouch("gateway", |_| {}));
     let told = async || {

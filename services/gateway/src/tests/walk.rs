@@ -2,7 +2,7 @@
 //! is walked is the descriptor set, so that a method which is added without a thought fails here.
 
 mod contract;
-mod faces;
+mod protocols;
 mod foreign;
 
 use std::collections::BTreeMap;
@@ -283,7 +283,7 @@ fn code(answer: &Result<Bytes, Status>) -> Code {
 }
 
 #[tokio::test]
-async fn every_method_refuses_strangers_and_who_may_not_and_lets_in_who_may() {
+async fn every_method_enforces_its_role_and_scope() {
     let gateway = Gateway::start_with(required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let all = [Scope::Admin];
@@ -537,7 +537,7 @@ const NAMELESS: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
+async fn resources_of_another_organization_are_not_found() {
     let gateway = Gateway::start_with(required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
@@ -724,7 +724,7 @@ fn shows_nothing(method: &str, answer: &Result<Bytes, Status>, ids: &Ids) {
 
 /// The tests' own list of what a request can name is held against the contract's fields.
 #[test]
-fn no_field_that_names_something_is_forgotten() {
+fn every_reference_field_is_covered() {
     let ids: BTreeMap<&str, String> = [
         "provider",
         "model",
@@ -761,7 +761,7 @@ fn no_field_that_names_something_is_forgotten() {
 
 /// The token of a scan opens a few methods, for the scan's own task, until the scan is over.
 #[tokio::test]
-async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
+async fn scan_token_opens_only_its_own_task() {
     use construct_runtime::{MasterKeys, ScanToken};
 
     let gateway = Gateway::start_with(required()).await;

@@ -191,7 +191,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn everything_is_seen_once_and_in_its_true_order(
+    fn subscriber_sees_everything_once_and_in_order(
         steps in steps(Just(true).boxed(), Just(0).boxed()),
         script in prop::collection::vec((any::<u8>(), any::<u8>()), 0..200),
     ) {
@@ -206,7 +206,7 @@ proptest! {
     /// progress, and a step that no record ends is shown as late as it can be; but each kind keeps
     /// its order, and nothing is missing or repeated.
     #[test]
-    fn everything_is_seen_once_whatever_steps_do(
+    fn subscriber_sees_each_kind_once_whatever_steps_do(
         steps in steps(any::<bool>().boxed(), (0_u8..3).boxed()),
         script in prop::collection::vec((any::<u8>(), any::<u8>()), 0..200),
     ) {
@@ -220,7 +220,7 @@ proptest! {
     }
 
     #[test]
-    fn entities_have_records_only(
+    fn entity_stream_has_only_records(
         count in 0_u64..20,
         script in prop::collection::vec((any::<u8>(), any::<u8>()), 0..100),
     ) {
@@ -234,7 +234,7 @@ proptest! {
 }
 
 #[test]
-fn from_now_on_shows_nothing_old() {
+fn subscription_from_now_shows_no_old_events() {
     let mut world = World::new(vec![
         record(1, 0),
         progress(1, DELIVERY),
@@ -261,7 +261,7 @@ fn from_now_on_shows_nothing_old() {
 }
 
 #[test]
-fn a_task_without_a_step_is_shown_without_reading_its_progress_and_its_head_again() {
+fn task_without_steps_needs_no_read_of_progress_or_head() {
     let log = vec![
         record(1, 0),
         record(2, 0),
@@ -302,7 +302,7 @@ fn a_task_without_a_step_is_shown_without_reading_its_progress_and_its_head_agai
 }
 
 #[test]
-fn from_now_on_a_task_without_a_step_is_live_at_once() {
+fn subscription_from_now_to_stepless_task_is_live_at_once() {
     let mut world = World::new(vec![record(1, 0), record(2, 0), progress(1, DELIVERY)]);
     world.happen(5);
     world.live.clear();
@@ -319,7 +319,7 @@ fn from_now_on_a_task_without_a_step_is_live_at_once() {
 }
 
 #[test]
-fn records_that_go_with_their_task_while_they_are_read_are_not_waited_for() {
+fn records_purged_during_a_read_are_not_awaited() {
     let mut merge = Merge::resume(Cursor::BEGINNING, true);
     merge.on_head(3).expect("the cursor is ours");
     merge.on_progress(Vec::new());
@@ -333,14 +333,14 @@ fn records_that_go_with_their_task_while_they_are_read_are_not_waited_for() {
 }
 
 #[test]
-fn a_cursor_of_another_stream_is_noticed() {
+fn cursor_beyond_the_head_is_refused() {
     let mut merge = Merge::resume(Cursor { sequence: 9, step: 1, index: 0 }, true);
     assert_eq!(merge.want(), Want::ReadHead);
     assert_eq!(merge.on_head(8), Err(Ahead));
 }
 
 #[test]
-fn progress_numbered_with_holes_is_read_again_once_and_not_each_time() {
+fn progress_with_gaps_is_reread_only_once() {
     let mut world = World::new((0..10).map(|n| progress(1, DELIVERY + 7 * n)).collect());
     while world.step() {}
     world.reads = 0;
@@ -353,7 +353,7 @@ fn progress_numbered_with_holes_is_read_again_once_and_not_each_time() {
 }
 
 #[test]
-fn a_deleted_task_leaves_its_last_record() {
+fn deleted_task_shows_its_last_record() {
     let mut merge = Merge::resume(Cursor { sequence: 3, step: 1, index: 0 }, true);
     merge.on_head(9).expect("the cursor is ours");
     merge.on_progress(Vec::new());

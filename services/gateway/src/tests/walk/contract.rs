@@ -75,7 +75,7 @@ fn number(kind: &Kind, value: i64) -> Value {
 /// What the contract says of a field holds for every method whose request has it: a method that
 /// forgets to look is found here.
 #[tokio::test]
-async fn every_method_refuses_what_the_contract_refuses() {
+async fn every_method_refuses_contract_violations() {
     let gateway = Gateway::start_with(required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (_, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;

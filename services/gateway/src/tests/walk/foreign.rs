@@ -98,8 +98,7 @@ async fn shown(gateway: &Gateway, key: &str, ids: &Ids) -> BTreeMap<String, Byte
 }
 
 #[tokio::test]
-async fn what_belongs_to_others_is_refused_beside_ones_own_like_what_is_nowhere_and_nothing_changes()
- {
+async fn mixed_references_to_foreign_resources_are_refused() {
     let gateway = Gateway::start_with(required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (their_key_id, their_key) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;

@@ -28,7 +28,7 @@ fn examples(document: &str) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn every_example_of_the_document_works() {
+async fn every_example_of_api_docs_works() {
     let gateway = Gateway::start().await.with_agent().await;
     let document = std::fs::read_to_string(DOCUMENT).expect("the document is there");
     let examples = examples(&document);

@@ -254,7 +254,7 @@ fn said(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_question_is_answered_when_its_turn_is_over_and_the_session_goes_on() {
+async fn query_is_answered_at_the_end_of_its_turn() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let made = client
@@ -294,7 +294,7 @@ async fn a_question_is_answered_when_its_turn_is_over_and_the_session_goes_on() 
 }
 
 #[tokio::test]
-async fn a_request_with_content_is_answered_by_events() {
+async fn request_with_content_is_answered_with_events() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let request = json!({
@@ -334,7 +334,7 @@ async fn a_request_with_content_is_answered_by_events() {
 }
 
 #[tokio::test]
-async fn a_turn_that_is_read_later_has_what_its_tools_were_given_and_gave() {
+async fn exported_turn_has_inputs_and_results_of_tools() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let made =
@@ -399,7 +399,7 @@ async fn a_turn_that_is_read_later_has_what_its_tools_were_given_and_gave() {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
+async fn broken_result_stream_resumes_at_the_cursor() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let made =
@@ -488,7 +488,7 @@ async fn turn_told(client: &mut Client) -> (Vec<Value>, Vec<Value>) {
 }
 
 #[tokio::test]
-async fn a_question_that_is_sent_again_is_asked_once_and_has_the_same_answer() {
+async fn repeated_query_runs_once_and_gets_the_same_answer() {
     let gateway = Gateway::start().await.with_agent().await;
     let ask = json!({"id": Uuid::now_v7().to_string(), "type": "query", "agentID": "ada", "messages": said("one")});
     let mut lost = Client::of(&gateway).await;
@@ -536,7 +536,7 @@ async fn a_question_that_is_sent_again_is_asked_once_and_has_the_same_answer() {
 }
 
 #[tokio::test]
-async fn a_dispatch_that_is_sent_again_tells_the_same_events() {
+async fn repeated_dispatch_replays_the_same_events() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let made =
@@ -560,7 +560,7 @@ async fn a_dispatch_that_is_sent_again_tells_the_same_events() {
 }
 
 #[tokio::test]
-async fn events_go_on_where_the_client_was_when_it_broke() {
+async fn broken_event_stream_resumes_at_the_cursor() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     client.say(&json!({"id": "r", "type": "dispatch", "agentID": "ada", "content": "one"})).await;
@@ -636,7 +636,7 @@ async fn events_go_on_where_the_client_was_when_it_broke() {
 }
 
 #[tokio::test]
-async fn a_cancel_never_waits_behind_a_stream() {
+async fn cancel_does_not_wait_behind_a_stream() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let made =
@@ -682,7 +682,7 @@ async fn a_cancel_never_waits_behind_a_stream() {
 }
 
 #[tokio::test]
-async fn a_cancel_is_taken_also_from_who_has_as_many_requests_as_there_may_be() {
+async fn cancel_is_accepted_at_the_request_limit() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let made =
@@ -706,7 +706,7 @@ async fn a_cancel_is_taken_also_from_who_has_as_many_requests_as_there_may_be() 
 }
 
 #[tokio::test]
-async fn who_is_waiting_when_the_gateway_stops_is_told_to_come_again() {
+async fn stopping_gateway_tells_waiting_clients_to_retry() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let made =
@@ -745,7 +745,7 @@ async fn who_is_waiting_when_the_gateway_stops_is_told_to_come_again() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_has_a_code() {
+async fn invalid_requests_have_error_codes() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let missing = "task_01890a5d-ac96-774b-bcce-b302099a8057";
@@ -815,7 +815,7 @@ async fn what_is_wrong_has_a_code() {
 }
 
 #[tokio::test]
-async fn tools_that_a_client_names_are_all_a_session_may_call() {
+async fn session_may_call_only_the_tools_the_client_names() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
     let context = json!({"project": {"name": "p", "path": "/srv/p"}, "tools": ["read"], "userMessage": "look"});
@@ -854,7 +854,7 @@ async fn tools_that_a_client_names_are_all_a_session_may_call() {
 }
 
 #[tokio::test]
-async fn websockets_carry_the_same_lines_and_pages_cannot_open_them() {
+async fn websocket_carries_lines_and_refuses_web_pages() {
     let gateway = Gateway::start().await.with_agent().await;
     let open = |origin: &'static str| {
         let address = gateway.operator;
@@ -901,7 +901,7 @@ async fn websockets_carry_the_same_lines_and_pages_cannot_open_them() {
 }
 
 #[tokio::test]
-async fn a_line_that_is_too_long_ends_a_websocket_which_says_why() {
+async fn oversized_websocket_line_closes_with_a_reason() {
     let gateway = Gateway::start().await;
     let mut stream =
         BufReader::new(TcpStream::connect(gateway.operator).await.expect("it listens"));
@@ -933,7 +933,7 @@ async fn a_line_that_is_too_long_ends_a_websocket_which_says_why() {
 }
 
 #[tokio::test]
-async fn who_logs_in_is_told_whether_the_key_opens_anything() {
+async fn auth_reports_whether_the_key_is_valid() {
     let gateway = Gateway::start().await;
     let mut client = Client::of(&gateway).await;
     let wrong = client.ask(&json!({"type": "auth", "id": "1", "key": "ct_wrong"})).await;

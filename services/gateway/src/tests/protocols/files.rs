@@ -56,7 +56,7 @@ async fn settled(gateway: &Gateway, location: &str) {
 }
 
 #[tokio::test]
-async fn an_upload_by_tus_goes_on_where_it_was_cut() {
+async fn interrupted_tus_upload_resumes() {
     let gateway = Gateway::start().await;
     let (status, headers) = tus(&gateway, "OPTIONS", "/v1/files/uploads", &[], Vec::new()).await;
     assert_eq!(
@@ -116,7 +116,7 @@ async fn an_upload_by_tus_goes_on_where_it_was_cut() {
 }
 
 #[tokio::test]
-async fn tus_is_refused_what_it_does_not_allow() {
+async fn invalid_tus_requests_are_refused() {
     let gateway = Gateway::start().await;
     let location = begun(&gateway, 5).await;
     let at = |offset: &'static str| [("upload-offset", offset), ("content-type", BODY)];
@@ -173,7 +173,7 @@ async fn tus_is_refused_what_it_does_not_allow() {
 }
 
 #[tokio::test]
-async fn what_a_file_says_is_given_out_in_ranges_and_run_by_nobody() {
+async fn file_content_is_served_in_ranges_and_never_executed() {
     let gateway = Gateway::start().await;
     let page = b"<script>alert(1)</script>".to_vec();
     let size = page.len().to_string();

@@ -48,7 +48,7 @@ async fn call(
 }
 
 #[tokio::test]
-async fn a_client_that_compresses_everything_is_understood_by_every_service() {
+async fn every_service_accepts_compressed_requests() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut tasks = gateway.tasks().send_compressed(Gzip).accept_compressed(Gzip);
@@ -100,7 +100,7 @@ async fn a_client_that_compresses_everything_is_understood_by_every_service() {
 }
 
 #[tokio::test]
-async fn a_call_whose_time_is_over_says_so_in_the_form_it_came_in() {
+async fn deadline_exceeded_is_reported_in_the_callers_protocol() {
     let gateway = Gateway::start().await.with_agent().await;
     // Somebody who hears questions and answers none.
     let bus = gateway.nats.bus().await;
@@ -138,7 +138,7 @@ async fn a_call_whose_time_is_over_says_so_in_the_form_it_came_in() {
 }
 
 #[tokio::test]
-async fn a_subscription_lives_no_longer_than_its_client_waits() {
+async fn subscription_ends_at_the_client_deadline() {
     let gateway = Gateway::start().await.with_agent().await;
     let subscription =
         v1::SubscribeRequest { task: gateway.task().await, cursor: "0".into(), types: Vec::new() };
@@ -198,7 +198,7 @@ async fn told_until_closed(mut stream: TcpStream) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_gateway_that_stops_ends_calls_well_and_says_goodbye() {
+async fn stopping_gateway_finishes_calls_and_sends_goaway() {
     let gateway = Gateway::start().await.with_agent().await;
     // Somebody who answers when told to.
     let (bus, answer, (heard, mut hears)) =

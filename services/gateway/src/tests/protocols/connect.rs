@@ -48,7 +48,7 @@ async fn refused_with(response: reqwest::Response, http: StatusCode, code: &str)
 }
 
 #[tokio::test]
-async fn a_call_works_with_json_and_protobuf_over_both_versions_of_http() {
+async fn unary_call_accepts_json_and_protobuf_over_both_http_versions() {
     let gateway = Gateway::start().await.with_agent().await;
     for client in [http(), http2()] {
         let create = gateway.url(&format!("{TASKS}CreateTask"));
@@ -70,7 +70,7 @@ async fn a_call_works_with_json_and_protobuf_over_both_versions_of_http() {
 }
 
 #[tokio::test]
-async fn what_only_reads_can_be_called_with_get() {
+async fn get_calls_only_methods_without_side_effects() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let get = |query: String| http().get(gateway.url(&format!("{TASKS}GetTask?{query}"))).send();
@@ -116,7 +116,7 @@ async fn what_only_reads_can_be_called_with_get() {
 }
 
 #[tokio::test]
-async fn an_error_has_its_code_its_words_and_its_details() {
+async fn error_has_code_message_and_details() {
     let gateway = Gateway::start().await.with_agent().await;
     let call = |method: &str, body: Value| {
         http().post(gateway.url(&format!("{TASKS}{method}"))).json(&body).send()
@@ -145,7 +145,7 @@ async fn an_error_has_its_code_its_words_and_its_details() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_no_call_is_refused_by_http_itself() {
+async fn malformed_request_gets_matching_http_status() {
     let gateway = Gateway::start().await;
     let url = gateway.url(&format!("{TASKS}GetTask"));
     let post =
@@ -237,7 +237,7 @@ async fn a_request_that_is_no_call_is_refused_by_http_itself() {
 }
 
 #[tokio::test]
-async fn gzip_is_understood_in_both_directions() {
+async fn gzip_works_in_both_directions() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let spec = json!({"task": task, "blocks": [{"text": {"text": "again and ".repeat(1000)}}]});
@@ -260,7 +260,7 @@ async fn gzip_is_understood_in_both_directions() {
 }
 
 #[tokio::test]
-async fn a_stream_is_understood_however_its_request_is_cut() {
+async fn stream_request_can_be_split_anywhere() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     gateway.say(&task, "one").await;
@@ -299,7 +299,7 @@ async fn a_stream_is_understood_however_its_request_is_cut() {
 }
 
 #[tokio::test]
-async fn a_stream_says_in_its_end_how_it_ended() {
+async fn end_of_stream_carries_the_error() {
     let gateway = Gateway::start().await.with_agent().await;
     let url = gateway.url("/construct.v1.EventService/Subscribe");
     let subscribe = |body: Vec<u8>, timeout: &'static str| {
@@ -342,7 +342,7 @@ async fn a_stream_says_in_its_end_how_it_ended() {
 }
 
 #[tokio::test]
-async fn logging_in_is_a_part_of_what_the_client_waits_for() {
+async fn deadline_covers_authentication() {
     // An issuer that takes connections and never says a word. What it is asked is given up after 5
     // s, with another answer.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
@@ -375,7 +375,7 @@ async fn logging_in_is_a_part_of_what_the_client_waits_for() {
 }
 
 #[tokio::test]
-async fn a_stream_is_compressed_for_whom_that_is_worth_it() {
+async fn stream_compresses_only_large_messages() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     gateway.say(&task, &"again and ".repeat(1000)).await;
@@ -412,7 +412,7 @@ async fn a_stream_is_compressed_for_whom_that_is_worth_it() {
 }
 
 #[tokio::test]
-async fn health_and_reflection_speak_connect_too() {
+async fn health_and_reflection_answer_over_connect() {
     let gateway = Gateway::start().await;
     let check = http()
         .post(gateway.url("/grpc.health.v1.Health/Check"))

@@ -24,7 +24,7 @@ async fn is_refused(response: reqwest::Response) -> bool {
 }
 
 #[tokio::test]
-async fn no_page_can_drive_a_gateway_that_does_not_know_its_origin() {
+async fn page_of_unknown_origin_is_refused() {
     let gateway = Gateway::start().await;
     for (face, path, kind) in EVERY_FACE {
         let ask = |name: &'static str, value: &'static str| {
@@ -70,7 +70,7 @@ async fn no_page_can_drive_a_gateway_that_does_not_know_its_origin() {
 }
 
 #[tokio::test]
-async fn pages_of_a_configured_origin_may_call() {
+async fn page_of_configured_origin_may_call() {
     let config = Config { gateway_origins: vec![APP.into()], ..Config::default() };
     let gateway = Gateway::configured(config).await;
     for (face, path, kind) in EVERY_FACE {
@@ -105,7 +105,7 @@ async fn pages_of_a_configured_origin_may_call() {
 }
 
 #[tokio::test]
-async fn who_may_not_call_and_still_sends_is_told_so() {
+async fn unauthenticated_sender_of_a_body_still_gets_the_refusal() {
     let gateway =
         Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() })
             .await;
@@ -167,7 +167,7 @@ async fn told(stream: &mut TcpStream, face: &str) -> String {
 }
 
 #[tokio::test]
-async fn who_may_not_call_is_told_so_before_their_body_is_read() {
+async fn unauthenticated_request_is_refused_before_its_body() {
     let gateway =
         Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() })
             .await;

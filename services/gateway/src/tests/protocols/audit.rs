@@ -70,7 +70,7 @@ async fn list(
 }
 
 #[tokio::test]
-async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_it_came() {
+async fn answered_write_has_entry_with_caller_objects_and_protocol() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let made = last(&gateway).await;
@@ -159,7 +159,7 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
 }
 
 #[tokio::test]
-async fn logging_in_and_keys_are_in_the_trail_and_no_secret_is() {
+async fn sign_in_and_key_changes_are_audited_without_secrets() {
     let rsa = IssuerKey::ec("e");
     let issuer = Issuer::start(&[&rsa]).await;
     let config = Config {
@@ -260,7 +260,7 @@ async fn logging_in_and_keys_are_in_the_trail_and_no_secret_is() {
 }
 
 #[tokio::test]
-async fn each_organization_reads_and_exports_its_own_trail_and_strangers_are_the_operators() {
+async fn organization_reads_only_its_own_audit_entries() {
     let gateway = Gateway::start_with(required()).await;
     let (_, owner) = key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
     let elsewhere = other(&gateway, "elsewhere").await;
@@ -347,7 +347,7 @@ async fn each_organization_reads_and_exports_its_own_trail_and_strangers_are_the
 }
 
 #[tokio::test]
-async fn who_takes_out_a_file_or_the_trail_is_in_the_trail() {
+async fn downloads_and_exports_are_audited() {
     let gateway = Gateway::start().await;
     let upload = http()
         .post(gateway.url("/v1/files/uploads"))
@@ -384,7 +384,7 @@ async fn who_takes_out_a_file_or_the_trail_is_in_the_trail() {
 }
 
 #[tokio::test]
-async fn who_may_not_see_what_happens_came_by_server_sent_events() {
+async fn refused_sse_subscription_is_audited_as_sse() {
     let gateway = Gateway::start_with(required()).await;
     let answer = http().get(gateway.url("/v1/events")).send().await.expect("it answers");
     assert_eq!(answer.status(), 401);
@@ -400,7 +400,7 @@ async fn who_may_not_see_what_happens_came_by_server_sent_events() {
 }
 
 #[tokio::test]
-async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_not_trusted() {
+async fn audit_peer_is_the_client_only_behind_a_trusted_proxy() {
     const FORWARDED_FOR: &str = "x-forwarded-for";
     // What the client made up, and what the proxy added.
     const SAID: &str = "203.0.113.66, 192.0.2.7";
@@ -461,7 +461,7 @@ async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_no
 }
 
 #[tokio::test]
-async fn a_long_trail_is_exported_whole_and_in_order() {
+async fn long_audit_trail_is_exported_completely_and_in_order() {
     let gateway = Gateway::start().await;
     let first = Timestamp::now() - SignedDuration::from_hours(1);
     let entry = |number: u32| AuditEntry {
@@ -496,7 +496,7 @@ async fn a_long_trail_is_exported_whole_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_flood_of_refusals_is_two_rows() {
+async fn flood_of_refusals_writes_two_rows() {
     let gateway = Gateway::start_with(required()).await;
     let before = trail(&gateway).await.iter().map(|entry| entry.count).sum::<u64>();
     for _ in 0..200 {
@@ -521,7 +521,7 @@ async fn a_flood_of_refusals_is_two_rows() {
 }
 
 #[tokio::test]
-async fn what_the_trail_does_not_take_is_not_done_or_not_given_out_but_refused_all_the_same() {
+async fn write_without_audit_entry_is_not_done() {
     let gateway = Gateway::start().await.with_agent().await;
     gateway.database.refuse_audit(true).await;
     gateway.agents().create_agent(agent("bob")).await.expect_err("it cannot be written down");
@@ -548,7 +548,7 @@ async fn what_the_trail_does_not_take_is_not_done_or_not_given_out_but_refused_a
 /// What is sent to PostgreSQL goes on there when the client leaves: it may come to an end later, or
 /// not at all.
 #[tokio::test]
-async fn a_call_that_nobody_waits_for_is_cancelled_unless_its_change_is_made_a_moment_later() {
+async fn abandoned_call_is_audited_once_its_outcome_is_known() {
     let gateway = Gateway::start().await.with_agent().await;
     let abandoned = async || {
         let task = gateway.task().await;
@@ -593,7 +593,7 @@ async fn a_call_that_nobody_waits_for_is_cancelled_unless_its_change_is_made_a_m
 
 /// The gateway's runtime is thrown away with all that it was doing, as a process that is killed is.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_answered_is_in_the_trail_when_the_gateway_dies_and_what_is_in_the_trail_was_done()
+async fn killed_gateway_leaves_entry_for_every_answered_write()
 {
     let dying = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

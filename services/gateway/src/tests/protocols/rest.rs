@@ -18,7 +18,7 @@ async fn json_of(request: reqwest::RequestBuilder, expected: StatusCode) -> Valu
 }
 
 #[tokio::test]
-async fn a_task_and_its_messages_are_resources() {
+async fn tasks_and_messages_are_resources() {
     let gateway = Gateway::start().await.with_agent().await;
     for (key, client) in [("one", http()), ("two", http2())] {
         let tasks = gateway.url("/v1/tasks");
@@ -69,7 +69,7 @@ async fn a_task_and_its_messages_are_resources() {
 }
 
 #[tokio::test]
-async fn pages_and_filters_are_parameters_of_the_query() {
+async fn pages_and_filters_are_query_parameters() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut made = Vec::new();
     for _ in 0..5 {
@@ -112,7 +112,7 @@ async fn pages_and_filters_are_parameters_of_the_query() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_request_is_a_problem_with_its_fields() {
+async fn invalid_request_gets_problem_with_violations() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let messages = gateway.url(&format!("/v1/tasks/{task}/messages"));
@@ -150,7 +150,7 @@ async fn what_is_wrong_with_a_request_is_a_problem_with_its_fields() {
 }
 
 #[tokio::test]
-async fn body_that_cannot_be_read_is_refused_for_what_it_is() {
+async fn unreadable_body_gets_the_matching_status() {
     let gateway = Gateway::start().await;
     let post = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     // Asked before it is sent, it never is: the next request would begin within it.
@@ -178,7 +178,7 @@ async fn body_that_cannot_be_read_is_refused_for_what_it_is() {
 }
 
 #[tokio::test]
-async fn the_document_is_served() {
+async fn openapi_document_is_served() {
     let gateway = Gateway::start().await;
     let document = json_of(http().get(gateway.url("/openapi.json")), StatusCode::OK).await;
     assert_eq!(document["openapi"], "3.1.0");
@@ -186,7 +186,7 @@ async fn the_document_is_served() {
 }
 
 #[tokio::test]
-async fn whoever_asks_is_told_how_people_log_in() {
+async fn anyone_may_read_the_login_metadata() {
     let none = Gateway::start().await;
     let path = "/.well-known/oauth-protected-resource";
     let problem = json_of(http().get(none.url(path)), StatusCode::NOT_FOUND).await;
@@ -230,7 +230,7 @@ async fn whoever_asks_is_told_how_people_log_in() {
 }
 
 #[tokio::test]
-async fn whatever_can_be_got_can_be_asked_for_without_its_body() {
+async fn head_answers_like_get_without_a_body() {
     let gateway = Gateway::start().await.with_agent().await;
     for client in [http(), http2()] {
         for path in
@@ -248,7 +248,7 @@ async fn whatever_can_be_got_can_be_asked_for_without_its_body() {
 }
 
 #[tokio::test]
-async fn who_may_not_come_in_is_told_how_to() {
+async fn unauthenticated_response_has_www_authenticate() {
     let challenge = async |gateway: &Gateway, path: &str, key: Option<&str>| {
         let request =
             http().post(gateway.url(path)).header("content-type", "application/json").body("{}");
@@ -319,7 +319,7 @@ impl Events {
 }
 
 #[tokio::test]
-async fn whoever_comes_back_misses_nothing_and_gets_nothing_twice() {
+async fn resumed_sse_stream_has_no_gap_and_no_duplicate() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     for number in 0..4 {
@@ -360,7 +360,7 @@ async fn whoever_comes_back_misses_nothing_and_gets_nothing_twice() {
 }
 
 #[tokio::test]
-async fn the_organizations_events_are_a_resource_too() {
+async fn organization_events_are_a_resource() {
     let gateway = Gateway::start().await;
     let mut events =
         Events::open(&gateway, "/v1/events?types=agent.*&types=model.created", "").await;
@@ -378,7 +378,7 @@ async fn the_organizations_events_are_a_resource_too() {
 }
 
 #[tokio::test]
-async fn a_stalled_reader_changes_nothing_for_the_others() {
+async fn stalled_reader_does_not_delay_other_readers() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let path = format!("/v1/tasks/{task}/events?cursor=0");
@@ -419,7 +419,7 @@ async fn a_stalled_reader_changes_nothing_for_the_others() {
 }
 
 #[tokio::test]
-async fn the_version_of_a_document_is_its_entity_tag() {
+async fn document_version_is_its_entity_tag() {
     let gateway = Gateway::start().await;
     let (client, url) = (http(), gateway.url("/v1/states/settings"));
     let long = json!({"json": format!("{{\"a\": \"{}\"}}", "x".repeat(5000))});

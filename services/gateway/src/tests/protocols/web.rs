@@ -6,7 +6,7 @@ use prost::Message as _;
 use super::*;
 
 #[tokio::test]
-async fn grpc_web_is_understood_over_both_versions_of_http() {
+async fn grpc_web_works_over_both_http_versions() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let message = v1::GetTaskRequest { task: task.clone() }.encode_to_vec();

@@ -15,7 +15,7 @@ use tokio::{
 use super::*;
 use crate::{
     faces::rest::routes::{Content, ROUTES, Route},
-    tests::faces::http,
+    tests::protocols::http,
 };
 
 /// What is shown of those who own what others ask for.
@@ -230,7 +230,7 @@ fn get(method: &MethodDescriptor, message: &Value, access: Access) -> Row {
 }
 
 #[tokio::test]
-async fn no_other_face_lets_in_whom_grpc_refuses_or_shows_what_belongs_to_others() {
+async fn every_protocol_enforces_the_access_of_grpc() {
     let gateway = Gateway::start_with(required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
