@@ -1,5 +1,5 @@
-//! The gateway whole: a real gRPC server and generated clients, over a real PostgreSQL and a real
-//! NATS.
+//! Tests of the whole gateway: a real gRPC server and generated clients, with a real PostgreSQL and
+//! a real NATS.
 
 mod approvals;
 mod attachments;

@@ -35,7 +35,7 @@ fn approvals(gateway: &Gateway) -> ApprovalServiceClient<Channel> {
 
 /// Has the task ask about one call. Returns the approval's id.
 async fn ask(gateway: &Gateway, task: &str, hash: &str) -> String {
-    let message = id(gateway.say(task, "do it").await.metadata);
+    let message = id(gateway.send_message(task, "do it").await.metadata);
     ask_at(gateway, task, &message, hash).await
 }
 
@@ -132,12 +132,12 @@ async fn invalid_policy_names_each_wrong_field() {
     ] {
         let spec = v1::TaskSpec { policy: vec![self::rule(), rule], ..task_spec() };
         let request = v1::CreateTaskRequest { spec: Some(spec), ..Default::default() };
-        let status = refused(gateway.tasks().create_task(request).await, Code::InvalidArgument);
+        let status = expect_error(gateway.tasks().create_task(request).await, Code::InvalidArgument);
         assert_eq!(fields(&status), [field]);
     }
     let mut many = agent("eve");
     many.spec.as_mut().expect("set").policy = vec![rule(); 101];
-    let status = refused(gateway.agents().create_agent(many).await, Code::InvalidArgument);
+    let status = expect_error(gateway.agents().create_agent(many).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["spec.policy"]);
 }
 
@@ -183,7 +183,7 @@ async fn approval_is_decided_once_and_published() {
             .is_empty()
     );
     assert_eq!(
-        fields(&refused(service.list_approvals(tree("?")).await, Code::InvalidArgument)),
+        fields(&expect_error(service.list_approvals(tree("?")).await, Code::InvalidArgument)),
         ["filter.tree"]
     );
     let get = v1::GetApprovalRequest { approval: id.clone() };
@@ -206,7 +206,7 @@ async fn approval_is_decided_once_and_published() {
         arguments_hash: "cd".repeat(32),
         idempotency_key: String::new(),
     };
-    refused(service.decide_approval(decide.clone()).await, Code::Aborted);
+    expect_error(service.decide_approval(decide.clone()).await, Code::Aborted);
     let decide =
         v1::DecideApprovalRequest { arguments_hash: hash, idempotency_key: "k1".into(), ..decide };
     let decided =
@@ -218,14 +218,14 @@ async fn approval_is_decided_once_and_published() {
         service.decide_approval(decide.clone()).await.expect("it is the first answer").into_inner();
     assert_eq!(again, decided);
     let other = v1::DecideApprovalRequest { idempotency_key: "k2".into(), ..decide };
-    let over = refused(service.decide_approval(other).await, Code::FailedPrecondition);
+    let over = expect_error(service.decide_approval(other).await, Code::FailedPrecondition);
     assert!(over.message().contains("it was approved by local at "), "{over:?}");
     assert!(
         service.list_approvals(list).await.expect("it is listed").into_inner().approvals.is_empty()
     );
 
     let mut events = gateway.subscribe(&task, "0").await;
-    let told = take(&mut events, 3).await.pop().expect("three events");
+    let told = next_events(&mut events, 3).await.pop().expect("three events");
     assert_eq!(told.r#type, "approval.decided");
     assert!(matches!(told.payload, Some(Payload::Approval(approval)) if approval == decided));
 
@@ -233,7 +233,7 @@ async fn approval_is_decided_once_and_published() {
     let id: TaskId = task.parse().expect("an id");
     let options = ConsumeOptions::new(8, CancellationToken::new());
     let mut wakes = gateway.nats.bus().await.consume_tasks(partition::for_task(id), options);
-    let wake = within("a wake", async {
+    let wake = wait_for("a wake", async {
         loop {
             let delivery = wakes.next().await.expect("the consumer lives");
             let reason = match &delivery.message {
@@ -258,9 +258,9 @@ async fn invalid_decision_names_each_wrong_field() {
         arguments_hash: "AB".into(),
         ..Default::default()
     };
-    let status = refused(approvals(&gateway).decide_approval(request).await, Code::InvalidArgument);
+    let status = expect_error(approvals(&gateway).decide_approval(request).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["approval", "words", "arguments_hash", "decision"]);
     let unknown =
         v1::GetApprovalRequest { approval: ApprovalId::from_uuid(Uuid::now_v7()).to_string() };
-    refused(approvals(&gateway).get_approval(unknown).await, Code::NotFound);
+    expect_error(approvals(&gateway).get_approval(unknown).await, Code::NotFound);
 }

@@ -13,7 +13,7 @@ use tonic::{Code, Request, transport::Channel};
 
 use super::{
     harness::*,
-    walk::{authorized, key, other},
+    walk::{with_key, create_key, create_organization},
 };
 use crate::validate::tests::fields;
 
@@ -110,7 +110,7 @@ async fn attachment_is_stored_with_the_metadata_of_its_file() {
     let waiting = id(sent.metadata.clone());
     assert_eq!(shown(sent).name, "other.csv");
     let other = v1::Attachment { media_type: "image/png".into(), ..showing(&file) };
-    let refusal = refused(
+    let refusal = expect_error(
         gateway.messages().create_message(create(&task, other)).await,
         Code::InvalidArgument,
     );
@@ -126,7 +126,7 @@ async fn attachment_is_stored_with_the_metadata_of_its_file() {
         gateway.messages().update_message(update(&file)).await.expect("it is changed").into_inner();
     assert_eq!(shown(updated).name, "t.csv");
     let refusal =
-        refused(gateway.messages().update_message(update(NOWHERE)).await, Code::InvalidArgument);
+        expect_error(gateway.messages().update_message(update(NOWHERE)).await, Code::InvalidArgument);
     assert_eq!(fields(&refusal), ["blocks[0].attachment.file"]);
     let edit = v1::EditMessageRequest {
         message: waiting.clone(),
@@ -134,7 +134,7 @@ async fn attachment_is_stored_with_the_metadata_of_its_file() {
         ..v1::EditMessageRequest::default()
     };
     assert_eq!(
-        fields(&refused(gateway.messages().edit_message(edit).await, Code::InvalidArgument)),
+        fields(&expect_error(gateway.messages().edit_message(edit).await, Code::InvalidArgument)),
         ["blocks[0].attachment.file"]
     );
     let mut schedules = ScheduleServiceClient::new(gateway.channel());
@@ -149,7 +149,7 @@ async fn attachment_is_stored_with_the_metadata_of_its_file() {
         v1::CreateScheduleRequest { spec: Some(spec), ..v1::CreateScheduleRequest::default() }
     };
     let refusal =
-        refused(schedules.create_schedule(schedule(NOWHERE)).await, Code::InvalidArgument);
+        expect_error(schedules.create_schedule(schedule(NOWHERE)).await, Code::InvalidArgument);
     assert_eq!(fields(&refusal), ["spec.blocks[0].attachment.file"]);
     let made = schedules.create_schedule(schedule(&file)).await.expect("it is made").into_inner();
     let Some(block::Block::Attachment(kept)) = &made.spec.expect("set").blocks[0].block else {
@@ -166,19 +166,19 @@ async fn only_ready_files_of_the_organization_can_be_attached() {
     let half = begin(&gateway, "half.csv", 10).await;
     let mut messages = gateway.messages();
     for file in [NOWHERE, &half] {
-        let refusal = refused(
+        let refusal = expect_error(
             messages.create_message(create(&task, showing(file))).await,
             Code::InvalidArgument,
         );
         assert_eq!(fields(&refusal), ["spec.blocks[0].attachment.file"], "{file}");
     }
     // To another organization it looks like one that is nowhere.
-    let theirs = other(&gateway, "others").await;
-    let (_, foreign) = key(&gateway, theirs, Role::Owner, &[Scope::Admin], None).await;
+    let theirs = create_organization(&gateway, "others").await;
+    let (_, foreign) = create_key(&gateway, theirs, Role::Owner, &[Scope::Admin], None).await;
     let asked =
-        messages.create_message(authorized(create(&task, showing(&file)), Some(&foreign))).await;
-    let foreign = refused(asked, Code::InvalidArgument);
-    let nowhere = refused(
+        messages.create_message(with_key(create(&task, showing(&file)), Some(&foreign))).await;
+    let foreign = expect_error(asked, Code::InvalidArgument);
+    let nowhere = expect_error(
         messages.create_message(create(&task, showing(NOWHERE))).await,
         Code::InvalidArgument,
     );
@@ -189,8 +189,8 @@ async fn only_ready_files_of_the_organization_can_be_attached() {
         (vec![Scope::TasksWrite], Some(Code::PermissionDenied)),
         (vec![Scope::TasksWrite, Scope::FilesRead], None),
     ] {
-        let (_, limited) = key(&gateway, own, Role::Member, &scopes, None).await;
-        let asked: Request<_> = authorized(create(&task, showing(&file)), Some(&limited));
+        let (_, limited) = create_key(&gateway, own, Role::Member, &scopes, None).await;
+        let asked: Request<_> = with_key(create(&task, showing(&file)), Some(&limited));
         let answer = messages.create_message(asked).await;
         assert_eq!(answer.err().map(|status| status.code()), code, "{scopes:?}");
     }
@@ -216,6 +216,6 @@ async fn repeated_message_is_answered_after_its_file_is_deleted() {
         idempotency_key: "twice".into(),
         ..create(&task, showing(&file))
     };
-    let refusal = refused(messages.create_message(another).await, Code::InvalidArgument);
+    let refusal = expect_error(messages.create_message(another).await, Code::InvalidArgument);
     assert_eq!(fields(&refusal), ["spec.blocks[0].attachment.file"]);
 }

@@ -33,8 +33,8 @@ async fn budget_can_be_created_updated_and_deleted() {
     let keyed = v1::CreateBudgetRequest { idempotency_key: "k".into(), ..create(spec()) };
     let whole = client.create_budget(keyed.clone()).await.expect("it is made").into_inner();
     assert_eq!(client.create_budget(keyed).await.expect("it is the same").into_inner(), whole);
-    assert_eq!(take(&mut stream, 1).await[0].r#type, "budget.created");
-    refused(client.create_budget(create(spec())).await, Code::AlreadyExists);
+    assert_eq!(next_events(&mut stream, 1).await[0].r#type, "budget.created");
+    expect_error(client.create_budget(create(spec())).await, Code::AlreadyExists);
 
     let of_agent = v1::BudgetSpec { agent: "ada".into(), ..spec() };
     let of_agent = client.create_budget(create(of_agent)).await.expect("it is made").into_inner();
@@ -67,10 +67,10 @@ async fn budget_can_be_created_updated_and_deleted() {
     let updated =
         client.update_budget(update.clone()).await.expect("the revision is right").into_inner();
     assert_eq!(updated.spec.expect("set").limit_pico_usd, 7);
-    refused(client.update_budget(update).await, Code::Aborted);
+    expect_error(client.update_budget(update).await, Code::Aborted);
     let delete = v1::DeleteBudgetRequest { budget: budget.clone(), ..Default::default() };
     client.delete_budget(delete).await.expect("it is deleted");
-    refused(client.get_budget(v1::GetBudgetRequest { budget }).await, Code::NotFound);
+    expect_error(client.get_budget(v1::GetBudgetRequest { budget }).await, Code::NotFound);
 }
 
 #[tokio::test]
@@ -84,21 +84,21 @@ async fn invalid_budget_names_each_wrong_field() {
         limit_pico_usd: -1,
         token_id: "t".into(),
     };
-    let status = refused(client.create_budget(create(wrong)).await, Code::InvalidArgument);
+    let status = expect_error(client.create_budget(create(wrong)).await, Code::InvalidArgument);
     let expected =
         ["spec.task", "spec.limit_pico_usd", "spec.period", "spec.task", "spec.token_id"];
     assert_eq!(fields(&status), expected);
     let nobody = v1::BudgetSpec { agent: "nobody".into(), ..spec() };
-    refused(client.create_budget(create(nobody)).await, Code::NotFound);
+    expect_error(client.create_budget(create(nobody)).await, Code::NotFound);
     let gone = v1::BudgetSpec { task: TaskId::from_uuid(Uuid::nil()).to_string(), ..spec() };
-    refused(client.create_budget(create(gone)).await, Code::NotFound);
+    expect_error(client.create_budget(create(gone)).await, Code::NotFound);
     let costs = v1::GetCostsRequest { task: "x".into(), group: 99, ..Default::default() };
     assert_eq!(
-        fields(&refused(client.get_costs(costs).await, Code::InvalidArgument)),
+        fields(&expect_error(client.get_costs(costs).await, Code::InvalidArgument)),
         ["group", "task"]
     );
     let unknown = v1::GetCostsRequest { agent: "nobody".into(), ..Default::default() };
-    refused(client.get_costs(unknown).await, Code::NotFound);
+    expect_error(client.get_costs(unknown).await, Code::NotFound);
     let gone = AgentId::from_uuid(Uuid::nil()).to_string();
     let costs = v1::GetCostsRequest { agent: gone, ..Default::default() };
     let costs =
@@ -159,7 +159,7 @@ async fn prices_and_limits_default_to_the_catalog() {
     let wrong = v1::Prices { request: -1, long_context: Some(long), ..Default::default() };
     let update =
         v1::UpdateModelRequest { model: "new".into(), prices: Some(wrong), ..Default::default() };
-    let status = refused(gateway.models().update_model(update).await, Code::InvalidArgument);
+    let status = expect_error(gateway.models().update_model(update).await, Code::InvalidArgument);
     let expected =
         ["prices.request", "prices.long_context.input", "prices.long_context.above_input_tokens"];
     assert_eq!(fields(&status), expected);

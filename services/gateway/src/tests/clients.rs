@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     harness::*,
-    walk::{key, required},
+    walk::{create_key, login_required},
 };
 use crate::Config;
 
@@ -54,9 +54,9 @@ async fn clients_in_other_languages_work() {
         );
         return;
     };
-    let gateway = Gateway::start_with(required()).await;
+    let gateway = Gateway::start_with(login_required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (_, key) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
+    let (_, key) = create_key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
     for (program, script) in [
         (folder.join("python/bin/python").into_os_string(), Path::new(SCRIPTS).join("check.py")),
         (OsString::from("node"), beside_packages(&folder, "check.mjs")),
@@ -91,7 +91,7 @@ async fn people_log_in_at_a_real_issuer() {
         .expect("node is there");
     let mut lines = BufReader::new(issuer.stdout.take().expect("it is piped")).lines();
     let url =
-        within("the issuer says where it is", lines.next_line()).await.expect("it can be read");
+        wait_for("the issuer says where it is", lines.next_line()).await.expect("it can be read");
     let url = url.expect("it has not ended");
     // One gateway takes ID tokens of the command, which are for that, and the other access tokens,
     // which are for the gateway.
@@ -99,7 +99,7 @@ async fn people_log_in_at_a_real_issuer() {
         gateway_oidc_issuer: Some(url.clone()),
         gateway_oidc_audience: Some(audience.to_owned()),
         gateway_oidc_client_id: Some("construct-cli".to_owned()),
-        ..required()
+        ..login_required()
     };
     let gateway = Gateway::start_with(config("construct-cli")).await;
     let other = Gateway::start_with(config("https://construct.example.com")).await;

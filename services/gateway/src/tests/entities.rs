@@ -45,13 +45,13 @@ async fn agent_can_be_created_updated_and_deleted() {
     );
     assert!(updated.metadata.expect("set").revision > metadata.revision);
     let by_id = v1::UpdateAgentRequest { agent: metadata.id.clone(), ..request };
-    refused(agents.update_agent(by_id).await, Code::Aborted);
+    expect_error(agents.update_agent(by_id).await, Code::Aborted);
 
     agents
         .delete_agent(v1::DeleteAgentRequest { agent: "grace".into(), ..Default::default() })
         .await
         .expect("nothing uses it");
-    let status = refused(agents.get_agent(get(&metadata.id)).await, Code::NotFound);
+    let status = expect_error(agents.get_agent(get(&metadata.id)).await, Code::NotFound);
     let details = status.get_error_details();
     assert_eq!(details.resource_info().expect("it is named").resource_name, metadata.id);
 }
@@ -60,27 +60,27 @@ async fn agent_can_be_created_updated_and_deleted() {
 async fn name_taken_in_use_and_missing_have_different_codes() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    refused(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
-    refused(gateway.models().create_model(model("m")).await, Code::AlreadyExists);
-    refused(gateway.providers().create_model_provider(provider("p")).await, Code::AlreadyExists);
+    expect_error(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
+    expect_error(gateway.models().create_model(model("m")).await, Code::AlreadyExists);
+    expect_error(gateway.providers().create_model_provider(provider("p")).await, Code::AlreadyExists);
     let delete = v1::DeleteAgentRequest { agent: "ada".into(), ..Default::default() };
     let status =
-        refused(gateway.agents().delete_agent(delete.clone()).await, Code::FailedPrecondition);
+        expect_error(gateway.agents().delete_agent(delete.clone()).await, Code::FailedPrecondition);
     assert!(status.get_error_details().precondition_failure().is_some());
     let model_delete = v1::DeleteModelRequest { model: "m".into(), ..Default::default() };
-    refused(gateway.models().delete_model(model_delete).await, Code::FailedPrecondition);
+    expect_error(gateway.models().delete_model(model_delete).await, Code::FailedPrecondition);
     let provider_delete =
         v1::DeleteModelProviderRequest { model_provider: "p".into(), ..Default::default() };
-    refused(
+    expect_error(
         gateway.providers().delete_model_provider(provider_delete).await,
         Code::FailedPrecondition,
     );
     let mut unknown = agent("eve");
     unknown.spec.as_mut().expect("set").model = "no-such-model".into();
-    let status = refused(gateway.agents().create_agent(unknown).await, Code::NotFound);
+    let status = expect_error(gateway.agents().create_agent(unknown).await, Code::NotFound);
     assert_eq!(status.message(), "model `no-such-model` not found");
     let status =
-        refused(gateway.agents().create_agent(agent("Not A Name")).await, Code::InvalidArgument);
+        expect_error(gateway.agents().create_agent(agent("Not A Name")).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["spec.name"]);
     let found = gateway
         .agents()
@@ -167,7 +167,7 @@ async fn provider_moved_to_another_address_needs_a_new_key() {
             ..steal.clone()
         };
         let status =
-            refused(gateway.providers().update_model_provider(steal).await, Code::InvalidArgument);
+            expect_error(gateway.providers().update_model_provider(steal).await, Code::InvalidArgument);
         assert_eq!(fields(&status), ["api_key"]);
     }
     let get = v1::GetModelProviderRequest { model_provider: "vendor".into() };
@@ -249,7 +249,7 @@ async fn pages_show_every_agent_once_while_others_are_created() {
         .agents()
         .list_agents(v1::ListAgentsRequest { page: Some(page), filter: Some(filter) })
         .await;
-    assert_eq!(fields(&refused(refusal, Code::InvalidArgument)), ["page.page_token"]);
+    assert_eq!(fields(&expect_error(refusal, Code::InvalidArgument)), ["page.page_token"]);
 }
 
 #[tokio::test]
@@ -271,7 +271,7 @@ async fn lists_filter_by_referenced_entity() {
     };
     assert_eq!(names(list("other").await.expect("a list").into_inner().agents), ["eve"]);
     assert_eq!(names(list("").await.expect("a list").into_inner().agents), ["eve", "ada"]);
-    refused(list("none").await, Code::NotFound);
+    expect_error(list("none").await, Code::NotFound);
     let filter = v1::list_model_providers_request::Filter {
         r#type: v1::ModelProviderType::Openai.into(),
         ..Default::default()
@@ -338,12 +338,12 @@ async fn model_used_as_fallback_cannot_be_deleted() {
         spec.fallbacks.iter().map(|fallback| (fallback.model.as_str(), fallback.weight)).collect();
     assert_eq!(named, [("y", 0), ("x", 7)]);
     assert_eq!(spec.hedge_after, Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }));
-    refused(update(&[("m", 0)]).await, Code::InvalidArgument);
-    refused(update(&[("x", 0), ("x", 1)]).await, Code::InvalidArgument);
-    refused(update(&[("nobody", 0)]).await, Code::NotFound);
+    expect_error(update(&[("m", 0)]).await, Code::InvalidArgument);
+    expect_error(update(&[("x", 0), ("x", 1)]).await, Code::InvalidArgument);
+    expect_error(update(&[("nobody", 0)]).await, Code::NotFound);
 
     let delete = || v1::DeleteModelRequest { model: "x".into(), ..Default::default() };
-    refused(gateway.models().delete_model(delete()).await, Code::FailedPrecondition);
+    expect_error(gateway.models().delete_model(delete()).await, Code::FailedPrecondition);
     update(&[]).await.expect("it is changed");
     gateway.models().delete_model(delete()).await.expect("nobody needs it");
 }
@@ -362,9 +362,9 @@ async fn provider_check_needs_the_providers_service() {
         .expect("set");
     assert_eq!(status.breaker, None);
     let check = v1::CheckModelProviderRequest { model_provider: "p".into() };
-    refused(gateway.providers().check_model_provider(check).await, Code::Unavailable);
+    expect_error(gateway.providers().check_model_provider(check).await, Code::Unavailable);
     let list = v1::ListVendorModelsRequest { model_provider: "p".into() };
-    refused(gateway.providers().list_vendor_models(list).await, Code::Unavailable);
+    expect_error(gateway.providers().list_vendor_models(list).await, Code::Unavailable);
 }
 
 #[tokio::test]
@@ -389,7 +389,7 @@ async fn additional_keys_are_sealed_and_never_shown() {
         api_key: Some("sk-1".into()),
         ..Default::default()
     };
-    refused(gateway.providers().update_model_provider(moved.clone()).await, Code::InvalidArgument);
+    expect_error(gateway.providers().update_model_provider(moved.clone()).await, Code::InvalidArgument);
     let moved = v1::UpdateModelProviderRequest {
         additional_api_keys: Some(v1::ApiKeys::default()),
         ..moved
@@ -414,7 +414,7 @@ async fn repeated_idempotency_key_returns_the_first_answer() {
         assert_eq!(answer.as_ref().expect("it is made").get_ref(), &first);
     }
     let status =
-        refused(gateway.agents().create_agent(keyed("another")).await, Code::InvalidArgument);
+        expect_error(gateway.agents().create_agent(keyed("another")).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["idempotency_key"]);
     // The answer stays the same even when what was named is gone or has another name.
     let rename = v1::UpdateAgentRequest {
@@ -434,7 +434,7 @@ async fn repeated_idempotency_key_returns_the_first_answer() {
         gateway.agents().delete_agent(delete.clone()).await.expect("it is gone");
     }
     let other = v1::DeleteAgentRequest { agent: "single".into(), idempotency_key: "k4".into() };
-    refused(gateway.agents().delete_agent(other).await, Code::NotFound);
+    expect_error(gateway.agents().delete_agent(other).await, Code::NotFound);
     let create_deleted = v1::CreateAgentRequest { idempotency_key: "k1".into(), ..agent("twin") };
     assert_eq!(
         gateway.agents().create_agent(create_deleted).await.expect("it is repeated").into_inner(),
@@ -471,15 +471,15 @@ async fn entities_of_other_organizations_are_not_found() {
     gateway.store().model_provider_create(&write, new, render).await.expect("it is made");
     for reference in [id.to_string(), "theirs".to_owned()] {
         let get = v1::GetModelProviderRequest { model_provider: reference.clone() };
-        refused(gateway.providers().get_model_provider(get).await, Code::NotFound);
+        expect_error(gateway.providers().get_model_provider(get).await, Code::NotFound);
         let delete = v1::DeleteModelProviderRequest {
             model_provider: reference.clone(),
             ..Default::default()
         };
-        refused(gateway.providers().delete_model_provider(delete).await, Code::NotFound);
+        expect_error(gateway.providers().delete_model_provider(delete).await, Code::NotFound);
         let mut request = model("mine");
         request.spec.as_mut().expect("set").provider = reference;
-        refused(gateway.models().create_model(request).await, Code::NotFound);
+        expect_error(gateway.models().create_model(request).await, Code::NotFound);
     }
     let all = gateway
         .providers()
@@ -495,9 +495,9 @@ async fn entities_of_other_organizations_are_not_found() {
         .expect("the name is free here");
     // A subscription to ours shows nothing of theirs.
     let mut events = gateway.subscribe("", "0").await;
-    for event in take(&mut events, 4).await {
+    for event in next_events(&mut events, 4).await {
         assert_eq!(event.organization_id, OrganizationId::LOCAL.to_string());
     }
     let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
-    refused(gateway.tasks().get_task(v1::GetTaskRequest { task: nobody }).await, Code::NotFound);
+    expect_error(gateway.tasks().get_task(v1::GetTaskRequest { task: nobody }).await, Code::NotFound);
 }

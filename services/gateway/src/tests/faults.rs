@@ -44,7 +44,7 @@ async fn requests_are_unavailable_until_dependencies_are_reachable() {
             answer.expect_err("nothing works").code()
         };
         // Until the listener is served connections are refused, which is unavailable too.
-        until("it says that it is unavailable", away, |code| *code == Code::Unavailable).await;
+        wait_until("it says that it is unavailable", away, |code| *code == Code::Unavailable).await;
         assert_eq!(health(&gateway, "").await, ServingStatus::NotServing);
         assert_eq!(health(&gateway, "construct.v1.TaskService").await, ServingStatus::NotServing);
     }
@@ -73,7 +73,7 @@ async fn ready_gateway_reports_health_and_services() {
         let name = format!("construct.v1.{service}Service");
         assert!(ours.contains(&name), "{ours:?}");
         let status = || health(&gateway, &name);
-        until(&name, status, |status| *status == ServingStatus::Serving).await;
+        wait_until(&name, status, |status| *status == ServingStatus::Serving).await;
     }
 }
 
@@ -119,24 +119,24 @@ async fn nats_outage_stops_neither_writes_nor_subscriptions() {
     let mut gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut events = gateway.subscribe(&task, "0").await;
-    take(&mut events, 1).await;
+    next_events(&mut events, 1).await;
     gateway.nats.kill();
     let begun = Instant::now();
     for number in 0..5 {
-        gateway.say(&task, &format!("message {number}")).await;
+        gateway.send_message(&task, &format!("message {number}")).await;
     }
     assert!(begun.elapsed().as_secs() < 5, "five writes took {:?}", begun.elapsed());
     // PostgreSQL tells what NATS does not.
     let sequences =
         |events: Vec<v1::Event>| events.into_iter().map(|event| event.sequence).collect::<Vec<_>>();
-    assert_eq!(sequences(take(&mut events, 5).await), [2, 3, 4, 5, 6]);
+    assert_eq!(sequences(next_events(&mut events, 5).await), [2, 3, 4, 5, 6]);
     // A new subscription does not need NATS either.
     let mut another = gateway.subscribe(&task, "0").await;
-    assert_eq!(sequences(take(&mut another, 6).await), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(sequences(next_events(&mut another, 6).await), [1, 2, 3, 4, 5, 6]);
     gateway.nats.restart().await;
-    gateway.say(&task, "it is back").await;
-    assert_eq!(sequences(take(&mut events, 1).await), [7]);
-    assert_eq!(sequences(take(&mut another, 1).await), [7]);
+    gateway.send_message(&task, "it is back").await;
+    assert_eq!(sequences(next_events(&mut events, 1).await), [7]);
+    assert_eq!(sequences(next_events(&mut another, 1).await), [7]);
 }
 
 #[tokio::test]
@@ -219,25 +219,25 @@ async fn postgresql_outage_fails_requests_and_pauses_subscriptions() {
     let database_url = format!("{head}@{}/{name}", proxy.address);
     let nats_url = nats.url().to_owned();
     let gateway = Gateway::launch(database, nats, &database_url, &nats_url).await;
-    gateway.ready().await;
+    gateway.wait_until_ready().await;
     let gateway = gateway.with_agent().await;
     let task = gateway.task().await;
     let mut events = gateway.subscribe(&task, "0").await;
-    take(&mut events, 1).await;
+    next_events(&mut events, 1).await;
 
     proxy.cut().await;
     let status =
-        refused(gateway.messages().create_message(message(&task, "lost")).await, Code::Unavailable);
+        expect_error(gateway.messages().create_message(message(&task, "lost")).await, Code::Unavailable);
     assert!(status.get_error_details().retry_info().is_some(), "{status:?}");
     assert!(!format!("{status:?}").contains("postgres:"), "{status:?}");
-    until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::NotServing)
+    wait_until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::NotServing)
         .await;
 
     proxy.mend().await;
-    until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::Serving)
+    wait_until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::Serving)
         .await;
-    gateway.say(&task, "it is back").await;
-    let next = take(&mut events, 1).await;
+    gateway.send_message(&task, "it is back").await;
+    let next = next_events(&mut events, 1).await;
     assert!(
         matches!(&next[0].payload, Some(v1::event::Payload::Message(message)) if text(message) == "it is back")
     );

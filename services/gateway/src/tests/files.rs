@@ -18,7 +18,7 @@ use tonic_types::StatusExt as _;
 
 use super::{
     harness::*,
-    walk::{authorized, key, other, required, write},
+    walk::{with_key, create_key, create_organization, login_required, write},
 };
 use crate::{Config, files::work::Files, organizations::silent};
 
@@ -66,7 +66,7 @@ async fn get(gateway: &Gateway, file: &v1::File) -> v1::File {
 
 /// What became of a file, at last.
 async fn settled(gateway: &Gateway, file: &v1::File) -> v1::File {
-    until("it is looked at", || get(gateway, file), |file| state(file) != v1::FileState::Checking)
+    wait_until("it is looked at", || get(gateway, file), |file| state(file) != v1::FileState::Checking)
         .await
 }
 
@@ -116,18 +116,18 @@ async fn file_uploaded_in_parts_downloads_unchanged() {
     };
     let file = created(&gateway, wanted.clone()).await;
     assert_eq!(state(&file), v1::FileState::Uploading);
-    refused(download(&gateway, &file, 0, 0).await, Code::FailedPrecondition);
+    expect_error(download(&gateway, &file, 0, 0).await, Code::FailedPrecondition);
     let half = part(&gateway, &file, 0, &content[..2_000_000]).await.expect("the first part");
     assert_eq!(
         (state(&half), half.status.as_ref().map(|it| it.received)),
         (v1::FileState::Uploading, Some(2_000_000))
     );
     // Who does not know where it stands is told; who was not told that it was taken says it again.
-    let status = refused(part(&gateway, &file, 0, b"x").await, Code::Aborted);
+    let status = expect_error(part(&gateway, &file, 0, b"x").await, Code::Aborted);
     assert_eq!(details(&status), ("OFFSET".into(), "2000000".into()));
-    refused(part(&gateway, &file, 2_000_001, b"x").await, Code::Aborted);
+    expect_error(part(&gateway, &file, 2_000_001, b"x").await, Code::Aborted);
     assert_eq!(part(&gateway, &file, 0, &content[..2_000_000]).await.expect("again"), half);
-    refused(part(&gateway, &file, 2_000_000, &content).await, Code::InvalidArgument);
+    expect_error(part(&gateway, &file, 2_000_000, &content).await, Code::InvalidArgument);
     part(&gateway, &file, 2_000_000, &content[2_000_000..]).await.expect("the last part");
     let file = settled(&gateway, &file).await;
     let status = file.status.clone().expect("it has one");
@@ -136,14 +136,14 @@ async fn file_uploaded_in_parts_downloads_unchanged() {
         (v1::FileState::Ready, wanted.sha256.as_str(), None)
     );
     assert_eq!(part(&gateway, &file, 2_000_000, &content[2_000_000..]).await.expect("again"), file);
-    refused(
+    expect_error(
         part(&gateway, &file, 2_000_000, &noise(1_000_002)[1..]).await,
         Code::FailedPrecondition,
     );
     assert!(download(&gateway, &file, 0, 0).await.expect("all of it") == content);
     assert_eq!(download(&gateway, &file, 7, 3).await.expect("a part"), content[7..10]);
     assert_eq!(download(&gateway, &file, 3_000_001, 0).await.expect("nothing"), [0_u8; 0]);
-    refused(download(&gateway, &file, 3_000_002, 0).await, Code::OutOfRange);
+    expect_error(download(&gateway, &file, 3_000_002, 0).await, Code::OutOfRange);
 
     // The same once more is there already. The content goes with the last that says it.
     let second = created(&gateway, v1::FileSpec { name: "again".into(), ..wanted }).await;
@@ -154,13 +154,13 @@ async fn file_uploaded_in_parts_downloads_unchanged() {
         let request =
             v1::DeleteFileRequest { file: id(file.metadata), ..v1::DeleteFileRequest::default() };
         client(&gateway).delete_file(request.clone()).await.expect("deleted");
-        refused(client(&gateway).delete_file(request).await, Code::NotFound);
+        expect_error(client(&gateway).delete_file(request).await, Code::NotFound);
         let look = || async {
             let head = folder.head(OrganizationId::LOCAL, &sha256).await.expect("looked");
             (gateway.store().file_removals(1).await.expect("read").len(), head.is_some())
         };
         assert_eq!(
-            until("what has to go is gone", look, |(removals, _)| *removals == 0).await.1,
+            wait_until("what has to go is gone", look, |(removals, _)| *removals == 0).await.1,
             left
         );
     }
@@ -202,7 +202,7 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
         gateway_files_types: vec!["text/*".into(), "application/*".into()],
         ..Config::default()
     };
-    let gateway = Gateway::configured(config).await;
+    let gateway = Gateway::start_local(config).await;
     let bomb = {
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
         std::io::Write::write_all(&mut packed, &vec![0; 64 * 1024 * 1024]).expect("to memory");
@@ -228,9 +228,9 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
             "{status:?}"
         );
         assert!(status.reason.contains(words) && status.expires_at.is_some(), "{status:?}");
-        let again = refused(part(&gateway, &file, 0, content).await, Code::FailedPrecondition);
+        let again = expect_error(part(&gateway, &file, 0, content).await, Code::FailedPrecondition);
         assert!(again.message().contains(words), "{again:?}");
-        refused(download(&gateway, &file, 0, 0).await, Code::FailedPrecondition);
+        expect_error(download(&gateway, &file, 0, 0).await, Code::FailedPrecondition);
         assert_eq!(
             folder(&gateway)
                 .head(OrganizationId::LOCAL, &Sha256::digest(content))
@@ -242,11 +242,11 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
     let large = client(&gateway)
         .create_file(create(v1::FileSpec { size: 1_000_001, ..spec("x", b"") }))
         .await;
-    refused(large, Code::InvalidArgument);
+    expect_error(large, Code::InvalidArgument);
     let image = client(&gateway)
         .create_file(create(v1::FileSpec { media_type: "image/png".into(), ..spec("x", b"x") }))
         .await;
-    refused(image, Code::InvalidArgument);
+    expect_error(image, Code::InvalidArgument);
 }
 
 #[tokio::test]
@@ -282,11 +282,11 @@ async fn sweep_removes_abandoned_uploads_and_keeps_ready_files() {
     let files = Files::new(gateway.store(), blob_dir.clone(), &Config::default()).expect("opened");
     files.sweep_once(Timestamp::now() + UPLOAD_TIMEOUT * 2).await;
     let gone = v1::GetFileRequest { file: id(begun.metadata.clone()) };
-    refused(client(&gateway).get_file(gone).await, Code::NotFound);
+    expect_error(client(&gateway).get_file(gone).await, Code::NotFound);
     let upload =
         blob_dir.join(format!("files/{}/uploads/{}", OrganizationId::LOCAL, id(begun.metadata)));
     let look = || async { upload.exists() };
-    assert!(!until("its parts are gone", look, |there| !there).await);
+    assert!(!wait_until("its parts are gone", look, |there| !there).await);
     assert_eq!(download(&gateway, &kept, 0, 0).await.expect("it stays"), b"kept");
 }
 
@@ -296,31 +296,31 @@ async fn storage_is_counted_per_organization_and_not_disclosed() {
     let config = Config {
         gateway_tiers: BTreeMap::from([("small".to_owned(), limits)]),
         gateway_tier: "small".into(),
-        ..required()
+        ..login_required()
     };
     let gateway = Gateway::start_with(config).await;
     let mut keys = Vec::new();
     for slug in ["one", "two"] {
-        let whose = other(&gateway, slug).await;
-        keys.push(key(&gateway, whose, Role::Member, &[Scope::FilesWrite], None).await.1);
+        let whose = create_organization(&gateway, slug).await;
+        keys.push(create_key(&gateway, whose, Role::Member, &[Scope::FilesWrite], None).await.1);
     }
     let content = noise(600);
     let spec = v1::FileSpec { sha256: Sha256::digest(&content).to_string(), ..spec("x", &content) };
     let begin = async |key: &str, spec: &v1::FileSpec| {
         client(&gateway)
-            .create_file(authorized(create(spec.clone()), Some(key)))
+            .create_file(with_key(create(spec.clone()), Some(key)))
             .await
             .map(tonic::Response::into_inner)
     };
     let [one, two] = [&keys[0], &keys[1]];
     let file = begin(one, &spec).await.expect("there is room");
     let data = v1::UploadPartRequest { file: id(file.metadata.clone()), offset: 0, data: content };
-    let theirs = client(&gateway).upload_part(authorized(data.clone(), Some(two))).await;
-    refused(theirs, Code::NotFound);
-    client(&gateway).upload_part(authorized(data, Some(one))).await.expect("it is theirs");
+    let theirs = client(&gateway).upload_part(with_key(data.clone(), Some(two))).await;
+    expect_error(theirs, Code::NotFound);
+    client(&gateway).upload_part(with_key(data, Some(one))).await.expect("it is theirs");
     // That somebody else has it, nobody is told by how theirs begins.
     let file = begin(two, &spec).await.expect("there is room");
     assert_eq!(state(&file), v1::FileState::Uploading);
-    let full = refused(begin(one, &spec).await, Code::ResourceExhausted);
+    let full = expect_error(begin(one, &spec).await, Code::ResourceExhausted);
     assert!(full.get_error_details().quota_failure().is_some(), "{full:?}");
 }

@@ -1,6 +1,6 @@
-//! Random tests of what strangers send: they run for `CONSTRUCT_FUZZ_SECONDS` (2), and `./dev fuzz
-//! NAME --seconds N` runs one for longer. Each stands beside what it tries; what fails is made
-//! smaller by `proptest`, and shown with the seed that all inputs come from, which
+//! Fuzz tests of untrusted input. Each runs for `CONSTRUCT_FUZZ_SECONDS` (default 2);
+//! `./dev fuzz NAME --seconds N` runs one for longer. Each stands beside the code that it tests.
+//! `proptest` shrinks a failing input. The failure names the seed of all inputs, which
 //! `CONSTRUCT_FUZZ_SEED` repeats.
 
 use std::{
@@ -14,10 +14,10 @@ use proptest::{
 };
 use uuid::Uuid;
 
-/// Cases between two looks at the clock.
+/// Cases between two reads of the clock.
 const BATCH: u32 = 64;
 
-/// Tries inputs until the time is over or one fails.
+/// Checks random inputs until the time is over or one fails.
 pub(crate) fn fuzz<S: Strategy>(inputs: &S, check: impl Fn(S::Value) -> TestCaseResult)
 where
     S::Value: Debug,
@@ -40,7 +40,7 @@ where
     let (began, mut tried) = (Instant::now(), 0);
     while tried == 0 || began.elapsed() < Duration::from_secs(seconds) {
         if let Err(failure) = runner.run(inputs, &check) {
-            panic!("{failure}\nCONSTRUCT_FUZZ_SEED={seed} tries the same again");
+            panic!("{failure}\nCONSTRUCT_FUZZ_SEED={seed} repeats this run");
         }
         tried += BATCH;
     }

@@ -1,4 +1,4 @@
-//! A gateway for a test, and what tests ask of it.
+//! A gateway for tests, and helpers.
 
 use std::{fmt::Debug, net::SocketAddr, time::Duration};
 
@@ -20,8 +20,8 @@ use tonic::{
 
 use crate::Config;
 
-/// Longer than anything a test waits for takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than anything that a test waits for.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) struct Gateway {
     pub(super) context: Context,
@@ -33,26 +33,26 @@ pub(super) struct Gateway {
 }
 
 impl Gateway {
-    /// A gateway that is ready.
+    /// Starts a gateway in local mode and waits until it is ready.
     pub(super) async fn start() -> Self {
         Self::configured(Config::default()).await
     }
 
-    /// A gateway with a configuration of its own that is ready.
-    pub(super) async fn configured(config: Config) -> Self {
+    /// Starts a gateway whose configuration has local mode, and waits until it is ready.
+    pub(super) async fn start_local(config: Config) -> Self {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let (database_url, nats_url) = (database.url().to_owned(), nats.url().to_owned());
         let gateway = Self::launch_with(database, nats, &database_url, &nats_url, config).await;
-        gateway.ready().await;
+        gateway.wait_until_ready().await;
         gateway
     }
 
-    /// One that is configured like this, and ready.
+    /// Starts a gateway with any configuration, and waits until it is ready.
     pub(super) async fn start_with(config: Config) -> Self {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let (database_url, nats_url) = (database.url().to_owned(), nats.url().to_owned());
         let gateway = Self::launch_with(database, nats, &database_url, &nats_url, config).await;
-        let who = || async {
+        let who_am_i = || async {
             let mut request = Request::new(v1::WhoAmIRequest {});
             request
                 .metadata_mut()
@@ -63,26 +63,27 @@ impl Gateway {
                 .map(drop)
                 .map_err(|status| status.code())
         };
-        // Until the database is there nobody can be judged.
-        _ = until("the gateway is ready", who, |answer| *answer == Err(Code::Unauthenticated))
+        // Without the database no caller can be authenticated.
+        _ = wait_until("the gateway is ready", who_am_i, |answer| *answer == Err(Code::Unauthenticated))
             .await;
         gateway
     }
 
-    /// One that was begun; whether it is ready has to be asked in a way of its own.
-    pub(super) async fn unready(config: Config) -> Self {
+    /// Starts a gateway without waiting: the test finds out itself when it is ready.
+    pub(super) async fn start_unready(config: Config) -> Self {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let (database_url, nats_url) = (database.url().to_owned(), nats.url().to_owned());
         Self::launch_with(database, nats, &database_url, &nats_url, config).await
     }
 
     /// Waits until requests are served.
-    pub(super) async fn ready(&self) {
+    pub(super) async fn wait_until_ready(&self) {
         let ask = || async { self.agents().list_agents(v1::ListAgentsRequest::default()).await };
-        _ = until("the gateway is ready", ask, Result::is_ok).await;
+        _ = wait_until("the gateway is ready", ask, Result::is_ok).await;
     }
 
-    /// A gateway that finds PostgreSQL and NATS, or not, at the given addresses.
+    /// Starts a gateway with these addresses of PostgreSQL and NATS, which may be wrong, without
+    /// waiting.
     pub(super) async fn launch(
         database: Database,
         nats: NatsServer,
@@ -99,7 +100,7 @@ impl Gateway {
         nats_url: &str,
         config: Config,
     ) -> Self {
-        // The streams are the reconciler's to make, and there is none.
+        // The reconciler, which creates the streams, does not run here.
         drop(nats.bus().await);
         let common = Common {
             nats_url: nats_url.into(),
@@ -118,7 +119,7 @@ impl Gateway {
         let operator_address = operator.local_addr().expect("it is bound");
         let operator = Some(operator);
         let (starting, runtime) = (context.clone(), Handle::current());
-        // As in the process, the start is not a task but what the main thread does: it need not be
+        // As in the process, the start runs on a thread of its own, not in a task: it need not be
         // `Send`.
         std::thread::spawn(move || {
             // Ends with an error only when the test ends first.
@@ -167,7 +168,7 @@ impl Gateway {
         EventServiceClient::new(self.channel())
     }
 
-    /// A scripted provider `p`, its model `m`, and the agent `ada`.
+    /// Creates a scripted provider `p`, its model `m`, and the agent `ada`.
     pub(super) async fn with_agent(self) -> Self {
         self.providers().create_model_provider(provider("p")).await.expect("the provider is made");
         self.models().create_model(model("m")).await.expect("the model is made");
@@ -175,14 +176,14 @@ impl Gateway {
         self
     }
 
-    /// A task of `ada`; its id.
+    /// Creates a task of `ada`; returns its id.
     pub(super) async fn task(&self) -> String {
         let request =
             v1::CreateTaskRequest { spec: Some(task_spec()), idempotency_key: String::new() };
         id(self.tasks().create_task(request).await.expect("the task is made").into_inner().metadata)
     }
 
-    pub(super) async fn say(&self, task: &str, text: &str) -> v1::Message {
+    pub(super) async fn send_message(&self, task: &str, text: &str) -> v1::Message {
         self.messages()
             .create_message(message(task, text))
             .await
@@ -252,25 +253,26 @@ pub(super) fn id(metadata: Option<v1::Metadata>) -> String {
     metadata.expect("every entity has metadata").id
 }
 
+/// The error of a call that must fail with this code.
 #[track_caller]
-pub(super) fn refused<T: Debug>(result: Result<T, Status>, code: Code) -> Status {
+pub(super) fn expect_error<T: Debug>(result: Result<T, Status>, code: Code) -> Status {
     let status = result.expect_err("it is refused");
     assert_eq!(status.code(), code, "{status:?}");
     status
 }
 
-/// Waits for something that must happen.
-pub(super) async fn within<T>(what: &str, happening: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, happening)
+/// Waits for a future that must complete in time.
+pub(super) async fn wait_for<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TIMEOUT, future)
         .await
-        .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+        .unwrap_or_else(|_| panic!("not within {TIMEOUT:?}: {what}"))
 }
 
 /// The next `count` events.
-pub(super) async fn take(stream: &mut Streaming<v1::Event>, count: usize) -> Vec<v1::Event> {
+pub(super) async fn next_events(stream: &mut Streaming<v1::Event>, count: usize) -> Vec<v1::Event> {
     let mut events = Vec::new();
     while events.len() < count {
-        match tokio::time::timeout(PATIENCE, stream.message()).await {
+        match tokio::time::timeout(TIMEOUT, stream.message()).await {
             Ok(Ok(Some(event))) => events.push(event),
             Ok(end) => panic!(
                 "the stream ended with {end:?} instead of event {} of {count}, after {events:?}",
@@ -284,14 +286,13 @@ pub(super) async fn take(stream: &mut Streaming<v1::Event>, count: usize) -> Vec
     events
 }
 
-/// Asks again and again until the answer is as it should be; says what it was last, when it never
-/// is.
-pub(super) async fn until<T: Debug, F: Future<Output = T>>(
+/// Calls `ask` until its answer is good; panics with the last answer after [`TIMEOUT`].
+pub(super) async fn wait_until<T: Debug, F: Future<Output = T>>(
     what: &str,
     ask: impl Fn() -> F,
     good: impl Fn(&T) -> bool,
 ) -> T {
-    let end = tokio::time::Instant::now() + PATIENCE;
+    let end = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let answer = ask().await;
         if good(&answer) {
@@ -299,7 +300,7 @@ pub(super) async fn until<T: Debug, F: Future<Output = T>>(
         }
         assert!(
             tokio::time::Instant::now() < end,
-            "not within {PATIENCE:?}: {what}; last: {answer:?}"
+            "not within {TIMEOUT:?}: {what}; last: {answer:?}"
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

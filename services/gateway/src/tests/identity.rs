@@ -19,7 +19,7 @@ use tonic::{
 use super::{
     harness::*,
     issuer::{AUDIENCE, Issuer, Key},
-    walk::{authorized, key, other, required},
+    walk::{with_key, create_key, create_organization, login_required},
 };
 use crate::{Config, Login};
 
@@ -36,7 +36,7 @@ async fn who(
     credential: Option<&str>,
     organization: Option<&str>,
 ) -> Result<v1::WhoAmIResponse, Status> {
-    let mut request = authorized(v1::WhoAmIRequest {}, credential);
+    let mut request = with_key(v1::WhoAmIRequest {}, credential);
     if let Some(organization) = organization {
         request.metadata_mut().insert("x-organization-id", organization.parse().expect("a header"));
     }
@@ -71,15 +71,15 @@ async fn local_mode_trusts_absent_but_not_wrong_credentials() {
         (me.organization_id.clone(), me.role()),
         (OrganizationId::LOCAL.to_string(), v1::Role::Owner)
     );
-    refused(who(gateway.channel(), Some("ct_wrong"), None).await, Code::Unauthenticated);
-    refused(who(gateway.channel(), Some("eyJ.x.y"), None).await, Code::Unauthenticated);
+    expect_error(who(gateway.channel(), Some("ct_wrong"), None).await, Code::Unauthenticated);
+    expect_error(who(gateway.channel(), Some("eyJ.x.y"), None).await, Code::Unauthenticated);
     let mut basic = Request::new(v1::WhoAmIRequest {});
     basic.metadata_mut().insert("authorization", "Basic b3duZXI6".parse().expect("a header"));
-    refused(organizations(gateway.channel()).who_am_i(basic).await, Code::Unauthenticated);
+    expect_error(organizations(gateway.channel()).who_am_i(basic).await, Code::Unauthenticated);
     // A page of somebody else, in a browser of this machine.
     let mut page = Request::new(v1::WhoAmIRequest {});
     page.metadata_mut().insert("origin", "https://evil.example".parse().expect("a header"));
-    refused(organizations(gateway.channel()).who_am_i(page).await, Code::PermissionDenied);
+    expect_error(organizations(gateway.channel()).who_am_i(page).await, Code::PermissionDenied);
 
     // The operator's other organizations are chosen; those of others are not to be had.
     let made = organizations(gateway.channel())
@@ -91,31 +91,31 @@ async fn local_mode_trusts_absent_but_not_wrong_credentials() {
     let id = id(made.organization.expect("set").metadata);
     let me = who(gateway.channel(), None, Some(&id)).await.expect("they own it");
     assert_eq!((me.organization_id.as_str(), me.role()), (id.as_str(), v1::Role::Owner));
-    let (others, _) = other(&gateway, "others").await;
-    refused(who(gateway.channel(), None, Some(&others.to_string())).await, Code::PermissionDenied);
-    refused(who(gateway.channel(), None, Some("others")).await, Code::PermissionDenied);
+    let (others, _) = create_organization(&gateway, "others").await;
+    expect_error(who(gateway.channel(), None, Some(&others.to_string())).await, Code::PermissionDenied);
+    expect_error(who(gateway.channel(), None, Some("others")).await, Code::PermissionDenied);
     // Directories of the machine are the operator's.
     let request = v1::CreateTaskRequest { spec: Some(task_spec()), idempotency_key: String::new() };
     let mut tasks = TaskServiceClient::new(gateway.channel());
-    refused(tasks.create_task(inside(Request::new(request), &id)).await, Code::PermissionDenied);
+    expect_error(tasks.create_task(inside(Request::new(request), &id)).await, Code::PermissionDenied);
 }
 
 #[tokio::test]
 async fn organizations_of_one_user_are_limited() {
     let gateway =
-        Gateway::start_with(Config { gateway_organizations_of_one: 2, ..required() }).await;
-    let (organization, owner) = other(&gateway, "first").await;
-    let (_, mine) = key(&gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
+        Gateway::start_with(Config { gateway_organizations_of_one: 2, ..login_required() }).await;
+    let (organization, owner) = create_organization(&gateway, "first").await;
+    let (_, mine) = create_key(&gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
     let make = async |key: &str, slug: &str| {
         organizations(gateway.channel())
-            .create_organization(authorized(organization_spec(slug), Some(key)))
+            .create_organization(with_key(organization_spec(slug), Some(key)))
             .await
     };
     make(&mine, "second").await.expect("there is room");
-    let status = refused(make(&mine, "third").await, Code::ResourceExhausted);
+    let status = expect_error(make(&mine, "third").await, Code::ResourceExhausted);
     assert!(status.message().contains("one user may own 2 organizations"), "{status:?}");
     let (_, operator) =
-        key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
+        create_key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
             .await;
     for slug in ["a", "b", "c"] {
         make(&operator, &format!("team-{slug}")).await.expect("the operator gives quotas");
@@ -129,8 +129,8 @@ async fn socket_of_the_same_user_needs_no_login() {
     std::fs::create_dir(&directory).expect("a directory");
     let path = directory.join("socket");
     let gateway =
-        Gateway::start_with(Config { gateway_socket: Some(path.clone()), ..required() }).await;
-    refused(who(gateway.channel(), None, None).await, Code::Unauthenticated);
+        Gateway::start_with(Config { gateway_socket: Some(path.clone()), ..login_required() }).await;
+    expect_error(who(gateway.channel(), None, None).await, Code::Unauthenticated);
     let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let channel = Endpoint::from_shared(format!("unix:{}", path.display()))
@@ -138,7 +138,7 @@ async fn socket_of_the_same_user_needs_no_login() {
         .connect_lazy();
     let me = who(channel.clone(), None, None).await.expect("it is the operator");
     assert_eq!(me.user_id, UserId::LOCAL.to_string());
-    refused(who(channel, Some("ct_wrong"), None).await, Code::Unauthenticated);
+    expect_error(who(channel, Some("ct_wrong"), None).await, Code::Unauthenticated);
     std::fs::remove_dir_all(directory).expect("it can be removed");
 }
 
@@ -160,19 +160,19 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
     let create = async |credential: &str, role, scopes: &[&str]| {
         let request = v1::CreateApiKeyRequest { spec: spec(role, scopes), expires_in: None };
         keys(&gateway)
-            .create_api_key(authorized(request, Some(credential)))
+            .create_api_key(with_key(request, Some(credential)))
             .await
             .map(tonic::Response::into_inner)
     };
-    refused(create(&made.key, v1::Role::Admin, &["admin"]).await, Code::PermissionDenied);
+    expect_error(create(&made.key, v1::Role::Admin, &["admin"]).await, Code::PermissionDenied);
     let lesser =
         create(&made.key, v1::Role::Unspecified, &["tasks:read"]).await.expect("it is less").key;
     let me = who(gateway.channel(), Some(&lesser), None).await.expect("it opens");
     assert_eq!((me.role(), me.scopes), (v1::Role::Member, vec!["tasks:read".to_owned()]));
-    refused(create(&lesser, v1::Role::Viewer, &["tasks:read"]).await, Code::PermissionDenied);
+    expect_error(create(&lesser, v1::Role::Viewer, &["tasks:read"]).await, Code::PermissionDenied);
     // A key opens one organization.
-    let (others, _) = other(&gateway, "others").await;
-    refused(
+    let (others, _) = create_organization(&gateway, "others").await;
+    expect_error(
         who(gateway.channel(), Some(&made.key), Some(&others.to_string())).await,
         Code::PermissionDenied,
     );
@@ -205,7 +205,7 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
         keys(&gateway).revoke_api_key(revoke).await.expect("it is repeated").into_inner(),
         revoked
     );
-    refused(who(gateway.channel(), Some(&made.key), None).await, Code::Unauthenticated);
+    expect_error(who(gateway.channel(), Some(&made.key), None).await, Code::Unauthenticated);
     let contents = gateway.database.contents().await;
     assert!(
         !contents.contains(&made.key) && !contents.contains(&lesser),
@@ -215,16 +215,16 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
 
 #[tokio::test]
 async fn setup_code_is_exchanged_only_once() {
-    let gateway = Gateway::start_with(Config { gateway_login_failures: 20, ..required() }).await;
+    let gateway = Gateway::start_with(Config { gateway_login_failures: 20, ..login_required() }).await;
     let (_, owner) =
-        key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
+        create_key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
             .await;
     let request = v1::CreateSetupCodeRequest {
         spec: spec(v1::Role::Viewer, &["tasks:read"]),
         ..Default::default()
     };
     let code = keys(&gateway)
-        .create_setup_code(authorized(request, Some(&owner)))
+        .create_setup_code(with_key(request, Some(&owner)))
         .await
         .expect("it is made")
         .into_inner();
@@ -244,7 +244,7 @@ async fn setup_code_is_exchanged_only_once() {
     request.idempotency_key = "once".into();
     let create = || async {
         let made = organizations(gateway.channel())
-            .create_organization(authorized(request.clone(), Some(&owner)))
+            .create_organization(with_key(request.clone(), Some(&owner)))
             .await;
         made.expect("it is made").into_inner()
     };
@@ -271,37 +271,37 @@ async fn repeated_failures_limit_tokens_but_not_valid_keys() {
         Config { gateway_login: Login::Required, gateway_login_failures: 5, ..Config::default() };
     let gateway = Gateway::start_with(config).await;
     let (_, good) =
-        key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
+        create_key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
             .await;
     let guess = || async {
         who(gateway.channel(), Some("eyJ.x.y"), None).await.expect_err("it is wrong").code()
     };
-    _ = until("guessing is stopped", guess, |code| *code == Code::ResourceExhausted).await;
+    _ = wait_until("guessing is stopped", guess, |code| *code == Code::ResourceExhausted).await;
     // Keys and codes are looked at whatever happened, also those that come for the first time.
     who(gateway.channel(), Some(&good), None).await.expect("it opens");
     let (_, fresh) =
-        key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
+        create_key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
             .await;
     who(gateway.channel(), Some(&fresh), None).await.expect("it opens");
     for _ in 0..10 {
-        refused(who(gateway.channel(), Some("ct_guess"), None).await, Code::Unauthenticated);
+        expect_error(who(gateway.channel(), Some("ct_guess"), None).await, Code::Unauthenticated);
         let request = v1::ExchangeSetupCodeRequest { code: format!("cs_{}", "A".repeat(43)) };
-        refused(keys(&gateway).exchange_setup_code(request).await, Code::Unauthenticated);
+        expect_error(keys(&gateway).exchange_setup_code(request).await, Code::Unauthenticated);
     }
 }
 
 #[tokio::test]
 async fn failures_behind_trusted_proxy_count_per_client() {
     let gateway_trusted_proxies = vec!["127.0.0.1".to_owned()];
-    let config = Config { gateway_login_failures: 5, gateway_trusted_proxies, ..required() };
+    let config = Config { gateway_login_failures: 5, gateway_trusted_proxies, ..login_required() };
     let gateway = Gateway::start_with(config).await;
     let guess = async |client: &str| {
-        let mut request = authorized(v1::WhoAmIRequest {}, Some("eyJ.x.y"));
+        let mut request = with_key(v1::WhoAmIRequest {}, Some("eyJ.x.y"));
         request.metadata_mut().insert("x-forwarded-for", client.parse().expect("a value"));
         organizations(gateway.channel()).who_am_i(request).await.expect_err("it is wrong").code()
     };
     let stubborn = || guess("203.0.113.66, 192.0.2.7");
-    _ = until("guessing is stopped", stubborn, |code| *code == Code::ResourceExhausted).await;
+    _ = wait_until("guessing is stopped", stubborn, |code| *code == Code::ResourceExhausted).await;
     // Another address that the client says it has changes nothing.
     assert_eq!(guess("198.51.100.9, 192.0.2.7").await, Code::ResourceExhausted);
     assert_eq!(guess("192.0.2.8").await, Code::Unauthenticated);
@@ -311,11 +311,11 @@ async fn failures_behind_trusted_proxy_count_per_client() {
 async fn local_mode_requires_login_through_a_trusted_proxy() {
     let gateway_trusted_proxies = vec!["127.0.0.1".to_owned()];
     let gateway =
-        Gateway::configured(Config { gateway_trusted_proxies, ..Config::default() }).await;
+        Gateway::start_local(Config { gateway_trusted_proxies, ..Config::default() }).await;
     for client in ["127.0.0.1", "192.0.2.7", "nonsense", ""] {
-        let mut request = authorized(v1::WhoAmIRequest {}, None);
+        let mut request = with_key(v1::WhoAmIRequest {}, None);
         request.metadata_mut().insert("x-forwarded-for", client.parse().expect("a value"));
-        refused(organizations(gateway.channel()).who_am_i(request).await, Code::Unauthenticated);
+        expect_error(organizations(gateway.channel()).who_am_i(request).await, Code::Unauthenticated);
     }
     who(gateway.channel(), None, None)
         .await
@@ -329,7 +329,7 @@ async fn user_signs_in_and_joins_by_invitation() {
     let config = Config {
         gateway_oidc_issuer: Some(issuer.url().to_owned()),
         gateway_oidc_audience: Some(AUDIENCE.to_owned()),
-        ..required()
+        ..login_required()
     };
     let gateway = Gateway::start_with(config).await;
     let ada = rsa.sign(&issuer.claims("ada", "ada@example.com"));
@@ -345,26 +345,26 @@ async fn user_signs_in_and_joins_by_invitation() {
 
     let mut people = organizations(gateway.channel());
     let team = people
-        .create_organization(authorized(organization_spec("team"), Some(&ada)))
+        .create_organization(with_key(organization_spec("team"), Some(&ada)))
         .await
         .expect("it is made");
     let team = id(team.into_inner().organization.expect("set").metadata);
-    let taken = people.create_organization(authorized(organization_spec("team"), Some(&ada))).await;
-    refused(taken, Code::AlreadyExists);
+    let taken = people.create_organization(with_key(organization_spec("team"), Some(&ada))).await;
+    expect_error(taken, Code::AlreadyExists);
     let invite = v1::CreateInvitationRequest {
         email: "Bob@Example.com ".into(),
         role: v1::Role::Admin.into(),
         ..Default::default()
     };
     let invitation =
-        people.create_invitation(inside(authorized(invite.clone(), Some(&ada)), &team)).await;
+        people.create_invitation(inside(with_key(invite.clone(), Some(&ada)), &team)).await;
     let invitation = invitation.expect("he is invited").into_inner();
     assert_eq!(
         (invitation.email.as_str(), invitation.state()),
         ("bob@example.com", v1::InvitationState::Pending)
     );
-    refused(
-        people.create_invitation(inside(authorized(invite, Some(&ada)), &team)).await,
+    expect_error(
+        people.create_invitation(inside(with_key(invite, Some(&ada)), &team)).await,
         Code::AlreadyExists,
     );
 
@@ -372,13 +372,13 @@ async fn user_signs_in_and_joins_by_invitation() {
     let mut claims = issuer.claims("mallory", "bob@example.com");
     claims["email_verified"] = false.into();
     let mallory = ec.sign(&claims);
-    refused(who(gateway.channel(), Some(&mallory), Some(&team)).await, Code::PermissionDenied);
+    expect_error(who(gateway.channel(), Some(&mallory), Some(&team)).await, Code::PermissionDenied);
     let bob = ec.sign(&issuer.claims("bob", "bob@example.com"));
     let entered = who(gateway.channel(), Some(&bob), Some(&team)).await.expect("he is a member");
     assert_eq!(entered.role(), v1::Role::Admin);
     let listed = people
         .list_invitations(inside(
-            authorized(v1::ListInvitationsRequest::default(), Some(&ada)),
+            with_key(v1::ListInvitationsRequest::default(), Some(&ada)),
             &team,
         ))
         .await;
@@ -396,23 +396,23 @@ async fn user_signs_in_and_joins_by_invitation() {
     };
     let owner = first.user_id.as_str();
     let by_bob = people
-        .update_member(inside(authorized(set(owner, v1::Role::Viewer), Some(&bob)), &team))
+        .update_member(inside(with_key(set(owner, v1::Role::Viewer), Some(&bob)), &team))
         .await;
-    refused(by_bob, Code::PermissionDenied);
+    expect_error(by_bob, Code::PermissionDenied);
     let by_bob = people
         .update_member(inside(
-            authorized(set(&entered.user_id, v1::Role::Owner), Some(&bob)),
+            with_key(set(&entered.user_id, v1::Role::Owner), Some(&bob)),
             &team,
         ))
         .await;
-    refused(by_bob, Code::PermissionDenied);
+    expect_error(by_bob, Code::PermissionDenied);
     let by_ada = people
-        .update_member(inside(authorized(set(owner, v1::Role::Admin), Some(&ada)), &team))
+        .update_member(inside(with_key(set(owner, v1::Role::Admin), Some(&ada)), &team))
         .await;
-    refused(by_ada, Code::FailedPrecondition);
+    expect_error(by_ada, Code::FailedPrecondition);
     let remove = |user: &str| v1::RemoveMemberRequest { user: user.into(), ..Default::default() };
-    refused(
-        people.remove_member(inside(authorized(remove(owner), Some(&ada)), &team)).await,
+    expect_error(
+        people.remove_member(inside(with_key(remove(owner), Some(&ada)), &team)).await,
         Code::FailedPrecondition,
     );
 
@@ -420,7 +420,7 @@ async fn user_signs_in_and_joins_by_invitation() {
     let request =
         v1::CreateApiKeyRequest { spec: spec(v1::Role::Admin, &["admin"]), expires_in: None };
     let made = keys(&gateway)
-        .create_api_key(inside(authorized(request, Some(&bob)), &team))
+        .create_api_key(inside(with_key(request, Some(&bob)), &team))
         .await
         .expect("it is made");
     let program = made.into_inner().key;
@@ -430,7 +430,7 @@ async fn user_signs_in_and_joins_by_invitation() {
     );
     let less = people
         .update_member(inside(
-            authorized(set(&entered.user_id, v1::Role::Viewer), Some(&ada)),
+            with_key(set(&entered.user_id, v1::Role::Viewer), Some(&ada)),
             &team,
         ))
         .await;
@@ -440,10 +440,10 @@ async fn user_signs_in_and_joins_by_invitation() {
         v1::Role::Viewer
     );
     let removed =
-        people.remove_member(inside(authorized(remove(&entered.user_id), Some(&ada)), &team)).await;
+        people.remove_member(inside(with_key(remove(&entered.user_id), Some(&ada)), &team)).await;
     removed.expect("she may");
-    refused(who(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
-    refused(who(gateway.channel(), Some(&bob), Some(&team)).await, Code::PermissionDenied);
+    expect_error(who(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
+    expect_error(who(gateway.channel(), Some(&bob), Some(&team)).await, Code::PermissionDenied);
     who(gateway.channel(), Some(&bob), None).await.expect("his own is still his");
     let contents = gateway.database.contents().await;
     assert!(
@@ -466,8 +466,8 @@ async fn deleted_organization_refuses_everyone_and_is_erased() {
         organization: organization.into(),
         ..Default::default()
     };
-    refused(people.delete_organization(delete("nobody")).await, Code::NotFound);
-    refused(people.delete_organization(delete("local")).await, Code::FailedPrecondition);
+    expect_error(people.delete_organization(delete("nobody")).await, Code::NotFound);
+    expect_error(people.delete_organization(delete("local")).await, Code::FailedPrecondition);
     // A task of it with a message that nobody has looked at yet.
     gateway
         .providers()
@@ -502,15 +502,15 @@ async fn deleted_organization_refuses_everyone_and_is_erased() {
         .delete_organization(inside(Request::new(delete("team")), &team))
         .await
         .expect("it is closed");
-    refused(who(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
-    refused(who(gateway.channel(), None, Some(&team)).await, Code::PermissionDenied);
+    expect_error(who(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
+    expect_error(who(gateway.channel(), None, Some(&team)).await, Code::PermissionDenied);
     people.create_organization(organization_spec("team")).await.expect("the slug is free");
     // The operator does it from outside.
     people.create_organization(organization_spec("other")).await.expect("it is made");
     people.delete_organization(delete("other")).await.expect("the operator may");
-    refused(people.delete_organization(delete("other")).await, Code::NotFound);
+    expect_error(people.delete_organization(delete("other")).await, Code::NotFound);
     let trail = || async { gateway.database.contents().await };
-    _ = until("the trail says that it is erased", trail, |trail| {
+    _ = wait_until("the trail says that it is erased", trail, |trail| {
         trail.contains("EraseOrganization")
     })
     .await;
@@ -526,23 +526,23 @@ async fn deleted_organization_refuses_everyone_and_is_erased() {
 async fn subscription_ends_when_its_key_is_revoked() {
     let gateway = Gateway::start().await;
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (key_id, credential) = key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
-    let request = authorized(v1::SubscribeRequest::default(), Some(&credential));
+    let (key_id, credential) = create_key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
+    let request = with_key(v1::SubscribeRequest::default(), Some(&credential));
     let opened =
         EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");
     let mut stream = opened.into_inner();
     let revoke =
         v1::RevokeApiKeyRequest { api_key: key_id.to_string(), idempotency_key: String::new() };
     keys(&gateway).revoke_api_key(revoke).await.expect("it is revoked");
-    let end = within("the subscription ends", stream.message()).await;
-    refused(end, Code::Unavailable);
-    let request = authorized(v1::SubscribeRequest::default(), Some(&credential));
-    refused(
+    let end = wait_for("the subscription ends", stream.message()).await;
+    expect_error(end, Code::Unavailable);
+    let request = with_key(v1::SubscribeRequest::default(), Some(&credential));
+    expect_error(
         EventServiceClient::new(gateway.channel()).subscribe(request).await,
         Code::Unauthenticated,
     );
-    let request = authorized(v1::ListAgentsRequest::default(), Some(&credential));
-    refused(
+    let request = with_key(v1::ListAgentsRequest::default(), Some(&credential));
+    expect_error(
         AgentServiceClient::new(gateway.channel()).list_agents(request).await,
         Code::Unauthenticated,
     );
@@ -553,13 +553,13 @@ async fn created_key_does_not_outlive_its_creator() {
     let gateway = Gateway::start().await;
     let end = jiff::Timestamp::now() + std::time::Duration::from_secs(3600);
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (_, credential) = key(&gateway, owner, Role::Owner, &[Scope::Admin], Some(end)).await;
+    let (_, credential) = create_key(&gateway, owner, Role::Owner, &[Scope::Admin], Some(end)).await;
     for seconds in [None, Some(7200), Some(60)] {
         let expires_in = seconds.map(|seconds| prost_types::Duration { seconds, nanos: 0 });
         let request =
             v1::CreateApiKeyRequest { spec: spec(v1::Role::Viewer, &["tasks:read"]), expires_in };
         let made = keys(&gateway)
-            .create_api_key(authorized(request, Some(&credential)))
+            .create_api_key(with_key(request, Some(&credential)))
             .await
             .expect("it is made");
         let until = made.into_inner().api_key.expect("set").expires_at.expect("it ends").seconds;
@@ -597,7 +597,7 @@ async fn only_the_operator_may_set_provider_addresses() {
         (Kind::Bedrock, "http://127.0.0.1:5432/?region=eu-west-1"),
     ] {
         let theirs = inside(Request::new(request("theirs", kind, base_url)), &team);
-        refused(gateway.providers().create_model_provider(theirs).await, Code::PermissionDenied);
+        expect_error(gateway.providers().create_model_provider(theirs).await, Code::PermissionDenied);
         let name = format!("{kind:?}{}", base_url.len()).to_lowercase();
         gateway
             .providers()
@@ -615,15 +615,15 @@ async fn only_the_operator_may_set_provider_addresses() {
     };
     let changed =
         gateway.providers().update_model_provider(inside(Request::new(change), &team)).await;
-    refused(changed, Code::PermissionDenied);
+    expect_error(changed, Code::PermissionDenied);
 }
 
 #[tokio::test]
 async fn subscription_shows_only_events_within_the_scopes() {
     let gateway = Gateway::start().await;
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (_, credential) = key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
-    let request = authorized(v1::SubscribeRequest::default(), Some(&credential));
+    let (_, credential) = create_key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
+    let request = with_key(v1::SubscribeRequest::default(), Some(&credential));
     let narrow =
         EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");
     let (mut narrow, mut wide) = (narrow.into_inner(), gateway.subscribe("", "").await);
@@ -643,7 +643,7 @@ async fn subscription_shows_only_events_within_the_scopes() {
         .await
         .expect("it is made");
     let seen: Vec<String> =
-        take(&mut wide, 4).await.into_iter().map(|event| event.r#type).collect();
+        next_events(&mut wide, 4).await.into_iter().map(|event| event.r#type).collect();
     assert_eq!(seen, ["provider.created", "model.created", "agent.created", "schedule.created"]);
-    assert_eq!(take(&mut narrow, 1).await[0].r#type, "schedule.created");
+    assert_eq!(next_events(&mut narrow, 1).await[0].r#type, "schedule.created");
 }

@@ -49,17 +49,17 @@ async fn model_token_names_organization_task_and_budget() {
 async fn model_token_needs_existing_models_and_bounds() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = tokens(&gateway);
-    refused(client.create_model_token(request("elsewhere")).await, Code::NotFound);
+    expect_error(client.create_model_token(request("elsewhere")).await, Code::NotFound);
     let task = v1::CreateModelTokenRequest {
         task: "task_01890a5d-ac96-774b-bcce-b302099a8057".into(),
         ..request("m")
     };
-    refused(client.create_model_token(task).await, Code::NotFound);
+    expect_error(client.create_model_token(task).await, Code::NotFound);
     let wrong = v1::CreateModelTokenRequest {
         budget_pico_usd: -1,
         expires_in: Some(prost_types::Duration { seconds: 8 * 24 * 3600, nanos: 0 }),
         ..v1::CreateModelTokenRequest::default()
     };
-    let status = refused(client.create_model_token(wrong).await, Code::InvalidArgument);
+    let status = expect_error(client.create_model_token(wrong).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["budget_pico_usd", "expires_in", "models"]);
 }

@@ -1,4 +1,4 @@
-//! The faces besides gRPC, as plain HTTP clients see them.
+//! The protocols besides gRPC, as plain HTTP clients see them.
 
 mod audit;
 mod connect;
@@ -20,14 +20,14 @@ use tokio::{
 
 use super::harness::*;
 
-/// An HTTP/1.1 client, as `curl` is one.
+/// An HTTP/1.1 client, like `curl`.
 pub(super) fn http() -> reqwest::Client {
-    // Another test of this process may have been faster.
+    // Fails if another test of this process has done it.
     _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().http1_only().no_gzip().no_proxy().build().expect("a client")
 }
 
-/// An HTTP/2 client that knows that the server speaks it.
+/// An HTTP/2 client with prior knowledge.
 fn http2() -> reqwest::Client {
     _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder()
@@ -43,12 +43,12 @@ impl Gateway {
         format!("http://{}{path}", self.address)
     }
 
-    /// Sends bytes as they are, and gives what comes back until the server closes the connection.
-    async fn raw(&self, request: &[u8]) -> String {
+    /// Sends these bytes and reads until the server closes the connection.
+    async fn send_raw(&self, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(self.address).await.expect("it listens");
         stream.write_all(request).await.expect("it reads");
         let mut answer = Vec::new();
-        within("the server closes the connection", stream.read_to_end(&mut answer))
+        wait_for("the server closes the connection", stream.read_to_end(&mut answer))
             .await
             .expect("it answers");
         String::from_utf8_lossy(&answer).into_owned()

@@ -23,7 +23,7 @@ use tonic_types::StatusExt as _;
 
 use super::{
     harness::*,
-    walk::{authorized, key, other, required},
+    walk::{with_key, create_key, create_organization, login_required},
 };
 use crate::{Config, quotas::Calendar};
 
@@ -38,15 +38,15 @@ async fn gateway(limits: Limits) -> Gateway {
         gateway_tiers,
         gateway_tier: "free".into(),
         gateway_calendar,
-        ..required()
+        ..login_required()
     })
     .await
 }
 
 /// An organization with an owner's key, and the agents of the operator's.
 async fn team(gateway: &Gateway, name: &str) -> (OrganizationId, String) {
-    let (organization, owner) = other(gateway, name).await;
-    let (_, key) = key(gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
+    let (organization, owner) = create_organization(gateway, name).await;
+    let (_, key) = create_key(gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
     (organization, key)
 }
 
@@ -56,13 +56,13 @@ async fn furnish(gateway: &Gateway, key: &str) {
     let mut providers =
         v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone());
     providers
-        .create_model_provider(authorized(provider("p"), Some(key)))
+        .create_model_provider(with_key(provider("p"), Some(key)))
         .await
         .expect("it is made");
     let mut models = v1::model_service_client::ModelServiceClient::new(channel.clone());
-    models.create_model(authorized(model("m"), Some(key))).await.expect("it is made");
+    models.create_model(with_key(model("m"), Some(key))).await.expect("it is made");
     AgentServiceClient::new(channel)
-        .create_agent(authorized(agent("ada"), Some(key)))
+        .create_agent(with_key(agent("ada"), Some(key)))
         .await
         .expect("it is made");
 }
@@ -79,21 +79,21 @@ async fn create_task(
     let spec = v1::TaskSpec { agent: "ada".into(), ..v1::TaskSpec::default() };
     let request =
         v1::CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key.into() };
-    TaskServiceClient::new(gateway.channel()).create_task(authorized(request, Some(caller))).await
+    TaskServiceClient::new(gateway.channel()).create_task(with_key(request, Some(caller))).await
 }
 
 async fn list_tasks(
     gateway: &Gateway,
     caller: &str,
 ) -> Result<Response<v1::ListTasksResponse>, Status> {
-    let request = authorized(v1::ListTasksRequest::default(), Some(caller));
+    let request = with_key(v1::ListTasksRequest::default(), Some(caller));
     TaskServiceClient::new(gateway.channel()).list_tasks(request).await
 }
 
 /// Which quota is used up, and how long it takes.
 #[track_caller]
 fn quota<T: std::fmt::Debug>(result: Result<T, Status>) -> (String, u64) {
-    let status = refused(result, Code::ResourceExhausted);
+    let status = expect_error(result, Code::ResourceExhausted);
     let details = status.get_error_details();
     let violation = &details.quota_failure().expect("it says which").violations[0];
     let delay = details.retry_info().and_then(|info| info.retry_delay).expect("it says when");
@@ -134,14 +134,14 @@ async fn flooding_organization_does_not_affect_others() {
         overrides: Some(limits),
         ..v1::UpdateQuotaRequest::default()
     };
-    let (_, operator) = key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
+    let (_, operator) = create_key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
     let none = QuotaLimits { requests_per_minute: Some(0), ..QuotaLimits::default() };
-    refused(
-        usage(&gateway).update_quota(authorized(request(none), Some(&operator))).await,
+    expect_error(
+        usage(&gateway).update_quota(with_key(request(none), Some(&operator))).await,
         Code::InvalidArgument,
     );
     // The operator is not limited unless somebody says so.
-    let (_, operator) = key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
+    let (_, operator) = create_key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
     for _ in 0..20 {
         let answer = list_tasks(&gateway, &operator).await.expect("not limited");
         assert!(answer.metadata().get("ratelimit").is_none());
@@ -158,7 +158,7 @@ async fn flooding_organization_does_not_affect_others() {
         ..v1::UpdateQuotaRequest::default()
     };
     let said = usage(&gateway)
-        .update_quota(authorized(request, Some(&operator)))
+        .update_quota(with_key(request, Some(&operator)))
         .await
         .expect("it is said");
     let said = said.into_inner();
@@ -275,7 +275,7 @@ async fn every_protocol_reports_refusals_and_remaining_quota() {
     let (mut errors, mut left) = (BTreeMap::new(), Value::Null);
     while errors.len() < 2 {
         let line =
-            within("an answer", lines.next_line()).await.expect("it lives").expect("it goes on");
+            wait_for("an answer", lines.next_line()).await.expect("it lives").expect("it goes on");
         let line: Value = serde_json::from_str(&line).expect("JSON");
         if line["type"] == "authenticated" {
             left = line["rateLimit"]["requests_per_minute"].clone();
@@ -317,7 +317,7 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
     let task = id(first.metadata);
     let delete = v1::DeleteTaskRequest { task: task.clone(), ..v1::DeleteTaskRequest::default() };
     TaskServiceClient::new(gateway.channel())
-        .delete_task(authorized(delete, Some(&key)))
+        .delete_task(with_key(delete, Some(&key)))
         .await
         .expect("deleted");
     assert_eq!(quota(create_task(&gateway, &key, "").await).0, "tasks_per_day");
@@ -330,13 +330,13 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
         let wrong =
             v1::CreateTaskRequest { spec: Some(spec.clone()), ..v1::CreateTaskRequest::default() };
         let wrong = TaskServiceClient::new(gateway.channel())
-            .create_task(authorized(wrong, Some(&calm)))
+            .create_task(with_key(wrong, Some(&calm)))
             .await;
-        refused(wrong, Code::NotFound);
+        expect_error(wrong, Code::NotFound);
     }
     let task = id(create_task(&gateway, &calm, "").await.expect("its first").into_inner().metadata);
     let say = async |text: &str| {
-        let request = authorized(message(&task, text), Some(&calm));
+        let request = with_key(message(&task, text), Some(&calm));
         MessageServiceClient::new(gateway.channel()).create_message(request).await
     };
     say("hello").await.expect("nothing is used yet");
@@ -358,16 +358,16 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
         .await
         .expect("booked");
     // What was counted is believed for a moment.
-    let refusal = until("the tokens are counted", || say("again"), Result::is_err).await;
+    let refusal = wait_until("the tokens are counted", || say("again"), Result::is_err).await;
     let resume = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() };
     let resume = TaskServiceClient::new(gateway.channel())
-        .resume_task(authorized(resume, Some(&calm)))
+        .resume_task(with_key(resume, Some(&calm)))
         .await;
     assert_eq!(quota(resume).0, "tokens_per_day");
     assert_eq!(quota(refusal).0, "tokens_per_day");
     let shown = v1::GetQuotaRequest::default();
     let shown = usage(&gateway)
-        .get_quota(authorized(shown, Some(&calm)))
+        .get_quota(with_key(shown, Some(&calm)))
         .await
         .expect("shown")
         .into_inner();
@@ -375,7 +375,7 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
     assert_eq!((shown.tier.as_str(), used.tasks, used.tokens), ("free", 1, 10));
     assert_eq!(shown.limits.expect("they are told").tokens_per_day, Some(10));
     let counted =
-        usage(&gateway).get_quota(authorized(v1::GetQuotaRequest::default(), Some(&key))).await;
+        usage(&gateway).get_quota(with_key(v1::GetQuotaRequest::default(), Some(&key))).await;
     assert_eq!(counted.expect("shown").into_inner().used.expect("counted").tasks, 2);
     // What models used, over REST.
     _ = rustls::crypto::ring::default_provider().install_default();
@@ -393,12 +393,12 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
     );
     assert_eq!(answer["usage"][0]["usage"]["inputTokens"], "9");
     // The operator sees another's quota, and nobody else does.
-    let (_, operator) = super::walk::key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
+    let (_, operator) = super::walk::create_key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
     let asked = v1::GetQuotaRequest { organization: organization.to_string() };
     let seen =
-        usage(&gateway).get_quota(authorized(asked.clone(), Some(&operator))).await.expect("shown");
+        usage(&gateway).get_quota(with_key(asked.clone(), Some(&operator))).await.expect("shown");
     assert_eq!(seen.into_inner().used.expect("counted").tasks, 2);
-    refused(usage(&gateway).get_quota(authorized(asked, Some(&calm))).await, Code::NotFound);
+    expect_error(usage(&gateway).get_quota(with_key(asked, Some(&calm))).await, Code::NotFound);
 }
 
 #[tokio::test]
@@ -452,13 +452,13 @@ async fn usage_is_listed_in_pages() {
             page: Some(v1::PageRequest { page_token: next.clone(), ..v1::PageRequest::default() }),
             ..v1::ListUsageRequest::default()
         };
-        refused(usage(&gateway).list_usage(other).await, Code::InvalidArgument);
+        expect_error(usage(&gateway).list_usage(other).await, Code::InvalidArgument);
         request.page.as_mut().expect("it has one").page_token = next;
     }
     let expected: Vec<_> = (1..=5).map(|day| (format!("2026-05-0{day}"), day)).collect();
     assert_eq!(days, expected);
     let bad = v1::ListUsageRequest { dimensions: vec![7], ..v1::ListUsageRequest::default() };
-    refused(usage(&gateway).list_usage(bad).await, Code::InvalidArgument);
+    expect_error(usage(&gateway).list_usage(bad).await, Code::InvalidArgument);
 }
 
 fn limited(name: &str, limits: v1::ApiKeyLimits) -> v1::CreateApiKeyRequest {
@@ -474,7 +474,7 @@ fn limited(name: &str, limits: v1::ApiKeyLimits) -> v1::CreateApiKeyRequest {
 
 /// A key with these limits, made with another one; its id, and what opens the door.
 async fn make_key(gateway: &Gateway, by: &str, limits: v1::ApiKeyLimits) -> (String, String) {
-    let made = keys(gateway).create_api_key(authorized(limited("bot", limits), Some(by))).await;
+    let made = keys(gateway).create_api_key(with_key(limited("bot", limits), Some(by))).await;
     let made = made.expect("it is made").into_inner();
     (id(made.api_key.expect("it is told").metadata), made.key)
 }
@@ -543,19 +543,19 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         revision,
         ..v1::UpdateApiKeyRequest::default()
     };
-    refused(
-        keys(&gateway).update_api_key(authorized(raise(0), Some(&bot))).await,
+    expect_error(
+        keys(&gateway).update_api_key(with_key(raise(0), Some(&bot))).await,
         Code::PermissionDenied,
     );
     let escape = limited("free", v1::ApiKeyLimits::default());
-    refused(
-        keys(&gateway).create_api_key(authorized(escape, Some(&bot))).await,
+    expect_error(
+        keys(&gateway).create_api_key(with_key(escape, Some(&bot))).await,
         Code::PermissionDenied,
     );
     let spec = limited("free", limits).spec;
     let code = v1::CreateSetupCodeRequest { spec, ..v1::CreateSetupCodeRequest::default() };
-    refused(
-        keys(&gateway).create_setup_code(authorized(code, Some(&bot))).await,
+    expect_error(
+        keys(&gateway).create_setup_code(with_key(code, Some(&bot))).await,
         Code::PermissionDenied,
     );
     let spec = v1::OrganizationSpec {
@@ -568,12 +568,12 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         ..v1::CreateOrganizationRequest::default()
     };
     let free = v1::organization_service_client::OrganizationServiceClient::new(gateway.channel())
-        .create_organization(authorized(free, Some(&bot)))
+        .create_organization(with_key(free, Some(&bot)))
         .await;
-    refused(free, Code::PermissionDenied);
-    refused(keys(&gateway).update_api_key(authorized(raise(7), Some(&owner))).await, Code::Aborted);
+    expect_error(free, Code::PermissionDenied);
+    expect_error(keys(&gateway).update_api_key(with_key(raise(7), Some(&owner))).await, Code::Aborted);
     let raised = keys(&gateway)
-        .update_api_key(authorized(raise(1), Some(&owner)))
+        .update_api_key(with_key(raise(1), Some(&owner)))
         .await
         .expect("said")
         .into_inner();
@@ -583,13 +583,13 @@ async fn limits_of_a_key_apply_to_that_key_only() {
     // What a task does is counted for who asked last: with the key that is limited, and then with
     // one that is not.
     let say = async |key: &str| {
-        let request = authorized(message(&task, "go on"), Some(key));
+        let request = with_key(message(&task, "go on"), Some(key));
         MessageServiceClient::new(gateway.channel()).create_message(request).await
     };
     say(&bot).await.expect("nothing is used yet");
     book(&gateway, organization, &task, 10).await;
     // What was counted is believed for a moment.
-    let refusal = until("the tokens are counted", || say(&bot), Result::is_err).await;
+    let refusal = wait_until("the tokens are counted", || say(&bot), Result::is_err).await;
     assert_eq!(quota(refusal).0, "key_tokens_per_day");
     let mut tokens =
         v1::model_token_service_client::ModelTokenServiceClient::new(gateway.channel());
@@ -598,13 +598,13 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         ..v1::CreateModelTokenRequest::default()
     };
     assert_eq!(
-        quota(tokens.create_model_token(authorized(token.clone(), Some(&bot))).await).0,
+        quota(tokens.create_model_token(with_key(token.clone(), Some(&bot))).await).0,
         "key_tokens_per_day"
     );
     say(&owner).await.expect("it is not limited");
     book(&gateway, organization, &task, 1000).await;
     let signed = tokens
-        .create_model_token(authorized(token, Some(&other)))
+        .create_model_token(with_key(token, Some(&other)))
         .await
         .expect("it is made")
         .into_inner();
@@ -615,7 +615,7 @@ async fn limits_of_a_key_apply_to_that_key_only() {
     assert!(other_id.starts_with("key_") && other_id != key_id, "{other_id}");
 
     let get = |key: &str, by: &str| {
-        authorized(v1::GetApiKeyRequest { api_key: key.to_owned() }, Some(by))
+        with_key(v1::GetApiKeyRequest { api_key: key.to_owned() }, Some(by))
     };
     let shown = keys(&gateway)
         .get_api_key(get(&key_id, &bot))
@@ -631,7 +631,7 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         Some(2)
     );
     let (_, stranger) = team(&gateway, "stranger").await;
-    refused(keys(&gateway).get_api_key(get(&key_id, &stranger)).await, Code::NotFound);
+    expect_error(keys(&gateway).get_api_key(get(&key_id, &stranger)).await, Code::NotFound);
 
     // Usage by key, over REST.
     _ = rustls::crypto::ring::default_provider().install_default();
@@ -673,7 +673,7 @@ async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
         let spec = v1::FileSpec { name: "notes".into(), size, ..v1::FileSpec::default() };
         let request =
             v1::CreateFileRequest { spec: Some(spec), ..v1::CreateFileRequest::default() };
-        files().create_file(authorized(request, Some(key))).await
+        files().create_file(with_key(request, Some(key))).await
     };
     let put = async |key: &str, json: &str| {
         let request = v1::PutStateRequest {
@@ -682,7 +682,7 @@ async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
             ..Default::default()
         };
         let mut states = v1::state_service_client::StateServiceClient::new(gateway.channel());
-        states.put_state(authorized(request, Some(key))).await
+        states.put_state(with_key(request, Some(key))).await
     };
     put(&bot, "{\"abc\": 123}").await.expect("12 of 20");
     let status = create(&bot, 9).await.expect_err("there is room for 8");
@@ -698,7 +698,7 @@ async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
     }
     let get = v1::GetApiKeyRequest { api_key: key_id.clone() };
     let shown = keys(&gateway)
-        .get_api_key(authorized(get, Some(&bot)))
+        .get_api_key(with_key(get, Some(&bot)))
         .await
         .expect("it may see itself")
         .into_inner();
@@ -706,17 +706,17 @@ async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
     assert_eq!(shown.spec.expect("it has one").limits, Some(limits));
     // Whoever makes room: what is gone is kept for nobody.
     let delete = v1::DeleteFileRequest { file, ..v1::DeleteFileRequest::default() };
-    files().delete_file(authorized(delete, Some(&owner))).await.expect("deleted");
+    files().delete_file(with_key(delete, Some(&owner))).await.expect("deleted");
     // What was counted is believed for a moment.
     let again =
-        until("there is room again", || create(&bot, 8), Result::is_ok).await.expect("20 of 20");
+        wait_until("there is room again", || create(&bot, 8), Result::is_ok).await.expect("20 of 20");
     // What a key has stored is its organization's.
     let revoke = v1::RevokeApiKeyRequest { api_key: key_id, ..v1::RevokeApiKeyRequest::default() };
-    keys(&gateway).revoke_api_key(authorized(revoke, Some(&owner))).await.expect("revoked");
+    keys(&gateway).revoke_api_key(with_key(revoke, Some(&owner))).await.expect("revoked");
     let get = v1::GetFileRequest { file: id(again.into_inner().metadata) };
-    files().get_file(authorized(get, Some(&owner))).await.expect("it stays");
+    files().get_file(with_key(get, Some(&owner))).await.expect("it stays");
     let told =
-        usage(&gateway).get_quota(authorized(v1::GetQuotaRequest::default(), Some(&owner))).await;
+        usage(&gateway).get_quota(with_key(v1::GetQuotaRequest::default(), Some(&owner))).await;
     let used = told.expect("it is told").into_inner().used.expect("it is counted");
     assert_eq!(used.storage_bytes, 12 + 8 + 2 * 9);
 }
@@ -732,7 +732,7 @@ async fn document_is_charged_for_the_bytes_it_adds() {
             json: json.into(),
             ..Default::default()
         };
-        client.put_state(authorized(request, Some(&key))).await
+        client.put_state(with_key(request, Some(&key))).await
     };
     put("{\"abc\": 123}").await.expect("12 of 20");
     put("{\"abc\": 123}").await.expect("the same adds nothing");

@@ -41,7 +41,7 @@ async fn secret_value_is_sealed_with_its_own_key_and_never_shown() {
     // The same key with another value is another request.
     let mut other = request.clone();
     other.spec.as_mut().expect("set").value.push('x');
-    refused(client.create_secret(other).await, Code::InvalidArgument);
+    expect_error(client.create_secret(other).await, Code::InvalidArgument);
     let spec = created.spec.clone().expect("set");
     assert_eq!(
         (spec.value.as_str(), spec.bindings),
@@ -119,7 +119,7 @@ async fn invalid_secret_is_refused_without_showing_its_value() {
         ),
     ] {
         let request = v1::CreateSecretRequest { spec: Some(spec), idempotency_key: String::new() };
-        let status = refused(secrets(&gateway).create_secret(request).await, Code::InvalidArgument);
+        let status = expect_error(secrets(&gateway).create_secret(request).await, Code::InvalidArgument);
         assert_eq!(fields(&status), [field]);
         assert!(!status.message().contains("123456"), "{status}");
     }
@@ -142,11 +142,11 @@ async fn wider_bindings_require_the_value_again() {
         bindings(&["*.example.com"], &[]),
     ] {
         let status =
-            refused(client.update_secret(update(wider, None)).await, Code::InvalidArgument);
+            expect_error(client.update_secret(update(wider, None)).await, Code::InvalidArgument);
         assert_eq!(fields(&status), ["value"]);
     }
     let guessable = client.update_secret(update(None, Some("20261128"))).await;
-    assert_eq!(fields(&refused(guessable, Code::InvalidArgument)), ["value"]);
+    assert_eq!(fields(&expect_error(guessable, Code::InvalidArgument)), ["value"]);
     let fewer = client
         .update_secret(update(bindings(&[], &["git"]), None))
         .await
@@ -173,8 +173,8 @@ async fn agent_uses_only_the_secrets_it_names() {
         }),
         ..v1::UpdateAgentRequest::default()
     };
-    refused(gateway.agents().update_agent(set(&["NONE"])).await, Code::NotFound);
-    refused(gateway.agents().update_agent(set(&["none"])).await, Code::InvalidArgument);
+    expect_error(gateway.agents().update_agent(set(&["NONE"])).await, Code::NotFound);
+    expect_error(gateway.agents().update_agent(set(&["none"])).await, Code::InvalidArgument);
     let names = async |request| {
         let agent =
             gateway.agents().update_agent(request).await.expect("it is changed").into_inner();
@@ -193,10 +193,10 @@ async fn agent_uses_only_the_secrets_it_names() {
     );
     let delete =
         |secret: &str| v1::DeleteSecretRequest { secret: secret.into(), ..Default::default() };
-    refused(client.delete_secret(delete("TOKEN")).await, Code::FailedPrecondition);
+    expect_error(client.delete_secret(delete("TOKEN")).await, Code::FailedPrecondition);
     assert_eq!(names(set(&["ANOTHER"])).await, ["ANOTHER"]);
     client.delete_secret(delete("TOKEN")).await.expect("no agent may use it");
-    refused(client.delete_secret(delete("TOKEN")).await, Code::NotFound);
+    expect_error(client.delete_secret(delete("TOKEN")).await, Code::NotFound);
     let got = client
         .get_secret(v1::GetSecretRequest { secret: "ANOTHER".into() })
         .await

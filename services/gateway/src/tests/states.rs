@@ -15,7 +15,7 @@ use tonic_types::StatusExt as _;
 use super::{
     entities::contains,
     harness::*,
-    walk::{authorized, key, required},
+    walk::{with_key, create_key, login_required},
 };
 
 const JSON: &str = "{\"providers\": {\"apiKey\": \"sk-hunter2\"}}";
@@ -36,7 +36,7 @@ fn get(state: &str, shared: bool) -> v1::GetStateRequest {
 async fn told(stream: &mut Streaming<v1::StateEvent>, count: usize) -> Vec<v1::StateEvent> {
     let mut events = Vec::new();
     while events.len() < count {
-        let next = within("a change is told", stream.message()).await;
+        let next = wait_for("a change is told", stream.message()).await;
         events.push(
             next.unwrap_or_else(|status| panic!("{status:?}, after {events:?}"))
                 .expect("the stream goes on"),
@@ -68,11 +68,11 @@ async fn document_content_appears_only_in_its_own_answers() {
     assert_eq!(made, again);
     let got = client.get_state(get("settings", false)).await.expect("it is there").into_inner();
     assert_eq!(got, v1::State { json: JSON.into(), ..made });
-    refused(client.get_state(get("settings", true)).await, Code::NotFound);
+    expect_error(client.get_state(get("settings", true)).await, Code::NotFound);
 
     // Somebody was faster: which version there is, is told.
     let late = v1::PutStateRequest { expected_version: Some(7), ..put("settings", "{}") };
-    let status = refused(client.put_state(late).await, Code::Aborted);
+    let status = expect_error(client.put_state(late).await, Code::Aborted);
     let details = status.get_error_details();
     let violation = &details.precondition_failure().expect("there is one").violations[0];
     assert_eq!((violation.r#type.as_str(), violation.description.as_str()), ("VERSION", "1"));
@@ -134,7 +134,7 @@ async fn document_content_appears_only_in_its_own_answers() {
 
 #[tokio::test]
 async fn members_have_own_documents_and_read_shared_ones() {
-    let gateway = Gateway::start_with(required()).await;
+    let gateway = Gateway::start_with(login_required()).await;
     let mut client = states(&gateway);
     let profile = construct_store::identity::Profile {
         issuer: "https://test".into(),
@@ -158,7 +158,7 @@ async fn members_have_own_documents_and_read_shared_ones() {
         ("bob", bob, Role::Member, Scope::StatesWrite),
     ] {
         let local = (OrganizationId::LOCAL, user);
-        keys.insert(name, key(&gateway, local, role, &[scope], None).await.1);
+        keys.insert(name, create_key(&gateway, local, role, &[scope], None).await.1);
     }
     let mut write = async |who: &str, shared: bool, json: &str| {
         // The same key for all of them, as the same program would use it.
@@ -168,14 +168,14 @@ async fn members_have_own_documents_and_read_shared_ones() {
             ..put("pinned", json)
         };
         client
-            .put_state(authorized(request, Some(&keys[who])))
+            .put_state(with_key(request, Some(&keys[who])))
             .await
             .map(tonic::Response::into_inner)
     };
     write("ada", true, "{\"of\": \"all\"}").await.expect("an admin may");
-    let status = refused(write("bob", true, "{}").await, Code::PermissionDenied);
+    let status = expect_error(write("bob", true, "{}").await, Code::PermissionDenied);
     assert!(status.message().contains("`admin`"), "{status:?}");
-    refused(write("reader", false, "{}").await, Code::PermissionDenied);
+    expect_error(write("reader", false, "{}").await, Code::PermissionDenied);
     let mut by = BTreeSet::new();
     for who in ["ada", "bob"] {
         let made = write(who, false, "{}").await.expect("it is their own");
@@ -185,11 +185,11 @@ async fn members_have_own_documents_and_read_shared_ones() {
     let mut client = states(&gateway);
     for who in ["ada", "bob"] {
         let own = put("pinned", &format!("{{\"of\": \"{who}\"}}"));
-        client.put_state(authorized(own, Some(&keys[who]))).await.expect("it is their own");
+        client.put_state(with_key(own, Some(&keys[who]))).await.expect("it is their own");
     }
     for (who, own) in [("ada", "ada"), ("reader", "ada"), ("bob", "bob")] {
         for (shared, of) in [(true, "all"), (false, own)] {
-            let got = client.get_state(authorized(get("pinned", shared), Some(&keys[who]))).await;
+            let got = client.get_state(with_key(get("pinned", shared), Some(&keys[who]))).await;
             let got =
                 got.unwrap_or_else(|status| panic!("{who} {shared}: {status:?}")).into_inner();
             assert_eq!(got.json, format!("{{\"of\": \"{of}\"}}"), "{who}");
@@ -200,8 +200,8 @@ async fn members_have_own_documents_and_read_shared_ones() {
         shared,
         ..v1::DeleteStateRequest::default()
     };
-    refused(
-        client.delete_state(authorized(delete(true), Some(&keys["bob"]))).await,
+    expect_error(
+        client.delete_state(with_key(delete(true), Some(&keys["bob"]))).await,
         Code::PermissionDenied,
     );
 
@@ -209,22 +209,22 @@ async fn members_have_own_documents_and_read_shared_ones() {
     let watch =
         v1::WatchStatesRequest { cursor: "pinned@2".into(), ..v1::WatchStatesRequest::default() };
     let mut watched = client
-        .watch_states(authorized(watch, Some(&keys["ada"])))
+        .watch_states(with_key(watch, Some(&keys["ada"])))
         .await
         .expect("it begins")
         .into_inner();
     client
-        .put_state(authorized(put("storage", JSON), Some(&keys["bob"])))
+        .put_state(with_key(put("storage", JSON), Some(&keys["bob"])))
         .await
         .expect("it is his own");
     client
-        .delete_state(authorized(delete(false), Some(&keys["bob"])))
+        .delete_state(with_key(delete(false), Some(&keys["bob"])))
         .await
         .expect("it is his own");
-    let listed = |who: &str| authorized(v1::ListStatesRequest { shared: false }, Some(&keys[who]));
+    let listed = |who: &str| with_key(v1::ListStatesRequest { shared: false }, Some(&keys[who]));
     let versions = |who: &str| {
         let request = v1::ListStateVersionsRequest { state: "pinned".into(), shared: false };
-        authorized(request, Some(&keys[who]))
+        with_key(request, Some(&keys[who]))
     };
     for (who, names, kept) in [("ada", ["pinned"], vec![2, 1]), ("bob", ["storage"], vec![2, 1])] {
         let states = client.list_states(listed(who)).await.expect("listed").into_inner().states;
@@ -239,13 +239,13 @@ async fn members_have_own_documents_and_read_shared_ones() {
     }
     let earlier = v1::GetStateRequest { version: 2, ..get("pinned", false) };
     let got = client
-        .get_state(authorized(earlier, Some(&keys["ada"])))
+        .get_state(with_key(earlier, Some(&keys["ada"])))
         .await
         .expect("it is hers")
         .into_inner();
     assert_eq!(got.json, "{\"of\": \"ada\"}");
     client
-        .put_state(authorized(put("designs", "{}"), Some(&keys["ada"])))
+        .put_state(with_key(put("designs", "{}"), Some(&keys["ada"])))
         .await
         .expect("it is her own");
     assert_eq!(ids(&told(&mut watched, 1).await), ["designs@1"]);
@@ -314,7 +314,7 @@ async fn watcher_gets_missed_and_then_new_versions() {
     assert!(gone[0].state.as_ref().is_some_and(|state| state.deleted));
     client.put_state(put("designs", "{}")).await.expect("it is put");
     assert_eq!(ids(&told(&mut ghost, 1).await), ["designs@1"]);
-    let end = refused(client.watch_states(watch(&[], "7")).await, Code::InvalidArgument);
+    let end = expect_error(client.watch_states(watch(&[], "7")).await, Code::InvalidArgument);
     assert_eq!(crate::validate::tests::fields(&end), ["cursor"]);
 }
 
@@ -337,9 +337,9 @@ async fn restored_version_and_repeated_request_are_answered() {
     let now = client.get_state(get("settings", false)).await.expect("it is there").into_inner();
     assert_eq!((now.version, now.json.as_str()), (4, "{\"n\": 4}"));
     let nothing = v1::PutStateRequest { restore: 9, idempotency_key: String::new(), ..back };
-    let status = refused(client.put_state(nothing.clone()).await, Code::NotFound);
+    let status = expect_error(client.put_state(nothing.clone()).await, Code::NotFound);
     assert!(status.message().contains("settings@9"), "{status:?}");
     let both = v1::PutStateRequest { json: "{}".into(), ..nothing };
-    let status = refused(client.put_state(both).await, Code::InvalidArgument);
+    let status = expect_error(client.put_state(both).await, Code::InvalidArgument);
     assert_eq!(crate::validate::tests::fields(&status), ["json"]);
 }

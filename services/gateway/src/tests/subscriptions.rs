@@ -117,14 +117,14 @@ fn marks(events: &[v1::Event]) -> Vec<String> {
 async fn subscription_replays_missed_events_and_then_live_ones() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    gateway.say(&task, "one").await;
+    gateway.send_message(&task, "one").await;
     let mesh = Mesh::of(&gateway, &task).await;
     mesh.progress(1, 0..3).await;
     mesh.record("task.phase_changed", Some(1), true).await;
     mesh.progress(2, 0..2).await;
 
     let mut events = gateway.subscribe(&task, "0").await;
-    let replayed = take(&mut events, 8).await;
+    let replayed = next_events(&mut events, 8).await;
     assert_eq!(marks(&replayed), ["1", "2", "1/0", "1/1", "1/2", "3", "2/0", "2/1"]);
     assert_eq!(replayed[0].r#type, "task.created");
     assert!(
@@ -138,15 +138,15 @@ async fn subscription_replays_missed_events_and_then_live_ones() {
 
     mesh.progress(2, 2..4).await;
     mesh.record("task.phase_changed", Some(2), true).await;
-    gateway.say(&task, "two").await;
-    let live = take(&mut events, 4).await;
+    gateway.send_message(&task, "two").await;
+    let live = next_events(&mut events, 4).await;
     assert_eq!(marks(&live), ["2/2", "2/3", "4", "5"]);
 
     // Whoever comes back with any of the cursors sees exactly what follows.
     let all: Vec<v1::Event> = replayed.into_iter().chain(live).collect();
     for (index, event) in all.iter().enumerate() {
         let mut again = gateway.subscribe(&task, &event.cursor).await;
-        let rest = take(&mut again, all.len() - index - 1).await;
+        let rest = next_events(&mut again, all.len() - index - 1).await;
         assert_eq!(marks(&rest), marks(&all[index + 1..]), "after {}", event.cursor);
         let ids =
             |events: &[v1::Event]| events.iter().map(|event| event.id.clone()).collect::<Vec<_>>();
@@ -162,12 +162,12 @@ async fn subscription_without_cursor_shows_only_new_events() {
     mesh.progress(1, 0..3).await;
     let mut events = gateway.subscribe(&task, "").await;
     // What the client does once it is answered belongs to what is new.
-    gateway.say(&task, "hello").await;
-    let first = take(&mut events, 1).await;
+    gateway.send_message(&task, "hello").await;
+    let first = next_events(&mut events, 1).await;
     assert_eq!(marks(&first), ["2"]);
     mesh.progress(1, 3..5).await;
     loop {
-        let next = take(&mut events, 1).await;
+        let next = next_events(&mut events, 1).await;
         if next[0].sequence == 0 {
             assert_eq!(marks(&next), ["1/3"]);
             break;
@@ -180,15 +180,15 @@ async fn record_whose_publication_was_lost_is_delivered() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut events = gateway.subscribe(&task, "0").await;
-    assert_eq!(marks(&take(&mut events, 1).await), ["1"]);
+    assert_eq!(marks(&next_events(&mut events, 1).await), ["1"]);
     let mesh = Mesh::of(&gateway, &task).await;
     // One that nothing follows is found by looking at the stream's head.
     mesh.record("task.phase_changed", None, false).await;
-    assert_eq!(marks(&take(&mut events, 1).await), ["2"]);
+    assert_eq!(marks(&next_events(&mut events, 1).await), ["2"]);
     // One that another follows is read before that one.
     mesh.record("task.phase_changed", None, false).await;
     mesh.record("task.phase_changed", None, true).await;
-    assert_eq!(marks(&take(&mut events, 2).await), ["3", "4"]);
+    assert_eq!(marks(&next_events(&mut events, 2).await), ["3", "4"]);
 }
 
 #[tokio::test]
@@ -199,14 +199,14 @@ async fn filtered_events_still_advance_the_cursor() {
     let request = v1::SubscribeRequest { task: task.clone(), cursor: "0".into(), types };
     let mut events =
         gateway.events().subscribe(request).await.expect("it is accepted").into_inner();
-    gateway.say(&task, "one").await;
+    gateway.send_message(&task, "one").await;
     gateway
         .tasks()
         .suspend_task(v1::SuspendTaskRequest { task: task.clone(), ..Default::default() })
         .await
         .expect("it is done");
-    gateway.say(&task, "two").await;
-    let seen = take(&mut events, 2).await;
+    gateway.send_message(&task, "two").await;
+    let seen = next_events(&mut events, 2).await;
     assert_eq!(marks(&seen), ["2", "4"]);
     assert!(seen[1].cursor.starts_with("4."), "{}", seen[1].cursor);
 }
@@ -216,15 +216,15 @@ async fn stream_of_a_deleted_task_ends_with_task_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut watching = gateway.subscribe(&task, "0").await;
-    take(&mut watching, 1).await;
+    next_events(&mut watching, 1).await;
     gateway
         .tasks()
         .delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() })
         .await
         .expect("it is done");
-    let last = take(&mut watching, 1).await.remove(0);
+    let last = next_events(&mut watching, 1).await.remove(0);
     assert_eq!(last.r#type, "task.deleted");
-    assert!(within("the end", watching.message()).await.expect("no error").is_none());
+    assert!(wait_for("the end", watching.message()).await.expect("no error").is_none());
     // Also for who comes later, with or without a cursor, and when the task is gone for good.
     let told = |_| NewEvent { kind: "task.deleted".to_owned(), payload: Vec::new(), step: None };
     let id = task.parse().expect("an id");
@@ -232,10 +232,10 @@ async fn stream_of_a_deleted_task_ends_with_task_deleted() {
     assert_eq!(gone, Some(Vec::new()));
     for (cursor, expected) in [("", 1), ("0", 1), (last.cursor.as_str(), 0)] {
         let mut late = gateway.subscribe(&task, cursor).await;
-        for event in take(&mut late, expected).await {
+        for event in next_events(&mut late, expected).await {
             assert_eq!(event.r#type, "task.deleted");
         }
-        assert!(within("the end", late.message()).await.expect("no error").is_none(), "{cursor:?}");
+        assert!(wait_for("the end", late.message()).await.expect("no error").is_none(), "{cursor:?}");
     }
 }
 
@@ -248,8 +248,8 @@ async fn subscription_to_missing_task_or_cursor_is_refused() {
         cursor: cursor.into(),
         types: Vec::new(),
     };
-    refused(gateway.events().subscribe(request(&nobody, "0")).await.map(|_| ()), Code::NotFound);
-    let status = refused(
+    expect_error(gateway.events().subscribe(request(&nobody, "0")).await.map(|_| ()), Code::NotFound);
+    let status = expect_error(
         gateway.events().subscribe(request("", "nonsense")).await.map(|_| ()),
         Code::InvalidArgument,
     );
@@ -257,7 +257,7 @@ async fn subscription_to_missing_task_or_cursor_is_refused() {
     // A cursor of another stream would wait for ever.
     let task = gateway.task().await;
     let mut ahead = gateway.subscribe(&task, "99.1.0").await;
-    let status = refused(within("an answer", ahead.message()).await, Code::InvalidArgument);
+    let status = expect_error(wait_for("an answer", ahead.message()).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["cursor"]);
 }
 
@@ -268,7 +268,7 @@ async fn organization_stream_has_events_of_its_entities() {
     let kinds =
         |events: Vec<v1::Event>| events.into_iter().map(|event| event.r#type).collect::<Vec<_>>();
     assert_eq!(
-        kinds(take(&mut events, 3).await),
+        kinds(next_events(&mut events, 3).await),
         ["provider.created", "model.created", "agent.created"]
     );
     let rename = v1::UpdateAgentRequest {
@@ -282,7 +282,7 @@ async fn organization_stream_has_events_of_its_entities() {
         .delete_agent(v1::DeleteAgentRequest { agent: "eve".into(), ..Default::default() })
         .await
         .expect("it is gone");
-    let live = take(&mut events, 2).await;
+    let live = next_events(&mut events, 2).await;
     assert!(
         matches!(&live[0].payload, Some(Payload::Agent(agent)) if agent.spec.as_ref().is_some_and(|spec| spec.name == "eve"))
     );
@@ -295,10 +295,10 @@ async fn slow_subscriber_delays_no_other_and_misses_nothing() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut slow = gateway.subscribe(&task, "0").await;
-    take(&mut slow, 1).await;
+    next_events(&mut slow, 1).await;
     let mut fast = gateway.subscribe(&task, "0").await;
-    take(&mut fast, 1).await;
-    let fast = tokio::spawn(async move { take(&mut fast, COUNT as usize).await });
+    next_events(&mut fast, 1).await;
+    let fast = tokio::spawn(async move { next_events(&mut fast, COUNT as usize).await });
     let store = gateway.store();
     let id: TaskId = task.parse().expect("an id");
     let bus = gateway.nats.bus().await;
@@ -333,7 +333,7 @@ async fn slow_subscriber_delays_no_other_and_misses_nothing() {
     }
     // The fast one gets everything while the slow one takes nothing.
     let fast = fast.await.expect("it sees everything");
-    let slow = take(&mut slow, COUNT as usize).await;
+    let slow = next_events(&mut slow, COUNT as usize).await;
     for seen in [fast, slow] {
         let seen: Vec<u64> = seen.iter().map(|event| event.sequence).collect();
         assert_eq!(seen, (2..=COUNT + 1).collect::<Vec<_>>());
@@ -345,8 +345,8 @@ async fn stopping_gateway_tells_subscribers_to_reconnect() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut events = gateway.subscribe(&task, "0").await;
-    take(&mut events, 1).await;
+    next_events(&mut events, 1).await;
     gateway.context.lifecycle().stop("the test wants it");
-    let status = refused(within("the end", events.message()).await, Code::Unavailable);
+    let status = expect_error(wait_for("the end", events.message()).await, Code::Unavailable);
     assert!(status.get_error_details().retry_info().is_some());
 }

@@ -38,9 +38,9 @@ async fn task_can_be_created_updated_and_deleted() {
     assert_eq!(spec.pinned, ["It rains."]);
     let stale =
         v1::UpdateTaskRequest { revision: found.metadata.expect("set").revision, ..update.clone() };
-    refused(tasks.update_task(stale).await, Code::Aborted);
+    expect_error(tasks.update_task(stale).await, Code::Aborted);
     let unknown = v1::UpdateTaskRequest { agent: Some("nobody".into()), ..update };
-    refused(tasks.update_task(unknown).await, Code::NotFound);
+    expect_error(tasks.update_task(unknown).await, Code::NotFound);
 
     let suspend = v1::SuspendTaskRequest { task: task.clone(), ..Default::default() };
     let suspended = tasks.suspend_task(suspend).await.expect("it is suspended").into_inner();
@@ -62,8 +62,8 @@ async fn task_can_be_created_updated_and_deleted() {
         .delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() })
         .await
         .expect("it is deleted");
-    refused(tasks.get_task(get()).await, Code::NotFound);
-    refused(gateway.messages().create_message(message(&task, "too late")).await, Code::NotFound);
+    expect_error(tasks.get_task(get()).await, Code::NotFound);
+    expect_error(gateway.messages().create_message(message(&task, "too late")).await, Code::NotFound);
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn messages_are_listed_in_order_in_pages() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     for number in 0..5 {
-        gateway.say(&task, &format!("message {number}")).await;
+        gateway.send_message(&task, &format!("message {number}")).await;
     }
     let mut page = v1::PageRequest { page_size: 2, ..Default::default() };
     let mut seen = Vec::new();
@@ -119,15 +119,15 @@ async fn messages_are_listed_in_order_in_pages() {
     assert_eq!(seen, (0..5).map(|number| format!("message {number}")).collect::<Vec<_>>());
     let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
     let request = v1::ListMessagesRequest { task: nobody, ..Default::default() };
-    refused(gateway.messages().list_messages(request).await, Code::NotFound);
+    expect_error(gateway.messages().list_messages(request).await, Code::NotFound);
 }
 
 #[tokio::test]
 async fn only_a_queued_message_can_be_updated_or_deleted() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    let first = gateway.say(&task, "first").await;
-    let second = gateway.say(&task, "second").await;
+    let first = gateway.send_message(&task, "first").await;
+    let second = gateway.send_message(&task, "second").await;
     let id_of = |message: &v1::Message| id(message.metadata.clone());
     let change = |message: &v1::Message, words: &str| v1::UpdateMessageRequest {
         message: id_of(message),
@@ -146,7 +146,7 @@ async fn only_a_queued_message_can_be_updated_or_deleted() {
         ..Default::default()
     };
     gateway.messages().delete_message(take_back(&second)).await.expect("it waits");
-    refused(
+    expect_error(
         gateway.messages().get_message(v1::GetMessageRequest { message: id_of(&second) }).await,
         Code::NotFound,
     );
@@ -163,11 +163,11 @@ async fn only_a_queued_message_can_be_updated_or_deleted() {
     let mut commit = TaskCommit::new(&before, &after, Timestamp::now());
     commit.admitted = Some((id_of(&first).parse::<MessageId>().expect("an id"), 1));
     store.task_commit(commit).await.expect("it commits");
-    refused(
+    expect_error(
         gateway.messages().update_message(change(&first, "too late")).await,
         Code::FailedPrecondition,
     );
-    refused(gateway.messages().delete_message(take_back(&first)).await, Code::FailedPrecondition);
+    expect_error(gateway.messages().delete_message(take_back(&first)).await, Code::FailedPrecondition);
     let found = gateway
         .messages()
         .get_message(v1::GetMessageRequest { message: id_of(&first) })
@@ -193,7 +193,7 @@ async fn too_many_queued_messages_are_refused() {
         let render = |_: &_| WriteOutput { event, response: Vec::new() };
         gateway.store().message_create(&write, new, render).await.expect("there is room");
     }
-    let status = refused(
+    let status = expect_error(
         gateway.messages().create_message(message(&task, "one more")).await,
         Code::ResourceExhausted,
     );
@@ -206,7 +206,7 @@ async fn pages_of_large_messages_are_short_and_complete() {
     let task = gateway.task().await;
     let mut said = Vec::new();
     for letter in ["a", "b", "c"] {
-        said.push(id(gateway.say(&task, &letter.repeat(900 * 1024)).await.metadata));
+        said.push(id(gateway.send_message(&task, &letter.repeat(900 * 1024)).await.metadata));
     }
     let mut request = v1::ListMessagesRequest { task, ..Default::default() };
     let mut pages = Vec::new();
@@ -230,11 +230,11 @@ async fn accepted_message_wakes_the_reconciler() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let id: TaskId = task.parse().expect("an id");
-    gateway.say(&task, "hello").await;
+    gateway.send_message(&task, "hello").await;
     let bus = gateway.nats.bus().await;
     let mut consumer = bus
         .consume_tasks(partition::for_task(id), ConsumeOptions::new(1, CancellationToken::new()));
-    let delivery = within("a wake", consumer.next()).await.expect("it goes on");
+    let delivery = wait_for("a wake", consumer.next()).await.expect("it goes on");
     let TaskMessage::Wake(wake) = delivery.message else { panic!("a wake") };
     assert_eq!(
         (wake.task_id, wake.organization_id),
@@ -251,8 +251,8 @@ async fn accepted_message_wakes_the_reconciler() {
 async fn oversized_requests_are_refused() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    gateway.say(&task, &"x".repeat(1_048_576)).await;
-    let status = refused(
+    gateway.send_message(&task, &"x".repeat(1_048_576)).await;
+    let status = expect_error(
         gateway.messages().create_message(message(&task, &"x".repeat(1_048_577))).await,
         Code::InvalidArgument,
     );
@@ -260,6 +260,6 @@ async fn oversized_requests_are_refused() {
     // Above 4 MiB it is not even read.
     let large =
         gateway.messages().create_message(message(&task, &"x".repeat(5 * 1024 * 1024))).await;
-    let status = refused(large, Code::ResourceExhausted);
+    let status = expect_error(large, Code::ResourceExhausted);
     assert!(status.message().contains("too large"), "{status:?}");
 }

@@ -127,7 +127,7 @@ async fn ready(gateway: &Gateway, tls: &ClientTlsConfig) -> Channel {
             connected(gateway, tls.clone()).await.map_err(|error| format!("{error:?}"))?;
         lists(channel.clone()).await.map(|_| channel).map_err(|status| format!("{status:?}"))
     };
-    until("the gateway is ready", ask, Result::is_ok).await.expect("it is ready")
+    wait_until("the gateway is ready", ask, Result::is_ok).await.expect("it is ready")
 }
 
 /// An HTTP client that trusts one authority alone.
@@ -143,7 +143,7 @@ fn http(ca: &str, version: reqwest::Version) -> reqwest::Client {
 async fn tls_serves_every_protocol_and_refuses_plain_text() {
     let (ca, other, folder) = (Authority::new("ca"), Authority::new("other"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
-    let gateway = Gateway::unready(folder.config()).await;
+    let gateway = Gateway::start_unready(folder.config()).await;
     ready(&gateway, &trusting(&ca.pem())).await;
     let wrong =
         connected(&gateway, trusting(&other.pem())).await.expect_err("nobody vouches for it");
@@ -159,7 +159,7 @@ async fn tls_serves_every_protocol_and_refuses_plain_text() {
     plain.write_all(b"GET /v1/agents HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
     let mut answer = Vec::new();
     // Whether the connection is closed or reset: nothing of HTTP comes.
-    _ = within("the connection is closed", plain.read_to_end(&mut answer)).await;
+    _ = wait_for("the connection is closed", plain.read_to_end(&mut answer)).await;
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
 }
 
@@ -167,7 +167,7 @@ async fn tls_serves_every_protocol_and_refuses_plain_text() {
 async fn operator_protocol_is_served_over_tls() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
-    let gateway = Gateway::unready(folder.config()).await;
+    let gateway = Gateway::start_unready(folder.config()).await;
     ready(&gateway, &trusting(&ca.pem())).await;
     let answer = sessions(&gateway, &ca.pem(), None).await.expect("it answers");
     assert_eq!((&answer["type"], &answer["id"]), (&json!("sessions"), &json!("1")), "{answer}");
@@ -178,7 +178,7 @@ async fn operator_protocol_is_served_over_tls() {
 async fn long_operator_line_arrives_completely_over_tls() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
-    let gateway = Gateway::unready(folder.config()).await;
+    let gateway = Gateway::start_unready(folder.config()).await;
     let channel = ready(&gateway, &trusting(&ca.pem())).await;
     let (mut providers, mut models, mut agents) = (
         v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone()),
@@ -208,7 +208,7 @@ async fn long_operator_line_arrives_completely_over_tls() {
     // Meanwhile all that there is room for is filled.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let mut line = String::new();
-    within("the end of the line", stream.read_line(&mut line)).await.expect("it comes");
+    wait_for("the end of the line", stream.read_line(&mut line)).await.expect("it comes");
     let exported: Value = serde_json::from_str(&line).expect("JSON");
     assert_eq!(exported["session"]["turns"].as_array().map(Vec::len), Some(4));
     assert!(line.len() > 3_600_000, "{}", line.len());
@@ -228,7 +228,7 @@ async fn asked(stream: &mut Secured, line: &Value) -> io::Result<Value> {
     stream.write_all(format!("{line}\n").as_bytes()).await?;
     stream.flush().await?;
     let mut line = String::new();
-    match within("an answer", stream.read_line(&mut line)).await? {
+    match wait_for("an answer", stream.read_line(&mut line)).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Ok(serde_json::from_str(&line).expect("JSON")),
     }
@@ -270,7 +270,7 @@ async fn client_ca_requires_a_valid_client_certificate() {
     folder.put("client-ca.crt", &clients.pem());
     let config =
         Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
-    let gateway = Gateway::unready(config).await;
+    let gateway = Gateway::start_unready(config).await;
     let showing = |made: &Made| {
         trusting(&ca.pem()).identity(Identity::from_pem(&made.certificate, &made.key))
     };
@@ -299,7 +299,7 @@ async fn client_ca_applies_to_the_operator_protocol() {
     folder.put("client-ca.crt", &clients.pem());
     let config =
         Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
-    let gateway = Gateway::unready(config).await;
+    let gateway = Gateway::start_unready(config).await;
     let me = clients.vouch("me", |_| {});
     ready(&gateway, &trusting(&ca.pem()).identity(Identity::from_pem(&me.certificate, &me.key)))
         .await;
@@ -320,7 +320,7 @@ async fn client_ca_applies_to_the_operator_protocol() {
 async fn expired_gateway_certificate_is_refused_by_clients() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", expired));
-    let gateway = Gateway::unready(folder.config()).await;
+    let gateway = Gateway::start_unready(folder.config()).await;
     let refused = connected(&gateway, trusting(&ca.pem())).await.expect_err("it has expired");
     assert!(format!("{refused:?}").contains("Expired"), "{refused:?}");
 }
@@ -329,7 +329,7 @@ async fn expired_gateway_certificate_is_refused_by_clients() {
 async fn renewed_certificate_is_loaded_and_connections_stay_open() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
-    let gateway = Gateway::unready(folder.config()).await;
+    let gateway = Gateway::start_unready(folder.config()).await;
     let old = ready(&gateway, &trusting(&ca.pem())).await;
     let mut stream = v1::event_service_client::EventServiceClient::new(old.clone())
         .subscribe(v1::SubscribeRequest::default())
@@ -342,7 +342,7 @@ async fn renewed_certificate_is_loaded_and_connections_stay_open() {
     let asks = || async {
         connected(&gateway, trusting(&new_ca.pem())).await.map_err(|error| format!("{error:?}"))
     };
-    until("the new certificate is used", asks, Result::is_ok).await.expect("it is");
+    wait_until("the new certificate is used", asks, Result::is_ok).await.expect("it is");
     connected(&gateway, trusting(&ca.pem())).await.expect_err("the old one is not");
     // The connections that were there are as they were.
     lists(old.clone()).await.expect("it goes on");
@@ -350,7 +350,7 @@ async fn renewed_certificate_is_loaded_and_connections_stay_open() {
         .create_model_provider(provider("p"))
         .await
         .expect("it goes on");
-    let event = within("an event", stream.message()).await.expect("it goes on").expect("an event");
+    let event = wait_for("an event", stream.message()).await.expect("it goes on").expect("an event");
     assert_eq!(event.r#type, "provider.created");
 }
 
@@ -358,21 +358,21 @@ async fn renewed_certificate_is_loaded_and_connections_stay_open() {
 async fn slow_handshakes_delay_no_other_and_time_out() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
     folder.take(&ca.vouch("gateway", |_| {}));
-    let gateway = Gateway::unready(folder.config()).await;
+    let gateway = Gateway::start_unready(folder.config()).await;
     ready(&gateway, &trusting(&ca.pem())).await;
     let mut slow = Vec::new();
     for _ in 0..50 {
         slow.push(TcpStream::connect(gateway.address).await.expect("it listens"));
     }
     let began = tokio::time::Instant::now();
-    let quick = within("a quick one comes in", connected(&gateway, trusting(&ca.pem())))
+    let quick = wait_for("a quick one comes in", connected(&gateway, trusting(&ca.pem())))
         .await
         .expect("it comes in");
     lists(quick).await.expect("it is served");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let mut byte = [0];
     for stream in &mut slow {
-        let cut = within("a slow one is cut off", stream.read(&mut byte)).await;
+        let cut = wait_for("a slow one is cut off", stream.read(&mut byte)).await;
         assert!(matches!(cut, Ok(0) | Err(_)), "{cut:?}");
     }
 }

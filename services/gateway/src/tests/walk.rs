@@ -1,5 +1,6 @@
-//! Every method of the contract with every role, with strangers, and with the ids of others. What
-//! is walked is the descriptor set, so that a method which is added without a thought fails here.
+//! Calls every method of the contract: with every role, without valid credentials, and with ids of
+//! another organization. The methods come from the descriptor set, so a new method whose access
+//! was not considered fails here.
 
 mod contract;
 mod protocols;
@@ -42,10 +43,10 @@ use crate::{
     },
 };
 
-/// An id of each kind of thing that a request can name.
+/// An id of each kind of resource that a request can name.
 type Ids = BTreeMap<&'static str, String>;
 
-/// Messages as the bytes they are.
+/// A codec that passes encoded messages through.
 #[derive(Default)]
 struct Raw;
 
@@ -84,8 +85,8 @@ impl Decoder for Raw {
     }
 }
 
-pub(super) fn required() -> Config {
-    // One address fails here more often than any that is to be believed.
+pub(super) fn login_required() -> Config {
+    // All failures of these tests come from one address.
     Config {
         gateway_login: Login::Required,
         gateway_login_failures: 1_000_000,
@@ -94,8 +95,8 @@ pub(super) fn required() -> Config {
     }
 }
 
-/// A key that is valid, unless `change` makes it otherwise.
-pub(super) async fn key(
+/// Creates an API key; returns its id and its text.
+pub(super) async fn create_key(
     gateway: &Gateway,
     (organization, user): (OrganizationId, UserId),
     role: Role,
@@ -114,8 +115,8 @@ pub(super) fn write(organization: OrganizationId) -> construct_store::Write {
     construct_store::Write::new(organization, Timestamp::now())
 }
 
-/// A second organization and its owner.
-pub(super) async fn other(gateway: &Gateway, slug: &str) -> (OrganizationId, UserId) {
+/// Creates a second organization; returns its id and its owner.
+pub(super) async fn create_organization(gateway: &Gateway, slug: &str) -> (OrganizationId, UserId) {
     let profile = construct_store::identity::Profile {
         issuer: "https://test".into(),
         subject: slug.into(),
@@ -127,7 +128,7 @@ pub(super) async fn other(gateway: &Gateway, slug: &str) -> (OrganizationId, Use
         .store()
         .user_sign_in(&profile, None, Timestamp::now())
         .await
-        .expect("they are taken in");
+        .expect("they are signed in");
     let id = OrganizationId::from_uuid(Uuid::now_v7());
     let new = NewOrganization {
         id,
@@ -145,7 +146,7 @@ pub(super) async fn other(gateway: &Gateway, slug: &str) -> (OrganizationId, Use
     (id, owner)
 }
 
-pub(super) fn authorized<T>(message: T, key: Option<&str>) -> Request<T> {
+pub(super) fn with_key<T>(message: T, key: Option<&str>) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(key) = key {
         let value = MetadataValue::try_from(format!("Bearer {key}")).expect("a header");
@@ -171,7 +172,7 @@ fn method_named(name: &str) -> MethodDescriptor {
     all.find(|known| known.full_name().ends_with(name)).expect("a method")
 }
 
-/// Calls a method; gives the first answer.
+/// Calls a method; returns the first answer.
 async fn call(
     gateway: &Gateway,
     method: &MethodDescriptor,
@@ -183,14 +184,14 @@ async fn call(
     send(gateway, method, message.encode_to_vec(), key).await
 }
 
-/// Calls a method with an encoded request; gives the first answer.
+/// Calls a method with an encoded request; returns the first answer.
 async fn send(
     gateway: &Gateway,
     method: &MethodDescriptor,
     message: Vec<u8>,
     key: Option<&str>,
 ) -> Result<Bytes, Status> {
-    let request = authorized(Bytes::from(message), key);
+    let request = with_key(Bytes::from(message), key);
     let path = rules::path(method.parent_service().full_name(), method.name());
     let path: PathAndQuery = path.parse().expect("a path");
     let mut client = Grpc::new(gateway.channel());
@@ -202,19 +203,19 @@ async fn send(
     }
 }
 
-/// What the audit trail is to say of the calls of a test.
+/// The audit entries that the calls of a test must leave.
 #[derive(Default)]
-struct Tally {
-    /// Of calls that were refused.
+struct ExpectedEntries {
+    /// Refused calls.
     refused: u64,
-    /// Of calls of nobody that is known which would have written, and came to nothing.
+    /// Failed writes of callers that are not known.
     failed: u64,
-    /// Of other calls that write, whatever became of them, by method.
+    /// Other calls of methods that write, with any outcome, by method.
     written: BTreeMap<String, u64>,
 }
 
-impl Tally {
-    fn note(&mut self, method: &MethodDescriptor, answer: &Result<Bytes, Status>) {
+impl ExpectedEntries {
+    fn count(&mut self, method: &MethodDescriptor, answer: &Result<Bytes, Status>) {
         let path = rules::path(method.parent_service().full_name(), method.name());
         let audited = crate::audit::methods::of(&path).expect("it is one of ours");
         match code(answer) {
@@ -230,7 +231,7 @@ impl Tally {
         }
     }
 
-    /// Stops the gateway, so that everything is written, and compares.
+    /// Stops the gateway, so that it writes all entries, and compares them.
     async fn compare(&self, gateway: &Gateway, organizations: &[OrganizationId]) {
         gateway.context.lifecycle().stop("the calls are over");
         let (store, filter) = (gateway.store(), AuditFilter::default());
@@ -260,8 +261,8 @@ impl Tally {
                 .map(|entry| entry.count)
                 .sum::<u64>()
         };
-        let told = format!("each of {} refusals is counted", self.refused);
-        until(&told, refused, |refused| *refused == self.refused).await;
+        let what = format!("each of {} refusals is counted", self.refused);
+        wait_until(&what, refused, |refused| *refused == self.refused).await;
         let mut written: BTreeMap<String, u64> = BTreeMap::new();
         let mut failed = 0;
         for entry in entries().await.into_iter().filter(|entry| !refusal(entry)) {
@@ -284,14 +285,14 @@ fn code(answer: &Result<Bytes, Status>) -> Code {
 
 #[tokio::test]
 async fn every_method_enforces_its_role_and_scope() {
-    let gateway = Gateway::start_with(required()).await;
+    let gateway = Gateway::start_with(login_required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let all = [Scope::Admin];
     let mut keys = BTreeMap::new();
     for role in Role::ALL {
-        keys.insert(*role, key(&gateway, local, *role, &all, None).await.1);
+        keys.insert(*role, create_key(&gateway, local, *role, &all, None).await.1);
     }
-    let (id, revoked) = key(&gateway, local, Role::Owner, &all, None).await;
+    let (id, revoked) = create_key(&gateway, local, Role::Owner, &all, None).await;
     let (store, local_write) = (gateway.store(), write(OrganizationId::LOCAL));
     let silent = crate::organizations::silent(&());
     store
@@ -299,9 +300,9 @@ async fn every_method_enforces_its_role_and_scope() {
         .await
         .expect("it is revoked");
     let past = Timestamp::now() - jiff::SignedDuration::from_secs(1);
-    let expired = key(&gateway, local, Role::Owner, &all, Some(past)).await.1;
-    let elsewhere = other(&gateway, "elsewhere").await;
-    let foreign = key(&gateway, elsewhere, Role::Owner, &all, None).await.1;
+    let expired = create_key(&gateway, local, Role::Owner, &all, Some(past)).await.1;
+    let elsewhere = create_organization(&gateway, "elsewhere").await;
+    let foreign = create_key(&gateway, elsewhere, Role::Owner, &all, None).await.1;
     let unknown = credential::mint(credential::KEY).expect("there is randomness").0;
     let strangers = [
         ("nobody", None),
@@ -311,13 +312,13 @@ async fn every_method_enforces_its_role_and_scope() {
     ];
     let nothing = json!({});
     let (mut walked, mut scoped) = (0, 0);
-    // Whether it was ready was asked with a key that is none.
-    let mut tally = Tally { refused: 1, ..Tally::default() };
+    // The check for readiness presented an invalid key.
+    let mut expected = ExpectedEntries { refused: 1, ..ExpectedEntries::default() };
     for (method, access) in methods() {
         let name = method.full_name().to_owned();
         let mut answer = async |key| {
             let answer = call(&gateway, &method, &nothing, key).await;
-            tally.note(&method, &answer);
+            expected.count(&method, &answer);
             answer
         };
         if access != Access::Public {
@@ -350,13 +351,13 @@ async fn every_method_enforces_its_role_and_scope() {
             );
         }
     }
-    // Scopes: the one that is needed suffices, and no other does but `admin`.
+    // The needed scope suffices; of the others only `admin` does.
     for scope in Scope::ALL {
-        let (_, key) = key(&gateway, local, Role::Owner, &[*scope], None).await;
+        let (_, key) = create_key(&gateway, local, Role::Owner, &[*scope], None).await;
         for (method, access) in methods() {
             let Access::Role(_, needed) = access else { continue };
             let answer = call(&gateway, &method, &nothing, Some(&key)).await;
-            tally.note(&method, &answer);
+            expected.count(&method, &answer);
             let refused = code(&answer) == Code::PermissionDenied;
             assert_eq!(
                 refused,
@@ -371,13 +372,12 @@ async fn every_method_enforces_its_role_and_scope() {
     assert!(walked > 500 && scoped > 800, "{walked} and {scoped} calls");
     let stranger = call(&gateway, &methods()[0].0, &nothing, Some("ct_short")).await;
     assert_eq!(code(&stranger), Code::Unauthenticated);
-    tally.note(&methods()[0].0, &stranger);
-    tally.compare(&gateway, &[OrganizationId::LOCAL, elsewhere.0]).await;
+    expected.count(&methods()[0].0, &stranger);
+    expected.compare(&gateway, &[OrganizationId::LOCAL, elsewhere.0]).await;
 }
 
-/// Requests that name what belongs to another organization, by the field that names it. `None`: the
-/// method names nothing of others.
-fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
+/// Requests that name resources of another organization, by method.
+fn reference_requests(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
     let id = |what: &str| ids[what].clone();
     let text = json!([{"text": {"text": "hello"}}]);
     vec![
@@ -484,14 +484,14 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// The id of something of the same kind that exists nowhere.
-fn invented(id: &str) -> String {
+/// An id of the same kind that does not exist.
+fn unknown_id(id: &str) -> String {
     let (kind, _) = id.split_once('_').expect("an id");
     format!("{kind}_{}", Uuid::from_u128(0x0199_0000_0000_7000_8000_0000_0000_0000))
 }
 
-/// Methods that name nothing of an organization's, or in a filter only.
-const NAMELESS: &[&str] = &[
+/// Methods whose requests name no resource of an organization, or only in a filter.
+const METHODS_WITHOUT_REFERENCES: &[&str] = &[
     "AgentService.ListAgents",
     "ApprovalService.ListApprovals",
     "AuditService.ExportAuditEntries",
@@ -500,7 +500,7 @@ const NAMELESS: &[&str] = &[
     "BudgetService.ListBudgets",
     "DiagnosisService.Diagnose",
     "DiagnosisService.GetOverview",
-    // A content that another has is uploaded like any.
+    // Content that another organization has is uploaded like any other.
     "FileService.CreateFile",
     "FileService.ListFiles",
     "KeyService.CreateApiKey",
@@ -532,27 +532,26 @@ const NAMELESS: &[&str] = &[
     "StateService.WatchStates",
     "TaskService.ListTasks",
     "UsageService.ListUsage",
-    // The operator says it of others.
+    // For the operator, who sets it for other organizations.
     "UsageService.UpdateQuota",
 ];
 
 #[tokio::test]
 async fn resources_of_another_organization_are_not_found() {
-    let gateway = Gateway::start_with(required()).await;
+    let gateway = Gateway::start_with(login_required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
-    let ids = belongings(&gateway, &own, own_key_id, local).await;
-    let elsewhere = other(&gateway, "elsewhere").await;
-    let (_, foreign) = key(&gateway, elsewhere, Role::Owner, &[Scope::Admin], None).await;
-    // Somebody who has named nothing of others, which would be in their own organization's audit
-    // trail.
+    let (own_key_id, own) = create_key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
+    let ids = create_resources(&gateway, &own, own_key_id, local).await;
+    let elsewhere = create_organization(&gateway, "elsewhere").await;
+    let (_, foreign) = create_key(&gateway, elsewhere, Role::Owner, &[Scope::Admin], None).await;
+    // A caller whose own audit entries name nothing of other organizations.
     let silent =
-        key(&gateway, other(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
-    let naming = naming(&ids);
+        create_key(&gateway, create_organization(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
+    let requests = reference_requests(&ids);
     for (method, access) in methods() {
         let short = method.full_name().trim_start_matches("construct.v1.");
-        let Some((_, body)) = naming.iter().find(|(name, _)| *name == short) else {
-            assert!(NAMELESS.contains(&short), "{short} has to stand in one of the two tables");
+        let Some((_, body)) = requests.iter().find(|(name, _)| *name == short) else {
+            assert!(METHODS_WITHOUT_REFERENCES.contains(&short), "{short} must be in one of the two tables");
             if access != Access::Operator
                 && [".List", ".Get", ".Who"].iter().any(|reads| short.contains(reads))
             {
@@ -572,26 +571,26 @@ async fn resources_of_another_organization_are_not_found() {
                     let caller =
                         if short.starts_with("AuditService.") { &silent } else { &foreign };
                     let answer = call(&gateway, &method, &filter, Some(caller)).await;
-                    shows_nothing(short, &answer, &ids);
+                    assert_hides(short, &answer, &ids);
                 }
             }
             continue;
         };
         let answer = call(&gateway, &method, body, Some(&foreign)).await;
         assert_eq!(code(&answer), Code::NotFound, "{short}: {answer:?}");
-        // In the same words as for one that exists nowhere.
-        let (mut nowhere, mut said) =
+        // The answer equals the one for an id that does not exist.
+        let (mut unknown, mut expected) =
             (body.to_string(), answer.expect_err("not found").message().to_owned());
         for id in ids.values() {
-            let invented = invented(id);
-            nowhere = nowhere.replace(id, &invented);
-            said = said.replace(id, &invented);
+            let other = unknown_id(id);
+            unknown = unknown.replace(id, &other);
+            expected = expected.replace(id, &other);
         }
-        let nowhere: Value = serde_json::from_str(&nowhere).expect("JSON");
-        let other = call(&gateway, &method, &nowhere, Some(&foreign)).await.expect_err("not found");
-        assert_eq!((other.code(), other.message()), (Code::NotFound, said.as_str()), "{short}");
+        let unknown: Value = serde_json::from_str(&unknown).expect("JSON");
+        let other = call(&gateway, &method, &unknown, Some(&foreign)).await.expect_err("not found");
+        assert_eq!((other.code(), other.message()), (Code::NotFound, expected.as_str()), "{short}");
     }
-    // Everything is still there, as it was.
+    // All resources still exist.
     for (what, method, field) in [
         ("task", "TaskService.GetTask", "task"),
         ("agent", "AgentService.GetAgent", "agent"),
@@ -610,17 +609,17 @@ async fn resources_of_another_organization_are_not_found() {
             call(&gateway, &method_named(method), &json!({field: ids[what]}), Some(&own)).await;
         assert_eq!(code(&answer), Code::Ok, "{what}: {answer:?}");
     }
-    // What others could not decide was there to be decided: the same requests of its owner go well.
+    // The decisions that others could not make were open: the owner's same requests succeed.
     for decides in ["ApprovalService.DecideApproval", "ScanService.ReviewCandidate"] {
         let (_, body) =
-            naming.iter().find(|(name, _)| *name == decides).expect("it stands in the table");
+            requests.iter().find(|(name, _)| *name == decides).expect("it is in the table");
         let answer = call(&gateway, &method_named(decides), body, Some(&own)).await;
         assert_eq!(code(&answer), Code::Ok, "{decides}: {answer:?}");
     }
 }
 
-/// Everything that can be named, made in an organization with an owner's key.
-async fn belongings(
+/// Creates one resource of each kind, with an owner's key.
+async fn create_resources(
     gateway: &Gateway,
     own: &str,
     key: ApiKeyId,
@@ -669,8 +668,7 @@ async fn belongings(
         make("CreateFile", json!({"spec": {"name": "tenant-a-f", "size": "4"}})).await,
     );
     make("UploadPart", json!({"file": ids["file"], "offset": "0", "data": "bWluZQ=="})).await;
-    // Documents have no ids: of everybody the same names are asked for, and everybody has their
-    // own.
+    // Documents have no ids: every organization has its own under the same name.
     for shared in [false, true] {
         make(
             "PutState",
@@ -678,8 +676,8 @@ async fn belongings(
         )
         .await;
     }
-    // Candidates are made by the scanner and approvals by the reconciler, which are not here: each
-    // is written as they write it.
+    // The scanner creates candidates and the reconciler creates approvals. Neither runs here, so
+    // the test writes both as they would.
     let (store, scan) = (gateway.store(), ids["scan"].parse().expect("an id"));
     let mut scan = store.scan_get(organization, scan).await.expect("it is there");
     let (id, name) = (CandidateId::from_uuid(Uuid::now_v7()), "tenant-a-n");
@@ -709,7 +707,8 @@ async fn belongings(
     ids
 }
 
-fn shows_nothing(method: &str, answer: &Result<Bytes, Status>, ids: &Ids) {
+/// Asserts that an answer shows nothing of another organization.
+fn assert_hides(method: &str, answer: &Result<Bytes, Status>, ids: &Ids) {
     let shown = match answer {
         Ok(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         Err(status) => {
@@ -722,7 +721,7 @@ fn shows_nothing(method: &str, answer: &Result<Bytes, Status>, ids: &Ids) {
     }
 }
 
-/// The tests' own list of what a request can name is held against the contract's fields.
+/// Every field of the contract that names a resource is in the tables above.
 #[test]
 fn every_reference_field_is_covered() {
     let ids: BTreeMap<&str, String> = [
@@ -747,7 +746,7 @@ fn every_reference_field_is_covered() {
     .into_iter()
     .map(|what| (what, format!("{what}_x")))
     .collect();
-    let named = naming(&ids);
+    let named = reference_requests(&ids);
     for (method, access) in methods() {
         let short = method.full_name().trim_start_matches("construct.v1.").to_owned();
         let names = method
@@ -759,15 +758,15 @@ fn every_reference_field_is_covered() {
     }
 }
 
-/// The token of a scan opens a few methods, for the scan's own task, until the scan is over.
+/// The token of a scan allows a few methods, for the scan's own task, until the scan is over.
 #[tokio::test]
 async fn scan_token_opens_only_its_own_task() {
     use construct_runtime::{MasterKeys, ScanToken};
 
-    let gateway = Gateway::start_with(required()).await;
+    let gateway = Gateway::start_with(login_required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
-    let ids = belongings(&gateway, &own, own_key_id, local).await;
+    let (own_key_id, own) = create_key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
+    let ids = create_resources(&gateway, &own, own_key_id, local).await;
     let all = methods();
     let method = |name: &str| {
         &all.iter().find(|(known, _)| known.full_name().ends_with(name)).expect("a method").0
@@ -791,11 +790,11 @@ async fn scan_token_opens_only_its_own_task() {
     let token = sign(&ids["scan"], &task, &organization, 60);
     let text = json!([{"text": {"text": "look"}}]);
     let message = json!({"spec": {"task": task, "blocks": text}});
-    let said = call(&gateway, method("CreateMessage"), &message, Some(&token))
+    let created = call(&gateway, method("CreateMessage"), &message, Some(&token))
         .await
         .expect("it is for this task");
-    let said = v1::Message::decode(said).expect("it can be read").metadata.expect("it has some").id;
-    // What it does is counted for the key that the scan was asked for with.
+    let created = v1::Message::decode(created).expect("it can be read").metadata.expect("it has some").id;
+    // Its usage counts for the key that requested the scan.
     let used = construct_store::StepUsage {
         call: Uuid::now_v7(),
         step: construct_domain::StepId::from_uuid(Uuid::now_v7()),
@@ -823,7 +822,7 @@ async fn scan_token_opens_only_its_own_task() {
         ("GetTask", json!({"task": task}), true),
         ("GetTask", json!({"task": ids["task"]}), false),
         ("CreateMessage", json!({"spec": {"task": ids["task"], "blocks": text}}), false),
-        ("GetMessage", json!({"message": said}), true),
+        ("GetMessage", json!({"message": created}), true),
         ("GetMessage", json!({"message": ids["message"]}), false),
         ("ListMessages", json!({"task": task}), true),
         ("ListMessages", json!({"task": ids["task"]}), false),
@@ -831,8 +830,8 @@ async fn scan_token_opens_only_its_own_task() {
         ("CancelTask", json!({"task": task}), true),
     ] {
         let answer = call(&gateway, method(name), &body, Some(&token)).await;
-        let wanted = if fine { Code::Ok } else { Code::NotFound };
-        assert_eq!(code(&answer), wanted, "{name} {body}: {answer:?}");
+        let expected = if fine { Code::Ok } else { Code::NotFound };
+        assert_eq!(code(&answer), expected, "{name} {body}: {answer:?}");
     }
     for (method, access) in &all {
         let path = rules::path(method.parent_service().full_name(), method.name());
@@ -842,13 +841,13 @@ async fn scan_token_opens_only_its_own_task() {
         let answer = call(&gateway, method, &json!({}), Some(&token)).await;
         assert_eq!(code(&answer), Code::PermissionDenied, "{path}: {answer:?}");
     }
-    // Expired, of another organization, of no scan; and when the scan is over.
-    let elsewhere = other(&gateway, "elsewhere").await.0.to_string();
-    let nowhere = format!("scan_{}", Uuid::now_v7());
+    // Expired, of another organization, of an unknown scan, altered; last, of a scan that is over.
+    let elsewhere = create_organization(&gateway, "elsewhere").await.0.to_string();
+    let unknown = format!("scan_{}", Uuid::now_v7());
     for token in [
         sign(&ids["scan"], &task, &organization, -1),
         sign(&ids["scan"], &task, &elsewhere, 60),
-        sign(&nowhere, &task, &organization, 60),
+        sign(&unknown, &task, &organization, 60),
         format!("{token}x"),
         "cscan_".to_owned(),
     ] {
@@ -856,16 +855,16 @@ async fn scan_token_opens_only_its_own_task() {
         assert_eq!(code(&answer), Code::Unauthenticated, "{answer:?}");
     }
     let lease = std::time::Duration::from_secs(60);
-    let mut taken = gateway
+    let mut claimed = gateway
         .store()
         .scans_claim(1, &[], lease, Timestamp::now())
         .await
-        .expect("it is taken")
+        .expect("it is claimed")
         .remove(0);
-    taken.phase = construct_store::scan::ScanPhase::Review;
+    claimed.phase = construct_store::scan::ScanPhase::Review;
     gateway
         .store()
-        .scan_save(&mut taken, &Default::default(), Timestamp::now())
+        .scan_save(&mut claimed, &Default::default(), Timestamp::now())
         .await
         .expect("it is over");
     let answer = call(&gateway, method("GetTask"), &json!({"task": task}), Some(&token)).await;

@@ -24,7 +24,7 @@ use crate::{
     Config,
     tests::{
         issuer::{AUDIENCE, Issuer, Key as IssuerKey},
-        walk::{authorized, key, other, required},
+        walk::{with_key, create_key, create_organization, login_required},
     },
 };
 
@@ -64,7 +64,7 @@ async fn list(
     let page = Some(v1::PageRequest { page_size: 100, ..v1::PageRequest::default() });
     let request = v1::ListAuditEntriesRequest { page, filter: Some(filter) };
     let listed = AuditServiceClient::new(gateway.channel())
-        .list_audit_entries(authorized(request, key))
+        .list_audit_entries(with_key(request, key))
         .await;
     listed.expect("it is listed").into_inner().audit_entries
 }
@@ -85,7 +85,7 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
     assert_eq!(made.objects, ["ada", &task]);
     assert!(made.user_agent.starts_with("tonic/"), "{}", made.user_agent);
 
-    let said = gateway.say(&task, "hello").await;
+    let said = gateway.send_message(&task, "hello").await;
     assert_eq!(last(&gateway).await.objects, [task.clone(), id(said.metadata)]);
 
     let answer = http()
@@ -130,13 +130,13 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
     let line = json!({"type": "dispatch", "agentID": "ada", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]});
     operator.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
     let mut answer = String::new();
-    within("an answer", operator.read_line(&mut answer)).await.expect("it answers");
+    wait_for("an answer", operator.read_line(&mut answer)).await.expect("it answers");
     let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
     let socket =
         tokio_tungstenite::client_async(format!("ws://{}/", gateway.operator), stream).await;
     let (mut socket, _) = socket.expect("it is let in");
     socket.send(Frame::text(line.to_string())).await.expect("it reads");
-    within("an answer", socket.next()).await.expect("it answers").expect("it lives");
+    wait_for("an answer", socket.next()).await.expect("it answers").expect("it lives");
     for face in ["operator", "websocket"] {
         let entries: Vec<_> =
             trail(&gateway).await.into_iter().filter(|entry| entry.protocol == face).collect();
@@ -147,7 +147,7 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
 
     // What fails is told as well; what is sent again is told again; what only reads is not.
     let before = trail(&gateway).await.len();
-    refused(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
+    expect_error(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
     assert_eq!((last(&gateway).await.code, trail(&gateway).await.len()), (6, before + 1));
     for count in 2..=3 {
         let again = v1::CreateAgentRequest { idempotency_key: "k".into(), ..agent("bob") };
@@ -165,10 +165,10 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
     let config = Config {
         gateway_oidc_issuer: Some(issuer.url().to_owned()),
         gateway_oidc_audience: Some(AUDIENCE.to_owned()),
-        ..required()
+        ..login_required()
     };
     let gateway = Gateway::start_with(config).await;
-    let (id, owner) = key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
+    let (id, owner) = create_key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
     let mut keys = KeyServiceClient::new(gateway.channel());
     let spec = v1::ApiKeySpec {
         name: "k".into(),
@@ -177,7 +177,7 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
     };
     let request = v1::CreateApiKeyRequest { spec: Some(spec.clone()), expires_in: None };
     let made = keys
-        .create_api_key(authorized(request, Some(&owner)))
+        .create_api_key(with_key(request, Some(&owner)))
         .await
         .expect("it is made")
         .into_inner();
@@ -186,13 +186,13 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
     assert_eq!((entry.api_key, entry.objects), (Some(id), vec![made_id.clone()]));
     let request =
         v1::RevokeApiKeyRequest { api_key: made_id.clone(), idempotency_key: String::new() };
-    keys.revoke_api_key(authorized(request, Some(&owner))).await.expect("it is revoked");
+    keys.revoke_api_key(with_key(request, Some(&owner))).await.expect("it is revoked");
     assert_eq!(last(&gateway).await.objects, [made_id]);
 
     let request =
         v1::CreateSetupCodeRequest { spec: Some(spec), ..v1::CreateSetupCodeRequest::default() };
     let code = keys
-        .create_setup_code(authorized(request, Some(&owner)))
+        .create_setup_code(with_key(request, Some(&owner)))
         .await
         .expect("it is made")
         .into_inner()
@@ -207,16 +207,16 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
         ("KeyService/ExchangeSetupCode", Some(UserId::LOCAL))
     );
     assert_eq!(entry.objects, [new]);
-    refused(keys.exchange_setup_code(request()).await, Code::Unauthenticated);
+    expect_error(keys.exchange_setup_code(request()).await, Code::Unauthenticated);
 
     let token = rsa.sign(&issuer.claims("ada", "ada@example.com"));
     let mut who =
         v1::organization_service_client::OrganizationServiceClient::new(gateway.channel());
     for _ in 0..2 {
-        who.who_am_i(authorized(v1::WhoAmIRequest {}, Some(&token))).await.expect("she is let in");
+        who.who_am_i(with_key(v1::WhoAmIRequest {}, Some(&token))).await.expect("she is let in");
     }
     let ada = who
-        .who_am_i(authorized(v1::WhoAmIRequest {}, Some(&token)))
+        .who_am_i(with_key(v1::WhoAmIRequest {}, Some(&token)))
         .await
         .expect("she is let in")
         .into_inner();
@@ -236,9 +236,9 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
     let request =
         v1::CreateSecretRequest { spec: Some(spec), idempotency_key: "idempotent".into() };
     let mut secrets = SecretServiceClient::new(gateway.channel());
-    secrets.create_secret(authorized(request, Some(&owner))).await.expect("it is made");
+    secrets.create_secret(with_key(request, Some(&owner))).await.expect("it is made");
     gateway.context.lifecycle().stop("everything is written");
-    until(
+    wait_until(
         "the refusal is written",
         async || trail(&gateway).await,
         |all| all.iter().any(|entry| entry.code == 16),
@@ -261,30 +261,30 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
 
 #[tokio::test]
 async fn organization_reads_only_its_own_audit_entries() {
-    let gateway = Gateway::start_with(required()).await;
-    let (_, owner) = key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
-    let elsewhere = other(&gateway, "elsewhere").await;
-    let (_, foreign) = key(&gateway, elsewhere, Role::Admin, &[Scope::Admin], None).await;
-    let (viewer_id, viewer) = key(&gateway, elsewhere, Role::Viewer, &[Scope::Admin], None).await;
+    let gateway = Gateway::start_with(login_required()).await;
+    let (_, owner) = create_key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
+    let elsewhere = create_organization(&gateway, "elsewhere").await;
+    let (_, foreign) = create_key(&gateway, elsewhere, Role::Admin, &[Scope::Admin], None).await;
+    let (viewer_id, viewer) = create_key(&gateway, elsewhere, Role::Viewer, &[Scope::Admin], None).await;
     let make = async |name: &str, key: &str| {
         let made =
-            gateway.providers().create_model_provider(authorized(provider(name), Some(key))).await;
+            gateway.providers().create_model_provider(with_key(provider(name), Some(key))).await;
         id(made.expect("it is made").into_inner().metadata)
     };
     let made = make("local-p", &owner).await;
     make("their-p", &foreign).await;
     // A stranger, and one of them who may not.
-    refused(
+    expect_error(
         gateway.agents().list_agents(v1::ListAgentsRequest::default()).await,
         Code::Unauthenticated,
     );
-    refused(
-        gateway.agents().create_agent(authorized(agent("x"), Some(&viewer))).await,
+    expect_error(
+        gateway.agents().create_agent(with_key(agent("x"), Some(&viewer))).await,
         Code::PermissionDenied,
     );
 
     let theirs = async || list(&gateway, v1::AuditFilter::default(), Some(&foreign)).await;
-    let theirs = until("the refusal is written", theirs, |all| all.len() == 2).await;
+    let theirs = wait_until("the refusal is written", theirs, |all| all.len() == 2).await;
     let outcomes: Vec<_> =
         theirs.iter().map(|entry| (entry.method.as_str(), entry.outcome.as_str())).collect();
     let expected = [
@@ -303,7 +303,7 @@ async fn organization_reads_only_its_own_audit_entries() {
     let strangers =
         v1::AuditFilter { outcome: "UNAUTHENTICATED".into(), ..v1::AuditFilter::default() };
     let listed = async || list(&gateway, strangers.clone(), Some(&owner)).await;
-    let strange = until("the stranger is written down", listed, |all| !all.is_empty()).await;
+    let strange = wait_until("the stranger is written down", listed, |all| !all.is_empty()).await;
     assert!(
         strange.iter().all(|entry| entry.user.is_empty() && entry.peer == "127.0.0.1"),
         "{strange:?}"
@@ -322,7 +322,7 @@ async fn organization_reads_only_its_own_audit_entries() {
     };
     let mut audit = AuditServiceClient::new(gateway.channel());
     let page = audit
-        .list_audit_entries(authorized(request, Some(&foreign)))
+        .list_audit_entries(with_key(request, Some(&foreign)))
         .await
         .expect("a page")
         .into_inner();
@@ -340,8 +340,8 @@ async fn organization_reads_only_its_own_audit_entries() {
     assert_eq!(lines.len(), 1, "{text}");
     assert_eq!((&lines[0]["id"], &lines[0]["peer"]), (&json!(theirs[1].id), &json!("127.0.0.1")));
     let request = v1::ExportAuditEntriesRequest::default();
-    refused(
-        audit.export_audit_entries(authorized(request, Some(&viewer))).await,
+    expect_error(
+        audit.export_audit_entries(with_key(request, Some(&viewer))).await,
         Code::PermissionDenied,
     );
 }
@@ -360,7 +360,7 @@ async fn downloads_and_exports_are_audited() {
     let content = gateway.url(&format!("{location}/content"));
     let ready =
         || async { http().head(&content).send().await.expect("it answers").status().as_u16() };
-    until("it is looked at", ready, |status| *status == 200).await;
+    wait_until("it is looked at", ready, |status| *status == 200).await;
     let before = trail(&gateway).await.len();
     // Who only looks whether it is there takes nothing out.
     assert_eq!(ready().await, 200);
@@ -385,7 +385,7 @@ async fn downloads_and_exports_are_audited() {
 
 #[tokio::test]
 async fn refused_sse_subscription_is_audited_as_sse() {
-    let gateway = Gateway::start_with(required()).await;
+    let gateway = Gateway::start_with(login_required()).await;
     let answer = http().get(gateway.url("/v1/events")).send().await.expect("it answers");
     assert_eq!(answer.status(), 401);
     let told = || async {
@@ -395,7 +395,7 @@ async fn refused_sse_subscription_is_audited_as_sse() {
             .map(|entry| entry.protocol)
             .collect::<Vec<_>>()
     };
-    let faces = until("the refusal is written", told, |faces| !faces.is_empty()).await;
+    let faces = wait_until("the refusal is written", told, |faces| !faces.is_empty()).await;
     assert_eq!(faces, ["sse"]);
 }
 
@@ -408,10 +408,10 @@ async fn audit_peer_is_the_client_only_behind_a_trusted_proxy() {
         [(vec!["127.0.0.0/8".to_owned()], "192.0.2.7"), (Vec::new(), "127.0.0.1")]
     {
         let gateway =
-            Gateway::start_with(Config { gateway_trusted_proxies: trusted, ..required() }).await;
-        let (_, owner) = key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
+            Gateway::start_with(Config { gateway_trusted_proxies: trusted, ..login_required() }).await;
+        let (_, owner) = create_key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
 
-        let mut request = authorized(provider("p"), Some(&owner));
+        let mut request = with_key(provider("p"), Some(&owner));
         request.metadata_mut().insert(FORWARDED_FOR, SAID.parse().expect("a value"));
         gateway.providers().create_model_provider(request).await.expect("it is made");
         let made = last(&gateway).await;
@@ -447,14 +447,14 @@ async fn audit_peer_is_the_client_only_behind_a_trusted_proxy() {
             tokio_tungstenite::client_async(request, stream).await.expect("it is let in");
         let ask = json!({"id": "1", "type": "list_sessions"});
         socket.send(Frame::text(ask.to_string())).await.expect("it reads");
-        within("an answer", socket.next()).await.expect("it answers").expect("it lives");
+        wait_for("an answer", socket.next()).await.expect("it answers").expect("it lives");
         for face in ["sse", "connect", "websocket"] {
             let told = || async {
                 let entries =
                     trail(&gateway).await.into_iter().filter(|entry| entry.protocol == face);
                 entries.map(|entry| entry.peer).collect::<Vec<_>>()
             };
-            let peers = until("the refusal is written", told, |peers| !peers.is_empty()).await;
+            let peers = wait_until("the refusal is written", told, |peers| !peers.is_empty()).await;
             assert!(peers.iter().all(|told| told == peer), "{face}: {peers:?}");
         }
     }
@@ -487,7 +487,7 @@ async fn long_audit_trail_is_exported_completely_and_in_order() {
     let exported = AuditServiceClient::new(gateway.channel()).export_audit_entries(request).await;
     let mut exported = exported.expect("it is exported").into_inner();
     let mut count = 0;
-    while let Some(entry) = within("the next entry", exported.message()).await.expect("it goes on")
+    while let Some(entry) = wait_for("the next entry", exported.message()).await.expect("it goes on")
     {
         assert_eq!(entry.objects, [count.to_string()]);
         count += 1;
@@ -497,11 +497,11 @@ async fn long_audit_trail_is_exported_completely_and_in_order() {
 
 #[tokio::test]
 async fn flood_of_refusals_writes_two_rows() {
-    let gateway = Gateway::start_with(required()).await;
+    let gateway = Gateway::start_with(login_required()).await;
     let before = trail(&gateway).await.iter().map(|entry| entry.count).sum::<u64>();
     for _ in 0..200 {
-        let request = authorized(v1::ListModelsRequest::default(), Some("ct_x"));
-        refused(gateway.models().list_models(request).await, Code::Unauthenticated);
+        let request = with_key(v1::ListModelsRequest::default(), Some("ct_x"));
+        expect_error(gateway.models().list_models(request).await, Code::Unauthenticated);
     }
     let of_models = async || {
         let all = trail(&gateway)
@@ -510,11 +510,11 @@ async fn flood_of_refusals_writes_two_rows() {
             .filter(|entry| entry.method == "ModelService/ListModels");
         all.map(|entry| entry.count).collect::<Vec<_>>()
     };
-    let at_once = until("the first is written", of_models, |counts| !counts.is_empty()).await;
+    let at_once = wait_until("the first is written", of_models, |counts| !counts.is_empty()).await;
     assert_eq!(at_once, [1]);
     gateway.context.lifecycle().stop("the number is written");
     assert_eq!(
-        until("the others are counted", of_models, |counts| counts.len() > 1).await,
+        wait_until("the others are counted", of_models, |counts| counts.len() > 1).await,
         [1, 199]
     );
     assert!(before <= 1, "{before}");
@@ -530,18 +530,18 @@ async fn write_without_audit_entry_is_not_done() {
         ..v1::CreateModelTokenRequest::default()
     };
     let token = ModelTokenServiceClient::new(gateway.channel()).create_model_token(request).await;
-    refused(token, Code::Unavailable);
-    let stranger = authorized(v1::ListAgentsRequest::default(), Some("ct_x"));
-    refused(gateway.agents().list_agents(stranger).await, Code::Unauthenticated);
-    refused(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
+    expect_error(token, Code::Unavailable);
+    let stranger = with_key(v1::ListAgentsRequest::default(), Some("ct_x"));
+    expect_error(gateway.agents().list_agents(stranger).await, Code::Unauthenticated);
+    expect_error(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
     gateway.agents().list_agents(v1::ListAgentsRequest::default()).await.expect("reading goes on");
     gateway.database.refuse_audit(false).await;
     // What could not be written down was not done; what was refused is written down later.
     let bob = v1::GetAgentRequest { agent: "bob".into() };
-    refused(gateway.agents().get_agent(bob).await, Code::NotFound);
+    expect_error(gateway.agents().get_agent(bob).await, Code::NotFound);
     let codes =
         async || trail(&gateway).await.into_iter().map(|entry| entry.code).collect::<Vec<_>>();
-    until("the refusals are written", codes, |codes| codes.contains(&16) && codes.contains(&6))
+    wait_until("the refusals are written", codes, |codes| codes.contains(&16) && codes.contains(&6))
         .await;
 }
 
@@ -556,7 +556,7 @@ async fn abandoned_call_is_audited_once_its_outcome_is_known() {
         let mut messages = gateway.messages();
         let call =
             tokio::spawn(async move { messages.create_message(message(&task, "hello")).await });
-        until(
+        wait_until(
             "the statement waits",
             async || gateway.database.waiting_statements("Lock").await,
             |waiting| *waiting == 1,
@@ -579,14 +579,14 @@ async fn abandoned_call_is_audited_once_its_outcome_is_known() {
         said.map(|entry| entry.code).collect::<Vec<_>>()
     };
     let locked = abandoned().await;
-    let early = until("nothing is known yet", codes, |codes| !codes.is_empty());
+    let early = wait_until("nothing is known yet", codes, |codes| !codes.is_empty());
     let early = tokio::time::timeout(std::time::Duration::from_millis(500), early).await;
     assert!(early.is_err(), "it was said how the call ended before that was certain: {early:?}");
     locked.release().await;
-    until("the change is made", codes, |codes| *codes == [0]).await;
+    wait_until("the change is made", codes, |codes| *codes == [0]).await;
     // This one waits for longer than PostgreSQL lets it.
     let locked = abandoned().await;
-    until("the other is cancelled", codes, |codes| *codes == [0, 1]).await;
+    wait_until("the other is cancelled", codes, |codes| *codes == [0, 1]).await;
     locked.release().await;
     assert_eq!(codes().await, [0, 1]);
 }
@@ -621,10 +621,10 @@ async fn killed_gateway_leaves_entry_for_every_answered_write()
         })
         .collect();
     let count = async || answered.lock().expect("nobody panicked").len();
-    until("some are answered", count, |count| *count >= 50).await;
+    wait_until("some are answered", count, |count| *count >= 50).await;
     dying.shutdown_background();
     for client in clients {
-        within("the clients notice", client).await.expect("nobody panicked");
+        wait_for("the clients notice", client).await.expect("nobody panicked");
     }
     let answered = answered.lock().expect("nobody panicked").clone();
     // The one that is there used connections of the runtime that is gone.
@@ -647,7 +647,7 @@ async fn killed_gateway_leaves_entry_for_every_answered_write()
         (agents.collect::<BTreeSet<_>>(), made.collect::<BTreeSet<_>>())
     };
     // PostgreSQL may still be at what it was told last.
-    let (agents, trail) = until("the two agree", both, |(agents, trail)| agents == trail).await;
+    let (agents, trail) = wait_until("the two agree", both, |(agents, trail)| agents == trail).await;
     assert!(
         answered.len() >= 50 && answered.is_subset(&trail),
         "{} of {}",

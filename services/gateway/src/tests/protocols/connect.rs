@@ -15,7 +15,7 @@ use crate::{
     Config,
     tests::{
         issuer::{AUDIENCE, Key},
-        walk::required,
+        walk::login_required,
     },
 };
 
@@ -263,7 +263,7 @@ async fn gzip_works_in_both_directions() {
 async fn stream_request_can_be_split_anywhere() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    gateway.say(&task, "one").await;
+    gateway.send_message(&task, "one").await;
     gateway
         .tasks()
         .delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() })
@@ -277,7 +277,7 @@ async fn stream_request_can_be_split_anywhere() {
         message.len()
     )
     .into_bytes();
-    let whole = gateway.raw(&[&head[..], &message].concat()).await;
+    let whole = gateway.send_raw(&[&head[..], &message].concat()).await;
     assert!(whole.contains(r#""type":"task.deleted""#), "{whole}");
     assert!(whole.contains("\u{2}\0\0\0\u{2}{}"), "the end says that it went well: {whole}");
     for cut in 0..message.len() {
@@ -290,7 +290,7 @@ async fn stream_request_can_be_split_anywhere() {
         tokio::task::yield_now().await;
         stream.write_all(&message[cut..]).await.expect("it reads");
         let mut answer = Vec::new();
-        within("the stream ends", stream.read_to_end(&mut answer)).await.expect("it answers");
+        wait_for("the stream ends", stream.read_to_end(&mut answer)).await.expect("it answers");
         assert!(
             String::from_utf8_lossy(&answer).contains(r#""type":"task.deleted""#),
             "cut at {cut}"
@@ -314,7 +314,7 @@ async fn end_of_stream_carries_the_error() {
             let response = request.send().await.expect("it answers");
             assert_eq!(response.status(), StatusCode::OK);
             assert_eq!(response.headers()["content-type"], "application/connect+json");
-            envelopes(&within("the stream ends", response.bytes()).await.expect("a body"))
+            envelopes(&wait_for("the stream ends", response.bytes()).await.expect("a body"))
         }
     };
     let good = envelope(0, b"{}");
@@ -352,13 +352,13 @@ async fn deadline_covers_authentication() {
     let config = Config {
         gateway_oidc_issuer: Some(issuer),
         gateway_oidc_audience: Some(AUDIENCE.to_owned()),
-        ..required()
+        ..login_required()
     };
     let gateway = Gateway::start_with(config).await;
     let call = |path: &str, kind: &str, body: Vec<u8>| {
         let request = http().post(gateway.url(path)).header("content-type", kind).body(body);
         let request = request.header("connect-timeout-ms", "250").bearer_auth(&token);
-        async move { within("an answer", request.send()).await.expect("it answers") }
+        async move { wait_for("an answer", request.send()).await.expect("it answers") }
     };
     let (unary, stream) = tokio::join!(
         call("/construct.v1.TaskService/ListTasks", "application/json", b"{}".to_vec()),
@@ -369,7 +369,7 @@ async fn deadline_covers_authentication() {
         ),
     );
     refused_with(unary, StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded").await;
-    let found = envelopes(&within("the stream ends", stream.bytes()).await.expect("a body"));
+    let found = envelopes(&wait_for("the stream ends", stream.bytes()).await.expect("a body"));
     let end: Value = serde_json::from_slice(&found.last().expect("an end").1).expect("JSON");
     assert_eq!(end["error"]["code"], "deadline_exceeded", "{end}");
 }
@@ -378,7 +378,7 @@ async fn deadline_covers_authentication() {
 async fn stream_compresses_only_large_messages() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    gateway.say(&task, &"again and ".repeat(1000)).await;
+    gateway.send_message(&task, &"again and ".repeat(1000)).await;
     gateway
         .tasks()
         .delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() })
@@ -396,7 +396,7 @@ async fn stream_compresses_only_large_messages() {
         .await
         .expect("it answers");
     assert_eq!(response.headers()["connect-content-encoding"], "gzip");
-    let found = envelopes(&within("the stream ends", response.bytes()).await.expect("a body"));
+    let found = envelopes(&wait_for("the stream ends", response.bytes()).await.expect("a body"));
     let mut types = Vec::new();
     for (flags, message) in &found[..found.len() - 1] {
         let mut plain = message.clone();
@@ -432,7 +432,7 @@ async fn health_and_reflection_answer_over_connect() {
                 .send()
                 .await
                 .expect("it answers");
-        let found = envelopes(&within("the stream ends", response.bytes()).await.expect("a body"));
+        let found = envelopes(&wait_for("the stream ends", response.bytes()).await.expect("a body"));
         assert!(
             String::from_utf8_lossy(&found[0].1).contains("construct.v1.TaskService"),
             "{version}: {found:?}"

@@ -55,7 +55,7 @@ async fn every_example_of_api_docs_works() {
             .env("no_proxy", "*");
         command.env("CONSTRUCT_OPERATOR", gateway.operator.to_string());
         let command = command.stdin(Stdio::null()).kill_on_drop(true).output();
-        let output = within(&heading, command).await.expect("bash starts");
+        let output = wait_for(&heading, command).await.expect("bash starts");
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(
             output.status.success(),

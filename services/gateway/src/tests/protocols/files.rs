@@ -52,7 +52,7 @@ async fn settled(gateway: &Gateway, location: &str) {
     let url = gateway.url(&location.replace("/uploads/", "/"));
     let look =
         || async { http().get(&url).send().await.expect("it answers").text().await.expect("text") };
-    until("it is looked at", look, |file| !file.contains("FILE_STATE_CHECKING")).await;
+    wait_until("it is looked at", look, |file| !file.contains("FILE_STATE_CHECKING")).await;
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn interrupted_tus_upload_resumes() {
         );
         header(&headers, "upload-offset").parse::<usize>().expect("a number")
     };
-    until("two parts are there", offset, |offset| *offset >= 4 * 1024 * 1024).await;
+    wait_until("two parts are there", offset, |offset| *offset >= 4 * 1024 * 1024).await;
     drop(stream);
     // Whether the rest of what was sent is taken as well, is told by how it goes on.
     let mut late = 0;

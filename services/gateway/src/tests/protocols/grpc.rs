@@ -44,7 +44,7 @@ async fn call(
         .header("te", "trailers")
         .header("grpc-timeout", timeout)
         .body([&[0][..], &length.to_be_bytes(), &message].concat());
-    within("an answer", request.send()).await.expect("it answers")
+    wait_for("an answer", request.send()).await.expect("it answers")
 }
 
 #[tokio::test]
@@ -63,7 +63,7 @@ async fn every_service_accepts_compressed_requests() {
     let request = v1::SubscribeRequest { task, cursor: "0".into(), types: Vec::new() };
     let mut told =
         events.subscribe(request).await.expect("the subscription is accepted").into_inner();
-    assert_eq!(take(&mut told, 1).await[0].r#type, "task.created");
+    assert_eq!(next_events(&mut told, 1).await[0].r#type, "task.created");
 
     let health = HealthClient::new(gateway.channel()).send_compressed(Gzip).accept_compressed(Gzip);
     let check = || async {
@@ -74,7 +74,7 @@ async fn every_service_accepts_compressed_requests() {
             .await
             .map(|answer| answer.into_inner().status())
     };
-    _ = until("it serves", check, |answer| matches!(answer, Ok(ServingStatus::Serving))).await;
+    _ = wait_until("it serves", check, |answer| matches!(answer, Ok(ServingStatus::Serving))).await;
 
     let mut reflection = ServerReflectionClient::new(gateway.channel())
         .send_compressed(Gzip)
@@ -89,7 +89,7 @@ async fn every_service_accepts_compressed_requests() {
         .expect("it answers")
         .into_inner();
     let answer =
-        within("a list", answers.message()).await.expect("it goes well").expect("there is one");
+        wait_for("a list", answers.message()).await.expect("it goes well").expect("there is one");
     let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
         panic!("{answer:?}")
     };
@@ -124,7 +124,7 @@ async fn deadline_exceeded_is_reported_in_the_callers_protocol() {
         let exceeded = |(headers, _): &(reqwest::header::HeaderMap, Duration)| {
             headers["grpc-status"] == EXCEEDED
         };
-        let (headers, took) = until("the time is over", ask, exceeded).await;
+        let (headers, took) = wait_until("the time is over", ask, exceeded).await;
         assert_eq!(headers["content-type"], content_type);
         assert!(took >= Duration::from_millis(300), "{took:?}");
     }
@@ -133,7 +133,7 @@ async fn deadline_exceeded_is_reported_in_the_callers_protocol() {
         .header("connect-timeout-ms", "300")
         .json(&json!({"modelProvider": "p"}))
         .send();
-    let answer = within("an answer", answer).await.expect("it answers");
+    let answer = wait_for("an answer", answer).await.expect("it answers");
     assert_eq!(answer.json::<Value>().await.expect("JSON")["code"], "deadline_exceeded");
 }
 
@@ -151,9 +151,9 @@ async fn subscription_ends_at_the_client_deadline() {
         .await
         .expect("the subscription is accepted")
         .into_inner();
-    take(&mut told, 1).await;
+    next_events(&mut told, 1).await;
     let end = loop {
-        match within("the stream ends", told.message()).await {
+        match wait_for("the stream ends", told.message()).await {
             Ok(event) => assert!(event.is_some(), "it ended as if all were told"),
             Err(status) => break status,
         }
@@ -164,7 +164,7 @@ async fn subscription_ends_at_the_client_deadline() {
     let answer =
         call(&gateway, "application/grpc-web+proto", "EventService/Subscribe", &subscription, "2S")
             .await;
-    let bytes = within("the stream ends", answer.bytes()).await.expect("it ends well");
+    let bytes = wait_for("the stream ends", answer.bytes()).await.expect("it ends well");
     let text = String::from_utf8_lossy(&bytes);
     assert!(text.contains("task.created"), "{text}");
     assert!(text.contains(&format!("grpc-status:{EXCEEDED}")), "{text}");
@@ -231,14 +231,14 @@ async fn stopping_gateway_finishes_calls_and_sends_goaway() {
             }
         }
     });
-    within("HTTP/2 is spoken", idle.readable()).await.expect("it lives");
-    within("the call is under way", hears.recv()).await.expect("somebody hears it");
+    wait_for("HTTP/2 is spoken", idle.readable()).await.expect("it lives");
+    wait_for("the call is under way", hears.recv()).await.expect("somebody hears it");
     gateway.context.lifecycle().stop("the test wants it to");
-    let kinds = within("the connection is closed", told_until_closed(idle)).await;
+    let kinds = wait_for("the connection is closed", told_until_closed(idle)).await;
     assert!(kinds.contains(&GOAWAY), "{kinds:?}");
     assert!(!running.is_finished(), "the call was given up");
     answer.notify_one();
     let answer =
-        within("the call ends", running).await.expect("it does not panic").expect("it goes well");
+        wait_for("the call ends", running).await.expect("it does not panic").expect("it goes well");
     assert!(answer.into_inner().keys[0].accepted);
 }

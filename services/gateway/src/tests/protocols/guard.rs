@@ -72,7 +72,7 @@ async fn page_of_unknown_origin_is_refused() {
 #[tokio::test]
 async fn page_of_configured_origin_may_call() {
     let config = Config { gateway_origins: vec![APP.into()], ..Config::default() };
-    let gateway = Gateway::configured(config).await;
+    let gateway = Gateway::start_local(config).await;
     for (face, path, kind) in EVERY_FACE {
         let preflight = http()
             .request(Method::OPTIONS, gateway.url(path))
@@ -130,7 +130,7 @@ async fn unauthenticated_sender_of_a_body_still_gets_the_refusal() {
             }
         }
         let mut answers = Vec::new();
-        within("the connection is closed", stream.read_to_end(&mut answers))
+        wait_for("the connection is closed", stream.read_to_end(&mut answers))
             .await
             .expect("it answers");
         let answers = String::from_utf8_lossy(&answers);
@@ -159,7 +159,7 @@ fn refusals(answers: &str) -> usize {
 async fn told(stream: &mut TcpStream, face: &str) -> String {
     let (mut answer, mut part) = (String::new(), [0; 4096]);
     while refusals(&answer) == 0 {
-        let read = within("it answers", stream.read(&mut part)).await.expect("it answers");
+        let read = wait_for("it answers", stream.read(&mut part)).await.expect("it answers");
         assert!(read > 0, "{face}: {answer}");
         answer.push_str(&String::from_utf8_lossy(&part[..read]));
     }

@@ -39,7 +39,7 @@ impl Client {
     }
 
     async fn next(&mut self) -> Value {
-        let line = within("the next line", self.lines.next_line())
+        let line = wait_for("the next line", self.lines.next_line())
             .await
             .expect("it lives")
             .expect("it goes on");
@@ -90,7 +90,7 @@ impl Mesh {
         let load = || async {
             self.store.task_load(self.task).await.expect("it loads").expect("it is there")
         };
-        let before = until("a message waits", load, |task| task.queued.is_some()).await;
+        let before = wait_until("a message waits", load, |task| task.queued.is_some()).await;
         let message = before.queued.expect("it waits").message;
         let mut task = before.task.clone();
         (task.last_position, task.steps, task.phase) =
@@ -466,7 +466,7 @@ async fn begun(gateway: &Gateway) -> Vec<v1::Task> {
             .into_inner()
             .tasks
     };
-    until("a session is there", tasks, |tasks| !tasks.is_empty()).await
+    wait_until("a session is there", tasks, |tasks| !tasks.is_empty()).await
 }
 
 /// How many messages a session has.
@@ -666,7 +666,7 @@ async fn cancel_does_not_wait_behind_a_stream() {
             .expect("there")
             .has_new_intents()
     };
-    until("the cancel is written down", asked, |asked| *asked).await;
+    wait_until("the cancel is written down", asked, |asked| *asked).await;
     let cancelled = client.until(|line| line["id"] == "c").await;
     assert_eq!(cancelled, json!({"type": "cancelled", "sessionID": task, "id": "c"}));
     // A stream alone can be ended as well, and its id used again.
@@ -721,12 +721,12 @@ async fn stopping_gateway_tells_waiting_clients_to_retry() {
     client
         .say(&json!({"id": "q", "type": "query", "sessionID": session, "messages": said("three")}))
         .await;
-    until("all is said", || messages(&gateway, session), |count| *count == 3).await;
+    wait_until("all is said", || messages(&gateway, session), |count| *count == 3).await;
 
     gateway.context.lifecycle().stop("the test wants it to");
     let mut told = Vec::new();
     while let Some(line) =
-        within("the end", client.lines.next_line()).await.expect("it is no reset")
+        wait_for("the end", client.lines.next_line()).await.expect("it is no reset")
     {
         told.push(serde_json::from_str::<Value>(&line).expect("JSON"));
     }
@@ -871,7 +871,7 @@ async fn websocket_carries_lines_and_refuses_web_pages() {
     let (mut socket, _) = open("").await.expect("it is let in");
     let ask = json!({"id": "1", "type": "list_sessions"});
     socket.send(Frame::text(ask.to_string())).await.expect("it reads");
-    let Some(Ok(Frame::Text(text))) = within("an answer", socket.next()).await else {
+    let Some(Ok(Frame::Text(text))) = wait_for("an answer", socket.next()).await else {
         panic!("no text")
     };
     assert_eq!(
@@ -887,7 +887,7 @@ async fn websocket_carries_lines_and_refuses_web_pages() {
     stream.write_all(post.as_bytes()).await.expect("it reads");
     let mut answer = String::new();
     // A reset instead of an end is as good.
-    _ = within("the connection ends", stream.read_to_string(&mut answer)).await;
+    _ = wait_for("the connection ends", stream.read_to_string(&mut answer)).await;
     assert!(
         gateway
             .tasks()
@@ -914,7 +914,7 @@ async fn oversized_websocket_line_closes_with_a_reason() {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
         assert_ne!(
-            within("its answer", stream.read_line(&mut head)).await.expect("it answers"),
+            wait_for("its answer", stream.read_line(&mut head)).await.expect("it answers"),
             0,
             "{head}"
         );
@@ -927,7 +927,7 @@ async fn oversized_websocket_line_closes_with_a_reason() {
     stream.write_all(&frame).await.expect("it reads");
     let mut answer = Vec::new();
     // A reset instead of an end is as good.
-    _ = within("the connection ends", stream.read_to_end(&mut answer)).await;
+    _ = wait_for("the connection ends", stream.read_to_end(&mut answer)).await;
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.contains("CONTEXT_TOO_LARGE"), "{answer}");
 }
@@ -943,7 +943,7 @@ async fn auth_reports_whether_the_key_is_valid() {
     assert!(listed.to_string().contains("UNAUTHORIZED"), "{listed}");
     let owner = (OrganizationId::LOCAL, construct_domain::UserId::LOCAL);
     let scopes = [construct_domain::access::Scope::Admin];
-    let (_, key) = crate::tests::walk::key(
+    let (_, key) = crate::tests::walk::create_key(
         &gateway,
         owner,
         construct_domain::access::Role::Owner,

@@ -155,7 +155,7 @@ async fn unreadable_body_gets_the_matching_status() {
     let post = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     // Asked before it is sent, it never is: the next request would begin within it.
     let asked = format!("{post}content-length: 5000000\r\nexpect: 100-continue\r\n\r\n");
-    let answer = gateway.raw(asked.as_bytes()).await;
+    let answer = gateway.send_raw(asked.as_bytes()).await;
     assert!(
         answer.starts_with("HTTP/1.1 413 ") && answer.contains("connection: close\r\n"),
         "{answer}"
@@ -167,13 +167,13 @@ async fn unreadable_body_gets_the_matching_status() {
         endless.extend(vec![b' '; size]);
         endless.extend(b"\r\n");
     }
-    let answer = gateway.raw(&endless).await;
+    let answer = gateway.send_raw(&endless).await;
     assert!(
         answer.starts_with("HTTP/1.1 413 ") && answer.contains("connection: close\r\n"),
         "{answer}"
     );
     let malformed = format!("{post}transfer-encoding: chunked\r\n\r\n2\r\n{{}}XX0\r\n\r\n");
-    let answer = gateway.raw(malformed.as_bytes()).await;
+    let answer = gateway.send_raw(malformed.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("INVALID_ARGUMENT"), "{answer}");
 }
 
@@ -199,7 +199,7 @@ async fn anyone_may_read_the_login_metadata() {
         gateway_oidc_issuer: Some("https://login.example.com".to_owned()),
         gateway_oidc_audience: Some("construct".to_owned()),
         gateway_oidc_client_id: Some("cli".to_owned()),
-        ..crate::tests::walk::required()
+        ..crate::tests::walk::login_required()
     };
     let gateway = Gateway::start_with(config).await;
     for client in [http(), http2()] {
@@ -257,11 +257,11 @@ async fn unauthenticated_response_has_www_authenticate() {
         assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
         refused.headers()["www-authenticate"].to_str().expect("text").to_owned()
     };
-    let keys = Gateway::start_with(crate::tests::walk::required()).await;
+    let keys = Gateway::start_with(crate::tests::walk::login_required()).await;
     let issuer = crate::Config {
         gateway_oidc_issuer: Some("https://login.example.com".to_owned()),
         gateway_oidc_audience: Some("construct".to_owned()),
-        ..crate::tests::walk::required()
+        ..crate::tests::walk::login_required()
     };
     let people = Gateway::start_with(issuer).await;
     for path in ["/v1/tasks", "/construct.v1.TaskService/ListTasks"] {
@@ -299,7 +299,7 @@ impl Events {
     }
 
     async fn line(&mut self) -> Option<String> {
-        within("the next line", self.lines.next_line()).await.expect("the stream lives")
+        wait_for("the next line", self.lines.next_line()).await.expect("the stream lives")
     }
 
     /// The next event: its name, its id and its data.
@@ -323,7 +323,7 @@ async fn resumed_sse_stream_has_no_gap_and_no_duplicate() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     for number in 0..4 {
-        gateway.say(&task, &format!("message {number}")).await;
+        gateway.send_message(&task, &format!("message {number}")).await;
     }
     let path = format!("/v1/tasks/{task}/events?cursor=0");
     let mut events = Events::open(&gateway, &path, "").await;
@@ -341,7 +341,7 @@ async fn resumed_sse_stream_has_no_gap_and_no_duplicate() {
         }
         if index == 0 {
             // And then it goes on live.
-            gateway.say(&task, "live").await;
+            gateway.send_message(&task, "live").await;
             let (_, id, data) = again.next().await;
             assert_eq!(data["type"], "message.created");
             all.push((String::new(), id, data));
@@ -398,7 +398,7 @@ async fn stalled_reader_does_not_delay_other_readers() {
     let long = "x".repeat(1000 * 1000);
     for number in 0..12 {
         let begun = std::time::Instant::now();
-        gateway.say(&task, &format!("{number}{long}")).await;
+        gateway.send_message(&task, &format!("{number}{long}")).await;
         let (_, _, data) = events.next().await;
         let text = data["message"]["spec"]["blocks"][0]["text"]["text"].as_str().expect("text");
         assert!(text.starts_with(&format!("{number}x")));
@@ -408,7 +408,7 @@ async fn stalled_reader_does_not_delay_other_readers() {
     let mut stream = stalled.swap_remove(0);
     let mut seen = 0;
     let mut buffer = vec![0; 1 << 20];
-    within("all of it", async {
+    wait_for("all of it", async {
         while seen < 12 * long.len() {
             let read = stream.read(&mut buffer).await.expect("the stream lives");
             assert!(read > 0, "closed after {seen} bytes");

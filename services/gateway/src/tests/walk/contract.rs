@@ -1,4 +1,4 @@
-//! What the contract says of fields, for every method that has them.
+//! The rules of the contract's fields, for every method that has them.
 
 use prost_reflect::{Kind, MessageDescriptor, ReflectMessage as _, Value, prost_types};
 use tonic_types::StatusExt as _;
@@ -6,15 +6,15 @@ use tonic_types::StatusExt as _;
 use super::*;
 
 /// Requests of one type, each with one field, at the named path, that the contract refuses.
-fn violating(
+fn violating_requests(
     message: &MessageDescriptor,
-    within: &mut Vec<String>,
+    parents: &mut Vec<String>,
 ) -> Vec<(String, DynamicMessage)> {
     let mut requests = Vec::new();
-    if within.iter().any(|known| known == message.full_name()) || message.is_map_entry() {
+    if parents.iter().any(|known| known == message.full_name()) || message.is_map_entry() {
         return requests;
     }
-    within.push(message.full_name().to_owned());
+    parents.push(message.full_name().to_owned());
     for field in message.fields() {
         let rule = construct_proto::options::rule(&field);
         let entry = if field.is_list() { "[0]" } else { "" };
@@ -52,14 +52,14 @@ fn violating(
                 put(path, Value::Message(duration.transcode_to_dynamic()));
             }
             Kind::Message(inner) => {
-                for (deeper, value) in violating(&inner, within) {
+                for (deeper, value) in violating_requests(&inner, parents) {
                     put(format!("{path}.{deeper}"), Value::Message(value));
                 }
             }
             _ => {}
         }
     }
-    within.pop();
+    parents.pop();
     requests
 }
 
@@ -72,16 +72,16 @@ fn number(kind: &Kind, value: i64) -> Value {
     }
 }
 
-/// What the contract says of a field holds for every method whose request has it: a method that
-/// forgets to look is found here.
+/// A rule of a field holds for every method whose request has the field. A method that does not
+/// check it fails here.
 #[tokio::test]
 async fn every_method_refuses_contract_violations() {
-    let gateway = Gateway::start_with(required()).await;
+    let gateway = Gateway::start_with(login_required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (_, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
+    let (_, own) = create_key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
     let mut refused = 0;
     for (method, _) in methods() {
-        for (path, request) in violating(&method.input(), &mut Vec::new()) {
+        for (path, request) in violating_requests(&method.input(), &mut Vec::new()) {
             let name = format!("{}: {path}", method.full_name());
             let answer = send(&gateway, &method, request.encode_to_vec(), Some(&own)).await;
             let status = answer.err().unwrap_or_else(|| panic!("{name} is accepted"));
