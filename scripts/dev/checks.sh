@@ -212,7 +212,7 @@ checks_chaos_upgrade() {
   say "the version before is $(as_caller git log -1 --format='%h %s' "$commit")"
   (cd -- "$folder/source" && timed "building it" as_caller env CARGO_TARGET_DIR="$folder/target" cargo build --locked --workspace --bins)
   export CONSTRUCT_PREVIOUS=$folder/target/debug
-  checks_chaos_mesh an_upgrade
+  checks_chaos_mesh upgrade_under_load
 }
 
 # checks_chaos_mesh TEST [BINARY]. Trials start a PostgreSQL of their own, because its processes are

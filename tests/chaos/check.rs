@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the script of m0 has no result")]
-    fn what_is_said_of_one_message_excuses_no_other() {
+    fn status_of_one_message_excuses_no_other_message() {
         let said = |text: &str| v1::block::Block::Text(v1::Text { text: text.to_owned() });
         let transcript = Transcript::new(vec![
             message(1, v1::MessageSource::User, said("m0")),

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_plans_the_same_trial_again_and_says_all_that_it_needs() {
+    fn seed_plans_the_same_trial_and_lists_its_needs() {
         let plan = |seed| Plan::new(Kind::Everything, seed).to_string();
         assert_eq!(plan(7), plan(7));
         assert_ne!(plan(7), plan(8));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_can_go_wrong_is_planned() {
+    fn plans_contain_every_fault() {
         let planned = |kind| {
             let plans = (0..100).flat_map(|seed| Plan::new(kind, seed).disturbances);
             plans

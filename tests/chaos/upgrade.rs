@@ -21,7 +21,7 @@ const MEANWHILE: Duration = Duration::from_secs(1);
 const REPLICATED: [Service; 3] = [Service::Reconciler, Service::Interpreter, Service::Providers];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upgrade_in_the_middle_of_everything_is_not_noticed() {
+async fn upgrade_under_load_is_not_noticed() {
     let previous = std::env::var_os(PREVIOUS).map(PathBuf::from);
     let mut mesh = Mesh::bare().await.unwrap();
     mesh.run_programs_of(previous);

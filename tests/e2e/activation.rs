@@ -57,7 +57,7 @@ async fn ask(path: &Path) -> JoinHandle<Result<ListAgentsResponse, Status>> {
 }
 
 #[tokio::test]
-async fn who_waits_at_a_socket_is_answered_by_the_gateway_it_is_passed_to_and_by_the_next_one() {
+async fn inherited_socket_is_served_by_gateway_and_its_successor() {
     let mut mesh = Mesh::prepare(&[REQUIRED]).await.unwrap();
     let (socket, path, number) = listen(mesh.home());
     for _ in 0..2 {
@@ -183,7 +183,7 @@ async fn told(manager: &UnixDatagram) -> String {
 }
 
 #[tokio::test]
-async fn the_first_request_starts_the_mesh_and_what_ends_is_told_and_started_anew() {
+async fn first_request_starts_mesh_and_supervisor_restarts_services() {
     let installation = Installation::new();
     let (socket, path, number) = listen(installation.home.path());
     let manager_path = installation.home.path().join("manager");

@@ -132,7 +132,7 @@ async fn lists_are_filtered_ordered_and_paged() {
 }
 
 #[tokio::test]
-async fn the_gateway_serves_health_and_reflection() {
+async fn gateway_serves_health_and_reflection() {
     let mesh = Mesh::start().await.unwrap();
     let client = http::client().http2_prior_knowledge().build().unwrap();
     let post = async |path: &str, body: &'static [u8]| {

@@ -134,7 +134,7 @@ pub(crate) async fn nothing_is_in_flight(mesh: &Mesh) {
 }
 
 #[tokio::test]
-async fn a_script_waits_through_the_death_of_every_service_and_goes_on_when_it_is_approved() {
+async fn script_awaiting_approval_survives_crash_of_every_service() {
     let mut mesh = Mesh::start().await.unwrap();
     let asking = Asking::begin(&mesh, &SCRIPT).await;
     nothing_is_in_flight(&mesh).await;
@@ -168,7 +168,7 @@ async fn a_script_waits_through_the_death_of_every_service_and_goes_on_when_it_i
 }
 
 #[tokio::test]
-async fn a_script_that_is_not_approved_is_told_so_and_goes_on_without() {
+async fn rejected_call_throws_in_script_and_script_continues() {
     let mesh = Mesh::start().await.unwrap();
     let asking = Asking::begin(&mesh, &SCRIPT).await;
     let rejected =
@@ -190,7 +190,7 @@ async fn a_script_that_is_not_approved_is_told_so_and_goes_on_without() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_cancelled_while_it_waits_tells_what_was_done() {
+async fn task_canceled_awaiting_approval_reports_completed_calls() {
     let mesh = Mesh::start().await.unwrap();
     let asking = Asking::begin(&mesh, &SCRIPT).await;
     asking.conversation.suspend().await;
@@ -212,7 +212,7 @@ async fn a_task_that_is_cancelled_while_it_waits_tells_what_was_done() {
 }
 
 #[tokio::test]
-async fn a_call_that_was_approved_is_made_once_though_the_interpreter_dies_right_after_it() {
+async fn approved_call_runs_once_when_interpreter_crashes_after_it() {
     let mut mesh = Mesh::start().await.unwrap();
     // What is approved is under way for a while, so that it can be interrupted, and leaves a line
     // when it begins.

@@ -86,7 +86,7 @@ fn crates_depend_on_each_other_as_listed() {
 }
 
 #[test]
-fn the_rules_of_who_may_depend_on_whom_hold() {
+fn dependency_rules_hold() {
     let graph = graph();
     let services = [
         "construct-gateway",
@@ -153,7 +153,7 @@ fn the_rules_of_who_may_depend_on_whom_hold() {
 }
 
 #[test]
-fn what_is_deliberately_absent_is_absent() {
+fn excluded_dependencies_are_absent() {
     let mut found = Vec::new();
     for path in sources(&root()) {
         let text = std::fs::read_to_string(&path).unwrap_or_default();

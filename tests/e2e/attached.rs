@@ -94,7 +94,7 @@ fn words(block: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn files_are_shown_saved_and_named_through_the_whole_mesh() {
+async fn files_are_shown_saved_and_named_across_the_mesh() {
     let mesh = Mesh::start().await.unwrap();
     tokio::join!(a_picture_and_a_table(&mesh), more_than_fits_one_call(&mesh));
 }

@@ -98,7 +98,7 @@ async fn talker(mesh: &Mesh) -> Conversation {
 }
 
 #[tokio::test]
-async fn what_was_backed_up_comes_back_and_goes_on() {
+async fn restored_backup_continues_its_tasks() {
     let mut mesh = Mesh::start().await.unwrap();
     let asking = Asking::begin(&mesh, &SCRIPT).await;
     let talk = talker(&mesh).await;
@@ -168,7 +168,7 @@ async fn what_was_backed_up_comes_back_and_goes_on() {
 }
 
 #[tokio::test]
-async fn a_backup_that_is_not_whole_or_does_not_fit_is_refused() {
+async fn incomplete_or_incompatible_backup_is_refused() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     fs::create_dir_all(mesh.home().join("data/blobs")).unwrap();
     fs::write(mesh.home().join("data/blobs/one"), "a blob").unwrap();

@@ -127,7 +127,7 @@ fn terminal(mesh: &Mesh, arguments: &[&str]) -> Terminal {
 }
 
 #[tokio::test]
-async fn jobs_and_questions_from_the_command_line() {
+async fn cli_runs_jobs_and_questions() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "count", "turns": [
@@ -219,7 +219,7 @@ async fn jobs_and_questions_from_the_command_line() {
 }
 
 #[tokio::test]
-async fn the_mesh_can_be_tapped() {
+async fn tap_prints_messages_of_the_mesh() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"code": "1 + 1"}, {"text": "two"}]}))
         .await
@@ -286,7 +286,7 @@ async fn the_mesh_can_be_tapped() {
 }
 
 #[tokio::test]
-async fn a_job_is_watched_to_its_end_though_the_gateway_dies() {
+async fn watched_job_is_followed_to_its_end_across_gateway_crash() {
     let mut mesh = Mesh::start().await.unwrap();
     let script = json!({"turns": [
         {"code": "execute_command('touch begun; while [ ! -e go ]; do sleep 0.05; done'); 'opened'"},

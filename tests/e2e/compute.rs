@@ -16,7 +16,7 @@ use tonic_types::StatusExt as _;
 const LARGE: &str = "new Uint8Array(96 << 20).fill(1).length >> 20";
 
 #[tokio::test]
-async fn a_pool_of_the_operators_is_served_by_its_own_process_with_its_own_limits() {
+async fn operator_pool_is_served_by_own_process_with_own_limits() {
     let mut mesh = Mesh::prepare(&[
         ("CONSTRUCT_GATEWAY_POOLS", "cpu-2,bench"),
         ("CONSTRUCT_INTERPRETER_POOLS", "bench"),

@@ -49,7 +49,7 @@ fn completed(task: v1::Task) {
 }
 
 #[tokio::test]
-async fn images_thinking_and_models_without_tools_work_through_the_whole_mesh() {
+async fn images_thinking_and_toolless_models_work_across_the_mesh() {
     let mesh = Mesh::start().await.unwrap();
     tokio::join!(
         a_large_image_and_thinking(&mesh),

@@ -53,7 +53,7 @@ async fn fill(conversation: &Conversation) -> v1::TaskStatus {
 }
 
 #[tokio::test]
-async fn a_long_conversation_is_summed_up_again_and_again_and_stays_listed() {
+async fn long_conversation_is_compacted_repeatedly_and_stays_listed() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({
         "summary": {"text": SUMMARY, "usage": {"input": 5_000, "output": 10}},
@@ -115,7 +115,7 @@ async fn a_long_conversation_is_summed_up_again_and_again_and_stays_listed() {
 }
 
 #[tokio::test]
-async fn a_summary_survives_the_death_of_whoever_makes_it_and_is_explained_meanwhile() {
+async fn compaction_survives_worker_crashes_and_is_explained() {
     let mut mesh = Mesh::start().await.unwrap();
     let script = json!({
         "summary": {"text": SUMMARY, "fault": {"stall_ms": 4_000, "times": 0}},
@@ -176,7 +176,7 @@ fn wants_summary(request: &Captured) -> bool {
 }
 
 #[tokio::test]
-async fn what_is_pinned_is_told_in_every_call_also_after_a_summary_and_to_a_smaller_model() {
+async fn pinned_facts_are_in_every_call_after_compaction_and_fallback() {
     const PORT: &str = "The port is 8417.";
     const ANN: &str = "Ann decides.";
     let vendor = VendorServer::answering(|request| {
@@ -259,7 +259,7 @@ async fn what_is_pinned_is_told_in_every_call_also_after_a_summary_and_to_a_smal
 }
 
 #[tokio::test]
-async fn what_a_vendor_refuses_as_too_long_is_cut_and_asked_again() {
+async fn prompt_refused_as_too_long_is_compacted_and_retried() {
     let mesh = Mesh::start().await.unwrap();
     let fits = json!({"text": "That fits."});
     let script = json!({
@@ -295,7 +295,7 @@ async fn what_a_vendor_refuses_as_too_long_is_cut_and_asked_again() {
 }
 
 #[tokio::test]
-async fn a_model_that_runs_in_circles_is_told_once_and_stopped_with_its_own_reason() {
+async fn looping_model_is_warned_once_then_stopped_with_own_reason() {
     let mesh = Mesh::start().await.unwrap();
     let turns: Vec<_> = (0..20).map(|_| json!({"code": [["'the same'"]]})).collect();
     mesh.scripted_agent("worker", &json!({"turns": turns})).await.unwrap();

@@ -84,7 +84,7 @@ fn errors(transcript: &Transcript) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_message_that_interrupts_is_answered_at_once_and_what_was_said_is_kept() {
+async fn interrupting_message_is_answered_at_once_and_partial_kept() {
     let mesh = Mesh::start().await.unwrap();
     let stall = json!({"stall_ms": 600_000, "times": 1, "after_chars": 15});
     let script = json!({"conversations": [
@@ -159,7 +159,7 @@ async fn a_message_that_interrupts_is_answered_at_once_and_what_was_said_is_kept
 }
 
 #[tokio::test]
-async fn a_conversation_is_taken_back_changed_and_copied() {
+async fn conversation_is_rewound_edited_and_forked() {
     let mut mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "slow", "turns": [

@@ -173,28 +173,28 @@ async fn survives(service: Service) -> BTreeSet<u32> {
 }
 
 #[tokio::test]
-async fn a_job_survives_the_gateway() {
+async fn job_survives_gateway_crash() {
     assert_eq!(survives(Service::Gateway).await, BTreeSet::new());
 }
 
 #[tokio::test]
-async fn a_job_survives_the_reconciler() {
+async fn job_survives_reconciler_crash() {
     assert_eq!(survives(Service::Reconciler).await, BTreeSet::new());
 }
 
 #[tokio::test]
-async fn a_job_survives_the_providers() {
+async fn job_survives_providers_crash() {
     assert_eq!(survives(Service::Providers).await, BTreeSet::new());
 }
 
 #[tokio::test]
-async fn a_job_survives_the_interpreter() {
+async fn job_survives_interpreter_crash() {
     let unknown = survives(Service::Interpreter).await;
     assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
 }
 
 #[tokio::test]
-async fn concurrent_calls_survive_the_interpreter() {
+async fn concurrent_calls_survive_interpreter_crash() {
     let mut mesh = Mesh::start().await.unwrap();
     let job = Job::begin(&mesh, &AT_ONCE).await;
     job.recorder.until_count("tool.result", 4).await;
@@ -207,7 +207,7 @@ async fn concurrent_calls_survive_the_interpreter() {
 }
 
 #[tokio::test]
-async fn a_job_survives_every_service_at_once() {
+async fn job_survives_crash_of_all_services_at_once() {
     let mut mesh = Mesh::start().await.unwrap();
     let job = Job::begin(&mesh, &ONE_BY_ONE).await;
     job.works().await;
@@ -220,7 +220,7 @@ async fn a_job_survives_every_service_at_once() {
 }
 
 #[tokio::test]
-async fn a_job_survives_nats() {
+async fn job_survives_nats_crash() {
     let mut mesh = Mesh::start().await.unwrap();
     let job = Job::begin(&mesh, &ONE_BY_ONE).await;
     job.speaks().await;
@@ -232,7 +232,7 @@ async fn a_job_survives_nats() {
 }
 
 #[tokio::test]
-async fn a_job_survives_being_cut_off_from_postgresql() {
+async fn job_survives_partition_from_postgresql() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let url = mesh.database.url().to_owned();
     let proxy = Proxy::start(&authority(&url)).await.unwrap();
@@ -248,7 +248,7 @@ async fn a_job_survives_being_cut_off_from_postgresql() {
 }
 
 #[tokio::test]
-async fn what_a_person_asked_for_survives_the_reconciler() {
+async fn intents_survive_reconciler_crash() {
     let mut mesh = Mesh::start().await.unwrap();
     let job = Job::begin(&mesh, &ONE_BY_ONE).await;
     job.works().await;
@@ -267,7 +267,7 @@ async fn what_a_person_asked_for_survives_the_reconciler() {
 }
 
 #[tokio::test]
-async fn a_job_survives_being_cut_off_from_nats() {
+async fn job_survives_partition_from_nats() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let proxy = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
     mesh.set("CONSTRUCT_NATS_URL", proxy.instead_of(mesh.nats.url()));
@@ -292,7 +292,7 @@ async fn a_job_survives_being_cut_off_from_nats() {
 
 /// On one connection nothing overtakes, in truth; between servers, and with redeliveries, it does.
 #[tokio::test]
-async fn a_job_survives_messages_that_overtake_each_other_and_come_twice() {
+async fn job_survives_reordered_and_duplicated_messages() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let proxy = Proxy::start_nats(&authority(mesh.nats.url())).await.unwrap();
     mesh.set("CONSTRUCT_NATS_URL", proxy.instead_of(mesh.nats.url()));
@@ -303,7 +303,7 @@ async fn a_job_survives_messages_that_overtake_each_other_and_come_twice() {
 }
 
 #[tokio::test]
-async fn a_deploy_in_the_middle_of_a_job_is_not_noticed() {
+async fn deploy_during_a_job_is_not_noticed() {
     let mut mesh = Mesh::start().await.unwrap();
     let job = Job::begin(&mesh, &ONE_BY_ONE).await;
     job.speaks().await;
@@ -324,7 +324,7 @@ async fn a_deploy_in_the_middle_of_a_job_is_not_noticed() {
 }
 
 #[tokio::test]
-async fn a_command_ends_with_the_interpreter_that_ran_it_and_its_outcome_is_told_as_unknown() {
+async fn shell_command_dies_with_interpreter_as_outcome_unknown() {
     let mut mesh = Mesh::start().await.unwrap();
     let code = |n: u32, seconds: &str| {
         format!(
@@ -364,7 +364,7 @@ async fn a_command_ends_with_the_interpreter_that_ran_it_and_its_outcome_is_told
 }
 
 #[tokio::test]
-async fn messages_sent_while_services_die_are_accepted_once_and_answered_in_order() {
+async fn messages_during_crashes_are_accepted_and_answered_in_order() {
     let mut mesh = Mesh::start().await.unwrap();
     let script =
         json!({"conversations": [{"match": "", "turns": [{"text": "heard {{last_user_text}}"}]}]});
@@ -399,7 +399,7 @@ async fn messages_sent_while_services_die_are_accepted_once_and_answered_in_orde
 }
 
 #[tokio::test]
-async fn several_jobs_survive_everything_being_killed_in_turn() {
+async fn concurrent_jobs_survive_crashes_of_all_services_in_turn() {
     const JOBS: usize = 6;
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script(&ONE_BY_ONE)).await.unwrap();
@@ -442,7 +442,7 @@ async fn several_jobs_survive_everything_being_killed_in_turn() {
 }
 
 #[tokio::test]
-async fn two_processes_of_each_service_share_the_work_and_do_nothing_twice() {
+async fn replicas_share_the_work_and_repeat_nothing() {
     let mut mesh = Mesh::start().await.unwrap();
     for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
         mesh.replicate(service).await.unwrap();
@@ -465,7 +465,7 @@ async fn two_processes_of_each_service_share_the_work_and_do_nothing_twice() {
 }
 
 #[tokio::test]
-async fn a_script_that_was_cancelled_before_an_interpreter_had_it_never_runs() {
+async fn script_canceled_before_delivery_never_runs() {
     let mut mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "hello", "turns": [{"text": "hello"}]},

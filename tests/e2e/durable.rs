@@ -248,11 +248,11 @@ async fn survive(script: &str, at_once: u64) {
 }
 
 #[tokio::test]
-async fn scripts_are_killed_again_and_again_and_repeat_nothing() {
+async fn repeatedly_killed_scripts_repeat_nothing() {
     survive(SEQUENTIAL, 1).await;
 }
 
 #[tokio::test]
-async fn scripts_with_concurrent_calls_are_killed_again_and_again_and_repeat_nothing() {
+async fn repeatedly_killed_concurrent_scripts_repeat_nothing() {
     survive(CONCURRENT, 5).await;
 }

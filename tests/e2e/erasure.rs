@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::identity::{REQUIRED, answered, first_key, furnish, refused, said};
 
 #[tokio::test]
-async fn an_organization_is_erased_while_it_works_and_services_are_killed() {
+async fn active_organization_is_erased_while_services_crash() {
     let mut mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
     let mut keys = Vec::new();

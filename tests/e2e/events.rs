@@ -22,7 +22,7 @@ fn script() -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn a_subscription_that_breaks_after_any_event_misses_nothing_and_repeats_nothing() {
+async fn subscription_broken_after_any_event_resumes_exactly() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
     // With a title, none is made after the turn.
@@ -97,7 +97,7 @@ async fn a_subscription_that_breaks_after_any_event_misses_nothing_and_repeats_n
 }
 
 #[tokio::test]
-async fn subscriptions_outlive_the_gateway_that_served_them() {
+async fn subscriptions_survive_gateway_crash() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
@@ -119,7 +119,7 @@ async fn subscriptions_outlive_the_gateway_that_served_them() {
 }
 
 #[tokio::test]
-async fn changes_of_agents_models_and_providers_are_told_to_the_organization() {
+async fn organization_events_report_entity_changes() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
     mesh.ready(Service::Gateway).await.unwrap();
@@ -221,7 +221,7 @@ async fn changes_of_agents_models_and_providers_are_told_to_the_organization() {
 }
 
 #[tokio::test]
-async fn changes_of_messages_that_wait_are_told_once_and_in_order() {
+async fn changes_of_queued_messages_are_published_once_and_in_order() {
     // The reconciler comes later: until then everything waits.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();

@@ -119,7 +119,7 @@ fn pieces(lines: &[Value]) -> String {
 }
 
 #[tokio::test]
-async fn clients_of_every_face_go_on_where_they_were_when_the_gateway_was_killed() {
+async fn clients_of_every_protocol_resume_after_gateway_crash() {
     let operator = free_address().unwrap();
     let mut mesh =
         Mesh::start_with(&[("CONSTRUCT_GATEWAY_OPERATOR_LISTEN", &operator.to_string())])

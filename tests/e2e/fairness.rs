@@ -147,17 +147,17 @@ async fn a_flood_of_calls(reconcilers: usize) {
 }
 
 #[tokio::test]
-async fn a_flood_of_slow_model_calls_leaves_room_for_another_organization() {
+async fn slow_model_calls_leave_slots_for_another_organization() {
     a_flood_of_calls(1).await;
 }
 
 #[tokio::test]
-async fn a_flood_through_two_reconcilers_leaves_room_for_another_organization() {
+async fn flood_across_two_reconcilers_leaves_slots_for_another() {
     a_flood_of_calls(2).await;
 }
 
 #[tokio::test]
-async fn a_flood_of_slow_scripts_leaves_room_for_another_organization() {
+async fn slow_scripts_leave_slots_for_another_organization() {
     let mesh = Mesh::start_with(&SMALL).await.unwrap();
     let waits = "execute_command('while [ ! -e go ]; do sleep 0.05; done', {timeout_seconds: 500})";
     let script = json!({"conversations": [
@@ -186,7 +186,7 @@ async fn a_flood_of_slow_scripts_leaves_room_for_another_organization() {
 }
 
 #[tokio::test]
-async fn crashes_in_the_middle_of_a_flood_lose_no_place_and_no_task() {
+async fn crashes_during_a_flood_lose_no_slot_and_no_task() {
     let mut mesh = Mesh::start_with(&SMALL).await.unwrap();
     let replica = mesh.replicate(Service::Reconciler).await.unwrap();
     let script = json!({"delay_ms": 400, "turns": [{"code": "execute_command('sleep 0.2')"}, {"text": "Done."}]});
@@ -219,7 +219,7 @@ async fn crashes_in_the_middle_of_a_flood_lose_no_place_and_no_task() {
 }
 
 #[tokio::test]
-async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() {
+async fn queued_task_can_be_canceled_and_holds_no_slot() {
     let one = [("CONSTRUCT_RECONCILER_MODEL_CALLS", "1"), ("CONSTRUCT_RECONCILER_SCRIPTS", "1")];
     let mesh = Mesh::start_with(&one).await.unwrap();
     mesh.scripted_agent("slow", &json!({"delay_ms": 300_000, "turns": [{"text": "Never."}]}))
@@ -298,7 +298,7 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
 }
 
 #[tokio::test]
-async fn a_script_that_no_worker_has_begun_is_stopped_at_once_and_did_nothing() {
+async fn undelivered_script_is_canceled_at_once_without_effect() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent(
         "adds",
@@ -335,7 +335,7 @@ async fn did_nothing(conversation: &Conversation, why: &str) {
 }
 
 #[tokio::test]
-async fn a_call_that_no_worker_takes_before_its_deadline_counts_as_no_try() {
+async fn call_unclaimed_by_its_deadline_counts_as_no_attempt() {
     let one = [("CONSTRUCT_RECONCILER_MODEL_CALLS", "1")];
     let mut mesh = Mesh::start_with(&one).await.unwrap();
     mesh.scripted_agent("quick", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
@@ -403,7 +403,7 @@ async fn pass_deadline(mesh: &Mesh, conversation: &Conversation) {
 }
 
 #[tokio::test]
-async fn a_task_tells_whether_its_call_is_worked_on_queued_or_waits_for_a_place() {
+async fn task_reports_whether_call_runs_is_queued_or_awaits_a_slot() {
     let small =
         [("CONSTRUCT_RECONCILER_MODEL_CALLS", "2"), ("CONSTRUCT_PROVIDERS_CONCURRENCY", "1")];
     let mut mesh = Mesh::start_with(&small).await.unwrap();

@@ -60,7 +60,7 @@ async fn received(mesh: &Mesh, bytes: i64) -> String {
 }
 
 #[tokio::test]
-async fn an_upload_goes_on_though_the_client_and_then_the_gateway_is_killed() {
+async fn upload_resumes_after_client_and_gateway_crash() {
     const MIB: i64 = 1024 * 1024;
     let mut mesh = gateway().await;
     let folder = mesh.folder("files").unwrap();
@@ -111,7 +111,7 @@ async fn an_upload_goes_on_though_the_client_and_then_the_gateway_is_killed() {
 }
 
 #[tokio::test]
-async fn the_command_line_says_why_a_file_is_refused_and_uploads_the_same_once() {
+async fn cli_explains_refused_files_and_uploads_content_once() {
     let mesh = gateway().await;
     let folder = mesh.folder("files").unwrap();
     let path = folder.join("picture.png");

@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 #[tokio::test]
-async fn hostile_scripts_get_a_clear_error_and_the_task_goes_on() {
+async fn hostile_script_gets_a_clear_error_and_the_task_continues() {
     let mesh = Mesh::start_with(&[
         ("CONSTRUCT_INTERPRETER_CPU_LIMIT", "1s"),
         ("CONSTRUCT_INTERPRETER_MEMORY_BYTES", "33554432"),
@@ -100,7 +100,7 @@ async fn hostile_scripts_get_a_clear_error_and_the_task_goes_on() {
 }
 
 #[tokio::test]
-async fn a_workspace_that_was_not_granted_is_refused() {
+async fn workspace_outside_granted_roots_is_refused() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"turns": [{"code": "list_files()"}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
@@ -125,7 +125,7 @@ async fn a_workspace_that_was_not_granted_is_refused() {
 }
 
 #[tokio::test]
-async fn the_api_refuses_bad_requests_precisely() {
+async fn invalid_requests_name_their_violations() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"turns": [{"text": "hello"}]});
     let agent = mesh.scripted_agent("worker", &script).await.unwrap();

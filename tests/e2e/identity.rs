@@ -88,7 +88,7 @@ pub(crate) async fn furnish(mesh: &Mesh, key: &str, color: &str) {
 }
 
 #[tokio::test]
-async fn two_organizations_work_side_by_side_and_cannot_see_each_other() {
+async fn organizations_cannot_see_each_other() {
     let mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
     assert!(refused(&mesh, None, &["task", "list"]).await.contains("CONSTRUCT_KEY"));
     let made = first_key(&mesh).await;
@@ -150,7 +150,7 @@ async fn two_organizations_work_side_by_side_and_cannot_see_each_other() {
 }
 
 #[tokio::test]
-async fn a_context_remembers_where_and_as_whom() {
+async fn cli_context_remembers_gateway_and_credentials() {
     let mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap();
     let home = mesh.home().join("person");

@@ -31,7 +31,7 @@ struct Metric {
 }
 
 #[tokio::test]
-async fn services_count_what_the_list_says_and_nothing_else() {
+async fn services_export_exactly_the_listed_metrics() {
     let mesh = Mesh::start().await.unwrap();
     let vendor = VendorServer::start().await;
     let done = anthropic::Answer::text("It is made.").using(150, 120, 6, 7);
@@ -116,7 +116,7 @@ async fn calls(mesh: &Mesh, method: &str) -> BTreeMap<(String, String), u64> {
 }
 
 #[tokio::test]
-async fn a_request_that_makes_no_sense_is_counted_once_and_as_its_clients_mistake() {
+async fn invalid_request_is_counted_once_as_client_error() {
     let mesh = Mesh::start().await.unwrap();
     let client = http::client().build().unwrap();
     let http2 = http::client().http2_prior_knowledge().build().unwrap();
@@ -310,7 +310,7 @@ fn show(counted: &Counted) -> String {
 }
 
 #[test]
-fn a_page_is_read_whatever_stands_in_its_values() {
+fn metrics_page_is_parsed_with_any_label_values() {
     let page = "# HELP a_seconds words\n# TYPE a_seconds histogram\na_seconds_bucket{x=\"1,y=\\\"2\",le=\"+Inf\"} 1\n\
                 a_seconds_sum{x=\"1\",z=\"}\"} 2\na_seconds_count{x=\"1\"} 1\n# TYPE b_count counter\nb_count 3\n";
     let metric = |kind: &str, some: &[&str], all: &[&str]| Metric {

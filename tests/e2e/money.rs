@@ -33,7 +33,7 @@ fn cost(task: &v1::Task) -> i64 {
 }
 
 #[tokio::test]
-async fn an_exhausted_budget_ends_the_turn_with_its_reason_and_a_raised_one_lets_it_go_on() {
+async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"turns": [
         {"code": [["6 * 7"]], "usage": {"input": 1000, "output": 200}},
@@ -132,7 +132,7 @@ async fn an_exhausted_budget_ends_the_turn_with_its_reason_and_a_raised_one_lets
 }
 
 #[tokio::test]
-async fn tasks_at_the_same_time_do_not_overrun_their_agents_budget() {
+async fn concurrent_tasks_stay_within_their_agents_budget() {
     let mesh = Mesh::start().await.unwrap();
     // Each answer takes a while, so that all of them are under way together.
     let script = json!({"turns": [{"text": "word ".repeat(40), "tokens_per_second": 40, "usage": {"input": 10, "output": 10}}]});
@@ -182,7 +182,7 @@ async fn tasks_at_the_same_time_do_not_overrun_their_agents_budget() {
 }
 
 #[tokio::test]
-async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
+async fn calls_outside_turns_are_reserved_and_recorded_once() {
     let mesh = Mesh::start().await.unwrap();
     let metadata = mesh
         .scripted_agent("worker", &json!({"turns": [{"text": "x"}]}))
@@ -304,7 +304,7 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
 }
 
 #[tokio::test]
-async fn a_budget_ends_also_calls_whose_cost_only_their_vendor_knows() {
+async fn budget_limits_calls_priced_by_their_vendor() {
     let mesh = Mesh::start().await.unwrap();
     // It says that a call has cost 0.00002 dollars.
     let vendor = VendorServer::answering(|_| Reply::stream(openai::RECORDED_OPENROUTER)).await;
@@ -342,7 +342,7 @@ async fn a_budget_ends_also_calls_whose_cost_only_their_vendor_knows() {
 }
 
 #[tokio::test]
-async fn calls_of_two_workers_for_one_step_are_both_booked_and_each_once() {
+async fn two_workers_calls_of_one_step_are_each_recorded_once() {
     let running = Mesh::start().await.unwrap();
     let script = json!({"turns": [{"text": "Yes.", "usage": {"input": 1000, "output": 200}}]});
     running.scripted_agent("worker", &script).await.unwrap();

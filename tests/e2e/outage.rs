@@ -17,7 +17,7 @@ fn script() -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn services_wait_for_nats_and_postgresql_to_come_up() {
+async fn services_wait_for_nats_and_postgresql() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let url = mesh.database.url().to_owned();
     let proxy = Proxy::start(&authority(&url)).await.unwrap();
@@ -48,7 +48,7 @@ async fn services_wait_for_nats_and_postgresql_to_come_up() {
 }
 
 #[tokio::test]
-async fn a_message_accepted_without_nats_is_answered_when_it_is_back() {
+async fn message_accepted_without_nats_is_answered_after_recovery() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
@@ -70,7 +70,7 @@ async fn a_message_accepted_without_nats_is_answered_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn a_call_that_nobody_is_there_to_make_says_so() {
+async fn call_without_workers_reports_missing_workers() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
@@ -96,7 +96,7 @@ async fn a_call_that_nobody_is_there_to_make_says_so() {
 }
 
 #[tokio::test]
-async fn without_postgresql_the_api_says_so_and_nothing_is_lost() {
+async fn postgresql_outage_is_reported_and_loses_nothing() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let url = mesh.database.url().to_owned();
     let proxy = Proxy::start(&authority(&url)).await.unwrap();
@@ -140,7 +140,7 @@ async fn without_postgresql_the_api_says_so_and_nothing_is_lost() {
 /// A worker that cannot be asked may be in the middle of a script. That the script is over is not
 /// said before it can have no effects any more.
 #[tokio::test]
-async fn a_script_is_not_given_up_while_nothing_keeps_it_from_going_on() {
+async fn healthy_slow_script_is_not_abandoned() {
     let mut mesh = Mesh::start().await.unwrap();
     let code = "create_file('first.txt', 'x'); await new Promise(go => setTimeout(go, 2000)); create_file('second.txt', 'x')";
     let script =
@@ -180,7 +180,7 @@ async fn a_script_is_not_given_up_while_nothing_keeps_it_from_going_on() {
 
 /// On an empty server. Each service is a user of its own, and may make nothing that is not its own.
 #[tokio::test]
-async fn services_wait_for_the_reconciler_to_make_the_streams() {
+async fn services_wait_for_reconciler_to_create_streams() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.nats.kill();
     std::fs::remove_dir_all(mesh.nats.dir().join("store")).unwrap();
@@ -206,7 +206,7 @@ async fn services_wait_for_the_reconciler_to_make_the_streams() {
 
 /// NATS 2.9 has streams then that stand still for ever, and says that it is well.
 #[tokio::test]
-async fn streams_that_stand_still_since_the_disk_was_full_are_said() {
+async fn streams_stuck_after_full_disk_are_reported() {
     let mut mesh = Mesh::on_own_ground(Database::new().await).await.unwrap();
     mesh.start_services().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
@@ -229,7 +229,7 @@ async fn streams_that_stand_still_since_the_disk_was_full_are_said() {
 
 /// By the machine's clock, one pause would take an hour, and a call would be over before it began.
 #[tokio::test]
-async fn clocks_that_are_set_while_services_run_neither_stall_a_task_nor_end_its_steps() {
+async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
     if clocks::left_out() {
         eprintln!("LEFT OUT: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
         return;

@@ -36,7 +36,7 @@ async fn end(mesh: &Mesh) {
 }
 
 #[tokio::test]
-async fn the_actors_of_tasks_at_rest_end_and_a_message_makes_one_live_again() {
+async fn idle_actors_end_and_a_message_starts_one_again() {
     let mesh = Mesh::start().await.unwrap();
     let turns = json!([{"code": "1 + 1"}, {"text": "{{last_user_text}}: {{last_result}}"}]);
     mesh.scripted_agent("worker", &json!({"count": "since_user", "turns": turns})).await.unwrap();

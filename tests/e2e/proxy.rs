@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// A script asks the model it may ask, with what its task was given; the answer comes from there,
 /// and what it used is reported.
 #[tokio::test]
-async fn a_script_asks_a_model_through_the_proxy() -> anyhow::Result<()> {
+async fn script_calls_a_model_through_the_proxy() -> anyhow::Result<()> {
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
     let url = format!("http://{listen}");
     let settings = [
@@ -52,7 +52,7 @@ async fn a_script_asks_a_model_through_the_proxy() -> anyhow::Result<()> {
 /// What a program asks on behalf of a task ends when somebody cancels the task, also while that
 /// runs a script.
 #[tokio::test]
-async fn a_task_that_is_cancelled_ends_what_programs_ask_on_its_behalf() -> anyhow::Result<()> {
+async fn canceled_task_ends_its_programs_model_calls() -> anyhow::Result<()> {
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
     let mesh = Mesh::start_with(&[("CONSTRUCT_PROVIDERS_PROXY_LISTEN", listen.as_str())]).await?;
     let stalled =
@@ -102,7 +102,7 @@ fn write_model(folder: &Path) -> anyhow::Result<()> {
 /// A program with nothing but a token, and a script with not even that, have texts turned into
 /// vectors by a model from files, and tokens counted; both is seen in the metrics.
 #[tokio::test]
-async fn programs_and_scripts_get_vectors_without_any_vendor_and_metrics_count_it()
+async fn local_embeddings_need_no_vendor_and_are_counted()
 -> anyhow::Result<()> {
     let models = tempfile::tempdir()?;
     write_model(&models.path().join("tiny"))?;

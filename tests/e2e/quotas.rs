@@ -53,7 +53,7 @@ impl Flood {
 }
 
 #[tokio::test]
-async fn an_organization_that_floods_is_held_to_its_share_and_another_works_undisturbed() {
+async fn flooding_organization_is_limited_and_another_is_undisturbed() {
     let tiers = format!("{{free={{requests_per_minute={SHARE},tasks_per_day=3}}}}");
     let environment =
         [REQUIRED, ("CONSTRUCT_GATEWAY_TIERS", tiers.as_str()), ("CONSTRUCT_GATEWAY_TIER", "free")];

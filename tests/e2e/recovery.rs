@@ -35,7 +35,8 @@ async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
 /// Waits until a task is put aside, later than `before` if it was already.
 async fn put_aside(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Quarantine {
     until("the task to be put aside", PATIENCE, async || {
-        let parked = mesh.database.store().task_quarantine_get(OrganizationId::LOCAL, task).await.unwrap();
+        let parked =
+            mesh.database.store().task_quarantine_get(OrganizationId::LOCAL, task).await.unwrap();
         parked
             .filter(|parked| before.is_none_or(|before| parked.since > before.since))
             .ok_or("it is not")
@@ -62,7 +63,7 @@ async fn nothing_waits(mesh: &Mesh) {
 }
 
 #[tokio::test]
-async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retried_by_hand() {
+async fn unreconcilable_task_is_quarantined_and_retried_manually() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await
@@ -168,7 +169,7 @@ async fn called(vendor: &VendorServer) {
 }
 
 #[tokio::test]
-async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_can() {
+async fn task_with_reconcile_failures_explains_itself_and_recovers() {
     let (mesh, vendor, open) = gated().await;
     let conversation = titled(&mesh).await;
     conversation.say("hello").await;
@@ -204,7 +205,7 @@ async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_c
 }
 
 #[tokio::test]
-async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() {
+async fn result_for_quarantined_task_is_kept_without_retries() {
     let (mesh, vendor, open) = gated().await;
     let client = mesh.client().unwrap();
     let conversation = titled(&mesh).await;
@@ -267,7 +268,7 @@ async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() 
 }
 
 #[tokio::test]
-async fn a_turn_that_has_failed_is_gone_on_with_when_a_person_asks_for_it() {
+async fn failed_turn_continues_when_retried_manually() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"turns": [
         {"code": "execute_command('echo once >> ran'); 'it ran'"},
@@ -310,7 +311,7 @@ async fn a_turn_that_has_failed_is_gone_on_with_when_a_person_asks_for_it() {
 }
 
 #[tokio::test]
-async fn what_could_not_be_understood_is_listed_and_published_again_or_removed() {
+async fn undecodable_messages_are_listed_redriven_or_deleted() {
     let mesh = Mesh::start().await.unwrap();
     let client = mesh.client().unwrap();
     assert_eq!(letters(&mesh, 0).await, []);
@@ -380,7 +381,7 @@ async fn what_could_not_be_understood_is_listed_and_published_again_or_removed()
 }
 
 #[tokio::test]
-async fn a_turn_whose_command_cannot_be_read_fails_at_once_and_says_why() {
+async fn turn_with_undecodable_command_fails_at_once_with_reason() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
     let client = mesh.client().unwrap();

@@ -132,7 +132,7 @@ async fn check_jobs(jobs: &[(Conversation, std::path::PathBuf)]) {
 }
 
 #[tokio::test]
-async fn reconcilers_share_the_partitions_and_take_over_from_one_that_leaves_or_dies() {
+async fn reconcilers_take_over_partitions_of_stopped_or_killed_ones() {
     let mut mesh = Mesh::start().await.unwrap();
     let beats = Beats::hear(&mesh).await;
     beats.shared(|_| true, 1).await;
@@ -157,7 +157,7 @@ async fn reconcilers_share_the_partitions_and_take_over_from_one_that_leaves_or_
 }
 
 #[tokio::test]
-async fn two_reconcilers_that_both_take_all_tasks_for_their_own_do_nothing_twice() {
+async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
     let mut mesh = Mesh::start().await.unwrap();
     let beats = Beats::hear(&mesh).await;
     mesh.replicate(Service::Reconciler).await.unwrap();
@@ -395,7 +395,7 @@ fn processor(pid: u32) -> Duration {
 }
 
 #[tokio::test]
-async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
+async fn idle_tasks_use_no_memory_and_active_ones_are_answered() {
     let idle = sized("CONSTRUCT_SCALE_IDLE", 5_000);
     let active = sized("CONSTRUCT_SCALE_ACTIVE", 200);
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
@@ -432,12 +432,13 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     let began = Instant::now();
     mesh.database.fill_tasks(local, "worker", active, Some("hello")).await;
     let patience = Duration::from_secs(60 + u64::from(active) / 4);
-    let seconds =
-        until("all to be answered", patience, async || match mesh.database.answer_times(local).await {
+    let seconds = until("all to be answered", patience, async || {
+        match mesh.database.answer_times(local).await {
             (seconds, 0) => Ok(seconds),
             (seconds, left) => Err((seconds.len(), left)),
-        })
-        .await;
+        }
+    })
+    .await;
     let took = began.elapsed();
     println!(
         "{active} tasks at once: {took:?}; the slowest {:.1} s",

@@ -46,7 +46,7 @@ async fn runs(
 }
 
 #[tokio::test]
-async fn a_message_is_sent_at_its_time_once_even_when_that_passed_while_nobody_looked() {
+async fn due_message_is_sent_once_even_after_downtime() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await
@@ -115,7 +115,7 @@ async fn a_message_is_sent_at_its_time_once_even_when_that_passed_while_nobody_l
 const ZONE: &str = "Asia/Kathmandu";
 
 #[tokio::test]
-async fn a_pattern_in_a_time_zone_has_the_agent_asked_at_that_time_of_the_day_there() {
+async fn cron_pattern_follows_its_time_zone() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await
@@ -157,7 +157,7 @@ async fn a_pattern_in_a_time_zone_has_the_agent_asked_at_that_time_of_the_day_th
 }
 
 #[tokio::test]
-async fn schedules_are_kept_changed_paused_and_deleted() {
+async fn schedules_are_stored_updated_paused_and_deleted() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": []})).await.unwrap();
     let mut schedules = ScheduleServiceClient::new(mesh.channel().unwrap());
@@ -185,7 +185,13 @@ async fn schedules_are_kept_changed_paused_and_deleted() {
             },
             "spec.at",
         ),
-        (v1::ScheduleSpec { task: "task_1".into(), ..weekly.clone() }, "spec.agent"),
+        (
+            v1::ScheduleSpec {
+                task: "task_01890a5d-ac96-774b-bcce-b302099a8057".into(),
+                ..weekly.clone()
+            },
+            "spec.agent",
+        ),
         (v1::ScheduleSpec { blocks: Vec::new(), ..weekly.clone() }, "spec.blocks"),
     ] {
         let refused = create(&mut schedules, broken).await.unwrap_err();

@@ -101,7 +101,7 @@ async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_secret_that_is_used_and_echoed_is_nowhere_to_be_found() {
+async fn used_and_echoed_secret_is_stored_nowhere() {
     let mesh = Mesh::start_with(&[
         ("CONSTRUCT_INTERPRETER_FETCH_HOSTS", "127.0.0.1"),
         ("CONSTRUCT_INTERPRETER_FETCH_PRIVATE_ADDRESSES", "127.0.0.1"),
@@ -281,7 +281,7 @@ async fn a_secret_that_is_used_and_echoed_is_nowhere_to_be_found() {
 }
 
 #[tokio::test]
-async fn a_value_that_is_typed_is_not_shown() {
+async fn typed_secret_value_is_not_echoed() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
     mesh.ready(Service::Gateway).await.unwrap();

@@ -105,7 +105,7 @@ fn no_complaints(slack: &SlackServer) {
 }
 
 #[tokio::test]
-async fn a_mention_is_answered_in_its_thread_and_the_next_one_goes_on_with_the_task() {
+async fn mention_is_answered_and_the_next_continues_the_task() {
     let script = json!({"count": "total", "turns": [
         {"text": "# Found\n\nIt is **here**: <!channel> [link](https://example.com/?a=1&b=2)", "delay_ms": 300},
         {"text": "You said: {{last_user_text}}"},
@@ -173,7 +173,7 @@ async fn a_mention_is_answered_in_its_thread_and_the_next_one_goes_on_with_the_t
 }
 
 #[tokio::test]
-async fn strangers_and_guests_are_refused_politely_and_bots_not_at_all() {
+async fn strangers_and_guests_are_refused_and_bots_ignored() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     for user in [GUEST, STRANGER] {
         let (ts, event) = slack.ask(CHANNEL, user, None, "hi", json!([]));
@@ -194,7 +194,7 @@ async fn strangers_and_guests_are_refused_politely_and_bots_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_slack_that_is_busy_or_broken_gets_the_answer_once() {
+async fn answer_is_posted_once_to_busy_or_failing_slack() {
     let (mesh, slack) = begin(&json!([{"text": "The answer."}])).await;
     slack.fail("chat.postMessage", Fault::Limited(1));
     slack.fail("chat.postMessage", Fault::DoneAnd(500));
@@ -210,7 +210,7 @@ async fn a_slack_that_is_busy_or_broken_gets_the_answer_once() {
 }
 
 #[tokio::test]
-async fn a_mention_is_answered_once_wherever_the_service_is_killed() {
+async fn mention_is_answered_once_across_service_crashes() {
     let (mut mesh, slack) =
         begin(&json!([{"text": "The answer to {{last_user_text}}.", "delay_ms": 200}])).await;
     let boundaries = [
@@ -246,7 +246,7 @@ async fn a_mention_is_answered_once_wherever_the_service_is_killed() {
 }
 
 #[tokio::test]
-async fn many_mentions_are_answered_once_each_while_everything_is_killed() {
+async fn many_mentions_are_answered_once_across_all_crashes() {
     let (mut mesh, slack) =
         begin(&json!([{"text": "The answer to {{last_user_text}}.", "delay_ms": 300}])).await;
     let mut asked = Vec::new();
@@ -291,7 +291,7 @@ async fn many_mentions_are_answered_once_each_while_everything_is_killed() {
 }
 
 #[tokio::test]
-async fn a_call_is_approved_by_who_asked_for_exactly_what_was_shown() {
+async fn call_is_approved_by_its_requester_for_shown_arguments() {
     let script = json!([
         {"text": "I shall do it.", "code": "create_file('secrets/key', 'the <key>').status"},
         {"text": "Done: {{last_result}}"},
@@ -375,7 +375,7 @@ async fn a_call_is_approved_by_who_asked_for_exactly_what_was_shown() {
 }
 
 #[tokio::test]
-async fn what_went_wrong_is_said_in_words_and_tried_again_once_at_the_press_of_a_button() {
+async fn failure_is_explained_and_retried_once_by_button() {
     let fault =
         json!({"class": "invalid_request", "times": 0, "message": "the model is on holiday"});
     let script = json!({"count": "since_user", "conversations": [{"match": "once more", "turns": [{"text": "All is well."}]}],
@@ -416,7 +416,7 @@ async fn what_went_wrong_is_said_in_words_and_tried_again_once_at_the_press_of_a
 }
 
 #[tokio::test]
-async fn a_long_answer_becomes_a_file_once() {
+async fn long_answer_becomes_one_file() {
     let lines: Vec<String> =
         (0..3_000).map(|number| format!("- line number {number} of the answer")).collect();
     let (mut mesh, slack) = begin(&json!([{"text": lines}])).await;
@@ -442,7 +442,7 @@ async fn a_long_answer_becomes_a_file_once() {
 }
 
 #[tokio::test]
-async fn a_part_of_an_answer_that_slack_does_not_take_becomes_a_file() {
+async fn answer_part_refused_by_slack_becomes_a_file() {
     let lines: Vec<String> = (0..300)
         .map(|number| format!("- line number {number} of an answer with many lines"))
         .collect();
@@ -472,7 +472,7 @@ async fn a_part_of_an_answer_that_slack_does_not_take_becomes_a_file() {
 }
 
 #[tokio::test]
-async fn in_a_thread_only_who_may_use_its_agent_goes_on_with_it() {
+async fn thread_continues_only_for_users_of_its_agent() {
     let (mesh, slack) = begin(&json!([{"text": "Hello from the helper."}])).await;
     mesh.scripted_agent("reviewer", &json!([{"text": "Reviewed."}])).await.unwrap();
     for allowed in ["helper", "reviewer <@U0ANN|ann>"] {
@@ -515,7 +515,7 @@ async fn in_a_thread_only_who_may_use_its_agent_goes_on_with_it() {
 }
 
 #[tokio::test]
-async fn commands_the_home_and_links_show_what_there_is() {
+async fn commands_home_and_links_show_current_state() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     assert!(slack.command(&mesh, ANN, CHANNEL, "help").await.unwrap().contains("/construct list"));
     slack.command(&mesh, ANN, CHANNEL, "list").await.unwrap();
@@ -638,7 +638,7 @@ async fn commands_the_home_and_links_show_what_there_is() {
 }
 
 #[tokio::test]
-async fn threads_of_thousands_and_messages_that_vanish_are_borne() {
+async fn huge_threads_and_deleted_messages_are_handled() {
     let (mesh, slack) = begin(&json!([{"text": "You said {{last_user_text}}"}])).await;
     let root = slack.say(CHANNEL, BOB, None, "The beginning.", json!([]));
     for number in 0..2_500 {
@@ -674,7 +674,7 @@ async fn threads_of_thousands_and_messages_that_vanish_are_borne() {
 }
 
 #[tokio::test]
-async fn progress_is_shown_in_place_and_left_out_when_slack_is_busy() {
+async fn progress_is_updated_in_place_and_dropped_when_slack_is_busy() {
     let script = json!([
         {"text": "Let me look.", "code": "execute_command(\"echo '<!here>'; sleep 6\"); 1"},
         {"text": "It is done.", "tokens_per_second": 4},

@@ -83,7 +83,7 @@ async fn versions(mesh: &Mesh, more: &[&str]) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn the_files_of_an_operator_are_taken_over_and_come_back_as_they_were() {
+async fn operator_files_are_imported_and_exported_unchanged() {
     let mesh = gateway().await;
     let (folder, files) = data(&mesh);
     said(&mesh, None, &["state", "put", "settings"], "{\"theme\": \"light\"}").await;
@@ -151,7 +151,7 @@ async fn the_files_of_an_operator_are_taken_over_and_come_back_as_they_were() {
 }
 
 #[tokio::test]
-async fn of_two_clients_that_change_a_document_one_is_told_of_the_other() {
+async fn concurrent_document_writes_report_a_conflict() {
     let mesh = gateway().await;
     let client = http::client().build().unwrap();
     let url = format!("{}/v1/states/settings", mesh.gateway_url());
@@ -191,7 +191,7 @@ async fn of_two_clients_that_change_a_document_one_is_told_of_the_other() {
 }
 
 #[tokio::test]
-async fn what_is_put_through_one_gateway_is_told_through_another_though_that_is_killed() {
+async fn document_changes_reach_watchers_of_a_restarted_gateway() {
     let mut mesh = gateway().await;
     let first = mesh.gateway_url();
     let second = free_address().unwrap();

@@ -96,7 +96,7 @@ const THREE: [&str; 3] = [
 const TOLD: &str = "true completed Heard: one true\ntrue completed Heard: two true\ntrue completed Heard: three true";
 
 #[tokio::test]
-async fn subtasks_run_at_the_same_time_and_their_answers_come_in_order() {
+async fn subtasks_run_concurrently_and_answer_in_order() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(3000)).await.unwrap();
     let conversation = boss(&mesh, &THREE).await;
@@ -130,7 +130,7 @@ async fn subtasks_run_at_the_same_time_and_their_answers_come_in_order() {
 }
 
 #[tokio::test]
-async fn a_script_waits_for_subtasks_through_the_death_of_every_service() {
+async fn script_awaiting_subtasks_survives_crash_of_every_service() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(4000)).await.unwrap();
     let conversation = boss(&mesh, &THREE).await;
@@ -154,7 +154,7 @@ async fn a_script_waits_for_subtasks_through_the_death_of_every_service() {
 }
 
 #[tokio::test]
-async fn a_script_that_dies_between_beginning_and_waiting_begins_nothing_twice() {
+async fn script_killed_between_create_and_await_creates_once() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(10)).await.unwrap();
     let code = [
@@ -182,7 +182,7 @@ async fn a_script_that_dies_between_beginning_and_waiting_begins_nothing_twice()
 }
 
 #[tokio::test]
-async fn a_cancel_ends_the_whole_tree_and_the_script_is_told_of_what_had_ended() {
+async fn cancel_ends_the_tree_and_reports_finished_subtasks() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("slow", &echo(60_000)).await.unwrap();
     let middle = json!({"turns": [{"code": [["tasks.await(tasks.spawn({ message: 'wait', agent: 'slow' }).task).status"]]}, {"text": "{{last_result}}"}]});
@@ -223,7 +223,7 @@ async fn a_cancel_ends_the_whole_tree_and_the_script_is_told_of_what_had_ended()
 }
 
 #[tokio::test]
-async fn a_deleted_task_takes_its_subtasks_along_and_a_deleted_subtask_is_told_of() {
+async fn deleted_task_deletes_subtasks_and_parent_sees_deletion() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("slow", &echo(60_000)).await.unwrap();
     let code = ["tasks.await(tasks.spawn({ message: 'wait', agent: 'slow' }).task).status"];
@@ -247,7 +247,7 @@ async fn a_deleted_task_takes_its_subtasks_along_and_a_deleted_subtask_is_told_o
 }
 
 #[tokio::test]
-async fn what_is_refused_is_said_in_words() {
+async fn refusals_are_explained_to_scripts() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(0)).await.unwrap();
     // Each level begins the next one, until it is told that it cannot.
@@ -300,7 +300,7 @@ async fn what_is_refused_is_said_in_words() {
 }
 
 #[tokio::test]
-async fn another_agent_goes_on_and_a_subtask_speaks_to_its_parent() {
+async fn hand_over_continues_and_subtask_messages_its_parent() {
     let mesh = Mesh::start().await.unwrap();
     let lawyer =
         json!({"turns": [{"text": "unused"}, {"text": "The lawyer says: {{last_result}}"}]});
@@ -331,7 +331,7 @@ async fn another_agent_goes_on_and_a_subtask_speaks_to_its_parent() {
 }
 
 #[tokio::test]
-async fn a_subtask_has_no_more_than_it_was_given() {
+async fn subtask_gets_only_granted_capabilities() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(0)).await.unwrap();
     let code = [
@@ -349,7 +349,7 @@ async fn a_subtask_has_no_more_than_it_was_given() {
 }
 
 #[tokio::test]
-async fn a_script_waits_for_a_person_and_a_subtask_at_once() {
+async fn script_awaits_approval_and_subtask_concurrently() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(2000)).await.unwrap();
     let code = [
@@ -395,7 +395,7 @@ async fn a_script_waits_for_a_person_and_a_subtask_at_once() {
 }
 
 #[tokio::test]
-async fn a_script_that_does_something_else_meanwhile_notices_the_end_and_is_put_away_when_only_the_wait_is_left()
+async fn busy_script_sees_subtask_end_and_suspends_when_only_waiting()
  {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("quick", &echo(1500)).await.unwrap();
@@ -416,7 +416,7 @@ async fn a_script_that_does_something_else_meanwhile_notices_the_end_and_is_put_
 }
 
 #[tokio::test]
-async fn a_policy_says_which_agents_a_script_may_begin_and_hand_over_to() {
+async fn policy_limits_agents_for_subtasks_and_hand_overs() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(0)).await.unwrap();
     let lawyer = mesh.scripted_agent("lawyer", &echo(0)).await.unwrap();

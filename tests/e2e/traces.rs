@@ -259,7 +259,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
 }
 
 #[tokio::test]
-async fn a_turn_whose_call_is_tried_again_has_the_trace_of_its_message() {
+async fn retried_call_keeps_the_trace_of_its_message() {
     let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
     let mut mesh = traced(&collector, &vendor, &[("CONSTRUCT_PROVIDERS_TRIES", "1")]).await;
     // After a pause the reconciler has it made once more, by nobody's message.

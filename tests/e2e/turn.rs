@@ -15,7 +15,7 @@ use tonic::Code;
 use crate::{process_is_gone, read};
 
 #[tokio::test]
-async fn a_message_is_answered_through_model_and_script() {
+async fn message_is_answered_through_model_and_script() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"turns": [
         {
@@ -352,7 +352,7 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
 }
 
 #[tokio::test]
-async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
+async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
     let mesh = Mesh::start().await.unwrap();
     let stall = json!({"stall_ms": 600_000, "times": 1, "after_chars": 7});
     let script = json!({"conversations": [
@@ -499,7 +499,7 @@ async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
 }
 
 #[tokio::test]
-async fn a_vendor_that_fails_for_a_while_is_asked_again_and_the_error_is_told() {
+async fn failing_vendor_is_retried_and_its_error_reported() {
     let mesh = Mesh::start_with(&[
         ("CONSTRUCT_PROVIDERS_RETRY_FIRST", "20ms"),
         ("CONSTRUCT_PROVIDERS_RETRY_LAST", "20ms"),
@@ -564,7 +564,7 @@ async fn a_vendor_that_fails_for_a_while_is_asked_again_and_the_error_is_told() 
 }
 
 #[tokio::test]
-async fn messages_larger_than_the_mesh_takes_travel_whole_and_huge_results_are_told_in_part() {
+async fn oversized_messages_arrive_and_huge_results_are_truncated() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "print", "turns": [

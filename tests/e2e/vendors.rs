@@ -100,7 +100,7 @@ fn usage(input: i64, output: i64, cache_read: i64, cache_write: i64) -> Usage {
 }
 
 #[tokio::test]
-async fn vendors_get_what_their_interfaces_ask_for_and_are_understood() {
+async fn vendor_requests_and_answers_match_their_apis() {
     let mesh = Mesh::start().await.unwrap();
     tokio::join!(
         anthropic_job(&mesh),
@@ -326,7 +326,7 @@ fn plain(value: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_title_that_takes_its_time_does_not_hold_up_the_conversation() {
+async fn slow_title_does_not_delay_the_conversation() {
     let mesh = Mesh::start().await.unwrap();
     let vendor = VendorServer::start().await;
     vendor

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_is_full_for_who_sees_it_and_has_room_again() {
+    fn disk_is_full_inside_its_namespace_until_cleared() {
         let folder = tempfile::tempdir().unwrap();
         let disks = Disks::over(&[(folder.path(), 1)], None).unwrap();
         let write = || {

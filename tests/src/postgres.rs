@@ -266,7 +266,7 @@ mod tests {
                         PERFORM count(*) FROM (SELECT generate_series(1, 30000000)) AS numbers; END $$";
 
     #[tokio::test]
-    async fn a_server_whose_first_process_was_killed_comes_back_when_the_others_are_gone() {
+    async fn killed_server_restarts_after_its_processes_ended() {
         let mut server = PostgresServer::start().await.unwrap();
         let database = server.database().await;
         let rows = database.contents().await;

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_numbers_and_another_one_others() {
+    fn same_seed_repeats_and_another_differs() {
         let numbers = |seed| {
             let mut random = Random::new(seed);
             [random.draw(), random.draw(), random.below(1_000)]
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold_at_both_ends() {
+    fn bounds_hold_at_both_ends() {
         let mut random = Random::new(1);
         let drawn: std::collections::BTreeSet<u64> = (0..200).map(|_| random.below(3)).collect();
         assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [0, 1, 2]);

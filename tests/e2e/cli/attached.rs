@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn small_files_go_with_a_message_and_large_ones_are_uploaded_first() {
+async fn small_files_are_inlined_and_large_ones_uploaded_first() {
     let mesh = Mesh::start().await.unwrap();
     // What is attached is said where something else is asked for.
     let code = "let files = [];

@@ -55,7 +55,7 @@ async fn shown(mesh: &Mesh, task: &str, expected: &[&str]) -> Vec<(String, Strin
 }
 
 #[tokio::test]
-async fn facts_are_pinned_shown_and_taken_away() {
+async fn pinned_facts_are_added_listed_and_removed() {
     // What becomes of a task meanwhile is not looked at here, so nobody works.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
@@ -125,7 +125,7 @@ async fn facts_are_pinned_shown_and_taken_away() {
 }
 
 #[tokio::test]
-async fn a_conversation_is_taken_back_asked_anew_and_copied() {
+async fn conversation_is_rewound_edited_and_forked() {
     let mesh = Mesh::start().await.unwrap();
     let turns = json!([{"text": "{{user_messages}}: {{last_user_text}}"}]);
     mesh.scripted_agent("worker", &json!({"conversations": [{"match": "", "turns": turns}]}))
@@ -214,7 +214,7 @@ async fn letters(mesh: &Mesh, options: &str) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
+async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await
@@ -314,7 +314,7 @@ async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
 }
 
 #[tokio::test]
-async fn messages_are_sent_by_the_clock_and_their_runs_are_told() {
+async fn scheduled_messages_are_sent_and_their_runs_listed() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await

@@ -41,7 +41,7 @@ fn has_prompt(screen: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_person_talks_with_agents_in_a_terminal_and_comes_back_later() {
+async fn conversation_in_terminal_is_continued_later() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "hello", "turns": [{"text": GREETING, "tokens_per_second": 60}]},
@@ -168,7 +168,7 @@ async fn a_person_talks_with_agents_in_a_terminal_and_comes_back_later() {
 }
 
 #[tokio::test]
-async fn a_terminal_is_given_back_however_the_conversation_ends() {
+async fn terminal_is_restored_however_the_conversation_ends() {
     let mut mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "stall", "turns": [{"text": "Slowly.", "fault": {"stall_ms": 600_000, "times": 0}}]},
@@ -244,7 +244,7 @@ async fn a_terminal_is_given_back_however_the_conversation_ends() {
 }
 
 #[tokio::test]
-async fn a_conversation_without_a_terminal_answers_line_by_line() {
+async fn conversation_without_terminal_answers_line_by_line() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "locked", "turns": [{"text": "x", "fault": {"class": "authentication", "times": 0, "message": "the key is refused"}}]},

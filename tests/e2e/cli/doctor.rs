@@ -26,7 +26,7 @@ async fn found(mesh: &Mesh, check: &str, severity: Severity, words: &str) -> Fin
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
+async fn doctor_reports_deployment_faults_with_remedies() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.spawn(Service::Scanner).unwrap();
     mesh.ready(Service::Scanner).await.unwrap();

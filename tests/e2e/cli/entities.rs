@@ -69,7 +69,7 @@ pub(super) async fn get(mesh: &Mesh, line: &str) -> Value {
 }
 
 #[tokio::test]
-async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
+async fn entities_are_managed_by_name_and_by_id() {
     // Nothing is to happen to what waits, so nobody works.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();

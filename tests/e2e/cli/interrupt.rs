@@ -24,7 +24,7 @@ async fn given(mesh: &Mesh, job: &mut Job) -> Conversation {
 }
 
 #[tokio::test]
-async fn a_job_that_is_interrupted_is_cancelled_however_far_it_is() {
+async fn interrupted_job_is_canceled_in_every_phase() {
     let mut mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "stall", "turns": [{"text": "Slowly.", "fault": {"stall_ms": 600_000, "times": 0}}]},

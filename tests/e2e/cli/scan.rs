@@ -48,7 +48,7 @@ async fn scanned(mesh: &Mesh, model: &str, found: &[Value]) -> String {
 }
 
 #[tokio::test]
-async fn a_repository_is_scanned_and_followed_from_the_command_line() {
+async fn cli_scans_and_follows_a_repository() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
@@ -156,7 +156,7 @@ async fn a_repository_is_scanned_and_followed_from_the_command_line() {
 }
 
 #[tokio::test]
-async fn a_scan_that_is_followed_survives_the_gateway_and_its_follower_and_can_be_ended() {
+async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
     let (mut mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("slow", &json!([{"delay_ms": 5000, "text": answer(&[good()])}]))
@@ -203,7 +203,7 @@ async fn a_scan_that_is_followed_survives_the_gateway_and_its_follower_and_can_b
 }
 
 #[tokio::test]
-async fn candidates_are_reviewed_edited_handed_over_once_and_compared() {
+async fn candidates_are_reviewed_edited_handed_over_and_compared() {
     let (mesh, github) = begin().await;
     let first = commit(&github, "octo/ledger", "");
     let sum = |name: &str| candidate(name, "tools/report.py", 5, "def total(path, month)");
@@ -291,7 +291,7 @@ async fn candidates_are_reviewed_edited_handed_over_once_and_compared() {
 }
 
 #[tokio::test]
-async fn connections_are_made_with_a_token_or_an_app_listed_used_and_deleted() {
+async fn connections_with_token_or_app_are_managed() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     github.hide("octo/ledger");

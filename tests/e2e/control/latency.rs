@@ -201,7 +201,7 @@ impl<'a> Bench<'a> {
 }
 
 #[tokio::test]
-async fn a_cancel_or_suspend_takes_effect_at_once_wherever_the_task_is() {
+async fn cancel_and_suspend_take_effect_at_once_in_every_phase() {
     let trials: usize =
         std::env::var("CONSTRUCT_TRIALS").ok().and_then(|trials| trials.parse().ok()).unwrap_or(1);
     // A median needs some trials, and a wall-clock promise a machine that does nothing else.

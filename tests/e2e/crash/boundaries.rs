@@ -201,22 +201,22 @@ async fn survives(service: Service, servers: &[Server]) {
 }
 
 #[tokio::test]
-async fn a_job_survives_the_gateway_at_every_boundary() {
+async fn job_survives_gateway_crash_at_every_boundary() {
     survives(Service::Gateway, &[Server::Nats, Server::PostgreSql]).await;
 }
 
 #[tokio::test]
-async fn a_job_survives_the_reconciler_at_every_boundary() {
+async fn job_survives_reconciler_crash_at_every_boundary() {
     survives(Service::Reconciler, &[Server::Nats, Server::PostgreSql]).await;
 }
 
 #[tokio::test]
-async fn a_job_survives_the_providers_at_every_boundary() {
+async fn job_survives_providers_crash_at_every_boundary() {
     survives(Service::Providers, &[Server::Nats]).await;
 }
 
 #[tokio::test]
-async fn a_job_survives_the_interpreter_at_every_boundary() {
+async fn job_survives_interpreter_crash_at_every_boundary() {
     survives(Service::Interpreter, &[Server::Nats]).await;
 }
 
@@ -246,7 +246,7 @@ async fn survives_at(service: Service, places: &[(&str, Place)]) -> Vec<Done> {
 }
 
 #[tokio::test]
-async fn a_job_survives_the_gateway_between_commit_and_wake_and_answer() {
+async fn job_survives_gateway_crash_around_commit_wake_and_answer() {
     let places = [
         ("a message is not committed", Place::Text(Moment::Sent, "COMMIT")),
         ("it is committed, and that is not known", Place::Text(Moment::Answered, "COMMIT")),
@@ -263,7 +263,7 @@ async fn a_job_survives_the_gateway_between_commit_and_wake_and_answer() {
 }
 
 #[tokio::test]
-async fn a_job_survives_the_reconciler_between_commit_and_command_and_acknowledgement() {
+async fn job_survives_reconciler_crash_around_commit_command_and_ack() {
     // The first record of a message that it writes is that of the model's answer.
     let places = [
         ("a result is not committed", Place::Text(Moment::Sent, "message.created")),
@@ -292,7 +292,7 @@ async fn a_job_survives_the_reconciler_between_commit_and_command_and_acknowledg
 }
 
 #[tokio::test]
-async fn a_job_survives_the_providers_between_answer_and_result_and_acknowledgement() {
+async fn job_survives_providers_crash_around_answer_result_and_ack() {
     let places = [
         (
             "the model has answered, the result is not published",
@@ -311,7 +311,7 @@ async fn a_job_survives_the_providers_between_answer_and_result_and_acknowledgem
 }
 
 #[tokio::test]
-async fn a_job_survives_the_interpreter_between_journal_and_effect_and_result_and_acknowledgement()
+async fn job_survives_interpreter_crash_around_journal_effect_and_ack()
 {
     // The first entry says who has the script, the second that its first effect begins, the third
     // that it has ended.

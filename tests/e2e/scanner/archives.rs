@@ -18,7 +18,7 @@ pub(super) fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn an_archive_that_was_sent_is_sealed_and_goes_with_its_scan() {
+async fn uploaded_archive_is_sealed_and_deleted_with_its_scan() {
     let temporary = tempfile::tempdir().unwrap();
     let (mesh, _github) = begin_with(&[("TMPDIR", temporary.path().to_str().unwrap())]).await;
     let blobs = mesh.home().join("data/blobs");
@@ -85,7 +85,7 @@ fn hostile(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_hostile_archive_ends_its_scan_with_a_reason_and_nothing_else() {
+async fn hostile_archive_fails_only_its_scan_with_a_reason() {
     let (mesh, github) = begin().await;
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
     let file = tar::EntryType::Regular;
@@ -146,7 +146,7 @@ fn sent(name: &str, archive: Vec<u8>) -> v1::ScanSpec {
 }
 
 #[tokio::test]
-async fn a_zip_that_was_sent_is_scanned() {
+async fn uploaded_zip_is_scanned() {
     let (mesh, _github) = begin().await;
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
     let config = format!("[api]\ntoken = \"{PLANTED}\"\n");
@@ -173,7 +173,7 @@ async fn a_zip_that_was_sent_is_scanned() {
 }
 
 #[tokio::test]
-async fn a_hostile_archive_that_was_sent_ends_its_scan_and_nothing_of_it_stays() {
+async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
     let (mesh, _github) = begin().await;
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
     let (file, zeros) = (tar::EntryType::Regular, vec![0; 40 << 20]);
@@ -226,7 +226,7 @@ async fn a_hostile_archive_that_was_sent_ends_its_scan_and_nothing_of_it_stays()
     let request = v1::CreateScanRequest { spec: Some(spec), ..Default::default() };
     let refused = mesh.client().unwrap().scans().create_scan(request).await.unwrap_err();
     assert!(
-        refused.code() == Code::InvalidArgument && refused.message().contains("3 MiB"),
+        refused.code() == Code::InvalidArgument && refused.message().contains("3,145,728 bytes"),
         "{refused}"
     );
     // The next honest one gets through.

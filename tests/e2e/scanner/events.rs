@@ -33,7 +33,7 @@ async fn watched(
 }
 
 #[tokio::test]
-async fn who_watches_a_scan_misses_nothing_and_is_told_nothing_twice() {
+async fn scan_watcher_misses_and_repeats_nothing() {
     let (mut mesh, github) = begin().await;
     let commit = commit(&github, "octo/ledger", "");
     let read = format!(

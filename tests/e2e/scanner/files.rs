@@ -27,7 +27,7 @@ async fn age(mesh: &Mesh, scan: &str) {
 }
 
 #[tokio::test]
-async fn files_are_kept_as_long_as_the_policy_says_and_those_of_nobody_are_deleted() {
+async fn files_follow_retention_and_orphans_are_deleted() {
     let (mesh, github) = begin_with(&[("CONSTRUCT_SCANNER_KEEP_SNAPSHOTS", "12h")]).await;
     let commit = commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
@@ -89,7 +89,7 @@ async fn files_are_kept_as_long_as_the_policy_says_and_those_of_nobody_are_delet
 }
 
 #[tokio::test]
-async fn what_a_scanner_did_not_come_to_delete_the_next_one_does() {
+async fn interrupted_deletion_is_finished_by_the_next_scanner() {
     let (mut mesh, github) = begin().await;
     // It is killed while it fetches, which leaves the half of it, and the scan is ended before
     // there is another one.

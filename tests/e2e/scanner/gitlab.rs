@@ -49,7 +49,7 @@ async fn repositories(
 }
 
 #[tokio::test]
-async fn a_project_of_a_subgroup_is_scanned_with_a_connection_and_a_public_one_without() {
+async fn gitlab_subgroup_and_public_projects_are_scanned() {
     let (mesh, gitlab) = begin().await;
     let (id, open) = (commit(&gitlab, "corp/tools/ledger"), commit(&gitlab, "corp/open"));
     gitlab.hide("corp/tools/ledger");

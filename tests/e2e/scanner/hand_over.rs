@@ -67,7 +67,7 @@ async fn waits_once(mesh: &Mesh, hand_over: &str, scan: &str) {
 }
 
 #[tokio::test]
-async fn what_is_handed_over_without_nats_is_told_once_when_it_is_back() {
+async fn hand_over_without_nats_is_published_once_after_recovery() {
     let (mut mesh, github) = begin().await;
     let (scan, candidate) = reviewed(&mesh, &github).await;
     mesh.nats.kill();
@@ -83,7 +83,7 @@ async fn what_is_handed_over_without_nats_is_told_once_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn what_the_gateway_tells_late_is_the_same_that_the_scanner_has_told() {
+async fn late_gateway_event_equals_the_scanners_event() {
     let github = GitHubServer::start().await;
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.set("CONSTRUCT_SCANNER_GITHUB_URL", github.url());

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use super::*;
 
 #[tokio::test]
-async fn a_host_that_fails_is_asked_again_and_a_repository_that_is_none_is_said_to_be() {
+async fn failing_host_is_retried_and_missing_repository_reported() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
@@ -19,7 +19,7 @@ async fn a_host_that_fails_is_asked_again_and_a_repository_that_is_none_is_said_
 }
 
 #[tokio::test]
-async fn what_a_host_has_answered_serves_all_scans_of_a_connection_and_so_does_an_apps_token() {
+async fn host_answers_and_app_tokens_are_cached_per_connection() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     github.hide("octo/ledger");
@@ -61,7 +61,7 @@ async fn what_a_host_has_answered_serves_all_scans_of_a_connection_and_so_does_a
 }
 
 #[tokio::test]
-async fn a_host_that_wants_to_be_left_alone_is_left_alone_by_all_scans() {
+async fn rate_limited_host_is_spared_by_all_scans() {
     let faults: [fn(u32) -> Fault; 2] =
         [|s| Fault::Primary(s.into()), |s| Fault::Secondary(s.into())];
     for fault in faults {
@@ -155,7 +155,7 @@ async fn reached(
 }
 
 #[tokio::test]
-async fn what_a_token_an_app_and_a_person_have_is_listed_page_by_page() {
+async fn repositories_of_token_app_and_user_are_paged() {
     let (mesh, github) = begin().await;
     let many: Vec<String> = (0..230).map(|number| format!("many/r{number:03}")).collect();
     for name in &many {

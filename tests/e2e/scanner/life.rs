@@ -7,7 +7,7 @@ use prost::Message as _;
 use super::*;
 
 #[tokio::test]
-async fn a_repository_becomes_reviewed_candidates_and_one_hand_over() {
+async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     let (mesh, github) = begin().await;
     let commit = commit(&github, "octo/ledger", "");
     github.hide("octo/ledger");
@@ -162,7 +162,7 @@ async fn a_repository_becomes_reviewed_candidates_and_one_hand_over() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_wrong_is_mended_twice_and_what_stays_wrong_is_never_stored() {
+async fn invalid_answer_is_repaired_twice_and_never_stored_invalid() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     let lies = candidate("lies", "tools/nothing.py", 1, "x");
@@ -210,7 +210,7 @@ async fn an_answer_that_is_wrong_is_mended_twice_and_what_stays_wrong_is_never_s
 }
 
 #[tokio::test]
-async fn what_held_of_an_earlier_answer_outlives_a_repair_that_fails() {
+async fn valid_candidates_outlive_a_failed_repair() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     let lies = candidate("lies", "tools/nothing.py", 1, "x");
@@ -244,7 +244,7 @@ async fn what_held_of_an_earlier_answer_outlives_a_repair_that_fails() {
 }
 
 #[tokio::test]
-async fn two_scans_of_a_repository_are_compared() {
+async fn scans_of_one_repository_are_compared() {
     let (mesh, github) = begin().await;
     let first = commit(&github, "octo/ledger", "");
     let turns =
@@ -275,7 +275,7 @@ async fn two_scans_of_a_repository_are_compared() {
 }
 
 #[tokio::test]
-async fn an_exploration_ends_with_its_budget_its_turns_or_its_time() {
+async fn exploration_ends_at_budget_turn_or_time_limit() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     let reads =

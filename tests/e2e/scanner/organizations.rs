@@ -45,7 +45,7 @@ fn by<T>(organization: &str, message: T) -> Request<T> {
 }
 
 #[tokio::test]
-async fn scans_whose_models_take_their_time_keep_no_other_organizations_waiting() {
+async fn slow_scans_do_not_delay_other_organizations() {
     let (mesh, github) = begin_with(&[("CONSTRUCT_SCANNER_CONCURRENCY", "1")]).await;
     commit(&github, "octo/ledger", "");
     // It does not answer while the test lasts.
@@ -94,7 +94,7 @@ async fn scans_whose_models_take_their_time_keep_no_other_organizations_waiting(
 }
 
 #[tokio::test]
-async fn another_organization_neither_sees_nor_ends_nor_reads_a_scan() {
+async fn scan_is_invisible_to_another_organization() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();

@@ -24,7 +24,7 @@ fn searching(commit: &str, word: &str) -> Value {
 }
 
 #[tokio::test]
-async fn real_packages_are_scanned_from_end_to_end() {
+async fn real_packages_are_scanned_end_to_end() {
     let (mesh, github) = begin().await;
     for (name, package, word) in [
         ("rust", repositories::RUST, "fn main()"),
@@ -51,7 +51,7 @@ async fn real_packages_are_scanned_from_end_to_end() {
 }
 
 #[tokio::test]
-async fn a_workspace_is_scanned_from_a_folder() {
+async fn workspace_folder_is_scanned() {
     let (mesh, _github) = begin().await;
     let folder = mesh.folder("workspace").unwrap();
     let files = repositories::monorepo(&folder, 300).unwrap();

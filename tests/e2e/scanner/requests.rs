@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_scan_that_is_refused_after_all_leaves_no_task_and_can_be_asked_for_again() {
+async fn refused_scan_leaves_no_task_and_can_be_retried() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
@@ -68,7 +68,7 @@ async fn delete(mesh: &Mesh, task: &str) {
 }
 
 #[tokio::test]
-async fn a_request_that_is_repeated_gets_its_answer_when_its_task_and_its_connection_are_gone() {
+async fn repeated_request_is_answered_after_its_entities_are_deleted() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
@@ -108,7 +108,7 @@ async fn a_request_that_is_repeated_gets_its_answer_when_its_task_and_its_connec
 }
 
 #[tokio::test]
-async fn two_requests_with_one_key_leave_one_scan_and_no_task_beside_it() {
+async fn requests_with_one_key_create_one_scan_and_one_task() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();

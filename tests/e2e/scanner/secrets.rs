@@ -5,7 +5,7 @@ use construct_tests::vendor::{VendorServer, anthropic};
 use super::*;
 
 #[tokio::test]
-async fn no_request_to_a_model_holds_a_secret_that_stands_in_the_repository() {
+async fn model_requests_contain_no_secret_of_the_repository() {
     let (mesh, github) = begin().await;
     let config = format!("[api]\ntoken = \"{PLANTED}\"\nurl = \"https://ledger.example\"\n");
     let environment =

@@ -64,7 +64,7 @@ async fn asked(github: &GitHubServer, path: &str) {
 }
 
 #[tokio::test]
-async fn a_scanner_that_is_killed_is_gone_on_from_where_it_was() {
+async fn killed_scanner_resumes_where_it_was() {
     for phase in [Queued, Snapshot, Survey, Exploring, Checking] {
         let (mut mesh, github) = begin().await;
         let scan = standing(&mesh, &github, phase).await;
@@ -89,7 +89,7 @@ async fn a_scanner_that_is_killed_is_gone_on_from_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_scan_is_cancelled_wherever_it_is() {
+async fn scan_is_canceled_in_every_phase() {
     for phase in [Queued, Snapshot, Survey, Exploring, Checking] {
         let (mesh, github) = begin().await;
         let scan = standing(&mesh, &github, phase).await;

@@ -49,7 +49,7 @@ async fn is_answered_once(
 }
 
 #[tokio::test]
-async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_reads_the_thread_and_its_files()
+async fn mention_is_answered_once_when_killed_reading_thread()
  {
     let (mut mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     let root = slack.say(CHANNEL, BOB, None, "The beginning.", json!([]));
@@ -69,7 +69,7 @@ async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_reads_the_
 }
 
 #[tokio::test]
-async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_asks_the_gateway() {
+async fn mention_is_answered_once_when_killed_calling_gateway() {
     let (mut mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     let gateway = construct_tests::proxy::Proxy::start(&construct_tests::proxy::authority(
         &mesh.gateway_url(),
@@ -128,7 +128,7 @@ async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_asks_the_g
 }
 
 #[tokio::test]
-async fn a_long_answer_is_shown_once_where_the_service_is_killed_as_it_uploads_it() {
+async fn long_answer_is_shown_once_when_killed_uploading() {
     let lines: Vec<String> =
         (0..3_000).map(|number| format!("- line number {number} of the answer")).collect();
     let (mut mesh, slack) =
@@ -158,7 +158,7 @@ async fn a_long_answer_is_shown_once_where_the_service_is_killed_as_it_uploads_i
 }
 
 #[tokio::test]
-async fn a_mention_is_answered_once_where_the_service_is_killed_as_it_renews_its_token() {
+async fn mention_is_answered_once_when_killed_renewing_token() {
     let (mut mesh, slack) =
         begin_with(&json!([{"text": "You said: {{last_user_text}}"}]), |_, slack| {
             slack.rotate_tokens()

@@ -9,7 +9,7 @@ fn dollars(pico: i64) -> String {
 }
 
 #[tokio::test]
-async fn the_home_shows_what_a_task_and_all_that_work_for_it_have_cost() {
+async fn home_shows_cost_of_a_task_and_its_subtasks() {
     let code = [
         "const one = tasks.spawn({ message: 'look', agent: 'reader' }).task;",
         "tasks.await(one).answer",
@@ -41,7 +41,7 @@ async fn the_home_shows_what_a_task_and_all_that_work_for_it_have_cost() {
 }
 
 #[tokio::test]
-async fn more_agents_than_a_menu_has_room_for_are_listed_and_found_by_typing() {
+async fn agents_beyond_menu_size_are_listed_and_searchable() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     let client = mesh.client().unwrap();
     for number in 0..120 {

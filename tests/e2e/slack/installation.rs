@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn only_slack_is_listened_to_and_only_who_knows_the_key_connects() {
+async fn only_signed_requests_and_key_holders_are_accepted() {
     let (mut mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     let client = http::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let url = |path: &str| format!("{}/slack/{path}", mesh.slack_url());
@@ -78,7 +78,7 @@ async fn is_taken(mesh: &Mesh, slack: &SlackServer, event: &Value) {
 }
 
 #[tokio::test]
-async fn a_work_queue_that_hangs_keeps_slack_waiting_for_no_answer_and_a_mention_is_answered_once()
+async fn hanging_work_queue_is_bounded_and_mention_answered_once()
 {
     let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     mesh.nats.pause();
@@ -99,7 +99,7 @@ async fn a_work_queue_that_hangs_keeps_slack_waiting_for_no_answer_and_a_mention
 }
 
 #[tokio::test]
-async fn tokens_are_renewed_and_forgotten_when_the_app_is_removed() {
+async fn tokens_are_renewed_and_deleted_on_uninstall() {
     let (mut mesh, slack) =
         begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
@@ -166,7 +166,7 @@ async fn tokens_are_renewed_and_forgotten_when_the_app_is_removed() {
 }
 
 #[tokio::test]
-async fn tokens_are_stored_sealed() {
+async fn tokens_are_sealed_at_rest() {
     let (mesh, slack) =
         begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
     // Both have been used: the token ends soon, and is renewed.
@@ -186,7 +186,7 @@ async fn tokens_are_stored_sealed() {
 }
 
 #[tokio::test]
-async fn a_token_that_slack_does_not_accept_any_more_costs_nothing_but_the_question() {
+async fn revoked_token_loses_only_the_question() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     // Nobody tells of it.
     slack.revoke();
@@ -206,7 +206,7 @@ async fn a_token_that_slack_does_not_accept_any_more_costs_nothing_but_the_quest
 }
 
 #[tokio::test]
-async fn two_workspaces_are_answered_each_with_its_own_token_and_lose_nothing_when_the_other_goes()
+async fn workspaces_use_own_tokens_and_survive_others_uninstall()
 {
     use construct_tests::slack::{DORA, OTHER_CHANNEL, OTHER_TEAM, TEAM};
     let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
@@ -255,7 +255,7 @@ async fn two_workspaces_are_answered_each_with_its_own_token_and_lose_nothing_wh
 }
 
 #[tokio::test]
-async fn an_installation_in_a_whole_enterprise_organization_is_refused_in_words() {
+async fn enterprise_wide_installation_is_refused_with_reason() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     slack.install_org_wide();
     let refused = slack.install(&mesh).await.unwrap_err().to_string();

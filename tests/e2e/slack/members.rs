@@ -46,7 +46,7 @@ async fn ask(mesh: &Mesh, slack: &SlackServer, user: &str, words: &str) -> Strin
 }
 
 #[tokio::test]
-async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key() {
+async fn members_ask_and_decide_with_their_own_keys() {
     let script = json!([
         {"text": "I shall do it.", "code": "create_file('key', 'x').status"},
         {"text": "Done: {{last_result}}"},

@@ -83,7 +83,7 @@ async fn told(
 }
 
 #[tokio::test]
-async fn two_organizations_have_workspaces_behind_one_app_and_neither_sees_the_others() {
+async fn organizations_behind_one_app_are_isolated() {
     let slack = SlackServer::start().await;
     let mut mesh = Mesh::prepare(&[("CONSTRUCT_GATEWAY_LOGIN", "required")]).await.unwrap();
     slack.configure(&mut mesh);

@@ -37,7 +37,7 @@ async fn is_answered(mesh: &Mesh, slack: &SlackServer, user: &str, channel: &str
 }
 
 #[tokio::test]
-async fn permissions_hold_for_the_place_the_person_and_the_agent_they_name_until_they_are_taken_back()
+async fn permissions_apply_to_named_scope_until_revoked()
  {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     let admin = (BOB, CHANNEL);
@@ -82,7 +82,7 @@ async fn permissions_hold_for_the_place_the_person_and_the_agent_they_name_until
 }
 
 #[tokio::test]
-async fn a_link_that_a_guest_posts_shows_nothing() {
+async fn guest_links_unfurl_nothing() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();

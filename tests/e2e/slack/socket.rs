@@ -47,7 +47,7 @@ fn ask(slack: &SlackServer, words: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn mentions_commands_buttons_and_forms_come_over_the_connection() {
+async fn all_requests_arrive_over_socket_mode() {
     let script = json!({"count": "since_user", "conversations": [{"match": "write the key", "turns": [
         {"text": "I shall do it.", "code": "create_file('key', 'x').status"}, {"text": "Done: {{last_result}}"}]}],
         "turns": [{"text": "Hello."}]});
@@ -115,7 +115,7 @@ async fn mentions_commands_buttons_and_forms_come_over_the_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_or_is_replaced_loses_nothing_and_doubles_nothing() {
+async fn broken_or_replaced_connection_loses_and_repeats_nothing() {
     let (mut mesh, slack) =
         begin_over_socket(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     for (number, end) in ["warning", "break", "refresh_requested", "kill"].into_iter().enumerate() {
@@ -146,7 +146,7 @@ async fn a_connection_that_breaks_or_is_replaced_loses_nothing_and_doubles_nothi
 }
 
 #[tokio::test]
-async fn while_the_work_queue_hangs_or_is_gone_nothing_is_confirmed_and_nothing_waits_for_another()
+async fn unavailable_work_queue_confirms_nothing_and_blocks_nothing()
 {
     let (mut mesh, slack) =
         begin_over_socket(&json!([{"text": "You said: {{last_user_text}}"}])).await;

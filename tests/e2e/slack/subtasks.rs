@@ -48,7 +48,7 @@ async fn ask(
 }
 
 #[tokio::test]
-async fn what_a_subtask_wants_to_do_is_approved_in_the_thread_by_who_asked() {
+async fn subtask_call_is_approved_in_thread_by_its_requester() {
     let code = [
         "const one = tasks.spawn({ message: 'write it', agent: 'reader' }).task;",
         "tasks.await(one).answer",
@@ -84,7 +84,7 @@ async fn what_a_subtask_wants_to_do_is_approved_in_the_thread_by_who_asked() {
 }
 
 #[tokio::test]
-async fn a_button_of_another_task_decides_nothing_and_a_call_can_be_rejected() {
+async fn foreign_button_decides_nothing_and_call_can_be_rejected() {
     let code = [
         "let said;",
         "try { said = create_file('key', 'x').status } catch (error) { said = error.name }",
@@ -130,7 +130,7 @@ async fn a_button_of_another_task_decides_nothing_and_a_call_can_be_rejected() {
 }
 
 #[tokio::test]
-async fn a_task_that_was_handed_over_answers_those_who_may_use_the_agent_it_has_now() {
+async fn handed_over_task_answers_users_of_its_new_agent() {
     let script = json!([{"text": "The reviewer goes on.", "code": "tasks.hand_off('reviewer')"}, {"text": "Hello."}]);
     let (mesh, slack) = begin(&script).await;
     // A script goes by the answers there are in the task, whoever gave them.
@@ -176,7 +176,7 @@ async fn a_task_that_was_handed_over_answers_those_who_may_use_the_agent_it_has_
 }
 
 #[tokio::test]
-async fn a_suspended_task_says_so_in_its_thread_and_goes_on_when_it_is_resumed() {
+async fn suspended_task_is_reported_in_thread_and_resumes() {
     let (mesh, slack) = begin(&json!([{"text": "The answer."}])).await;
     // No model answers before the task is suspended.
     mesh.pause(Service::Providers).unwrap();
@@ -212,7 +212,7 @@ async fn a_suspended_task_says_so_in_its_thread_and_goes_on_when_it_is_resumed()
 }
 
 #[tokio::test]
-async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and_decided_by_who_had_it_begun()
+async fn late_subtask_approval_is_decided_by_its_requester()
  {
     let code = "tasks.spawn({ message: 'write it', agent: 'reader' }).task";
     let script = json!([{"text": "I shall have it done.", "code": code}, {"text": "It is under way."}, {"text": "You said: {{last_user_text}}"}]);
@@ -241,7 +241,7 @@ async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and
     until("the first question to leave it to the second", PATIENCE, async || {
         let asked = mesh.database.store().slack_mentions_by_user(TEAM, ANN, 10).await.unwrap();
         let rarely = Timestamp::now() + SignedDuration::from_secs(20);
-        if asked[0].next_look.is_some_and(|next| next > rarely) { Ok(()) } else { Err(asked) }
+        if asked[0].next_wake.is_some_and(|next| next > rarely) { Ok(()) } else { Err(asked) }
     })
     .await;
     let fails = format!(

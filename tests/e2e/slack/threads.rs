@@ -6,7 +6,7 @@ use construct_proto::v1::block::Block;
 use super::*;
 
 #[tokio::test]
-async fn files_are_handed_over_byte_for_byte_and_those_that_are_not_are_named() {
+async fn files_are_passed_exactly_and_skipped_ones_named() {
     let (mesh, slack) = begin(&json!([{"text": "I have seen it."}])).await;
     let log = "error: it is broken — äöü\r\n\ttwice\n".as_bytes().to_vec();
     let image: Vec<u8> = b"\x89PNG\r\n\x1a\n"
@@ -62,7 +62,7 @@ async fn files_are_handed_over_byte_for_byte_and_those_that_are_not_are_named() 
 }
 
 #[tokio::test]
-async fn a_question_that_is_edited_is_not_asked_again_and_two_out_of_order_are_both_answered() {
+async fn edited_question_is_not_repeated_and_reordered_are_answered() {
     let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     let (ts, event) = slack.ask(DIRECT, ANN, None, "the first words", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
@@ -102,7 +102,7 @@ async fn a_question_that_is_edited_is_not_asked_again_and_two_out_of_order_are_b
 }
 
 #[tokio::test]
-async fn an_answer_for_which_the_first_message_is_too_old_is_posted_below_it_once() {
+async fn answer_to_uneditable_message_is_posted_below_once() {
     let (mut mesh, slack) = begin(&json!([{"text": "The answer."}])).await;
     // No model answers before the first message is too old.
     mesh.pause(Service::Providers).unwrap();

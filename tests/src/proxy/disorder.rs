@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn messages_of_the_server_overtake_each_other_and_some_come_twice_and_none_is_lost() {
+    async fn server_messages_are_reordered_and_repeated_without_loss() {
         let mut disorder = Disorder::new(1, End::Server);
         let mut all = passed(&mut disorder, 0..MESSAGES, Some(7)).await;
         while !disorder.late.is_empty() {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn messages_of_a_client_overtake_each_other_and_none_comes_twice() {
+    async fn client_messages_are_reordered_without_repeats() {
         let mut disorder = Disorder::new(1, End::Client);
         let mut all = passed(&mut disorder, 0..MESSAGES, Some(7)).await;
         all.append(&mut disorder.take_all());
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_seed_makes_the_same_disorder_and_connections_differ() {
+    async fn disorder_is_reproducible_and_differs_by_connection() {
         let order = async |connection: u64, seed: u64| {
             let mut disorder = Disorder::new(connection, End::Server);
             numbers(&passed(&mut disorder, 0..MESSAGES, Some(seed)).await)
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_seed_everything_passes_at_once_wherever_it_is_split() {
+    async fn without_seed_any_split_passes_at_once() {
         let all: Vec<u8> = (0..3).flat_map(message).collect();
         for at in 0..all.len() {
             let mut disorder = Disorder::new(1, End::Server);
@@ -251,7 +251,7 @@ mod tests {
 
     /// A disturbance begins and ends anywhere.
     #[tokio::test(start_paused = true)]
-    async fn frames_stay_whole_wherever_the_disorder_begins_and_ends() {
+    async fn frames_stay_whole_when_disorder_begins_and_ends() {
         let all: Vec<u8> = (0..20).flat_map(message).collect();
         for at in 0..all.len() {
             for (first, second) in [(None, Some(7)), (Some(7), None)] {
@@ -269,7 +269,7 @@ mod tests {
 
     /// What is late when the disorder is over does not come into the middle of a frame.
     #[tokio::test(start_paused = true)]
-    async fn what_is_late_waits_for_the_end_of_a_frame() {
+    async fn late_frame_waits_for_the_end_of_another() {
         let mut disorder = Disorder::new(1, End::Client);
         passed(&mut disorder, 0..MESSAGES, Some(7)).await;
         assert!(!disorder.late.is_empty());
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_from_a_message_on_that_is_stopped_does_not_pass_wherever_it_is_split() {
+    async fn stopped_stream_passes_nothing_from_the_message_on() {
         let all: Vec<u8> = (0..4).flat_map(message).collect();
         let (third, stops) = (message(2), |frame: &[u8]| frame == message(2));
         for at in 0..3 * third.len() {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn words_are_never_late() {
+    async fn control_frames_are_never_delayed() {
         let mut disorder = Disorder::new(1, End::Server);
         for _ in 0..MESSAGES {
             for word in ["PING\r\n", "+OK\r\n", "-ERR 'MSG a.b 7 5'\r\n", "INFO {}\r\n"] {

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_the_same_wherever_what_comes_is_split() {
+    fn frames_are_the_same_for_every_split() {
         let (all, expected) = said();
         assert_eq!(frames([all.as_slice()]), expected);
         for at in 0..=all.len() {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_says_where_it_goes_and_where_its_answer_goes() {
+    fn message_frame_yields_subject_and_reply() {
         let found: Vec<_> = SAID.iter().filter_map(|(frame, _)| address(frame)).collect();
         let (there, back) = (("a.b", None), ("a.b", Some("reply.to")));
         // In lower letters no client of ours writes it.
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_a_length_is_not_the_protocol() {
+    fn message_without_length_is_a_protocol_error() {
         for line in ["MSG a.b 7 x\r\n", "PUB\r\n", "HMSG a 7 -1\r\n"] {
             let refused = Frames::default().next(line.as_bytes()).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{line}");

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_that_is_named_stops_everything_or_its_answer_does() {
+    fn trap_stops_at_named_message_or_its_answer() {
         assert_eq!(passed(Moment::Sent, None, 1), 0);
         assert_eq!(passed(Moment::Answered, None, 1), 2);
         assert_eq!(passed(Moment::Sent, None, 2), 3);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_to_come_before_is_waited_for() {
+    fn trap_waits_for_its_required_predecessor() {
         assert_eq!(passed(Moment::Sent, Some("b."), 1), 3);
         assert_eq!(passed(Moment::Answered, Some("b."), 1), 6);
         assert_eq!(passed(Moment::Sent, Some("c."), 1), 7);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_piece_with_a_text_stops_everything_or_the_next_one_of_its_connection_from_the_server_does()
+    fn text_trap_stops_at_its_piece_or_at_the_servers_answer()
      {
         let said: [((End, u64), &[u8]); 5] = [
             ((End::Client, 1), b"Q BEGIN"),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_has_to_come_before_is_waited_for_and_its_connection_counts() {
+    fn text_trap_waits_for_predecessor_on_the_same_connection() {
         let said: [((End, u64), &[u8]); 6] = [
             ((End::Client, 1), b"Q COMMIT"),
             ((End::Client, 2), b"B a message"),

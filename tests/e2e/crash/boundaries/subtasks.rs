@@ -189,22 +189,22 @@ async fn tells_its_parent(service: Service, places: &[(&str, Place)]) {
 }
 
 #[tokio::test]
-async fn a_hand_over_survives_the_interpreter_between_question_and_journal_and_result() {
+async fn hand_over_survives_interpreter_crash_around_its_request() {
     hands_over(Service::Interpreter, &ASKING).await;
 }
 
 #[tokio::test]
-async fn a_hand_over_survives_the_reconciler_between_question_and_answer() {
+async fn hand_over_survives_reconciler_crash_around_request_and_reply() {
     hands_over(Service::Reconciler, &HANDING_OVER).await;
 }
 
 #[tokio::test]
-async fn a_message_to_the_parent_survives_the_interpreter_between_question_and_journal_and_result()
+async fn message_to_parent_survives_interpreter_crash_around_request()
 {
     tells_its_parent(Service::Interpreter, &ASKING).await;
 }
 
 #[tokio::test]
-async fn a_message_to_the_parent_survives_the_reconciler_between_question_and_answer() {
+async fn message_to_parent_survives_reconciler_crash_around_request() {
     tells_its_parent(Service::Reconciler, &SAYING).await;
 }
