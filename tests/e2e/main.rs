@@ -17,7 +17,7 @@ mod demo;
 mod durable;
 mod erasure;
 mod events;
-mod faces;
+mod protocols;
 mod fairness;
 mod files;
 mod flood;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::{
-    faces::follow_events,
+    protocols::follow_events,
     identity::{refused, said},
 };
 

@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Entry, Lookup, nobody},
+    api::{Api, CallerContext, ReferenceResolver, no_wake},
     convert, events,
     page::Column,
     status,
@@ -33,28 +33,28 @@ fn render(kind: &'static str) -> impl FnOnce(&Agent) -> WriteOutput + Send {
 
 /// The secrets that a request names.
 async fn secrets(
-    entry: &Entry,
-    lookup: &mut Lookup,
+    context: &CallerContext,
+    resolver: &mut ReferenceResolver,
     named: &[String],
 ) -> Result<Vec<SecretId>, Status> {
     let mut secrets = Vec::with_capacity(named.len());
     for name in named {
-        let found = entry.store().secret_resolve(entry.organization(), name).await;
-        secrets.push(lookup.take(name, found, SecretId::from_uuid)?);
+        let found = context.store().secret_resolve(context.organization(), name).await;
+        secrets.push(resolver.resolve(name, found, SecretId::from_uuid)?);
     }
     Ok(secrets)
 }
 
 /// The models that a request names for scripts.
 async fn script_models(
-    entry: &Entry,
-    lookup: &mut Lookup,
+    context: &CallerContext,
+    resolver: &mut ReferenceResolver,
     named: &[String],
 ) -> Result<Vec<ModelId>, Status> {
     let mut models = Vec::with_capacity(named.len());
     for name in named {
-        let found = entry.store().model_resolve(entry.organization(), name).await;
-        models.push(lookup.take(name, found, ModelId::from_uuid)?);
+        let found = context.store().model_resolve(context.organization(), name).await;
+        models.push(resolver.resolve(name, found, ModelId::from_uuid)?);
     }
     Ok(models)
 }
@@ -65,15 +65,15 @@ impl AgentService for Api {
         &self,
         request: Request<CreateAgentRequest>,
     ) -> Result<Response<v1::Agent>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::create_agent(&request, self.pools())?;
-        let write = entry.write("CreateAgent", &mut request);
+        let write = context.write("CreateAgent", &mut request);
         let spec = request.spec.unwrap_or_default();
-        let mut lookup = Lookup::new(&write);
-        let model = entry.store().model_resolve(entry.organization(), &spec.model).await;
+        let mut resolver = ReferenceResolver::new(&write);
+        let model = context.store().model_resolve(context.organization(), &spec.model).await;
         let new = NewAgent {
             id: AgentId::from_uuid(Uuid::now_v7()),
-            model: lookup.take(&spec.model, model, ModelId::from_uuid)?,
+            model: resolver.resolve(&spec.model, model, ModelId::from_uuid)?,
             name: spec.name,
             description: spec.description,
             instructions: spec.instructions,
@@ -81,21 +81,21 @@ impl AgentService for Api {
             parameters: convert::to_parameters(spec.parameters.unwrap_or_default()),
             policy: spec.policy.into_iter().filter_map(convert::to_rule).collect(),
             compute: compute_or_default(spec.compute),
-            secrets: secrets(&entry, &mut lookup, &spec.secrets).await?,
-            script_models: script_models(&entry, &mut lookup, &spec.script_models).await?,
+            secrets: secrets(&context, &mut resolver, &spec.secrets).await?,
+            script_models: script_models(&context, &mut resolver, &spec.script_models).await?,
             compact_at: compact_at_or_default(spec.compact_at_percent),
         };
-        let written = lookup
-            .settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
-        entry.answer(written, nobody, convert::agent).await
+        let written = resolver
+            .finish(context.store().agent_create(&write, new, render("agent.created")).await)?;
+        context.answer(written, no_wake, convert::agent).await
     }
 
     async fn get_agent(
         &self,
         request: Request<GetAgentRequest>,
     ) -> Result<Response<v1::Agent>, Status> {
-        let (entry, GetAgentRequest { agent }) = self.enter(request)?;
-        let found = entry.store().agent_find(entry.organization(), &agent).await;
+        let (context, GetAgentRequest { agent }) = self.begin_request(request)?;
+        let found = context.store().agent_find(context.organization(), &agent).await;
         found
             .map(|agent| Response::new(convert::agent(&agent)))
             .map_err(|error| status::about(&agent, error))
@@ -105,18 +105,18 @@ impl AgentService for Api {
         &self,
         request: Request<ListAgentsRequest>,
     ) -> Result<Response<ListAgentsResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
-        let organization = entry.organization();
+        let (context, request, page) = self.begin_list_request(request, &Column::NAMED)?;
+        let organization = context.organization();
         let filter = request.filter.unwrap_or_default();
         let model = match filter.model.as_str() {
             "" => None,
             model => {
-                let found = entry.store().model_resolve(organization, model).await;
+                let found = context.store().model_resolve(organization, model).await;
                 Some(found.map_err(|error| status::about(model, error))?)
             }
         };
         let filter = AgentFilter { model, name_prefix: filter.name_prefix };
-        let found = entry.store().agent_list(organization, &filter, &page.query()).await;
+        let found = context.store().agent_list(organization, &filter, &page.query()).await;
         let agents = found.map_err(status::of_store)?;
         let (agents, info) = page.cut(&agents, convert::agent, |agent| agent.cursor(page.key()));
         Ok(Response::new(ListAgentsResponse { agents, page: Some(info) }))
@@ -126,27 +126,29 @@ impl AgentService for Api {
         &self,
         request: Request<UpdateAgentRequest>,
     ) -> Result<Response<v1::Agent>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::update_agent(&request, self.pools())?;
-        let write = entry.write("UpdateAgent", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let agent = entry.store().agent_resolve(entry.organization(), &request.agent).await;
-        let agent = lookup.take(&request.agent, agent, AgentId::from_uuid)?;
+        let write = context.write("UpdateAgent", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let agent = context.store().agent_resolve(context.organization(), &request.agent).await;
+        let agent = resolver.resolve(&request.agent, agent, AgentId::from_uuid)?;
         let model = match &request.model {
             None => None,
             Some(model) => {
-                let found = entry.store().model_resolve(entry.organization(), model).await;
-                Some(lookup.take(model, found, ModelId::from_uuid)?)
+                let found = context.store().model_resolve(context.organization(), model).await;
+                Some(resolver.resolve(model, found, ModelId::from_uuid)?)
             }
         };
         let secrets = match &request.secrets {
             None => None,
-            Some(replacement) => Some(secrets(&entry, &mut lookup, &replacement.secrets).await?),
+            Some(replacement) => {
+                Some(secrets(&context, &mut resolver, &replacement.secrets).await?)
+            }
         };
         let script_models = match &request.script_models {
             None => None,
             Some(replacement) => {
-                Some(script_models(&entry, &mut lookup, &replacement.script_models).await?)
+                Some(script_models(&context, &mut resolver, &replacement.script_models).await?)
             }
         };
         let changes = AgentChanges {
@@ -165,25 +167,25 @@ impl AgentService for Api {
             compact_at: request.compact_at_percent.map(compact_at_or_default),
         };
         let expected = (request.revision != 0).then_some(request.revision);
-        let updated = entry
+        let updated = context
             .store()
             .agent_update(&write, agent, expected, changes, render("agent.updated"))
             .await;
-        entry.answer(lookup.settle(updated)?, nobody, convert::agent).await
+        context.answer(resolver.finish(updated)?, no_wake, convert::agent).await
     }
 
     async fn delete_agent(
         &self,
         request: Request<DeleteAgentRequest>,
     ) -> Result<Response<DeleteAgentResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("DeleteAgent", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let agent = entry.store().agent_resolve(entry.organization(), &request.agent).await;
-        let agent = lookup.take(&request.agent, agent, AgentId::from_uuid)?;
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("DeleteAgent", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let agent = context.store().agent_resolve(context.organization(), &request.agent).await;
+        let agent = resolver.resolve(&request.agent, agent, AgentId::from_uuid)?;
         let render = |agent: &Agent| events::deleted("agent.deleted", agent.id);
-        let deleted = entry.store().agent_delete(&write, agent, render).await;
-        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteAgentResponse {}).await
+        let deleted = context.store().agent_delete(&write, agent, render).await;
+        context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteAgentResponse {}).await
     }
 }
 

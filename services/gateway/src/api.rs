@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use crate::{
     Config, Keyrings, Login,
-    audit::{slip::Slip, trail::Trail},
+    audit::{draft::AuditDraft, writer::AuditWriter},
     caller::{self, Caller},
     deadline::{self, Deadline},
     diagnosis::Lately,
@@ -64,7 +64,7 @@ struct Shared {
     is_local: bool,
     lifecycle: Lifecycle,
     capacity: Arc<Capacity>,
-    trail: Trail,
+    audit_writer: AuditWriter,
     quotas: Quotas,
     /// How many sums of what was used are made at the same time.
     sums: Sums,
@@ -95,7 +95,7 @@ impl Api {
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
         let (scans_dir, is_local) =
             (config.gateway_scans_dir.clone(), config.gateway_login == Login::Local);
-        let (trail, quotas) = (Trail::new(), Quotas::new(config));
+        let (audit_writer, quotas) = (AuditWriter::new(), Quotas::new(config));
         let shared = Shared {
             backend,
             keyrings,
@@ -106,7 +106,7 @@ impl Api {
             is_local,
             lifecycle,
             capacity: Arc::new(Capacity::new(config)),
-            trail,
+            audit_writer,
             quotas,
             sums: Sums::default(),
             lately: Lately::default(),
@@ -192,8 +192,8 @@ impl Api {
     }
 
     /// Where calls are noted.
-    pub(crate) fn trail(&self) -> &Trail {
-        &self.shared.trail
+    pub(crate) fn audit_writer(&self) -> &AuditWriter {
+        &self.shared.audit_writer
     }
 
     /// How much organizations may do.
@@ -216,25 +216,28 @@ impl Api {
     /// `RESOURCE_EXHAUSTED` when a quota is used up; `UNAVAILABLE`.
     pub(crate) async fn allow(
         &self,
-        entry: &Entry,
+        context: &CallerContext,
         write: Option<&Write>,
         wanted: Wanted,
     ) -> Result<(), Status> {
         // What works for a scan goes on with what was allowed when that was made.
-        if entry.caller().confined.is_some() {
+        if context.caller().confined.is_some() {
             return Ok(());
         }
-        let caller = entry.caller();
+        let caller = context.caller();
         let key = caller.key.map(|key| (key, caller.limits));
         let Some(refusal) =
-            self.quotas().allow(entry.store(), caller.organization, key, wanted).await?
+            self.quotas().allow(context.store(), caller.organization, key, wanted).await?
         else {
             return Ok(());
         };
         let known = match write {
-            Some(write) => {
-                entry.store().idempotent_response(write).await.map_err(status::of_store)?.is_some()
-            }
+            Some(write) => context
+                .store()
+                .idempotent_response(write)
+                .await
+                .map_err(status::of_store)?
+                .is_some(),
             None => false,
         };
         if known { Ok(()) } else { Err(quotas::refused(&refusal)) }
@@ -264,10 +267,13 @@ impl Api {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it does not.
-    pub(crate) fn enter<T: ApiRequest>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
-        let (entry, request) = self.enter_unchecked(request)?;
+    pub(crate) fn begin_request<T: ApiRequest>(
+        &self,
+        request: Request<T>,
+    ) -> Result<(CallerContext, T), Status> {
+        let (context, request) = self.begin_unchecked_request(request)?;
         validate::check(&request)?;
-        Ok((entry, request))
+        Ok((context, request))
     }
 
     /// Lets a request for a page in that keeps to the contract. The list can be ordered by
@@ -275,43 +281,49 @@ impl Api {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it does not.
-    pub(crate) fn enter_list<T: PagedRequest>(
+    pub(crate) fn begin_list_request<T: PagedRequest>(
         &self,
         request: Request<T>,
         columns: &[Column],
-    ) -> Result<(Entry, T, Page<Cursor>), Status> {
-        let (entry, request) = self.enter_unchecked(request)?;
-        let page = requests::list(entry.organization(), &request, columns)?;
-        Ok((entry, request, page))
+    ) -> Result<(CallerContext, T, Page<Cursor>), Status> {
+        let (context, request) = self.begin_unchecked_request(request)?;
+        let page = requests::list(context.organization(), &request, columns)?;
+        Ok((context, request, page))
     }
 
     /// Lets a request in that is checked by a function of its own in [`requests`], which holds it
     /// against the contract as well.
-    pub(crate) fn enter_unchecked<T: ApiRequest>(
+    pub(crate) fn begin_unchecked_request<T: ApiRequest>(
         &self,
         request: Request<T>,
-    ) -> Result<(Entry, T), Status> {
+    ) -> Result<(CallerContext, T), Status> {
         let caller = caller::identify(request.extensions())?;
-        let (visit, request) = self.visit_unchecked(request)?;
-        Ok((Entry { caller, visit }, request))
+        let (request_context, request) = self.begin_context(request)?;
+        Ok((CallerContext { caller, request: request_context }, request))
     }
 
     /// Lets a request in that needs no log-in, and keeps to the contract.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it does not.
-    pub(crate) fn visit<T: ApiRequest>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
-        let (visit, request) = self.visit_unchecked(request)?;
+    pub(crate) fn begin_public_request<T: ApiRequest>(
+        &self,
+        request: Request<T>,
+    ) -> Result<(RequestContext, T), Status> {
+        let (request_context, request) = self.begin_context(request)?;
         validate::check(&request)?;
-        Ok((visit, request))
+        Ok((request_context, request))
     }
 
-    fn visit_unchecked<T: ApiRequest>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
-        let slip = request.extensions().get::<Arc<Slip>>().cloned();
+    fn begin_context<T: ApiRequest>(
+        &self,
+        request: Request<T>,
+    ) -> Result<(RequestContext, T), Status> {
+        let draft = request.extensions().get::<Arc<AuditDraft>>().cloned();
         let deadline = Deadline::of(request.extensions())
             .unwrap_or_else(|| Deadline::new(None, deadline::GRPC));
-        if let Some(slip) = &slip {
-            slip.read(request.get_ref());
+        if let Some(draft) = &draft {
+            draft.read(request.get_ref());
         }
         let backend = Arc::clone(self.backend()?);
         let holder = match request.extensions().get::<Caller>() {
@@ -320,7 +332,7 @@ impl Api {
         };
         let share =
             self.capacity().requests.take(holder, 1).map_err(|full| full.status("requests"))?;
-        Ok((Visit { backend, slip, deadline, _share: share }, request.into_inner()))
+        Ok((RequestContext { backend, draft, deadline, _share: share }, request.into_inner()))
     }
 
     /// Room to read rows that can be large, held until the answer is made of them.
@@ -348,49 +360,49 @@ impl Api {
 }
 
 /// A request that was let in, of whomever.
-pub(crate) struct Visit {
+pub(crate) struct RequestContext {
     pub(crate) backend: Arc<Backend>,
     /// Of a call that writes.
-    slip: Option<Arc<Slip>>,
+    draft: Option<Arc<AuditDraft>>,
     /// When nobody waits for the answer any more.
     pub(crate) deadline: Deadline,
     _share: Share,
 }
 
 /// A request of a caller.
-pub(crate) struct Entry {
+pub(crate) struct CallerContext {
     caller: Caller,
-    visit: Visit,
+    request: RequestContext,
 }
 
-impl std::ops::Deref for Entry {
-    type Target = Visit;
+impl std::ops::Deref for CallerContext {
+    type Target = RequestContext;
 
-    fn deref(&self) -> &Visit {
-        &self.visit
+    fn deref(&self) -> &RequestContext {
+        &self.request
     }
 }
 
-impl Visit {
+impl RequestContext {
     pub(crate) fn store(&self) -> &Store {
         &self.backend.store
     }
 
     /// The call's entry for the audit trail, for what the store changes.
     pub(crate) fn audit(&self) -> Option<Audit> {
-        self.slip.as_ref().map(|slip| slip.audit())
+        self.draft.as_ref().map(|draft| draft.audit())
     }
 
     /// Notes for the audit trail what the call is about, where neither the request nor an answer of
     /// the store says it.
     pub(crate) fn touch(&self, id: &str) {
-        if let Some(slip) = &self.slip {
-            slip.touch(id);
+        if let Some(draft) = &self.draft {
+            draft.touch(id);
         }
     }
 }
 
-impl Entry {
+impl CallerContext {
     pub(crate) fn organization(&self) -> OrganizationId {
         self.caller.organization
     }
@@ -521,7 +533,7 @@ fn is_of_aws(base_url: &str) -> bool {
 pub(crate) struct Repeated;
 
 /// No wake: nothing waits for it.
-pub(crate) fn nobody<T>(_: &T) -> Option<(TaskId, &'static str)> {
+pub(crate) fn no_wake<T>(_: &T) -> Option<(TaskId, &'static str)> {
     None
 }
 
@@ -531,7 +543,7 @@ pub(crate) fn nobody<T>(_: &T) -> Option<(TaskId, &'static str)> {
 /// now. So a reference that leads nowhere is not refused at once when the request has an
 /// idempotency key: the write goes on with an id that exists nowhere, and either finds its key, or
 /// fails with the error kept here.
-pub(crate) struct Lookup {
+pub(crate) struct ReferenceResolver {
     repeatable: bool,
     /// The first reference: what the write is about.
     reference: Option<String>,
@@ -539,24 +551,24 @@ pub(crate) struct Lookup {
     refusal: Option<Status>,
 }
 
-impl Lookup {
+impl ReferenceResolver {
     pub(crate) fn new(write: &Write) -> Self {
         Self { repeatable: write.idempotency.is_some(), reference: None, refusal: None }
     }
 
-    /// Takes what was found for a reference. `nowhere` makes the id that exists nowhere.
-    pub(crate) fn take<I>(
+    /// Takes what was found for a reference. `nil_id` makes the id that exists nowhere.
+    pub(crate) fn resolve<I>(
         &mut self,
         reference: &str,
         found: Result<I, Error>,
-        nowhere: fn(Uuid) -> I,
+        nil_id: fn(Uuid) -> I,
     ) -> Result<I, Status> {
         self.reference.get_or_insert_with(|| reference.to_owned());
         match found {
             Ok(id) => Ok(id),
             Err(error @ Error::NotFound { .. }) if self.repeatable => {
                 self.refusal.get_or_insert_with(|| status::about(reference, error));
-                Ok(nowhere(Uuid::nil()))
+                Ok(nil_id(Uuid::nil()))
             }
             Err(error) => Err(status::about(reference, error)),
         }
@@ -564,20 +576,16 @@ impl Lookup {
 
     /// Keeps why the write must not be done, for reasons that lie in what was found: a repeated
     /// request still gets its first answer.
-    pub(crate) fn refuse<I>(
-        &mut self,
-        reason: Status,
-        nowhere: fn(Uuid) -> I,
-    ) -> Result<I, Status> {
+    pub(crate) fn refuse<I>(&mut self, reason: Status, nil_id: fn(Uuid) -> I) -> Result<I, Status> {
         if !self.repeatable {
             return Err(reason);
         }
         self.refusal.get_or_insert(reason);
-        Ok(nowhere(Uuid::nil()))
+        Ok(nil_id(Uuid::nil()))
     }
 
     /// The result of the write, in view of what was found.
-    pub(crate) fn settle<T>(
+    pub(crate) fn finish<T>(
         self,
         result: Result<WriteOutcome<T>, Error>,
     ) -> Result<WriteOutcome<T>, Status> {

@@ -5,7 +5,7 @@ use construct_proto::v1::{
     self, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest, ListApprovalsResponse,
     approval_service_server::ApprovalService, decide_approval_request::Decision, event::Payload,
 };
-use construct_store::{ApprovalDecision, ApprovalFilter, WriteOutput, StoredApproval};
+use construct_store::{ApprovalDecision, ApprovalFilter, StoredApproval, WriteOutput};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -27,9 +27,9 @@ impl ApprovalService for Api {
         &self,
         request: Request<GetApprovalRequest>,
     ) -> Result<Response<v1::Approval>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.approval)?;
-        let found = entry.store().approval_get(entry.organization(), id).await;
+        let found = context.store().approval_get(context.organization(), id).await;
         let approval = found.map_err(|error| status::about(&request.approval, error))?;
         Ok(Response::new(convert::approval(&approval)))
     }
@@ -38,15 +38,15 @@ impl ApprovalService for Api {
         &self,
         request: Request<ListApprovalsRequest>,
     ) -> Result<Response<ListApprovalsResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
-        let organization = entry.organization();
+        let (context, request, page) = self.begin_list_request(request, &Column::TIMES)?;
+        let organization = context.organization();
         let filter = request.filter.unwrap_or_default();
         let filter = ApprovalFilter {
             task: optional_id(&filter.task)?,
             state: convert::to_approval_state(filter.state()),
             tree: optional_id(&filter.tree)?,
         };
-        let found = entry.store().approval_list(organization, &filter, &page.query()).await;
+        let found = context.store().approval_list(organization, &filter, &page.query()).await;
         let approvals = found.map_err(status::of_store)?;
         let (approvals, info) =
             page.cut(&approvals, convert::approval, |approval| approval.cursor(page.key()));
@@ -57,18 +57,18 @@ impl ApprovalService for Api {
         &self,
         request: Request<DecideApprovalRequest>,
     ) -> Result<Response<v1::Approval>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.approval)?;
-        let write = entry.write("DecideApproval", &mut request);
+        let write = context.write("DecideApproval", &mut request);
         let decision = ApprovalDecision {
             approved: request.decision() == Decision::Approve,
-            decided_by: entry.name(),
+            decided_by: context.name(),
             comment: request.words,
             arguments_hash: (!request.arguments_hash.is_empty()).then_some(request.arguments_hash),
         };
-        let decided = entry.store().approval_decide(&write, id, decision, render).await;
+        let decided = context.store().approval_decide(&write, id, decision, render).await;
         let decided = decided.map_err(|error| status::about(&request.approval, error))?;
         let wake = |approval: &StoredApproval| Some((approval.task, "an approval was decided"));
-        entry.answer(decided, wake, convert::approval).await
+        context.answer(decided, wake, convert::approval).await
     }
 }

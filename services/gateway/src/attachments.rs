@@ -12,12 +12,12 @@ use tonic::Status;
 use uuid::Uuid;
 
 use crate::{
-    api::{Entry, Lookup},
+    api::{CallerContext, ReferenceResolver},
     convert, status,
     validate::Violations,
 };
 
-impl Entry {
+impl CallerContext {
     /// What a message says, with the files it shows. Where one is not there, the id of what is
     /// written is given back as one that exists nowhere, so that a request which is repeated still
     /// gets its first answer.
@@ -29,9 +29,9 @@ impl Entry {
         &self,
         field: &str,
         mut blocks: Vec<v1::Block>,
-        lookup: &mut Lookup,
+        resolver: &mut ReferenceResolver,
         id: I,
-        nowhere: fn(Uuid) -> I,
+        nil_id: fn(Uuid) -> I,
     ) -> Result<(I, Content), Status> {
         let wanted = attachments(&mut blocks).filter_map(|(_, shown)| shown.file.parse().ok());
         let wanted: BTreeSet<FileId> = wanted.collect();
@@ -73,7 +73,7 @@ impl Entry {
         }
         match violations.finish() {
             Ok(()) => Ok((id, convert::to_content(blocks))),
-            Err(reason) => Ok((lookup.refuse(reason, nowhere)?, Content::default())),
+            Err(reason) => Ok((resolver.refuse(reason, nil_id)?, Content::default())),
         }
     }
 }

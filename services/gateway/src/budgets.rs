@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Entry, Lookup, nobody},
+    api::{Api, CallerContext, ReferenceResolver, no_wake},
     convert, events,
     page::Column,
     status,
@@ -38,17 +38,17 @@ impl BudgetService for Api {
         &self,
         request: Request<CreateBudgetRequest>,
     ) -> Result<Response<v1::Budget>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         let task = requests::create_budget(&request)?;
-        let write = entry.write("CreateBudget", &mut request);
+        let write = context.write("CreateBudget", &mut request);
         let spec = request.spec.unwrap_or_default();
-        let mut lookup = Lookup::new(&write);
+        let mut resolver = ReferenceResolver::new(&write);
         let period = convert::to_period(spec.period()).unwrap_or(Period::Total);
         let scope = match (spec.agent.as_str(), task) {
             (_, Some(task)) => {
                 // The row refers to a task that is deleted for people, but not gone yet.
-                let found = entry.store().task_get(entry.organization(), task).await;
-                Scope::Task(lookup.take(
+                let found = context.store().task_get(context.organization(), task).await;
+                Scope::Task(resolver.resolve(
                     &spec.task,
                     found.map(|task| task.state.id),
                     TaskId::from_uuid,
@@ -56,8 +56,8 @@ impl BudgetService for Api {
             }
             ("", None) => Scope::Organization,
             (agent, None) => {
-                let found = entry.store().agent_resolve(entry.organization(), agent).await;
-                Scope::Agent(lookup.take(agent, found, AgentId::from_uuid)?)
+                let found = context.store().agent_resolve(context.organization(), agent).await;
+                Scope::Agent(resolver.resolve(agent, found, AgentId::from_uuid)?)
             }
         };
         let new = NewBudget {
@@ -66,18 +66,18 @@ impl BudgetService for Api {
             period,
             limit: spec.limit_pico_usd,
         };
-        let written = lookup
-            .settle(entry.store().budget_create(&write, new, render("budget.created")).await)?;
-        entry.answer(written, nobody, convert::budget).await
+        let written = resolver
+            .finish(context.store().budget_create(&write, new, render("budget.created")).await)?;
+        context.answer(written, no_wake, convert::budget).await
     }
 
     async fn get_budget(
         &self,
         request: Request<GetBudgetRequest>,
     ) -> Result<Response<v1::Budget>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.budget)?;
-        let found = entry.store().budget_get(entry.organization(), id, clock::now()).await;
+        let found = context.store().budget_get(context.organization(), id, clock::now()).await;
         let budget = found.map_err(|error| status::about(&request.budget, error))?;
         Ok(Response::new(convert::budget(&budget)))
     }
@@ -86,19 +86,19 @@ impl BudgetService for Api {
         &self,
         request: Request<ListBudgetsRequest>,
     ) -> Result<Response<ListBudgetsResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
+        let (context, request, page) = self.begin_list_request(request, &Column::TIMES)?;
         let filter = request.filter.unwrap_or_default();
         let agent = match filter.agent.as_str() {
             "" => None,
             agent => {
-                let found = entry.store().agent_resolve(entry.organization(), agent).await;
+                let found = context.store().agent_resolve(context.organization(), agent).await;
                 Some(found.map_err(|error| status::about(agent, error))?)
             }
         };
         let filter = BudgetFilter { agent, task: optional_id(&filter.task)? };
-        let found = entry
+        let found = context
             .store()
-            .budget_list(entry.organization(), &filter, &page.query(), clock::now())
+            .budget_list(context.organization(), &filter, &page.query(), clock::now())
             .await;
         let budgets = found.map_err(status::of_store)?;
         let (budgets, info) =
@@ -110,50 +110,50 @@ impl BudgetService for Api {
         &self,
         request: Request<UpdateBudgetRequest>,
     ) -> Result<Response<v1::Budget>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.budget)?;
-        let write = entry.write("UpdateBudget", &mut request);
+        let write = context.write("UpdateBudget", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let (limit, render) = (request.limit_pico_usd, render("budget.updated"));
-        let updated = entry.store().budget_update(&write, id, expected, limit, render).await;
+        let updated = context.store().budget_update(&write, id, expected, limit, render).await;
         let updated = updated.map_err(|error| status::about(&request.budget, error))?;
-        entry.answer(updated, nobody, convert::budget).await
+        context.answer(updated, no_wake, convert::budget).await
     }
 
     async fn delete_budget(
         &self,
         request: Request<DeleteBudgetRequest>,
     ) -> Result<Response<DeleteBudgetResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.budget)?;
-        let write = entry.write("DeleteBudget", &mut request);
+        let write = context.write("DeleteBudget", &mut request);
         let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
-        let deleted = entry.store().budget_delete(&write, id, render).await;
+        let deleted = context.store().budget_delete(&write, id, render).await;
         let deleted = deleted.map_err(|error| status::about(&request.budget, error))?;
-        entry.answer(deleted, nobody, |_| DeleteBudgetResponse {}).await
+        context.answer(deleted, no_wake, |_| DeleteBudgetResponse {}).await
     }
 
     async fn get_costs(
         &self,
         request: Request<GetCostsRequest>,
     ) -> Result<Response<GetCostsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let filter = CostFilter {
-            agent: agent(&entry, &request.agent).await?,
+            agent: agent(&context, &request.agent).await?,
             task: optional_id(&request.task)?,
-            model: model(&entry, &request.model).await?,
+            model: model(&context, &request.model).await?,
             since: request.since.and_then(convert::to_time),
             until: request.until.and_then(convert::to_time),
         };
-        let organization = entry.organization();
+        let organization = context.organization();
         // What a task has cost is found at once.
         let _place = if filter.task.is_none() { Some(self.sum(organization).await?) } else { None };
-        let total = entry.store().cost_list(organization, &filter, CostGroup::All, 1).await;
+        let total = context.store().cost_list(organization, &filter, CostGroup::All, 1).await;
         let total = total.map_err(status::of_store)?.first().map(convert::cost).unwrap_or_default();
         let costs = match group(request.group()) {
             None => Vec::new(),
             Some(group) => {
-                let costs = entry.store().cost_list(organization, &filter, group, COSTS).await;
+                let costs = context.store().cost_list(organization, &filter, group, COSTS).await;
                 costs.map_err(status::of_store)?.iter().map(convert::cost).collect()
             }
         };
@@ -173,25 +173,31 @@ fn group(group: v1::CostGroup) -> Option<CostGroup> {
 }
 
 /// An agent by name or id. What is gone has spent nevertheless, so an id need not lead anywhere.
-pub(crate) async fn agent(entry: &Entry, reference: &str) -> Result<Option<AgentId>, Status> {
+pub(crate) async fn agent(
+    context: &CallerContext,
+    reference: &str,
+) -> Result<Option<AgentId>, Status> {
     if reference.is_empty() {
         return Ok(None);
     }
     if let Ok(id) = reference.parse() {
         return Ok(Some(id));
     }
-    let found = entry.store().agent_resolve(entry.organization(), reference).await;
+    let found = context.store().agent_resolve(context.organization(), reference).await;
     found.map(Some).map_err(|error| status::about(reference, error))
 }
 
 /// The same of a model.
-pub(crate) async fn model(entry: &Entry, reference: &str) -> Result<Option<ModelId>, Status> {
+pub(crate) async fn model(
+    context: &CallerContext,
+    reference: &str,
+) -> Result<Option<ModelId>, Status> {
     if reference.is_empty() {
         return Ok(None);
     }
     if let Ok(id) = reference.parse() {
         return Ok(Some(id));
     }
-    let found = entry.store().model_resolve(entry.organization(), reference).await;
+    let found = context.store().model_resolve(context.organization(), reference).await;
     found.map(Some).map_err(|error| status::about(reference, error))
 }

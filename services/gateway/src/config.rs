@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Where gRPC and the other faces are served.
+    /// Where gRPC and the other protocols are served.
     pub gateway_listen: SocketAddr,
     /// Who has to log in.
     pub gateway_login: Login,
@@ -52,7 +52,7 @@ pub struct Config {
     /// Each needs an interpreter that serves it (`interpreter_pools`).
     pub gateway_pools: Vec<String>,
     /// Origins, e.g. `https://app.example`, whose pages may call the gateway from a browser. Requests from pages of any other
-    /// are refused on every face.
+    /// are refused on every protocol.
     pub gateway_origins: Vec<String>,
     /// Host names, e.g. `construct.test`, under which a gateway on a loopback address may be called
     /// besides loopback's own. On other addresses whoever guards them decides that.

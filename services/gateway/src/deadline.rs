@@ -46,7 +46,7 @@ impl Deadline {
         Self::new(grpc_timeout(headers), GRPC)
     }
 
-    /// That of a request which a face has passed on.
+    /// That of a request which a protocol has passed on.
     pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
         extensions.get().copied()
     }

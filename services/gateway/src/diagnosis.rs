@@ -135,17 +135,17 @@ impl DiagnosisService for Api {
         &self,
         request: Request<DiagnoseRequest>,
     ) -> Result<Response<Diagnosis>, Status> {
-        let (entry, DiagnoseRequest {}) = self.enter(request)?;
-        let bus = entry.backend.publisher.bus();
+        let (context, DiagnoseRequest {}) = self.begin_request(request)?;
+        let bus = context.backend.publisher.bus();
         let keys = database::Keys {
             active: self.keyring().active(),
             secrets: self.secrets_keyring().ok().map(|keys| keys.active()),
         };
         let (database, streams, services, blobs) = tokio::join!(
-            within("postgresql", database::look(entry.store(), &keys)),
+            within("postgresql", database::look(context.store(), &keys)),
             within("nats", mesh::look(bus)),
             within("services", mesh::services(bus, self.pools(), self.scans_dir().is_ok())),
-            within("blobs", blobs(&entry.backend.blobs)),
+            within("blobs", blobs(&context.backend.blobs)),
         );
         let findings = [database, streams, services, blobs].concat();
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -156,8 +156,8 @@ impl DiagnosisService for Api {
         &self,
         request: Request<GetOverviewRequest>,
     ) -> Result<Response<Overview>, Status> {
-        let (entry, GetOverviewRequest {}) = self.enter(request)?;
-        let (bus, store) = (entry.backend.publisher.bus(), entry.store());
+        let (context, GetOverviewRequest {}) = self.begin_request(request)?;
+        let (bus, store) = (context.backend.publisher.bus(), context.store());
         let now = clock::now();
         let mesh = async {
             let asked = future::try_join(

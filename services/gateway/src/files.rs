@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Entry, Lookup, nobody},
+    api::{Api, CallerContext, ReferenceResolver, no_wake},
     convert,
     organizations::silent,
     page::Column,
@@ -34,13 +34,13 @@ impl FileService for Api {
         &self,
         request: Request<CreateFileRequest>,
     ) -> Result<Response<v1::File>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
-        let expected = requests::create_file(&request, entry.backend.files.limits())?;
-        let write = entry.write("CreateFile", &mut request);
+        let (context, mut request) = self.begin_unchecked_request(request)?;
+        let expected = requests::create_file(&request, context.backend.files.limits())?;
+        let write = context.write("CreateFile", &mut request);
         let spec = request.spec.unwrap_or_default();
-        self.allow(&entry, Some(&write), Wanted::kept(spec.size)).await?;
+        self.allow(&context, Some(&write), Wanted::kept(spec.size)).await?;
         let is_stored = match &expected {
-            Some(expected) => is_stored(&entry, expected, spec.size).await?,
+            Some(expected) => is_stored(&context, expected, spec.size).await?,
             None => false,
         };
         let new = NewFile {
@@ -49,13 +49,13 @@ impl FileService for Api {
             media_type: spec.media_type,
             size: spec.size,
             expected_sha256: expected.map(|expected| *expected.as_bytes()),
-            created_by: entry.name(),
+            created_by: context.name(),
             is_stored,
         };
         let id = new.id;
-        let created = entry.store().file_create(&write, new, |file| silent(&show(file))).await;
+        let created = context.store().file_create(&write, new, |file| silent(&show(file))).await;
         let created = created.map_err(status::of_store)?;
-        let answer = entry.answer(created, nobody, show).await?;
+        let answer = context.answer(created, no_wake, show).await?;
         // One of nothing has all its parts.
         if answer.get_ref().metadata.as_ref().is_some_and(|metadata| metadata.id == id.to_string())
             && answer
@@ -64,9 +64,12 @@ impl FileService for Api {
                 .as_ref()
                 .is_some_and(|it| it.state() == v1::FileState::Checking)
         {
-            entry.backend.files.settle(self.lifecycle(), id).await;
-            let file =
-                entry.store().file_get(entry.organization(), id).await.map_err(status::of_store)?;
+            context.backend.files.settle(self.lifecycle(), id).await;
+            let file = context
+                .store()
+                .file_get(context.organization(), id)
+                .await
+                .map_err(status::of_store)?;
             return Ok(Response::new(show(&file)));
         }
         Ok(answer)
@@ -76,40 +79,40 @@ impl FileService for Api {
         &self,
         request: Request<UploadPartRequest>,
     ) -> Result<Response<v1::File>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.file)?;
         let about = |error| status::about(&request.file, error);
-        let file = entry.store().file_get(entry.organization(), id).await.map_err(about)?;
+        let file = context.store().file_get(context.organization(), id).await.map_err(about)?;
         let size = i64::try_from(request.data.len()).unwrap_or(i64::MAX);
         let ends = request.offset.saturating_add(size);
         if file.state == FileState::Ready
             && ends == file.size
-            && is_end(&entry, &file, &request).await?
+            && is_end(&context, &file, &request).await?
         {
             return Ok(Response::new(show(&file)));
         }
         if let Some(refusal) = refusal(&file, request.offset, ends) {
             return Err(refusal);
         }
-        let folder = entry.backend.files.folder();
+        let folder = context.backend.files.folder();
         let sha256 = *Sha256::digest(&request.data).as_bytes();
-        let put = folder.put_part(entry.organization(), id, request.data.into()).await;
+        let put = folder.put_part(context.organization(), id, request.data.into()).await;
         let name = put.map_err(|error| failed(&error))?;
         let part = NewPart { position: request.offset, size, part: name.uuid(), sha256 };
-        let taken = entry
+        let taken = context
             .store()
-            .file_part_add(&entry.plain_write(), id, part, |file| silent(&show(file)))
+            .file_part_add(&context.plain_write(), id, part, |file| silent(&show(file)))
             .await;
         let file = match taken {
             Ok(PartOutcome::Accepted(file)) => file,
             Ok(PartOutcome::Duplicate(file)) => {
-                superfluous(&entry, id, name).await;
+                superfluous(&context, id, name).await;
                 file
             }
             Err(error) => {
                 // Of one that may have been taken all the same it stays.
                 if !matches!(error, Error::Unavailable(_) | Error::Internal(_)) {
-                    superfluous(&entry, id, name).await;
+                    superfluous(&context, id, name).await;
                 }
                 return Err(about(error));
             }
@@ -117,8 +120,8 @@ impl FileService for Api {
         if file.state != FileState::Checking {
             return Ok(Response::new(show(&file)));
         }
-        entry.backend.files.settle(self.lifecycle(), id).await;
-        let file = entry.store().file_get(entry.organization(), id).await.map_err(about)?;
+        context.backend.files.settle(self.lifecycle(), id).await;
+        let file = context.store().file_get(context.organization(), id).await.map_err(about)?;
         Ok(Response::new(show(&file)))
     }
 
@@ -126,9 +129,9 @@ impl FileService for Api {
         &self,
         request: Request<GetFileRequest>,
     ) -> Result<Response<v1::File>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.file)?;
-        let found = entry.store().file_get(entry.organization(), id).await;
+        let found = context.store().file_get(context.organization(), id).await;
         found
             .map(|file| Response::new(show(&file)))
             .map_err(|error| status::about(&request.file, error))
@@ -138,9 +141,9 @@ impl FileService for Api {
         &self,
         request: Request<ListFilesRequest>,
     ) -> Result<Response<ListFilesResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
+        let (context, request, page) = self.begin_list_request(request, &Column::TIMES)?;
         let filter = requests::file_filter(request.filter.unwrap_or_default());
-        let found = entry.store().file_list(entry.organization(), &filter, &page.query()).await;
+        let found = context.store().file_list(context.organization(), &filter, &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (files, info) = page.cut(&found, show, |file| file.cursor(page.key()));
         Ok(Response::new(ListFilesResponse { files, page: Some(info) }))
@@ -150,15 +153,17 @@ impl FileService for Api {
         &self,
         request: Request<UpdateFileRequest>,
     ) -> Result<Response<v1::File>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.file)?;
-        let write = entry.write("UpdateFile", &mut request);
+        let write = context.write("UpdateFile", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |file: &_| silent(&show(file));
-        let updated =
-            entry.store().file_update(&write, id, expected, request.name.as_deref(), render).await;
-        entry
-            .answer(updated.map_err(|error| status::about(&request.file, error))?, nobody, show)
+        let updated = context
+            .store()
+            .file_update(&write, id, expected, request.name.as_deref(), render)
+            .await;
+        context
+            .answer(updated.map_err(|error| status::about(&request.file, error))?, no_wake, show)
             .await
     }
 
@@ -166,25 +171,25 @@ impl FileService for Api {
         &self,
         request: Request<DeleteFileRequest>,
     ) -> Result<Response<DeleteFileResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.file)?;
-        let write = entry.write("DeleteFile", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let found = entry.store().file_get(entry.organization(), id).await.map(|file| file.id);
-        let id = lookup.take(&request.file, found, FileId::from_uuid)?;
+        let write = context.write("DeleteFile", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let found = context.store().file_get(context.organization(), id).await.map(|file| file.id);
+        let id = resolver.resolve(&request.file, found, FileId::from_uuid)?;
         let deleted =
-            lookup.settle(entry.store().file_delete(&write, id, |_| silent(&())).await)?;
-        entry.backend.files.tidy(self.lifecycle());
-        entry.answer(deleted, nobody, |_| DeleteFileResponse {}).await
+            resolver.finish(context.store().file_delete(&write, id, |_| silent(&())).await)?;
+        context.backend.files.tidy(self.lifecycle());
+        context.answer(deleted, no_wake, |_| DeleteFileResponse {}).await
     }
 
     async fn download_file(
         &self,
         request: Request<DownloadFileRequest>,
     ) -> Result<Response<Self::DownloadFileStream>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.file)?;
-        let found = entry.store().file_get(entry.organization(), id).await;
+        let found = context.store().file_get(context.organization(), id).await;
         let file = found.map_err(|error| status::about(&request.file, error))?;
         let sha256 = ready(&file)?;
         if request.offset > file.size {
@@ -195,12 +200,12 @@ impl FileService for Api {
             0 => file.size.unsigned_abs(),
             length => begin.saturating_add(length.unsigned_abs()),
         };
-        let place = entry.backend.files.place(entry.organization())?;
-        let pieces = entry
+        let place = context.backend.files.place(context.organization())?;
+        let pieces = context
             .backend
             .files
             .folder()
-            .read(entry.organization(), &sha256, Some(begin..end))
+            .read(context.organization(), &sha256, Some(begin..end))
             .await;
         let pieces = pieces.map_err(|error| failed(&error))?.map_err(|error| failed(&error));
         let mut offset = request.offset;
@@ -249,31 +254,35 @@ fn refusal(file: &File, offset: i64, ends: i64) -> Option<Status> {
 
 /// Whether a file that is ready ends with this part: who was not told that it was taken sends it
 /// again.
-async fn is_end(entry: &Entry, file: &File, request: &UploadPartRequest) -> Result<bool, Status> {
+async fn is_end(
+    context: &CallerContext,
+    file: &File,
+    request: &UploadPartRequest,
+) -> Result<bool, Status> {
     let (sha256, begin) = (ready(file)?, request.offset.unsigned_abs());
     let range = begin..begin.saturating_add(request.data.len() as u64);
     let pieces =
-        entry.backend.files.folder().read(entry.organization(), &sha256, Some(range)).await;
+        context.backend.files.folder().read(context.organization(), &sha256, Some(range)).await;
     let pieces = pieces.map_err(|error| failed(&error))?;
     let there: Vec<_> = pieces.try_collect().await.map_err(|error| failed(&error))?;
     Ok(there.concat() == request.data)
 }
 
 /// Whether the folder holds a content. One that is not there, or was damaged, is uploaded again.
-async fn is_stored(entry: &Entry, sha256: &Sha256, size: i64) -> Result<bool, Status> {
+async fn is_stored(context: &CallerContext, sha256: &Sha256, size: i64) -> Result<bool, Status> {
     let known =
-        entry.store().file_content_exists(entry.organization(), sha256.as_bytes(), size).await;
+        context.store().file_content_exists(context.organization(), sha256.as_bytes(), size).await;
     if !known.map_err(status::of_store)? {
         return Ok(false);
     }
-    let found = entry.backend.files.folder().head(entry.organization(), sha256).await;
+    let found = context.backend.files.folder().head(context.organization(), sha256).await;
     Ok(found.map_err(|error| failed(&error))? == Some(size.unsigned_abs()))
 }
 
 /// Removes a part that no row names. One that stays goes with its upload.
-async fn superfluous(entry: &Entry, file: FileId, part: PartName) {
+async fn superfluous(context: &CallerContext, file: FileId, part: PartName) {
     if let Err(error) =
-        entry.backend.files.folder().remove_part(entry.organization(), file, part).await
+        context.backend.files.folder().remove_part(context.organization(), file, part).await
     {
         tracing::debug!(
             error = status::chain(&error),

@@ -1,4 +1,4 @@
-//! Who calls, and whether they may: one layer that every method passes, whatever face it came
+//! Who calls, and whether they may: one layer that every method passes, whatever protocol it came
 //! through (docs/adr/0027-identity.md).
 //!
 //! - The caller is found from an API key, a token of the configured issuer, or, without

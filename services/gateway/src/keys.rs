@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Entry, nobody},
+    api::{Api, CallerContext, no_wake},
     convert,
     identity::credential,
     organizations::silent,
@@ -35,8 +35,8 @@ use crate::{
 pub(crate) const CODE_LIFE: Duration = Duration::from_secs(15 * 60);
 
 /// Whose keys a caller sees and revokes: their own, or everybody's.
-fn reach(entry: &Entry) -> Option<UserId> {
-    (entry.caller().role < Role::Admin).then(|| entry.user())
+fn reach(context: &CallerContext) -> Option<UserId> {
+    (context.caller().role < Role::Admin).then(|| context.user())
 }
 
 /// How long something lasts, where the request says.
@@ -62,19 +62,19 @@ fn limits(limits: Option<ApiKeyLimits>) -> Limits {
 ///
 /// # Errors
 /// `PERMISSION_DENIED`.
-pub(crate) fn unlimited(entry: &Entry) -> Result<(), Status> {
-    if entry.caller().limits == Limits::default() {
+pub(crate) fn unlimited(context: &CallerContext) -> Result<(), Status> {
+    if context.caller().limits == Limits::default() {
         return Ok(());
     }
     Err(Status::permission_denied("an API key that has limits makes no keys, and changes none"))
 }
 
 /// What a key of this description may do, when the caller may give it.
-fn granted(entry: &Entry, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Status> {
-    unlimited(entry)?;
-    let role = show::to_role(spec.role()).unwrap_or(entry.caller().role);
+fn granted(context: &CallerContext, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Status> {
+    unlimited(context)?;
+    let role = show::to_role(spec.role()).unwrap_or(context.caller().role);
     let scopes: Vec<Scope> = spec.scopes.iter().filter_map(|scope| Scope::parse(scope)).collect();
-    if entry.caller().may_give(role, &scopes) {
+    if context.caller().may_give(role, &scopes) {
         return Ok((role, scopes));
     }
     Err(Status::permission_denied("nobody may make a key that may more than they may themselves"))
@@ -83,8 +83,8 @@ fn granted(entry: &Entry, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Statu
 /// Until when what a caller makes may be good: no longer than the key they came with. A person who
 /// has logged in makes keys that last: their token is short because it is renewed, and the keys go
 /// with their membership.
-fn capped(entry: &Entry, wanted: Option<Timestamp>) -> Option<Timestamp> {
-    let caller = entry.caller();
+fn capped(context: &CallerContext, wanted: Option<Timestamp>) -> Option<Timestamp> {
+    let caller = context.caller();
     match (wanted, caller.until.filter(|_| caller.key.is_some())) {
         (Some(wanted), Some(until)) => Some(wanted.min(until)),
         (wanted, until) => wanted.or(until),
@@ -97,26 +97,26 @@ impl KeyService for Api {
         &self,
         request: Request<CreateApiKeyRequest>,
     ) -> Result<Response<CreateApiKeyResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let spec = request.spec.unwrap_or_default();
         let life = life(request.expires_in);
-        let (role, scopes) = granted(&entry, &spec)?;
+        let (role, scopes) = granted(&context, &spec)?;
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        entry.touch(&id.to_string());
-        let write = entry.plain_write();
+        context.touch(&id.to_string());
+        let write = context.plain_write();
         let new = NewApiKey {
             id,
             name: spec.name,
             secret,
             role,
             scopes,
-            user: entry.user(),
-            expires_at: capped(&entry, life.map(|life| write.now + life)),
+            user: context.user(),
+            expires_at: capped(&context, life.map(|life| write.now + life)),
             limits: limits(spec.limits),
         };
-        let made = entry.store().api_key_create(&write, new).await.map_err(status::of_store)?;
-        tracing::info!(key = %made.id, by = entry.name(), "an API key was made");
+        let made = context.store().api_key_create(&write, new).await.map_err(status::of_store)?;
+        tracing::info!(key = %made.id, by = context.name(), "an API key was made");
         Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
     }
 
@@ -124,14 +124,16 @@ impl KeyService for Api {
         &self,
         request: Request<GetApiKeyRequest>,
     ) -> Result<Response<v1::ApiKey>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.api_key)?;
-        let found = entry.store().api_key_get(entry.organization(), id, reach(&entry)).await;
+        let found = context.store().api_key_get(context.organization(), id, reach(&context)).await;
         let found = found.map_err(|error| status::about(&request.api_key, error))?;
         let periods = self.quotas().periods(clock::now());
-        let place = self.sum(entry.organization()).await?;
-        let counts =
-            entry.store().quota_counts_of_keys(entry.organization(), Counted::ALL, &periods).await;
+        let place = self.sum(context.organization()).await?;
+        let counts = context
+            .store()
+            .quota_key_counts(context.organization(), CountSelection::ALL, &periods)
+            .await;
         drop(place);
         let used = counts.map_err(status::of_store)?.get(&id).copied().unwrap_or_default();
         let used = ApiKeyUse {
@@ -148,27 +150,29 @@ impl KeyService for Api {
         &self,
         request: Request<UpdateApiKeyRequest>,
     ) -> Result<Response<v1::ApiKey>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let (id, limits) = (validate::id(&request.api_key)?, limits(request.limits));
-        unlimited(&entry)?;
-        let write = entry.write("UpdateApiKey", &mut request);
+        unlimited(&context)?;
+        let write = context.write("UpdateApiKey", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
-        let (which, by) = ((id, reach(&entry)), entry.caller().role);
+        let (which, by) = ((id, reach(&context)), context.caller().role);
         let render = |key: &_| silent(&show::api_key(key));
         let written =
-            entry.store().api_key_set_limits(&write, which, (limits, expected), by, render).await;
+            context.store().api_key_set_limits(&write, which, (limits, expected), by, render).await;
         let written = written.map_err(|error| status::about(&request.api_key, error))?;
-        tracing::info!(key = %id, by = entry.name(), "the limits of an API key were changed");
-        entry.answer(written, nobody, show::api_key).await
+        tracing::info!(key = %id, by = context.name(), "the limits of an API key were changed");
+        context.answer(written, no_wake, show::api_key).await
     }
 
     async fn list_api_keys(
         &self,
         request: Request<ListApiKeysRequest>,
     ) -> Result<Response<ListApiKeysResponse>, Status> {
-        let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
-        let found =
-            entry.store().api_key_list(entry.organization(), reach(&entry), &page.query()).await;
+        let (context, _, page) = self.begin_list_request(request, &[Column::CreatedAt])?;
+        let found = context
+            .store()
+            .api_key_list(context.organization(), reach(&context), &page.query())
+            .await;
         let found = found.map_err(status::of_store)?;
         let (api_keys, info) = page.cut(&found, show::api_key, |key| key.cursor(page.key()));
         Ok(Response::new(ListApiKeysResponse { api_keys, page: Some(info) }))
@@ -178,41 +182,41 @@ impl KeyService for Api {
         &self,
         request: Request<RevokeApiKeyRequest>,
     ) -> Result<Response<v1::ApiKey>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.api_key)?;
-        let write = entry.write("RevokeApiKey", &mut request);
+        let write = context.write("RevokeApiKey", &mut request);
         let render = |key: &_| silent(&show::api_key(key));
-        let written = entry
+        let written = context
             .store()
-            .api_key_revoke(&write, id, reach(&entry), entry.caller().role, render)
+            .api_key_revoke(&write, id, reach(&context), context.caller().role, render)
             .await;
         let written = written.map_err(|error| status::about(&request.api_key, error))?;
-        tracing::info!(key = %id, by = entry.name(), "an API key was revoked");
-        entry.answer(written, nobody, show::api_key).await
+        tracing::info!(key = %id, by = context.name(), "an API key was revoked");
+        context.answer(written, no_wake, show::api_key).await
     }
 
     async fn create_setup_code(
         &self,
         request: Request<CreateSetupCodeRequest>,
     ) -> Result<Response<SetupCode>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let spec = request.spec.unwrap_or_default();
         let (life, key_life) = (life(request.expires_in), life(request.key_expires_in));
-        let (role, scopes) = granted(&entry, &spec)?;
+        let (role, scopes) = granted(&context, &spec)?;
         let (code, secret) = credential::mint(credential::CODE)?;
-        let write = entry.plain_write();
+        let write = context.plain_write();
         let new = NewSetupCode {
             secret,
             name: spec.name,
             role,
             scopes,
-            user: entry.user(),
-            made_by: entry.caller().key,
-            key_expires_at: capped(&entry, key_life.map(|life| write.now + life)),
+            user: context.user(),
+            made_by: context.caller().key,
+            key_expires_at: capped(&context, key_life.map(|life| write.now + life)),
             expires_at: write.now + life.unwrap_or(CODE_LIFE),
             limits: limits(spec.limits),
         };
-        entry.store().setup_code_create(&write, &new).await.map_err(status::of_store)?;
+        context.store().setup_code_create(&write, &new).await.map_err(status::of_store)?;
         Ok(Response::new(SetupCode { code, expires_at: Some(convert::time(new.expires_at)) }))
     }
 
@@ -220,13 +224,13 @@ impl KeyService for Api {
         &self,
         request: Request<ExchangeSetupCodeRequest>,
     ) -> Result<Response<CreateApiKeyResponse>, Status> {
-        let (visit, request) = self.visit(request)?;
+        let (context, request) = self.begin_public_request(request)?;
         let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        let made = visit
+        let made = context
             .store()
-            .setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), clock::now())
+            .setup_code_exchange(&hash, id, &secret, context.audit().as_ref(), clock::now())
             .await;
         match made.map_err(status::of_store) {
             Ok(Some(made)) => {

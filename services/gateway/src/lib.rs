@@ -1,6 +1,6 @@
-//! The gateway: every outward face. It validates, writes intents, and reads.
+//! The gateway: every outward protocol. It validates, writes intents, and reads.
 //!
-//! - gRPC is the direct path; every other face is a transcoder before it (`faces.rs`).
+//! - gRPC is the direct path; every other protocol is a transcoder before it (`protocols.rs`).
 //! - It decides nothing about a task: it writes down what people want (a message, a cancel) in
 //!   PostgreSQL, and wakes the reconciler. What NATS doesn't deliver, the reconciler's sweep and
 //!   the subscriptions' look at the heads find.
@@ -26,7 +26,6 @@ mod deadline;
 mod diagnosis;
 mod events;
 mod explain;
-mod faces;
 mod files;
 pub mod first_key;
 mod identity;
@@ -41,6 +40,7 @@ mod models;
 mod organizations;
 mod page;
 mod pools;
+mod protocols;
 mod providers;
 mod publish;
 mod quotas;
@@ -76,11 +76,11 @@ pub use config::{Config, Login};
 
 use crate::{
     api::{Api, Backend},
-    audit::trail::Trail,
-    faces::operator,
+    audit::writer::AuditWriter,
     files::work::Files,
     identity::authenticate::Gate,
     pools::Pools,
+    protocols::operator,
     providers::Providers,
     publish::Publisher,
     subscribe::hub::Hub,
@@ -126,9 +126,10 @@ async fn start(
     if let Some((tls, _)) = &tls {
         lifecycle.spawn_job("certificates", tls.clone().watch(lifecycle.draining()));
     }
-    let faces = server::spawn(api.clone(), listener, tls.clone(), socket, config, context).await?;
+    let protocols =
+        server::spawn(api.clone(), listener, tls.clone(), socket, config, context).await?;
     if let Some(listener) = operator {
-        operator::spawn(listener, tls, &faces, config, lifecycle)?;
+        operator::spawn(listener, tls, &protocols, config, lifecycle)?;
     }
 
     let url = context.common().database_url()?.clone();
@@ -179,8 +180,10 @@ async fn start(
         Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs, files });
     api.open(Arc::clone(&backend));
     metrics::started();
-    lifecycle
-        .spawn_job("audit trail", Trail::write(api.clone(), store.clone(), lifecycle.draining()));
+    lifecycle.spawn_job(
+        "audit trail",
+        AuditWriter::write(api.clone(), store.clone(), lifecycle.draining()),
+    );
     serving.set_ready();
     let (watching, names, draining) =
         (Arc::clone(&backend), config.gateway_pools.clone(), lifecycle.draining());

@@ -7,13 +7,13 @@ use construct_proto::v1::{
     UpdateMessageRequest, event::Payload, message_service_server::MessageService,
 };
 use construct_store::{
-    Error, MessageCursor, MessageFilter, NewUserMessage, WriteOutput, StoredMessage,
+    Error, MessageCursor, MessageFilter, NewUserMessage, StoredMessage, WriteOutput,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Lookup},
+    api::{Api, ReferenceResolver},
     convert, events,
     page::{Column, Page},
     quotas::Wanted,
@@ -38,32 +38,33 @@ impl MessageService for Api {
         &self,
         request: Request<CreateMessageRequest>,
     ) -> Result<Response<v1::Message>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         let task = requests::create_message(&request)?;
-        entry.sees(task)?;
-        let write = entry.write("CreateMessage", &mut request);
-        self.allow(&entry, Some(&write), Wanted::WORK).await?;
+        context.sees(task)?;
+        let write = context.write("CreateMessage", &mut request);
+        self.allow(&context, Some(&write), Wanted::WORK).await?;
         let spec = request.spec.unwrap_or_default();
         let id = MessageId::from_uuid(Uuid::now_v7());
         let interrupts = spec.priority() == MessagePriority::Interrupt;
-        let mut lookup = Lookup::new(&write);
-        let task = lookup.take(&spec.task, Ok(task), TaskId::from_uuid)?;
-        let found = entry.content("spec.blocks", spec.blocks, &mut lookup, task, TaskId::from_uuid);
+        let mut resolver = ReferenceResolver::new(&write);
+        let task = resolver.resolve(&spec.task, Ok(task), TaskId::from_uuid)?;
+        let found =
+            context.content("spec.blocks", spec.blocks, &mut resolver, task, TaskId::from_uuid);
         let (task, content) = found.await?;
         let new = NewUserMessage { id, task, content, interrupts };
-        let created = entry.store().message_create(&write, new, render("message.created")).await;
-        let created = lookup.settle(created)?;
-        entry.answer(created, wake("message"), convert::message).await
+        let created = context.store().message_create(&write, new, render("message.created")).await;
+        let created = resolver.finish(created)?;
+        context.answer(created, wake("message"), convert::message).await
     }
 
     async fn get_message(
         &self,
         request: Request<GetMessageRequest>,
     ) -> Result<Response<v1::Message>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.message)?;
-        let found = entry.store().message_get(entry.organization(), id).await;
-        let hidden = |message: &StoredMessage| !entry.caller().may_see(message.task);
+        let found = context.store().message_get(context.organization(), id).await;
+        let hidden = |message: &StoredMessage| !context.caller().may_see(message.task);
         let message = match found {
             Ok(message) if hidden(&message) => Err(Error::NotFound { what: "message" }),
             found => found,
@@ -76,19 +77,21 @@ impl MessageService for Api {
         &self,
         request: Request<ListMessagesRequest>,
     ) -> Result<Response<ListMessagesResponse>, Status> {
-        let (entry, request) = self.enter_unchecked(request)?;
+        let (context, request) = self.begin_unchecked_request(request)?;
         let page: Page<MessageCursor> =
-            requests::list(entry.organization(), &request, &[Column::Position])?;
+            requests::list(context.organization(), &request, &[Column::Position])?;
         let task = validate::id(&request.task)?;
-        entry.sees(task)?;
+        context.sees(task)?;
         let asked = request.filter.unwrap_or_default();
         let source = convert::to_source(asked.source());
         let (after_position, superseded) = (asked.after_position, asked.include_superseded);
         let filter = MessageFilter { source, after_position, superseded };
         // A page is read whole, and cut to what an answer may have.
-        let _room = self.room(entry.organization()).await?;
-        let found =
-            entry.store().message_list(entry.organization(), task, &filter, &page.query()).await;
+        let _room = self.room(context.organization()).await?;
+        let found = context
+            .store()
+            .message_list(context.organization(), task, &filter, &page.query())
+            .await;
         let messages = found.map_err(|error| status::about(&request.task, error))?;
         let (messages, info) = page.cut(&messages, convert::message, StoredMessage::cursor);
         Ok(Response::new(ListMessagesResponse { messages, page: Some(info) }))
@@ -98,55 +101,55 @@ impl MessageService for Api {
         &self,
         request: Request<UpdateMessageRequest>,
     ) -> Result<Response<v1::Message>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         let message = requests::update_message(&request)?;
-        let write = entry.write("UpdateMessage", &mut request);
+        let write = context.write("UpdateMessage", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
-        let mut lookup = Lookup::new(&write);
-        let message = lookup.take(&request.message, Ok(message), MessageId::from_uuid)?;
+        let mut resolver = ReferenceResolver::new(&write);
+        let message = resolver.resolve(&request.message, Ok(message), MessageId::from_uuid)?;
         let found =
-            entry.content("blocks", request.blocks, &mut lookup, message, MessageId::from_uuid);
+            context.content("blocks", request.blocks, &mut resolver, message, MessageId::from_uuid);
         let (message, content) = found.await?;
-        let updated = entry
+        let updated = context
             .store()
             .message_update(&write, message, expected, content, render("message.updated"))
             .await;
-        let updated = lookup.settle(updated)?;
-        entry.answer(updated, wake("message changed"), convert::message).await
+        let updated = resolver.finish(updated)?;
+        context.answer(updated, wake("message changed"), convert::message).await
     }
 
     async fn delete_message(
         &self,
         request: Request<DeleteMessageRequest>,
     ) -> Result<Response<DeleteMessageResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let message = validate::id(&request.message)?;
-        let write = entry.write("DeleteMessage", &mut request);
+        let write = context.write("DeleteMessage", &mut request);
         let render = |message: &StoredMessage| events::deleted("message.deleted", message.id);
-        let deleted = entry.store().message_delete(&write, message, render).await;
+        let deleted = context.store().message_delete(&write, message, render).await;
         let deleted = deleted.map_err(|error| status::about(&request.message, error))?;
-        entry.answer(deleted, wake("message taken back"), |_| DeleteMessageResponse {}).await
+        context.answer(deleted, wake("message taken back"), |_| DeleteMessageResponse {}).await
     }
 
     async fn edit_message(
         &self,
         request: Request<EditMessageRequest>,
     ) -> Result<Response<v1::Message>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         let message = requests::edit_message(&request)?;
-        let write = entry.write("EditMessage", &mut request);
-        self.allow(&entry, Some(&write), Wanted::WORK).await?;
+        let write = context.write("EditMessage", &mut request);
+        self.allow(&context, Some(&write), Wanted::WORK).await?;
         let new = MessageId::from_uuid(Uuid::now_v7());
-        let mut lookup = Lookup::new(&write);
-        let message = lookup.take(&request.message, Ok(message), MessageId::from_uuid)?;
+        let mut resolver = ReferenceResolver::new(&write);
+        let message = resolver.resolve(&request.message, Ok(message), MessageId::from_uuid)?;
         let found =
-            entry.content("blocks", request.blocks, &mut lookup, message, MessageId::from_uuid);
+            context.content("blocks", request.blocks, &mut resolver, message, MessageId::from_uuid);
         let (message, content) = found.await?;
-        let edited = entry
+        let edited = context
             .store()
             .message_edit(&write, message, new, content, render("message.created"))
             .await;
-        let edited = lookup.settle(edited)?;
-        entry.answer(edited, wake("message sent anew"), convert::message).await
+        let edited = resolver.finish(edited)?;
+        context.answer(edited, wake("message sent anew"), convert::message).await
     }
 }

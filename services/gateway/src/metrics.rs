@@ -17,7 +17,7 @@ use opentelemetry::{
 };
 use tonic::Code;
 
-use crate::{audit::origin::Face, quotas::tiers::QUOTAS};
+use crate::{audit::origin::Protocol, quotas::tiers::QUOTAS};
 
 /// In seconds: from an event that is passed on at once to one that a busy mesh held up.
 const DELAYS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
@@ -101,15 +101,15 @@ pub(crate) fn heard(event: &Event) {
 pub(crate) struct Call {
     /// None: it is not counted.
     method: Option<&'static str>,
-    face: Face,
+    protocol: Protocol,
     began: Instant,
     code: Code,
     /// When it gets so far, it is counted there.
     elsewhere: Option<Transcoded>,
 }
 
-/// Goes with a request that a face transcodes: whether the services have it. What does not get so
-/// far is counted by the face.
+/// Goes with a request that a protocol transcodes: whether the services have it. What does not get so
+/// far is counted by the protocol.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Transcoded(Arc<AtomicBool>);
 
@@ -122,17 +122,17 @@ impl Transcoded {
 
 impl Call {
     /// A call begins. Unless it says otherwise, it ends because nobody waits for it any more.
-    pub(crate) fn begin(method: Option<&'static str>, face: Face) -> Self {
-        Self { method, face, began: Instant::now(), code: Code::Cancelled, elsewhere: None }
+    pub(crate) fn begin(method: Option<&'static str>, protocol: Protocol) -> Self {
+        Self { method, protocol, began: Instant::now(), code: Code::Cancelled, elsewhere: None }
     }
 
-    /// The same of a call that a face transcodes: it is counted here unless the services get it.
+    /// The same of a call that a protocol transcodes: it is counted here unless the services get it.
     pub(crate) fn transcoded(
         method: Option<&'static str>,
-        face: Face,
+        protocol: Protocol,
         elsewhere: Transcoded,
     ) -> Self {
-        let mut call = Self::begin(method, face);
+        let mut call = Self::begin(method, protocol);
         call.elsewhere = Some(elsewhere);
         call
     }
@@ -145,7 +145,7 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        // All three are few: the contract's methods, gRPC's codes, and the faces.
+        // All three are few: the contract's methods, gRPC's codes, and the protocols.
         let Some(method) = self.method else { return };
         if self.elsewhere.as_ref().is_some_and(|elsewhere| elsewhere.0.load(Ordering::Acquire)) {
             return;
@@ -153,7 +153,7 @@ impl Drop for Call {
         let labels = [
             KeyValue::new("rpc.method", method),
             KeyValue::new("rpc.response.status_code", name(self.code)),
-            KeyValue::new("construct.face", self.face.as_str()),
+            KeyValue::new("construct.face", self.protocol.as_str()),
         ];
         INSTRUMENTS.calls.record(self.began.elapsed().as_secs_f64(), &labels);
     }

@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Lookup, nobody},
+    api::{Api, ReferenceResolver, no_wake},
     convert, events,
     page::Column,
     status,
@@ -74,11 +74,11 @@ impl ModelProviderService for Api {
         &self,
         request: Request<CreateModelProviderRequest>,
     ) -> Result<Response<v1::ModelProvider>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         let kind = requests::create_model_provider(&request)?;
-        let write = entry.write("CreateModelProvider", &mut request);
+        let write = context.write("CreateModelProvider", &mut request);
         let spec = request.spec.unwrap_or_default();
-        entry.provider(kind, &spec.base_url)?;
+        context.provider(kind, &spec.base_url)?;
         let id = ModelProviderId::from_uuid(Uuid::now_v7());
         let new = NewModelProvider {
             id,
@@ -95,16 +95,17 @@ impl ModelProviderService for Api {
             },
         };
         let written =
-            entry.store().model_provider_create(&write, new, render("provider.created")).await;
-        entry.answer(written.map_err(status::of_store)?, nobody, convert::model_provider).await
+            context.store().model_provider_create(&write, new, render("provider.created")).await;
+        context.answer(written.map_err(status::of_store)?, no_wake, convert::model_provider).await
     }
 
     async fn get_model_provider(
         &self,
         request: Request<GetModelProviderRequest>,
     ) -> Result<Response<v1::ModelProvider>, Status> {
-        let (entry, GetModelProviderRequest { model_provider }) = self.enter(request)?;
-        let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
+        let (context, GetModelProviderRequest { model_provider }) = self.begin_request(request)?;
+        let found =
+            context.store().model_provider_find(context.organization(), &model_provider).await;
         let provider = found.map_err(|error| status::about(&model_provider, error))?;
         Ok(Response::new(convert::model_provider(&provider)))
     }
@@ -113,12 +114,14 @@ impl ModelProviderService for Api {
         &self,
         request: Request<ListModelProvidersRequest>,
     ) -> Result<Response<ListModelProvidersResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
+        let (context, request, page) = self.begin_list_request(request, &Column::NAMED)?;
         let filter = request.filter.unwrap_or_default();
         let kind = convert::to_provider_kind(filter.r#type());
         let filter = ModelProviderFilter { kind, name_prefix: filter.name_prefix };
-        let found =
-            entry.store().model_provider_list(entry.organization(), &filter, &page.query()).await;
+        let found = context
+            .store()
+            .model_provider_list(context.organization(), &filter, &page.query())
+            .await;
         let providers = found.map_err(status::of_store)?;
         let (model_providers, info) =
             page.cut(&providers, listed, |provider| provider.cursor(page.key()));
@@ -129,16 +132,18 @@ impl ModelProviderService for Api {
         &self,
         request: Request<UpdateModelProviderRequest>,
     ) -> Result<Response<v1::ModelProvider>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::update_model_provider(&request)?;
-        let write = entry.write("UpdateModelProvider", &mut request);
-        let mut lookup = Lookup::new(&write);
+        let write = context.write("UpdateModelProvider", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
         let mut expected = (request.revision != 0).then_some(request.revision);
-        let found =
-            entry.store().model_provider_find(entry.organization(), &request.model_provider).await;
+        let found = context
+            .store()
+            .model_provider_find(context.organization(), &request.model_provider)
+            .await;
         let provider = match found {
             Ok(provider) => {
-                let id = lookup.take(
+                let id = resolver.resolve(
                     &request.model_provider,
                     Ok(provider.id),
                     ModelProviderId::from_uuid,
@@ -146,7 +151,7 @@ impl ModelProviderService for Api {
                 let mut checked = requests::model_provider_fits(&request, &provider);
                 if request.base_url.is_some() {
                     checked =
-                        checked.and_then(|()| entry.provider(provider.kind, request.base_url()));
+                        checked.and_then(|()| context.provider(provider.kind, request.base_url()));
                 }
                 let keeps_keys = request.api_key.is_none() || request.additional_api_keys.is_none();
                 if request.base_url.is_some() && keeps_keys {
@@ -159,11 +164,11 @@ impl ModelProviderService for Api {
                 }
                 match checked {
                     Ok(()) => id,
-                    Err(reason) => lookup.refuse(reason, ModelProviderId::from_uuid)?,
+                    Err(reason) => resolver.refuse(reason, ModelProviderId::from_uuid)?,
                 }
             }
             Err(error) => {
-                lookup.take(&request.model_provider, Err(error), ModelProviderId::from_uuid)?
+                resolver.resolve(&request.model_provider, Err(error), ModelProviderId::from_uuid)?
             }
         };
         let changes = ModelProviderChanges {
@@ -179,39 +184,41 @@ impl ModelProviderService for Api {
             requests_per_minute: request.requests_per_minute,
             tokens_per_minute: request.tokens_per_minute,
         };
-        let updated = entry
+        let updated = context
             .store()
             .model_provider_update(&write, provider, expected, changes, render("provider.updated"))
             .await;
-        entry.answer(lookup.settle(updated)?, nobody, convert::model_provider).await
+        context.answer(resolver.finish(updated)?, no_wake, convert::model_provider).await
     }
 
     async fn delete_model_provider(
         &self,
         request: Request<DeleteModelProviderRequest>,
     ) -> Result<Response<DeleteModelProviderResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("DeleteModelProvider", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let provider = entry
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("DeleteModelProvider", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let provider = context
             .store()
-            .model_provider_resolve(entry.organization(), &request.model_provider)
+            .model_provider_resolve(context.organization(), &request.model_provider)
             .await;
         let provider =
-            lookup.take(&request.model_provider, provider, ModelProviderId::from_uuid)?;
+            resolver.resolve(&request.model_provider, provider, ModelProviderId::from_uuid)?;
         let render = |provider: &ModelProvider| events::deleted("provider.deleted", provider.id);
-        let deleted = entry.store().model_provider_delete(&write, provider, render).await;
-        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteModelProviderResponse {}).await
+        let deleted = context.store().model_provider_delete(&write, provider, render).await;
+        context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteModelProviderResponse {}).await
     }
 
     async fn check_model_provider(
         &self,
         request: Request<CheckModelProviderRequest>,
     ) -> Result<Response<CheckModelProviderResponse>, Status> {
-        let (entry, CheckModelProviderRequest { model_provider }) = self.enter(request)?;
-        let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
+        let (context, CheckModelProviderRequest { model_provider }) =
+            self.begin_request(request)?;
+        let found =
+            context.store().model_provider_find(context.organization(), &model_provider).await;
         let provider = found.map_err(|error| status::about(&model_provider, error))?;
-        let keys = entry.backend.providers.check(&provider, entry.deadline).await?;
+        let keys = context.backend.providers.check(&provider, context.deadline).await?;
         Ok(Response::new(CheckModelProviderResponse { keys }))
     }
 
@@ -219,10 +226,11 @@ impl ModelProviderService for Api {
         &self,
         request: Request<ListVendorModelsRequest>,
     ) -> Result<Response<ListVendorModelsResponse>, Status> {
-        let (entry, ListVendorModelsRequest { model_provider }) = self.enter(request)?;
-        let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
+        let (context, ListVendorModelsRequest { model_provider }) = self.begin_request(request)?;
+        let found =
+            context.store().model_provider_find(context.organization(), &model_provider).await;
         let provider = found.map_err(|error| status::about(&model_provider, error))?;
-        let models = entry.backend.providers.models(&provider, entry.deadline).await?;
+        let models = context.backend.providers.models(&provider, context.deadline).await?;
         Ok(Response::new(ListVendorModelsResponse { models }))
     }
 }

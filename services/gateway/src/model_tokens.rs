@@ -22,12 +22,12 @@ impl ModelTokenService for Api {
         &self,
         request: Request<CreateModelTokenRequest>,
     ) -> Result<Response<ModelToken>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let keys = self.token_keys()?;
-        self.allow(&entry, None, Wanted::WORK).await?;
+        self.allow(&context, None, Wanted::WORK).await?;
         let mut models = Vec::with_capacity(request.models.len());
         for model in &request.models {
-            let found = entry.store().model_find(entry.organization(), model).await;
+            let found = context.store().model_find(context.organization(), model).await;
             let name = found.map_err(|error| status::about(model, error))?.name;
             if !models.contains(&name) {
                 models.push(name);
@@ -38,7 +38,7 @@ impl ModelTokenService for Api {
                 .task
                 .parse()
                 .map_err(|_| Status::not_found(format!("there is no task {}", request.task)))?;
-            let found = entry.store().task_get(entry.organization(), task).await;
+            let found = context.store().task_get(context.organization(), task).await;
             found.map_err(|error| status::about(&request.task, error))?;
         }
         let life = request
@@ -47,14 +47,14 @@ impl ModelTokenService for Api {
             .unwrap_or(DEFAULT_LIFE);
         let token = model_token::ModelToken {
             id: Uuid::now_v7().to_string(),
-            organization: entry.organization().to_string(),
+            organization: context.organization().to_string(),
             task: request.task,
-            key: entry.caller().key.map(|key| key.to_string()).unwrap_or_default(),
+            key: context.caller().key.map(|key| key.to_string()).unwrap_or_default(),
             models,
             budget_pico_usd: request.budget_pico_usd,
             expires_at: clock::now() + life,
         };
-        entry.touch(&token.id);
+        context.touch(&token.id);
         Ok(Response::new(ModelToken {
             token: token.sign(keys).expose().to_owned(),
             id: token.id,

@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Entry, Lookup, nobody},
+    api::{Api, CallerContext, ReferenceResolver, no_wake},
     catalog, convert, events,
     page::Column,
     status,
@@ -62,23 +62,23 @@ fn prices(
     }
 }
 
-impl Entry {
+impl CallerContext {
     /// The models that fallbacks name.
     async fn fallbacks(
         &self,
-        lookup: &mut Lookup,
+        resolver: &mut ReferenceResolver,
         named: &[v1::ModelFallback],
     ) -> Result<Vec<Fallback>, Status> {
         let mut fallbacks: Vec<Fallback> = Vec::with_capacity(named.len());
         for v1::ModelFallback { model, weight } in named {
             let found = self.store().model_resolve(self.organization(), model).await;
-            let found = lookup.take(model, found, ModelId::from_uuid)?;
+            let found = resolver.resolve(model, found, ModelId::from_uuid)?;
             // Also when one is named by its id and once more by its name.
             if fallbacks
                 .iter()
                 .any(|fallback| fallback.model == found && found.uuid() != Uuid::nil())
             {
-                lookup.refuse(
+                resolver.refuse(
                     Status::invalid_argument(format!(
                         "fallbacks: `{model}` stands in the list twice"
                     )),
@@ -97,19 +97,19 @@ impl ModelService for Api {
         &self,
         request: Request<CreateModelRequest>,
     ) -> Result<Response<v1::Model>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("CreateModel", &mut request);
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("CreateModel", &mut request);
         let spec = request.spec.unwrap_or_default();
-        let mut lookup = Lookup::new(&write);
+        let mut resolver = ReferenceResolver::new(&write);
         let provider =
-            entry.store().model_provider_find(entry.organization(), &spec.provider).await;
+            context.store().model_provider_find(context.organization(), &spec.provider).await;
         let kind = provider.as_ref().ok().map(|provider| provider.kind);
-        let provider = lookup.take(
+        let provider = resolver.resolve(
             &spec.provider,
             provider.map(|provider| provider.id),
             ModelProviderId::from_uuid,
         )?;
-        let fallbacks = entry.fallbacks(&mut lookup, &spec.fallbacks).await?;
+        let fallbacks = context.fallbacks(&mut resolver, &spec.fallbacks).await?;
         let vendor_model =
             if spec.vendor_model.is_empty() { spec.name.clone() } else { spec.vendor_model };
         let known =
@@ -136,21 +136,21 @@ impl ModelService for Api {
             fallbacks,
             hedge_after_ms: spec.hedge_after.map_or(0, convert::to_hedge_after),
         };
-        let written = lookup
-            .settle(entry.store().model_create(&write, new, render("model.created")).await)?;
-        entry.answer(written, nobody, convert::model).await
+        let written = resolver
+            .finish(context.store().model_create(&write, new, render("model.created")).await)?;
+        context.answer(written, no_wake, convert::model).await
     }
 
     async fn get_model(
         &self,
         request: Request<GetModelRequest>,
     ) -> Result<Response<v1::Model>, Status> {
-        let (entry, GetModelRequest { model }) = self.enter(request)?;
-        let found = entry.store().model_find(entry.organization(), &model).await;
+        let (context, GetModelRequest { model }) = self.begin_request(request)?;
+        let found = context.store().model_find(context.organization(), &model).await;
         let model = found.map_err(|error| status::about(&model, error))?;
         let mut shown = convert::model(&model);
         if let Some(status) = &mut shown.status {
-            status.breaker = entry.backend.providers.breaker(&model, entry.deadline).await;
+            status.breaker = context.backend.providers.breaker(&model, context.deadline).await;
         }
         Ok(Response::new(shown))
     }
@@ -159,18 +159,18 @@ impl ModelService for Api {
         &self,
         request: Request<ListModelsRequest>,
     ) -> Result<Response<ListModelsResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
-        let organization = entry.organization();
+        let (context, request, page) = self.begin_list_request(request, &Column::NAMED)?;
+        let organization = context.organization();
         let filter = request.filter.unwrap_or_default();
         let provider = match filter.provider.as_str() {
             "" => None,
             provider => {
-                let found = entry.store().model_provider_resolve(organization, provider).await;
+                let found = context.store().model_provider_resolve(organization, provider).await;
                 Some(found.map_err(|error| status::about(provider, error))?)
             }
         };
         let filter = ModelFilter { provider, name_prefix: filter.name_prefix };
-        let found = entry.store().model_list(organization, &filter, &page.query()).await;
+        let found = context.store().model_list(organization, &filter, &page.query()).await;
         let models = found.map_err(status::of_store)?;
         let (models, info) = page.cut(&models, convert::model, |model| model.cursor(page.key()));
         Ok(Response::new(ListModelsResponse { models, page: Some(info) }))
@@ -180,22 +180,22 @@ impl ModelService for Api {
         &self,
         request: Request<UpdateModelRequest>,
     ) -> Result<Response<v1::Model>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("UpdateModel", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let model = entry.store().model_resolve(entry.organization(), &request.model).await;
-        let model = lookup.take(&request.model, model, ModelId::from_uuid)?;
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("UpdateModel", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let model = context.store().model_resolve(context.organization(), &request.model).await;
+        let model = resolver.resolve(&request.model, model, ModelId::from_uuid)?;
         let fallbacks = match &request.fallbacks {
             None => None,
             Some(named) => {
-                let fallbacks = entry.fallbacks(&mut lookup, &named.fallbacks).await?;
+                let fallbacks = context.fallbacks(&mut resolver, &named.fallbacks).await?;
                 if fallbacks
                     .iter()
                     .any(|fallback| fallback.model == model && model.uuid() != Uuid::nil())
                 {
                     let reason =
                         Status::invalid_argument("fallbacks: a model cannot fall back to itself");
-                    lookup.refuse(reason, ModelId::from_uuid)?;
+                    resolver.refuse(reason, ModelId::from_uuid)?;
                 }
                 Some(fallbacks)
             }
@@ -213,31 +213,31 @@ impl ModelService for Api {
             hedge_after_ms: request.hedge_after.map(convert::to_hedge_after),
         };
         let expected = (request.revision != 0).then_some(request.revision);
-        let updated = entry
+        let updated = context
             .store()
             .model_update(&write, model, expected, changes, render("model.updated"))
             .await;
-        entry.answer(lookup.settle(updated)?, nobody, convert::model).await
+        context.answer(resolver.finish(updated)?, no_wake, convert::model).await
     }
 
     async fn delete_model(
         &self,
         request: Request<DeleteModelRequest>,
     ) -> Result<Response<DeleteModelResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("DeleteModel", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let model = entry.store().model_resolve(entry.organization(), &request.model).await;
-        let model = lookup.take(&request.model, model, ModelId::from_uuid)?;
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("DeleteModel", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let model = context.store().model_resolve(context.organization(), &request.model).await;
+        let model = resolver.resolve(&request.model, model, ModelId::from_uuid)?;
         let render = |model: &Model| events::deleted("model.deleted", model.id);
-        let deleted = entry.store().model_delete(&write, model, render).await;
-        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteModelResponse {}).await
+        let deleted = context.store().model_delete(&write, model, render).await;
+        context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteModelResponse {}).await
     }
     async fn list_catalog_models(
         &self,
         request: Request<ListCatalogModelsRequest>,
     ) -> Result<Response<ListCatalogModelsResponse>, Status> {
-        let (_entry, request) = self.enter(request)?;
+        let (_entry, request) = self.begin_request(request)?;
         let wanted = request.r#type();
         let all = wanted == v1::ModelProviderType::Unspecified;
         let models = catalog::all()

@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Entry, nobody},
+    api::{Api, CallerContext, no_wake},
     convert,
     identity::credential,
     keys::CODE_LIFE,
@@ -45,10 +45,10 @@ pub(crate) fn silent(response: &impl Message) -> WriteOutput {
 
 /// The organization a request names, which has to be the one that the call works in: what is
 /// changed or closed is said twice.
-async fn named(entry: &Entry, reference: &str) -> Result<(), Status> {
-    let found = entry.store().organization_find(entry.user(), reference).await;
+async fn named(context: &CallerContext, reference: &str) -> Result<(), Status> {
+    let found = context.store().organization_find(context.user(), reference).await;
     let found = found.map_err(|error| status::about(reference, error))?;
-    if found.id == entry.organization() {
+    if found.id == context.organization() {
         return Ok(());
     }
     Err(status::about(reference, Error::NotFound { what: "organization" }))
@@ -56,12 +56,12 @@ async fn named(entry: &Entry, reference: &str) -> Result<(), Status> {
 
 /// The organization that a request is to delete: the one that the call works in, or, from the
 /// operator's, any.
-async fn deleted(entry: &Entry, reference: &str) -> Result<OrganizationId, Status> {
-    if entry.organization() == OrganizationId::LOCAL {
-        let found = entry.store().organization_resolve(reference).await;
+async fn deleted(context: &CallerContext, reference: &str) -> Result<OrganizationId, Status> {
+    if context.organization() == OrganizationId::LOCAL {
+        let found = context.store().organization_resolve(reference).await;
         return found.map_err(|error| status::about(reference, error));
     }
-    named(entry, reference).await.map(|()| entry.organization())
+    named(context, reference).await.map(|()| context.organization())
 }
 
 #[tonic::async_trait]
@@ -70,21 +70,21 @@ impl OrganizationService for Api {
         &self,
         request: Request<CreateOrganizationRequest>,
     ) -> Result<Response<CreateOrganizationResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("CreateOrganization", &mut request);
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("CreateOrganization", &mut request);
         let spec = request.spec.unwrap_or_default();
-        let code = match entry.caller().key {
+        let code = match context.caller().key {
             Some(_) => {
-                crate::keys::unlimited(&entry)?;
+                crate::keys::unlimited(&context)?;
                 let (text, secret) = credential::mint(credential::CODE)?;
                 let code = NewSetupCode {
                     secret,
                     name: "first key".to_owned(),
                     role: Role::Owner,
                     scopes: vec![construct_domain::access::Scope::Admin],
-                    user: entry.user(),
-                    made_by: entry.caller().key,
-                    key_expires_at: entry.caller().until,
+                    user: context.user(),
+                    made_by: context.caller().key,
+                    key_expires_at: context.caller().until,
                     expires_at: write.now + CODE_LIFE,
                     limits: construct_store::Limits::default(),
                 };
@@ -97,7 +97,7 @@ impl OrganizationService for Api {
             name: spec.name,
             slug: spec.slug,
             avatar_url: spec.avatar_url,
-            owner: entry.user(),
+            owner: context.user(),
         };
         let answer = |organization: &Organization, setup_code: Option<v1::SetupCode>| {
             CreateOrganizationResponse {
@@ -109,51 +109,53 @@ impl OrganizationService for Api {
         let render = |organization: &Organization| silent(&answer(organization, None));
         let stored = code.as_ref().map(|(_, code)| code);
         // Each begins with quotas of its own. The operator gives them.
-        let limit =
-            (entry.organization() != OrganizationId::LOCAL).then_some(self.organizations_of_one());
-        let written = entry.store().organization_create(&write, new, stored, limit, render).await;
+        let limit = (context.organization() != OrganizationId::LOCAL)
+            .then_some(self.organizations_of_one());
+        let written = context.store().organization_create(&write, new, stored, limit, render).await;
         let given = code.map(|(code, stored)| v1::SetupCode {
             code,
             expires_at: Some(convert::time(stored.expires_at)),
         });
-        entry.answer(written.map_err(status::of_store)?, nobody, |made| answer(made, given)).await
+        context
+            .answer(written.map_err(status::of_store)?, no_wake, |made| answer(made, given))
+            .await
     }
 
     async fn get_organization(
         &self,
         request: Request<GetOrganizationRequest>,
     ) -> Result<Response<v1::Organization>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let own = entry.organization().to_string();
+        let (context, request) = self.begin_request(request)?;
+        let own = context.organization().to_string();
         let reference = if request.organization.is_empty() { &own } else { &request.organization };
-        let found = entry.store().organization_find(entry.user(), reference).await;
+        let found = context.store().organization_find(context.user(), reference).await;
         let found = found.map_err(|error| status::about(reference, error))?;
-        if entry.caller().key.is_some() && found.id != entry.organization() {
+        if context.caller().key.is_some() && found.id != context.organization() {
             return Err(status::about(reference, Error::NotFound { what: "organization" }));
         }
-        Ok(Response::new(show::organization(&seen(found, &entry))))
+        Ok(Response::new(show::organization(&seen(found, &context))))
     }
 
     async fn list_organizations(
         &self,
         request: Request<ListOrganizationsRequest>,
     ) -> Result<Response<ListOrganizationsResponse>, Status> {
-        let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
-        if entry.caller().key.is_some() {
-            let own = entry
+        let (context, _, page) = self.begin_list_request(request, &[Column::CreatedAt])?;
+        if context.caller().key.is_some() {
+            let own = context
                 .store()
-                .organization_find(entry.user(), &entry.organization().to_string())
+                .organization_find(context.user(), &context.organization().to_string())
                 .await;
-            let own = show::organization(&seen(own.map_err(status::of_store)?, &entry));
+            let own = show::organization(&seen(own.map_err(status::of_store)?, &context));
             let organizations = if page.after.is_some() { Vec::new() } else { vec![own] };
             return Ok(Response::new(ListOrganizationsResponse {
                 organizations,
                 page: Some(v1::PageInfo::default()),
             }));
         }
-        let found = entry
+        let found = context
             .store()
-            .organization_list(entry.user(), &page.query())
+            .organization_list(context.user(), &page.query())
             .await
             .map_err(status::of_store)?;
         let (organizations, info) =
@@ -165,9 +167,9 @@ impl OrganizationService for Api {
         &self,
         request: Request<UpdateOrganizationRequest>,
     ) -> Result<Response<v1::Organization>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        named(&entry, &request.organization).await?;
-        let write = entry.write("UpdateOrganization", &mut request);
+        let (context, mut request) = self.begin_request(request)?;
+        named(&context, &request.organization).await?;
+        let write = context.write("UpdateOrganization", &mut request);
         let changes = OrganizationChanges {
             name: request.name,
             slug: request.slug,
@@ -175,35 +177,35 @@ impl OrganizationService for Api {
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |organization: &Organization| silent(&show::organization(organization));
-        let written = entry
+        let written = context
             .store()
-            .organization_update(&write, entry.user(), expected, changes, render)
+            .organization_update(&write, context.user(), expected, changes, render)
             .await;
-        entry.answer(written.map_err(status::of_store)?, nobody, show::organization).await
+        context.answer(written.map_err(status::of_store)?, no_wake, show::organization).await
     }
 
     async fn delete_organization(
         &self,
         request: Request<DeleteOrganizationRequest>,
     ) -> Result<Response<DeleteOrganizationResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let target = deleted(&entry, &request.organization).await?;
-        let write = entry.write("DeleteOrganization", &mut request);
+        let (context, mut request) = self.begin_request(request)?;
+        let target = deleted(&context, &request.organization).await?;
+        let write = context.write("DeleteOrganization", &mut request);
         let render = |_: &Organization| silent(&DeleteOrganizationResponse {});
-        let written = entry.store().organization_delete(&write, target, render).await;
+        let written = context.store().organization_delete(&write, target, render).await;
         let written = written.map_err(|error| status::about(&target.to_string(), error))?;
-        tracing::info!(organization = %target, by = entry.name(), "an organization is deleted");
-        entry.answer(written, nobody, |_| DeleteOrganizationResponse {}).await
+        tracing::info!(organization = %target, by = context.name(), "an organization is deleted");
+        context.answer(written, no_wake, |_| DeleteOrganizationResponse {}).await
     }
 
     async fn list_members(
         &self,
         request: Request<ListMembersRequest>,
     ) -> Result<Response<ListMembersResponse>, Status> {
-        let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
-        let found = entry
+        let (context, _, page) = self.begin_list_request(request, &[Column::CreatedAt])?;
+        let found = context
             .store()
-            .member_list(entry.organization(), &page.query())
+            .member_list(context.organization(), &page.query())
             .await
             .map_err(status::of_store)?;
         let (members, info) = page.cut(&found, show::member, |member| member.cursor(page.key()));
@@ -214,19 +216,19 @@ impl OrganizationService for Api {
         &self,
         request: Request<UpdateMemberRequest>,
     ) -> Result<Response<v1::Member>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let (user, role) = (validate::id(&request.user)?, role(request.role())?);
-        let write = entry.write("UpdateMember", &mut request);
+        let write = context.write("UpdateMember", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |member: &_| silent(&show::member(member));
-        let written = entry
+        let written = context
             .store()
-            .member_update(&write, (user, role), entry.caller().role, expected, render)
+            .member_update(&write, (user, role), context.caller().role, expected, render)
             .await;
-        entry
+        context
             .answer(
                 written.map_err(|error| status::about(&request.user, error))?,
-                nobody,
+                no_wake,
                 show::member,
             )
             .await
@@ -236,30 +238,31 @@ impl OrganizationService for Api {
         &self,
         request: Request<RemoveMemberRequest>,
     ) -> Result<Response<RemoveMemberResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let user = validate::id(&request.user)?;
-        let write = entry.write("RemoveMember", &mut request);
+        let write = context.write("RemoveMember", &mut request);
         let render = |_: &_| silent(&RemoveMemberResponse {});
-        let written = entry.store().member_remove(&write, user, entry.caller().role, render).await;
+        let written =
+            context.store().member_remove(&write, user, context.caller().role, render).await;
         let written = written.map_err(|error| status::about(&request.user, error))?;
-        entry.answer(written, nobody, |_| RemoveMemberResponse {}).await
+        context.answer(written, no_wake, |_| RemoveMemberResponse {}).await
     }
 
     async fn create_invitation(
         &self,
         request: Request<CreateInvitationRequest>,
     ) -> Result<Response<v1::Invitation>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let role = role(request.role())?;
-        if !entry.caller().may_give(role, &[]) {
+        if !context.caller().may_give(role, &[]) {
             return Err(status::of_store(Error::InsufficientRole));
         }
-        let write = entry.write("CreateInvitation", &mut request);
+        let write = context.write("CreateInvitation", &mut request);
         let new = NewInvitation {
             id: construct_domain::InvitationId::from_uuid(Uuid::now_v7()),
             email: request.email.trim().to_lowercase(),
             role,
-            invited_by: entry.name(),
+            invited_by: context.name(),
             expires_at: write.now
                 + request
                     .expires_in
@@ -267,16 +270,16 @@ impl OrganizationService for Api {
                     .unwrap_or(INVITATION_LIFE),
         };
         let render = |invitation: &_| silent(&show::invitation(invitation));
-        let written = entry.store().invitation_create(&write, new, render).await;
-        entry.answer(written.map_err(status::of_store)?, nobody, show::invitation).await
+        let written = context.store().invitation_create(&write, new, render).await;
+        context.answer(written.map_err(status::of_store)?, no_wake, show::invitation).await
     }
 
     async fn list_invitations(
         &self,
         request: Request<ListInvitationsRequest>,
     ) -> Result<Response<ListInvitationsResponse>, Status> {
-        let (entry, _, page) = self.enter_list(request, &[Column::CreatedAt])?;
-        let found = entry.store().invitation_list(entry.organization(), &page.query()).await;
+        let (context, _, page) = self.begin_list_request(request, &[Column::CreatedAt])?;
+        let found = context.store().invitation_list(context.organization(), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (invitations, info) =
             page.cut(&found, show::invitation, |found| found.cursor(page.key()));
@@ -287,22 +290,22 @@ impl OrganizationService for Api {
         &self,
         request: Request<RevokeInvitationRequest>,
     ) -> Result<Response<v1::Invitation>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.invitation)?;
-        let write = entry.write("RevokeInvitation", &mut request);
+        let write = context.write("RevokeInvitation", &mut request);
         let render = |invitation: &_| silent(&show::invitation(invitation));
-        let written = entry.store().invitation_revoke(&write, id, render).await;
+        let written = context.store().invitation_revoke(&write, id, render).await;
         let written = written.map_err(|error| status::about(&request.invitation, error))?;
-        entry.answer(written, nobody, show::invitation).await
+        context.answer(written, no_wake, show::invitation).await
     }
 
     async fn who_am_i(
         &self,
         request: Request<WhoAmIRequest>,
     ) -> Result<Response<WhoAmIResponse>, Status> {
-        let (entry, WhoAmIRequest {}) = self.enter(request)?;
-        let user = entry.store().user_get(entry.user()).await.map_err(status::of_store)?;
-        let caller = entry.caller();
+        let (context, WhoAmIRequest {}) = self.begin_request(request)?;
+        let user = context.store().user_get(context.user()).await.map_err(status::of_store)?;
+        let caller = context.caller();
         Ok(Response::new(WhoAmIResponse {
             user_id: user.id.to_string(),
             name: user.name,
@@ -316,7 +319,8 @@ impl OrganizationService for Api {
 }
 
 /// An organization as this caller sees it: a key may be less than the user it acts for.
-fn seen(organization: Organization, entry: &Entry) -> Organization {
-    let role = if entry.caller().key.is_some() { entry.caller().role } else { organization.role };
+fn seen(organization: Organization, context: &CallerContext) -> Organization {
+    let role =
+        if context.caller().key.is_some() { context.caller().role } else { organization.role };
     Organization { role, ..organization }
 }

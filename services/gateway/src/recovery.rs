@@ -59,12 +59,12 @@ impl RecoveryService for Api {
         &self,
         request: Request<ListDeadLettersRequest>,
     ) -> Result<Response<ListDeadLettersResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let limit = match request.limit.unsigned_abs() {
             0 => LETTERS,
             limit => limit as usize,
         };
-        let bus: &Bus = entry.backend.publisher.bus();
+        let bus: &Bus = context.backend.publisher.bus();
         let letters =
             bus.dead_letters(request.after, limit).await.map_err(|error| refused(0, &error))?;
         Ok(Response::new(ListDeadLettersResponse {
@@ -76,8 +76,8 @@ impl RecoveryService for Api {
         &self,
         request: Request<GetDeadLetterRequest>,
     ) -> Result<Response<DeadLetter>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let found = entry.backend.publisher.bus().dead_letter(request.letter).await;
+        let (context, request) = self.begin_request(request)?;
+        let found = context.backend.publisher.bus().dead_letter(request.letter).await;
         found
             .map(|found| Response::new(letter(found)))
             .map_err(|error| refused(request.letter, &error))
@@ -87,12 +87,12 @@ impl RecoveryService for Api {
         &self,
         request: Request<RedriveDeadLetterRequest>,
     ) -> Result<Response<RedriveDeadLetterResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let done = entry.backend.publisher.bus().redrive(request.letter).await;
+        let (context, request) = self.begin_request(request)?;
+        let done = context.backend.publisher.bus().redrive(request.letter).await;
         done.map_err(|error| refused(request.letter, &error))?;
         tracing::info!(
             letter = request.letter,
-            by = entry.name(),
+            by = context.name(),
             "a dead letter was published again"
         );
         Ok(Response::new(RedriveDeadLetterResponse {}))
@@ -102,10 +102,10 @@ impl RecoveryService for Api {
         &self,
         request: Request<DropDeadLetterRequest>,
     ) -> Result<Response<DropDeadLetterResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let done = entry.backend.publisher.bus().drop_dead(request.letter).await;
+        let (context, request) = self.begin_request(request)?;
+        let done = context.backend.publisher.bus().drop_dead(request.letter).await;
         done.map_err(|error| refused(request.letter, &error))?;
-        tracing::info!(letter = request.letter, by = entry.name(), "a dead letter was removed");
+        tracing::info!(letter = request.letter, by = context.name(), "a dead letter was removed");
         Ok(Response::new(DropDeadLetterResponse {}))
     }
 
@@ -113,13 +113,13 @@ impl RecoveryService for Api {
         &self,
         request: Request<RetryTaskRequest>,
     ) -> Result<Response<v1::Task>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let task = validate::id(&request.task)?;
-        let write = entry.write("RetryTask", &mut request);
-        self.allow(&entry, Some(&write), Wanted::WORK).await?;
-        let retried = entry.store().task_retry(&write, task, render).await;
+        let write = context.write("RetryTask", &mut request);
+        self.allow(&context, Some(&write), Wanted::WORK).await?;
+        let retried = context.store().task_retry(&write, task, render).await;
         let retried = retried.map_err(|error| status::about(&request.task, error))?;
         let wake = |task: &StoredTask| Some((task.state.id, "retried"));
-        entry.answer(retried, wake, convert::task).await
+        context.answer(retried, wake, convert::task).await
     }
 }

@@ -39,7 +39,7 @@ use tonic::{Code, Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Entry, Lookup, nobody},
+    api::{Api, CallerContext, ReferenceResolver, no_wake},
     deadline,
     organizations::silent,
     page::Column,
@@ -143,7 +143,7 @@ fn target(
     }
 }
 
-impl Entry {
+impl CallerContext {
     /// Whether the caller may have a directory of the scanner's machine looked through.
     fn folder(&self, is_local: bool) -> Result<(), Status> {
         if self.organization() == OrganizationId::LOCAL && is_local {
@@ -171,13 +171,13 @@ impl Api {
     /// one, and it can go with its scan.
     async fn store_archive(
         &self,
-        entry: &Entry,
+        context: &CallerContext,
         archive: &[u8],
     ) -> Result<blob::Reference, Status> {
-        let sealed = self.keyring().seal(&entry.organization().to_string(), archive);
+        let sealed = self.keyring().seal(&context.organization().to_string(), archive);
         let sealed = sealed
             .map_err(|error| status::internal("an archive could not be encrypted", &error))?;
-        let put = entry.backend.blobs.put(sealed.to_bytes().into()).await;
+        let put = context.backend.blobs.put(sealed.to_bytes().into()).await;
         put.map_err(|error| status::internal("an archive could not be stored", &error))
     }
 }
@@ -190,16 +190,16 @@ impl ScanService for Api {
         &self,
         request: Request<CreateScanConnectionRequest>,
     ) -> Result<Response<v1::ScanConnection>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::create_scan_connection(&request)?;
-        entry.host(request.spec.as_ref().map_or("", |spec| &spec.base_url))?;
+        context.host(request.spec.as_ref().map_or("", |spec| &spec.base_url))?;
         let keyring = self.keyring();
         let credential = request.spec.as_mut().and_then(|spec| spec.credential.as_mut());
         let Some(credential) = credential else {
             return Err(Status::invalid_argument("spec.token: is required"));
         };
         let (kind, value) = (show::credential(credential), take(keyring, credential)?);
-        let write = entry.write("CreateScanConnection", &mut request);
+        let write = context.write("CreateScanConnection", &mut request);
         let spec = request.spec.unwrap_or_default();
         let id = ScanConnectionId::from_uuid(Uuid::now_v7());
         let sealed = keyring.seal(&id.to_string(), value.as_bytes());
@@ -214,20 +214,21 @@ impl ScanService for Api {
                 .map_err(|error| status::internal("a credential could not be encrypted", &error))?,
         };
         let render = |made: &_| silent(&show::connection(made));
-        let written = entry
+        let written = context
             .store()
             .scan_connection_create(&write, new, render)
             .await
             .map_err(status::of_store)?;
-        entry.answer(written, nobody, show::connection).await
+        context.answer(written, no_wake, show::connection).await
     }
 
     async fn list_scan_connections(
         &self,
         request: Request<ListScanConnectionsRequest>,
     ) -> Result<Response<ListScanConnectionsResponse>, Status> {
-        let (entry, _, page) = self.enter_list(request, &Column::NAMED)?;
-        let found = entry.store().scan_connection_list(entry.organization(), &page.query()).await;
+        let (context, _, page) = self.begin_list_request(request, &Column::NAMED)?;
+        let found =
+            context.store().scan_connection_list(context.organization(), &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (connections, info) =
             page.cut(&found, show::connection, |connection| connection.cursor(page.key()));
@@ -238,35 +239,37 @@ impl ScanService for Api {
         &self,
         request: Request<DeleteScanConnectionRequest>,
     ) -> Result<Response<DeleteScanConnectionResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("DeleteScanConnection", &mut request);
-        let mut lookup = Lookup::new(&write);
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("DeleteScanConnection", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
         let found =
-            entry.store().scan_connection_find(entry.organization(), &request.connection).await;
+            context.store().scan_connection_find(context.organization(), &request.connection).await;
         let found = found.map(|connection| connection.id);
-        let id = lookup.take(&request.connection, found, ScanConnectionId::from_uuid)?;
+        let id = resolver.resolve(&request.connection, found, ScanConnectionId::from_uuid)?;
         let render = |_: &_| silent(&DeleteScanConnectionResponse {});
-        let deleted = entry.store().scan_connection_delete(&write, id, render).await;
-        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteScanConnectionResponse {}).await
+        let deleted = context.store().scan_connection_delete(&write, id, render).await;
+        context
+            .answer(resolver.finish(deleted)?, no_wake, |_| DeleteScanConnectionResponse {})
+            .await
     }
 
     async fn list_repositories(
         &self,
         request: Request<ListRepositoriesRequest>,
     ) -> Result<Response<ListRepositoriesResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let found =
-            entry.store().scan_connection_find(entry.organization(), &request.connection).await;
+            context.store().scan_connection_find(context.organization(), &request.connection).await;
         let connection = found.map_err(|error| status::about(&request.connection, error))?;
         self.scans_dir()?;
         let question = RepositoriesQuestion {
-            organization_id: entry.organization().to_string(),
+            organization_id: context.organization().to_string(),
             connection_id: connection.id.to_string(),
             owner: request.owner,
             page: request.page.max(1),
         };
-        let patience = entry.deadline.left(PATIENCE);
-        let asked = entry
+        let patience = context.deadline.left(PATIENCE);
+        let asked = context
             .backend
             .publisher
             .bus()
@@ -274,7 +277,7 @@ impl ScanService for Api {
             .await;
         let answer = asked.map_err(|error| match error {
             request::Error::NoResponders => status::unavailable("the scanner is not there"),
-            request::Error::Timeout if entry.deadline.is_over() => deadline::exceeded(),
+            request::Error::Timeout if context.deadline.is_over() => deadline::exceeded(),
             request::Error::Timeout => {
                 status::unavailable("the scanner, or the host, did not answer in time")
             }
@@ -290,9 +293,9 @@ impl ScanService for Api {
             |name: &str| format!("{}:{place}{}", connection.host.as_str(), name.to_lowercase());
         let names: Vec<String> =
             repositories.iter().map(|repository| known(&repository.name)).collect();
-        let last = entry
+        let last = context
             .store()
-            .scan_latest(entry.organization(), &names)
+            .scan_latest(context.organization(), &names)
             .await
             .map_err(status::of_store)?;
         for repository in &mut repositories {
@@ -307,27 +310,28 @@ impl ScanService for Api {
         &self,
         request: Request<CreateScanRequest>,
     ) -> Result<Response<v1::Scan>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::create_scan(&request)?;
         let keys = self.token_keys()?;
-        let write = entry.write("CreateScan", &mut request);
+        let write = context.write("CreateScan", &mut request);
         // A request that is repeated gets its answer, whatever has become meanwhile of what it
         // names, or of what was made for it.
         if let Some(response) =
-            entry.store().idempotent_response(&write).await.map_err(status::of_store)?
+            context.store().idempotent_response(&write).await.map_err(status::of_store)?
         {
-            return entry.answer(WriteOutcome::Repeated { response }, nobody, show::scan).await;
+            return context.answer(WriteOutcome::Repeated { response }, no_wake, show::scan).await;
         }
         let spec = request.spec.unwrap_or_default();
         let source =
             spec.source.ok_or_else(|| Status::invalid_argument("spec.github: is required"))?;
         if matches!(source, Source::Folder(_)) {
-            entry.folder(self.is_local())?;
+            context.folder(self.is_local())?;
         }
         let connection = match spec.connection.as_str() {
             "" => None,
             name => {
-                let found = entry.store().scan_connection_find(entry.organization(), name).await;
+                let found =
+                    context.store().scan_connection_find(context.organization(), name).await;
                 Some(found.map_err(|error| status::about(name, error))?)
             }
         };
@@ -335,7 +339,7 @@ impl ScanService for Api {
         if connection.as_ref().is_some_and(|connection| connection.host.as_str() != kind.as_str()) {
             return Err(Status::invalid_argument("spec.connection: leads to another kind of host"));
         }
-        let model = explore::model(&entry, &spec.model).await?;
+        let model = explore::model(&context, &spec.model).await?;
         let dir = self.scans_dir()?;
         let limits = spec.limits.unwrap_or_default();
         let limits = ScanLimits {
@@ -347,11 +351,11 @@ impl ScanService for Api {
         };
         let budget_pico_usd = if spec.budget_pico_usd == 0 { BUDGET } else { spec.budget_pico_usd };
         // Before anything is made for it, which a refusal would leave behind.
-        entry.store().scan_check_limit(entry.organization()).await.map_err(status::of_store)?;
+        context.store().scan_check_limit(context.organization()).await.map_err(status::of_store)?;
         let sent = if let Source::Upload(upload) = &source { upload.archive.len() } else { 0 };
-        self.allow(&entry, Some(&write), Wanted::scan(sent)).await?;
+        self.allow(&context, Some(&write), Wanted::scan(sent)).await?;
         let archive = match source {
-            Source::Upload(upload) => Some(self.store_archive(&entry, &upload.archive).await?),
+            Source::Upload(upload) => Some(self.store_archive(&context, &upload.archive).await?),
             _ => None,
         };
         let exploration = explore::Wanted {
@@ -361,14 +365,14 @@ impl ScanService for Api {
             limits: &limits,
         };
         let make = async {
-            let prepared = explore::prepare(&entry, &write, dir, &exploration).await?;
+            let prepared = explore::prepare(&context, &write, dir, &exploration).await?;
             let (id, task) = (prepared.scan, prepared.task.to_string());
             let deadline = write.now + SignedDuration::from_secs(limits.timeout_seconds);
             let token = ScanToken {
                 scan: id.to_string(),
-                organization: entry.organization().to_string(),
+                organization: context.organization().to_string(),
                 task: task.clone(),
-                user: entry.user().to_string(),
+                user: context.user().to_string(),
                 expires_at: deadline + GRACE,
             };
             let token = self.keyring().seal(&id.to_string(), token.sign(keys).expose().as_bytes());
@@ -383,28 +387,28 @@ impl ScanService for Api {
                 model: model.name.clone(),
                 budget_pico_usd,
                 limits,
-                created_by: entry.name(),
+                created_by: context.name(),
                 task,
                 token: token
                     .map_err(|error| status::internal("a token could not be encrypted", &error))?,
                 deadline,
             };
             let render = |scan: &_| silent(&show::scan(scan));
-            match entry.store().scan_create(&write, new, render).await {
+            match context.store().scan_create(&write, new, render).await {
                 Ok(written) => {
                     // Another request with the same key has made the scan meanwhile, with a task
                     // that is gone since, so that this one has made a second one.
                     if let WriteOutcome::Repeated { response } = &written
                         && !explore::is_of(response, &prepared)
                     {
-                        explore::undo(&entry, &write, &prepared).await;
+                        explore::undo(&context, &write, &prepared).await;
                     }
                     Ok(written)
                 }
                 Err(error) => {
                     // Of one that may have been written all the same the task stays.
                     if !matches!(error, Error::Unavailable(_) | Error::Internal(_)) {
-                        explore::undo(&entry, &write, &prepared).await;
+                        explore::undo(&context, &write, &prepared).await;
                     }
                     Err(status::of_store(error))
                 }
@@ -417,7 +421,7 @@ impl ScanService for Api {
         };
         if let Some(archive) = archive.filter(|_| !is_needed) {
             // What stays is swept with the other blobs.
-            if let Err(error) = entry.backend.blobs.remove(&archive).await {
+            if let Err(error) = context.backend.blobs.remove(&archive).await {
                 tracing::debug!(
                     error = status::chain(&error),
                     "an archive that nobody needs could not be removed"
@@ -425,17 +429,17 @@ impl ScanService for Api {
             }
         }
         let written = written?;
-        ring(&entry, &written).await;
-        entry.answer(written, nobody, show::scan).await
+        ring(&context, &written).await;
+        context.answer(written, no_wake, show::scan).await
     }
 
     async fn get_scan(
         &self,
         request: Request<GetScanRequest>,
     ) -> Result<Response<v1::Scan>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.scan)?;
-        let found = entry.store().scan_get(entry.organization(), id).await;
+        let found = context.store().scan_get(context.organization(), id).await;
         found
             .map(|scan| Response::new(show::scan(&scan)))
             .map_err(|error| status::about(&request.scan, error))
@@ -445,9 +449,9 @@ impl ScanService for Api {
         &self,
         request: Request<ListScansRequest>,
     ) -> Result<Response<ListScansResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::TIMES)?;
+        let (context, request, page) = self.begin_list_request(request, &Column::TIMES)?;
         let filter = ScanFilter { repository: request.filter.unwrap_or_default().repository };
-        let found = entry.store().scan_list(entry.organization(), &filter, &page.query()).await;
+        let found = context.store().scan_list(context.organization(), &filter, &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (scans, info) = page.cut(&found, show::scan, |scan| scan.cursor(page.key()));
         Ok(Response::new(ListScansResponse { scans, page: Some(info) }))
@@ -457,14 +461,14 @@ impl ScanService for Api {
         &self,
         request: Request<CancelScanRequest>,
     ) -> Result<Response<v1::Scan>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.scan)?;
-        let write = entry.write("CancelScan", &mut request);
+        let write = context.write("CancelScan", &mut request);
         let render = |scan: &_| silent(&show::scan(scan));
-        let written = entry.store().scan_cancel(&write, id, &request.reason, render).await;
+        let written = context.store().scan_cancel(&write, id, &request.reason, render).await;
         let written = written.map_err(|error| status::about(&request.scan, error))?;
-        ring(&entry, &written).await;
-        entry.answer(written, nobody, show::scan).await
+        ring(&context, &written).await;
+        context.answer(written, no_wake, show::scan).await
     }
 
     async fn watch_scan(
@@ -478,10 +482,10 @@ impl ScanService for Api {
         &self,
         request: Request<ListCandidatesRequest>,
     ) -> Result<Response<ListCandidatesResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.scan)?;
         let state = show::to_candidate_state(request.state());
-        let found = entry.store().candidate_list(entry.organization(), id, state).await;
+        let found = context.store().candidate_list(context.organization(), id, state).await;
         let found = found.map_err(|error| status::about(&request.scan, error))?;
         Ok(Response::new(ListCandidatesResponse {
             candidates: found.iter().map(show::candidate).collect(),
@@ -492,17 +496,17 @@ impl ScanService for Api {
         &self,
         request: Request<ReviewCandidateRequest>,
     ) -> Result<Response<v1::Candidate>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         let id = requests::review_candidate(&request)?;
-        let write = entry.write("ReviewCandidate", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let found = entry.store().candidate_get(entry.organization(), id).await;
+        let write = context.write("ReviewCandidate", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let found = context.store().candidate_get(context.organization(), id).await;
         let (id, found) = match found {
             Ok(found) => {
-                (lookup.take(&request.candidate, Ok(id), CandidateId::from_uuid)?, Some(found))
+                (resolver.resolve(&request.candidate, Ok(id), CandidateId::from_uuid)?, Some(found))
             }
             Err(error) => {
-                (lookup.take(&request.candidate, Err(error), CandidateId::from_uuid)?, None)
+                (resolver.resolve(&request.candidate, Err(error), CandidateId::from_uuid)?, None)
             }
         };
         let mut expected = (request.revision != 0).then_some(request.revision);
@@ -516,52 +520,52 @@ impl ScanService for Api {
         };
         let state =
             v1::CandidateState::try_from(request.state).ok().and_then(show::to_candidate_state);
-        let review = Review { state, content, by: entry.name() };
+        let review = Review { state, content, by: context.name() };
         let render = |candidate: &_| silent(&show::candidate(candidate));
-        let reviewed = entry.store().candidate_review(&write, id, expected, review, render).await;
-        entry.answer(lookup.settle(reviewed)?, nobody, show::candidate).await
+        let reviewed = context.store().candidate_review(&write, id, expected, review, render).await;
+        context.answer(resolver.finish(reviewed)?, no_wake, show::candidate).await
     }
 
     async fn create_tools(
         &self,
         request: Request<CreateToolsRequest>,
     ) -> Result<Response<CreateToolsResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
+        let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.scan)?;
         let named = request
             .candidates
             .iter()
             .map(|candidate| validate::id(candidate))
             .collect::<Result<Vec<CandidateId>, _>>()?;
-        let write = entry.write("CreateTools", &mut request);
+        let write = context.write("CreateTools", &mut request);
         let render = |handed: &HandOverResult| silent(&tools(handed));
-        let name = entry.name();
-        let written = entry.store().candidates_hand_over(&write, id, &named, &name, render).await;
+        let name = context.name();
+        let written = context.store().candidates_hand_over(&write, id, &named, &name, render).await;
         let written = written.map_err(|error| status::about(&request.scan, error))?;
         if let WriteOutcome::Applied { entity, .. } = &written {
-            tell(&entry, entity).await;
+            tell(&context, entity).await;
         }
-        entry.answer(written, nobody, tools).await
+        context.answer(written, no_wake, tools).await
     }
 
     async fn compare_scans(
         &self,
         request: Request<CompareScansRequest>,
     ) -> Result<Response<CompareScansResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let (before, after) = (validate::id(&request.before)?, validate::id(&request.after)?);
-        compare::compare(&entry, (&request.before, before), (&request.after, after))
+        compare::compare(&context, (&request.before, before), (&request.after, after))
             .await
             .map(Response::new)
     }
 }
 
 /// Tells the scanners. When nobody hears it, they find the scan by its row.
-async fn ring(entry: &Entry, written: &WriteOutcome<Scan>) {
+async fn ring(context: &CallerContext, written: &WriteOutcome<Scan>) {
     if let WriteOutcome::Applied { entity, .. } = written
         && entity.next_wake.is_some()
     {
-        entry.backend.publisher.scan(entry.organization(), entity.id).await;
+        context.backend.publisher.scan(context.organization(), entity.id).await;
     }
 }
 
@@ -574,25 +578,25 @@ fn tools(handed: &HandOverResult) -> CreateToolsResponse {
 
 /// Tells the mesh of a hand-over. What it does not hear now it hears from the scanner, under the
 /// same id.
-async fn tell(entry: &Entry, handed: &HandOverResult) {
+async fn tell(context: &CallerContext, handed: &HandOverResult) {
     let Some(id) = handed.id else { return };
     let message = ToolCreate {
-        organization_id: entry.organization().to_string(),
+        organization_id: context.organization().to_string(),
         hand_over_id: id.to_string(),
         scan_id: handed.scan.id.to_string(),
         repository: handed.scan.repository.clone(),
         commit: handed.scan.commit.clone(),
         candidates: handed.candidates.iter().map(show::candidate).collect(),
     };
-    let address = subject::ToolCreate { organization: entry.organization() };
-    let told = entry
+    let address = subject::ToolCreate { organization: context.organization() };
+    let told = context
         .backend
         .publisher
         .bus()
         .publish_within(&address, &message, Duration::from_secs(1))
         .await;
     let noted = match told {
-        Ok(_) => entry
+        Ok(_) => context
             .store()
             .hand_over_mark_published(id, clock::now())
             .await
@@ -655,8 +659,8 @@ fn no_scan(reference: &str) -> Status {
 }
 
 /// The scan that a request names.
-async fn find(entry: &Entry, reference: &str, id: ScanId) -> Result<Scan, Status> {
-    entry.store().scan_get(entry.organization(), id).await.map_err(|error| match error {
+async fn find(context: &CallerContext, reference: &str, id: ScanId) -> Result<Scan, Status> {
+    context.store().scan_get(context.organization(), id).await.map_err(|error| match error {
         Error::NotFound { .. } => no_scan(reference),
         error => status::of_store(error),
     })

@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Lookup, nobody},
+    api::{Api, ReferenceResolver, no_wake},
     convert, events,
     page::Column,
     status,
@@ -35,31 +35,32 @@ impl ScheduleService for Api {
         &self,
         request: Request<CreateScheduleRequest>,
     ) -> Result<Response<v1::Schedule>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         let now = clock::now();
         let checked = requests::create_schedule(&request, now)?;
-        entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
-        let write = entry.write("CreateSchedule", &mut request);
+        context.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
+        let write = context.write("CreateSchedule", &mut request);
         let spec = request.spec.unwrap_or_default();
-        let mut lookup = Lookup::new(&write);
+        let mut resolver = ReferenceResolver::new(&write);
         let target = match checked.task {
             Some(task) => {
-                let found = entry
+                let found = context
                     .store()
-                    .task_get(entry.organization(), task)
+                    .task_get(context.organization(), task)
                     .await
                     .map(|task| task.state.id);
-                ScheduleTarget::Task(lookup.take(&spec.task, found, TaskId::from_uuid)?)
+                ScheduleTarget::Task(resolver.resolve(&spec.task, found, TaskId::from_uuid)?)
             }
             None => {
-                let found = entry.store().agent_resolve(entry.organization(), &spec.agent).await;
-                ScheduleTarget::Agent(lookup.take(&spec.agent, found, AgentId::from_uuid)?)
+                let found =
+                    context.store().agent_resolve(context.organization(), &spec.agent).await;
+                ScheduleTarget::Agent(resolver.resolve(&spec.agent, found, AgentId::from_uuid)?)
             }
         };
-        let nowhere = |id| ScheduleTarget::Task(TaskId::from_uuid(id));
+        let nil_target = |id| ScheduleTarget::Task(TaskId::from_uuid(id));
         let (priority, missed) = (spec.priority(), spec.missed_runs());
         let (target, content) =
-            entry.content("spec.blocks", spec.blocks, &mut lookup, target, nowhere).await?;
+            context.content("spec.blocks", spec.blocks, &mut resolver, target, nil_target).await?;
         let new = NewSchedule {
             id: ScheduleId::from_uuid(Uuid::now_v7()),
             name: spec.name.clone(),
@@ -72,16 +73,17 @@ impl ScheduleService for Api {
             timing: checked.timing,
             next_run: Some(checked.next),
         };
-        let written = entry.store().schedule_create(&write, new, render("schedule.created")).await;
-        entry.answer(lookup.settle(written)?, nobody, convert::schedule).await
+        let written =
+            context.store().schedule_create(&write, new, render("schedule.created")).await;
+        context.answer(resolver.finish(written)?, no_wake, convert::schedule).await
     }
 
     async fn get_schedule(
         &self,
         request: Request<GetScheduleRequest>,
     ) -> Result<Response<v1::Schedule>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
+        let (context, request) = self.begin_request(request)?;
+        let found = context.store().schedule_find(context.organization(), &request.schedule).await;
         let schedule = found.map_err(|error| status::about(&request.schedule, error))?;
         Ok(Response::new(convert::schedule(&schedule)))
     }
@@ -90,11 +92,12 @@ impl ScheduleService for Api {
         &self,
         request: Request<ListSchedulesRequest>,
     ) -> Result<Response<ListSchedulesResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
+        let (context, request, page) = self.begin_list_request(request, &Column::NAMED)?;
         let filter = request.filter.unwrap_or_default();
         let filter =
             ScheduleFilter { task: optional_id(&filter.task)?, name_prefix: filter.name_prefix };
-        let found = entry.store().schedule_list(entry.organization(), &filter, &page.query()).await;
+        let found =
+            context.store().schedule_list(context.organization(), &filter, &page.query()).await;
         let schedules = found.map_err(status::of_store)?;
         let (schedules, info) =
             page.cut(&schedules, convert::schedule, |schedule| schedule.cursor(page.key()));
@@ -105,15 +108,15 @@ impl ScheduleService for Api {
         &self,
         request: Request<UpdateScheduleRequest>,
     ) -> Result<Response<v1::Schedule>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::update_schedule(&request)?;
-        let write = entry.write("UpdateSchedule", &mut request);
-        let mut lookup = Lookup::new(&write);
+        let write = context.write("UpdateSchedule", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
         let mut expected = (request.revision != 0).then_some(request.revision);
         let (mut timing, reference) = (None, request.schedule.clone());
-        let id = match entry.store().schedule_find(entry.organization(), &reference).await {
+        let id = match context.store().schedule_find(context.organization(), &reference).await {
             Ok(schedule) => {
-                let id = lookup.take(&reference, Ok(schedule.id), ScheduleId::from_uuid)?;
+                let id = resolver.resolve(&reference, Ok(schedule.id), ScheduleId::from_uuid)?;
                 if request.at.is_some() || request.cron.is_some() || request.time_zone.is_some() {
                     // What is not said is taken from the schedule as it was read.
                     expected.get_or_insert(schedule.revision);
@@ -122,105 +125,105 @@ impl ScheduleService for Api {
                             timing = Some((read, Some(next)));
                             id
                         }
-                        Err(reason) => lookup.refuse(reason, ScheduleId::from_uuid)?,
+                        Err(reason) => resolver.refuse(reason, ScheduleId::from_uuid)?,
                     }
                 } else {
                     id
                 }
             }
-            Err(error) => lookup.take(&reference, Err(error), ScheduleId::from_uuid)?,
+            Err(error) => resolver.resolve(&reference, Err(error), ScheduleId::from_uuid)?,
         };
         let missed = convert::to_missed(request.missed_runs());
         let (id, content) = if request.blocks.is_empty() {
             (id, None)
         } else {
             let found =
-                entry.content("blocks", request.blocks, &mut lookup, id, ScheduleId::from_uuid);
+                context.content("blocks", request.blocks, &mut resolver, id, ScheduleId::from_uuid);
             let (id, content) = found.await?;
             (id, Some(content))
         };
         let changes = ScheduleChanges { name: request.name, content, timing, missed };
-        let updated = entry
+        let updated = context
             .store()
             .schedule_update(&write, id, expected, changes, render("schedule.updated"))
             .await;
-        entry.answer(lookup.settle(updated)?, nobody, convert::schedule).await
+        context.answer(resolver.finish(updated)?, no_wake, convert::schedule).await
     }
 
     async fn delete_schedule(
         &self,
         request: Request<DeleteScheduleRequest>,
     ) -> Result<Response<DeleteScheduleResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("DeleteSchedule", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
-        let id = lookup.take(
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("DeleteSchedule", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let found = context.store().schedule_find(context.organization(), &request.schedule).await;
+        let id = resolver.resolve(
             &request.schedule,
             found.map(|schedule| schedule.id),
             ScheduleId::from_uuid,
         )?;
         let render = |schedule: &Schedule| events::deleted("schedule.deleted", schedule.id);
-        let deleted = entry.store().schedule_delete(&write, id, render).await;
-        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteScheduleResponse {}).await
+        let deleted = context.store().schedule_delete(&write, id, render).await;
+        context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteScheduleResponse {}).await
     }
 
     async fn pause_schedule(
         &self,
         request: Request<PauseScheduleRequest>,
     ) -> Result<Response<v1::Schedule>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("PauseSchedule", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
-        let id = lookup.take(
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("PauseSchedule", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let found = context.store().schedule_find(context.organization(), &request.schedule).await;
+        let id = resolver.resolve(
             &request.schedule,
             found.map(|schedule| schedule.id),
             ScheduleId::from_uuid,
         )?;
-        let paused = entry
+        let paused = context
             .store()
             .schedule_pause(&write, id, true, None, None, render("schedule.updated"))
             .await;
-        entry.answer(lookup.settle(paused)?, nobody, convert::schedule).await
+        context.answer(resolver.finish(paused)?, no_wake, convert::schedule).await
     }
 
     async fn resume_schedule(
         &self,
         request: Request<ResumeScheduleRequest>,
     ) -> Result<Response<v1::Schedule>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("ResumeSchedule", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("ResumeSchedule", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let found = context.store().schedule_find(context.organization(), &request.schedule).await;
         let next = found
             .as_ref()
             .ok()
             .and_then(|schedule| schedule.timing.next_after(clock::now()).ok().flatten());
         // Its time may be changed at this moment.
         let read = found.as_ref().ok().map(|schedule| schedule.revision);
-        let id = lookup.take(
+        let id = resolver.resolve(
             &request.schedule,
             found.map(|schedule| schedule.id),
             ScheduleId::from_uuid,
         )?;
-        let resumed = entry
+        let resumed = context
             .store()
             .schedule_pause(&write, id, false, next, read, render("schedule.updated"))
             .await;
-        entry.answer(lookup.settle(resumed)?, nobody, convert::schedule).await
+        context.answer(resolver.finish(resumed)?, no_wake, convert::schedule).await
     }
 
     async fn list_schedule_runs(
         &self,
         request: Request<ListScheduleRunsRequest>,
     ) -> Result<Response<ListScheduleRunsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
+        let (context, request) = self.begin_request(request)?;
+        let found = context.store().schedule_find(context.organization(), &request.schedule).await;
         let schedule = found.map_err(|error| status::about(&request.schedule, error))?;
-        let runs = entry
+        let runs = context
             .store()
-            .schedule_runs(entry.organization(), schedule.id)
+            .schedule_runs(context.organization(), schedule.id)
             .await
             .map_err(status::of_store)?;
         Ok(Response::new(ListScheduleRunsResponse {

@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Lookup, nobody},
+    api::{Api, ReferenceResolver, no_wake},
     convert, events,
     page::Column,
     status,
@@ -60,7 +60,7 @@ impl SecretService for Api {
         &self,
         request: Request<CreateSecretRequest>,
     ) -> Result<Response<v1::Secret>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::create_secret(&request)?;
         let keyring = self.secrets_keyring()?;
         let value = request
@@ -69,7 +69,7 @@ impl SecretService for Api {
             .map(|spec| take(keyring, &mut spec.value))
             .transpose()?
             .unwrap_or_default();
-        let write = entry.write("CreateSecret", &mut request);
+        let write = context.write("CreateSecret", &mut request);
         let spec = request.spec.unwrap_or_default();
         let id = SecretId::from_uuid(Uuid::now_v7());
         let new = NewSecret {
@@ -79,16 +79,16 @@ impl SecretService for Api {
             bindings: bindings(spec.bindings.unwrap_or_default()),
             value: seal(keyring, id, &value)?,
         };
-        let written = entry.store().secret_create(&write, new, render("secret.created")).await;
-        entry.answer(written.map_err(status::of_store)?, nobody, convert::secret).await
+        let written = context.store().secret_create(&write, new, render("secret.created")).await;
+        context.answer(written.map_err(status::of_store)?, no_wake, convert::secret).await
     }
 
     async fn get_secret(
         &self,
         request: Request<GetSecretRequest>,
     ) -> Result<Response<v1::Secret>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let found = entry.store().secret_find(entry.organization(), &request.secret).await;
+        let (context, request) = self.begin_request(request)?;
+        let found = context.store().secret_find(context.organization(), &request.secret).await;
         let secret = found.map_err(|error| status::about(&request.secret, error))?;
         Ok(Response::new(convert::secret(&secret)))
     }
@@ -97,9 +97,10 @@ impl SecretService for Api {
         &self,
         request: Request<ListSecretsRequest>,
     ) -> Result<Response<ListSecretsResponse>, Status> {
-        let (entry, request, page) = self.enter_list(request, &Column::NAMED)?;
+        let (context, request, page) = self.begin_list_request(request, &Column::NAMED)?;
         let prefix = request.filter.unwrap_or_default().name_prefix;
-        let found = entry.store().secret_list(entry.organization(), &prefix, &page.query()).await;
+        let found =
+            context.store().secret_list(context.organization(), &prefix, &page.query()).await;
         let secrets = found.map_err(status::of_store)?;
         let (secrets, info) =
             page.cut(&secrets, convert::secret, |secret| secret.cursor(page.key()));
@@ -110,20 +111,20 @@ impl SecretService for Api {
         &self,
         request: Request<UpdateSecretRequest>,
     ) -> Result<Response<v1::Secret>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::update_secret(&request)?;
         let value = match &mut request.value {
             Some(value) => Some(take(self.secrets_keyring()?, value)?),
             None => None,
         };
-        let write = entry.write("UpdateSecret", &mut request);
-        let mut lookup = Lookup::new(&write);
+        let write = context.write("UpdateSecret", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
         let mut expected = (request.revision != 0).then_some(request.revision);
         let wanted = request.bindings.map(bindings);
-        let found = entry.store().secret_find(entry.organization(), &request.secret).await;
+        let found = context.store().secret_find(context.organization(), &request.secret).await;
         let id = match found {
             Ok(secret) => {
-                let id = lookup.take(&request.secret, Ok(secret.id), SecretId::from_uuid)?;
+                let id = resolver.resolve(&request.secret, Ok(secret.id), SecretId::from_uuid)?;
                 let mut checked = requests::secret_fits(wanted.as_ref(), value.is_some(), &secret);
                 if wanted.is_some() && value.is_none() {
                     // Whether the bindings are within the present ones was decided for the secret
@@ -135,10 +136,10 @@ impl SecretService for Api {
                 }
                 match checked {
                     Ok(()) => id,
-                    Err(reason) => lookup.refuse(reason, SecretId::from_uuid)?,
+                    Err(reason) => resolver.refuse(reason, SecretId::from_uuid)?,
                 }
             }
-            Err(error) => lookup.take(&request.secret, Err(error), SecretId::from_uuid)?,
+            Err(error) => resolver.resolve(&request.secret, Err(error), SecretId::from_uuid)?,
         };
         let changes = SecretChanges {
             name: request.name,
@@ -146,24 +147,24 @@ impl SecretService for Api {
             bindings: wanted,
             value: value.map(|value| seal(self.secrets_keyring()?, id, &value)).transpose()?,
         };
-        let updated = entry
+        let updated = context
             .store()
             .secret_update(&write, id, expected, changes, render("secret.updated"))
             .await;
-        entry.answer(lookup.settle(updated)?, nobody, convert::secret).await
+        context.answer(resolver.finish(updated)?, no_wake, convert::secret).await
     }
 
     async fn delete_secret(
         &self,
         request: Request<DeleteSecretRequest>,
     ) -> Result<Response<DeleteSecretResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let write = entry.write("DeleteSecret", &mut request);
-        let mut lookup = Lookup::new(&write);
-        let secret = entry.store().secret_resolve(entry.organization(), &request.secret).await;
-        let secret = lookup.take(&request.secret, secret, SecretId::from_uuid)?;
+        let (context, mut request) = self.begin_request(request)?;
+        let write = context.write("DeleteSecret", &mut request);
+        let mut resolver = ReferenceResolver::new(&write);
+        let secret = context.store().secret_resolve(context.organization(), &request.secret).await;
+        let secret = resolver.resolve(&request.secret, secret, SecretId::from_uuid)?;
         let render = |secret: &Secret| events::deleted("secret.deleted", secret.id);
-        let deleted = entry.store().secret_delete(&write, secret, render).await;
-        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteSecretResponse {}).await
+        let deleted = context.store().secret_delete(&write, secret, render).await;
+        context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteSecretResponse {}).await
     }
 }

@@ -192,7 +192,7 @@ fn span<B>(request: &http::Request<B>) -> tracing::Span {
             rpc.method = method
         )
     } else {
-        // The face says which method it is, once it knows.
+        // The protocol says which method it is, once it knows.
         let empty = tracing::field::Empty;
         tracing::info_span!(
             "gateway.request",

@@ -1,4 +1,4 @@
-//! The server: gRPC's services with limits, health and reflection, and the other faces before them.
+//! The server: gRPC's services with limits, health and reflection, and the other protocols before them.
 
 use std::time::Duration;
 
@@ -31,9 +31,9 @@ use tower::Layer as _;
 use crate::{
     Config,
     api::Api,
-    faces::Faces,
     identity::guard::GuardLayer,
     limit::{Limit, connection::Connection},
+    protocols::ProtocolLayer,
     serve::serve,
     socket::Socket,
     tls::{Tls, accept},
@@ -57,7 +57,7 @@ macro_rules! limited {
 }
 
 /// Serves `api` until the process drains, on a port and, where there is one, on a socket. Gives the
-/// faces, for those with ports of their own.
+/// protocols, for those with ports of their own.
 pub(crate) async fn spawn(
     api: Api,
     listener: TcpListener,
@@ -65,9 +65,9 @@ pub(crate) async fn spawn(
     socket: Option<Socket>,
     config: &Config,
     context: &Context,
-) -> anyhow::Result<Faces> {
+) -> anyhow::Result<ProtocolLayer> {
     let address = listener.local_addr()?;
-    let faces = Faces::new(api.clone(), address.ip().is_loopback(), config)?;
+    let protocols = ProtocolLayer::new(api.clone(), address.ip().is_loopback(), config)?;
     let (reporter, health) = tonic_health::server::health_reporter();
     report(&reporter, false).await;
     // Both versions, which tell the same: clients that are still about ask for the one before.
@@ -130,9 +130,9 @@ pub(crate) async fn spawn(
     let incoming =
         TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
     let secure = tls.is_some();
-    let incoming = accept::connections(incoming, tls, faces.proxies().clone(), lifecycle);
+    let incoming = accept::connections(incoming, tls, protocols.proxies().clone(), lifecycle);
     let routes = routes.prepare();
-    lifecycle.spawn("grpc", serve(faces.layer(routes.clone()), incoming, lifecycle.draining()));
+    lifecycle.spawn("grpc", serve(protocols.layer(routes.clone()), incoming, lifecycle.draining()));
     if let Some(Socket { listener, passed }) = socket {
         let readiness = context.readiness().clone();
         let begun = async move {
@@ -143,7 +143,7 @@ pub(crate) async fn spawn(
         };
         let incoming =
             stream::once(begun).flatten().map_ok(|stream| (stream, Connection::uncounted()));
-        let serving = serve(faces.on_socket().layer(routes), incoming, lifecycle.draining());
+        let serving = serve(protocols.on_socket().layer(routes), incoming, lifecycle.draining());
         lifecycle.spawn("grpc on the socket", serving);
     }
     let (mut changes, draining) = (context.readiness().subscribe(), lifecycle.draining());
@@ -156,8 +156,8 @@ pub(crate) async fn spawn(
             }
         }
     });
-    tracing::info!(%address, tls = secure, "serving gRPC and the other faces");
-    Ok(faces)
+    tracing::info!(%address, tls = secure, "serving gRPC and the other protocols");
+    Ok(protocols)
 }
 
 /// Tells who asks for the health of the whole server (the empty name) or of one service. All need

@@ -17,7 +17,7 @@ use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    api::{Api, Entry, nobody},
+    api::{Api, CallerContext, no_wake},
     convert,
     organizations::silent,
     quotas::Wanted,
@@ -33,10 +33,10 @@ impl StateService for Api {
         &self,
         request: Request<GetStateRequest>,
     ) -> Result<Response<v1::State>, Status> {
-        let (entry, request) = self.enter(request)?;
+        let (context, request) = self.begin_request(request)?;
         let version = (request.version > 0).then_some(request.version);
-        let state = StateRef { owner: owner(&entry, request.shared), name: &request.state };
-        let found = entry.store().state_get(entry.organization(), state, version).await;
+        let state = StateRef { owner: owner(&context, request.shared), name: &request.state };
+        let found = context.store().state_get(context.organization(), state, version).await;
         let found = found.map_err(|error| status::about(&request.state, error))?;
         Ok(Response::new(show(&found)))
     }
@@ -45,9 +45,11 @@ impl StateService for Api {
         &self,
         request: Request<ListStatesRequest>,
     ) -> Result<Response<ListStatesResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let found =
-            entry.store().state_list(entry.organization(), owner(&entry, request.shared)).await;
+        let (context, request) = self.begin_request(request)?;
+        let found = context
+            .store()
+            .state_list(context.organization(), owner(&context, request.shared))
+            .await;
         let states = found.map_err(status::of_store)?.iter().map(show).collect();
         Ok(Response::new(ListStatesResponse { states }))
     }
@@ -56,9 +58,9 @@ impl StateService for Api {
         &self,
         request: Request<ListStateVersionsRequest>,
     ) -> Result<Response<ListStateVersionsResponse>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let state = StateRef { owner: owner(&entry, request.shared), name: &request.state };
-        let found = entry.store().state_versions(entry.organization(), state).await;
+        let (context, request) = self.begin_request(request)?;
+        let state = StateRef { owner: owner(&context, request.shared), name: &request.state };
+        let found = context.store().state_versions(context.organization(), state).await;
         let found = found.map_err(|error| status::about(&request.state, error))?;
         Ok(Response::new(ListStateVersionsResponse { versions: found.iter().map(show).collect() }))
     }
@@ -67,25 +69,27 @@ impl StateService for Api {
         &self,
         request: Request<PutStateRequest>,
     ) -> Result<Response<v1::State>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::put_state(&request)?;
-        let owner = writable(&entry, request.shared)?;
-        let write = write(&entry, "PutState", &mut request, owner);
-        let (state, by) = (StateRef { owner, name: &request.state }, entry.name());
+        let owner = writable(&context, request.shared)?;
+        let write = write(&context, "PutState", &mut request, owner);
+        let (state, by) = (StateRef { owner, name: &request.state }, context.name());
         let content = match request.restore {
             0 => StateContent::Text(&request.json),
             version => StateContent::Version(version),
         };
-        let of_key = entry.caller().limits.storage_bytes.is_some();
-        if of_key || self.quotas().limits_storage(entry.store(), entry.organization()).await {
-            let growth =
-                entry.store().state_growth(entry.organization(), state, content, write.key).await;
+        let of_key = context.caller().limits.storage_bytes.is_some();
+        if of_key || self.quotas().limits_storage(context.store(), context.organization()).await {
+            let growth = context
+                .store()
+                .state_growth(context.organization(), state, content, write.key)
+                .await;
             let growth = growth.map_err(status::of_store)?;
             let wanted = Wanted { bytes_of_key: growth.bytes_of_key, ..Wanted::kept(growth.bytes) };
-            self.allow(&entry, Some(&write), wanted).await?;
+            self.allow(&context, Some(&write), wanted).await?;
         }
         let render = |state: &State| silent(&show(state));
-        let put = entry
+        let put = context
             .store()
             .state_put(&write, state, (content, by.as_str()), request.expected_version, render)
             .await;
@@ -94,23 +98,23 @@ impl StateService for Api {
             StateContent::Version(version) => id(&request.state, version),
         };
         let put = put.map_err(|error| status::about(&about, error))?;
-        tell(&entry, &put).await;
-        entry.answer(put, nobody, show).await
+        tell(&context, &put).await;
+        context.answer(put, no_wake, show).await
     }
 
     async fn delete_state(
         &self,
         request: Request<DeleteStateRequest>,
     ) -> Result<Response<DeleteStateResponse>, Status> {
-        let (entry, mut request) = self.enter(request)?;
-        let owner = writable(&entry, request.shared)?;
-        let write = write(&entry, "DeleteState", &mut request, owner);
-        let (state, by) = (StateRef { owner, name: &request.state }, entry.name());
+        let (context, mut request) = self.begin_request(request)?;
+        let owner = writable(&context, request.shared)?;
+        let write = write(&context, "DeleteState", &mut request, owner);
+        let (state, by) = (StateRef { owner, name: &request.state }, context.name());
         let how = (request.expected_version, request.forget);
-        let deleted = entry.store().state_delete(&write, state, how, &by, |_| silent(&())).await;
+        let deleted = context.store().state_delete(&write, state, how, &by, |_| silent(&())).await;
         let deleted = deleted.map_err(|error| status::about(&request.state, error))?;
-        tell(&entry, &deleted).await;
-        entry.answer(deleted, nobody, |_| DeleteStateResponse {}).await
+        tell(&context, &deleted).await;
+        context.answer(deleted, no_wake, |_| DeleteStateResponse {}).await
     }
 
     async fn watch_states(
@@ -122,8 +126,8 @@ impl StateService for Api {
 }
 
 /// Whose documents a request is about.
-fn owner(entry: &Entry, shared: bool) -> Option<UserId> {
-    (!shared).then(|| entry.user())
+fn owner(context: &CallerContext, shared: bool) -> Option<UserId> {
+    (!shared).then(|| context.user())
 }
 
 /// Whose document a request changes, when the caller may; the audit trail is told which of the two
@@ -131,26 +135,26 @@ fn owner(entry: &Entry, shared: bool) -> Option<UserId> {
 ///
 /// # Errors
 /// `PERMISSION_DENIED`.
-fn writable(entry: &Entry, shared: bool) -> Result<Option<UserId>, Status> {
-    entry.touch(if shared { "shared" } else { "own" });
-    if shared && entry.caller().role < Role::Admin {
-        let (needed, is) = (Role::Admin.as_str(), entry.caller().role.as_str());
+fn writable(context: &CallerContext, shared: bool) -> Result<Option<UserId>, Status> {
+    context.touch(if shared { "shared" } else { "own" });
+    if shared && context.caller().role < Role::Admin {
+        let (needed, is) = (Role::Admin.as_str(), context.caller().role.as_str());
         return Err(Status::permission_denied(format!(
             "what the organization shares is changed by those with the role `{needed}`; the caller is `{is}`"
         )));
     }
-    Ok(owner(entry, shared))
+    Ok(owner(context, shared))
 }
 
 /// Identifies a write. Of two members who write what is their own with the same key, neither is
 /// answered with what the other did.
 fn write(
-    entry: &Entry,
+    context: &CallerContext,
     method: &'static str,
     request: &mut impl IdempotentRequest,
     owner: Option<UserId>,
 ) -> Write {
-    let mut write = entry.write(method, request);
+    let mut write = context.write(method, request);
     if let (Some(idempotency), Some(owner)) = (&mut write.idempotency, owner) {
         idempotency.key = format!("{owner}/{}", idempotency.key);
     }
@@ -158,10 +162,10 @@ fn write(
 }
 
 /// Tells all gateways that they look again for those who watch.
-async fn tell(entry: &Entry, written: &WriteOutcome<State>) {
+async fn tell(context: &CallerContext, written: &WriteOutcome<State>) {
     if let WriteOutcome::Applied { entity, .. } = written {
         let version = (entity.owner, entity.name.as_str(), entity.version);
-        entry.backend.publisher.state(entry.organization(), version).await;
+        context.backend.publisher.state(context.organization(), version).await;
     }
 }
 

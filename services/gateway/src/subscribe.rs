@@ -72,17 +72,17 @@ impl EventService for Api {
         &self,
         request: Request<SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let (entry, request) = self.enter_unchecked(request)?;
+        let (context, request) = self.begin_unchecked_request(request)?;
         let wanted = requests::subscribe(request)?;
-        let share = self.subscription(entry.organization())?;
-        let watched = Watched { organization: entry.organization(), task: wanted.task };
+        let share = self.subscription(context.organization())?;
+        let watched = Watched { organization: context.organization(), task: wanted.task };
         // Listening begins before the first read, so that nothing falls between.
-        let joined = entry.backend.hub.join(watched).await;
-        let (merge, deleted) = begin(&entry.backend, watched, wanted.cursor).await?;
-        let caller = entry.caller().clone();
+        let joined = context.backend.hub.join(watched).await;
+        let (merge, deleted) = begin(&context.backend, watched, wanted.cursor).await?;
+        let caller = context.caller().clone();
         let (sender, receiver) = mpsc::channel(BUFFER);
         let draining = self.lifecycle().draining();
-        let backend = Arc::clone(&entry.backend);
+        let backend = Arc::clone(&context.backend);
         let store = backend.store.clone();
         let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
         let (marks, answers) = (Marks::default(), self.capacity().answers.clone());

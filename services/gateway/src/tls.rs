@@ -79,7 +79,7 @@ impl Tls {
         Ok(Some(Self { files, current }))
     }
 
-    /// For the port of gRPC and the other faces.
+    /// For the port of gRPC and the other protocols.
     pub(crate) fn web(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).web)
     }

@@ -12,7 +12,7 @@ use construct_store::{
 use tonic::{Request, Response, Status};
 
 use crate::{
-    api::{Api, Entry, nobody},
+    api::{Api, CallerContext, no_wake},
     budgets::{agent, model},
     convert,
     identity::rules::Access,
@@ -82,10 +82,10 @@ fn shown(row: &UsageRow) -> v1::UsageRow {
 
 /// Whose quota the caller asks for. Another organization's is the operator's to see; to others it
 /// is as if it were not there.
-fn whose(entry: &Entry, named: Option<OrganizationId>) -> Result<OrganizationId, Status> {
-    let own = entry.organization();
+fn whose(context: &CallerContext, named: Option<OrganizationId>) -> Result<OrganizationId, Status> {
+    let own = context.organization();
     let organization = named.unwrap_or(own);
-    if organization == own || Access::Operator.check(entry.caller()).is_ok() {
+    if organization == own || Access::Operator.check(context.caller()).is_ok() {
         return Ok(organization);
     }
     Err(status::about(&organization.to_string(), Error::NotFound { what: "organization" }))
@@ -97,13 +97,13 @@ impl UsageService for Api {
         &self,
         request: Request<GetQuotaRequest>,
     ) -> Result<Response<v1::Quota>, Status> {
-        let (entry, request) = self.enter(request)?;
-        let organization = whose(&entry, optional_id(&request.organization)?)?;
+        let (context, request) = self.begin_request(request)?;
+        let organization = whose(&context, optional_id(&request.organization)?)?;
         let about = |error| status::about(&organization.to_string(), error);
-        let quota = entry.store().quota_get(organization).await.map_err(about)?;
+        let quota = context.store().quota_get(organization).await.map_err(about)?;
         let periods = self.quotas().periods(clock::now());
-        let _place = self.sum(entry.organization()).await?;
-        let used = entry
+        let _place = self.sum(context.organization()).await?;
+        let used = context
             .store()
             .quota_counts(organization, CountSelection::ALL, &periods)
             .await
@@ -115,7 +115,7 @@ impl UsageService for Api {
         &self,
         request: Request<UpdateQuotaRequest>,
     ) -> Result<Response<v1::Quota>, Status> {
-        let (entry, mut request) = self.enter_unchecked(request)?;
+        let (context, mut request) = self.begin_unchecked_request(request)?;
         let (organization, overrides) =
             requests::update_quota(&request, |tier| self.quotas().has(tier))?;
         let quota = Quota {
@@ -132,42 +132,42 @@ impl UsageService for Api {
             let words = "the operator's organization must be left some requests: without any, nobody could give it more";
             return Err(Status::invalid_argument(words));
         }
-        entry.touch(&organization.to_string());
-        let write = entry.write("UpdateQuota", &mut request);
+        context.touch(&organization.to_string());
+        let write = context.write("UpdateQuota", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
         let render = |quota: &Quota| silent(&self.quota(quota, None));
-        let written = entry
+        let written = context
             .store()
             .quota_set(&write, organization, &request.tier, overrides, expected, render)
             .await;
         let written = written.map_err(|error| status::about(&request.organization, error))?;
         if let WriteOutcome::Applied { entity, .. } = &written {
             self.quotas().changed(entity);
-            tracing::info!(%organization, by = entry.name(), "a quota was changed");
+            tracing::info!(%organization, by = context.name(), "a quota was changed");
         }
-        entry.answer(written, nobody, |quota| self.quota(quota, None)).await
+        context.answer(written, no_wake, |quota| self.quota(quota, None)).await
     }
 
     async fn list_usage(
         &self,
         request: Request<ListUsageRequest>,
     ) -> Result<Response<ListUsageResponse>, Status> {
-        let (entry, request) = self.enter_unchecked(request)?;
-        let asked = requests::list_usage(entry.organization(), &request, clock::now())?;
+        let (context, request) = self.begin_unchecked_request(request)?;
+        let asked = requests::list_usage(context.organization(), &request, clock::now())?;
         let filter = request.filter.unwrap_or_default();
         let filter = UsageFilter {
-            agent: agent(&entry, &filter.agent).await?,
-            model: model(&entry, &filter.model).await?,
+            agent: agent(&context, &filter.agent).await?,
+            model: model(&context, &filter.model).await?,
             key: asked.key,
             tool: (!filter.tool.is_empty()).then_some(filter.tool),
             since: asked.since,
             until: asked.until,
             time_zone: asked.time_zone,
         };
-        let _place = self.sum(entry.organization()).await?;
-        let found = entry
+        let _place = self.sum(context.organization()).await?;
+        let found = context
             .store()
-            .usage_list(entry.organization(), &filter, asked.of, &asked.page.query())
+            .usage_list(context.organization(), &filter, asked.of, &asked.page.query())
             .await;
         let found = found.map_err(status::of_store)?;
         let (usage, info) = asked.page.cut(&found, shown, |row| row.cursor.clone());

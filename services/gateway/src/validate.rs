@@ -2,7 +2,7 @@
 //! told at once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names each field.
 //!
 //! The limits of single fields stand in `proto/construct/v1`, as the option `rule`, and are checked
-//! for every request that [`Api::enter`](crate::api::Api::enter) lets in. What depends on several
+//! for every request that [`Api::enter`](crate::api::Api::begin_request) lets in. What depends on several
 //! fields, on the configuration or on a language of its own is in [`requests`].
 
 mod contract;

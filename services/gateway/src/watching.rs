@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tonic::{Response, Status};
 
 use crate::{
-    api::{Api, Backend, Entry},
+    api::{Api, Backend, CallerContext},
     status, subscribe,
 };
 
@@ -25,7 +25,7 @@ pub(crate) type Client<E> = mpsc::Sender<Result<E, Status>>;
 /// # Errors
 /// `RESOURCE_EXHAUSTED` when the organization has no place left.
 pub(crate) async fn begin<E, N, X, F>(
-    (api, entry): (&Api, &Entry),
+    (api, context): (&Api, &CallerContext),
     (name, buffer): (&'static str, usize),
     listen: impl Future<Output = Result<BoxStream<'static, N>, X>>,
     follow: impl FnOnce(Arc<Backend>, BoxStream<'static, N>, Client<E>) -> F,
@@ -36,8 +36,8 @@ where
     X: Display,
     F: Future<Output = Result<(), Status>> + Send + 'static,
 {
-    let place = api.subscription(entry.organization())?;
-    let backend = Arc::clone(&entry.backend);
+    let place = api.subscription(context.organization())?;
+    let backend = Arc::clone(&context.backend);
     // Listening begins before the first read, so that nothing is waited for that has happened.
     let news = match listen.await {
         Ok(news) => news,
@@ -48,7 +48,7 @@ where
     };
     let (sender, receiver) = mpsc::channel(buffer);
     let (caller, draining, store) =
-        (entry.caller().clone(), api.lifecycle().draining(), backend.store.clone());
+        (context.caller().clone(), api.lifecycle().draining(), backend.store.clone());
     let following = follow(backend, news, sender.clone());
     api.lifecycle().spawn_job(name, async move {
         let _place = place;

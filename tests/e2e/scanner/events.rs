@@ -4,7 +4,7 @@
 use tokio::sync::watch;
 
 use super::*;
-use crate::faces::follow_events;
+use crate::protocols::follow_events;
 
 /// Events from a cursor on, until one of them is as wanted; or all.
 async fn watched(

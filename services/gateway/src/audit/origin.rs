@@ -20,7 +20,7 @@ const LONGEST: usize = 200;
 
 /// How a call came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Face {
+pub(crate) enum Protocol {
     Grpc,
     GrpcWeb,
     Connect,
@@ -33,7 +33,7 @@ pub(crate) enum Face {
     WebSocket,
 }
 
-impl Face {
+impl Protocol {
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Grpc => "grpc",
@@ -70,7 +70,7 @@ impl From<&Caller> for Known {
 /// write.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
-    pub(crate) face: Face,
+    pub(crate) protocol: Protocol,
     pub(crate) peer: Peer,
     user_agent: Option<HeaderValue>,
     request_id: Option<HeaderValue>,
@@ -80,8 +80,8 @@ impl Origin {
     pub(crate) fn of<B>(request: &Request<B>) -> Self {
         let (headers, extensions) = (request.headers(), request.extensions());
         Self {
-            // A face says who it is; what comes straight to the services is gRPC.
-            face: extensions.get::<Face>().copied().unwrap_or(Face::Grpc),
+            // A protocol says who it is; what comes straight to the services is gRPC.
+            protocol: extensions.get::<Protocol>().copied().unwrap_or(Protocol::Grpc),
             peer: Peer::of(extensions),
             user_agent: headers.get(header::USER_AGENT).cloned(),
             request_id: headers.get(REQUEST_ID).cloned(),
@@ -97,7 +97,7 @@ impl Origin {
             user: known.map(|known| known.user),
             api_key: known.and_then(|known| known.key),
             method: method.to_owned(),
-            protocol: self.face.as_str().to_owned(),
+            protocol: self.protocol.as_str().to_owned(),
             peer: self.peer.to_string(),
             user_agent: text(self.user_agent.as_ref()),
             objects: Vec::new(),

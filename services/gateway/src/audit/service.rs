@@ -42,9 +42,10 @@ impl AuditService for Api {
         &self,
         request: Request<ListAuditEntriesRequest>,
     ) -> Result<Response<ListAuditEntriesResponse>, Status> {
-        let (entry, request) = self.enter_unchecked(request)?;
-        let (page, filter) = requests::list_audit_entries(entry.organization(), &request)?;
-        let found = entry.store().audit_list(entry.organization(), &filter, &page.query()).await;
+        let (context, request) = self.begin_unchecked_request(request)?;
+        let (page, filter) = requests::list_audit_entries(context.organization(), &request)?;
+        let found =
+            context.store().audit_list(context.organization(), &filter, &page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (audit_entries, info) = page.cut(&found, shown, |entry| entry.cursor(page.key()));
         Ok(Response::new(ListAuditEntriesResponse { audit_entries, page: Some(info) }))
@@ -54,13 +55,13 @@ impl AuditService for Api {
         &self,
         request: Request<ExportAuditEntriesRequest>,
     ) -> Result<Response<Self::ExportAuditEntriesStream>, Status> {
-        let (entry, request) = self.enter_unchecked(request)?;
+        let (context, request) = self.begin_unchecked_request(request)?;
         let mut filter = requests::export_audit_entries(&request)?;
         // It lasts as long as the client takes: like a subscription, and bounded with them.
-        let place = self.subscription(entry.organization())?;
-        let (backend, organization) = (Arc::clone(&entry.backend), entry.organization());
+        let place = self.subscription(context.organization())?;
+        let (backend, organization) = (Arc::clone(&context.backend), context.organization());
         // Its own entry is written before it is answered, and is not one of those it was asked for.
-        let now = entry.audit().map_or_else(clock::now, |audit| audit.entry.created_at);
+        let now = context.audit().map_or_else(clock::now, |audit| audit.entry.created_at);
         filter.until = Some(filter.until.map_or(now, |until| until.min(now)));
         let pages = stream::try_unfold(Some(None::<Cursor>), move |after| {
             let (backend, filter) = (Arc::clone(&backend), filter.clone());

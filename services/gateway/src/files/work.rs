@@ -23,7 +23,7 @@ use crate::{
     status,
 };
 
-/// How long the answer to a last part waits for what becomes of the file. Less than a face gives a
+/// How long the answer to a last part waits for what becomes of the file. Less than a protocol gives a
 /// call.
 const WAIT: Duration = Duration::from_secs(12);
 /// How often is looked for what nobody has finished, what is too old, and what has to go.

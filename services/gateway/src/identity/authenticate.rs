@@ -68,7 +68,7 @@ impl Gate {
     }
 
     /// Whether who comes from there without credentials is taken for the operator. Pages of others
-    /// in a browser of this machine don't get here: the faces refuse them.
+    /// in a browser of this machine don't get here: the protocols refuse them.
     pub(crate) fn trusts(&self, peer: Peer) -> bool {
         match peer {
             Peer::Process { uid } => Some(uid) == self.uid,

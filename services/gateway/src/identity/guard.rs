@@ -23,10 +23,10 @@ use super::{
 use crate::{
     api::Api,
     audit::{
+        draft::AuditDraft,
         methods::{self, Method},
-        origin::{Face, Known, Origin},
-        slip::Slip,
-        trail,
+        origin::{Known, Origin, Protocol},
+        writer,
     },
     caller::Caller,
     deadline::Deadline,
@@ -86,10 +86,10 @@ where
         // The one that was asked whether it is ready is the one to call.
         let mut inner = std::mem::replace(&mut self.inner, next);
         let api = self.api.clone();
-        // Whatever a face in front of this may have let through: who calls is said here and nowhere
+        // Whatever a protocol in front of this may have let through: who calls is said here and nowhere
         // else.
         request.extensions_mut().remove::<Caller>();
-        request.extensions_mut().remove::<Arc<Slip>>();
+        request.extensions_mut().remove::<Arc<AuditDraft>>();
         let path = request.uri().path().to_owned();
         let Some(access) = rules::of(&path) else {
             return Box::pin(async {
@@ -100,13 +100,13 @@ where
         let origin = Origin::of(&request);
         let presented = presented(&request, origin.peer);
         let reached = request.extensions_mut().remove::<Transcoded>();
-        // A face has looked at who calls before it read the body, and the call was counted there.
+        // A protocol has looked at who calls before it read the body, and the call was counted there.
         let metered = request.extensions_mut().remove::<Metered>();
         request.extensions_mut().insert(origin.peer);
         let deadline = Deadline::of(request.extensions());
         let account = request.extensions().get::<Account>().cloned();
         Box::pin(async move {
-            let mut running = Running::new(&api, method, origin.face, deadline);
+            let mut running = Running::new(&api, method, origin.protocol, deadline);
             if let Some(reached) = &reached {
                 reached.reached();
             }
@@ -126,44 +126,44 @@ where
                 Err(status) => return Ok(running.ended(status.code(), status.into_http())),
             };
             let known = caller.as_ref().map(Known::from);
-            let slip = method
+            let draft = method
                 .filter(|method| method.writes)
-                .map(|method| Arc::new(Slip::new(method, &origin, known)));
+                .map(|method| Arc::new(AuditDraft::new(method, &origin, known)));
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
-            if let Some(slip) = &slip {
-                request.extensions_mut().insert(Arc::clone(slip));
-                running.slip = Some((Arc::clone(slip), &origin, known));
+            if let Some(draft) = &draft {
+                request.extensions_mut().insert(Arc::clone(draft));
+                running.draft = Some((Arc::clone(draft), &origin, known));
             }
             let mut response = blame_the_client(inner.call(request).await?);
             metered.tell(response.headers_mut());
-            if origin.face.is_operator() {
+            if origin.protocol.is_operator() {
                 response.extensions_mut().insert(metered.clone());
             }
             let code = Status::from_header_map(response.headers())
                 .map_or(Code::Ok, |status| status.code());
-            let noted = match (&slip, method) {
-                (Some(slip), _) if slip.is_written() => Ok(()),
+            let noted = match (&draft, method) {
+                (Some(draft), _) if draft.is_written() => Ok(()),
                 // What strangers fail at, and what is refused because there is too much of it, is
                 // counted and does not reach the database by itself: a flood of it must cost nobody
                 // else anything.
-                (slip, Some(method))
-                    if trail::is_refusal(code)
-                        || slip.is_some()
+                (draft, Some(method))
+                    if writer::is_refusal(code)
+                        || draft.is_some()
                             && (code == Code::ResourceExhausted
                                 || known.is_none() && code != Code::Ok) =>
                 {
-                    let entry = slip.as_ref().map(|slip| slip.entry(code));
+                    let entry = draft.as_ref().map(|draft| draft.entry(code));
                     let entry = entry.unwrap_or_else(|| origin.entry(&method.name, known, code));
-                    api.trail().refused(&origin, known, entry);
+                    api.audit_writer().refused(&origin, known, entry);
                     Ok(())
                 }
                 // Boxed, because few calls come here and each would be as large as this.
-                (Some(slip), _) => Box::pin(note(&api, slip.entry(code), code)).await,
+                (Some(draft), _) => Box::pin(note(&api, draft.entry(code), code)).await,
                 (None, _) => Ok(()),
             };
-            running.slip = None;
+            running.draft = None;
             Ok(match noted {
                 Ok(()) => running.ended(code, response),
                 Err(status) => {
@@ -221,7 +221,7 @@ fn blame_the_client<B>(mut response: Response<B>) -> Response<B> {
 async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
     // The database is away, as likely as not: the next attempt would take as long again.
     if code != Code::Unavailable {
-        match trail::now(api, &entry).await {
+        match writer::now(api, &entry).await {
             Ok(()) => return Ok(()),
             Err(error) if code == Code::Ok => {
                 tracing::warn!(
@@ -235,7 +235,7 @@ async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
             Err(_) => {}
         }
     }
-    api.trail().later(entry);
+    api.audit_writer().later(entry);
     Ok(())
 }
 
@@ -245,7 +245,7 @@ async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
 struct Running<'a> {
     api: &'a Api,
     /// With where the call comes from and whose it is.
-    slip: Option<(Arc<Slip>, &'a Origin, Option<Known>)>,
+    draft: Option<(Arc<AuditDraft>, &'a Origin, Option<Known>)>,
     call: metrics::Call,
     /// None: it is answered, or takes as long as it takes.
     deadline: Option<Deadline>,
@@ -255,11 +255,11 @@ impl<'a> Running<'a> {
     fn new(
         api: &'a Api,
         method: Option<&'static Method>,
-        face: Face,
+        protocol: Protocol,
         deadline: Option<Deadline>,
     ) -> Self {
-        let call = metrics::Call::begin(method.map(|method| method.name.as_str()), face);
-        Self { api, slip: None, call, deadline }
+        let call = metrics::Call::begin(method.map(|method| method.name.as_str()), protocol);
+        Self { api, draft: None, call, deadline }
     }
 
     fn ended<R>(&mut self, code: Code, response: Response<R>) -> Response<R> {
@@ -276,10 +276,10 @@ impl Drop for Running<'_> {
             code = Code::DeadlineExceeded;
             self.call.ended(code);
         }
-        if let Some((slip, origin, known)) = self.slip.take()
-            && !slip.is_written()
+        if let Some((draft, origin, known)) = self.draft.take()
+            && !draft.is_written()
         {
-            self.api.trail().abandoned(origin, known, slip.entry(code));
+            self.api.audit_writer().abandoned(origin, known, draft.entry(code));
         }
     }
 }
@@ -322,9 +322,9 @@ async fn admit(
     });
     found.map_err(|Refused { status, known }| {
         // Too many log-ins that failed are refusals as well.
-        if trail::is_refusal(status.code()) || status.code() == Code::ResourceExhausted {
+        if writer::is_refusal(status.code()) || status.code() == Code::ResourceExhausted {
             let name = method.map(|method| method.name.as_str()).unwrap_or_default();
-            api.trail().refused(origin, known, origin.entry(name, known, status.code()));
+            api.audit_writer().refused(origin, known, origin.entry(name, known, status.code()));
         }
         status
     })

@@ -413,7 +413,7 @@ mod tests {
     #[tokio::test]
     async fn what_issuers_sign_with_is_taken_and_a_key_that_names_its_algorithm_is_good_for_no_other()
      {
-        let any = Key::rsa("any", 0).for_any();
+        let any = Key::rsa("any", 0).without_algorithm();
         let named = Key::rsa("named", 1);
         let (ec, ec384, ed) = (Key::ec("ec"), Key::ec384("ec384"), Key::ed("ed"));
         let issuer = Issuer::start(&[&any, &named, &ec, &ec384, &ed]).await;
@@ -453,12 +453,12 @@ mod tests {
         for _ in 0..20 {
             assert!(verify(&oidc, &unknown.sign(&claims), begin).await.is_err());
         }
-        assert_eq!(issuer.asked(), 1);
+        assert_eq!(issuer.request_count(), 1);
         // A minute later the new key is asked for, and the old one is not the issuer's any more.
         let later = PAUSE + Duration::from_secs(1);
         assert!(verify(&oidc, &new.sign(&claims), later).await.is_ok());
         assert!(verify(&oidc, &old.sign(&claims), later).await.is_err());
-        assert_eq!(issuer.asked(), 2);
+        assert_eq!(issuer.request_count(), 2);
     }
 
     #[tokio::test]
@@ -466,7 +466,7 @@ mod tests {
     {
         let (key, next) = (Key::rsa("one", 0), Key::rsa("two", 1));
         let issuer = Issuer::start(&[&key]).await;
-        issuer.be_away(true);
+        issuer.set_unavailable(true);
         let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
         let claims = issuer.claims("ada", "");
         let early = oidc.verify(&key.sign(&claims), Instant::now(), Timestamp::now()).await;
@@ -474,13 +474,13 @@ mod tests {
             matches!(early, Err(Error::Unavailable(_))),
             "nothing is known of it yet: {early:?}"
         );
-        issuer.be_away(false);
+        issuer.set_unavailable(false);
         let minutes = |minutes: u64| Duration::from_secs(minutes * 60 + 1);
         assert!(verify(&oidc, &key.sign(&claims), minutes(1)).await.is_ok());
-        issuer.be_away(true);
+        issuer.set_unavailable(true);
         assert!(verify(&oidc, &key.sign(&claims), minutes(90)).await.is_ok());
         issuer.publish(&[&next]);
-        issuer.be_away(false);
+        issuer.set_unavailable(false);
         assert!(verify(&oidc, &key.sign(&claims), minutes(95)).await.is_err());
         assert!(verify(&oidc, &next.sign(&claims), minutes(95)).await.is_ok());
     }

@@ -3,7 +3,7 @@
 //!
 //! Together they keep a gateway below 512 MiB, which is what the chart gives it
 //! (`tests/e2e/flood.rs` measures it). The limits of connections are with the ports:
-//! [`crate::tls::accept`] and [`crate::faces::operator`].
+//! [`crate::tls::accept`] and [`crate::protocols::operator`].
 
 use std::time::Duration;
 

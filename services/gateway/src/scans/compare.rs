@@ -9,18 +9,18 @@ use construct_wire::scan as show;
 use tonic::Status;
 
 use super::find;
-use crate::{api::Entry, status};
+use crate::{api::CallerContext, status};
 
 /// Paths that are named of each kind of change, as the contract says.
 const NAMED: usize = 1000;
 
 pub(super) async fn compare(
-    entry: &Entry,
+    context: &CallerContext,
     (before_named, before): (&str, ScanId),
     (after_named, after): (&str, ScanId),
 ) -> Result<CompareScansResponse, Status> {
     let (earlier, later) =
-        (find(entry, before_named, before).await?, find(entry, after_named, after).await?);
+        (find(context, before_named, before).await?, find(context, after_named, after).await?);
     if earlier.repository != later.repository {
         return Err(Status::invalid_argument("after: is a scan of another repository"));
     }
@@ -32,7 +32,7 @@ pub(super) async fn compare(
             )));
         }
     }
-    let (store, organization) = (entry.store(), entry.organization());
+    let (store, organization) = (context.store(), context.organization());
     let manifests = (
         store.scan_manifest(organization, before).await.map_err(status::of_store)?,
         store.scan_manifest(organization, after).await.map_err(status::of_store)?,

@@ -17,7 +17,7 @@ use tonic::Status;
 use uuid::Uuid;
 
 use super::{made, part};
-use crate::{api::Entry, convert, events, status};
+use crate::{api::CallerContext, convert, events, status};
 
 /// What its agents are told about their job. What a scan is about is said in the message.
 const INSTRUCTIONS: &str = include_str!("explorer.md");
@@ -55,15 +55,15 @@ pub(super) fn policy() -> Vec<Rule> {
 }
 
 /// The model that a request names, or the only one there is.
-pub(super) async fn model(entry: &Entry, reference: &str) -> Result<Model, Status> {
+pub(super) async fn model(context: &CallerContext, reference: &str) -> Result<Model, Status> {
     if !reference.is_empty() {
-        let found = entry.store().model_find(entry.organization(), reference).await;
+        let found = context.store().model_find(context.organization(), reference).await;
         return found.map_err(|error| status::about(reference, error));
     }
     let page =
         Page { limit: 2, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let found =
-        entry.store().model_list(entry.organization(), &ModelFilter::default(), &page).await;
+        context.store().model_list(context.organization(), &ModelFilter::default(), &page).await;
     let mut found = found.map_err(status::of_store)?;
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
@@ -85,12 +85,12 @@ pub(super) struct Prepared {
 /// Makes what explores. When a request is repeated that came no further than here, it gets what it
 /// had, unless that was taken back.
 pub(super) async fn prepare(
-    entry: &Entry,
+    context: &CallerContext,
     write: &Write,
     dir: &Path,
     wanted: &Wanted<'_>,
 ) -> Result<Prepared, Status> {
-    let agent = agent(entry, write, wanted.model).await?;
+    let agent = agent(context, write, wanted.model).await?;
     let task = || {
         let scan = ScanId::from_uuid(Uuid::now_v7());
         let new = NewTask {
@@ -112,11 +112,11 @@ pub(super) async fn prepare(
     let (mut task_write, mut budget_write) = (part(write, "task"), part(write, "budget"));
     let (mut scan, new) = task();
     let mut id = new.id;
-    match entry.store().task_create(&task_write, new, render).await.map_err(status::of_store)? {
+    match context.store().task_create(&task_write, new, render).await.map_err(status::of_store)? {
         WriteOutcome::Repeated { response } => {
             let unreadable = || Status::internal("the task of a scan cannot be read");
             (scan, id) = earlier(&response).ok_or_else(unreadable)?;
-            match entry.store().task_get(entry.organization(), id).await {
+            match context.store().task_get(context.organization(), id).await {
                 Ok(_) => {}
                 Err(Error::NotFound { .. }) => {
                     // The first try was refused.
@@ -125,13 +125,13 @@ pub(super) async fn prepare(
                     }
                     let (another, new) = task();
                     (scan, id) = (another, new.id);
-                    let written = entry.store().task_create(&task_write, new, render).await;
-                    announce(entry, &written.map_err(status::of_store)?).await;
+                    let written = context.store().task_create(&task_write, new, render).await;
+                    announce(context, &written.map_err(status::of_store)?).await;
                 }
                 Err(error) => return Err(status::of_store(error)),
             }
         }
-        written => announce(entry, &written).await,
+        written => announce(context, &written).await,
     }
     let new = NewBudget {
         id: BudgetId::from_uuid(Uuid::now_v7()),
@@ -143,9 +143,12 @@ pub(super) async fn prepare(
         let budget = convert::budget(budget);
         events::rendered("budget.created", Payload::Budget(budget.clone()), &budget)
     };
-    let written =
-        entry.store().budget_create(&budget_write, new, render).await.map_err(status::of_store)?;
-    announce(entry, &written).await;
+    let written = context
+        .store()
+        .budget_create(&budget_write, new, render)
+        .await
+        .map_err(status::of_store)?;
+    announce(context, &written).await;
     let budget: v1::Budget = made(written, convert::budget)?;
     let unreadable = || Status::internal("the budget of a scan cannot be read");
     let budget = budget
@@ -173,19 +176,19 @@ pub(super) fn is_of(response: &[u8], prepared: &Prepared) -> bool {
 
 /// Takes back what explores for a scan that was refused after all. What that misses is a task that
 /// nobody asks anything.
-pub(super) async fn undo(entry: &Entry, write: &Write, prepared: &Prepared) {
+pub(super) async fn undo(context: &CallerContext, write: &Write, prepared: &Prepared) {
     let write = Write { idempotency: None, audit: None, ..write.clone() };
     let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
-    match entry.store().budget_delete(&write, prepared.budget, render).await {
-        Ok(written) => announce(entry, &written).await,
+    match context.store().budget_delete(&write, prepared.budget, render).await {
+        Ok(written) => announce(context, &written).await,
         Err(error) => tracing::warn!(
             error = status::chain(&error),
             "the budget of a scan that was refused stays"
         ),
     }
     let render = |task: &StoredTask| events::deleted("task.deleted", task.state.id);
-    match entry.store().task_delete(&write, prepared.task, render).await {
-        Ok(written) => announce(entry, &written).await,
+    match context.store().task_delete(&write, prepared.task, render).await {
+        Ok(written) => announce(context, &written).await,
         Err(error) => tracing::warn!(
             error = status::chain(&error),
             "the task of a scan that was refused stays"
@@ -197,15 +200,15 @@ fn title(repository: &str) -> String {
     format!("Scan of {repository}").chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
-async fn announce<T>(entry: &Entry, written: &WriteOutcome<T>) {
+async fn announce<T>(context: &CallerContext, written: &WriteOutcome<T>) {
     if let WriteOutcome::Applied { event, .. } = written {
-        entry.backend.publisher.announce(event.as_ref(), None).await;
+        context.backend.publisher.announce(event.as_ref(), None).await;
     }
 }
 
 /// The agent that explores with a model; made when it is first needed. People may give it other
 /// instructions.
-async fn agent(entry: &Entry, write: &Write, model: &Model) -> Result<AgentId, Status> {
+async fn agent(context: &CallerContext, write: &Write, model: &Model) -> Result<AgentId, Status> {
     let name = agent_name(&model.name);
     let render = |agent: &Agent| {
         let agent = convert::agent(agent);
@@ -213,7 +216,7 @@ async fn agent(entry: &Entry, write: &Write, model: &Model) -> Result<AgentId, S
     };
     // The second time somebody else has made it meanwhile.
     for _ in 0..2 {
-        match entry.store().agent_find(entry.organization(), &name).await {
+        match context.store().agent_find(context.organization(), &name).await {
             Ok(found) if found.model == model.id => return Ok(found.id),
             Ok(_) => {
                 let words = format!(
@@ -240,9 +243,9 @@ async fn agent(entry: &Entry, write: &Write, model: &Model) -> Result<AgentId, S
             compact_at: context::DEFAULT_COMPACT_AT_PERCENT,
         };
         let write = Write { idempotency: None, audit: None, ..write.clone() };
-        match entry.store().agent_create(&write, new, render).await {
+        match context.store().agent_create(&write, new, render).await {
             Ok(written) => {
-                announce(entry, &written).await;
+                announce(context, &written).await;
                 return match written {
                     WriteOutcome::Applied { entity, .. } => Ok(entity.id),
                     WriteOutcome::Repeated { .. } => {

@@ -28,15 +28,15 @@ pub(super) async fn begin(
     api: &Api,
     request: Request<WatchScanRequest>,
 ) -> Result<Response<Events<ScanEvent>>, Status> {
-    let (entry, request) = api.enter_unchecked(request)?;
+    let (context, request) = api.begin_unchecked_request(request)?;
     let (scan, after) = requests::watch_scan(&request)?;
-    find(&entry, &request.scan, scan).await?;
-    let organization = entry.organization();
+    find(&context, &request.scan, scan).await?;
+    let organization = context.organization();
     let subject = subject::ScanNews { organization, scan }.subject();
-    let listen = entry.backend.publisher.bus().tap(&subject);
+    let listen = context.backend.publisher.bus().tap(&subject);
     let follow =
         move |backend, news, client| follow(backend, (organization, scan), after, news, client);
-    watching::begin((api, &entry), ("watch of a scan", BUFFER), listen, follow).await
+    watching::begin((api, &context), ("watch of a scan", BUFFER), listen, follow).await
 }
 
 async fn follow(

@@ -32,15 +32,15 @@ pub(super) async fn begin(
     api: &Api,
     request: Request<WatchStatesRequest>,
 ) -> Result<Response<Events<StateEvent>>, Status> {
-    let (entry, request) = api.enter_unchecked(request)?;
+    let (context, request) = api.begin_unchecked_request(request)?;
     let known = requests::watch_states(&request)?;
-    let organization = entry.organization();
-    let watched = Watched { organization, owner: owner(&entry, request.shared) };
-    let (bus, address) = (entry.backend.publisher.bus(), subject::StateNews { organization });
+    let organization = context.organization();
+    let watched = Watched { organization, owner: owner(&context, request.shared) };
+    let (bus, address) = (context.backend.publisher.bus(), subject::StateNews { organization });
     let follow =
         |backend, news, client| async move { watched.follow(&backend, known, news, &client).await };
     watching::begin(
-        (api, &entry),
+        (api, &context),
         ("watch of documents", BUFFER),
         bus.hear_states(&address),
         follow,

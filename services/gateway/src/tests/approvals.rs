@@ -1,4 +1,4 @@
-//! Policies, and the approvals they ask for.
+//! Policies, and approvals.
 
 use construct_bus::{ConsumeOptions, TaskMessage};
 use construct_domain::{
@@ -33,15 +33,20 @@ fn approvals(gateway: &Gateway) -> ApprovalServiceClient<Channel> {
     ApprovalServiceClient::new(gateway.channel())
 }
 
-/// Has the task ask about one call. Returns the approval's id.
-async fn ask(gateway: &Gateway, task: &str, hash: &str) -> String {
+/// Sends a message and requests approval of one call. Returns the approval's id.
+async fn request_approval(gateway: &Gateway, task: &str, hash: &str) -> String {
     let message = id(gateway.send_message(task, "do it").await.metadata);
-    ask_at(gateway, task, &message, hash).await
+    request_approval_for(gateway, task, &message, hash).await
 }
 
-/// Has the task begin with its first message and ask about one call, as the reconciler does.
+/// Begins a turn with the first message and requests approval of one call, as the reconciler does.
 /// Returns the approval's id.
-pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &str) -> String {
+pub(super) async fn request_approval_for(
+    gateway: &Gateway,
+    task: &str,
+    message: &str,
+    hash: &str,
+) -> String {
     let id: TaskId = task.parse().expect("an id");
     let loaded = gateway.store().task_load(id).await.expect("read").expect("there");
     let call = ApprovalCall { script: 0, number: 3, hash: hash.to_owned() };
@@ -64,7 +69,7 @@ pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &
             results: Vec::new(),
         },
     };
-    let asked = ApprovalRequest {
+    let request = ApprovalRequest {
         call,
         tool: "create_file".into(),
         arguments: r#"{"path":"secrets/key"}"#.into(),
@@ -77,8 +82,7 @@ pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &
     state.step = Some(step.clone());
     let mut commit = TaskCommit::new(&loaded, &state, Timestamp::now());
     commit.admitted = Some((message, 1));
-    commit.new_approvals =
-        vec![NewApproval { id: approval, step: step.id, request: asked, expires_at }];
+    commit.new_approvals = vec![NewApproval { id: approval, step: step.id, request, expires_at }];
     gateway.store().task_commit(commit).await.expect("committed");
     approval.to_string()
 }
@@ -132,7 +136,8 @@ async fn invalid_policy_names_each_wrong_field() {
     ] {
         let spec = v1::TaskSpec { policy: vec![self::rule(), rule], ..task_spec() };
         let request = v1::CreateTaskRequest { spec: Some(spec), ..Default::default() };
-        let status = expect_error(gateway.tasks().create_task(request).await, Code::InvalidArgument);
+        let status =
+            expect_error(gateway.tasks().create_task(request).await, Code::InvalidArgument);
         assert_eq!(fields(&status), [field]);
     }
     let mut many = agent("eve");
@@ -146,7 +151,7 @@ async fn approval_is_decided_once_and_published() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let hash = "ab".repeat(32);
-    let id = ask(&gateway, &task, &hash).await;
+    let id = request_approval(&gateway, &task, &hash).await;
     let mut service = approvals(&gateway);
     let explain = v1::ExplainTaskRequest { task: task.clone() };
     let explanation =
@@ -169,13 +174,13 @@ async fn approval_is_decided_once_and_published() {
             v1::list_approvals_request::Filter { tree: tree.to_owned(), ..Default::default() };
         v1::ListApprovalsRequest { page: None, filter: Some(filter) }
     };
-    let below =
+    let in_tree =
         service.list_approvals(tree(&task)).await.expect("it is listed").into_inner().approvals;
-    assert_eq!(below, listed);
-    let nowhere = TaskId::from_uuid(Uuid::now_v7()).to_string();
+    assert_eq!(in_tree, listed);
+    let unknown = TaskId::from_uuid(Uuid::now_v7()).to_string();
     assert!(
         service
-            .list_approvals(tree(&nowhere))
+            .list_approvals(tree(&unknown))
             .await
             .expect("it is listed")
             .into_inner()
@@ -217,19 +222,19 @@ async fn approval_is_decided_once_and_published() {
     let again =
         service.decide_approval(decide.clone()).await.expect("it is the first answer").into_inner();
     assert_eq!(again, decided);
-    let other = v1::DecideApprovalRequest { idempotency_key: "k2".into(), ..decide };
-    let over = expect_error(service.decide_approval(other).await, Code::FailedPrecondition);
-    assert!(over.message().contains("it was approved by local at "), "{over:?}");
+    let late = v1::DecideApprovalRequest { idempotency_key: "k2".into(), ..decide };
+    let refusal = expect_error(service.decide_approval(late).await, Code::FailedPrecondition);
+    assert!(refusal.message().contains("it was approved by local at "), "{refusal:?}");
     assert!(
         service.list_approvals(list).await.expect("it is listed").into_inner().approvals.is_empty()
     );
 
     let mut events = gateway.subscribe(&task, "0").await;
-    let told = next_events(&mut events, 3).await.pop().expect("three events");
-    assert_eq!(told.r#type, "approval.decided");
-    assert!(matches!(told.payload, Some(Payload::Approval(approval)) if approval == decided));
+    let event = next_events(&mut events, 3).await.pop().expect("three events");
+    assert_eq!(event.r#type, "approval.decided");
+    assert!(matches!(event.payload, Some(Payload::Approval(approval)) if approval == decided));
 
-    // The reconciler is woken for it.
+    // The decision wakes the reconciler.
     let id: TaskId = task.parse().expect("an id");
     let options = ConsumeOptions::new(8, CancellationToken::new());
     let mut wakes = gateway.nats.bus().await.consume_tasks(partition::for_task(id), options);
@@ -258,7 +263,8 @@ async fn invalid_decision_names_each_wrong_field() {
         arguments_hash: "AB".into(),
         ..Default::default()
     };
-    let status = expect_error(approvals(&gateway).decide_approval(request).await, Code::InvalidArgument);
+    let status =
+        expect_error(approvals(&gateway).decide_approval(request).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["approval", "words", "arguments_hash", "decision"]);
     let unknown =
         v1::GetApprovalRequest { approval: ApprovalId::from_uuid(Uuid::now_v7()).to_string() };

@@ -1,4 +1,4 @@
-//! Budgets, costs, and where prices are from.
+//! Budgets, costs, and the source of prices.
 
 use construct_domain::{AgentId, TaskId};
 use construct_proto::v1::{self, PricesSource, budget_service_client::BudgetServiceClient};
@@ -31,24 +31,25 @@ async fn budget_can_be_created_updated_and_deleted() {
     let mut client = budgets(&gateway);
     let mut stream = gateway.subscribe("", "").await;
     let keyed = v1::CreateBudgetRequest { idempotency_key: "k".into(), ..create(spec()) };
-    let whole = client.create_budget(keyed.clone()).await.expect("it is made").into_inner();
-    assert_eq!(client.create_budget(keyed).await.expect("it is the same").into_inner(), whole);
+    let created = client.create_budget(keyed.clone()).await.expect("it is made").into_inner();
+    assert_eq!(client.create_budget(keyed).await.expect("it is repeated").into_inner(), created);
     assert_eq!(next_events(&mut stream, 1).await[0].r#type, "budget.created");
     expect_error(client.create_budget(create(spec())).await, Code::AlreadyExists);
 
-    let of_agent = v1::BudgetSpec { agent: "ada".into(), ..spec() };
-    let of_agent = client.create_budget(create(of_agent)).await.expect("it is made").into_inner();
-    assert_eq!(of_agent.spec.clone().expect("set").agent, "ada");
-    assert!(of_agent.status.clone().expect("set").agent_id.starts_with("agent_"));
-    let of_task =
+    let agent_budget = v1::BudgetSpec { agent: "ada".into(), ..spec() };
+    let agent_budget =
+        client.create_budget(create(agent_budget)).await.expect("it is made").into_inner();
+    assert_eq!(agent_budget.spec.clone().expect("set").agent, "ada");
+    assert!(agent_budget.status.clone().expect("set").agent_id.starts_with("agent_"));
+    let task_budget =
         v1::BudgetSpec { task: task.clone(), period: v1::BudgetPeriod::Total.into(), ..spec() };
-    client.create_budget(create(of_task)).await.expect("it is made");
+    client.create_budget(create(task_budget)).await.expect("it is made");
 
     let filter = v1::list_budgets_request::Filter { task, ..Default::default() };
     let listed = v1::ListBudgetsRequest { filter: Some(filter), ..Default::default() };
     let listed = client.list_budgets(listed).await.expect("listed").into_inner().budgets;
     assert_eq!(listed.len(), 1);
-    assert_eq!(listed[0].status.clone().expect("set").since, None, "a total has no beginning");
+    assert_eq!(listed[0].status.clone().expect("set").since, None, "a total has no start");
     let all = client
         .list_budgets(v1::ListBudgetsRequest::default())
         .await
@@ -57,7 +58,7 @@ async fn budget_can_be_created_updated_and_deleted() {
         .budgets;
     assert_eq!(all.len(), 3);
 
-    let budget = id(whole.metadata.clone());
+    let budget = id(created.metadata.clone());
     let update = v1::UpdateBudgetRequest {
         budget: budget.clone(),
         limit_pico_usd: 7,
@@ -88,10 +89,10 @@ async fn invalid_budget_names_each_wrong_field() {
     let expected =
         ["spec.task", "spec.limit_pico_usd", "spec.period", "spec.task", "spec.token_id"];
     assert_eq!(fields(&status), expected);
-    let nobody = v1::BudgetSpec { agent: "nobody".into(), ..spec() };
-    expect_error(client.create_budget(create(nobody)).await, Code::NotFound);
-    let gone = v1::BudgetSpec { task: TaskId::from_uuid(Uuid::nil()).to_string(), ..spec() };
-    expect_error(client.create_budget(create(gone)).await, Code::NotFound);
+    let unknown = v1::BudgetSpec { agent: "nobody".into(), ..spec() };
+    expect_error(client.create_budget(create(unknown)).await, Code::NotFound);
+    let missing = v1::BudgetSpec { task: TaskId::from_uuid(Uuid::nil()).to_string(), ..spec() };
+    expect_error(client.create_budget(create(missing)).await, Code::NotFound);
     let costs = v1::GetCostsRequest { task: "x".into(), group: 99, ..Default::default() };
     assert_eq!(
         fields(&expect_error(client.get_costs(costs).await, Code::InvalidArgument)),
@@ -99,10 +100,9 @@ async fn invalid_budget_names_each_wrong_field() {
     );
     let unknown = v1::GetCostsRequest { agent: "nobody".into(), ..Default::default() };
     expect_error(client.get_costs(unknown).await, Code::NotFound);
-    let gone = AgentId::from_uuid(Uuid::nil()).to_string();
-    let costs = v1::GetCostsRequest { agent: gone, ..Default::default() };
-    let costs =
-        client.get_costs(costs).await.expect("one that is gone may have spent").into_inner();
+    let deleted = AgentId::from_uuid(Uuid::nil()).to_string();
+    let costs = v1::GetCostsRequest { agent: deleted, ..Default::default() };
+    let costs = client.get_costs(costs).await.expect("a deleted agent may have costs").into_inner();
     assert_eq!(costs.total, Some(v1::Cost::default()));
 }
 

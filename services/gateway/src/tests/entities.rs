@@ -24,7 +24,7 @@ async fn agent_can_be_created_updated_and_deleted() {
     let by_id = agents
         .get_agent(get(&metadata.id))
         .await
-        .expect("names and ids lead to the same")
+        .expect("names and ids are equivalent")
         .into_inner();
     assert_eq!(by_name, by_id);
     assert_eq!(metadata.organization_id, OrganizationId::LOCAL.to_string());
@@ -62,7 +62,10 @@ async fn name_taken_in_use_and_missing_have_different_codes() {
     let task = gateway.task().await;
     expect_error(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
     expect_error(gateway.models().create_model(model("m")).await, Code::AlreadyExists);
-    expect_error(gateway.providers().create_model_provider(provider("p")).await, Code::AlreadyExists);
+    expect_error(
+        gateway.providers().create_model_provider(provider("p")).await,
+        Code::AlreadyExists,
+    );
     let delete = v1::DeleteAgentRequest { agent: "ada".into(), ..Default::default() };
     let status =
         expect_error(gateway.agents().delete_agent(delete.clone()).await, Code::FailedPrecondition);
@@ -79,8 +82,10 @@ async fn name_taken_in_use_and_missing_have_different_codes() {
     unknown.spec.as_mut().expect("set").model = "no-such-model".into();
     let status = expect_error(gateway.agents().create_agent(unknown).await, Code::NotFound);
     assert_eq!(status.message(), "model `no-such-model` not found");
-    let status =
-        expect_error(gateway.agents().create_agent(agent("Not A Name")).await, Code::InvalidArgument);
+    let status = expect_error(
+        gateway.agents().create_agent(agent("Not A Name")).await,
+        Code::InvalidArgument,
+    );
     assert_eq!(fields(&status), ["spec.name"]);
     let found = gateway
         .agents()
@@ -159,20 +164,22 @@ async fn provider_moved_to_another_address_needs_a_new_key() {
         base_url: Some("https://elsewhere.example/v1".into()),
         ..Default::default()
     };
-    // With an idempotency key the refusal is kept until it is known that the request is no
-    // repetition.
+    // With an idempotency key the refusal comes only after the check for a repeated request.
     for idempotency_key in ["", "k"] {
         let steal = v1::UpdateModelProviderRequest {
             idempotency_key: idempotency_key.into(),
             ..steal.clone()
         };
-        let status =
-            expect_error(gateway.providers().update_model_provider(steal).await, Code::InvalidArgument);
+        let status = expect_error(
+            gateway.providers().update_model_provider(steal).await,
+            Code::InvalidArgument,
+        );
         assert_eq!(fields(&status), ["api_key"]);
     }
     let get = v1::GetModelProviderRequest { model_provider: "vendor".into() };
-    let kept = gateway.providers().get_model_provider(get).await.expect("it is there").into_inner();
-    assert_eq!(kept.spec.expect("set").base_url, "https://vendor.example/v1");
+    let unchanged =
+        gateway.providers().get_model_provider(get).await.expect("it is there").into_inner();
+    assert_eq!(unchanged.spec.expect("set").base_url, "https://vendor.example/v1");
     let same_origin = v1::UpdateModelProviderRequest {
         base_url: Some("https://vendor.example/v2".into()),
         ..steal.clone()
@@ -238,7 +245,7 @@ async fn pages_show_every_agent_once_while_others_are_created() {
         seen.extend(answer.agents.into_iter().map(|agent| agent.spec.expect("set").name));
         page.page_token = answer.page.expect("set").next_page_token;
         tokens.push(page.page_token.clone());
-        // Before what was seen: not shown any more. Behind it: shown in its place.
+        // An agent before the cursor is not shown; one behind it is shown in its place.
         gateway.agents().create_agent(agent(added)).await.expect("it is made");
     }
     assert_eq!(seen, ["ada", "b", "d", "f", "g", "h"]);
@@ -345,7 +352,7 @@ async fn model_used_as_fallback_cannot_be_deleted() {
     let delete = || v1::DeleteModelRequest { model: "x".into(), ..Default::default() };
     expect_error(gateway.models().delete_model(delete()).await, Code::FailedPrecondition);
     update(&[]).await.expect("it is changed");
-    gateway.models().delete_model(delete()).await.expect("nobody needs it");
+    gateway.models().delete_model(delete()).await.expect("it is unused");
 }
 
 #[tokio::test]
@@ -389,7 +396,10 @@ async fn additional_keys_are_sealed_and_never_shown() {
         api_key: Some("sk-1".into()),
         ..Default::default()
     };
-    expect_error(gateway.providers().update_model_provider(moved.clone()).await, Code::InvalidArgument);
+    expect_error(
+        gateway.providers().update_model_provider(moved.clone()).await,
+        Code::InvalidArgument,
+    );
     let moved = v1::UpdateModelProviderRequest {
         additional_api_keys: Some(v1::ApiKeys::default()),
         ..moved
@@ -403,7 +413,7 @@ async fn additional_keys_are_sealed_and_never_shown() {
 async fn repeated_idempotency_key_returns_the_first_answer() {
     let gateway = Gateway::start().await.with_agent().await;
     let keyed = |name: &str| v1::CreateAgentRequest { idempotency_key: "k1".into(), ..agent(name) };
-    // At once: one is carried out, the others get its answer.
+    // Of concurrent requests one is carried out, and the others get its answer.
     let answers = futures::future::join_all((0..8).map(|_| {
         let mut agents = gateway.agents();
         async move { agents.create_agent(keyed("twin")).await }
@@ -416,7 +426,7 @@ async fn repeated_idempotency_key_returns_the_first_answer() {
     let status =
         expect_error(gateway.agents().create_agent(keyed("another")).await, Code::InvalidArgument);
     assert_eq!(fields(&status), ["idempotency_key"]);
-    // The answer stays the same even when what was named is gone or has another name.
+    // The answer stays the same even when the entity was deleted or renamed.
     let rename = v1::UpdateAgentRequest {
         agent: "twin".into(),
         name: Some("single".into()),
@@ -450,7 +460,7 @@ async fn entities_of_other_organizations_are_not_found() {
         "INSERT INTO organizations (id, name, slug, created_at, updated_at) VALUES ('{}', 'other', 'other', now(), now())",
         other.uuid()
     );
-    // What sqlx knows about an address beyond this, psql does not.
+    // psql does not understand sqlx's parameters of the address.
     let address = gateway.database.url().split('?').next().expect("an address");
     let status = Command::new("psql").args(["--quiet", "--command", &sql, address]).status();
     assert!(status.expect("psql is installed with PostgreSQL").success());
@@ -458,7 +468,7 @@ async fn entities_of_other_organizations_are_not_found() {
     let id = ModelProviderId::from_uuid(Uuid::now_v7());
     let new = NewModelProvider {
         id,
-        name: "theirs".into(),
+        name: "foreign".into(),
         kind: construct_store::ModelProviderKind::Scripted,
         base_url: String::new(),
         script: None,
@@ -469,7 +479,7 @@ async fn entities_of_other_organizations_are_not_found() {
     let event = || NewEvent { kind: "provider.created".into(), payload: Vec::new(), step: None };
     let render = |_: &_| WriteOutput { event: event(), response: Vec::new() };
     gateway.store().model_provider_create(&write, new, render).await.expect("it is made");
-    for reference in [id.to_string(), "theirs".to_owned()] {
+    for reference in [id.to_string(), "foreign".to_owned()] {
         let get = v1::GetModelProviderRequest { model_provider: reference.clone() };
         expect_error(gateway.providers().get_model_provider(get).await, Code::NotFound);
         let delete = v1::DeleteModelProviderRequest {
@@ -490,14 +500,17 @@ async fn entities_of_other_organizations_are_not_found() {
     // A name is unique within an organization only.
     gateway
         .providers()
-        .create_model_provider(provider("theirs"))
+        .create_model_provider(provider("foreign"))
         .await
         .expect("the name is free here");
-    // A subscription to ours shows nothing of theirs.
+    // A subscription of this organization shows no events of the other.
     let mut events = gateway.subscribe("", "0").await;
     for event in next_events(&mut events, 4).await {
         assert_eq!(event.organization_id, OrganizationId::LOCAL.to_string());
     }
-    let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
-    expect_error(gateway.tasks().get_task(v1::GetTaskRequest { task: nobody }).await, Code::NotFound);
+    let unknown = TaskId::from_uuid(Uuid::now_v7()).to_string();
+    expect_error(
+        gateway.tasks().get_task(v1::GetTaskRequest { task: unknown }).await,
+        Code::NotFound,
+    );
 }

@@ -1,4 +1,4 @@
-//! What the gateway depends on is away, at the start or later.
+//! Outages of PostgreSQL and NATS, at the start or later.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -18,8 +18,8 @@ use tower::ServiceExt as _;
 
 use super::harness::*;
 
-/// Nobody listens there.
-const NOWHERE: &str = "127.0.0.1:1";
+/// An address without a listener.
+const UNREACHABLE: &str = "127.0.0.1:1";
 
 async fn health(gateway: &Gateway, service: &str) -> ServingStatus {
     let request = HealthCheckRequest { service: service.into() };
@@ -30,21 +30,22 @@ async fn health(gateway: &Gateway, service: &str) -> ServingStatus {
 
 #[tokio::test]
 async fn requests_are_unavailable_until_dependencies_are_reachable() {
-    for (database_there, nats_there) in [(false, true), (true, false)] {
+    for (has_database, has_nats) in [(false, true), (true, false)] {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
-        let database_url = if database_there {
+        let database_url = if has_database {
             database.url().to_owned()
         } else {
-            format!("postgres://nobody@{NOWHERE}/none")
+            format!("postgres://nobody@{UNREACHABLE}/none")
         };
-        let nats_url = if nats_there { nats.url().to_owned() } else { format!("nats://{NOWHERE}") };
+        let nats_url =
+            if has_nats { nats.url().to_owned() } else { format!("nats://{UNREACHABLE}") };
         let gateway = Gateway::launch(database, nats, &database_url, &nats_url).await;
-        let away = async || {
+        let list = async || {
             let answer = gateway.agents().list_agents(v1::ListAgentsRequest::default()).await;
             answer.expect_err("nothing works").code()
         };
-        // Until the listener is served connections are refused, which is unavailable too.
-        wait_until("it says that it is unavailable", away, |code| *code == Code::Unavailable).await;
+        // Until the gateway serves its listener, connections are refused: unavailable as well.
+        wait_until("it says that it is unavailable", list, |code| *code == Code::Unavailable).await;
         assert_eq!(health(&gateway, "").await, ServingStatus::NotServing);
         assert_eq!(health(&gateway, "construct.v1.TaskService").await, ServingStatus::NotServing);
     }
@@ -77,7 +78,7 @@ async fn ready_gateway_reports_health_and_services() {
     }
 }
 
-/// Older clients ask in the version before, which tells the same.
+/// Older clients use the earlier version, which lists the same.
 #[tokio::test]
 async fn both_reflection_versions_list_the_same_services() {
     use tonic_reflection::pb::{v1, v1alpha};
@@ -126,7 +127,7 @@ async fn nats_outage_stops_neither_writes_nor_subscriptions() {
         gateway.send_message(&task, &format!("message {number}")).await;
     }
     assert!(begun.elapsed().as_secs() < 5, "five writes took {:?}", begun.elapsed());
-    // PostgreSQL tells what NATS does not.
+    // PostgreSQL has the events that NATS lost.
     let sequences =
         |events: Vec<v1::Event>| events.into_iter().map(|event| event.sequence).collect::<Vec<_>>();
     assert_eq!(sequences(next_events(&mut events, 5).await), [2, 3, 4, 5, 6]);
@@ -149,7 +150,7 @@ async fn unreadable_request_is_a_client_error() {
         ("broken gzip", "\x01\0\0\0\x08nonsense", "gzip", Code::InvalidArgument),
         ("no protobuf", "\0\0\0\0\x02\x0A\x7F", "identity", Code::InvalidArgument),
         ("an unknown compression", "\x01\0\0\0\x01x", "snappy", Code::Unimplemented),
-        // gRPC's specification demands this one.
+        // This code is required by gRPC's specification.
         ("compressed without saying how", "\x01\0\0\0\x01x", "", Code::Internal),
     ] {
         let mut request = http::Request::post("/construct.v1.TaskService/GetTask")
@@ -166,7 +167,7 @@ async fn unreadable_request_is_a_client_error() {
     }
 }
 
-/// Passes a TCP connection on, until it is cut.
+/// Forwards TCP connections until it is cut.
 struct Proxy {
     address: SocketAddr,
     target: String,
@@ -174,7 +175,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    async fn to(target: String) -> Self {
+    async fn start(target: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
         let mut proxy = Self { address, target, running: None };
@@ -185,7 +186,7 @@ impl Proxy {
     fn run(&mut self, listener: TcpListener) {
         let target = self.target.clone();
         self.running = Some(tokio::spawn(async move {
-            // Aborted with its connections, which live in this set.
+            // An abort ends the connections as well: they live in this set.
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((mut client, _)) = listener.accept().await {
                 let target = target.clone();
@@ -215,7 +216,7 @@ async fn postgresql_outage_fails_requests_and_pauses_subscriptions() {
     let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
     let (head, tail) = database.url().split_once('@').expect("a user stands in the address");
     let (address, name) = tail.split_once('/').expect("a database stands in the address");
-    let mut proxy = Proxy::to(address.to_owned()).await;
+    let mut proxy = Proxy::start(address.to_owned()).await;
     let database_url = format!("{head}@{}/{name}", proxy.address);
     let nats_url = nats.url().to_owned();
     let gateway = Gateway::launch(database, nats, &database_url, &nats_url).await;
@@ -226,16 +227,26 @@ async fn postgresql_outage_fails_requests_and_pauses_subscriptions() {
     next_events(&mut events, 1).await;
 
     proxy.cut().await;
-    let status =
-        expect_error(gateway.messages().create_message(message(&task, "lost")).await, Code::Unavailable);
+    let status = expect_error(
+        gateway.messages().create_message(message(&task, "lost")).await,
+        Code::Unavailable,
+    );
     assert!(status.get_error_details().retry_info().is_some(), "{status:?}");
     assert!(!format!("{status:?}").contains("postgres:"), "{status:?}");
-    wait_until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::NotServing)
-        .await;
+    wait_until(
+        "health says so",
+        || health(&gateway, ""),
+        |status| *status == ServingStatus::NotServing,
+    )
+    .await;
 
     proxy.mend().await;
-    wait_until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::Serving)
-        .await;
+    wait_until(
+        "health says so",
+        || health(&gateway, ""),
+        |status| *status == ServingStatus::Serving,
+    )
+    .await;
     gateway.send_message(&task, "it is back").await;
     let next = next_events(&mut events, 1).await;
     assert!(

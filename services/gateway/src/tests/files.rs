@@ -1,5 +1,5 @@
-//! Files: what is uploaded is what is given out, however it was cut; what should not be taken is
-//! not.
+//! Files: a download equals the upload, however it was split, and files that must not be accepted
+//! are refused.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use tonic_types::StatusExt as _;
 
 use super::{
     harness::*,
-    walk::{with_key, create_key, create_organization, login_required, write},
+    walk::{create_key, create_organization, login_required, with_key, write},
 };
 use crate::{Config, files::work::Files, organizations::silent};
 
@@ -39,11 +39,11 @@ fn create(spec: v1::FileSpec) -> v1::CreateFileRequest {
     v1::CreateFileRequest { spec: Some(spec), ..v1::CreateFileRequest::default() }
 }
 
-async fn created(gateway: &Gateway, spec: v1::FileSpec) -> v1::File {
+async fn begin_upload(gateway: &Gateway, spec: v1::FileSpec) -> v1::File {
     client(gateway).create_file(create(spec)).await.expect("created").into_inner()
 }
 
-async fn part(
+async fn upload_part(
     gateway: &Gateway,
     file: &v1::File,
     offset: usize,
@@ -64,17 +64,21 @@ async fn get(gateway: &Gateway, file: &v1::File) -> v1::File {
     client(gateway).get_file(request).await.expect("there").into_inner()
 }
 
-/// What became of a file, at last.
-async fn settled(gateway: &Gateway, file: &v1::File) -> v1::File {
-    wait_until("it is looked at", || get(gateway, file), |file| state(file) != v1::FileState::Checking)
-        .await
+/// A file after its check.
+async fn checked_file(gateway: &Gateway, file: &v1::File) -> v1::File {
+    wait_until(
+        "it is checked",
+        || get(gateway, file),
+        |file| state(file) != v1::FileState::Checking,
+    )
+    .await
 }
 
-/// A file with this content, uploaded at once.
-async fn uploaded(gateway: &Gateway, name: &str, content: &[u8]) -> v1::File {
-    let file = created(gateway, spec(name, content)).await;
-    part(gateway, &file, 0, content).await.expect("uploaded");
-    settled(gateway, &file).await
+/// Uploads a file in one part.
+async fn upload(gateway: &Gateway, name: &str, content: &[u8]) -> v1::File {
+    let file = begin_upload(gateway, spec(name, content)).await;
+    upload_part(gateway, &file, 0, content).await.expect("uploaded");
+    checked_file(gateway, &file).await
 }
 
 async fn download(
@@ -110,34 +114,39 @@ fn details(status: &Status) -> (String, String) {
 async fn file_uploaded_in_parts_downloads_unchanged() {
     let gateway = Gateway::start().await;
     let content = noise(3_000_001);
-    let wanted = v1::FileSpec {
+    let with_hash = v1::FileSpec {
         sha256: Sha256::digest(&content).to_string(),
         ..spec("Übersicht.bin", &content)
     };
-    let file = created(&gateway, wanted.clone()).await;
+    let file = begin_upload(&gateway, with_hash.clone()).await;
     assert_eq!(state(&file), v1::FileState::Uploading);
     expect_error(download(&gateway, &file, 0, 0).await, Code::FailedPrecondition);
-    let half = part(&gateway, &file, 0, &content[..2_000_000]).await.expect("the first part");
+    let half =
+        upload_part(&gateway, &file, 0, &content[..2_000_000]).await.expect("the first part");
     assert_eq!(
         (state(&half), half.status.as_ref().map(|it| it.received)),
         (v1::FileState::Uploading, Some(2_000_000))
     );
-    // Who does not know where it stands is told; who was not told that it was taken says it again.
-    let status = expect_error(part(&gateway, &file, 0, b"x").await, Code::Aborted);
+    // A wrong offset is answered with the right one. A part can be repeated when its answer was
+    // lost.
+    let status = expect_error(upload_part(&gateway, &file, 0, b"x").await, Code::Aborted);
     assert_eq!(details(&status), ("OFFSET".into(), "2000000".into()));
-    expect_error(part(&gateway, &file, 2_000_001, b"x").await, Code::Aborted);
-    assert_eq!(part(&gateway, &file, 0, &content[..2_000_000]).await.expect("again"), half);
-    expect_error(part(&gateway, &file, 2_000_000, &content).await, Code::InvalidArgument);
-    part(&gateway, &file, 2_000_000, &content[2_000_000..]).await.expect("the last part");
-    let file = settled(&gateway, &file).await;
+    expect_error(upload_part(&gateway, &file, 2_000_001, b"x").await, Code::Aborted);
+    assert_eq!(upload_part(&gateway, &file, 0, &content[..2_000_000]).await.expect("again"), half);
+    expect_error(upload_part(&gateway, &file, 2_000_000, &content).await, Code::InvalidArgument);
+    upload_part(&gateway, &file, 2_000_000, &content[2_000_000..]).await.expect("the last part");
+    let file = checked_file(&gateway, &file).await;
     let status = file.status.clone().expect("it has one");
     assert_eq!(
         (status.state(), status.sha256.as_str(), status.expires_at),
-        (v1::FileState::Ready, wanted.sha256.as_str(), None)
+        (v1::FileState::Ready, with_hash.sha256.as_str(), None)
     );
-    assert_eq!(part(&gateway, &file, 2_000_000, &content[2_000_000..]).await.expect("again"), file);
+    assert_eq!(
+        upload_part(&gateway, &file, 2_000_000, &content[2_000_000..]).await.expect("again"),
+        file
+    );
     expect_error(
-        part(&gateway, &file, 2_000_000, &noise(1_000_002)[1..]).await,
+        upload_part(&gateway, &file, 2_000_000, &noise(1_000_002)[1..]).await,
         Code::FailedPrecondition,
     );
     assert!(download(&gateway, &file, 0, 0).await.expect("all of it") == content);
@@ -145,52 +154,56 @@ async fn file_uploaded_in_parts_downloads_unchanged() {
     assert_eq!(download(&gateway, &file, 3_000_001, 0).await.expect("nothing"), [0_u8; 0]);
     expect_error(download(&gateway, &file, 3_000_002, 0).await, Code::OutOfRange);
 
-    // The same once more is there already. The content goes with the last that says it.
-    let second = created(&gateway, v1::FileSpec { name: "again".into(), ..wanted }).await;
+    // A second file with the same content is ready at once. The content is removed with the last
+    // file that has it.
+    let second = begin_upload(&gateway, v1::FileSpec { name: "again".into(), ..with_hash }).await;
     assert_eq!(state(&second), v1::FileState::Ready);
     let folder = folder(&gateway);
     let sha256: Sha256 = status.sha256.parse().expect("a hash");
-    for (file, left) in [(file, true), (second, false)] {
+    for (file, remains) in [(file, true), (second, false)] {
         let request =
             v1::DeleteFileRequest { file: id(file.metadata), ..v1::DeleteFileRequest::default() };
         client(&gateway).delete_file(request.clone()).await.expect("deleted");
         expect_error(client(&gateway).delete_file(request).await, Code::NotFound);
-        let look = || async {
-            let head = folder.head(OrganizationId::LOCAL, &sha256).await.expect("looked");
+        let counts = || async {
+            let head = folder.head(OrganizationId::LOCAL, &sha256).await.expect("it is read");
             (gateway.store().file_removals(1).await.expect("read").len(), head.is_some())
         };
         assert_eq!(
-            wait_until("what has to go is gone", look, |(removals, _)| *removals == 0).await.1,
-            left
+            wait_until("removals are done", counts, |(removals, _)| *removals == 0).await.1,
+            remains
         );
     }
-    let nothing = created(&gateway, spec("nothing", b"")).await;
-    assert_eq!(state(&settled(&gateway, &nothing).await), v1::FileState::Ready);
-    assert_eq!(download(&gateway, &nothing, 0, 0).await.expect("nothing"), [0_u8; 0]);
+    let empty = begin_upload(&gateway, spec("empty", b"")).await;
+    assert_eq!(state(&checked_file(&gateway, &empty).await), v1::FileState::Ready);
+    assert_eq!(download(&gateway, &empty, 0, 0).await.expect("nothing"), [0_u8; 0]);
 }
 
 #[tokio::test]
 async fn concurrent_parts_at_one_offset_store_exactly_one() {
     let gateway = Gateway::start().await;
-    let file = created(&gateway, spec("race", &[0; 3000])).await;
+    let file = begin_upload(&gateway, spec("race", &[0; 3000])).await;
     let mut content: Vec<u8> = Vec::new();
     for round in 0..3 {
-        let parts: Vec<Vec<u8>> = (0..6).map(|who| vec![10 * round + who; 1000]).collect();
-        let sent = parts.iter().map(|data| part(&gateway, &file, 1000 * usize::from(round), data));
-        let mut taken = Vec::new();
+        let parts: Vec<Vec<u8>> = (0..6).map(|sender| vec![10 * round + sender; 1000]).collect();
+        let sent =
+            parts.iter().map(|data| upload_part(&gateway, &file, 1000 * usize::from(round), data));
+        let mut accepted = Vec::new();
         for (data, result) in parts.iter().zip(join_all(sent).await) {
             match result {
-                Ok(_) => taken.push(data.clone()),
+                Ok(_) => accepted.push(data.clone()),
                 Err(status) => assert!(
                     matches!(status.code(), Code::Aborted | Code::FailedPrecondition),
                     "{status:?}"
                 ),
             }
         }
-        let [winner] = &taken[..] else { panic!("{} were taken in round {round}", taken.len()) };
+        let [winner] = &accepted[..] else {
+            panic!("{} were accepted in round {round}", accepted.len())
+        };
         content.extend(winner);
     }
-    let file = settled(&gateway, &file).await;
+    let file = checked_file(&gateway, &file).await;
     assert_eq!(state(&file), v1::FileState::Ready);
     assert_eq!(download(&gateway, &file, 0, 0).await.expect("it can be read"), content);
 }
@@ -210,7 +223,7 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
     };
     let png = [&b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x01\0\0\0\x01\x08\x06\0\0\0"[..], &[0; 20]]
         .concat();
-    for (content, media_type, sha256, words) in [
+    for (content, media_type, sha256, reason) in [
         (&b"words"[..], "", Sha256::digest(b"other words").to_string(), "SHA-256"),
         (&b"words"[..], "application/pdf", String::new(), "looks like something else"),
         (&bomb[..], "application/gzip", String::new(), "bytes, unpacked"),
@@ -218,18 +231,19 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
         (&png[..], "", String::new(), "image/png are not taken here"),
     ] {
         let spec = v1::FileSpec { media_type: media_type.into(), sha256, ..spec("x", content) };
-        let file = created(&gateway, spec).await;
-        part(&gateway, &file, 0, content).await.expect("it is looked at");
-        let file = settled(&gateway, &file).await;
+        let file = begin_upload(&gateway, spec).await;
+        upload_part(&gateway, &file, 0, content).await.expect("it is accepted");
+        let file = checked_file(&gateway, &file).await;
         let status = file.status.clone().expect("it has one");
         assert_eq!(
             (status.state(), status.sha256.as_str()),
             (v1::FileState::Refused, ""),
             "{status:?}"
         );
-        assert!(status.reason.contains(words) && status.expires_at.is_some(), "{status:?}");
-        let again = expect_error(part(&gateway, &file, 0, content).await, Code::FailedPrecondition);
-        assert!(again.message().contains(words), "{again:?}");
+        assert!(status.reason.contains(reason) && status.expires_at.is_some(), "{status:?}");
+        let again =
+            expect_error(upload_part(&gateway, &file, 0, content).await, Code::FailedPrecondition);
+        assert!(again.message().contains(reason), "{again:?}");
         expect_error(download(&gateway, &file, 0, 0).await, Code::FailedPrecondition);
         assert_eq!(
             folder(&gateway)
@@ -252,9 +266,9 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
 #[tokio::test]
 async fn upload_left_by_a_killed_gateway_is_finished() {
     let gateway = Gateway::start().await;
-    let file = created(&gateway, spec("left.txt", b"left behind")).await;
+    let file = begin_upload(&gateway, spec("left.txt", b"left behind")).await;
     let file_id: FileId = id(file.metadata.clone()).parse().expect("an id");
-    // As a gateway leaves it that is killed between the last part and what follows.
+    // The state that a gateway leaves when it is killed after the last part.
     let bytes = Bytes::from_static(b"left behind");
     let name = folder(&gateway)
         .put_part(OrganizationId::LOCAL, file_id, bytes.clone())
@@ -267,7 +281,7 @@ async fn upload_left_by_a_killed_gateway_is_finished() {
         .file_part_add(&write(OrganizationId::LOCAL), file_id, last, |_| silent(&()))
         .await
         .expect("taken");
-    let file = settled(&gateway, &file).await;
+    let file = checked_file(&gateway, &file).await;
     assert_eq!(state(&file), v1::FileState::Ready);
     assert_eq!(download(&gateway, &file, 0, 0).await.expect("it can be read"), bytes);
 }
@@ -275,19 +289,19 @@ async fn upload_left_by_a_killed_gateway_is_finished() {
 #[tokio::test]
 async fn sweep_removes_abandoned_uploads_and_keeps_ready_files() {
     let gateway = Gateway::start().await;
-    let kept = uploaded(&gateway, "kept.txt", b"kept").await;
-    let begun = created(&gateway, spec("begun.txt", b"begun")).await;
-    part(&gateway, &begun, 0, b"beg").await.expect("a part");
+    let ready = upload(&gateway, "ready.txt", b"ready").await;
+    let begun = begin_upload(&gateway, spec("begun.txt", b"begun")).await;
+    upload_part(&gateway, &begun, 0, b"beg").await.expect("a part");
     let blob_dir = gateway.context.common().blob_dir();
     let files = Files::new(gateway.store(), blob_dir.clone(), &Config::default()).expect("opened");
     files.sweep_once(Timestamp::now() + UPLOAD_TIMEOUT * 2).await;
-    let gone = v1::GetFileRequest { file: id(begun.metadata.clone()) };
-    expect_error(client(&gateway).get_file(gone).await, Code::NotFound);
+    let abandoned = v1::GetFileRequest { file: id(begun.metadata.clone()) };
+    expect_error(client(&gateway).get_file(abandoned).await, Code::NotFound);
     let upload =
         blob_dir.join(format!("files/{}/uploads/{}", OrganizationId::LOCAL, id(begun.metadata)));
-    let look = || async { upload.exists() };
-    assert!(!wait_until("its parts are gone", look, |there| !there).await);
-    assert_eq!(download(&gateway, &kept, 0, 0).await.expect("it stays"), b"kept");
+    let exists = || async { upload.exists() };
+    assert!(!wait_until("its parts are removed", exists, |exists| !exists).await);
+    assert_eq!(download(&gateway, &ready, 0, 0).await.expect("it stays"), b"ready");
 }
 
 #[tokio::test]
@@ -301,8 +315,8 @@ async fn storage_is_counted_per_organization_and_not_disclosed() {
     let gateway = Gateway::start_with(config).await;
     let mut keys = Vec::new();
     for slug in ["one", "two"] {
-        let whose = create_organization(&gateway, slug).await;
-        keys.push(create_key(&gateway, whose, Role::Member, &[Scope::FilesWrite], None).await.1);
+        let owner = create_organization(&gateway, slug).await;
+        keys.push(create_key(&gateway, owner, Role::Member, &[Scope::FilesWrite], None).await.1);
     }
     let content = noise(600);
     let spec = v1::FileSpec { sha256: Sha256::digest(&content).to_string(), ..spec("x", &content) };
@@ -313,13 +327,13 @@ async fn storage_is_counted_per_organization_and_not_disclosed() {
             .map(tonic::Response::into_inner)
     };
     let [one, two] = [&keys[0], &keys[1]];
-    let file = begin(one, &spec).await.expect("there is room");
+    let file = begin(one, &spec).await.expect("within the quota");
     let data = v1::UploadPartRequest { file: id(file.metadata.clone()), offset: 0, data: content };
-    let theirs = client(&gateway).upload_part(with_key(data.clone(), Some(two))).await;
-    expect_error(theirs, Code::NotFound);
-    client(&gateway).upload_part(with_key(data, Some(one))).await.expect("it is theirs");
-    // That somebody else has it, nobody is told by how theirs begins.
-    let file = begin(two, &spec).await.expect("there is room");
+    let foreign = client(&gateway).upload_part(with_key(data.clone(), Some(two))).await;
+    expect_error(foreign, Code::NotFound);
+    client(&gateway).upload_part(with_key(data, Some(one))).await.expect("it is its own");
+    // The upload of content that another organization has begins like any other.
+    let file = begin(two, &spec).await.expect("within the quota");
     assert_eq!(state(&file), v1::FileState::Uploading);
     let full = expect_error(begin(one, &spec).await, Code::ResourceExhausted);
     assert!(full.get_error_details().quota_failure().is_some(), "{full:?}");

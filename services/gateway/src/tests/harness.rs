@@ -64,8 +64,10 @@ impl Gateway {
                 .map_err(|status| status.code())
         };
         // Without the database no caller can be authenticated.
-        _ = wait_until("the gateway is ready", who_am_i, |answer| *answer == Err(Code::Unauthenticated))
-            .await;
+        _ = wait_until("the gateway is ready", who_am_i, |answer| {
+            *answer == Err(Code::Unauthenticated)
+        })
+        .await;
         gateway
     }
 

@@ -1,4 +1,4 @@
-//! Log-in, organizations, members, invitations, keys.
+//! Authentication, organizations, members, invitations, API keys.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -19,7 +19,7 @@ use tonic::{
 use super::{
     harness::*,
     issuer::{AUDIENCE, Issuer, Key},
-    walk::{with_key, create_key, create_organization, login_required},
+    walk::{create_key, create_organization, login_required, with_key},
 };
 use crate::{Config, Login};
 
@@ -31,7 +31,7 @@ fn keys(gateway: &Gateway) -> KeyServiceClient<Channel> {
     KeyServiceClient::new(gateway.channel())
 }
 
-async fn who(
+async fn who_am_i(
     channel: Channel,
     credential: Option<&str>,
     organization: Option<&str>,
@@ -43,8 +43,8 @@ async fn who(
     organizations(channel).who_am_i(request).await.map(tonic::Response::into_inner)
 }
 
-/// `request` in an organization that is not the caller's usual one.
-fn inside<T>(mut request: Request<T>, organization: &str) -> Request<T> {
+/// Names the organization of a request, where it is not the caller's usual one.
+fn in_organization<T>(mut request: Request<T>, organization: &str) -> Request<T> {
     request.metadata_mut().insert("x-organization-id", organization.parse().expect("a header"));
     request
 }
@@ -66,38 +66,44 @@ fn organization_spec(slug: &str) -> v1::CreateOrganizationRequest {
 #[tokio::test]
 async fn local_mode_trusts_absent_but_not_wrong_credentials() {
     let gateway = Gateway::start().await;
-    let me = who(gateway.channel(), None, None).await.expect("it is the operator");
+    let me = who_am_i(gateway.channel(), None, None).await.expect("it is the operator");
     assert_eq!(
         (me.organization_id.clone(), me.role()),
         (OrganizationId::LOCAL.to_string(), v1::Role::Owner)
     );
-    expect_error(who(gateway.channel(), Some("ct_wrong"), None).await, Code::Unauthenticated);
-    expect_error(who(gateway.channel(), Some("eyJ.x.y"), None).await, Code::Unauthenticated);
+    expect_error(who_am_i(gateway.channel(), Some("ct_wrong"), None).await, Code::Unauthenticated);
+    expect_error(who_am_i(gateway.channel(), Some("eyJ.x.y"), None).await, Code::Unauthenticated);
     let mut basic = Request::new(v1::WhoAmIRequest {});
     basic.metadata_mut().insert("authorization", "Basic b3duZXI6".parse().expect("a header"));
     expect_error(organizations(gateway.channel()).who_am_i(basic).await, Code::Unauthenticated);
-    // A page of somebody else, in a browser of this machine.
+    // A foreign web page in a browser of this machine.
     let mut page = Request::new(v1::WhoAmIRequest {});
     page.metadata_mut().insert("origin", "https://evil.example".parse().expect("a header"));
     expect_error(organizations(gateway.channel()).who_am_i(page).await, Code::PermissionDenied);
 
-    // The operator's other organizations are chosen; those of others are not to be had.
+    // The operator can choose an organization of their own, but not one of others.
     let made = organizations(gateway.channel())
         .create_organization(organization_spec("team"))
         .await
         .expect("it is made");
     let made = made.into_inner();
-    assert!(made.setup_code.is_none(), "who is the operator needs no code");
+    assert!(made.setup_code.is_none(), "the operator needs no code");
     let id = id(made.organization.expect("set").metadata);
-    let me = who(gateway.channel(), None, Some(&id)).await.expect("they own it");
+    let me = who_am_i(gateway.channel(), None, Some(&id)).await.expect("they own it");
     assert_eq!((me.organization_id.as_str(), me.role()), (id.as_str(), v1::Role::Owner));
     let (others, _) = create_organization(&gateway, "others").await;
-    expect_error(who(gateway.channel(), None, Some(&others.to_string())).await, Code::PermissionDenied);
-    expect_error(who(gateway.channel(), None, Some("others")).await, Code::PermissionDenied);
-    // Directories of the machine are the operator's.
+    expect_error(
+        who_am_i(gateway.channel(), None, Some(&others.to_string())).await,
+        Code::PermissionDenied,
+    );
+    expect_error(who_am_i(gateway.channel(), None, Some("others")).await, Code::PermissionDenied);
+    // Only the operator's organization may name directories of the machine.
     let request = v1::CreateTaskRequest { spec: Some(task_spec()), idempotency_key: String::new() };
     let mut tasks = TaskServiceClient::new(gateway.channel());
-    expect_error(tasks.create_task(inside(Request::new(request), &id)).await, Code::PermissionDenied);
+    expect_error(
+        tasks.create_task(in_organization(Request::new(request), &id)).await,
+        Code::PermissionDenied,
+    );
 }
 
 #[tokio::test]
@@ -105,20 +111,26 @@ async fn organizations_of_one_user_are_limited() {
     let gateway =
         Gateway::start_with(Config { gateway_organizations_of_one: 2, ..login_required() }).await;
     let (organization, owner) = create_organization(&gateway, "first").await;
-    let (_, mine) = create_key(&gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
+    let (_, mine) =
+        create_key(&gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
     let make = async |key: &str, slug: &str| {
         organizations(gateway.channel())
             .create_organization(with_key(organization_spec(slug), Some(key)))
             .await
     };
-    make(&mine, "second").await.expect("there is room");
+    make(&mine, "second").await.expect("within the limit");
     let status = expect_error(make(&mine, "third").await, Code::ResourceExhausted);
     assert!(status.message().contains("one user may own 2 organizations"), "{status:?}");
-    let (_, operator) =
-        create_key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
-            .await;
+    let (_, operator) = create_key(
+        &gateway,
+        (OrganizationId::LOCAL, UserId::LOCAL),
+        Role::Owner,
+        &[Scope::Admin],
+        None,
+    )
+    .await;
     for slug in ["a", "b", "c"] {
-        make(&operator, &format!("team-{slug}")).await.expect("the operator gives quotas");
+        make(&operator, &format!("team-{slug}")).await.expect("the operator is not limited");
     }
 }
 
@@ -129,16 +141,17 @@ async fn socket_of_the_same_user_needs_no_login() {
     std::fs::create_dir(&directory).expect("a directory");
     let path = directory.join("socket");
     let gateway =
-        Gateway::start_with(Config { gateway_socket: Some(path.clone()), ..login_required() }).await;
-    expect_error(who(gateway.channel(), None, None).await, Code::Unauthenticated);
+        Gateway::start_with(Config { gateway_socket: Some(path.clone()), ..login_required() })
+            .await;
+    expect_error(who_am_i(gateway.channel(), None, None).await, Code::Unauthenticated);
     let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let channel = Endpoint::from_shared(format!("unix:{}", path.display()))
         .expect("an address")
         .connect_lazy();
-    let me = who(channel.clone(), None, None).await.expect("it is the operator");
+    let me = who_am_i(channel.clone(), None, None).await.expect("it is the operator");
     assert_eq!(me.user_id, UserId::LOCAL.to_string());
-    expect_error(who(channel, Some("ct_wrong"), None).await, Code::Unauthenticated);
+    expect_error(who_am_i(channel, Some("ct_wrong"), None).await, Code::Unauthenticated);
     std::fs::remove_dir_all(directory).expect("it can be removed");
 }
 
@@ -151,12 +164,12 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
     assert!(!format!("{made:?}").contains(&made.key));
     let shown = made.api_key.clone().expect("set");
     assert!(made.key.starts_with(&shown.prefix) && made.key.len() > 40);
-    let me = who(gateway.channel(), Some(&made.key), None).await.expect("it opens");
+    let me = who_am_i(gateway.channel(), Some(&made.key), None).await.expect("it opens");
     assert_eq!(
         (me.role(), me.scopes.as_slice()),
         (v1::Role::Member, ["admin".to_owned()].as_slice())
     );
-    // A member's key makes no admin's, and one for tasks none for models.
+    // A member's key cannot create an admin's key, and a key cannot grant scopes that it lacks.
     let create = async |credential: &str, role, scopes: &[&str]| {
         let request = v1::CreateApiKeyRequest { spec: spec(role, scopes), expires_in: None };
         keys(&gateway)
@@ -167,16 +180,16 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
     expect_error(create(&made.key, v1::Role::Admin, &["admin"]).await, Code::PermissionDenied);
     let lesser =
         create(&made.key, v1::Role::Unspecified, &["tasks:read"]).await.expect("it is less").key;
-    let me = who(gateway.channel(), Some(&lesser), None).await.expect("it opens");
+    let me = who_am_i(gateway.channel(), Some(&lesser), None).await.expect("it opens");
     assert_eq!((me.role(), me.scopes), (v1::Role::Member, vec!["tasks:read".to_owned()]));
     expect_error(create(&lesser, v1::Role::Viewer, &["tasks:read"]).await, Code::PermissionDenied);
-    // A key opens one organization.
+    // A key is valid for one organization.
     let (others, _) = create_organization(&gateway, "others").await;
     expect_error(
-        who(gateway.channel(), Some(&made.key), Some(&others.to_string())).await,
+        who_am_i(gateway.channel(), Some(&made.key), Some(&others.to_string())).await,
         Code::PermissionDenied,
     );
-    who(gateway.channel(), Some(&made.key), Some(&OrganizationId::LOCAL.to_string()))
+    who_am_i(gateway.channel(), Some(&made.key), Some(&OrganizationId::LOCAL.to_string()))
         .await
         .expect("its own");
 
@@ -187,15 +200,15 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
         .into_inner();
     assert_eq!(listed.api_keys.len(), 2);
     assert!(listed.api_keys.iter().all(|key| key.last_used_at.is_some()), "{listed:?}");
-    // Of many uses in a minute the first is noted.
-    let noted = listed.api_keys[0].last_used_at;
-    who(gateway.channel(), Some(&lesser), None).await.expect("it opens");
+    // Of several uses in one minute the first is recorded.
+    let recorded = listed.api_keys[0].last_used_at;
+    who_am_i(gateway.channel(), Some(&lesser), None).await.expect("it opens");
     let again = keys(&gateway)
         .list_api_keys(v1::ListApiKeysRequest::default())
         .await
         .expect("listed")
         .into_inner();
-    assert_eq!(again.api_keys[0].last_used_at, noted);
+    assert_eq!(again.api_keys[0].last_used_at, recorded);
 
     let revoke =
         v1::RevokeApiKeyRequest { api_key: id(shown.metadata), idempotency_key: "once".into() };
@@ -205,7 +218,7 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
         keys(&gateway).revoke_api_key(revoke).await.expect("it is repeated").into_inner(),
         revoked
     );
-    expect_error(who(gateway.channel(), Some(&made.key), None).await, Code::Unauthenticated);
+    expect_error(who_am_i(gateway.channel(), Some(&made.key), None).await, Code::Unauthenticated);
     let contents = gateway.database.contents().await;
     assert!(
         !contents.contains(&made.key) && !contents.contains(&lesser),
@@ -215,10 +228,16 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
 
 #[tokio::test]
 async fn setup_code_is_exchanged_only_once() {
-    let gateway = Gateway::start_with(Config { gateway_login_failures: 20, ..login_required() }).await;
-    let (_, owner) =
-        create_key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
-            .await;
+    let gateway =
+        Gateway::start_with(Config { gateway_login_failures: 20, ..login_required() }).await;
+    let (_, owner) = create_key(
+        &gateway,
+        (OrganizationId::LOCAL, UserId::LOCAL),
+        Role::Owner,
+        &[Scope::Admin],
+        None,
+    )
+    .await;
     let request = v1::CreateSetupCodeRequest {
         spec: spec(v1::Role::Viewer, &["tasks:read"]),
         ..Default::default()
@@ -236,10 +255,10 @@ async fn setup_code_is_exchanged_only_once() {
     let tries = futures::future::join_all((0..8).map(|_| exchange())).await;
     let made: Vec<_> = tries.into_iter().filter_map(Result::ok).collect();
     assert_eq!(made.len(), 1);
-    let me = who(gateway.channel(), Some(&made[0].key), None).await.expect("it opens");
+    let me = who_am_i(gateway.channel(), Some(&made[0].key), None).await.expect("it opens");
     assert_eq!((me.role(), me.scopes), (v1::Role::Viewer, vec!["tasks:read".to_owned()]));
-    // A program that makes an organization gets in by a code of its own; a repeated request does
-    // not get it again.
+    // A program that creates an organization gets a setup code for it. A repeated request does not
+    // get it again.
     let mut request = organization_spec("team");
     request.idempotency_key = "once".into();
     let create = || async {
@@ -252,13 +271,13 @@ async fn setup_code_is_exchanged_only_once() {
     assert_eq!((&made.organization, again.setup_code), (&again.organization, None));
     let request =
         v1::ExchangeSetupCodeRequest { code: made.setup_code.expect("a key needs one").code };
-    let inside = keys(&gateway)
+    let new_key = keys(&gateway)
         .exchange_setup_code(request)
         .await
         .expect("it is exchanged")
         .into_inner()
         .key;
-    let me = who(gateway.channel(), Some(&inside), None).await.expect("it opens");
+    let me = who_am_i(gateway.channel(), Some(&new_key), None).await.expect("it opens");
     assert_eq!(
         (me.organization_id.clone(), me.role()),
         (id(made.organization.expect("set").metadata), v1::Role::Owner)
@@ -270,21 +289,34 @@ async fn repeated_failures_limit_tokens_but_not_valid_keys() {
     let config =
         Config { gateway_login: Login::Required, gateway_login_failures: 5, ..Config::default() };
     let gateway = Gateway::start_with(config).await;
-    let (_, good) =
-        create_key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
-            .await;
+    let (_, good) = create_key(
+        &gateway,
+        (OrganizationId::LOCAL, UserId::LOCAL),
+        Role::Owner,
+        &[Scope::Admin],
+        None,
+    )
+    .await;
     let guess = || async {
-        who(gateway.channel(), Some("eyJ.x.y"), None).await.expect_err("it is wrong").code()
+        who_am_i(gateway.channel(), Some("eyJ.x.y"), None).await.expect_err("it is wrong").code()
     };
     _ = wait_until("guessing is stopped", guess, |code| *code == Code::ResourceExhausted).await;
-    // Keys and codes are looked at whatever happened, also those that come for the first time.
-    who(gateway.channel(), Some(&good), None).await.expect("it opens");
-    let (_, fresh) =
-        create_key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None)
-            .await;
-    who(gateway.channel(), Some(&fresh), None).await.expect("it opens");
+    // Keys and setup codes are always checked, also new ones.
+    who_am_i(gateway.channel(), Some(&good), None).await.expect("it opens");
+    let (_, fresh) = create_key(
+        &gateway,
+        (OrganizationId::LOCAL, UserId::LOCAL),
+        Role::Owner,
+        &[Scope::Admin],
+        None,
+    )
+    .await;
+    who_am_i(gateway.channel(), Some(&fresh), None).await.expect("it opens");
     for _ in 0..10 {
-        expect_error(who(gateway.channel(), Some("ct_guess"), None).await, Code::Unauthenticated);
+        expect_error(
+            who_am_i(gateway.channel(), Some("ct_guess"), None).await,
+            Code::Unauthenticated,
+        );
         let request = v1::ExchangeSetupCodeRequest { code: format!("cs_{}", "A".repeat(43)) };
         expect_error(keys(&gateway).exchange_setup_code(request).await, Code::Unauthenticated);
     }
@@ -300,9 +332,9 @@ async fn failures_behind_trusted_proxy_count_per_client() {
         request.metadata_mut().insert("x-forwarded-for", client.parse().expect("a value"));
         organizations(gateway.channel()).who_am_i(request).await.expect_err("it is wrong").code()
     };
-    let stubborn = || guess("203.0.113.66, 192.0.2.7");
-    _ = wait_until("guessing is stopped", stubborn, |code| *code == Code::ResourceExhausted).await;
-    // Another address that the client says it has changes nothing.
+    let repeated = || guess("203.0.113.66, 192.0.2.7");
+    _ = wait_until("guessing is stopped", repeated, |code| *code == Code::ResourceExhausted).await;
+    // A forged address in the header changes nothing.
     assert_eq!(guess("198.51.100.9, 192.0.2.7").await, Code::ResourceExhausted);
     assert_eq!(guess("192.0.2.8").await, Code::Unauthenticated);
 }
@@ -315,11 +347,12 @@ async fn local_mode_requires_login_through_a_trusted_proxy() {
     for client in ["127.0.0.1", "192.0.2.7", "nonsense", ""] {
         let mut request = with_key(v1::WhoAmIRequest {}, None);
         request.metadata_mut().insert("x-forwarded-for", client.parse().expect("a value"));
-        expect_error(organizations(gateway.channel()).who_am_i(request).await, Code::Unauthenticated);
+        expect_error(
+            organizations(gateway.channel()).who_am_i(request).await,
+            Code::Unauthenticated,
+        );
     }
-    who(gateway.channel(), None, None)
-        .await
-        .expect("who connects from this machine is the operator");
+    who_am_i(gateway.channel(), None, None).await.expect("a direct connection is the operator");
 }
 
 #[tokio::test]
@@ -333,51 +366,56 @@ async fn user_signs_in_and_joins_by_invitation() {
     };
     let gateway = Gateway::start_with(config).await;
     let ada = rsa.sign(&issuer.claims("ada", "ada@example.com"));
-    let first = who(gateway.channel(), Some(&ada), None).await.expect("she is taken in");
+    let first = who_am_i(gateway.channel(), Some(&ada), None).await.expect("she is signed in");
     assert_eq!(
         (first.role(), first.name.as_str(), first.email.as_str()),
         (v1::Role::Owner, "Ada", "ada@example.com")
     );
     let again =
-        who(gateway.channel(), Some(&ec.sign(&issuer.claims("ada", "ada@example.com"))), None)
+        who_am_i(gateway.channel(), Some(&ec.sign(&issuer.claims("ada", "ada@example.com"))), None)
             .await;
-    assert_eq!(again.expect("she comes again"), first);
+    assert_eq!(again.expect("she signs in again"), first);
 
-    let mut people = organizations(gateway.channel());
-    let team = people
+    let mut client = organizations(gateway.channel());
+    let team = client
         .create_organization(with_key(organization_spec("team"), Some(&ada)))
         .await
         .expect("it is made");
     let team = id(team.into_inner().organization.expect("set").metadata);
-    let taken = people.create_organization(with_key(organization_spec("team"), Some(&ada))).await;
+    let taken = client.create_organization(with_key(organization_spec("team"), Some(&ada))).await;
     expect_error(taken, Code::AlreadyExists);
     let invite = v1::CreateInvitationRequest {
         email: "Bob@Example.com ".into(),
         role: v1::Role::Admin.into(),
         ..Default::default()
     };
-    let invitation =
-        people.create_invitation(inside(with_key(invite.clone(), Some(&ada)), &team)).await;
+    let invitation = client
+        .create_invitation(in_organization(with_key(invite.clone(), Some(&ada)), &team))
+        .await;
     let invitation = invitation.expect("he is invited").into_inner();
     assert_eq!(
         (invitation.email.as_str(), invitation.state()),
         ("bob@example.com", v1::InvitationState::Pending)
     );
     expect_error(
-        people.create_invitation(inside(with_key(invite, Some(&ada)), &team)).await,
+        client.create_invitation(in_organization(with_key(invite, Some(&ada)), &team)).await,
         Code::AlreadyExists,
     );
 
-    // An address that nobody has verified is anybody's.
+    // An unverified e-mail address does not match an invitation.
     let mut claims = issuer.claims("mallory", "bob@example.com");
     claims["email_verified"] = false.into();
     let mallory = ec.sign(&claims);
-    expect_error(who(gateway.channel(), Some(&mallory), Some(&team)).await, Code::PermissionDenied);
+    expect_error(
+        who_am_i(gateway.channel(), Some(&mallory), Some(&team)).await,
+        Code::PermissionDenied,
+    );
     let bob = ec.sign(&issuer.claims("bob", "bob@example.com"));
-    let entered = who(gateway.channel(), Some(&bob), Some(&team)).await.expect("he is a member");
+    let entered =
+        who_am_i(gateway.channel(), Some(&bob), Some(&team)).await.expect("he is a member");
     assert_eq!(entered.role(), v1::Role::Admin);
-    let listed = people
-        .list_invitations(inside(
+    let listed = client
+        .list_invitations(in_organization(
             with_key(v1::ListInvitationsRequest::default(), Some(&ada)),
             &team,
         ))
@@ -388,75 +426,79 @@ async fn user_signs_in_and_joins_by_invitation() {
         (v1::InvitationState::Accepted, &entered.user_id)
     );
 
-    // Nobody takes or gives what is above them, and one owner stays.
+    // Members cannot grant or revoke roles above their own, and the last owner stays.
     let set = |user: &str, role: v1::Role| v1::UpdateMemberRequest {
         user: user.into(),
         role: role.into(),
         ..Default::default()
     };
     let owner = first.user_id.as_str();
-    let by_bob = people
-        .update_member(inside(with_key(set(owner, v1::Role::Viewer), Some(&bob)), &team))
+    let by_bob = client
+        .update_member(in_organization(with_key(set(owner, v1::Role::Viewer), Some(&bob)), &team))
         .await;
     expect_error(by_bob, Code::PermissionDenied);
-    let by_bob = people
-        .update_member(inside(
+    let by_bob = client
+        .update_member(in_organization(
             with_key(set(&entered.user_id, v1::Role::Owner), Some(&bob)),
             &team,
         ))
         .await;
     expect_error(by_bob, Code::PermissionDenied);
-    let by_ada = people
-        .update_member(inside(with_key(set(owner, v1::Role::Admin), Some(&ada)), &team))
+    let by_ada = client
+        .update_member(in_organization(with_key(set(owner, v1::Role::Admin), Some(&ada)), &team))
         .await;
     expect_error(by_ada, Code::FailedPrecondition);
     let remove = |user: &str| v1::RemoveMemberRequest { user: user.into(), ..Default::default() };
     expect_error(
-        people.remove_member(inside(with_key(remove(owner), Some(&ada)), &team)).await,
+        client.remove_member(in_organization(with_key(remove(owner), Some(&ada)), &team)).await,
         Code::FailedPrecondition,
     );
 
-    // A key is never more than the person it acts for, and ends with their membership.
+    // A key never has a higher role than its user, and is revoked with the membership.
     let request =
         v1::CreateApiKeyRequest { spec: spec(v1::Role::Admin, &["admin"]), expires_in: None };
     let made = keys(&gateway)
-        .create_api_key(inside(with_key(request, Some(&bob)), &team))
+        .create_api_key(in_organization(with_key(request, Some(&bob)), &team))
         .await
         .expect("it is made");
     let program = made.into_inner().key;
     assert_eq!(
-        who(gateway.channel(), Some(&program), None).await.expect("it opens").role(),
+        who_am_i(gateway.channel(), Some(&program), None).await.expect("it opens").role(),
         v1::Role::Admin
     );
-    let less = people
-        .update_member(inside(
+    let lowered = client
+        .update_member(in_organization(
             with_key(set(&entered.user_id, v1::Role::Viewer), Some(&ada)),
             &team,
         ))
         .await;
-    less.expect("she may");
+    lowered.expect("she may");
     assert_eq!(
-        who(gateway.channel(), Some(&program), None).await.expect("it opens").role(),
+        who_am_i(gateway.channel(), Some(&program), None).await.expect("it opens").role(),
         v1::Role::Viewer
     );
-    let removed =
-        people.remove_member(inside(with_key(remove(&entered.user_id), Some(&ada)), &team)).await;
+    let removed = client
+        .remove_member(in_organization(with_key(remove(&entered.user_id), Some(&ada)), &team))
+        .await;
     removed.expect("she may");
-    expect_error(who(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
-    expect_error(who(gateway.channel(), Some(&bob), Some(&team)).await, Code::PermissionDenied);
-    who(gateway.channel(), Some(&bob), None).await.expect("his own is still his");
+    expect_error(who_am_i(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
+    expect_error(
+        who_am_i(gateway.channel(), Some(&bob), Some(&team)).await,
+        Code::PermissionDenied,
+    );
+    who_am_i(gateway.channel(), Some(&bob), None).await.expect("he still has his own");
     let contents = gateway.database.contents().await;
     assert!(
         !contents.contains(&ada) && !contents.contains(&program),
-        "what opens doors is stored nowhere"
+        "credentials are stored nowhere"
     );
 }
 
 #[tokio::test]
 async fn deleted_organization_refuses_everyone_and_is_erased() {
     let gateway = Gateway::start().await;
-    let mut people = organizations(gateway.channel());
-    let team = people
+    let mut client = organizations(gateway.channel());
+    let team = client
         .create_organization(organization_spec("team"))
         .await
         .expect("it is made")
@@ -466,55 +508,63 @@ async fn deleted_organization_refuses_everyone_and_is_erased() {
         organization: organization.into(),
         ..Default::default()
     };
-    expect_error(people.delete_organization(delete("nobody")).await, Code::NotFound);
-    expect_error(people.delete_organization(delete("local")).await, Code::FailedPrecondition);
-    // A task of it with a message that nobody has looked at yet.
+    expect_error(client.delete_organization(delete("unknown")).await, Code::NotFound);
+    expect_error(client.delete_organization(delete("local")).await, Code::FailedPrecondition);
+    // A task with a message that was not processed yet.
     gateway
         .providers()
-        .create_model_provider(inside(Request::new(provider("p")), &team))
+        .create_model_provider(in_organization(Request::new(provider("p")), &team))
         .await
         .expect("made");
-    gateway.models().create_model(inside(Request::new(model("m")), &team)).await.expect("made");
-    gateway.agents().create_agent(inside(Request::new(agent("ada")), &team)).await.expect("made");
+    gateway
+        .models()
+        .create_model(in_organization(Request::new(model("m")), &team))
+        .await
+        .expect("made");
+    gateway
+        .agents()
+        .create_agent(in_organization(Request::new(agent("ada")), &team))
+        .await
+        .expect("made");
     let spec = v1::TaskSpec { workspace: String::new(), ..task_spec() };
     let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: String::new() };
     let task = gateway
         .tasks()
-        .create_task(inside(Request::new(request), &team))
+        .create_task(in_organization(Request::new(request), &team))
         .await
         .expect("made")
         .into_inner();
     let task = id(task.metadata);
     gateway
         .messages()
-        .create_message(inside(Request::new(message(&task, "hello")), &team))
+        .create_message(in_organization(Request::new(message(&task, "hello")), &team))
         .await
         .expect("accepted");
     let request =
         v1::CreateApiKeyRequest { spec: self::spec(v1::Role::Owner, &["admin"]), expires_in: None };
     let program = keys(&gateway)
-        .create_api_key(inside(Request::new(request), &team))
+        .create_api_key(in_organization(Request::new(request), &team))
         .await
         .expect("made")
         .into_inner()
         .key;
-    people
-        .delete_organization(inside(Request::new(delete("team")), &team))
+    client
+        .delete_organization(in_organization(Request::new(delete("team")), &team))
         .await
         .expect("it is closed");
-    expect_error(who(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
-    expect_error(who(gateway.channel(), None, Some(&team)).await, Code::PermissionDenied);
-    people.create_organization(organization_spec("team")).await.expect("the slug is free");
-    // The operator does it from outside.
-    people.create_organization(organization_spec("other")).await.expect("it is made");
-    people.delete_organization(delete("other")).await.expect("the operator may");
-    expect_error(people.delete_organization(delete("other")).await, Code::NotFound);
+    expect_error(who_am_i(gateway.channel(), Some(&program), None).await, Code::Unauthenticated);
+    expect_error(who_am_i(gateway.channel(), None, Some(&team)).await, Code::PermissionDenied);
+    client.create_organization(organization_spec("team")).await.expect("the slug is free");
+    // The operator can delete other organizations.
+    client.create_organization(organization_spec("other")).await.expect("it is made");
+    client.delete_organization(delete("other")).await.expect("the operator may");
+    expect_error(client.delete_organization(delete("other")).await, Code::NotFound);
     let trail = || async { gateway.database.contents().await };
-    _ = wait_until("the trail says that it is erased", trail, |trail| {
+    _ = wait_until("the audit trail has the erasure", trail, |trail| {
         trail.contains("EraseOrganization")
     })
     .await;
-    let listed = people
+    let listed = client
         .list_organizations(v1::ListOrganizationsRequest::default())
         .await
         .expect("listed")
@@ -526,7 +576,8 @@ async fn deleted_organization_refuses_everyone_and_is_erased() {
 async fn subscription_ends_when_its_key_is_revoked() {
     let gateway = Gateway::start().await;
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (key_id, credential) = create_key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
+    let (key_id, credential) =
+        create_key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
     let request = with_key(v1::SubscribeRequest::default(), Some(&credential));
     let opened =
         EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");
@@ -553,7 +604,8 @@ async fn created_key_does_not_outlive_its_creator() {
     let gateway = Gateway::start().await;
     let end = jiff::Timestamp::now() + std::time::Duration::from_secs(3600);
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (_, credential) = create_key(&gateway, owner, Role::Owner, &[Scope::Admin], Some(end)).await;
+    let (_, credential) =
+        create_key(&gateway, owner, Role::Owner, &[Scope::Admin], Some(end)).await;
     for seconds in [None, Some(7200), Some(60)] {
         let expires_in = seconds.map(|seconds| prost_types::Duration { seconds, nanos: 0 });
         let request =
@@ -588,16 +640,19 @@ async fn only_the_operator_may_set_provider_addresses() {
         }
     };
     use v1::ModelProviderType as Kind;
-    let inward = "http://127.0.0.1:5432";
+    let internal = "http://127.0.0.1:5432";
     for (kind, base_url) in [
-        (Kind::Openai, inward),
+        (Kind::Openai, internal),
         (Kind::Ollama, ""),
-        (Kind::Ollama, inward),
+        (Kind::Ollama, internal),
         (Kind::Local, ""),
         (Kind::Bedrock, "http://127.0.0.1:5432/?region=eu-west-1"),
     ] {
-        let theirs = inside(Request::new(request("theirs", kind, base_url)), &team);
-        expect_error(gateway.providers().create_model_provider(theirs).await, Code::PermissionDenied);
+        let foreign = in_organization(Request::new(request("foreign", kind, base_url)), &team);
+        expect_error(
+            gateway.providers().create_model_provider(foreign).await,
+            Code::PermissionDenied,
+        );
         let name = format!("{kind:?}{}", base_url.len()).to_lowercase();
         gateway
             .providers()
@@ -605,16 +660,22 @@ async fn only_the_operator_may_set_provider_addresses() {
             .await
             .expect("the operator may");
     }
-    let theirs = inside(Request::new(request("theirs", Kind::Openai, "")), &team);
-    gateway.providers().create_model_provider(theirs).await.expect("vendors are everybody's");
+    let foreign = in_organization(Request::new(request("foreign", Kind::Openai, "")), &team);
+    gateway
+        .providers()
+        .create_model_provider(foreign)
+        .await
+        .expect("every organization may use a vendor's address");
     let change = v1::UpdateModelProviderRequest {
-        model_provider: "theirs".into(),
-        base_url: Some(inward.into()),
+        model_provider: "foreign".into(),
+        base_url: Some(internal.into()),
         api_key: Some("k2".into()),
         ..v1::UpdateModelProviderRequest::default()
     };
-    let changed =
-        gateway.providers().update_model_provider(inside(Request::new(change), &team)).await;
+    let changed = gateway
+        .providers()
+        .update_model_provider(in_organization(Request::new(change), &team))
+        .await;
     expect_error(changed, Code::PermissionDenied);
 }
 
@@ -622,7 +683,8 @@ async fn only_the_operator_may_set_provider_addresses() {
 async fn subscription_shows_only_events_within_the_scopes() {
     let gateway = Gateway::start().await;
     let owner = (OrganizationId::LOCAL, UserId::LOCAL);
-    let (_, credential) = create_key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
+    let (_, credential) =
+        create_key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
     let request = with_key(v1::SubscribeRequest::default(), Some(&credential));
     let narrow =
         EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");

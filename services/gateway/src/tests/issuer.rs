@@ -1,5 +1,4 @@
-//! A small OpenID Connect issuer: a real HTTP server with discovery and keys, that signs real
-//! tokens.
+//! A small OpenID Connect issuer: an HTTP server with discovery and keys, which signs valid tokens.
 
 use std::{
     net::SocketAddr,
@@ -21,8 +20,7 @@ use ring::{
 };
 use serde_json::{Value, json};
 
-/// RSA keys that are good for nothing but these tests: making one takes longer than everything else
-/// here.
+/// RSA keys for these tests only. Generating one takes longer than everything else here.
 const RSA: [&str; 2] =
     [include_str!("issuer/first.der.b64"), include_str!("issuer/second.der.b64")];
 
@@ -38,11 +36,11 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// One of two.
+    /// One of two RSA keys.
     pub(crate) fn rsa(id: &str, number: usize) -> Self {
         let der = BASE64_STANDARD.decode(RSA[number].replace('\n', "")).expect("base64");
         let pair = RsaKeyPair::from_der(&der).expect("an RSA key");
-        // `SEQUENCE { INTEGER n, INTEGER 65537 }`: of 2048 bits, n stands behind nine bytes.
+        // `SEQUENCE { INTEGER n, INTEGER 65537 }`: with 2048 bits, nine bytes precede n.
         let n = BASE64_URL_SAFE_NO_PAD.encode(&pair.public().as_ref()[9..265]);
         let public =
             json!({"kty": "RSA", "kid": id, "use": "sig", "alg": "RS256", "n": n, "e": "AQAB"});
@@ -54,18 +52,18 @@ impl Key {
         }
     }
 
-    /// The same key, published without saying what it is for.
-    pub(crate) fn for_any(mut self) -> Self {
+    /// The same key, published without its algorithm.
+    pub(crate) fn without_algorithm(mut self) -> Self {
         self.public.as_object_mut().expect("an object").remove("alg");
         self
     }
 
-    /// A new one.
+    /// A new key on the curve P-256.
     pub(crate) fn ec(id: &str) -> Self {
         Self::on_curve(id, Algorithm::ES256, &ECDSA_P256_SHA256_FIXED_SIGNING, "P-256")
     }
 
-    /// A new one on the larger curve.
+    /// A new key on the curve P-384.
     pub(crate) fn ec384(id: &str) -> Self {
         Self::on_curve(id, Algorithm::ES384, &ECDSA_P384_SHA384_FIXED_SIGNING, "P-384")
     }
@@ -73,14 +71,15 @@ impl Key {
     fn on_curve(
         id: &str,
         algorithm: Algorithm,
-        way: &'static EcdsaSigningAlgorithm,
+        signing_algorithm: &'static EcdsaSigningAlgorithm,
         curve: &str,
     ) -> Self {
         let random = SystemRandom::new();
-        let document = EcdsaKeyPair::generate_pkcs8(way, &random).expect("there is randomness");
-        let pair =
-            EcdsaKeyPair::from_pkcs8(way, document.as_ref(), &random).expect("it was just made");
-        // A byte that says how the point is written, and both of its halves.
+        let document =
+            EcdsaKeyPair::generate_pkcs8(signing_algorithm, &random).expect("there is randomness");
+        let pair = EcdsaKeyPair::from_pkcs8(signing_algorithm, document.as_ref(), &random)
+            .expect("it was just made");
+        // A byte with the encoding of the point, then both coordinates.
         let point = &pair.public_key().as_ref()[1..];
         let (x, y) = point.split_at(point.len() / 2);
         let public = json!({"kty": "EC", "crv": curve, "kid": id,
@@ -89,7 +88,7 @@ impl Key {
         Self { id: id.to_owned(), algorithm, signing, public }
     }
 
-    /// A new one of Ed25519.
+    /// A new Ed25519 key.
     pub(crate) fn ed(id: &str) -> Self {
         let document =
             Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("there is randomness");
@@ -105,13 +104,13 @@ impl Key {
         encode(&header, claims, &self.signing).expect("it can be signed")
     }
 
-    /// The same by another algorithm that the key is good for.
+    /// Signs with another algorithm of the same key.
     pub(crate) fn sign_as(&self, algorithm: Algorithm, claims: &Value) -> String {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(algorithm) };
         encode(&header, claims, &self.signing).expect("it can be signed")
     }
 
-    /// The same without saying with which key.
+    /// Signs without naming the key.
     pub(crate) fn sign_without_id(&self, claims: &Value) -> String {
         encode(&Header::new(self.algorithm), claims, &self.signing).expect("it can be signed")
     }
@@ -124,10 +123,10 @@ pub(crate) struct Issuer {
 
 struct Shared {
     url: String,
-    /// What it publishes.
+    /// The published keys.
     keys: Mutex<Vec<Value>>,
-    away: AtomicBool,
-    asked: AtomicUsize,
+    unavailable: AtomicBool,
+    requests: AtomicUsize,
 }
 
 impl Issuer {
@@ -137,14 +136,14 @@ impl Issuer {
         let shared = Arc::new(Shared {
             url: format!("http://{address}"),
             keys: Mutex::default(),
-            away: AtomicBool::new(false),
-            asked: AtomicUsize::new(0),
+            unavailable: AtomicBool::new(false),
+            requests: AtomicUsize::new(0),
         });
         let issuer = Self { shared: Arc::clone(&shared) };
         issuer.publish(keys);
         let routes = Router::new()
             .route("/.well-known/openid-configuration", get(discovery))
-            .route("/keys", get(published))
+            .route("/keys", get(published_keys))
             .with_state(shared);
         tokio::spawn(async move { axum::serve(listener, routes).await });
         issuer
@@ -154,23 +153,24 @@ impl Issuer {
         &self.shared.url
     }
 
-    /// From now on these are its keys, beside one of a kind that nobody here knows.
+    /// Replaces the published keys. A key of an unknown type is always among them.
     pub(crate) fn publish(&self, keys: &[&Key]) {
         let unknown = json!({"kty": "AKP", "kid": "q", "alg": "ML-DSA-44", "pub": "AA"});
         let published = keys.iter().map(|key| key.public.clone()).chain([unknown]).collect();
-        *self.shared.keys.lock().expect("nobody panicked") = published;
+        *self.shared.keys.lock().expect("no panic") = published;
     }
 
-    pub(crate) fn be_away(&self, away: bool) {
-        self.shared.away.store(away, Ordering::SeqCst);
+    /// Answers with 503, or answers again.
+    pub(crate) fn set_unavailable(&self, unavailable: bool) {
+        self.shared.unavailable.store(unavailable, Ordering::SeqCst);
     }
 
-    /// How often its keys were asked for, in vain or not.
-    pub(crate) fn asked(&self) -> usize {
-        self.shared.asked.load(Ordering::SeqCst)
+    /// How many requests there were for its discovery document, also failed ones.
+    pub(crate) fn request_count(&self) -> usize {
+        self.shared.requests.load(Ordering::SeqCst)
     }
 
-    /// What it says of a person, for an hour from now.
+    /// Claims about a user that are valid for an hour.
     pub(crate) fn claims(&self, subject: &str, email: &str) -> Value {
         let now = jiff::Timestamp::now().as_second();
         json!({"iss": self.url(), "aud": AUDIENCE, "sub": subject, "email": email, "email_verified": true,
@@ -179,13 +179,13 @@ impl Issuer {
 }
 
 async fn discovery(State(shared): State<Arc<Shared>>) -> Result<Json<Value>, StatusCode> {
-    shared.asked.fetch_add(1, Ordering::SeqCst);
-    if shared.away.load(Ordering::SeqCst) {
+    shared.requests.fetch_add(1, Ordering::SeqCst);
+    if shared.unavailable.load(Ordering::SeqCst) {
         return Err(StatusCode::SERVICE_UNAVAILABLE);
     }
     Ok(Json(json!({"issuer": shared.url, "jwks_uri": format!("{}/keys", shared.url)})))
 }
 
-async fn published(State(shared): State<Arc<Shared>>) -> Json<Value> {
-    Json(json!({"keys": *shared.keys.lock().expect("nobody panicked")}))
+async fn published_keys(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    Json(json!({"keys": *shared.keys.lock().expect("no panic")}))
 }

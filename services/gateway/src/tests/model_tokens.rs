@@ -1,4 +1,4 @@
-//! Tokens for models: signed, bounded, and only for what exists.
+//! Model tokens: signed, bounded, and only for existing models and tasks.
 
 use construct_domain::OrganizationId;
 use construct_proto::v1::{self, model_token_service_client::ModelTokenServiceClient};
@@ -24,13 +24,13 @@ fn request(model: &str) -> v1::CreateModelTokenRequest {
 async fn model_token_names_organization_task_and_budget() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    let asked = v1::CreateModelTokenRequest {
+    let request = v1::CreateModelTokenRequest {
         task: task.clone(),
         budget_pico_usd: 2_000_000_000_000,
         expires_in: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
         ..request("m")
     };
-    let made = tokens(&gateway).create_model_token(asked).await.expect("it is made").into_inner();
+    let made = tokens(&gateway).create_model_token(request).await.expect("it is made").into_inner();
     let keys = MasterKeys::parse(TOKEN_KEY).expect("a key");
     let now = Timestamp::now();
     let token = ModelToken::verify(&made.token, &keys, now).expect("it is valid");
@@ -49,7 +49,7 @@ async fn model_token_names_organization_task_and_budget() {
 async fn model_token_needs_existing_models_and_bounds() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = tokens(&gateway);
-    expect_error(client.create_model_token(request("elsewhere")).await, Code::NotFound);
+    expect_error(client.create_model_token(request("unknown")).await, Code::NotFound);
     let task = v1::CreateModelTokenRequest {
         task: "task_01890a5d-ac96-774b-bcce-b302099a8057".into(),
         ..request("m")

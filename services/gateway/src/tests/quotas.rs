@@ -1,4 +1,4 @@
-//! Quotas on every face, and what was used. The refusals are real, the counts are PostgreSQL's.
+//! Quotas over every protocol, and usage. The counts come from PostgreSQL.
 
 use std::collections::BTreeMap;
 
@@ -23,16 +23,16 @@ use tonic_types::StatusExt as _;
 
 use super::{
     harness::*,
-    walk::{with_key, create_key, create_organization, login_required},
+    walk::{create_key, create_organization, login_required, with_key},
 };
 use crate::{Config, quotas::Calendar};
 
 const LOCAL: (OrganizationId, UserId) = (OrganizationId::LOCAL, UserId::LOCAL);
 
-/// A gateway whose tier for everybody has these limits.
+/// A gateway whose default tier has these limits.
 async fn gateway(limits: Limits) -> Gateway {
     let gateway_tiers = BTreeMap::from([("free".to_owned(), limits)]);
-    // A test is of one day, whatever the time is.
+    // The test stays within one day of quotas, whatever the time is.
     let gateway_calendar = Calendar::around(jiff::Timestamp::now());
     Gateway::start_with(Config {
         gateway_tiers,
@@ -43,22 +43,20 @@ async fn gateway(limits: Limits) -> Gateway {
     .await
 }
 
-/// An organization with an owner's key, and the agents of the operator's.
-async fn team(gateway: &Gateway, name: &str) -> (OrganizationId, String) {
+/// Creates an organization and an owner's key.
+async fn create_team(gateway: &Gateway, name: &str) -> (OrganizationId, String) {
     let (organization, owner) = create_organization(gateway, name).await;
-    let (_, key) = create_key(gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
+    let (_, key) =
+        create_key(gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
     (organization, key)
 }
 
-/// A provider, a model and the agent `ada` of whoever has this key.
-async fn furnish(gateway: &Gateway, key: &str) {
+/// Creates a provider, a model and the agent `ada` with this key.
+async fn create_agent_for(gateway: &Gateway, key: &str) {
     let channel = gateway.channel();
     let mut providers =
         v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone());
-    providers
-        .create_model_provider(with_key(provider("p"), Some(key)))
-        .await
-        .expect("it is made");
+    providers.create_model_provider(with_key(provider("p"), Some(key))).await.expect("it is made");
     let mut models = v1::model_service_client::ModelServiceClient::new(channel.clone());
     models.create_model(with_key(model("m"), Some(key))).await.expect("it is made");
     AgentServiceClient::new(channel)
@@ -90,13 +88,13 @@ async fn list_tasks(
     TaskServiceClient::new(gateway.channel()).list_tasks(request).await
 }
 
-/// Which quota is used up, and how long it takes.
+/// The exhausted quota, and the seconds until a retry.
 #[track_caller]
-fn quota<T: std::fmt::Debug>(result: Result<T, Status>) -> (String, u64) {
+fn exhausted_quota<T: std::fmt::Debug>(result: Result<T, Status>) -> (String, u64) {
     let status = expect_error(result, Code::ResourceExhausted);
     let details = status.get_error_details();
-    let violation = &details.quota_failure().expect("it says which").violations[0];
-    let delay = details.retry_info().and_then(|info| info.retry_delay).expect("it says when");
+    let violation = &details.quota_failure().expect("a violation").violations[0];
+    let delay = details.retry_info().and_then(|info| info.retry_delay).expect("a retry delay");
     (violation.quota_id.clone(), delay.as_secs())
 }
 
@@ -108,27 +106,27 @@ fn requests(requests: i64) -> Limits {
 async fn flooding_organization_does_not_affect_others() {
     let gateway = gateway(Limits { key_requests_per_minute: Some(4), ..requests(6) }).await;
     let ((flooding, flood), (_, calm)) =
-        (team(&gateway, "flood").await, team(&gateway, "calm").await);
+        (create_team(&gateway, "flood").await, create_team(&gateway, "calm").await);
     let mut outcomes = Vec::new();
     for _ in 0..20 {
         outcomes.push(list_tasks(&gateway, &flood).await.map(drop));
     }
     let admitted = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
-    // A slow machine may take so long that there is room again, once in 15 seconds.
+    // On a slow machine the bucket may refill meanwhile, by one in 15 seconds.
     assert!((4..8).contains(&admitted), "{admitted}");
     let last = outcomes.into_iter().rfind(Result::is_err).expect("most of them");
-    let (id, seconds) = quota(last);
+    let (id, seconds) = exhausted_quota(last);
     assert!(id == "key_requests_per_minute" && seconds < 60, "{id} {seconds}");
-    let answer = list_tasks(&gateway, &calm).await.expect("nobody takes its share");
-    let told =
-        answer.metadata().get("ratelimit").expect("it is told").to_str().expect("text").to_owned();
-    assert!(told.starts_with("\"requests_per_minute\";r=5;t="), "{told}");
-    assert!(told.contains(", \"key_requests_per_minute\";r=3;t="), "{told}");
+    let answer = list_tasks(&gateway, &calm).await.expect("its quota is its own");
+    let header =
+        answer.metadata().get("ratelimit").expect("a header").to_str().expect("text").to_owned();
+    assert!(header.starts_with("\"requests_per_minute\";r=5;t="), "{header}");
+    assert!(header.contains(", \"key_requests_per_minute\";r=3;t="), "{header}");
     assert_eq!(
-        answer.metadata().get("ratelimit-policy").expect("it is told"),
+        answer.metadata().get("ratelimit-policy").expect("a header"),
         "\"requests_per_minute\";q=6;w=60, \"key_requests_per_minute\";q=4;w=60"
     );
-    // Who could give the operator more must be able to ask.
+    // The operator's own organization cannot be limited to no requests: only it could undo that.
     let request = |limits: QuotaLimits| v1::UpdateQuotaRequest {
         organization: OrganizationId::LOCAL.to_string(),
         overrides: Some(limits),
@@ -140,13 +138,13 @@ async fn flooding_organization_does_not_affect_others() {
         usage(&gateway).update_quota(with_key(request(none), Some(&operator))).await,
         Code::InvalidArgument,
     );
-    // The operator is not limited unless somebody says so.
+    // The operator has no limits unless they are set.
     let (_, operator) = create_key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
     for _ in 0..20 {
         let answer = list_tasks(&gateway, &operator).await.expect("not limited");
         assert!(answer.metadata().get("ratelimit").is_none());
     }
-    // What the operator says holds at once.
+    // An override by the operator takes effect at once.
     let overrides = QuotaLimits {
         requests_per_minute: Some(1000),
         key_requests_per_minute: Some(1000),
@@ -157,14 +155,17 @@ async fn flooding_organization_does_not_affect_others() {
         overrides: Some(overrides),
         ..v1::UpdateQuotaRequest::default()
     };
-    let said = usage(&gateway)
+    let updated = usage(&gateway)
         .update_quota(with_key(request, Some(&operator)))
         .await
-        .expect("it is said");
-    let said = said.into_inner();
-    assert_eq!((said.tier.as_str(), said.assigned_tier.as_str(), said.revision), ("free", "", 1));
+        .expect("it is updated");
+    let updated = updated.into_inner();
+    assert_eq!(
+        (updated.tier.as_str(), updated.assigned_tier.as_str(), updated.revision),
+        ("free", "", 1)
+    );
     for _ in 0..20 {
-        list_tasks(&gateway, &flood).await.expect("there is more of it now");
+        list_tasks(&gateway, &flood).await.expect("the limit is higher now");
     }
 }
 
@@ -172,32 +173,32 @@ async fn flooding_organization_does_not_affect_others() {
 async fn every_protocol_reports_refusals_and_remaining_quota() {
     _ = rustls::crypto::ring::default_provider().install_default();
     let gateway = gateway(Limits { tasks_per_day: Some(0), ..requests(1000) }).await;
-    let (organization, key) = team(&gateway, "team").await;
-    furnish(&gateway, &key).await;
+    let (organization, key) = create_team(&gateway, "team").await;
+    create_agent_for(&gateway, &key).await;
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
     let url = |path: &str| format!("http://{}{path}", gateway.address);
-    let told = |response: &reqwest::Response, what: &str| {
-        let fields = response.headers().get_all(what).iter();
+    let header = |response: &reqwest::Response, name: &str| {
+        let fields = response.headers().get_all(name).iter();
         fields.map(|value| value.to_str().expect("text").to_owned()).collect::<Vec<_>>().join(", ")
     };
-    // REST: an answer, and a refusal.
+    // REST: a success, and a refusal.
     let fine = client.get(url("/v1/tasks")).bearer_auth(&key).send().await.expect("it answers");
     assert_eq!(fine.status(), StatusCode::OK);
-    let before = told(&fine, "ratelimit");
+    let before = header(&fine, "ratelimit");
     assert!(before.starts_with("\"requests_per_minute\";r="), "{before}");
-    assert_eq!(told(&fine, "ratelimit-policy"), "\"requests_per_minute\";q=1000;w=60");
+    assert_eq!(header(&fine, "ratelimit-policy"), "\"requests_per_minute\";q=1000;w=60");
     let request = client.post(url("/v1/tasks")).bearer_auth(&key).json(&json!({"agent": "ada"}));
     let refused = request.send().await.expect("it answers");
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    let left = told(&refused, "ratelimit");
+    let left = header(&refused, "ratelimit");
     assert!(
         left.contains("\"tasks_per_day\";r=0;t=") && left.contains("\"requests_per_minute\";r="),
         "{left}"
     );
     assert!(
-        told(&refused, "ratelimit-policy").contains("\"tasks_per_day\";q=0;qu=\"tasks\";w=86400")
+        header(&refused, "ratelimit-policy").contains("\"tasks_per_day\";q=0;qu=\"tasks\";w=86400")
     );
-    let after: u64 = told(&refused, "retry-after").parse().expect("seconds");
+    let after: u64 = header(&refused, "retry-after").parse().expect("seconds");
     assert!((1..=86_400).contains(&after), "{after}");
     let problem: Value = refused.json().await.expect("JSON");
     assert_eq!((&problem["code"], &problem["status"]), (&json!("RESOURCE_EXHAUSTED"), &json!(429)));
@@ -209,21 +210,21 @@ async fn every_protocol_reports_refusals_and_remaining_quota() {
         ),
         (&json!("tasks_per_day"), &json!("0"), &json!(format!("organization:{organization}")))
     );
-    // A call is counted once, however many layers look at it.
+    // A call is counted once, although several layers check it.
     let again = client.get(url("/v1/tasks")).bearer_auth(&key).send().await.expect("it answers");
     let number = |text: &str| -> u64 {
         let digits =
             text.split(";r=").nth(1).and_then(|rest| rest.split(';').next()).expect("a number");
         digits.parse().expect("a number")
     };
-    assert!(number(&told(&again, "ratelimit")) >= number(&before) - 2, "{before}");
+    assert!(number(&header(&again, "ratelimit")) >= number(&before) - 2, "{before}");
     // Connect.
     let request = client.post(url("/construct.v1.TaskService/CreateTask")).bearer_auth(&key);
     let refused =
         request.json(&json!({"spec": {"agent": "ada"}})).send().await.expect("it answers");
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert!(told(&refused, "ratelimit").contains("\"tasks_per_day\";r=0"));
-    assert!(told(&refused, "retry-after").parse::<u64>().is_ok());
+    assert!(header(&refused, "ratelimit").contains("\"tasks_per_day\";r=0"));
+    assert!(header(&refused, "retry-after").parse::<u64>().is_ok());
     let error: Value = refused.json().await.expect("JSON");
     let kinds: Vec<_> = error["details"]
         .as_array()
@@ -239,8 +240,8 @@ async fn every_protocol_reports_refusals_and_remaining_quota() {
     let fine =
         client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key).json(&json!({}));
     let fine = fine.send().await.expect("it answers");
-    assert!(told(&fine, "ratelimit").starts_with("\"requests_per_minute\";r="));
-    // A body that is no JSON never reaches the services, and was counted all the same.
+    assert!(header(&fine, "ratelimit").starts_with("\"requests_per_minute\";r="));
+    // A request whose body is no JSON never reaches the services, and is counted as well.
     let broken = client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key);
     let broken = broken
         .header("content-type", "application/json")
@@ -249,16 +250,16 @@ async fn every_protocol_reports_refusals_and_remaining_quota() {
         .await
         .expect("it answers");
     assert_eq!(broken.status(), StatusCode::BAD_REQUEST);
-    assert!(told(&broken, "ratelimit").starts_with("\"requests_per_minute\";r="));
+    assert!(header(&broken, "ratelimit").starts_with("\"requests_per_minute\";r="));
     // gRPC-Web.
     let request = client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key);
     let request = request.header("content-type", "application/grpc-web+proto").body(vec![0; 5]);
     let fine = request.send().await.expect("it answers");
-    assert!(told(&fine, "ratelimit").starts_with("\"requests_per_minute\";r="));
+    assert!(header(&fine, "ratelimit").starts_with("\"requests_per_minute\";r="));
     // gRPC.
-    let status = create_task(&gateway, &key, "").await.expect_err("there are none to be had");
+    let status = create_task(&gateway, &key, "").await.expect_err("the quota is zero");
     assert!(status.metadata().contains_key("ratelimit"));
-    let (id, seconds) = quota(Err::<(), _>(status));
+    let (id, seconds) = exhausted_quota(Err::<(), _>(status));
     assert!(id == "tasks_per_day" && seconds <= 86_400, "{id} {seconds}");
     // The operator protocol.
     let (reader, mut writer) =
@@ -272,23 +273,23 @@ async fn every_protocol_reports_refusals_and_remaining_quota() {
     ] {
         writer.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
     }
-    let (mut errors, mut left) = (BTreeMap::new(), Value::Null);
+    let (mut errors, mut limit) = (BTreeMap::new(), Value::Null);
     while errors.len() < 2 {
         let line =
             wait_for("an answer", lines.next_line()).await.expect("it lives").expect("it goes on");
         let line: Value = serde_json::from_str(&line).expect("JSON");
         if line["type"] == "authenticated" {
-            left = line["rateLimit"]["requests_per_minute"].clone();
+            limit = line["rateLimit"]["requests_per_minute"].clone();
         }
         let error = if line["type"] == "error" { line.clone() } else { line["content"][0].clone() };
         if error["type"] == "error" {
             errors.insert(line["id"].as_str().expect("an id").to_owned(), error);
         }
     }
-    let number = |name: &str| left[name].as_i64().unwrap_or_else(|| panic!("{name}: {left}"));
+    let number = |name: &str| limit[name].as_i64().unwrap_or_else(|| panic!("{name}: {limit}"));
     assert!(
         (0..number("limit")).contains(&number("remaining")) && number("window") == 60,
-        "{left}"
+        "{limit}"
     );
     for (id, error) in errors {
         assert_eq!(error["code"], "RATE_LIMIT_EXCEEDED", "{id}: {error}");
@@ -306,25 +307,25 @@ async fn every_protocol_reports_refusals_and_remaining_quota() {
 async fn exhausted_daily_quota_still_answers_repeated_requests() {
     let limits = Limits { tasks_per_day: Some(2), tokens_per_day: Some(10), ..Limits::default() };
     let gateway = gateway(limits).await;
-    let (organization, key) = team(&gateway, "team").await;
-    furnish(&gateway, &key).await;
+    let (organization, key) = create_team(&gateway, "team").await;
+    create_agent_for(&gateway, &key).await;
     let first = create_task(&gateway, &key, "k").await.expect("the first").into_inner();
     create_task(&gateway, &key, "").await.expect("the second");
-    assert_eq!(quota(create_task(&gateway, &key, "").await).0, "tasks_per_day");
-    let again = create_task(&gateway, &key, "k").await.expect("it was made before").into_inner();
+    assert_eq!(exhausted_quota(create_task(&gateway, &key, "").await).0, "tasks_per_day");
+    let again = create_task(&gateway, &key, "k").await.expect("it is repeated").into_inner();
     assert_eq!(id(again.metadata), id(first.metadata.clone()));
-    // Who deletes a task has begun it all the same.
+    // A deleted task still counts.
     let task = id(first.metadata);
     let delete = v1::DeleteTaskRequest { task: task.clone(), ..v1::DeleteTaskRequest::default() };
     TaskServiceClient::new(gateway.channel())
         .delete_task(with_key(delete, Some(&key)))
         .await
         .expect("deleted");
-    assert_eq!(quota(create_task(&gateway, &key, "").await).0, "tasks_per_day");
-    // Nobody's limit is another's.
-    let (owner, calm) = team(&gateway, "calm").await;
-    furnish(&gateway, &calm).await;
-    // What was allowed and did not come about uses nothing up.
+    assert_eq!(exhausted_quota(create_task(&gateway, &key, "").await).0, "tasks_per_day");
+    // Another organization has its own limits.
+    let (owner, calm) = create_team(&gateway, "calm").await;
+    create_agent_for(&gateway, &calm).await;
+    // A request that fails after it was admitted uses nothing.
     let spec = v1::TaskSpec { agent: "nobody".into(), ..v1::TaskSpec::default() };
     for _ in 0..3 {
         let wrong =
@@ -335,13 +336,13 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
         expect_error(wrong, Code::NotFound);
     }
     let task = id(create_task(&gateway, &calm, "").await.expect("its first").into_inner().metadata);
-    let say = async |text: &str| {
+    let send = async |text: &str| {
         let request = with_key(message(&task, text), Some(&calm));
         MessageServiceClient::new(gateway.channel()).create_message(request).await
     };
-    say("hello").await.expect("nothing is used yet");
+    send("hello").await.expect("nothing is used yet");
     let store = gateway.store();
-    let ledger = construct_store::StepUsage {
+    let step_usage = construct_store::StepUsage {
         call: uuid::Uuid::now_v7(),
         step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
         model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
@@ -354,30 +355,26 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
     };
     let now = jiff::Timestamp::now();
     store
-        .step_usage_record(owner, task.parse().expect("an id"), None, &ledger, now)
+        .step_usage_record(owner, task.parse().expect("an id"), None, &step_usage, now)
         .await
         .expect("booked");
-    // What was counted is believed for a moment.
-    let refusal = wait_until("the tokens are counted", || say("again"), Result::is_err).await;
+    // Counts are cached for a moment.
+    let refusal = wait_until("the tokens are counted", || send("again"), Result::is_err).await;
     let resume = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() };
-    let resume = TaskServiceClient::new(gateway.channel())
-        .resume_task(with_key(resume, Some(&calm)))
-        .await;
-    assert_eq!(quota(resume).0, "tokens_per_day");
-    assert_eq!(quota(refusal).0, "tokens_per_day");
+    let resume =
+        TaskServiceClient::new(gateway.channel()).resume_task(with_key(resume, Some(&calm))).await;
+    assert_eq!(exhausted_quota(resume).0, "tokens_per_day");
+    assert_eq!(exhausted_quota(refusal).0, "tokens_per_day");
     let shown = v1::GetQuotaRequest::default();
-    let shown = usage(&gateway)
-        .get_quota(with_key(shown, Some(&calm)))
-        .await
-        .expect("shown")
-        .into_inner();
+    let shown =
+        usage(&gateway).get_quota(with_key(shown, Some(&calm))).await.expect("shown").into_inner();
     let used = shown.used.expect("it is counted");
     assert_eq!((shown.tier.as_str(), used.tasks, used.tokens), ("free", 1, 10));
-    assert_eq!(shown.limits.expect("they are told").tokens_per_day, Some(10));
+    assert_eq!(shown.limits.expect("set").tokens_per_day, Some(10));
     let counted =
         usage(&gateway).get_quota(with_key(v1::GetQuotaRequest::default(), Some(&key))).await;
     assert_eq!(counted.expect("shown").into_inner().used.expect("counted").tasks, 2);
-    // What models used, over REST.
+    // Usage of models, over REST.
     _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
     let url = format!(
@@ -392,13 +389,14 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
         "{answer}"
     );
     assert_eq!(answer["usage"][0]["usage"]["inputTokens"], "9");
-    // The operator sees another's quota, and nobody else does.
-    let (_, operator) = super::walk::create_key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
-    let asked = v1::GetQuotaRequest { organization: organization.to_string() };
-    let seen =
-        usage(&gateway).get_quota(with_key(asked.clone(), Some(&operator))).await.expect("shown");
-    assert_eq!(seen.into_inner().used.expect("counted").tasks, 2);
-    expect_error(usage(&gateway).get_quota(with_key(asked, Some(&calm))).await, Code::NotFound);
+    // Only the operator can read the quota of another organization.
+    let (_, operator) =
+        super::walk::create_key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
+    let request = v1::GetQuotaRequest { organization: organization.to_string() };
+    let shown =
+        usage(&gateway).get_quota(with_key(request.clone(), Some(&operator))).await.expect("shown");
+    assert_eq!(shown.into_inner().used.expect("counted").tasks, 2);
+    expect_error(usage(&gateway).get_quota(with_key(request, Some(&calm))).await, Code::NotFound);
 }
 
 #[tokio::test]
@@ -447,7 +445,7 @@ async fn usage_is_listed_in_pages() {
         if next.is_empty() {
             break;
         }
-        // A token is for its own list.
+        // A page token is valid for its own list only.
         let other = v1::ListUsageRequest {
             page: Some(v1::PageRequest { page_token: next.clone(), ..v1::PageRequest::default() }),
             ..v1::ListUsageRequest::default()
@@ -461,7 +459,7 @@ async fn usage_is_listed_in_pages() {
     expect_error(usage(&gateway).list_usage(bad).await, Code::InvalidArgument);
 }
 
-fn limited(name: &str, limits: v1::ApiKeyLimits) -> v1::CreateApiKeyRequest {
+fn key_request(name: &str, limits: v1::ApiKeyLimits) -> v1::CreateApiKeyRequest {
     let scopes = vec!["admin".into()];
     let spec = v1::ApiKeySpec {
         name: name.into(),
@@ -472,20 +470,24 @@ fn limited(name: &str, limits: v1::ApiKeyLimits) -> v1::CreateApiKeyRequest {
     v1::CreateApiKeyRequest { spec: Some(spec), expires_in: None }
 }
 
-/// A key with these limits, made with another one; its id, and what opens the door.
-async fn make_key(gateway: &Gateway, by: &str, limits: v1::ApiKeyLimits) -> (String, String) {
-    let made = keys(gateway).create_api_key(with_key(limited("bot", limits), Some(by))).await;
+/// Creates a key with these limits by another key; returns its id and its text.
+async fn create_limited_key(
+    gateway: &Gateway,
+    by: &str,
+    limits: v1::ApiKeyLimits,
+) -> (String, String) {
+    let made = keys(gateway).create_api_key(with_key(key_request("bot", limits), Some(by))).await;
     let made = made.expect("it is made").into_inner();
-    (id(made.api_key.expect("it is told").metadata), made.key)
+    (id(made.api_key.expect("set").metadata), made.key)
 }
 
 fn keys(gateway: &Gateway) -> KeyServiceClient<Channel> {
     KeyServiceClient::new(gateway.channel())
 }
 
-/// What a model has used for a task, booked.
-async fn book(gateway: &Gateway, organization: OrganizationId, task: &str, tokens: i64) {
-    let ledger = construct_store::StepUsage {
+/// Records tokens that a model used for a task.
+async fn record_usage(gateway: &Gateway, organization: OrganizationId, task: &str, tokens: i64) {
+    let step_usage = construct_store::StepUsage {
         call: uuid::Uuid::now_v7(),
         step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
         model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
@@ -495,7 +497,7 @@ async fn book(gateway: &Gateway, organization: OrganizationId, task: &str, token
     let (task, now) = (task.parse().expect("an id"), jiff::Timestamp::now());
     gateway
         .store()
-        .step_usage_record(organization, task, None, &ledger, now)
+        .step_usage_record(organization, task, None, &step_usage, now)
         .await
         .expect("booked");
 }
@@ -504,22 +506,22 @@ async fn book(gateway: &Gateway, organization: OrganizationId, task: &str, token
 async fn limits_of_a_key_apply_to_that_key_only() {
     let gateway =
         gateway(Limits { key_requests_per_minute: Some(2000), ..Limits::default() }).await;
-    let (organization, owner) = team(&gateway, "team").await;
-    furnish(&gateway, &owner).await;
+    let (organization, owner) = create_team(&gateway, "team").await;
+    create_agent_for(&gateway, &owner).await;
     let limits = v1::ApiKeyLimits {
         requests_per_minute: Some(1000),
         tasks_per_day: Some(1),
         tokens_per_day: Some(10),
         ..v1::ApiKeyLimits::default()
     };
-    let (key_id, bot) = make_key(&gateway, &owner, limits).await;
-    let (_, other) = make_key(&gateway, &owner, limits).await;
+    let (key_id, bot) = create_limited_key(&gateway, &owner, limits).await;
+    let (_, other) = create_limited_key(&gateway, &owner, limits).await;
     let first = create_task(&gateway, &bot, "k").await.expect("the first");
-    let told = first.metadata().get("ratelimit-policy").expect("it is told");
-    assert_eq!(told, "\"key_requests_per_minute\";q=1000;w=60", "the lower of the two");
+    let header = first.metadata().get("ratelimit-policy").expect("a header");
+    assert_eq!(header, "\"key_requests_per_minute\";q=1000;w=60", "the lower of the two");
     let task = id(first.into_inner().metadata);
-    let status = create_task(&gateway, &bot, "").await.expect_err("there is one a day");
-    let subject = status.get_error_details().quota_failure().expect("it says which").violations[0]
+    let status = create_task(&gateway, &bot, "").await.expect_err("the limit is one a day");
+    let subject = status.get_error_details().quota_failure().expect("a violation").violations[0]
         .subject
         .clone();
     assert_eq!(subject, format!("api_key:{key_id}"));
@@ -529,14 +531,15 @@ async fn limits_of_a_key_apply_to_that_key_only() {
             .get("ratelimit")
             .is_some_and(|left| left.to_str().is_ok_and(|left| left.contains("r=0")))
     );
-    assert_eq!(quota(Err::<(), _>(status)).0, "key_tasks_per_day");
-    let again = create_task(&gateway, &bot, "k").await.expect("it was made before").into_inner();
+    assert_eq!(exhausted_quota(Err::<(), _>(status)).0, "key_tasks_per_day");
+    let again = create_task(&gateway, &bot, "k").await.expect("it is repeated").into_inner();
     assert_eq!(id(again.metadata), task);
-    for free in [&other, &owner] {
-        create_task(&gateway, free, "").await.expect("it has its own limits, or none");
+    for caller in [&other, &owner] {
+        create_task(&gateway, caller, "").await.expect("it has its own limits, or none");
     }
 
-    // More of it holds with the next call; a key that is limited gives nobody anything.
+    // A limited key cannot raise limits or create other credentials. A raised limit holds from the
+    // next call.
     let raise = |revision| v1::UpdateApiKeyRequest {
         api_key: key_id.clone(),
         limits: Some(v1::ApiKeyLimits { tasks_per_day: Some(2), ..limits }),
@@ -547,12 +550,12 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         keys(&gateway).update_api_key(with_key(raise(0), Some(&bot))).await,
         Code::PermissionDenied,
     );
-    let escape = limited("free", v1::ApiKeyLimits::default());
+    let escape = key_request("free", v1::ApiKeyLimits::default());
     expect_error(
         keys(&gateway).create_api_key(with_key(escape, Some(&bot))).await,
         Code::PermissionDenied,
     );
-    let spec = limited("free", limits).spec;
+    let spec = key_request("free", limits).spec;
     let code = v1::CreateSetupCodeRequest { spec, ..v1::CreateSetupCodeRequest::default() };
     expect_error(
         keys(&gateway).create_setup_code(with_key(code, Some(&bot))).await,
@@ -563,34 +566,38 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         slug: "free".into(),
         ..v1::OrganizationSpec::default()
     };
-    let free = v1::CreateOrganizationRequest {
+    let create = v1::CreateOrganizationRequest {
         spec: Some(spec),
         ..v1::CreateOrganizationRequest::default()
     };
-    let free = v1::organization_service_client::OrganizationServiceClient::new(gateway.channel())
-        .create_organization(with_key(free, Some(&bot)))
-        .await;
-    expect_error(free, Code::PermissionDenied);
-    expect_error(keys(&gateway).update_api_key(with_key(raise(7), Some(&owner))).await, Code::Aborted);
+    let created =
+        v1::organization_service_client::OrganizationServiceClient::new(gateway.channel())
+            .create_organization(with_key(create, Some(&bot)))
+            .await;
+    expect_error(created, Code::PermissionDenied);
+    expect_error(
+        keys(&gateway).update_api_key(with_key(raise(7), Some(&owner))).await,
+        Code::Aborted,
+    );
     let raised = keys(&gateway)
         .update_api_key(with_key(raise(1), Some(&owner)))
         .await
-        .expect("said")
+        .expect("it is updated")
         .into_inner();
     assert_eq!(raised.metadata.expect("it has some").revision, 2);
     create_task(&gateway, &bot, "").await.expect("the second");
 
-    // What a task does is counted for who asked last: with the key that is limited, and then with
-    // one that is not.
-    let say = async |key: &str| {
+    // The usage of a task counts for the key of its last message: here the limited key, and then
+    // one without limits.
+    let send = async |key: &str| {
         let request = with_key(message(&task, "go on"), Some(key));
         MessageServiceClient::new(gateway.channel()).create_message(request).await
     };
-    say(&bot).await.expect("nothing is used yet");
-    book(&gateway, organization, &task, 10).await;
-    // What was counted is believed for a moment.
-    let refusal = wait_until("the tokens are counted", || say(&bot), Result::is_err).await;
-    assert_eq!(quota(refusal).0, "key_tokens_per_day");
+    send(&bot).await.expect("nothing is used yet");
+    record_usage(&gateway, organization, &task, 10).await;
+    // Counts are cached for a moment.
+    let refusal = wait_until("the tokens are counted", || send(&bot), Result::is_err).await;
+    assert_eq!(exhausted_quota(refusal).0, "key_tokens_per_day");
     let mut tokens =
         v1::model_token_service_client::ModelTokenServiceClient::new(gateway.channel());
     let token = v1::CreateModelTokenRequest {
@@ -598,11 +605,11 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         ..v1::CreateModelTokenRequest::default()
     };
     assert_eq!(
-        quota(tokens.create_model_token(with_key(token.clone(), Some(&bot))).await).0,
+        exhausted_quota(tokens.create_model_token(with_key(token.clone(), Some(&bot))).await).0,
         "key_tokens_per_day"
     );
-    say(&owner).await.expect("it is not limited");
-    book(&gateway, organization, &task, 1000).await;
+    send(&owner).await.expect("it is not limited");
+    record_usage(&gateway, organization, &task, 1000).await;
     let signed = tokens
         .create_model_token(with_key(token, Some(&other)))
         .await
@@ -614,9 +621,8 @@ async fn limits_of_a_key_apply_to_that_key_only() {
     let other_id = signed.expect("it is valid").key;
     assert!(other_id.starts_with("key_") && other_id != key_id, "{other_id}");
 
-    let get = |key: &str, by: &str| {
-        with_key(v1::GetApiKeyRequest { api_key: key.to_owned() }, Some(by))
-    };
+    let get =
+        |key: &str, by: &str| with_key(v1::GetApiKeyRequest { api_key: key.to_owned() }, Some(by));
     let shown = keys(&gateway)
         .get_api_key(get(&key_id, &bot))
         .await
@@ -630,7 +636,7 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         shown.spec.expect("it has one").limits.expect("it is limited").tasks_per_day,
         Some(2)
     );
-    let (_, stranger) = team(&gateway, "stranger").await;
+    let (_, stranger) = create_team(&gateway, "stranger").await;
     expect_error(keys(&gateway).get_api_key(get(&key_id, &stranger)).await, Code::NotFound);
 
     // Usage by key, over REST.
@@ -653,7 +659,7 @@ async fn limits_of_a_key_apply_to_that_key_only() {
     let answer =
         client.patch(&url).bearer_auth(&owner).json(&limits).send().await.expect("it answers");
     assert_eq!(answer.status(), StatusCode::OK);
-    assert_eq!(quota(list_tasks(&gateway, &bot).await).0, "key_requests_per_minute");
+    assert_eq!(exhausted_quota(list_tasks(&gateway, &bot).await).0, "key_requests_per_minute");
     let wrong = json!({"limits": {"tasksPerDay": "-1"}});
     let wrong =
         client.patch(&url).bearer_auth(&owner).json(&wrong).send().await.expect("it answers");
@@ -664,10 +670,10 @@ async fn limits_of_a_key_apply_to_that_key_only() {
 #[tokio::test]
 async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
     let gateway = gateway(Limits::default()).await;
-    let (_, owner) = team(&gateway, "team").await;
+    let (_, owner) = create_team(&gateway, "team").await;
     let limits = v1::ApiKeyLimits { storage_bytes: Some(20), ..v1::ApiKeyLimits::default() };
-    let (key_id, bot) = make_key(&gateway, &owner, limits).await;
-    let (_, other) = make_key(&gateway, &owner, limits).await;
+    let (key_id, bot) = create_limited_key(&gateway, &owner, limits).await;
+    let (_, other) = create_limited_key(&gateway, &owner, limits).await;
     let files = || v1::file_service_client::FileServiceClient::new(gateway.channel());
     let create = async |key: &str, size: i64| {
         let spec = v1::FileSpec { name: "notes".into(), size, ..v1::FileSpec::default() };
@@ -685,16 +691,16 @@ async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
         states.put_state(with_key(request, Some(key))).await
     };
     put(&bot, "{\"abc\": 123}").await.expect("12 of 20");
-    let status = create(&bot, 9).await.expect_err("there is room for 8");
+    let status = create(&bot, 9).await.expect_err("8 bytes are left");
     let violation =
-        status.get_error_details().quota_failure().expect("it says which").violations[0].clone();
+        status.get_error_details().quota_failure().expect("a violation").violations[0].clone();
     assert_eq!((violation.subject, violation.quota_value), (format!("api_key:{key_id}"), 20));
-    assert_eq!(quota(Err::<(), _>(status)), ("key_storage_bytes".to_owned(), 60));
+    assert_eq!(exhausted_quota(Err::<(), _>(status)), ("key_storage_bytes".to_owned(), 60));
     let file = id(create(&bot, 8).await.expect("20 of 20").into_inner().metadata);
     put(&bot, "{\"abc\": 123}").await.expect("the same adds nothing");
-    assert_eq!(quota(put(&bot, "{}").await).0, "key_storage_bytes");
-    for free in [&other, &owner] {
-        create(free, 9).await.expect("it has its own limit, or none");
+    assert_eq!(exhausted_quota(put(&bot, "{}").await).0, "key_storage_bytes");
+    for caller in [&other, &owner] {
+        create(caller, 9).await.expect("it has its own limit, or none");
     }
     let get = v1::GetApiKeyRequest { api_key: key_id.clone() };
     let shown = keys(&gateway)
@@ -704,27 +710,28 @@ async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
         .into_inner();
     assert_eq!(shown.used, Some(v1::ApiKeyUse { storage_bytes: 20, ..v1::ApiKeyUse::default() }));
     assert_eq!(shown.spec.expect("it has one").limits, Some(limits));
-    // Whoever makes room: what is gone is kept for nobody.
+    // Deletion by anyone frees the storage of the key.
     let delete = v1::DeleteFileRequest { file, ..v1::DeleteFileRequest::default() };
     files().delete_file(with_key(delete, Some(&owner))).await.expect("deleted");
-    // What was counted is believed for a moment.
-    let again =
-        wait_until("there is room again", || create(&bot, 8), Result::is_ok).await.expect("20 of 20");
-    // What a key has stored is its organization's.
+    // Counts are cached for a moment.
+    let again = wait_until("the storage is freed", || create(&bot, 8), Result::is_ok)
+        .await
+        .expect("20 of 20");
+    // What a key has stored belongs to its organization.
     let revoke = v1::RevokeApiKeyRequest { api_key: key_id, ..v1::RevokeApiKeyRequest::default() };
     keys(&gateway).revoke_api_key(with_key(revoke, Some(&owner))).await.expect("revoked");
     let get = v1::GetFileRequest { file: id(again.into_inner().metadata) };
     files().get_file(with_key(get, Some(&owner))).await.expect("it stays");
-    let told =
+    let quota =
         usage(&gateway).get_quota(with_key(v1::GetQuotaRequest::default(), Some(&owner))).await;
-    let used = told.expect("it is told").into_inner().used.expect("it is counted");
+    let used = quota.expect("shown").into_inner().used.expect("it is counted");
     assert_eq!(used.storage_bytes, 12 + 8 + 2 * 9);
 }
 
 #[tokio::test]
 async fn document_is_charged_for_the_bytes_it_adds() {
     let gateway = gateway(Limits { storage_bytes: Some(20), ..Limits::default() }).await;
-    let (_, key) = team(&gateway, "team").await;
+    let (_, key) = create_team(&gateway, "team").await;
     let mut client = v1::state_service_client::StateServiceClient::new(gateway.channel());
     let mut put = async |json: &str| {
         let request = v1::PutStateRequest {
@@ -736,7 +743,7 @@ async fn document_is_charged_for_the_bytes_it_adds() {
     };
     put("{\"abc\": 123}").await.expect("12 of 20");
     put("{\"abc\": 123}").await.expect("the same adds nothing");
-    // What it replaces is kept as an earlier version.
+    // The replaced content is kept as an earlier version.
     put("{\"a\": 1}").await.expect("20 of 20");
-    assert_eq!(quota(put("{}").await).0, "storage_bytes");
+    assert_eq!(exhausted_quota(put("{}").await).0, "storage_bytes");
 }

@@ -1,4 +1,4 @@
-//! `construct-gateway keys`, with what the database says of it.
+//! `construct-gateway keys`, with a database that uses the keys.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
@@ -31,26 +31,26 @@ impl Keys {
         Self { folder, path, store }
     }
 
-    /// What is said of a command, or why it is refused.
-    async fn at(&self, now: Timestamp, words: &[&str]) -> Result<String, String> {
+    /// Runs a command at this time; returns its output, or its error.
+    async fn run_at(&self, now: Timestamp, words: &[&str]) -> Result<String, String> {
         let mut arguments = vec![words[0].into(), self.path.clone().into_os_string()];
         arguments.extend(words[1..].iter().map(Into::into));
         let command = Command::parse(arguments).expect("it is understood");
         match perform(&command, Some(&self.store), now).await {
-            Ok(said) => Ok(said.words),
+            Ok(output) => Ok(output.words),
             Err(error) => Err(format!("{error:#}")),
         }
     }
 
     async fn run(&self, words: &[&str]) -> Result<String, String> {
-        self.at(Timestamp::now(), words).await
+        self.run_at(Timestamp::now(), words).await
     }
 
     fn read(&self) -> MasterKeys {
-        MasterKeys::read(&self.path).expect("services take it")
+        MasterKeys::read(&self.path).expect("services accept it")
     }
 
-    /// As a gateway has it that is started now.
+    /// The keyring of a gateway that is started now.
     fn keyring(&self) -> Keyring {
         crate::keyring(&self.read()).expect("a keyring")
     }
@@ -63,7 +63,7 @@ async fn secrets_key_rotates_while_secrets_are_written() {
     let mut client = secrets(&gateway);
     client.create_secret(secret("TOKEN_0")).await.expect("it is made");
     keys.run(&["add", "--name", "s2"]).await.expect("it is added");
-    assert_eq!(keys.read().active().id(), "s1", "a new key does nothing yet");
+    assert_eq!(keys.read().active().id(), "s1", "a new key is not active yet");
     let early = keys.run(&["retire", "s1"]).await.expect_err("it is the first");
     assert!(early.contains("is the first"), "{early}");
     keys.run(&["promote", "s2"]).await.expect("it is promoted");
@@ -71,24 +71,21 @@ async fn secrets_key_rotates_while_secrets_are_written() {
     let early = keys.run(&["retire", "s1"]).await.expect_err("nothing is encrypted again yet");
     assert!(early.contains("1 of secrets (`s1`)"), "{early}");
 
-    // This gateway was not restarted and goes on with the old key; another one was.
+    // This gateway was not restarted and keeps using the old key. Another gateway was restarted.
     let writing = tokio::spawn(async move {
         for number in 1..20 {
             client.create_secret(secret(&format!("TOKEN_{number}"))).await.expect("it is made");
         }
     });
-    let started = keys.keyring();
+    let new_keyring = keys.keyring();
     let mut refused = 0;
     loop {
-        let ended = writing.is_finished();
-        keys.store
-            .secret_reseal_all(&started, Timestamp::now())
-            .await
-            .expect("it is looked through");
+        let finished = writing.is_finished();
+        keys.store.secret_reseal_all(&new_keyring, Timestamp::now()).await.expect("they are read");
         match keys.run(&["retire", "s1"]).await {
-            Ok(_) if ended => break,
-            // Nothing of it was there at that moment: the old key is put back, as whoever sees that
-            // a gateway still has it would.
+            Ok(_) if finished => break,
+            // No row used the old key at that moment. Put it back, as an operator would who sees that a
+            // gateway still uses it.
             Ok(_) => {
                 let text = fs::read_to_string(&keys.path).expect("it is there");
                 fs::write(&keys.path, format!("{text}{SECRETS_KEY}\n")).expect("it is written");
@@ -102,14 +99,16 @@ async fn secrets_key_rotates_while_secrets_are_written() {
         tokio::task::yield_now().await;
     }
     writing.await.expect("everything is written");
-    let left = keys.keyring();
+    let remaining = keys.keyring();
     for number in 0..20 {
         let stored = keys
             .store
             .secret_find(OrganizationId::LOCAL, &format!("TOKEN_{number}"))
             .await
             .expect("it is there");
-        left.open(&stored.id.to_string(), &stored.value).expect("it opens with what is left");
+        remaining
+            .open(&stored.id.to_string(), &stored.value)
+            .expect("it opens with the remaining key");
     }
     let listed = keys.run(&["list"]).await.expect("it is listed");
     assert!(
@@ -118,7 +117,7 @@ async fn secrets_key_rotates_while_secrets_are_written() {
     );
     assert!(
         gateway.database.contents().await.contains("RetireKey"),
-        "that a key is gone is written down"
+        "the audit trail has the retirement"
     );
 }
 
@@ -139,14 +138,14 @@ async fn retire_refuses_a_key_file_of_another_installation() {
         "{listed}"
     );
     assert!(!listed.contains("AQECAwQF"), "no key is shown: {listed}");
-    let wrong = keys.run(&["retire", "t1"]).await.expect_err("the database needs others");
+    let wrong = keys.run(&["retire", "t1"]).await.expect_err("the database needs other keys");
     assert!(wrong.contains("1 of model_providers (`test`)"), "{wrong}");
     assert_eq!(fs::read_to_string(&keys.path).expect("it is there"), text);
     let unknown = Keys { path: keys.folder.path().join("none.key"), ..keys };
     fs::write(&unknown.path, text).expect("it is written");
     fs::set_permissions(&unknown.path, fs::Permissions::from_mode(0o600))
         .expect("its rights are set");
-    let unknown = unknown.run(&["retire", "t1"]).await.expect_err("nobody knows what it is");
+    let unknown = unknown.run(&["retire", "t1"]).await.expect_err("the kind is unknown");
     assert!(unknown.contains("--kind"), "{unknown}");
 }
 
@@ -155,32 +154,32 @@ async fn token_key_retires_after_its_last_token_expires() {
     let database = construct_store::testing::Database::new().await;
     let keys = Keys::new("token.key", TOKEN_KEY, database.store());
     let now = Timestamp::now();
-    keys.at(now, &["add", "--name", "t2"]).await.expect("it is added");
-    keys.at(now, &["promote", "t2"]).await.expect("it is promoted");
+    keys.run_at(now, &["add", "--name", "t2"]).await.expect("it is added");
+    keys.run_at(now, &["promote", "t2"]).await.expect("it is promoted");
     let week = SignedDuration::from_hours(7 * 24);
-    let listed = keys.at(now, &["list"]).await.expect("it is listed");
+    let listed = keys.run_at(now, &["list"]).await.expect("it is listed");
     let ends = format!(
         "tokens it has signed end by {:.0}",
         now.round(jiff::Unit::Second).expect("a time") + week
     );
     assert!(listed.contains(&ends), "{listed}, not {ends}");
     let early = keys
-        .at(now + week - SignedDuration::from_mins(1), &["retire", "t1"])
+        .run_at(now + week - SignedDuration::from_mins(1), &["retire", "t1"])
         .await
         .expect_err("too early");
     assert!(early.contains("may be valid until"), "{early}");
     let before = fs::read_to_string(&keys.path).expect("it is there");
-    keys.at(now + week + SignedDuration::from_mins(1), &["retire", "t1"])
+    keys.run_at(now + week + SignedDuration::from_mins(1), &["retire", "t1"])
         .await
         .expect("the last one has ended");
     fs::write(&keys.path, before).expect("it is written");
-    keys.at(now, &["retire", "t1", "--at-once"]).await.expect("whoever wants it ends them");
+    keys.run_at(now, &["retire", "t1", "--at-once"]).await.expect("it is forced");
     assert_eq!(keys.read().iter().map(|key| key.id().to_owned()).collect::<Vec<_>>(), ["t2"]);
 }
 
 #[test]
 fn invalid_key_commands_print_the_usage() {
-    let parse = |words: &[&str]| Command::parse(words.iter().map(Into::into));
+    let parse = |arguments: &[&str]| Command::parse(words.iter().map(Into::into));
     for words in [
         &[][..],
         &["list"],

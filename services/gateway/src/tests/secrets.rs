@@ -1,4 +1,4 @@
-//! Secrets: never shown, bound, and used by agents.
+//! Secrets: never shown, bound to hosts and commands, and used by agents.
 
 use construct_domain::{OrganizationId, SecretId};
 use construct_proto::v1::{self, secret_service_client::SecretServiceClient};
@@ -38,7 +38,7 @@ async fn secret_value_is_sealed_with_its_own_key_and_never_shown() {
     let created = client.create_secret(request.clone()).await.expect("it is made").into_inner();
     let again = client.create_secret(request.clone()).await.expect("it is repeated").into_inner();
     assert_eq!(created, again);
-    // The same key with another value is another request.
+    // The same idempotency key with another value is refused.
     let mut other = request.clone();
     other.spec.as_mut().expect("set").value.push('x');
     expect_error(client.create_secret(other).await, Code::InvalidArgument);
@@ -54,7 +54,7 @@ async fn secret_value_is_sealed_with_its_own_key_and_never_shown() {
     let got = client.get_secret(name("TOKEN")).await.expect("it is there").into_inner();
     assert_eq!(
         got,
-        client.get_secret(name(&id)).await.expect("names and ids lead to the same").into_inner()
+        client.get_secret(name(&id)).await.expect("names and ids are equivalent").into_inner()
     );
     let update = v1::UpdateSecretRequest {
         secret: "TOKEN".into(),
@@ -100,7 +100,7 @@ async fn invalid_secret_is_refused_without_showing_its_value() {
         (v1::SecretSpec { name: "token".into(), ..valid.clone() }, "spec.name"),
         (v1::SecretSpec { value: "1234567".into(), ..valid.clone() }, "spec.value"),
         (v1::SecretSpec { value: " 1234567\n".into(), ..valid.clone() }, "spec.value"),
-        // Longer ones that a script could find by trying.
+        // Longer values that a script could guess.
         (v1::SecretSpec { value: "48123456".into(), ..valid.clone() }, "spec.value"),
         (v1::SecretSpec { value: "1234567890".repeat(100), ..valid.clone() }, "spec.value"),
         (v1::SecretSpec { value: "x".repeat(64 * 1024 + 1), ..valid.clone() }, "spec.value"),
@@ -119,7 +119,8 @@ async fn invalid_secret_is_refused_without_showing_its_value() {
         ),
     ] {
         let request = v1::CreateSecretRequest { spec: Some(spec), idempotency_key: String::new() };
-        let status = expect_error(secrets(&gateway).create_secret(request).await, Code::InvalidArgument);
+        let status =
+            expect_error(secrets(&gateway).create_secret(request).await, Code::InvalidArgument);
         assert_eq!(fields(&status), [field]);
         assert!(!status.message().contains("123456"), "{status}");
     }
@@ -147,12 +148,12 @@ async fn wider_bindings_require_the_value_again() {
     }
     let guessable = client.update_secret(update(None, Some("20261128"))).await;
     assert_eq!(fields(&expect_error(guessable, Code::InvalidArgument)), ["value"]);
-    let fewer = client
+    let narrowed = client
         .update_secret(update(bindings(&[], &["git"]), None))
         .await
-        .expect("fewer")
+        .expect("fewer bindings")
         .into_inner();
-    assert_eq!(fewer.spec.expect("set").bindings, bindings(&[], &["git"]));
+    assert_eq!(narrowed.spec.expect("set").bindings, bindings(&[], &["git"]));
     client
         .update_secret(update(bindings(&["evil.example.org"], &[]), Some(VALUE)))
         .await
@@ -186,9 +187,9 @@ async fn agent_uses_only_the_secrets_it_names() {
     assert_eq!(names(untouched).await, ["ANOTHER", "TOKEN"]);
 
     let task = gateway.task().await.parse().expect("an id");
-    let carried = gateway.store().task_secrets(task).await.expect("they are read");
+    let usable = gateway.store().task_secrets(task).await.expect("they are read");
     assert_eq!(
-        carried.iter().map(|secret| secret.name.as_str()).collect::<Vec<_>>(),
+        usable.iter().map(|secret| secret.name.as_str()).collect::<Vec<_>>(),
         ["ANOTHER", "TOKEN"]
     );
     let delete =
@@ -211,7 +212,7 @@ async fn agent_uses_only_the_secrets_it_names() {
         .agents()
         .delete_agent(v1::DeleteAgentRequest { agent: "eve".into(), ..Default::default() })
         .await
-        .expect("what it may use keeps nobody from deleting it");
+        .expect("secrets do not prevent its deletion");
 }
 
 #[tokio::test]
@@ -226,8 +227,8 @@ async fn secrets_are_resealed_when_their_key_changes() {
     let now = jiff::Timestamp::now();
     let id: SecretId =
         store.secret_resolve(OrganizationId::LOCAL, "TOKEN").await.expect("it is there");
-    assert_eq!(store.secret_reseal_all(&only, now).await.expect("looked through").failed, [id]);
-    assert_eq!(store.secret_reseal_all(&both, now).await.expect("looked through").resealed, 1);
+    assert_eq!(store.secret_reseal_all(&only, now).await.expect("they are read").failed, [id]);
+    assert_eq!(store.secret_reseal_all(&both, now).await.expect("they are read").resealed, 1);
     let stored = store.secret_find(OrganizationId::LOCAL, "TOKEN").await.expect("it is there");
     assert_eq!(stored.value.key_id, "s2");
     only.open(&id.to_string(), &stored.value).expect("it opens");

@@ -1,4 +1,4 @@
-//! Documents that clients keep: whose they are, what is told of them, and to whom.
+//! Documents that clients store: their owners, their events, and who receives these.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use tonic_types::StatusExt as _;
 use super::{
     entities::contains,
     harness::*,
-    walk::{with_key, create_key, login_required},
+    walk::{create_key, login_required, with_key},
 };
 
 const JSON: &str = "{\"providers\": {\"apiKey\": \"sk-hunter2\"}}";
@@ -33,10 +33,10 @@ fn get(state: &str, shared: bool) -> v1::GetStateRequest {
 }
 
 /// The next `count` changes.
-async fn told(stream: &mut Streaming<v1::StateEvent>, count: usize) -> Vec<v1::StateEvent> {
+async fn next_changes(stream: &mut Streaming<v1::StateEvent>, count: usize) -> Vec<v1::StateEvent> {
     let mut events = Vec::new();
     while events.len() < count {
-        let next = wait_for("a change is told", stream.message()).await;
+        let next = wait_for("a change", stream.message()).await;
         events.push(
             next.unwrap_or_else(|status| panic!("{status:?}, after {events:?}"))
                 .expect("the stream goes on"),
@@ -46,7 +46,7 @@ async fn told(stream: &mut Streaming<v1::StateEvent>, count: usize) -> Vec<v1::S
 }
 
 fn ids(events: &[v1::StateEvent]) -> Vec<String> {
-    events.iter().map(|event| event.state.clone().expect("it is about one").id).collect()
+    events.iter().map(|event| event.state.clone().expect("it has one").id).collect()
 }
 
 #[tokio::test]
@@ -64,13 +64,13 @@ async fn document_content_appears_only_in_its_own_answers() {
         (made.updated_by.as_str(), made.bytes),
         ("local", i64::try_from(JSON.len()).expect("few"))
     );
-    let again = client.put_state(request.clone()).await.expect("it is answered again").into_inner();
+    let again = client.put_state(request.clone()).await.expect("it is repeated").into_inner();
     assert_eq!(made, again);
     let got = client.get_state(get("settings", false)).await.expect("it is there").into_inner();
     assert_eq!(got, v1::State { json: JSON.into(), ..made });
     expect_error(client.get_state(get("settings", true)).await, Code::NotFound);
 
-    // Somebody was faster: which version there is, is told.
+    // A version conflict names the current version.
     let late = v1::PutStateRequest { expected_version: Some(7), ..put("settings", "{}") };
     let status = expect_error(client.put_state(late).await, Code::Aborted);
     let details = status.get_error_details();
@@ -84,16 +84,17 @@ async fn document_content_appears_only_in_its_own_answers() {
         ..v1::DeleteStateRequest::default()
     };
     client.delete_state(delete).await.expect("it is deleted");
-    let kept = v1::ListStateVersionsRequest { state: "settings".into(), shared: true };
-    let kept = client.list_state_versions(kept).await.expect("it is listed").into_inner().versions;
+    let versions = v1::ListStateVersionsRequest { state: "settings".into(), shared: true };
+    let versions =
+        client.list_state_versions(versions).await.expect("it is listed").into_inner().versions;
     assert_eq!(
-        kept.iter().map(|state| (state.version, state.json.as_str())).collect::<Vec<_>>(),
+        versions.iter().map(|state| (state.version, state.json.as_str())).collect::<Vec<_>>(),
         [(1, "")]
     );
     let earlier = v1::GetStateRequest { version: 1, ..get("settings", true) };
     assert_eq!(client.get_state(earlier).await.expect("it is kept").into_inner().json, JSON);
 
-    // The trail has names, which of the two it was, and the version.
+    // The audit trail has the name, whose document it was, and the version.
     let page =
         Page { limit: 100, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let trail =
@@ -115,7 +116,7 @@ async fn document_content_appears_only_in_its_own_answers() {
         assert!(objects.contains(expected), "{expected:?}: {objects:?}");
     }
     assert!(!format!("{trail:?}").contains("hunter2"));
-    // Whoever may watch the organization is told nothing.
+    // The organization's event stream has nothing of documents.
     let events = gateway
         .store()
         .events_after(Stream::organization(OrganizationId::LOCAL), 0, 100, u64::MAX)
@@ -144,7 +145,8 @@ async fn members_have_own_documents_and_read_shared_ones() {
         name: "bob".into(),
     };
     let now = jiff::Timestamp::now();
-    let (bob, _) = gateway.store().user_sign_in(&profile, None, now).await.expect("he is taken in");
+    let (bob, _) =
+        gateway.store().user_sign_in(&profile, None, now).await.expect("he is signed in");
     let member = format!(
         "INSERT INTO members (organization_id, user_id, role, created_at, updated_at) VALUES ('{}', '{}', 'owner', now(), now())",
         OrganizationId::LOCAL.uuid(),
@@ -160,15 +162,15 @@ async fn members_have_own_documents_and_read_shared_ones() {
         let local = (OrganizationId::LOCAL, user);
         keys.insert(name, create_key(&gateway, local, role, &[scope], None).await.1);
     }
-    let mut write = async |who: &str, shared: bool, json: &str| {
-        // The same key for all of them, as the same program would use it.
+    let mut write = async |user: &str, shared: bool, json: &str| {
+        // The same idempotency key for all users, as one program would use it.
         let request = v1::PutStateRequest {
             shared,
             idempotency_key: format!("first-{shared}"),
             ..put("pinned", json)
         };
         client
-            .put_state(with_key(request, Some(&keys[who])))
+            .put_state(with_key(request, Some(&keys[user])))
             .await
             .map(tonic::Response::into_inner)
     };
@@ -176,23 +178,23 @@ async fn members_have_own_documents_and_read_shared_ones() {
     let status = expect_error(write("bob", true, "{}").await, Code::PermissionDenied);
     assert!(status.message().contains("`admin`"), "{status:?}");
     expect_error(write("reader", false, "{}").await, Code::PermissionDenied);
-    let mut by = BTreeSet::new();
-    for who in ["ada", "bob"] {
-        let made = write(who, false, "{}").await.expect("it is their own");
+    let mut updated_by = BTreeSet::new();
+    for user in ["ada", "bob"] {
+        let made = write(user, false, "{}").await.expect("it is their own");
         assert_eq!((made.version, made.shared), (1, false));
-        assert!(by.insert(made.updated_by), "{who} was answered what somebody else did");
+        assert!(updated_by.insert(made.updated_by), "{user} got the answer of another user");
     }
     let mut client = states(&gateway);
-    for who in ["ada", "bob"] {
-        let own = put("pinned", &format!("{{\"of\": \"{who}\"}}"));
-        client.put_state(with_key(own, Some(&keys[who]))).await.expect("it is their own");
+    for user in ["ada", "bob"] {
+        let own = put("pinned", &format!("{{\"of\": \"{user}\"}}"));
+        client.put_state(with_key(own, Some(&keys[user]))).await.expect("it is their own");
     }
-    for (who, own) in [("ada", "ada"), ("reader", "ada"), ("bob", "bob")] {
+    for (user, own) in [("ada", "ada"), ("reader", "ada"), ("bob", "bob")] {
         for (shared, of) in [(true, "all"), (false, own)] {
-            let got = client.get_state(with_key(get("pinned", shared), Some(&keys[who]))).await;
+            let got = client.get_state(with_key(get("pinned", shared), Some(&keys[user]))).await;
             let got =
-                got.unwrap_or_else(|status| panic!("{who} {shared}: {status:?}")).into_inner();
-            assert_eq!(got.json, format!("{{\"of\": \"{of}\"}}"), "{who}");
+                got.unwrap_or_else(|status| panic!("{user} {shared}: {status:?}")).into_inner();
+            assert_eq!(got.json, format!("{{\"of\": \"{of}\"}}"), "{user}");
         }
     }
     let delete = |shared| v1::DeleteStateRequest {
@@ -205,7 +207,7 @@ async fn members_have_own_documents_and_read_shared_ones() {
         Code::PermissionDenied,
     );
 
-    // Whatever one of them does, the other's stays, and is not told.
+    // Changes of one user neither affect nor notify another.
     let watch =
         v1::WatchStatesRequest { cursor: "pinned@2".into(), ..v1::WatchStatesRequest::default() };
     let mut watched = client
@@ -217,25 +219,22 @@ async fn members_have_own_documents_and_read_shared_ones() {
         .put_state(with_key(put("storage", JSON), Some(&keys["bob"])))
         .await
         .expect("it is his own");
-    client
-        .delete_state(with_key(delete(false), Some(&keys["bob"])))
-        .await
-        .expect("it is his own");
-    let listed = |who: &str| with_key(v1::ListStatesRequest { shared: false }, Some(&keys[who]));
-    let versions = |who: &str| {
+    client.delete_state(with_key(delete(false), Some(&keys["bob"]))).await.expect("it is his own");
+    let listed = |user: &str| with_key(v1::ListStatesRequest { shared: false }, Some(&keys[user]));
+    let versions = |user: &str| {
         let request = v1::ListStateVersionsRequest { state: "pinned".into(), shared: false };
-        with_key(request, Some(&keys[who]))
+        with_key(request, Some(&keys[user]))
     };
-    for (who, names, kept) in [("ada", ["pinned"], vec![2, 1]), ("bob", ["storage"], vec![2, 1])] {
-        let states = client.list_states(listed(who)).await.expect("listed").into_inner().states;
+    for (user, names, kept) in [("ada", ["pinned"], vec![2, 1]), ("bob", ["storage"], vec![2, 1])] {
+        let states = client.list_states(listed(user)).await.expect("listed").into_inner().states;
         assert_eq!(
             states.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(),
             names,
-            "{who}"
+            "{user}"
         );
         let states =
-            client.list_state_versions(versions(who)).await.expect("listed").into_inner().versions;
-        assert_eq!(states.iter().map(|state| state.version).collect::<Vec<_>>(), kept, "{who}");
+            client.list_state_versions(versions(user)).await.expect("listed").into_inner().versions;
+        assert_eq!(states.iter().map(|state| state.version).collect::<Vec<_>>(), kept, "{user}");
     }
     let earlier = v1::GetStateRequest { version: 2, ..get("pinned", false) };
     let got = client
@@ -248,7 +247,7 @@ async fn members_have_own_documents_and_read_shared_ones() {
         .put_state(with_key(put("designs", "{}"), Some(&keys["ada"])))
         .await
         .expect("it is her own");
-    assert_eq!(ids(&told(&mut watched, 1).await), ["designs@1"]);
+    assert_eq!(ids(&next_changes(&mut watched, 1).await), ["designs@1"]);
 }
 
 #[tokio::test]
@@ -263,7 +262,7 @@ async fn watcher_gets_missed_and_then_new_versions() {
         cursor: cursor.into(),
     };
     let mut all = client.watch_states(watch(&[], "")).await.expect("it begins").into_inner();
-    let first = told(&mut all, 2).await;
+    let first = next_changes(&mut all, 2).await;
     assert_eq!(ids(&first), ["settings@1", "storage@1"]);
     assert_eq!(first[0].state.as_ref().expect("set").json, "{\"n\": 1}");
     assert_eq!(
@@ -281,39 +280,40 @@ async fn watcher_gets_missed_and_then_new_versions() {
         .put_state(v1::PutStateRequest { shared: true, ..put("pinned", "{}") })
         .await
         .expect("it is put");
-    let changed = told(&mut all, 1).await;
+    let changed = next_changes(&mut all, 1).await;
     assert_eq!(ids(&changed), ["settings@2"]);
     client.put_state(put("pinned", "{\"mine\": true}")).await.expect("it is put");
-    let pinned = told(&mut one, 1).await;
+    let pinned = next_changes(&mut one, 1).await;
     assert_eq!(ids(&pinned), ["pinned@1"]);
-    assert!(!pinned[0].state.as_ref().expect("set").shared, "what is shared is another set");
-    assert_eq!(ids(&told(&mut all, 1).await), ["pinned@1"]);
+    assert!(!pinned[0].state.as_ref().expect("set").shared, "shared documents are a separate set");
+    assert_eq!(ids(&next_changes(&mut all, 1).await), ["pinned@1"]);
     drop((all, one));
 
-    // Who was away is told what became of it, once; of what is gone, that it is.
+    // A client that reconnects gets each changed document once, and deletions.
     client.put_state(put("settings", "{\"n\": 3}")).await.expect("it is put");
     let delete =
         v1::DeleteStateRequest { state: "storage".into(), ..v1::DeleteStateRequest::default() };
     client.delete_state(delete).await.expect("it is deleted");
     let mut back =
         client.watch_states(watch(&[], &changed[0].cursor)).await.expect("it begins").into_inner();
-    let missed = told(&mut back, 3).await;
+    let missed = next_changes(&mut back, 3).await;
     assert_eq!(ids(&missed), ["pinned@1", "settings@3", "storage@2"]);
     let gone = missed[2].state.as_ref().expect("set");
     assert!(gone.deleted && gone.json.is_empty());
     client.put_state(put("storage", "{}")).await.expect("it is put");
-    assert_eq!(ids(&told(&mut back, 1).await), ["storage@3"]);
-    // Of what is gone altogether, as when a member was removed and has come back, that it is.
+    assert_eq!(ids(&next_changes(&mut back, 1).await), ["storage@3"]);
+    // A document that was erased is reported as deleted, as when a member was removed and joined
+    // again.
     let mut ghost = client
         .watch_states(watch(&["designs"], "designs@7"))
         .await
         .expect("it begins")
         .into_inner();
-    let gone = told(&mut ghost, 1).await;
+    let gone = next_changes(&mut ghost, 1).await;
     assert_eq!((ids(&gone), gone[0].cursor.as_str()), (vec!["designs@0".to_owned()], ""));
     assert!(gone[0].state.as_ref().is_some_and(|state| state.deleted));
     client.put_state(put("designs", "{}")).await.expect("it is put");
-    assert_eq!(ids(&told(&mut ghost, 1).await), ["designs@1"]);
+    assert_eq!(ids(&next_changes(&mut ghost, 1).await), ["designs@1"]);
     let end = expect_error(client.watch_states(watch(&[], "7")).await, Code::InvalidArgument);
     assert_eq!(crate::validate::tests::fields(&end), ["cursor"]);
 }
@@ -330,10 +330,7 @@ async fn restored_version_and_repeated_request_are_answered() {
     let first = client.put_state(back.clone()).await.expect("it is kept").into_inner();
     assert_eq!(first.version, 3);
     client.put_state(put("settings", "{\"n\": 4}")).await.expect("it is put");
-    assert_eq!(
-        client.put_state(back.clone()).await.expect("it is answered again").into_inner(),
-        first
-    );
+    assert_eq!(client.put_state(back.clone()).await.expect("it is repeated").into_inner(), first);
     let now = client.get_state(get("settings", false)).await.expect("it is there").into_inner();
     assert_eq!((now.version, now.json.as_str()), (4, "{\"n\": 4}"));
     let nothing = v1::PutStateRequest { restore: 9, idempotency_key: String::new(), ..back };

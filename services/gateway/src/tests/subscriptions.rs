@@ -1,4 +1,4 @@
-//! Subscriptions: replay, live, and back.
+//! Subscriptions: replay, live events, and reconnects.
 
 use construct_bus::Bus;
 use construct_domain::{
@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::harness::*;
 use crate::{convert, validate::tests::fields};
 
-/// What the reconciler and the workers do, as far as clients see it.
+/// Stands in for the reconciler and the workers, as far as clients see them.
 struct Mesh {
     store: Store,
     bus: Bus,
@@ -24,7 +24,7 @@ struct Mesh {
 }
 
 impl Mesh {
-    async fn of(gateway: &Gateway, task: &str) -> Self {
+    async fn connect(gateway: &Gateway, task: &str) -> Self {
         Self {
             store: gateway.store(),
             bus: gateway.nats.bus().await,
@@ -32,9 +32,9 @@ impl Mesh {
         }
     }
 
-    /// A worker says something about a step, which the reconciler has begun.
+    /// Begins a step as the reconciler does, and publishes progress of it as a worker does.
     async fn progress(&self, step: u64, numbers: std::ops::Range<u64>) {
-        self.begin(step).await;
+        self.begin_step(step).await;
         for number in numbers {
             let event = v1::Event {
                 id: format!("{step}.{number}"),
@@ -53,8 +53,8 @@ impl Mesh {
         }
     }
 
-    /// The reconciler commits that a step begins.
-    async fn begin(&self, number: u64) {
+    /// Commits the beginning of a step as the reconciler does.
+    async fn begin_step(&self, number: u64) {
         let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
         let now = Timestamp::now();
         let step = Step {
@@ -70,7 +70,8 @@ impl Mesh {
         self.store.task_commit(TaskCommit::new(&before, &task, now)).await.expect("it commits");
     }
 
-    /// The reconciler commits a record, which may end a step, and publishes it, or fails to.
+    /// Commits a record as the reconciler does, which may end a step, and publishes it unless the
+    /// publication is to be lost.
     async fn record(&self, kind: &str, step: Option<u64>, publish: bool) {
         let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
         let payload = v1::Event {
@@ -105,12 +106,12 @@ impl Mesh {
     }
 }
 
-fn marks(events: &[v1::Event]) -> Vec<String> {
-    let mark = |event: &v1::Event| match event.sequence {
+fn positions(events: &[v1::Event]) -> Vec<String> {
+    let position = |event: &v1::Event| match event.sequence {
         0 => format!("{}/{}", event.step, event.index & 0xffff_ffff),
         sequence => sequence.to_string(),
     };
-    events.iter().map(mark).collect()
+    events.iter().map(position).collect()
 }
 
 #[tokio::test]
@@ -118,14 +119,14 @@ async fn subscription_replays_missed_events_and_then_live_ones() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     gateway.send_message(&task, "one").await;
-    let mesh = Mesh::of(&gateway, &task).await;
+    let mesh = Mesh::connect(&gateway, &task).await;
     mesh.progress(1, 0..3).await;
     mesh.record("task.phase_changed", Some(1), true).await;
     mesh.progress(2, 0..2).await;
 
     let mut events = gateway.subscribe(&task, "0").await;
     let replayed = next_events(&mut events, 8).await;
-    assert_eq!(marks(&replayed), ["1", "2", "1/0", "1/1", "1/2", "3", "2/0", "2/1"]);
+    assert_eq!(positions(&replayed), ["1", "2", "1/0", "1/1", "1/2", "3", "2/0", "2/1"]);
     assert_eq!(replayed[0].r#type, "task.created");
     assert!(
         matches!(&replayed[1].payload, Some(Payload::Message(message)) if text(message) == "one")
@@ -140,14 +141,14 @@ async fn subscription_replays_missed_events_and_then_live_ones() {
     mesh.record("task.phase_changed", Some(2), true).await;
     gateway.send_message(&task, "two").await;
     let live = next_events(&mut events, 4).await;
-    assert_eq!(marks(&live), ["2/2", "2/3", "4", "5"]);
+    assert_eq!(positions(&live), ["2/2", "2/3", "4", "5"]);
 
-    // Whoever comes back with any of the cursors sees exactly what follows.
+    // A client that reconnects with any of the cursors sees exactly the events after it.
     let all: Vec<v1::Event> = replayed.into_iter().chain(live).collect();
     for (index, event) in all.iter().enumerate() {
         let mut again = gateway.subscribe(&task, &event.cursor).await;
         let rest = next_events(&mut again, all.len() - index - 1).await;
-        assert_eq!(marks(&rest), marks(&all[index + 1..]), "after {}", event.cursor);
+        assert_eq!(positions(&rest), positions(&all[index + 1..]), "after {}", event.cursor);
         let ids =
             |events: &[v1::Event]| events.iter().map(|event| event.id.clone()).collect::<Vec<_>>();
         assert_eq!(ids(&rest), ids(&all[index + 1..]));
@@ -158,18 +159,18 @@ async fn subscription_replays_missed_events_and_then_live_ones() {
 async fn subscription_without_cursor_shows_only_new_events() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    let mesh = Mesh::of(&gateway, &task).await;
+    let mesh = Mesh::connect(&gateway, &task).await;
     mesh.progress(1, 0..3).await;
     let mut events = gateway.subscribe(&task, "").await;
-    // What the client does once it is answered belongs to what is new.
+    // What the client does after the answer is new.
     gateway.send_message(&task, "hello").await;
     let first = next_events(&mut events, 1).await;
-    assert_eq!(marks(&first), ["2"]);
+    assert_eq!(positions(&first), ["2"]);
     mesh.progress(1, 3..5).await;
     loop {
         let next = next_events(&mut events, 1).await;
         if next[0].sequence == 0 {
-            assert_eq!(marks(&next), ["1/3"]);
+            assert_eq!(positions(&next), ["1/3"]);
             break;
         }
     }
@@ -180,15 +181,15 @@ async fn record_whose_publication_was_lost_is_delivered() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let mut events = gateway.subscribe(&task, "0").await;
-    assert_eq!(marks(&next_events(&mut events, 1).await), ["1"]);
-    let mesh = Mesh::of(&gateway, &task).await;
-    // One that nothing follows is found by looking at the stream's head.
+    assert_eq!(positions(&next_events(&mut events, 1).await), ["1"]);
+    let mesh = Mesh::connect(&gateway, &task).await;
+    // A record that nothing follows is found by polling the head of the stream.
     mesh.record("task.phase_changed", None, false).await;
-    assert_eq!(marks(&next_events(&mut events, 1).await), ["2"]);
-    // One that another follows is read before that one.
+    assert_eq!(positions(&next_events(&mut events, 1).await), ["2"]);
+    // A record that another follows is read before that one.
     mesh.record("task.phase_changed", None, false).await;
     mesh.record("task.phase_changed", None, true).await;
-    assert_eq!(marks(&next_events(&mut events, 2).await), ["3", "4"]);
+    assert_eq!(positions(&next_events(&mut events, 2).await), ["3", "4"]);
 }
 
 #[tokio::test]
@@ -207,7 +208,7 @@ async fn filtered_events_still_advance_the_cursor() {
         .expect("it is done");
     gateway.send_message(&task, "two").await;
     let seen = next_events(&mut events, 2).await;
-    assert_eq!(marks(&seen), ["2", "4"]);
+    assert_eq!(positions(&seen), ["2", "4"]);
     assert!(seen[1].cursor.starts_with("4."), "{}", seen[1].cursor);
 }
 
@@ -225,36 +226,43 @@ async fn stream_of_a_deleted_task_ends_with_task_deleted() {
     let last = next_events(&mut watching, 1).await.remove(0);
     assert_eq!(last.r#type, "task.deleted");
     assert!(wait_for("the end", watching.message()).await.expect("no error").is_none());
-    // Also for who comes later, with or without a cursor, and when the task is gone for good.
-    let told = |_| NewEvent { kind: "task.deleted".to_owned(), payload: Vec::new(), step: None };
+    // Also for later subscribers, with or without a cursor, and after the task was purged.
+    let event = |_| NewEvent { kind: "task.deleted".to_owned(), payload: Vec::new(), step: None };
     let id = task.parse().expect("an id");
-    let gone = gateway.store().task_purge(id, told, Timestamp::now()).await.expect("it is purged");
-    assert_eq!(gone, Some(Vec::new()));
+    let purged =
+        gateway.store().task_purge(id, event, Timestamp::now()).await.expect("it is purged");
+    assert_eq!(purged, Some(Vec::new()));
     for (cursor, expected) in [("", 1), ("0", 1), (last.cursor.as_str(), 0)] {
         let mut late = gateway.subscribe(&task, cursor).await;
         for event in next_events(&mut late, expected).await {
             assert_eq!(event.r#type, "task.deleted");
         }
-        assert!(wait_for("the end", late.message()).await.expect("no error").is_none(), "{cursor:?}");
+        assert!(
+            wait_for("the end", late.message()).await.expect("no error").is_none(),
+            "{cursor:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn subscription_to_missing_task_or_cursor_is_refused() {
     let gateway = Gateway::start().await.with_agent().await;
-    let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
+    let unknown = TaskId::from_uuid(Uuid::now_v7()).to_string();
     let request = |task: &str, cursor: &str| v1::SubscribeRequest {
         task: task.into(),
         cursor: cursor.into(),
         types: Vec::new(),
     };
-    expect_error(gateway.events().subscribe(request(&nobody, "0")).await.map(|_| ()), Code::NotFound);
+    expect_error(
+        gateway.events().subscribe(request(&unknown, "0")).await.map(|_| ()),
+        Code::NotFound,
+    );
     let status = expect_error(
         gateway.events().subscribe(request("", "nonsense")).await.map(|_| ()),
         Code::InvalidArgument,
     );
     assert_eq!(fields(&status), ["cursor"]);
-    // A cursor of another stream would wait for ever.
+    // A cursor of another stream would wait forever.
     let task = gateway.task().await;
     let mut ahead = gateway.subscribe(&task, "99.1.0").await;
     let status = expect_error(wait_for("an answer", ahead.message()).await, Code::InvalidArgument);
@@ -303,7 +311,8 @@ async fn slow_subscriber_delays_no_other_and_misses_nothing() {
     let id: TaskId = task.parse().expect("an id");
     let bus = gateway.nats.bus().await;
     let write = Write::new(OrganizationId::LOCAL, Timestamp::now());
-    // Large enough that the connection's windows don't hold what the slow one doesn't read.
+    // Large enough that the connection's flow-control windows don't hold what the slow subscriber
+    // doesn't read.
     let filler = "x".repeat(2000);
     for number in 0..COUNT {
         let render = |task: &construct_store::StoredTask| {
@@ -331,7 +340,7 @@ async fn slow_subscriber_delays_no_other_and_misses_nothing() {
             .await
             .expect("it is published");
     }
-    // The fast one gets everything while the slow one takes nothing.
+    // The fast subscriber gets everything while the slow one reads nothing.
     let fast = fast.await.expect("it sees everything");
     let slow = next_events(&mut slow, COUNT as usize).await;
     for seen in [fast, slow] {

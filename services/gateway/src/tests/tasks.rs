@@ -53,7 +53,7 @@ async fn task_can_be_created_updated_and_deleted() {
         reason: "wrong way".into(),
         ..Default::default()
     };
-    tasks.cancel_task(cancel).await.expect("it is cancelled");
+    tasks.cancel_task(cancel).await.expect("it is canceled");
     let explain = v1::ExplainTaskRequest { task: task.clone() };
     let explanation = tasks.explain_task(explain).await.expect("it is explained").into_inner();
     assert!(explanation.waiting_for.contains("wrong way"), "{explanation:?}");
@@ -63,7 +63,10 @@ async fn task_can_be_created_updated_and_deleted() {
         .await
         .expect("it is deleted");
     expect_error(tasks.get_task(get()).await, Code::NotFound);
-    expect_error(gateway.messages().create_message(message(&task, "too late")).await, Code::NotFound);
+    expect_error(
+        gateway.messages().create_message(message(&task, "too late")).await,
+        Code::NotFound,
+    );
 }
 
 #[tokio::test]
@@ -117,8 +120,8 @@ async fn messages_are_listed_in_order_in_pages() {
         }
     }
     assert_eq!(seen, (0..5).map(|number| format!("message {number}")).collect::<Vec<_>>());
-    let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
-    let request = v1::ListMessagesRequest { task: nobody, ..Default::default() };
+    let unknown = TaskId::from_uuid(Uuid::now_v7()).to_string();
+    let request = v1::ListMessagesRequest { task: unknown, ..Default::default() };
     expect_error(gateway.messages().list_messages(request).await, Code::NotFound);
 }
 
@@ -128,10 +131,10 @@ async fn only_a_queued_message_can_be_updated_or_deleted() {
     let task = gateway.task().await;
     let first = gateway.send_message(&task, "first").await;
     let second = gateway.send_message(&task, "second").await;
-    let id_of = |message: &v1::Message| id(message.metadata.clone());
-    let change = |message: &v1::Message, words: &str| v1::UpdateMessageRequest {
-        message: id_of(message),
-        blocks: super::harness::message("", words).spec.expect("set").blocks,
+    let message_id = |message: &v1::Message| id(message.metadata.clone());
+    let change = |message: &v1::Message, text: &str| v1::UpdateMessageRequest {
+        message: message_id(message),
+        blocks: super::harness::message("", text).spec.expect("set").blocks,
         ..Default::default()
     };
     let changed = gateway
@@ -141,17 +144,20 @@ async fn only_a_queued_message_can_be_updated_or_deleted() {
         .expect("it waits")
         .into_inner();
     assert_eq!(text(&changed), "better");
-    let take_back = |message: &v1::Message| v1::DeleteMessageRequest {
-        message: id_of(message),
+    let delete = |message: &v1::Message| v1::DeleteMessageRequest {
+        message: message_id(message),
         ..Default::default()
     };
-    gateway.messages().delete_message(take_back(&second)).await.expect("it waits");
+    gateway.messages().delete_message(delete(&second)).await.expect("it waits");
     expect_error(
-        gateway.messages().get_message(v1::GetMessageRequest { message: id_of(&second) }).await,
+        gateway
+            .messages()
+            .get_message(v1::GetMessageRequest { message: message_id(&second) })
+            .await,
         Code::NotFound,
     );
 
-    // The reconciler takes the first one.
+    // The reconciler admits the first message.
     let store = gateway.store();
     let before = store
         .task_load(task.parse().expect("an id"))
@@ -161,16 +167,16 @@ async fn only_a_queued_message_can_be_updated_or_deleted() {
     let mut after = before.task.clone();
     after.last_position = 1;
     let mut commit = TaskCommit::new(&before, &after, Timestamp::now());
-    commit.admitted = Some((id_of(&first).parse::<MessageId>().expect("an id"), 1));
+    commit.admitted = Some((message_id(&first).parse::<MessageId>().expect("an id"), 1));
     store.task_commit(commit).await.expect("it commits");
     expect_error(
         gateway.messages().update_message(change(&first, "too late")).await,
         Code::FailedPrecondition,
     );
-    expect_error(gateway.messages().delete_message(take_back(&first)).await, Code::FailedPrecondition);
+    expect_error(gateway.messages().delete_message(delete(&first)).await, Code::FailedPrecondition);
     let found = gateway
         .messages()
-        .get_message(v1::GetMessageRequest { message: id_of(&first) })
+        .get_message(v1::GetMessageRequest { message: message_id(&first) })
         .await
         .expect("it is there");
     assert_eq!(found.into_inner().status.expect("set").position, 1);
@@ -204,9 +210,9 @@ async fn too_many_queued_messages_are_refused() {
 async fn pages_of_large_messages_are_short_and_complete() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    let mut said = Vec::new();
+    let mut sent = Vec::new();
     for letter in ["a", "b", "c"] {
-        said.push(id(gateway.send_message(&task, &letter.repeat(900 * 1024)).await.metadata));
+        sent.push(id(gateway.send_message(&task, &letter.repeat(900 * 1024)).await.metadata));
     }
     let mut request = v1::ListMessagesRequest { task, ..Default::default() };
     let mut pages = Vec::new();
@@ -222,7 +228,7 @@ async fn pages_of_large_messages_are_short_and_complete() {
         }
         request.page = Some(v1::PageRequest { page_token, ..Default::default() });
     }
-    assert_eq!(pages, [&said[..2], &said[2..]]);
+    assert_eq!(pages, [&sent[..2], &sent[2..]]);
 }
 
 #[tokio::test]
@@ -257,7 +263,7 @@ async fn oversized_requests_are_refused() {
         Code::InvalidArgument,
     );
     assert_eq!(fields(&status), ["spec.blocks"]);
-    // Above 4 MiB it is not even read.
+    // Above 4 MiB the request is not even read.
     let large =
         gateway.messages().create_message(message(&task, &"x".repeat(5 * 1024 * 1024))).await;
     let status = expect_error(large, Code::ResourceExhausted);

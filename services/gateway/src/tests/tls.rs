@@ -1,4 +1,4 @@
-//! TLS: with certificates that are made here.
+//! TLS, with certificates that the tests create.
 
 use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,13 +18,13 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use super::harness::*;
 use crate::Config;
 
-/// Who vouches for certificates.
+/// A certificate authority.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 /// A certificate and its key, in PEM.
-struct Made {
+struct CertifiedKey {
     certificate: String,
     key: String,
 }
@@ -42,7 +42,7 @@ impl Authority {
         self.issuer.pem()
     }
 
-    fn vouch(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Made {
+    fn issue(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> CertifiedKey {
         let mut params =
             CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])
                 .expect("names");
@@ -52,16 +52,16 @@ impl Authority {
         change(&mut params);
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("it is signed").pem();
-        Made { certificate, key: key.serialize_pem() }
+        CertifiedKey { certificate, key: key.serialize_pem() }
     }
 }
 
-fn expired(params: &mut CertificateParams) {
+fn expire(params: &mut CertificateParams) {
     params.not_before = rcgen::date_time_ymd(2020, 1, 1);
     params.not_after = rcgen::date_time_ymd(2021, 1, 1);
 }
 
-/// Where a gateway's certificates are.
+/// The folder with a gateway's certificates.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -75,14 +75,14 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// As a renewal does it: whole, under the same name.
+    /// Replaces a file atomically, as a renewal does.
     fn put(&self, name: &str, text: &str) {
         let unfinished = self.file("unfinished");
         fs::write(&unfinished, text).expect("it is written");
-        fs::rename(unfinished, self.file(name)).expect("it is put there");
+        fs::rename(unfinished, self.file(name)).expect("it is replaced");
     }
 
-    fn take(&self, made: &Made) {
+    fn install(&self, made: &CertifiedKey) {
         self.put("tls.crt", &made.certificate);
         self.put("tls.key", &made.key);
     }
@@ -102,11 +102,11 @@ impl Drop for Folder {
     }
 }
 
-fn trusting(ca: &str) -> ClientTlsConfig {
+fn trust(ca: &str) -> ClientTlsConfig {
     ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)).domain_name("localhost")
 }
 
-async fn connected(
+async fn connect(
     gateway: &Gateway,
     tls: ClientTlsConfig,
 ) -> Result<Channel, tonic::transport::Error> {
@@ -115,22 +115,21 @@ async fn connected(
     endpoint.tls_config(tls)?.connect().await
 }
 
-async fn lists(channel: Channel) -> Result<v1::ListAgentsResponse, tonic::Status> {
+async fn list_agents(channel: Channel) -> Result<v1::ListAgentsResponse, tonic::Status> {
     let mut agents = v1::agent_service_client::AgentServiceClient::new(channel);
     agents.list_agents(v1::ListAgentsRequest::default()).await.map(tonic::Response::into_inner)
 }
 
-/// Waits until it serves; gives a connection.
-async fn ready(gateway: &Gateway, tls: &ClientTlsConfig) -> Channel {
+/// Waits until the gateway is ready; returns a connection.
+async fn connect_when_ready(gateway: &Gateway, tls: &ClientTlsConfig) -> Channel {
     let ask = || async {
-        let channel =
-            connected(gateway, tls.clone()).await.map_err(|error| format!("{error:?}"))?;
-        lists(channel.clone()).await.map(|_| channel).map_err(|status| format!("{status:?}"))
+        let channel = connect(gateway, tls.clone()).await.map_err(|error| format!("{error:?}"))?;
+        list_agents(channel.clone()).await.map(|_| channel).map_err(|status| format!("{status:?}"))
     };
     wait_until("the gateway is ready", ask, Result::is_ok).await.expect("it is ready")
 }
 
-/// An HTTP client that trusts one authority alone.
+/// An HTTP client that trusts only one authority.
 fn http(ca: &str, version: reqwest::Version) -> reqwest::Client {
     _ = rustls::crypto::ring::default_provider().install_default();
     let ca = reqwest::Certificate::from_pem(ca.as_bytes()).expect("a certificate");
@@ -142,23 +141,23 @@ fn http(ca: &str, version: reqwest::Version) -> reqwest::Client {
 #[tokio::test]
 async fn tls_serves_every_protocol_and_refuses_plain_text() {
     let (ca, other, folder) = (Authority::new("ca"), Authority::new("other"), Folder::new());
-    folder.take(&ca.vouch("gateway", |_| {}));
+    folder.install(&ca.issue("gateway", |_| {}));
     let gateway = Gateway::start_unready(folder.config()).await;
-    ready(&gateway, &trusting(&ca.pem())).await;
+    connect_when_ready(&gateway, &trust(&ca.pem())).await;
     let wrong =
-        connected(&gateway, trusting(&other.pem())).await.expect_err("nobody vouches for it");
+        connect(&gateway, trust(&other.pem())).await.expect_err("the authority is not trusted");
     assert!(format!("{wrong:?}").contains("UnknownIssuer"), "{wrong:?}");
-    // Both versions of HTTP, as the client and the gateway agree.
+    // Both versions of HTTP, as client and gateway negotiate.
     for version in [reqwest::Version::HTTP_11, reqwest::Version::HTTP_2] {
         let url = format!("https://localhost:{}/v1/agents", gateway.address.port());
         let answer = http(&ca.pem(), version).get(url).send().await.expect("it answers");
         assert_eq!((answer.status().as_u16(), answer.version()), (200, version));
     }
-    // Plain text is no handshake.
+    // Plain text is not a handshake.
     let mut plain = TcpStream::connect(gateway.address).await.expect("it listens");
     plain.write_all(b"GET /v1/agents HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
     let mut answer = Vec::new();
-    // Whether the connection is closed or reset: nothing of HTTP comes.
+    // The connection may be closed or reset, but there is no HTTP answer.
     _ = wait_for("the connection is closed", plain.read_to_end(&mut answer)).await;
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
 }
@@ -166,20 +165,20 @@ async fn tls_serves_every_protocol_and_refuses_plain_text() {
 #[tokio::test]
 async fn operator_protocol_is_served_over_tls() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
-    folder.take(&ca.vouch("gateway", |_| {}));
+    folder.install(&ca.issue("gateway", |_| {}));
     let gateway = Gateway::start_unready(folder.config()).await;
-    ready(&gateway, &trusting(&ca.pem())).await;
-    let answer = sessions(&gateway, &ca.pem(), None).await.expect("it answers");
+    connect_when_ready(&gateway, &trust(&ca.pem())).await;
+    let answer = list_sessions(&gateway, &ca.pem(), None).await.expect("it answers");
     assert_eq!((&answer["type"], &answer["id"]), (&json!("sessions"), &json!("1")), "{answer}");
 }
 
-/// Lines that don't fit into what is on its way come to their end.
+/// A line larger than the buffers of the connection arrives completely.
 #[tokio::test]
 async fn long_operator_line_arrives_completely_over_tls() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
-    folder.take(&ca.vouch("gateway", |_| {}));
+    folder.install(&ca.issue("gateway", |_| {}));
     let gateway = Gateway::start_unready(folder.config()).await;
-    let channel = ready(&gateway, &trusting(&ca.pem())).await;
+    let channel = connect_when_ready(&gateway, &trust(&ca.pem())).await;
     let (mut providers, mut models, mut agents) = (
         v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone()),
         v1::model_service_client::ModelServiceClient::new(channel.clone()),
@@ -188,13 +187,12 @@ async fn long_operator_line_arrives_completely_over_tls() {
     providers.create_model_provider(provider("p")).await.expect("the provider is made");
     models.create_model(model("m")).await.expect("the model is made");
     agents.create_agent(agent("ada")).await.expect("the agent is made");
-    let mut stream = secured(&gateway, &ca.pem(), None).await.expect("it comes in");
+    let mut stream = connect_operator(&gateway, &ca.pem(), None).await.expect("it is accepted");
     let mut session = Value::Null;
     for _ in 0..4 {
-        let said = json!([{"role": "user", "content": [{"type": "text", "text": "long ".repeat(180_000)}]}]);
-        let line =
-            json!({"type": "dispatch", "agentID": "ada", "sessionID": session, "messages": said});
-        let made = asked(&mut stream, &line).await.expect("it answers");
+        let messages = json!([{"role": "user", "content": [{"type": "text", "text": "long ".repeat(180_000)}]}]);
+        let line = json!({"type": "dispatch", "agentID": "ada", "sessionID": session, "messages": messages});
+        let made = ask(&mut stream, &line).await.expect("it answers");
         assert_eq!(made["stopReason"], "dispatched", "{made}");
         session = made["sessionID"].clone();
     }
@@ -205,7 +203,7 @@ async fn long_operator_line_arrives_completely_over_tls() {
         .await
         .expect("it reads");
     stream.flush().await.expect("it reads");
-    // Meanwhile all that there is room for is filled.
+    // Meanwhile all buffers fill.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let mut line = String::new();
     wait_for("the end of the line", stream.read_line(&mut line)).await.expect("it comes");
@@ -214,17 +212,24 @@ async fn long_operator_line_arrives_completely_over_tls() {
     assert!(line.len() > 3_600_000, "{}", line.len());
 }
 
-/// What is answered over the operator protocol to who trusts an authority, and shows a certificate
-/// or none.
-async fn sessions(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Result<Value> {
-    asked(&mut secured(gateway, ca, shown).await?, &json!({"id": "1", "type": "list_sessions"}))
-        .await
+/// The list of sessions over the operator protocol, for a client that trusts this authority, with a
+/// client certificate or none.
+async fn list_sessions(
+    gateway: &Gateway,
+    ca: &str,
+    client: Option<&CertifiedKey>,
+) -> io::Result<Value> {
+    ask(
+        &mut connect_operator(gateway, ca, client).await?,
+        &json!({"id": "1", "type": "list_sessions"}),
+    )
+    .await
 }
 
-type Secured = BufReader<tokio_rustls::client::TlsStream<TcpStream>>;
+type TlsConnection = BufReader<tokio_rustls::client::TlsStream<TcpStream>>;
 
-/// The answer to a line.
-async fn asked(stream: &mut Secured, line: &Value) -> io::Result<Value> {
+/// Sends a line; returns the answer.
+async fn ask(stream: &mut TlsConnection, line: &Value) -> io::Result<Value> {
     stream.write_all(format!("{line}\n").as_bytes()).await?;
     stream.flush().await?;
     let mut line = String::new();
@@ -234,8 +239,12 @@ async fn asked(stream: &mut Secured, line: &Value) -> io::Result<Value> {
     }
 }
 
-/// A connection to the operator protocol's port that has not much room.
-async fn secured(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Result<Secured> {
+/// A connection to the port of the operator protocol, with a small receive buffer.
+async fn connect_operator(
+    gateway: &Gateway,
+    ca: &str,
+    client: Option<&CertifiedKey>,
+) -> io::Result<TlsConnection> {
     let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
     let mut roots = rustls::RootCertStore::empty();
     roots.add(der(ca)).expect("it is taken");
@@ -244,7 +253,7 @@ async fn secured(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Resul
         .with_safe_default_protocol_versions()
         .expect("versions")
         .with_root_certificates(roots);
-    let config = match shown {
+    let config = match client {
         None => builder.with_no_client_auth(),
         Some(made) => {
             let key = PrivateKeyDer::from_pem_slice(made.key.as_bytes()).expect("a key");
@@ -266,24 +275,24 @@ async fn client_ca_requires_a_valid_client_certificate() {
     let (ca, clients, other) =
         (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
     let folder = Folder::new();
-    folder.take(&ca.vouch("gateway", |_| {}));
+    folder.install(&ca.issue("gateway", |_| {}));
     folder.put("client-ca.crt", &clients.pem());
     let config =
         Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
     let gateway = Gateway::start_unready(config).await;
-    let showing = |made: &Made| {
-        trusting(&ca.pem()).identity(Identity::from_pem(&made.certificate, &made.key))
+    let trust_with = |made: &CertifiedKey| {
+        trust(&ca.pem()).identity(Identity::from_pem(&made.certificate, &made.key))
     };
-    ready(&gateway, &showing(&clients.vouch("me", |_| {}))).await;
+    connect_when_ready(&gateway, &trust_with(&clients.issue("me", |_| {}))).await;
     let refused = [
-        ("none", trusting(&ca.pem())),
-        ("of another authority", showing(&other.vouch("me", |_| {}))),
-        ("expired", showing(&clients.vouch("me", expired))),
+        ("none", trust(&ca.pem())),
+        ("of another authority", trust_with(&other.issue("me", |_| {}))),
+        ("expired", trust_with(&clients.issue("me", expire))),
     ];
     for (which, tls) in refused {
-        // In TLS 1.3 a client hears of it with its first request.
-        let outcome = match connected(&gateway, tls).await {
-            Ok(channel) => lists(channel).await.map_err(|status| format!("{status:?}")),
+        // In TLS 1.3 the client learns of the refusal with its first request.
+        let outcome = match connect(&gateway, tls).await {
+            Ok(channel) => list_agents(channel).await.map_err(|status| format!("{status:?}")),
             Err(error) => Err(format!("{error:?}")),
         };
         assert!(outcome.is_err(), "{which}");
@@ -295,23 +304,26 @@ async fn client_ca_applies_to_the_operator_protocol() {
     let (ca, clients, other) =
         (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
     let folder = Folder::new();
-    folder.take(&ca.vouch("gateway", |_| {}));
+    folder.install(&ca.issue("gateway", |_| {}));
     folder.put("client-ca.crt", &clients.pem());
     let config =
         Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
     let gateway = Gateway::start_unready(config).await;
-    let me = clients.vouch("me", |_| {});
-    ready(&gateway, &trusting(&ca.pem()).identity(Identity::from_pem(&me.certificate, &me.key)))
-        .await;
-    let answer = sessions(&gateway, &ca.pem(), Some(&me)).await.expect("it comes in");
+    let me = clients.issue("me", |_| {});
+    connect_when_ready(
+        &gateway,
+        &trust(&ca.pem()).identity(Identity::from_pem(&me.certificate, &me.key)),
+    )
+    .await;
+    let answer = list_sessions(&gateway, &ca.pem(), Some(&me)).await.expect("it is accepted");
     assert_eq!(answer["type"], "sessions", "{answer}");
     let refused = [
         ("none", None),
-        ("of another authority", Some(other.vouch("me", |_| {}))),
-        ("expired", Some(clients.vouch("me", expired))),
+        ("of another authority", Some(other.issue("me", |_| {}))),
+        ("expired", Some(clients.issue("me", expire))),
     ];
-    for (which, shown) in refused {
-        let outcome = sessions(&gateway, &ca.pem(), shown.as_ref()).await;
+    for (which, client) in refused {
+        let outcome = list_sessions(&gateway, &ca.pem(), client.as_ref()).await;
         assert!(outcome.is_err(), "{which}: {outcome:?}");
     }
 }
@@ -319,94 +331,95 @@ async fn client_ca_applies_to_the_operator_protocol() {
 #[tokio::test]
 async fn expired_gateway_certificate_is_refused_by_clients() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
-    folder.take(&ca.vouch("gateway", expired));
+    folder.install(&ca.issue("gateway", expire));
     let gateway = Gateway::start_unready(folder.config()).await;
-    let refused = connected(&gateway, trusting(&ca.pem())).await.expect_err("it has expired");
+    let refused = connect(&gateway, trust(&ca.pem())).await.expect_err("it has expired");
     assert!(format!("{refused:?}").contains("Expired"), "{refused:?}");
 }
 
 #[tokio::test]
 async fn renewed_certificate_is_loaded_and_connections_stay_open() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
-    folder.take(&ca.vouch("gateway", |_| {}));
+    folder.install(&ca.issue("gateway", |_| {}));
     let gateway = Gateway::start_unready(folder.config()).await;
-    let old = ready(&gateway, &trusting(&ca.pem())).await;
+    let old = connect_when_ready(&gateway, &trust(&ca.pem())).await;
     let mut stream = v1::event_service_client::EventServiceClient::new(old.clone())
         .subscribe(v1::SubscribeRequest::default())
         .await
         .expect("it is accepted")
         .into_inner();
     let new_ca = Authority::new("new");
-    let new = new_ca.vouch("gateway", |_| {});
-    folder.take(&new);
-    let asks = || async {
-        connected(&gateway, trusting(&new_ca.pem())).await.map_err(|error| format!("{error:?}"))
+    let new = new_ca.issue("gateway", |_| {});
+    folder.install(&new);
+    let reconnect = || async {
+        connect(&gateway, trust(&new_ca.pem())).await.map_err(|error| format!("{error:?}"))
     };
-    wait_until("the new certificate is used", asks, Result::is_ok).await.expect("it is");
-    connected(&gateway, trusting(&ca.pem())).await.expect_err("the old one is not");
-    // The connections that were there are as they were.
-    lists(old.clone()).await.expect("it goes on");
+    wait_until("the new certificate is used", reconnect, Result::is_ok).await.expect("it is");
+    connect(&gateway, trust(&ca.pem())).await.expect_err("the old one is not");
+    // Existing connections stay open.
+    list_agents(old.clone()).await.expect("it goes on");
     v1::model_provider_service_client::ModelProviderServiceClient::new(old)
         .create_model_provider(provider("p"))
         .await
         .expect("it goes on");
-    let event = wait_for("an event", stream.message()).await.expect("it goes on").expect("an event");
+    let event =
+        wait_for("an event", stream.message()).await.expect("it goes on").expect("an event");
     assert_eq!(event.r#type, "provider.created");
 }
 
 #[tokio::test]
 async fn slow_handshakes_delay_no_other_and_time_out() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
-    folder.take(&ca.vouch("gateway", |_| {}));
+    folder.install(&ca.issue("gateway", |_| {}));
     let gateway = Gateway::start_unready(folder.config()).await;
-    ready(&gateway, &trusting(&ca.pem())).await;
+    connect_when_ready(&gateway, &trust(&ca.pem())).await;
     let mut slow = Vec::new();
     for _ in 0..50 {
         slow.push(TcpStream::connect(gateway.address).await.expect("it listens"));
     }
     let began = tokio::time::Instant::now();
-    let quick = wait_for("a quick one comes in", connected(&gateway, trusting(&ca.pem())))
+    let fast = wait_for("a fast client connects", connect(&gateway, trust(&ca.pem())))
         .await
-        .expect("it comes in");
-    lists(quick).await.expect("it is served");
+        .expect("it is accepted");
+    list_agents(fast).await.expect("it is served");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let mut byte = [0];
     for stream in &mut slow {
-        let cut = wait_for("a slow one is cut off", stream.read(&mut byte)).await;
-        assert!(matches!(cut, Ok(0) | Err(_)), "{cut:?}");
+        let closed = wait_for("a slow client is disconnected", stream.read(&mut byte)).await;
+        assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
     }
 }
 
 #[tokio::test]
 async fn invalid_certificate_files_are_reported_at_start() {
     let (ca, folder) = (Authority::new("ca"), Folder::new());
-    let (made, another) = (ca.vouch("gateway", |_| {}), ca.vouch("gateway", |_| {}));
-    let told = async || {
+    let (made, another) = (ca.issue("gateway", |_| {}), ca.issue("gateway", |_| {}));
+    let load_error = async || {
         let error = crate::tls::Tls::new(&folder.config()).await.err().expect("it is refused");
         format!("{error:#}")
     };
     assert!(
-        told().await.contains("tls.crt cannot be read")
-            || told().await.contains("tls.key cannot be read")
+        load_error().await.contains("tls.crt cannot be read")
+            || load_error().await.contains("tls.key cannot be read")
     );
-    folder.take(&Made { certificate: "nothing".into(), key: made.key.clone() });
-    assert!(told().await.contains("gateway_tls_certificate is no certificate"));
-    folder.take(&Made { certificate: made.certificate.clone(), key: "secret".into() });
-    let words = told().await;
+    folder.install(&CertifiedKey { certificate: "nothing".into(), key: made.key.clone() });
+    assert!(load_error().await.contains("gateway_tls_certificate is no certificate"));
+    folder.install(&CertifiedKey { certificate: made.certificate.clone(), key: "secret".into() });
+    let error = load_error().await;
     assert!(
-        words.contains("gateway_tls_key is no private key") && !words.contains("secret"),
-        "{words}"
+        error.contains("gateway_tls_key is no private key") && !error.contains("secret"),
+        "{error}"
     );
-    folder.take(&Made { certificate: made.certificate.clone(), key: another.key });
-    assert!(told().await.contains("do not belong together"));
-    folder.take(&made);
+    folder.install(&CertifiedKey { certificate: made.certificate.clone(), key: another.key });
+    assert!(load_error().await.contains("do not belong together"));
+    folder.install(&made);
     let tls = crate::tls::Tls::new(&folder.config())
         .await
         .expect("it is fine")
         .expect("it is configured");
     assert!(!tls.look().await.expect("nothing has changed"));
-    // A certificate whose key has not come yet is not taken: the one before stays.
-    let (new, before) = (ca.vouch("gateway", |_| {}), tls.web());
+    // A certificate without its new key is not loaded: the previous one stays.
+    let (new, before) = (ca.issue("gateway", |_| {}), tls.web());
     folder.put("tls.crt", &new.certificate);
     assert!(tls.look().await.is_err() && Arc::ptr_eq(&tls.web(), &before));
     folder.put("tls.key", &new.key);

@@ -3,8 +3,8 @@
 //! was not considered fails here.
 
 mod contract;
-mod protocols;
 mod foreign;
+mod protocols;
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ use tonic::{
 };
 use uuid::Uuid;
 
-use super::{approvals::ask_at, harness::*};
+use super::{approvals::request_approval_for, harness::*};
 use crate::{
     Config, Login,
     identity::{
@@ -545,13 +545,23 @@ async fn resources_of_another_organization_are_not_found() {
     let elsewhere = create_organization(&gateway, "elsewhere").await;
     let (_, foreign) = create_key(&gateway, elsewhere, Role::Owner, &[Scope::Admin], None).await;
     // A caller whose own audit entries name nothing of other organizations.
-    let silent =
-        create_key(&gateway, create_organization(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
+    let silent = create_key(
+        &gateway,
+        create_organization(&gateway, "silent").await,
+        Role::Owner,
+        &[Scope::Admin],
+        None,
+    )
+    .await
+    .1;
     let requests = reference_requests(&ids);
     for (method, access) in methods() {
         let short = method.full_name().trim_start_matches("construct.v1.");
         let Some((_, body)) = requests.iter().find(|(name, _)| *name == short) else {
-            assert!(METHODS_WITHOUT_REFERENCES.contains(&short), "{short} must be in one of the two tables");
+            assert!(
+                METHODS_WITHOUT_REFERENCES.contains(&short),
+                "{short} must be in one of the two tables"
+            );
             if access != Access::Operator
                 && [".List", ".Get", ".Who"].iter().any(|reads| short.contains(reads))
             {
@@ -686,7 +696,8 @@ async fn create_resources(
     let changes = ScanChanges { candidates: vec![candidate], ..ScanChanges::default() };
     store.scan_save(&mut scan, &changes, Timestamp::now()).await.expect("it is saved");
     ids.insert("candidate", id.to_string());
-    let approval = ask_at(gateway, &ids["task"], &ids["message"], &"ab".repeat(32)).await;
+    let approval =
+        request_approval_for(gateway, &ids["task"], &ids["message"], &"ab".repeat(32)).await;
     ids.insert("approval", approval);
     let new = NewInvitation {
         id: construct_domain::InvitationId::from_uuid(Uuid::now_v7()),
@@ -793,7 +804,8 @@ async fn scan_token_opens_only_its_own_task() {
     let created = call(&gateway, method("CreateMessage"), &message, Some(&token))
         .await
         .expect("it is for this task");
-    let created = v1::Message::decode(created).expect("it can be read").metadata.expect("it has some").id;
+    let created =
+        v1::Message::decode(created).expect("it can be read").metadata.expect("it has some").id;
     // Its usage counts for the key that requested the scan.
     let used = construct_store::StepUsage {
         call: Uuid::now_v7(),

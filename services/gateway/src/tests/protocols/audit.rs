@@ -1,4 +1,4 @@
-//! The audit trail, through every face.
+//! The audit trail, over every protocol.
 
 use std::{
     collections::BTreeSet,
@@ -24,12 +24,12 @@ use crate::{
     Config,
     tests::{
         issuer::{AUDIENCE, Issuer, Key as IssuerKey},
-        walk::{with_key, create_key, create_organization, login_required},
+        walk::{create_key, create_organization, login_required, with_key},
     },
 };
 
-/// What is in an organization's trail at this moment, the oldest first.
-async fn trail_of(gateway: &Gateway, organization: OrganizationId) -> Vec<AuditEntry> {
+/// The audit entries of an organization, the oldest first.
+async fn entries_of(gateway: &Gateway, organization: OrganizationId) -> Vec<AuditEntry> {
     let page = Page {
         limit: 10_000,
         order: Order { key: Key::CreatedAt, descending: false },
@@ -42,14 +42,14 @@ async fn trail_of(gateway: &Gateway, organization: OrganizationId) -> Vec<AuditE
         .expect("it is read")
 }
 
-async fn trail(gateway: &Gateway) -> Vec<AuditEntry> {
-    trail_of(gateway, OrganizationId::LOCAL).await
+async fn entries(gateway: &Gateway) -> Vec<AuditEntry> {
+    entries_of(gateway, OrganizationId::LOCAL).await
 }
 
-/// The entry of a call that was just answered: it must be there by now, because a gateway that is
-/// killed now writes no more.
-async fn last(gateway: &Gateway) -> AuditEntry {
-    trail(gateway).await.pop().expect("there is an entry")
+/// The entry of the call that was just answered. It must exist by now: a gateway that is killed
+/// now writes no more.
+async fn last_entry(gateway: &Gateway) -> AuditEntry {
+    entries(gateway).await.pop().expect("there is an entry")
 }
 
 fn local() -> (OrganizationId, UserId) {
@@ -63,9 +63,8 @@ async fn list(
 ) -> Vec<v1::AuditEntry> {
     let page = Some(v1::PageRequest { page_size: 100, ..v1::PageRequest::default() });
     let request = v1::ListAuditEntriesRequest { page, filter: Some(filter) };
-    let listed = AuditServiceClient::new(gateway.channel())
-        .list_audit_entries(with_key(request, key))
-        .await;
+    let listed =
+        AuditServiceClient::new(gateway.channel()).list_audit_entries(with_key(request, key)).await;
     listed.expect("it is listed").into_inner().audit_entries
 }
 
@@ -73,7 +72,7 @@ async fn list(
 async fn answered_write_has_entry_with_caller_objects_and_protocol() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
-    let made = last(&gateway).await;
+    let made = last_entry(&gateway).await;
     assert_eq!(
         (made.method.as_str(), made.protocol.as_str(), made.code),
         ("TaskService/CreateTask", "grpc", 0)
@@ -85,8 +84,8 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
     assert_eq!(made.objects, ["ada", &task]);
     assert!(made.user_agent.starts_with("tonic/"), "{}", made.user_agent);
 
-    let said = gateway.send_message(&task, "hello").await;
-    assert_eq!(last(&gateway).await.objects, [task.clone(), id(said.metadata)]);
+    let message = gateway.send_message(&task, "hello").await;
+    assert_eq!(last_entry(&gateway).await.objects, [task.clone(), id(message.metadata)]);
 
     let answer = http()
         .patch(gateway.url(&format!("/v1/tasks/{task}")))
@@ -97,7 +96,7 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
         .await
         .expect("it answers");
     assert_eq!(answer.status(), 200);
-    let patched = last(&gateway).await;
+    let patched = last_entry(&gateway).await;
     assert_eq!(
         (patched.method.as_str(), patched.protocol.as_str()),
         ("TaskService/UpdateTask", "rest")
@@ -112,7 +111,7 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
         .await
         .expect("it answers");
     assert_eq!(answer.status(), 200);
-    assert_eq!(last(&gateway).await.protocol, "connect");
+    assert_eq!(last_entry(&gateway).await.protocol, "connect");
 
     let message = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() }
         .encode_to_vec();
@@ -123,7 +122,7 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
         .send()
         .await
         .expect("it answers");
-    assert_eq!(last(&gateway).await.protocol, "grpc-web");
+    assert_eq!(last_entry(&gateway).await.protocol, "grpc-web");
 
     let mut operator =
         tokio::io::BufReader::new(TcpStream::connect(gateway.operator).await.expect("it listens"));
@@ -137,25 +136,35 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
     let (mut socket, _) = socket.expect("it is let in");
     socket.send(Frame::text(line.to_string())).await.expect("it reads");
     wait_for("an answer", socket.next()).await.expect("it answers").expect("it lives");
-    for face in ["operator", "websocket"] {
-        let entries: Vec<_> =
-            trail(&gateway).await.into_iter().filter(|entry| entry.protocol == face).collect();
+    for protocol in ["operator", "websocket"] {
+        let entries: Vec<_> = entries(&gateway)
+            .await
+            .into_iter()
+            .filter(|entry| entry.protocol == protocol)
+            .collect();
         let methods: Vec<_> = entries.iter().map(|entry| entry.method.as_str()).collect();
-        assert_eq!(methods, ["TaskService/CreateTask", "MessageService/CreateMessage"], "{face}");
+        assert_eq!(
+            methods,
+            ["TaskService/CreateTask", "MessageService/CreateMessage"],
+            "{protocol}"
+        );
         assert_eq!(entries[0].peer, "127.0.0.1");
     }
 
-    // What fails is told as well; what is sent again is told again; what only reads is not.
-    let before = trail(&gateway).await.len();
+    // Failed and repeated writes are audited as well. Reads are not.
+    let before = entries(&gateway).await.len();
     expect_error(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
-    assert_eq!((last(&gateway).await.code, trail(&gateway).await.len()), (6, before + 1));
+    assert_eq!((last_entry(&gateway).await.code, entries(&gateway).await.len()), (6, before + 1));
     for count in 2..=3 {
         let again = v1::CreateAgentRequest { idempotency_key: "k".into(), ..agent("bob") };
-        gateway.agents().create_agent(again).await.expect("it is made, or answered again");
-        assert_eq!((last(&gateway).await.code, trail(&gateway).await.len()), (0, before + count));
+        gateway.agents().create_agent(again).await.expect("it is made, or repeated");
+        assert_eq!(
+            (last_entry(&gateway).await.code, entries(&gateway).await.len()),
+            (0, before + count)
+        );
     }
     gateway.agents().list_agents(v1::ListAgentsRequest::default()).await.expect("it is listed");
-    assert_eq!(trail(&gateway).await.len(), before + 3);
+    assert_eq!(entries(&gateway).await.len(), before + 3);
 }
 
 #[tokio::test]
@@ -182,12 +191,12 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
         .expect("it is made")
         .into_inner();
     let made_id = made.api_key.as_ref().and_then(|key| key.metadata.clone()).expect("an id").id;
-    let entry = last(&gateway).await;
+    let entry = last_entry(&gateway).await;
     assert_eq!((entry.api_key, entry.objects), (Some(id), vec![made_id.clone()]));
     let request =
         v1::RevokeApiKeyRequest { api_key: made_id.clone(), idempotency_key: String::new() };
     keys.revoke_api_key(with_key(request, Some(&owner))).await.expect("it is revoked");
-    assert_eq!(last(&gateway).await.objects, [made_id]);
+    assert_eq!(last_entry(&gateway).await.objects, [made_id]);
 
     let request =
         v1::CreateSetupCodeRequest { spec: Some(spec), ..v1::CreateSetupCodeRequest::default() };
@@ -200,7 +209,7 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
     let request = || v1::ExchangeSetupCodeRequest { code: code.clone() };
     let exchanged =
         keys.exchange_setup_code(request()).await.expect("it is exchanged").into_inner();
-    let entry = last(&gateway).await;
+    let entry = last_entry(&gateway).await;
     let new = exchanged.api_key.and_then(|key| key.metadata).expect("an id").id;
     assert_eq!(
         (entry.method.as_str(), entry.user),
@@ -210,17 +219,17 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
     expect_error(keys.exchange_setup_code(request()).await, Code::Unauthenticated);
 
     let token = rsa.sign(&issuer.claims("ada", "ada@example.com"));
-    let mut who =
+    let mut client =
         v1::organization_service_client::OrganizationServiceClient::new(gateway.channel());
     for _ in 0..2 {
-        who.who_am_i(with_key(v1::WhoAmIRequest {}, Some(&token))).await.expect("she is let in");
+        client.who_am_i(with_key(v1::WhoAmIRequest {}, Some(&token))).await.expect("she is let in");
     }
-    let ada = who
+    let ada = client
         .who_am_i(with_key(v1::WhoAmIRequest {}, Some(&token)))
         .await
         .expect("she is let in")
         .into_inner();
-    let own = trail_of(&gateway, ada.organization_id.parse().expect("an id")).await;
+    let own = entries_of(&gateway, ada.organization_id.parse().expect("an id")).await;
     assert_eq!(own.len(), 1, "{own:?}");
     assert_eq!((own[0].method.as_str(), &own[0].objects), ("SignIn", &vec![ada.user_id]));
 
@@ -237,14 +246,14 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
         v1::CreateSecretRequest { spec: Some(spec), idempotency_key: "idempotent".into() };
     let mut secrets = SecretServiceClient::new(gateway.channel());
     secrets.create_secret(with_key(request, Some(&owner))).await.expect("it is made");
-    gateway.context.lifecycle().stop("everything is written");
+    gateway.context.lifecycle().stop("all entries are written");
     wait_until(
         "the refusal is written",
-        async || trail(&gateway).await,
+        async || entries(&gateway).await,
         |all| all.iter().any(|entry| entry.code == 16),
     )
     .await;
-    let all = format!("{:?} {own:?}", trail(&gateway).await);
+    let all = format!("{:?} {own:?}", entries(&gateway).await);
     for secret in [
         &owner,
         &made.key,
@@ -265,15 +274,16 @@ async fn organization_reads_only_its_own_audit_entries() {
     let (_, owner) = create_key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
     let elsewhere = create_organization(&gateway, "elsewhere").await;
     let (_, foreign) = create_key(&gateway, elsewhere, Role::Admin, &[Scope::Admin], None).await;
-    let (viewer_id, viewer) = create_key(&gateway, elsewhere, Role::Viewer, &[Scope::Admin], None).await;
+    let (viewer_id, viewer) =
+        create_key(&gateway, elsewhere, Role::Viewer, &[Scope::Admin], None).await;
     let make = async |name: &str, key: &str| {
         let made =
             gateway.providers().create_model_provider(with_key(provider(name), Some(key))).await;
         id(made.expect("it is made").into_inner().metadata)
     };
     let made = make("local-p", &owner).await;
-    make("their-p", &foreign).await;
-    // A stranger, and one of them who may not.
+    make("foreign-p", &foreign).await;
+    // A call without credentials, and a member without permission.
     expect_error(
         gateway.agents().list_agents(v1::ListAgentsRequest::default()).await,
         Code::Unauthenticated,
@@ -283,16 +293,16 @@ async fn organization_reads_only_its_own_audit_entries() {
         Code::PermissionDenied,
     );
 
-    let theirs = async || list(&gateway, v1::AuditFilter::default(), Some(&foreign)).await;
-    let theirs = wait_until("the refusal is written", theirs, |all| all.len() == 2).await;
+    let listed = async || list(&gateway, v1::AuditFilter::default(), Some(&foreign)).await;
+    let listed = wait_until("the refusal is written", listed, |all| all.len() == 2).await;
     let outcomes: Vec<_> =
-        theirs.iter().map(|entry| (entry.method.as_str(), entry.outcome.as_str())).collect();
+        listed.iter().map(|entry| (entry.method.as_str(), entry.outcome.as_str())).collect();
     let expected = [
         ("AgentService/CreateAgent", "PERMISSION_DENIED"),
         ("ModelProviderService/CreateModelProvider", "OK"),
     ];
     assert_eq!(outcomes, expected);
-    assert_eq!(theirs[0].api_key, viewer_id.to_string());
+    assert_eq!(listed[0].api_key, viewer_id.to_string());
     for filter in [
         v1::AuditFilter { object: made.clone(), ..v1::AuditFilter::default() },
         v1::AuditFilter { outcome: "UNAUTHENTICATED".into(), ..v1::AuditFilter::default() },
@@ -300,13 +310,13 @@ async fn organization_reads_only_its_own_audit_entries() {
     ] {
         assert_eq!(list(&gateway, filter, Some(&foreign)).await, []);
     }
-    let strangers =
+    let unauthenticated =
         v1::AuditFilter { outcome: "UNAUTHENTICATED".into(), ..v1::AuditFilter::default() };
-    let listed = async || list(&gateway, strangers.clone(), Some(&owner)).await;
-    let strange = wait_until("the stranger is written down", listed, |all| !all.is_empty()).await;
+    let listed = async || list(&gateway, unauthenticated.clone(), Some(&owner)).await;
+    let anonymous = wait_until("the refusal is written", listed, |all| !all.is_empty()).await;
     assert!(
-        strange.iter().all(|entry| entry.user.is_empty() && entry.peer == "127.0.0.1"),
-        "{strange:?}"
+        anonymous.iter().all(|entry| entry.user.is_empty() && entry.peer == "127.0.0.1"),
+        "{anonymous:?}"
     );
     let filter = v1::AuditFilter {
         method: "*/CreateModelP*".into(),
@@ -315,7 +325,7 @@ async fn organization_reads_only_its_own_audit_entries() {
     };
     assert_eq!(list(&gateway, filter, Some(&owner)).await.len(), 1);
 
-    // Pages, and the whole as lines.
+    // Pages, and the export as lines.
     let request = v1::ListAuditEntriesRequest {
         page: Some(v1::PageRequest { page_size: 1, ..v1::PageRequest::default() }),
         filter: None,
@@ -327,7 +337,7 @@ async fn organization_reads_only_its_own_audit_entries() {
         .expect("a page")
         .into_inner();
     assert!(
-        page.audit_entries == theirs[..1]
+        page.audit_entries == listed[..1]
             && !page.page.expect("there is more").next_page_token.is_empty()
     );
     let export =
@@ -338,7 +348,7 @@ async fn organization_reads_only_its_own_audit_entries() {
     let lines: Vec<Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(lines.len(), 1, "{text}");
-    assert_eq!((&lines[0]["id"], &lines[0]["peer"]), (&json!(theirs[1].id), &json!("127.0.0.1")));
+    assert_eq!((&lines[0]["id"], &lines[0]["peer"]), (&json!(listed[1].id), &json!("127.0.0.1")));
     let request = v1::ExportAuditEntriesRequest::default();
     expect_error(
         audit.export_audit_entries(with_key(request, Some(&viewer))).await,
@@ -360,16 +370,16 @@ async fn downloads_and_exports_are_audited() {
     let content = gateway.url(&format!("{location}/content"));
     let ready =
         || async { http().head(&content).send().await.expect("it answers").status().as_u16() };
-    wait_until("it is looked at", ready, |status| *status == 200).await;
-    let before = trail(&gateway).await.len();
-    // Who only looks whether it is there takes nothing out.
+    wait_until("it is checked", ready, |status| *status == 200).await;
+    let before = entries(&gateway).await.len();
+    // A HEAD request is not a download.
     assert_eq!(ready().await, 200);
-    assert_eq!(trail(&gateway).await.len(), before);
-    let said =
+    assert_eq!(entries(&gateway).await.len(), before);
+    let body =
         http().get(&content).send().await.expect("it answers").text().await.expect("all of it");
-    let entry = last(&gateway).await;
+    let entry = last_entry(&gateway).await;
     assert_eq!(
-        (said.as_str(), entry.method.as_str(), entry.code),
+        (body.as_str(), entry.method.as_str(), entry.code),
         ("hello", "FileService/DownloadFile", 0)
     );
     assert_eq!(entry.objects, [location.rsplit('/').next().expect("an id")]);
@@ -380,7 +390,7 @@ async fn downloads_and_exports_are_audited() {
         export.contains("FileService/DownloadFile") && !export.contains("ExportAuditEntries"),
         "{export}"
     );
-    assert_eq!(last(&gateway).await.method, "AuditService/ExportAuditEntries");
+    assert_eq!(last_entry(&gateway).await.method, "AuditService/ExportAuditEntries");
 }
 
 #[tokio::test]
@@ -388,36 +398,38 @@ async fn refused_sse_subscription_is_audited_as_sse() {
     let gateway = Gateway::start_with(login_required()).await;
     let answer = http().get(gateway.url("/v1/events")).send().await.expect("it answers");
     assert_eq!(answer.status(), 401);
-    let told = || async {
-        let entries = trail(&gateway).await.into_iter();
+    let protocols = || async {
+        let entries = entries(&gateway).await.into_iter();
         entries
             .filter(|entry| entry.method == "EventService/Subscribe")
             .map(|entry| entry.protocol)
             .collect::<Vec<_>>()
     };
-    let faces = wait_until("the refusal is written", told, |faces| !faces.is_empty()).await;
-    assert_eq!(faces, ["sse"]);
+    let protocols =
+        wait_until("the refusal is written", protocols, |protocols| !protocols.is_empty()).await;
+    assert_eq!(protocols, ["sse"]);
 }
 
 #[tokio::test]
 async fn audit_peer_is_the_client_only_behind_a_trusted_proxy() {
     const FORWARDED_FOR: &str = "x-forwarded-for";
-    // What the client made up, and what the proxy added.
-    const SAID: &str = "203.0.113.66, 192.0.2.7";
+    // An address that the client forged, and the one that the proxy added.
+    const FORWARDED: &str = "203.0.113.66, 192.0.2.7";
     for (trusted, peer) in
         [(vec!["127.0.0.0/8".to_owned()], "192.0.2.7"), (Vec::new(), "127.0.0.1")]
     {
         let gateway =
-            Gateway::start_with(Config { gateway_trusted_proxies: trusted, ..login_required() }).await;
+            Gateway::start_with(Config { gateway_trusted_proxies: trusted, ..login_required() })
+                .await;
         let (_, owner) = create_key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
 
         let mut request = with_key(provider("p"), Some(&owner));
-        request.metadata_mut().insert(FORWARDED_FOR, SAID.parse().expect("a value"));
+        request.metadata_mut().insert(FORWARDED_FOR, FORWARDED.parse().expect("a value"));
         gateway.providers().create_model_provider(request).await.expect("it is made");
-        let made = last(&gateway).await;
+        let made = last_entry(&gateway).await;
         assert_eq!((made.protocol.as_str(), made.peer.as_str()), ("grpc", peer));
 
-        // Lines of a header are one list.
+        // Several lines of a header form one list.
         let upload = http()
             .post(gateway.url("/v1/files/uploads"))
             .bearer_auth(&owner)
@@ -429,33 +441,34 @@ async fn audit_peer_is_the_client_only_behind_a_trusted_proxy() {
             .await
             .expect("it answers");
         assert_eq!(upload.status(), 201);
-        let made = last(&gateway).await;
+        let made = last_entry(&gateway).await;
         assert_eq!((made.protocol.as_str(), made.peer.as_str()), ("rest", peer));
 
-        // Strangers, whose entries follow.
+        // Unauthenticated calls, whose entries are written later.
         let list =
             http().post(gateway.url("/construct.v1.ModelService/ListModels")).json(&json!({}));
         for ask in [http().get(gateway.url("/v1/events")), list] {
-            let answer = ask.header(FORWARDED_FOR, SAID).send().await.expect("it answers");
+            let answer = ask.header(FORWARDED_FOR, FORWARDED).send().await.expect("it answers");
             assert_eq!(answer.status(), 401);
         }
         let mut request =
             format!("ws://{}/", gateway.operator).into_client_request().expect("a request");
-        request.headers_mut().insert(FORWARDED_FOR, SAID.parse().expect("a value"));
+        request.headers_mut().insert(FORWARDED_FOR, FORWARDED.parse().expect("a value"));
         let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
         let (mut socket, _) =
             tokio_tungstenite::client_async(request, stream).await.expect("it is let in");
         let ask = json!({"id": "1", "type": "list_sessions"});
         socket.send(Frame::text(ask.to_string())).await.expect("it reads");
         wait_for("an answer", socket.next()).await.expect("it answers").expect("it lives");
-        for face in ["sse", "connect", "websocket"] {
-            let told = || async {
+        for protocol in ["sse", "connect", "websocket"] {
+            let peers = || async {
                 let entries =
-                    trail(&gateway).await.into_iter().filter(|entry| entry.protocol == face);
+                    entries(&gateway).await.into_iter().filter(|entry| entry.protocol == protocol);
                 entries.map(|entry| entry.peer).collect::<Vec<_>>()
             };
-            let peers = wait_until("the refusal is written", told, |peers| !peers.is_empty()).await;
-            assert!(peers.iter().all(|told| told == peer), "{face}: {peers:?}");
+            let peers =
+                wait_until("the refusal is written", peers, |peers| !peers.is_empty()).await;
+            assert!(peers.iter().all(|actual| actual == peer), "{protocol}: {peers:?}");
         }
     }
 }
@@ -478,7 +491,7 @@ async fn long_audit_trail_is_exported_completely_and_in_order() {
         count: 1,
         request_id: String::new(),
         trace_id: String::new(),
-        // Several at the same time.
+        // Several entries have the same time.
         created_at: first + SignedDuration::from_secs(i64::from(number / 7)),
     };
     let entries: Vec<_> = (0..1501).map(entry).collect();
@@ -487,7 +500,8 @@ async fn long_audit_trail_is_exported_completely_and_in_order() {
     let exported = AuditServiceClient::new(gateway.channel()).export_audit_entries(request).await;
     let mut exported = exported.expect("it is exported").into_inner();
     let mut count = 0;
-    while let Some(entry) = wait_for("the next entry", exported.message()).await.expect("it goes on")
+    while let Some(entry) =
+        wait_for("the next entry", exported.message()).await.expect("it goes on")
     {
         assert_eq!(entry.objects, [count.to_string()]);
         count += 1;
@@ -498,23 +512,23 @@ async fn long_audit_trail_is_exported_completely_and_in_order() {
 #[tokio::test]
 async fn flood_of_refusals_writes_two_rows() {
     let gateway = Gateway::start_with(login_required()).await;
-    let before = trail(&gateway).await.iter().map(|entry| entry.count).sum::<u64>();
+    let before = entries(&gateway).await.iter().map(|entry| entry.count).sum::<u64>();
     for _ in 0..200 {
         let request = with_key(v1::ListModelsRequest::default(), Some("ct_x"));
         expect_error(gateway.models().list_models(request).await, Code::Unauthenticated);
     }
-    let of_models = async || {
-        let all = trail(&gateway)
+    let counts = async || {
+        let all = entries(&gateway)
             .await
             .into_iter()
             .filter(|entry| entry.method == "ModelService/ListModels");
         all.map(|entry| entry.count).collect::<Vec<_>>()
     };
-    let at_once = wait_until("the first is written", of_models, |counts| !counts.is_empty()).await;
+    let at_once = wait_until("the first is written", counts, |counts| !counts.is_empty()).await;
     assert_eq!(at_once, [1]);
-    gateway.context.lifecycle().stop("the number is written");
+    gateway.context.lifecycle().stop("the count is written");
     assert_eq!(
-        wait_until("the others are counted", of_models, |counts| counts.len() > 1).await,
+        wait_until("the others are counted", counts, |counts| counts.len() > 1).await,
         [1, 199]
     );
     assert!(before <= 1, "{before}");
@@ -524,7 +538,7 @@ async fn flood_of_refusals_writes_two_rows() {
 async fn write_without_audit_entry_is_not_done() {
     let gateway = Gateway::start().await.with_agent().await;
     gateway.database.refuse_audit(true).await;
-    gateway.agents().create_agent(agent("bob")).await.expect_err("it cannot be written down");
+    gateway.agents().create_agent(agent("bob")).await.expect_err("it cannot be audited");
     let request = v1::CreateModelTokenRequest {
         models: vec!["m".into()],
         ..v1::CreateModelTokenRequest::default()
@@ -536,16 +550,18 @@ async fn write_without_audit_entry_is_not_done() {
     expect_error(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
     gateway.agents().list_agents(v1::ListAgentsRequest::default()).await.expect("reading goes on");
     gateway.database.refuse_audit(false).await;
-    // What could not be written down was not done; what was refused is written down later.
+    // The write without an entry was not done. Refusals are written later.
     let bob = v1::GetAgentRequest { agent: "bob".into() };
     expect_error(gateway.agents().get_agent(bob).await, Code::NotFound);
     let codes =
-        async || trail(&gateway).await.into_iter().map(|entry| entry.code).collect::<Vec<_>>();
-    wait_until("the refusals are written", codes, |codes| codes.contains(&16) && codes.contains(&6))
-        .await;
+        async || entries(&gateway).await.into_iter().map(|entry| entry.code).collect::<Vec<_>>();
+    wait_until("the refusals are written", codes, |codes| {
+        codes.contains(&16) && codes.contains(&6)
+    })
+    .await;
 }
 
-/// What is sent to PostgreSQL goes on there when the client leaves: it may come to an end later, or
+/// A statement sent to PostgreSQL continues when its client disconnects: it may complete later, or
 /// not at all.
 #[tokio::test]
 async fn abandoned_call_is_audited_once_its_outcome_is_known() {
@@ -563,7 +579,7 @@ async fn abandoned_call_is_audited_once_its_outcome_is_known() {
         )
         .await;
         call.abort();
-        // On the same connection: the gateway has heard of the end of the other when it answers.
+        // On the same connection: when this is answered, the gateway knows that the other call ended.
         gateway
             .agents()
             .list_agents(v1::ListAgentsRequest::default())
@@ -572,29 +588,28 @@ async fn abandoned_call_is_audited_once_its_outcome_is_known() {
         locked
     };
     let codes = async || {
-        let said = trail(&gateway)
+        let creates = entries(&gateway)
             .await
             .into_iter()
             .filter(|entry| entry.method == "MessageService/CreateMessage");
-        said.map(|entry| entry.code).collect::<Vec<_>>()
+        creates.map(|entry| entry.code).collect::<Vec<_>>()
     };
     let locked = abandoned().await;
-    let early = wait_until("nothing is known yet", codes, |codes| !codes.is_empty());
+    let early = wait_until("no outcome is known yet", codes, |codes| !codes.is_empty());
     let early = tokio::time::timeout(std::time::Duration::from_millis(500), early).await;
-    assert!(early.is_err(), "it was said how the call ended before that was certain: {early:?}");
+    assert!(early.is_err(), "an outcome was recorded before it was certain: {early:?}");
     locked.release().await;
     wait_until("the change is made", codes, |codes| *codes == [0]).await;
-    // This one waits for longer than PostgreSQL lets it.
+    // This one waits longer than PostgreSQL allows.
     let locked = abandoned().await;
-    wait_until("the other is cancelled", codes, |codes| *codes == [0, 1]).await;
+    wait_until("the other is canceled", codes, |codes| *codes == [0, 1]).await;
     locked.release().await;
     assert_eq!(codes().await, [0, 1]);
 }
 
-/// The gateway's runtime is thrown away with all that it was doing, as a process that is killed is.
+/// The gateway's runtime is dropped with all its tasks, like a process that is killed.
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_gateway_leaves_entry_for_every_answered_write()
-{
+async fn killed_gateway_leaves_entry_for_every_answered_write() {
     let dying = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -611,28 +626,28 @@ async fn killed_gateway_leaves_entry_for_every_answered_write()
                 let http = http();
                 for number in 0.. {
                     let agent = json!({"name": format!("a-{client}-{number}"), "model": "m"});
-                    // The gateway is gone, before it has answered or halfway.
+                    // The gateway ended before or while it answered.
                     let Ok(answer) = http.post(&url).json(&agent).send().await else { return };
                     let Ok(made) = answer.json::<Value>().await else { return };
                     let id = made["metadata"]["id"].as_str().expect("it is made").to_owned();
-                    answered.lock().expect("nobody panicked").insert(id);
+                    answered.lock().expect("no panic").insert(id);
                 }
             })
         })
         .collect();
-    let count = async || answered.lock().expect("nobody panicked").len();
+    let count = async || answered.lock().expect("no panic").len();
     wait_until("some are answered", count, |count| *count >= 50).await;
     dying.shutdown_background();
     for client in clients {
-        wait_for("the clients notice", client).await.expect("nobody panicked");
+        wait_for("the clients notice", client).await.expect("no panic");
     }
-    let answered = answered.lock().expect("nobody panicked").clone();
-    // The one that is there used connections of the runtime that is gone.
+    let answered = answered.lock().expect("no panic").clone();
+    // The existing store uses connections of the runtime that ended.
     let store = Store::connect(gateway.database.url(), PoolOptions::default())
         .await
         .expect("the database is there");
     let page = |key| Page { limit: 100_000, order: Order { key, descending: false }, after: None };
-    let both = async || {
+    let sets = async || {
         let agents = store
             .agent_list(OrganizationId::LOCAL, &AgentFilter::default(), &page(Key::CreatedAt))
             .await;
@@ -646,8 +661,9 @@ async fn killed_gateway_leaves_entry_for_every_answered_write()
         let made = made.map(|entry| entry.objects.last().cloned().unwrap_or_default());
         (agents.collect::<BTreeSet<_>>(), made.collect::<BTreeSet<_>>())
     };
-    // PostgreSQL may still be at what it was told last.
-    let (agents, trail) = wait_until("the two agree", both, |(agents, trail)| agents == trail).await;
+    // PostgreSQL may still execute the last statements.
+    let (agents, trail) =
+        wait_until("the two agree", sets, |(agents, trail)| agents == trail).await;
     assert!(
         answered.len() >= 50 && answered.is_subset(&trail),
         "{} of {}",

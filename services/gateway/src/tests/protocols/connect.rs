@@ -26,7 +26,7 @@ fn envelope(flags: u8, message: &[u8]) -> Vec<u8> {
     [&[flags][..], &length.to_be_bytes(), message].concat()
 }
 
-/// The envelopes of a whole stream.
+/// The envelopes of a complete stream.
 fn envelopes(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     let mut found = Vec::new();
     while let Some((header, rest)) = bytes.split_first_chunk::<5>() {
@@ -38,7 +38,7 @@ fn envelopes(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     found
 }
 
-async fn refused_with(response: reqwest::Response, http: StatusCode, code: &str) -> Value {
+async fn expect_response(response: reqwest::Response, http: StatusCode, code: &str) -> Value {
     let status = response.status();
     let text = response.text().await.expect("a body");
     assert_eq!(status, http, "{text}");
@@ -81,7 +81,7 @@ async fn get_calls_only_methods_without_side_effects() {
         .encode(v1::GetTaskRequest { task: task.clone() }.encode_to_vec());
     for query in [
         format!("connect=v1&encoding=json&message={plain}"),
-        format!("encoding=json&message={plain}&further=1"),
+        format!("encoding=json&message={plain}&other=1"),
         format!("connect=v1&encoding=json&base64=1&compression=gzip&message={packed}"),
         format!("connect=v1&encoding=proto&base64=1&message={proto}"),
     ] {
@@ -95,7 +95,7 @@ async fn get_calls_only_methods_without_side_effects() {
         (format!("connect=v2&encoding=json&message={plain}"), "connect"),
         ("encoding=json&base64=1&message=%21".to_owned(), "message"),
     ] {
-        let error = refused_with(
+        let error = expect_response(
             get(query).await.expect("it answers"),
             StatusCode::BAD_REQUEST,
             "invalid_argument",
@@ -103,7 +103,7 @@ async fn get_calls_only_methods_without_side_effects() {
         .await;
         assert_eq!(error["details"][0]["debug"]["fieldViolations"][0]["field"], field, "{error}");
     }
-    // What changes something cannot be called by a link.
+    // A link cannot call a method with side effects.
     let response = http()
         .get(gateway.url(&format!("{TASKS}DeleteTask?encoding=json&message={plain}")))
         .send()
@@ -123,8 +123,8 @@ async fn error_has_code_message_and_details() {
     };
     let missing = "task_01890a5d-ac96-774b-bcce-b302099a8057";
     let response = call("GetTask", json!({"task": missing})).await.expect("it answers");
-    let error = refused_with(response, StatusCode::NOT_FOUND, "not_found").await;
-    assert!(error["message"].as_str().expect("words").contains(missing), "{error}");
+    let error = expect_response(response, StatusCode::NOT_FOUND, "not_found").await;
+    assert!(error["message"].as_str().expect("a message").contains(missing), "{error}");
     let detail = &error["details"][0];
     assert_eq!(detail["type"], "google.rpc.ResourceInfo");
     assert_eq!(detail["debug"]["resourceName"], missing);
@@ -133,13 +133,13 @@ async fn error_has_code_message_and_details() {
         .expect("base64 without padding");
     assert!(String::from_utf8_lossy(&bytes).contains(missing));
 
-    // A field that is not there is named with its place, and so is one beyond its limit.
+    // An unknown field is named with its path, and so is one beyond its limit.
     for (body, field) in [
         (json!({"spec": {"agent": "ada", "titel": "x"}}), "spec.titel"),
         (json!({"spec": {"agent": "ada", "title": "x".repeat(201)}}), "spec.title"),
     ] {
         let response = call("CreateTask", body).await.expect("it answers");
-        let error = refused_with(response, StatusCode::BAD_REQUEST, "invalid_argument").await;
+        let error = expect_response(response, StatusCode::BAD_REQUEST, "invalid_argument").await;
         assert_eq!(error["details"][0]["debug"]["fieldViolations"][0]["field"], field, "{error}");
     }
 }
@@ -168,9 +168,9 @@ async fn malformed_request_gets_matching_http_status() {
         .send()
         .await
         .expect("it answers");
-    refused_with(unknown, StatusCode::NOT_FOUND, "unimplemented").await;
+    expect_response(unknown, StatusCode::NOT_FOUND, "unimplemented").await;
 
-    let refused = |kind: &'static str, header: &'static str, value: &'static str, body: Vec<u8>| {
+    let respond = |kind: &'static str, header: &'static str, value: &'static str, body: Vec<u8>| {
         let request = post(kind, body).header(header, value);
         async move { request.send().await.expect("it answers") }
     };
@@ -230,10 +230,10 @@ async fn malformed_request_gets_matching_http_status() {
         ),
     ];
     for (header, value, body, http, code) in cases {
-        refused_with(refused(json, header, value, body).await, http, code).await;
+        expect_response(respond(json, header, value, body).await, http, code).await;
     }
     let response = post("application/proto", vec![0x0a, 0x7f]).send().await.expect("it answers");
-    refused_with(response, StatusCode::BAD_REQUEST, "invalid_argument").await;
+    expect_response(response, StatusCode::BAD_REQUEST, "invalid_argument").await;
 }
 
 #[tokio::test]
@@ -269,7 +269,7 @@ async fn stream_request_can_be_split_anywhere() {
         .delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() })
         .await
         .expect("it is deleted");
-    // Of a deleted task there is an end.
+    // The stream of a deleted task ends.
     let message = envelope(0, json!({"task": task, "cursor": "0"}).to_string().as_bytes());
     let mut head = format!(
         "POST /construct.v1.EventService/Subscribe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
@@ -279,14 +279,14 @@ async fn stream_request_can_be_split_anywhere() {
     .into_bytes();
     let whole = gateway.send_raw(&[&head[..], &message].concat()).await;
     assert!(whole.contains(r#""type":"task.deleted""#), "{whole}");
-    assert!(whole.contains("\u{2}\0\0\0\u{2}{}"), "the end says that it went well: {whole}");
+    assert!(whole.contains("\u{2}\0\0\0\u{2}{}"), "the stream ends without an error: {whole}");
     for cut in 0..message.len() {
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
         stream.set_nodelay(true).expect("an option");
         head.extend_from_slice(&message[..cut]);
         stream.write_all(&head).await.expect("it reads");
         head.truncate(head.len() - cut);
-        // Gives the server the chance to see the first part alone.
+        // Lets the server read the first part alone.
         tokio::task::yield_now().await;
         stream.write_all(&message[cut..]).await.expect("it reads");
         let mut answer = Vec::new();
@@ -343,8 +343,8 @@ async fn end_of_stream_carries_the_error() {
 
 #[tokio::test]
 async fn deadline_covers_authentication() {
-    // An issuer that takes connections and never says a word. What it is asked is given up after 5
-    // s, with another answer.
+    // An issuer that accepts connections and never answers. The gateway's own timeout, 5 s, has
+    // another code.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let issuer = format!("http://{}", silent.local_addr().expect("it is bound"));
     let token =
@@ -368,7 +368,7 @@ async fn deadline_covers_authentication() {
             envelope(0, b"{}")
         ),
     );
-    refused_with(unary, StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded").await;
+    expect_response(unary, StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded").await;
     let found = envelopes(&wait_for("the stream ends", stream.bytes()).await.expect("a body"));
     let end: Value = serde_json::from_slice(&found.last().expect("an end").1).expect("JSON");
     assert_eq!(end["error"]["code"], "deadline_exceeded", "{end}");
@@ -432,7 +432,8 @@ async fn health_and_reflection_answer_over_connect() {
                 .send()
                 .await
                 .expect("it answers");
-        let found = envelopes(&wait_for("the stream ends", response.bytes()).await.expect("a body"));
+        let found =
+            envelopes(&wait_for("the stream ends", response.bytes()).await.expect("a body"));
         assert!(
             String::from_utf8_lossy(&found[0].1).contains("construct.v1.TaskService"),
             "{version}: {found:?}"

@@ -1,4 +1,4 @@
-//! The document's examples work as they stand there.
+//! The examples of docs/api.md work as they are.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md");
 
-/// The examples with the headings they stand under.
+/// The examples of a document, with their headings.
 fn examples(document: &str) -> Vec<(String, String)> {
     let (mut heading, mut example, mut found) = (String::new(), None::<String>, Vec::new());
     for line in document.lines() {
@@ -18,8 +18,8 @@ fn examples(document: &str) -> Vec<(String, String)> {
             }
             (Some(text), line) => *text += &format!("{line}\n"),
             (None, line) => {
-                if let Some(words) = line.strip_prefix("## ") {
-                    words.clone_into(&mut heading);
+                if let Some(title) = line.strip_prefix("## ") {
+                    title.clone_into(&mut heading);
                 }
             }
         }
@@ -32,7 +32,7 @@ async fn every_example_of_api_docs_works() {
     let gateway = Gateway::start().await.with_agent().await;
     let document = std::fs::read_to_string(DOCUMENT).expect("the document is there");
     let examples = examples(&document);
-    for (face, words) in [
+    for (protocol, words) in [
         ("Connect", "/construct.v1."),
         ("REST", "/v1/tasks"),
         ("State", "/v1/states"),
@@ -44,8 +44,8 @@ async fn every_example_of_api_docs_works() {
         ("Operator protocol", "upgrade: websocket"),
     ] {
         let shown =
-            |(heading, example): &(String, String)| heading == face && example.contains(words);
-        assert!(examples.iter().any(shown), "{face} has no example with {words}");
+            |(heading, example): &(String, String)| heading == protocol && example.contains(words);
+        assert!(examples.iter().any(shown), "{protocol} has no example with {words}");
     }
     for (heading, example) in examples {
         let mut command = tokio::process::Command::new("bash");
@@ -56,16 +56,16 @@ async fn every_example_of_api_docs_works() {
         command.env("CONSTRUCT_OPERATOR", gateway.operator.to_string());
         let command = command.stdin(Stdio::null()).kill_on_drop(true).output();
         let output = wait_for(&heading, command).await.expect("bash starts");
-        let said = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&output.stdout);
         assert!(
             output.status.success(),
-            "{heading}: {}: {said}{}",
+            "{heading}: {}: {printed}{}",
             output.status,
             String::from_utf8_lossy(&output.stderr)
         );
-        assert!(!said.is_empty(), "{heading} says nothing");
+        assert!(!printed.is_empty(), "{heading} prints nothing");
         if heading == "Server-sent events" {
-            assert!(said.contains(r#""type":"task.created""#), "{said}");
+            assert!(printed.contains(r#""type":"task.created""#), "{printed}");
         }
     }
 }

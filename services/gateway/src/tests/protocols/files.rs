@@ -1,4 +1,4 @@
-//! Files over plain HTTP: what they say, and uploads by tus.
+//! Files over plain HTTP: their content, and uploads by tus.
 
 use reqwest::{Method, StatusCode, header::HeaderMap};
 
@@ -10,7 +10,7 @@ fn header(headers: &HeaderMap, name: &str) -> String {
     headers.get(name).map(|value| value.to_str().expect("text").to_owned()).unwrap_or_default()
 }
 
-/// A request of tus, and what is answered: its status, its headers.
+/// Sends a request of tus; returns the status and the headers of the answer.
 async fn tus(
     gateway: &Gateway,
     method: &str,
@@ -18,7 +18,7 @@ async fn tus(
     headers: &[(&str, &str)],
     body: Vec<u8>,
 ) -> (u16, HeaderMap) {
-    let method = Method::from_bytes(method.as_bytes()).expect("a verb");
+    let method = Method::from_bytes(method.as_bytes()).expect("a method");
     let url = if path.starts_with('/') { gateway.url(path) } else { path.to_owned() };
     let mut request = http().request(method, url).header("tus-resumable", "1.0.0").body(body);
     for (name, value) in headers {
@@ -30,29 +30,30 @@ async fn tus(
     (status, headers)
 }
 
-/// Begins an upload; gives where it goes on.
-async fn begun(gateway: &Gateway, size: usize) -> String {
+/// Begins an upload; returns its location.
+async fn begin_upload(gateway: &Gateway, size: usize) -> String {
     let size = size.to_string();
-    let said = [
+    let headers_sent = [
         ("upload-length", size.as_str()),
         ("upload-metadata", "filename w5xiZXIudHh0,filetype dGV4dC9wbGFpbg=="),
     ];
-    let (status, headers) = tus(gateway, "POST", "/v1/files/uploads", &said, Vec::new()).await;
+    let (status, headers) =
+        tus(gateway, "POST", "/v1/files/uploads", &headers_sent, Vec::new()).await;
     assert_eq!(status, 201);
     assert!(header(&headers, "upload-expires").ends_with(" GMT"), "{headers:?}");
     header(&headers, "location")
 }
 
-fn content_of(location: &str) -> String {
+fn content_location(location: &str) -> String {
     location.replace("/uploads/", "/") + "/content"
 }
 
-/// Waits until a file is no longer looked at.
-async fn settled(gateway: &Gateway, location: &str) {
+/// Waits until a file is checked.
+async fn wait_until_checked(gateway: &Gateway, location: &str) {
     let url = gateway.url(&location.replace("/uploads/", "/"));
-    let look =
+    let get =
         || async { http().get(&url).send().await.expect("it answers").text().await.expect("text") };
-    wait_until("it is looked at", look, |file| !file.contains("FILE_STATE_CHECKING")).await;
+    wait_until("it is checked", get, |file| !file.contains("FILE_STATE_CHECKING")).await;
 }
 
 #[tokio::test]
@@ -66,8 +67,8 @@ async fn interrupted_tus_upload_resumes() {
     assert!(header(&headers, "tus-extension").contains("creation-with-upload"));
 
     let content = "what we spent in May\n".repeat(300_000).into_bytes();
-    let location = begun(&gateway, content.len()).await;
-    // The connection ends in the middle of a body.
+    let location = begin_upload(&gateway, content.len()).await;
+    // The connection breaks in the middle of a body.
     let head = format!(
         "PATCH {location} HTTP/1.1\r\nhost: localhost\r\ntus-resumable: 1.0.0\r\nupload-offset: 0\r\ncontent-type: {BODY}\r\n\
          content-length: {}\r\n\r\n",
@@ -87,25 +88,27 @@ async fn interrupted_tus_upload_resumes() {
     };
     wait_until("two parts are there", offset, |offset| *offset >= 4 * 1024 * 1024).await;
     drop(stream);
-    // Whether the rest of what was sent is taken as well, is told by how it goes on.
-    let mut late = 0;
+    // Whether the rest of the sent bytes was stored as well, shows in the next offset.
+    let mut conflicts = 0;
     loop {
         let at = offset().await;
-        let said = [("upload-offset", at.to_string()), ("content-type", BODY.to_owned())];
-        let said: Vec<_> = said.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        match tus(&gateway, "PATCH", &location, &said, content[at..].to_vec()).await {
+        let headers_sent = [("upload-offset", at.to_string()), ("content-type", BODY.to_owned())];
+        let headers_sent: Vec<_> =
+            headers_sent.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        match tus(&gateway, "PATCH", &location, &headers_sent, content[at..].to_vec()).await {
             (204, headers) => {
                 assert_eq!(header(&headers, "upload-offset"), content.len().to_string());
                 break;
             }
             (status, _) => {
-                late += 1;
-                assert!(status == 409 && late < 10, "{status}");
+                conflicts += 1;
+                assert!(status == 409 && conflicts < 10, "{status}");
             }
         }
     }
-    settled(&gateway, &location).await;
-    let got = http().get(gateway.url(&content_of(&location))).send().await.expect("it answers");
+    wait_until_checked(&gateway, &location).await;
+    let got =
+        http().get(gateway.url(&content_location(&location))).send().await.expect("it answers");
     assert_eq!(
         header(got.headers(), "content-disposition"),
         "attachment; filename=\"_ber.txt\"; filename*=UTF-8''%C3%9Cber.txt"
@@ -118,7 +121,7 @@ async fn interrupted_tus_upload_resumes() {
 #[tokio::test]
 async fn invalid_tus_requests_are_refused() {
     let gateway = Gateway::start().await;
-    let location = begun(&gateway, 5).await;
+    let location = begin_upload(&gateway, 5).await;
     let at = |offset: &'static str| [("upload-offset", offset), ("content-type", BODY)];
     let (status, headers) = tus(&gateway, "PATCH", &location, &at("3"), b"lo".to_vec()).await;
     assert_eq!((status, header(&headers, "upload-offset")), (409, "0".into()));
@@ -140,7 +143,7 @@ async fn invalid_tus_requests_are_refused() {
             400,
         ),
         ("POST", "/v1/files/uploads", &[("upload-length", "99999999999")], 413),
-        // More than was said.
+        // More than the announced length.
         ("PATCH", &location, &at("0"), 400),
     ] {
         let (status, _) = tus(&gateway, method, path, headers, b"too long".to_vec()).await;
@@ -151,24 +154,25 @@ async fn invalid_tus_requests_are_refused() {
         (old.status().as_u16(), header(old.headers(), "tus-version")),
         (412, "1.0.0".into())
     );
-    // Clients that can say nothing but POST.
-    let instead =
+    // Clients that can only send POST.
+    let overridden =
         [("x-http-method-override", "PATCH"), ("upload-offset", "0"), ("content-type", BODY)];
-    assert_eq!(tus(&gateway, "POST", &location, &instead, b"hel".to_vec()).await.0, 204);
-    // It says that it is text.
+    assert_eq!(tus(&gateway, "POST", &location, &overridden, b"hel".to_vec()).await.0, 204);
+    // Its declared type is text.
     let png = [b"\x89PNG\r\n\x1a\n".to_vec(), vec![0; 32]].concat();
     let size = png.len().to_string();
-    let said = [
+    let headers_sent = [
         ("upload-length", size.as_str()),
         ("upload-metadata", "filetype dGV4dC9wbGFpbg=="),
         ("content-type", BODY),
     ];
-    let (status, headers) = tus(&gateway, "POST", "/v1/files/uploads", &said, png).await;
+    let (status, headers) = tus(&gateway, "POST", "/v1/files/uploads", &headers_sent, png).await;
     assert_eq!(status, 201);
     let location = header(&headers, "location");
-    settled(&gateway, &location).await;
+    wait_until_checked(&gateway, &location).await;
     assert_eq!(tus(&gateway, "HEAD", &location, &[], Vec::new()).await.0, 422);
-    let got = http().get(gateway.url(&content_of(&location))).send().await.expect("it answers");
+    let got =
+        http().get(gateway.url(&content_location(&location))).send().await.expect("it answers");
     assert_eq!(got.status(), StatusCode::CONFLICT);
 }
 
@@ -177,19 +181,20 @@ async fn file_content_is_served_in_ranges_and_never_executed() {
     let gateway = Gateway::start().await;
     let page = b"<script>alert(1)</script>".to_vec();
     let size = page.len().to_string();
-    let said = [
+    let headers_sent = [
         ("upload-length", size.as_str()),
         ("upload-metadata", "filename eC5odG1s,filetype dGV4dC9odG1s"),
         ("content-type", BODY),
     ];
-    let (_, headers) = tus(&gateway, "POST", "/v1/files/uploads", &said, page.clone()).await;
+    let (_, headers) =
+        tus(&gateway, "POST", "/v1/files/uploads", &headers_sent, page.clone()).await;
     assert_eq!(header(&headers, "upload-offset"), size);
     let location = header(&headers, "location");
-    settled(&gateway, &location).await;
-    let url = gateway.url(&content_of(&location));
+    wait_until_checked(&gateway, &location).await;
+    let url = gateway.url(&content_location(&location));
     for client in [http(), http2()] {
-        let whole = client.get(&url).send().await.expect("it answers");
-        let headers = whole.headers().clone();
+        let full = client.get(&url).send().await.expect("it answers");
+        let headers = full.headers().clone();
         for (name, expected) in [
             ("content-type", "text/html"),
             ("content-length", "25"),
@@ -201,7 +206,7 @@ async fn file_content_is_served_in_ranges_and_never_executed() {
         ] {
             assert_eq!(header(&headers, name), expected, "{name}");
         }
-        assert_eq!(whole.bytes().await.expect("a body"), page);
+        assert_eq!(full.bytes().await.expect("a body"), page);
         let tag = header(&headers, "etag");
         assert_eq!(tag, format!("\"{}\"", construct_bus::files::Sha256::digest(&page)));
         for (name, value, expected, body) in [

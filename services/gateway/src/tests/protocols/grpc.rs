@@ -1,4 +1,4 @@
-//! gRPC itself, as it goes over the wire: compression, deadlines, and the end of a connection.
+//! gRPC on the wire: compression, deadlines, and the end of a connection.
 
 use std::{
     sync::Arc,
@@ -22,7 +22,7 @@ use tonic_reflection::pb::v1::{
 use super::*;
 
 /// gRPC's number of `DEADLINE_EXCEEDED`.
-const EXCEEDED: &str = "4";
+const DEADLINE_EXCEEDED: &str = "4";
 
 fn check() -> v1::CheckModelProviderRequest {
     v1::CheckModelProviderRequest { model_provider: "p".into() }
@@ -61,9 +61,9 @@ async fn every_service_accepts_compressed_requests() {
 
     let mut events = gateway.events().send_compressed(Gzip).accept_compressed(Gzip);
     let request = v1::SubscribeRequest { task, cursor: "0".into(), types: Vec::new() };
-    let mut told =
+    let mut subscription =
         events.subscribe(request).await.expect("the subscription is accepted").into_inner();
-    assert_eq!(next_events(&mut told, 1).await[0].r#type, "task.created");
+    assert_eq!(next_events(&mut subscription, 1).await[0].r#type, "task.created");
 
     let health = HealthClient::new(gateway.channel()).send_compressed(Gzip).accept_compressed(Gzip);
     let check = || async {
@@ -102,7 +102,7 @@ async fn every_service_accepts_compressed_requests() {
 #[tokio::test]
 async fn deadline_exceeded_is_reported_in_the_callers_protocol() {
     let gateway = Gateway::start().await.with_agent().await;
-    // Somebody who hears questions and answers none.
+    // A worker that receives requests and answers none.
     let bus = gateway.nats.bus().await;
     tokio::spawn(async move {
         bus.answer(&CheckProvider, CancellationToken::new(), |_| async { None }).await
@@ -120,9 +120,9 @@ async fn deadline_exceeded_is_reported_in_the_callers_protocol() {
             .await;
             (answer.headers().clone(), begun.elapsed())
         };
-        // Before there is somebody the answer comes at once, and is another one.
+        // Until the worker subscribes, the call fails at once with another code.
         let exceeded = |(headers, _): &(reqwest::header::HeaderMap, Duration)| {
-            headers["grpc-status"] == EXCEEDED
+            headers["grpc-status"] == DEADLINE_EXCEEDED
         };
         let (headers, took) = wait_until("the time is over", ask, exceeded).await;
         assert_eq!(headers["content-type"], content_type);
@@ -145,16 +145,16 @@ async fn subscription_ends_at_the_client_deadline() {
     let begun = Instant::now();
     let mut request = Request::new(subscription.clone());
     request.set_timeout(Duration::from_secs(2));
-    let mut told = gateway
+    let mut events = gateway
         .events()
         .subscribe(request)
         .await
         .expect("the subscription is accepted")
         .into_inner();
-    next_events(&mut told, 1).await;
+    next_events(&mut events, 1).await;
     let end = loop {
-        match wait_for("the stream ends", told.message()).await {
-            Ok(event) => assert!(event.is_some(), "it ended as if all were told"),
+        match wait_for("the stream ends", events.message()).await {
+            Ok(event) => assert!(event.is_some(), "it ended without a status"),
             Err(status) => break status,
         }
     };
@@ -167,30 +167,29 @@ async fn subscription_ends_at_the_client_deadline() {
     let bytes = wait_for("the stream ends", answer.bytes()).await.expect("it ends well");
     let text = String::from_utf8_lossy(&bytes);
     assert!(text.contains("task.created"), "{text}");
-    assert!(text.contains(&format!("grpc-status:{EXCEEDED}")), "{text}");
+    assert!(text.contains(&format!("grpc-status:{DEADLINE_EXCEEDED}")), "{text}");
 }
 
-/// The kinds of frames of HTTP/2 that matter here, and the flag of an answer.
+/// Types of HTTP/2 frames, and the flag of an acknowledgment.
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const ACK: u8 = 1;
 
-/// Reads what a connection without calls is told, until the server closes it; gives the kinds of
-/// the frames.
-async fn told_until_closed(mut stream: TcpStream) -> Vec<u8> {
+/// Reads a connection without calls until the server closes it; returns the types of the frames.
+async fn frames_until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut kinds = Vec::new();
     let mut head = [0; 9];
     while stream.read_exact(&mut head).await.is_ok() {
         let [a, b, c, kind, flags, ..] = head;
         let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
-        stream.read_exact(&mut payload).await.expect("a frame is whole");
+        stream.read_exact(&mut payload).await.expect("a complete frame");
         kinds.push(kind);
         if matches!(kind, SETTINGS | PING) && flags & ACK == 0 {
             let length = if kind == PING { 8 } else { 0 };
             payload.truncate(usize::from(length));
             let answer = [&[0, 0, length, kind, ACK, 0, 0, 0, 0][..], &payload].concat();
-            // A server that has gone meanwhile needs none.
+            // Fails when the server has closed the connection.
             _ = stream.write_all(&answer).await;
         }
     }
@@ -200,22 +199,22 @@ async fn told_until_closed(mut stream: TcpStream) -> Vec<u8> {
 #[tokio::test]
 async fn stopping_gateway_finishes_calls_and_sends_goaway() {
     let gateway = Gateway::start().await.with_agent().await;
-    // Somebody who answers when told to.
-    let (bus, answer, (heard, mut hears)) =
+    // A worker that answers when the test says so.
+    let (bus, answer, (request_sender, mut requests)) =
         (gateway.nats.bus().await, Arc::new(Notify::new()), mpsc::channel(16));
-    let told = Arc::clone(&answer);
+    let may_answer = Arc::clone(&answer);
     tokio::spawn(async move {
-        let answered = |_| {
-            let (told, heard) = (Arc::clone(&told), heard.clone());
+        let respond = |_| {
+            let (may_answer, sender) = (Arc::clone(&may_answer), request_sender.clone());
             async move {
-                heard.send(()).await.expect("the test waits for it");
-                told.notified().await;
+                sender.send(()).await.expect("the test receives it");
+                may_answer.notified().await;
                 Some(mesh::ProviderChecked {
                     keys: vec![v1::KeyCheck { accepted: true, ..v1::KeyCheck::default() }],
                 })
             }
         };
-        bus.answer(&CheckProvider, CancellationToken::new(), answered).await
+        bus.answer(&CheckProvider, CancellationToken::new(), respond).await
     });
     let mut idle = TcpStream::connect(gateway.address).await.expect("it listens");
     idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
@@ -225,18 +224,18 @@ async fn stopping_gateway_finishes_calls_and_sends_goaway() {
     let running = tokio::spawn(async move {
         loop {
             match providers.check_model_provider(check()).await {
-                // Nobody is there yet.
+                // The worker has not subscribed yet.
                 Err(status) if status.code() == Code::Unavailable => tokio::task::yield_now().await,
                 answer => return answer,
             }
         }
     });
-    wait_for("HTTP/2 is spoken", idle.readable()).await.expect("it lives");
-    wait_for("the call is under way", hears.recv()).await.expect("somebody hears it");
+    wait_for("HTTP/2 begins", idle.readable()).await.expect("it lives");
+    wait_for("the call is under way", requests.recv()).await.expect("a request");
     gateway.context.lifecycle().stop("the test wants it to");
-    let kinds = wait_for("the connection is closed", told_until_closed(idle)).await;
+    let kinds = wait_for("the connection is closed", frames_until_closed(idle)).await;
     assert!(kinds.contains(&GOAWAY), "{kinds:?}");
-    assert!(!running.is_finished(), "the call was given up");
+    assert!(!running.is_finished(), "the call was canceled");
     answer.notify_one();
     let answer =
         wait_for("the call ends", running).await.expect("it does not panic").expect("it goes well");

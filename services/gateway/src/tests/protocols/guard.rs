@@ -1,4 +1,4 @@
-//! Browsers, and who uses them against the person before them.
+//! Browsers, and web pages that attack through them.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use super::*;
 use crate::Config;
 
 const APP: &str = "https://app.example";
-/// One request of each face.
-const EVERY_FACE: [(&str, &str, &str); 5] = [
+/// One request of each protocol.
+const EVERY_PROTOCOL: [(&str, &str, &str); 5] = [
     ("gRPC", "/construct.v1.TaskService/ListTasks", "application/grpc"),
     ("gRPC-Web", "/construct.v1.TaskService/ListTasks", "application/grpc-web+proto"),
     ("Connect", "/construct.v1.TaskService/ListTasks", "application/json"),
@@ -17,7 +17,7 @@ const EVERY_FACE: [(&str, &str, &str); 5] = [
     ("REST", "/v1/tasks", "application/json"),
 ];
 
-/// Whether a gateway refuses because of who asks.
+/// Whether an answer refuses the caller.
 async fn is_refused(response: reqwest::Response) -> bool {
     let grpc = response.headers().get("grpc-status").is_some_and(|status| status == "7");
     grpc || response.status() == StatusCode::FORBIDDEN
@@ -26,7 +26,7 @@ async fn is_refused(response: reqwest::Response) -> bool {
 #[tokio::test]
 async fn page_of_unknown_origin_is_refused() {
     let gateway = Gateway::start().await;
-    for (face, path, kind) in EVERY_FACE {
+    for (protocol, path, kind) in EVERY_PROTOCOL {
         let ask = |name: &'static str, value: &'static str| {
             http2()
                 .post(gateway.url(path))
@@ -42,22 +42,28 @@ async fn page_of_unknown_origin_is_refused() {
         ] {
             assert!(
                 is_refused(ask(name, value).await.expect("it answers")).await,
-                "{face}: {name}: {value}"
+                "{protocol}: {name}: {value}"
             );
         }
-        // DNS rebinding: the page's own name points here.
+        // DNS rebinding: the page's own host name resolves to this gateway.
         let rebound = http()
             .post(gateway.url(path))
             .header("content-type", kind)
             .header("host", "evil.example");
-        assert!(is_refused(rebound.body("{}").send().await.expect("it answers")).await, "{face}");
-        let own = http()
+        assert!(
+            is_refused(rebound.body("{}").send().await.expect("it answers")).await,
+            "{protocol}"
+        );
+        let local = http()
             .post(gateway.url(path))
             .header("content-type", kind)
             .header("host", "localhost:60080");
-        assert!(!is_refused(own.body("{}").send().await.expect("it answers")).await, "{face}");
+        assert!(
+            !is_refused(local.body("{}").send().await.expect("it answers")).await,
+            "{protocol}"
+        );
     }
-    // Neither is a browser told that it may ask.
+    // A preflight is refused as well.
     let preflight = http()
         .request(Method::OPTIONS, gateway.url("/v1/tasks"))
         .header("origin", "https://evil.example")
@@ -73,7 +79,7 @@ async fn page_of_unknown_origin_is_refused() {
 async fn page_of_configured_origin_may_call() {
     let config = Config { gateway_origins: vec![APP.into()], ..Config::default() };
     let gateway = Gateway::start_local(config).await;
-    for (face, path, kind) in EVERY_FACE {
+    for (protocol, path, kind) in EVERY_PROTOCOL {
         let preflight = http()
             .request(Method::OPTIONS, gateway.url(path))
             .header("origin", APP)
@@ -82,8 +88,8 @@ async fn page_of_configured_origin_may_call() {
             .send()
             .await
             .expect("it answers");
-        assert_eq!(preflight.status(), StatusCode::NO_CONTENT, "{face}");
-        assert_eq!(preflight.headers()["access-control-allow-origin"], APP, "{face}");
+        assert_eq!(preflight.status(), StatusCode::NO_CONTENT, "{protocol}");
+        assert_eq!(preflight.headers()["access-control-allow-origin"], APP, "{protocol}");
         let allowed =
             preflight.headers()["access-control-allow-headers"].to_str().expect("text").to_owned();
         assert!(
@@ -99,8 +105,8 @@ async fn page_of_configured_origin_may_call() {
             .header("origin", APP)
             .body("{}");
         let response = request.send().await.expect("it answers");
-        assert_eq!(response.headers()["access-control-allow-origin"], APP, "{face}");
-        assert!(!is_refused(response).await, "{face}");
+        assert_eq!(response.headers()["access-control-allow-origin"], APP, "{protocol}");
+        assert!(!is_refused(response).await, "{protocol}");
     }
 }
 
@@ -110,8 +116,8 @@ async fn unauthenticated_sender_of_a_body_still_gets_the_refusal() {
         Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() })
             .await;
     let piece = vec![b' '; 5 * 1024];
-    for (face, path, kind) in EVERY_FACE.into_iter().skip(1) {
-        let said = |more: &str| {
+    for (protocol, path, kind) in EVERY_PROTOCOL.into_iter().skip(1) {
+        let request = |more: &str| {
             format!(
                 "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\nauthorization: Bearer ct_wrong\r\n\
                  content-length: {}\r\n{more}\r\n",
@@ -120,13 +126,16 @@ async fn unauthenticated_sender_of_a_body_still_gets_the_refusal() {
         };
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
         stream.set_nodelay(true).expect("an option");
-        // Twice: it goes on with the connection.
+        // Twice: the connection stays usable.
         for more in ["", "connection: close\r\n"] {
-            stream.write_all(said(more).as_bytes()).await.expect("it reads");
+            stream.write_all(request(more).as_bytes()).await.expect("it reads");
             for _ in 0..8 {
-                // Time enough to refuse it, and to close the connection.
+                // Enough time to refuse the request and to close the connection.
                 tokio::time::sleep(Duration::from_millis(30)).await;
-                stream.write_all(&piece).await.unwrap_or_else(|error| panic!("{face}: {error}"));
+                stream
+                    .write_all(&piece)
+                    .await
+                    .unwrap_or_else(|error| panic!("{protocol}: {error}"));
             }
         }
         let mut answers = Vec::new();
@@ -135,32 +144,32 @@ async fn unauthenticated_sender_of_a_body_still_gets_the_refusal() {
             .expect("it answers");
         let answers = String::from_utf8_lossy(&answers);
         let status =
-            if matches!(face, "Connect" | "REST") { "HTTP/1.1 401 " } else { "HTTP/1.1 200 " };
-        assert_eq!(answers.matches(status).count(), 2, "{face}: {answers}");
-        assert!(refusals(&answers) >= 2, "{face}: {answers}");
-        // Who asks first is not told to send it.
+            if matches!(protocol, "Connect" | "REST") { "HTTP/1.1 401 " } else { "HTTP/1.1 200 " };
+        assert_eq!(answers.matches(status).count(), 2, "{protocol}: {answers}");
+        assert!(refusals(&answers) >= 2, "{protocol}: {answers}");
+        // A client that waits for `100 Continue` does not get it.
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
-        stream.write_all(said("expect: 100-continue\r\n").as_bytes()).await.expect("it reads");
-        let answer = told(&mut stream, face).await;
-        assert!(!answer.starts_with("HTTP/1.1 100"), "{face}: {answer}");
+        stream.write_all(request("expect: 100-continue\r\n").as_bytes()).await.expect("it reads");
+        let answer = read_refusal(&mut stream, protocol).await;
+        assert!(!answer.starts_with("HTTP/1.1 100"), "{protocol}: {answer}");
     }
 }
 
-/// How often it is said that somebody may not call, in the words of any face.
+/// How often it is said that somebody may not call, in the words of any protocol.
 fn refusals(answers: &str) -> usize {
     let answers = answers.to_lowercase().replace(": ", ":");
     ["\"code\":\"unauthenticated\"", "grpc-status:16"]
         .iter()
-        .map(|words| answers.matches(words).count())
+        .map(|refusal| answers.matches(refusal).count())
         .sum()
 }
 
-/// What is answered to whoever may not call: at least so much that it says so.
-async fn told(stream: &mut TcpStream, face: &str) -> String {
+/// Reads until the answer has a refusal.
+async fn read_refusal(stream: &mut TcpStream, protocol: &str) -> String {
     let (mut answer, mut part) = (String::new(), [0; 4096]);
     while refusals(&answer) == 0 {
         let read = wait_for("it answers", stream.read(&mut part)).await.expect("it answers");
-        assert!(read > 0, "{face}: {answer}");
+        assert!(read > 0, "{protocol}: {answer}");
         answer.push_str(&String::from_utf8_lossy(&part[..read]));
     }
     answer
@@ -171,13 +180,13 @@ async fn unauthenticated_request_is_refused_before_its_body() {
     let gateway =
         Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() })
             .await;
-    for (face, path, kind) in EVERY_FACE.into_iter().skip(2) {
-        // A body is announced, and never comes.
+    for (protocol, path, kind) in EVERY_PROTOCOL.into_iter().skip(2) {
+        // A body is announced and never sent.
         let request = format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 1000\r\n\r\n"
         );
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
         stream.write_all(request.as_bytes()).await.expect("it reads");
-        told(&mut stream, face).await;
+        read_refusal(&mut stream, protocol).await;
     }
 }

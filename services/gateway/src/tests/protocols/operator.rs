@@ -1,4 +1,4 @@
-//! The operator protocol, line by line. The test plays the reconciler and the workers.
+//! The operator protocol, line by line. The tests stand in for the reconciler and the workers.
 
 use construct_bus::Bus;
 use construct_domain::{
@@ -28,13 +28,13 @@ struct Client {
 }
 
 impl Client {
-    async fn of(gateway: &Gateway) -> Self {
+    async fn connect(gateway: &Gateway) -> Self {
         let (reader, writer) =
             TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
         Self { lines: BufReader::new(reader).lines(), writer }
     }
 
-    async fn say(&mut self, line: &Value) {
+    async fn send(&mut self, line: &Value) {
         self.writer.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
     }
 
@@ -47,22 +47,22 @@ impl Client {
     }
 
     async fn ask(&mut self, line: &Value) -> Value {
-        self.say(line).await;
+        self.send(line).await;
         self.next().await
     }
 
-    /// The next line of the stream that is about something.
-    async fn until(&mut self, good: impl Fn(&Value) -> bool) -> Value {
+    /// The next line that matches.
+    async fn next_where(&mut self, matches: impl Fn(&Value) -> bool) -> Value {
         loop {
             let line = self.next().await;
-            if good(&line) {
+            if matches(&line) {
                 return line;
             }
         }
     }
 }
 
-/// Answers messages as the mesh does, with words instead of a model.
+/// Answers messages as the mesh does, with given text instead of a model.
 struct Mesh {
     store: Store,
     bus: Bus,
@@ -70,7 +70,7 @@ struct Mesh {
 }
 
 impl Mesh {
-    async fn of(gateway: &Gateway, session: &Value) -> Self {
+    async fn connect(gateway: &Gateway, session: &Value) -> Self {
         let task = session.as_str().expect("an id").parse().expect("a task's id");
         Self { store: gateway.store(), bus: gateway.nats.bus().await, task }
     }
@@ -85,13 +85,13 @@ impl Mesh {
         }
     }
 
-    /// Takes the message that waits into the transcript.
+    /// Admits the queued message to the transcript.
     async fn admit(&self) -> MessageId {
         let load = || async {
             self.store.task_load(self.task).await.expect("it loads").expect("it is there")
         };
-        let before = wait_until("a message waits", load, |task| task.queued.is_some()).await;
-        let message = before.queued.expect("it waits").message;
+        let before = wait_until("a message is queued", load, |task| task.queued.is_some()).await;
+        let message = before.queued.expect("it is queued").message;
         let mut task = before.task.clone();
         (task.last_position, task.steps, task.phase) =
             (task.last_position + 1, task.steps + 1, Phase::InvokeModel);
@@ -102,7 +102,7 @@ impl Mesh {
         message
     }
 
-    /// A worker says something.
+    /// Publishes progress as a worker does.
     async fn progress(&self, numbered: Vec<(&str, Payload)>) {
         let step = self
             .store
@@ -120,13 +120,13 @@ impl Mesh {
         }
     }
 
-    /// Takes something into the transcript, in the middle of a turn.
+    /// Appends a block to the transcript, in the middle of a turn.
     async fn append(&self, source: Source, block: Block) {
         let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
         let mut task = before.task.clone();
         task.last_position += 1;
         let id = MessageId::from_uuid(Uuid::now_v7());
-        let said = v1::Message {
+        let message = v1::Message {
             metadata: Some(v1::Metadata { id: id.to_string(), ..v1::Metadata::default() }),
             spec: Some(v1::MessageSpec {
                 blocks: vec![crate::convert::block(&block)],
@@ -138,7 +138,7 @@ impl Mesh {
                 ..v1::MessageStatus::default()
             }),
         };
-        let event = v1::Event { payload: Some(Payload::Message(said)), ..v1::Event::default() };
+        let event = v1::Event { payload: Some(Payload::Message(message)), ..v1::Event::default() };
         let created = NewEvent {
             kind: "message.created".to_owned(),
             payload: event.encode_to_vec(),
@@ -161,18 +161,18 @@ impl Mesh {
     }
 
     /// Ends the turn with an answer.
-    async fn answer(&self, message: MessageId, words: &str) {
+    async fn answer(&self, message: MessageId, text: &str) {
         let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
         let mut task = before.task.clone();
         let step = task.steps;
         (task.turn, task.phase, task.next_wake) = (None, Phase::AwaitInput, None);
         task.last_position += 1;
         let id = MessageId::from_uuid(Uuid::now_v7());
-        let said = v1::Message {
+        let answer = v1::Message {
             metadata: Some(v1::Metadata { id: id.to_string(), ..v1::Metadata::default() }),
             spec: Some(v1::MessageSpec {
                 blocks: vec![v1::Block {
-                    block: Some(v1::block::Block::Text(v1::Text { text: words.into() })),
+                    block: Some(v1::block::Block::Text(v1::Text { text: text.into() })),
                 }],
                 ..v1::MessageSpec::default()
             }),
@@ -189,7 +189,7 @@ impl Mesh {
             error: None,
         };
         let events = [
-            ("message.created", Payload::Message(said)),
+            ("message.created", Payload::Message(answer)),
             ("turn.completed", Payload::TurnCompleted(completed)),
         ];
         let event = |(kind, payload)| {
@@ -201,7 +201,7 @@ impl Mesh {
                 id,
                 position: task.last_position,
                 source: Source::Assistant,
-                content: Content { blocks: vec![Block::Text(words.to_owned())] },
+                content: Content { blocks: vec![Block::Text(text.to_owned())] },
                 agent: Some(task.agent),
                 usage: Default::default(),
                 step: None,
@@ -213,14 +213,14 @@ impl Mesh {
         self.store.task_commit(commit).await.expect("it commits");
     }
 
-    /// Answers the next message, with the text in pieces and a tool called in between.
-    async fn turn(&self, words: &str) {
+    /// Answers the next message, with the text in pieces and a tool call in between.
+    async fn answer_next(&self, text: &str) {
         let message = self.admit().await;
         let delta = |index, text: &str| {
             let delta = Some(Delta::Text(text.to_owned()));
             ("message.delta", Payload::MessageDelta(v1::MessageDelta { index, block: 0, delta }))
         };
-        let (first, rest) = words.split_at(2);
+        let (first, rest) = text.split_at(2);
         let called = v1::ToolCalled {
             step_id: "s".into(),
             number: 1,
@@ -238,47 +238,47 @@ impl Mesh {
             duration_micros: 1,
             script_id: "c".into(),
         };
-        let told = vec![
+        let progress = vec![
             delta(0, first),
             ("tool.called", Payload::ToolCalled(called)),
             ("tool.result", Payload::ToolResult(result)),
             delta(1, rest),
         ];
-        self.progress(told).await;
-        self.answer(message, words).await;
+        self.progress(progress).await;
+        self.answer(message, text).await;
     }
 }
 
-fn said(text: &str) -> Value {
+fn user_message(text: &str) -> Value {
     json!([{"role": "user", "content": [{"type": "text", "text": text}]}])
 }
 
 #[tokio::test]
 async fn query_is_answered_at_the_end_of_its_turn() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
+    let mut client = Client::connect(&gateway).await;
     let made = client
-        .ask(&json!({"id": "1", "type": "dispatch", "agentID": "ada", "messages": said("one")}))
+        .ask(&json!({"id": "1", "type": "dispatch", "agentID": "ada", "messages": user_message("one")}))
         .await;
     assert_eq!(
         (&made["id"], &made["agentID"], &made["stopReason"]),
         (&json!("1"), &json!("ada"), &json!("dispatched"))
     );
     let session = made["sessionID"].clone();
-    let mesh = Mesh::of(&gateway, &session).await;
-    mesh.turn("the first").await;
+    let mesh = Mesh::connect(&gateway, &session).await;
+    mesh.answer_next("the first").await;
 
     client
-        .say(&json!({"id": "2", "type": "query", "sessionID": session, "messages": said("two")}))
+        .send(&json!({"id": "2", "type": "query", "sessionID": session, "messages": user_message("two")}))
         .await;
-    mesh.turn("the second").await;
+    mesh.answer_next("the second").await;
     let answer = client.next().await;
     assert_eq!((&answer["id"], &answer["stopReason"]), (&json!("2"), &json!("end_turn")));
     assert_eq!(answer["content"], json!([{"type": "text", "text": "the second"}]));
     assert_eq!(answer["turns"][0]["request"]["content"][0]["text"], "one");
     assert_eq!(answer["turns"][1]["response"]["content"][0]["text"], "the second");
 
-    // The same conversation is seen on other faces, and listed, exported and deleted here.
+    // Other protocols show the same conversation. Here it is listed, exported and deleted.
     let task = gateway.url(&format!("/v1/tasks/{}/messages", session.as_str().expect("an id")));
     let messages: Value =
         http().get(task).send().await.expect("it answers").json().await.expect("JSON");
@@ -296,7 +296,7 @@ async fn query_is_answered_at_the_end_of_its_turn() {
 #[tokio::test]
 async fn request_with_content_is_answered_with_events() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
+    let mut client = Client::connect(&gateway).await;
     let request = json!({
         "id": "r", "type": "dispatch", "agentID": "ada", "content": "Deploy", "files": ["src/main.ts"], "metadata": {"a": 1},
     });
@@ -305,8 +305,8 @@ async fn request_with_content_is_answered_with_events() {
         (&started["type"], &started["id"], &started["metadata"]),
         (&json!("turn-started"), &json!("r"), &json!({"a": 1}))
     );
-    let mesh = Mesh::of(&gateway, &started["sessionID"]).await;
-    mesh.turn("hello there").await;
+    let mesh = Mesh::connect(&gateway, &started["sessionID"]).await;
+    mesh.answer_next("hello there").await;
     let mut lines = Vec::new();
     while lines.last().is_none_or(|line: &Value| line["type"] != "turn-completed") {
         lines.push(client.next().await);
@@ -336,14 +336,15 @@ async fn request_with_content_is_answered_with_events() {
 #[tokio::test]
 async fn exported_turn_has_inputs_and_results_of_tools() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
-    let made =
-        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let mut client = Client::connect(&gateway).await;
+    let made = client
+        .ask(&json!({"type": "dispatch", "agentID": "ada", "messages": user_message("one")}))
+        .await;
     let session = &made["sessionID"];
-    let mut stream = Client::of(&gateway).await;
+    let mut stream = Client::connect(&gateway).await;
     stream.ask(&json!({"type": "stream", "sessionID": session})).await;
 
-    let mesh = Mesh::of(&gateway, session).await;
+    let mesh = Mesh::connect(&gateway, session).await;
     let message = mesh.admit().await;
     let call = CodeCall { id: "c".into(), code: "read_file('a')".into() };
     mesh.append(Source::Assistant, Block::CodeInterpreterCall(call)).await;
@@ -358,32 +359,32 @@ async fn exported_turn_has_inputs_and_results_of_tools() {
     let tool_uses = vec![
         used(1, true, r#"{"path":"a"}"#, r#""text""#),
         used(2, false, r#"{"path":"b"}"#, r#"{"name":"NotFound"}"#),
-        // Of one that was not kept.
+        // A call whose arguments and result were not kept.
         used(3, false, "", ""),
     ];
     let result =
         CodeResult { id: "c".into(), output: "text".into(), tool_uses, ..CodeResult::default() };
     mesh.append(Source::System, Block::CodeInterpreterResult(result)).await;
-    let drawn = Attachment {
+    let image = Attachment {
         media_type: "image/png".into(),
         name: "chart".into(),
         data: "AP+A".into(),
         ..Attachment::default()
     };
-    mesh.append(Source::Assistant, Block::Attachment(drawn)).await;
+    mesh.append(Source::Assistant, Block::Attachment(image)).await;
     mesh.answer(message, "it is text").await;
 
-    let code = stream.until(|line| line["content"][0]["type"] == "code").await;
+    let code = stream.next_where(|line| line["content"][0]["type"] == "code").await;
     assert_eq!(code["stopReason"], "tool_use");
-    let image = stream.until(|line| line["content"][0]["type"] == "image").await;
+    let image = stream.next_where(|line| line["content"][0]["type"] == "image").await;
     assert_eq!(
         image["content"],
         json!([{"type": "image", "url": "data:image/png;base64,AP+A", "alt": "chart"}])
     );
-    let end = stream.until(|line| line["stopReason"] == "end_turn").await;
+    let end = stream.next_where(|line| line["stopReason"] == "end_turn").await;
     assert_eq!(end["content"][1], image["content"][0]);
     let calls = end["turns"][0]["toolCalls"].as_array().expect("calls");
-    let told: Vec<_> = calls
+    let calls: Vec<_> = calls
         .iter()
         .map(|call| json!([call["id"], call["input"], call["result"], call["error"]]))
         .collect();
@@ -393,7 +394,7 @@ async fn exported_turn_has_inputs_and_results_of_tools() {
         json!(["c/3", {}, "", "TOOL_EXECUTION_FAILED"]),
         json!(["c", {"code": "read_file('a')"}, "text", null]),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(calls, expected);
     let exported = client.ask(&json!({"type": "export_session", "sessionID": session})).await;
     assert_eq!(exported["session"]["turns"], end["turns"]);
 }
@@ -401,15 +402,16 @@ async fn exported_turn_has_inputs_and_results_of_tools() {
 #[tokio::test]
 async fn broken_result_stream_resumes_at_the_cursor() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
-    let made =
-        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let mut client = Client::connect(&gateway).await;
+    let made = client
+        .ask(&json!({"type": "dispatch", "agentID": "ada", "messages": user_message("one")}))
+        .await;
     let session = &made["sessionID"];
-    let mesh = Mesh::of(&gateway, session).await;
-    mesh.turn("the first").await;
+    let mesh = Mesh::connect(&gateway, session).await;
+    mesh.answer_next("the first").await;
 
-    // Whoever has nothing gets the turns there are; whoever has some gets the others.
-    let mut stream = Client::of(&gateway).await;
+    // A client without turns gets all of them; a client that has some gets the others.
+    let mut stream = Client::connect(&gateway).await;
     let start = stream.ask(&json!({"id": "s", "type": "stream", "sessionID": session})).await;
     assert_eq!(
         (&start["stopReason"], start["turns"].as_array().map(Vec::len)),
@@ -418,45 +420,52 @@ async fn broken_result_stream_resumes_at_the_cursor() {
     let start = client.ask(&json!({"type": "stream", "sessionID": session, "lastTurn": 1})).await;
     assert_eq!(start["turns"], json!([]));
 
-    client.say(&json!({"type": "dispatch", "sessionID": session, "messages": said("two")})).await;
-    mesh.turn("the second").await;
-    let piece = stream.until(|line| line["content"][0]["type"] == "text").await;
+    client
+        .send(&json!({"type": "dispatch", "sessionID": session, "messages": user_message("two")}))
+        .await;
+    mesh.answer_next("the second").await;
+    let piece = stream.next_where(|line| line["content"][0]["type"] == "text").await;
     assert_eq!((&piece["content"][0]["text"], &piece["id"]), (&json!("th"), &json!("s")));
     drop(stream);
-    // The cursor of the last line says exactly where to go on.
-    let mut again = Client::of(&gateway).await;
-    again.say(&json!({"type": "stream", "sessionID": session, "cursor": piece["cursor"]})).await;
-    assert_eq!(again.next().await["stopReason"], "stream_start");
-    let call = again.next().await;
+    // The cursor of the last line is exactly where the stream resumes.
+    let mut resumed = Client::connect(&gateway).await;
+    resumed.send(&json!({"type": "stream", "sessionID": session, "cursor": piece["cursor"]})).await;
+    assert_eq!(resumed.next().await["stopReason"], "stream_start");
+    let call = resumed.next().await;
     assert_eq!(
         (&call["content"][0]["type"], &call["content"][0]["name"]),
         (&json!("tool"), &json!("readFile"))
     );
-    let result = again.next().await;
+    let result = resumed.next().await;
     let execution = &result["turns"][0]["toolCalls"][0];
     assert_eq!(
         (&execution["result"], &execution["input"]),
         (&json!("\"text\""), &json!({"path": "a"}))
     );
-    // What the call was given is known also to who has seen the call.
-    let mut behind = Client::of(&gateway).await;
-    behind.say(&json!({"type": "stream", "sessionID": session, "cursor": call["cursor"]})).await;
-    assert_eq!(behind.next().await["stopReason"], "stream_start");
-    assert_eq!(behind.next().await["turns"], result["turns"]);
-    assert_eq!(again.next().await["content"][0]["text"], "e second");
-    let end = again.next().await;
+    // The result has the call's input, also for a client that resumes after the call.
+    let mut after_call = Client::connect(&gateway).await;
+    after_call
+        .send(&json!({"type": "stream", "sessionID": session, "cursor": call["cursor"]}))
+        .await;
+    assert_eq!(after_call.next().await["stopReason"], "stream_start");
+    assert_eq!(after_call.next().await["turns"], result["turns"]);
+    assert_eq!(resumed.next().await["content"][0]["text"], "e second");
+    let end = resumed.next().await;
     assert_eq!(
         (&end["stopReason"], &end["content"][0]["text"]),
         (&json!("end_turn"), &json!("the second"))
     );
     assert_eq!(end["turns"].as_array().map(Vec::len), Some(2));
-    // The session's end is the stream's.
-    client.say(&json!({"type": "delete_session", "sessionID": session})).await;
-    assert_eq!(again.until(|line| !line["stopReason"].is_null()).await["stopReason"], "stream_end");
+    // The stream ends with the session.
+    client.send(&json!({"type": "delete_session", "sessionID": session})).await;
+    assert_eq!(
+        resumed.next_where(|line| !line["stopReason"].is_null()).await["stopReason"],
+        "stream_end"
+    );
 }
 
-/// The tasks there are, once there is one.
-async fn begun(gateway: &Gateway) -> Vec<v1::Task> {
+/// All tasks, once there is one.
+async fn wait_for_tasks(gateway: &Gateway) -> Vec<v1::Task> {
     let tasks = || async {
         gateway
             .tasks()
@@ -466,7 +475,7 @@ async fn begun(gateway: &Gateway) -> Vec<v1::Task> {
             .into_inner()
             .tasks
     };
-    wait_until("a session is there", tasks, |tasks| !tasks.is_empty()).await
+    wait_until("a session exists", tasks, |tasks| !tasks.is_empty()).await
 }
 
 /// How many messages a session has.
@@ -477,7 +486,7 @@ async fn messages(gateway: &Gateway, session: &Value) -> usize {
 }
 
 /// The lines up to the end of a turn, without their cursors, and the cursors.
-async fn turn_told(client: &mut Client) -> (Vec<Value>, Vec<Value>) {
+async fn read_turn(client: &mut Client) -> (Vec<Value>, Vec<Value>) {
     let (mut lines, mut cursors): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
     while lines.last().is_none_or(|line| line["type"] != "turn-completed") {
         let mut line = client.next().await;
@@ -490,47 +499,48 @@ async fn turn_told(client: &mut Client) -> (Vec<Value>, Vec<Value>) {
 #[tokio::test]
 async fn repeated_query_runs_once_and_gets_the_same_answer() {
     let gateway = Gateway::start().await.with_agent().await;
-    let ask = json!({"id": Uuid::now_v7().to_string(), "type": "query", "agentID": "ada", "messages": said("one")});
-    let mut lost = Client::of(&gateway).await;
-    lost.say(&ask).await;
-    let session = json!(id(begun(&gateway).await[0].metadata.clone()));
-    let mesh = Mesh::of(&gateway, &session).await;
+    let ask = json!({"id": Uuid::now_v7().to_string(), "type": "query", "agentID": "ada", "messages": user_message("one")});
+    let mut lost = Client::connect(&gateway).await;
+    lost.send(&ask).await;
+    let session = json!(id(wait_for_tasks(&gateway).await[0].metadata.clone()));
+    let mesh = Mesh::connect(&gateway, &session).await;
     let message = mesh.admit().await;
     drop(lost);
-    // While its turn is still going on.
-    let mut again = Client::of(&gateway).await;
-    again.say(&ask).await;
+    // While its turn is in progress.
+    let mut retry = Client::connect(&gateway).await;
+    retry.send(&ask).await;
     mesh.answer(message, "the first").await;
-    let first = again.next().await;
+    let first = retry.next().await;
     assert_eq!(
         (&first["sessionID"], &first["stopReason"]),
         (&session, &json!("end_turn")),
         "{first}"
     );
     assert_eq!(first["content"], json!([{"type": "text", "text": "the first"}]));
-    // When it is long over, and the conversation has gone on.
-    again.say(&json!({"type": "dispatch", "sessionID": session, "messages": said("two")})).await;
-    assert_eq!(again.next().await["stopReason"], "dispatched");
-    mesh.turn("the second").await;
-    let late = Client::of(&gateway).await.ask(&ask).await;
+    // After its turn, when the conversation has continued.
+    retry
+        .send(&json!({"type": "dispatch", "sessionID": session, "messages": user_message("two")}))
+        .await;
+    assert_eq!(retry.next().await["stopReason"], "dispatched");
+    mesh.answer_next("the second").await;
+    let late = Client::connect(&gateway).await.ask(&ask).await;
     for field in ["id", "sessionID", "content", "usage", "stopReason"] {
         assert_eq!(late[field], first[field], "{field} of {late}");
     }
-    assert_eq!((begun(&gateway).await.len(), messages(&gateway, &session).await), (1, 4));
+    assert_eq!((wait_for_tasks(&gateway).await.len(), messages(&gateway, &session).await), (1, 4));
 
-    // What has its name is something else: nothing is done.
+    // Another request with the same id is refused and not executed.
     let mut other = ask.clone();
-    other["messages"] = said("three");
-    let refused = Client::of(&gateway).await.ask(&other).await;
+    other["messages"] = user_message("three");
+    let refused = Client::connect(&gateway).await.ask(&other).await;
     assert_eq!(refused["content"][0]["code"], "INVALID_REQUEST", "{refused}");
-    let wrong = json!({"type": "dispatch", "idempotencyKey": "a b", "sessionID": session, "messages": said("x")});
-    let refused = again.ask(&wrong).await;
+    let wrong = json!({"type": "dispatch", "idempotencyKey": "a b", "sessionID": session, "messages": user_message("x")});
+    let refused = retry.ask(&wrong).await;
     assert_eq!(refused["content"][0]["code"], "INVALID_REQUEST", "{refused}");
-    // Any id that is no UUID names a request on its connection only.
+    // An id that is not a UUID identifies a request only on its connection.
     for _ in 0..2 {
-        let next =
-            json!({"id": "1", "type": "dispatch", "sessionID": session, "messages": said("more")});
-        assert_eq!(Client::of(&gateway).await.ask(&next).await["stopReason"], "dispatched");
+        let next = json!({"id": "1", "type": "dispatch", "sessionID": session, "messages": user_message("more")});
+        assert_eq!(Client::connect(&gateway).await.ask(&next).await["stopReason"], "dispatched");
     }
     assert_eq!(messages(&gateway, &session).await, 6);
 }
@@ -538,64 +548,65 @@ async fn repeated_query_runs_once_and_gets_the_same_answer() {
 #[tokio::test]
 async fn repeated_dispatch_replays_the_same_events() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
-    let made =
-        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("zero")})).await;
+    let mut client = Client::connect(&gateway).await;
+    let made = client
+        .ask(&json!({"type": "dispatch", "agentID": "ada", "messages": user_message("zero")}))
+        .await;
     let session = &made["sessionID"];
-    let mesh = Mesh::of(&gateway, session).await;
-    mesh.turn("of no interest").await;
+    let mesh = Mesh::connect(&gateway, session).await;
+    mesh.answer_next("not relevant").await;
     let ask = json!({"type": "dispatch", "idempotencyKey": "mine", "sessionID": session, "content": "one"});
-    let mut told = Vec::new();
+    let mut turns = Vec::new();
     for first in [true, false] {
-        let mut client = Client::of(&gateway).await;
-        client.say(&ask).await;
+        let mut client = Client::connect(&gateway).await;
+        client.send(&ask).await;
         if first {
-            mesh.turn("hello there").await;
+            mesh.answer_next("hello there").await;
         }
-        told.push(turn_told(&mut client).await.0);
+        turns.push(read_turn(&mut client).await.0);
     }
-    assert_eq!(told[0].len(), 6, "{told:?}");
-    assert_eq!(told[0], told[1]);
+    assert_eq!(turns[0].len(), 6, "{turns:?}");
+    assert_eq!(turns[0], turns[1]);
     assert_eq!(messages(&gateway, session).await, 4);
 }
 
 #[tokio::test]
 async fn broken_event_stream_resumes_at_the_cursor() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
-    client.say(&json!({"id": "r", "type": "dispatch", "agentID": "ada", "content": "one"})).await;
-    let session = json!(id(begun(&gateway).await[0].metadata.clone()));
-    let mesh = Mesh::of(&gateway, &session).await;
-    let (told, _) = tokio::join!(turn_told(&mut client), mesh.turn("the first"));
-    let (first, cursors) = told;
+    let mut client = Client::connect(&gateway).await;
+    client.send(&json!({"id": "r", "type": "dispatch", "agentID": "ada", "content": "one"})).await;
+    let session = json!(id(wait_for_tasks(&gateway).await[0].metadata.clone()));
+    let mesh = Mesh::connect(&gateway, &session).await;
+    let (lines, _) = tokio::join!(read_turn(&mut client), mesh.answer_next("the first"));
+    let (first, cursors) = lines;
     assert_eq!(first.len(), 6, "{first:?}");
 
-    // Whoever has nothing is told everything as it was told then; whoever has a line, what came
-    // behind it.
+    // A client without a cursor gets the same lines again; a client with one gets the lines after
+    // it.
     let ask = json!({"id": "r", "type": "stream", "form": "events", "sessionID": session});
-    let mut whole = Client::of(&gateway).await;
-    whole.say(&ask).await;
-    assert_eq!(turn_told(&mut whole).await.0, first);
-    let mut rest = Client::of(&gateway).await;
+    let mut from_start = Client::connect(&gateway).await;
+    from_start.send(&ask).await;
+    assert_eq!(read_turn(&mut from_start).await.0, first);
+    let mut rest = Client::connect(&gateway).await;
     let mut from = ask.clone();
     from["cursor"] = cursors[2].clone();
-    rest.say(&from).await;
-    assert_eq!(turn_told(&mut rest).await.0, first[3..]);
-    // Also behind the last piece of an answer: the answer whole is not told once more.
-    let mut end = Client::of(&gateway).await;
+    rest.send(&from).await;
+    assert_eq!(read_turn(&mut rest).await.0, first[3..]);
+    // After the last piece of an answer, the answer is not repeated as a from_start.
+    let mut end = Client::connect(&gateway).await;
     from["cursor"] = cursors[4].clone();
-    end.say(&from).await;
-    assert_eq!(turn_told(&mut end).await.0, first[5..]);
-    // Whoever has a turn, the next ones.
-    let mut later = Client::of(&gateway).await;
+    end.send(&from).await;
+    assert_eq!(read_turn(&mut end).await.0, first[5..]);
+    // A client that has a turn gets the next ones.
+    let mut later = Client::connect(&gateway).await;
     let mut without = ask.clone();
     without["lastTurn"] = 1.into();
-    later.say(&without).await;
+    later.send(&without).await;
     let two = client
         .ask(&json!({"id": "r", "type": "dispatch", "sessionID": session, "content": "two"}))
         .await;
-    mesh.turn("the second").await;
-    let (second, _) = turn_told(&mut whole).await;
+    mesh.answer_next("the second").await;
+    let (second, _) = read_turn(&mut from_start).await;
     let types: Vec<_> = second.iter().map(|line| line["type"].as_str().expect("a type")).collect();
     let expected = [
         "turn-started",
@@ -607,27 +618,27 @@ async fn broken_event_stream_resumes_at_the_cursor() {
     ];
     assert_eq!(types, expected, "{second:?}");
     assert_eq!((&second[0], &second[5]["turnID"]), (&two, &two["turnID"]));
-    assert_eq!(turn_told(&mut client).await.0, second[1..]);
-    assert_eq!(turn_told(&mut rest).await.0, second);
-    assert_eq!(turn_told(&mut later).await.0, second);
+    assert_eq!(read_turn(&mut client).await.0, second[1..]);
+    assert_eq!(read_turn(&mut rest).await.0, second);
+    assert_eq!(read_turn(&mut later).await.0, second);
 
-    // What is taken back before its turn has none, and the session's end is the stream's.
+    // A message deleted before its turn has no turn. The stream ends with the session.
     client
-        .say(&json!({"id": "x", "type": "dispatch", "sessionID": session, "content": "three"}))
+        .send(&json!({"id": "x", "type": "dispatch", "sessionID": session, "content": "three"}))
         .await;
-    let three = client.until(|line| line["type"] == "turn-started").await;
+    let three = client.next_where(|line| line["type"] == "turn-started").await;
     let message = three["turnID"].as_str().expect("an id").to_owned();
     let delete = v1::DeleteMessageRequest { message, ..v1::DeleteMessageRequest::default() };
-    gateway.messages().delete_message(delete).await.expect("it waits");
-    assert_eq!(whole.next().await["turnID"], three["turnID"]);
-    let dropped = whole.next().await;
+    gateway.messages().delete_message(delete).await.expect("it is queued");
+    assert_eq!(from_start.next().await["turnID"], three["turnID"]);
+    let dropped = from_start.next().await;
     assert_eq!(
         (&dropped["code"], &dropped["turnID"]),
         (&json!("SESSION_ERROR"), &three["turnID"]),
         "{dropped}"
     );
-    client.say(&json!({"type": "delete_session", "sessionID": session})).await;
-    let end = whole.next().await;
+    client.send(&json!({"type": "delete_session", "sessionID": session})).await;
+    let end = from_start.next().await;
     assert_eq!(
         (&end["type"], &end["code"]),
         (&json!("error"), &json!("SESSION_NOT_FOUND")),
@@ -638,16 +649,17 @@ async fn broken_event_stream_resumes_at_the_cursor() {
 #[tokio::test]
 async fn cancel_does_not_wait_behind_a_stream() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
-    let made =
-        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let mut client = Client::connect(&gateway).await;
+    let made = client
+        .ask(&json!({"type": "dispatch", "agentID": "ada", "messages": user_message("one")}))
+        .await;
     let session = &made["sessionID"];
     let task = session.as_str().expect("an id");
-    // Streams that have more to say than anybody reads.
+    // Streams with more data than the client reads.
     for number in 0..4 {
-        client.say(&json!({"id": format!("s{number}"), "type": "stream", "sessionID": session, "cursor": "0"})).await;
+        client.send(&json!({"id": format!("s{number}"), "type": "stream", "sessionID": session, "cursor": "0"})).await;
     }
-    let mesh = Mesh::of(&gateway, session).await;
+    let mesh = Mesh::connect(&gateway, session).await;
     mesh.admit().await;
     let text = "x".repeat(200_000);
     let delta = |index| {
@@ -655,9 +667,9 @@ async fn cancel_does_not_wait_behind_a_stream() {
         ("message.delta", Payload::MessageDelta(v1::MessageDelta { index, block: 0, delta }))
     };
     mesh.progress((0..60).map(delta).collect()).await;
-    client.say(&json!({"id": "c", "type": "cancel", "sessionID": session})).await;
-    // It is done, although nobody has read a line yet.
-    let asked = || async {
+    client.send(&json!({"id": "c", "type": "cancel", "sessionID": session})).await;
+    // The cancel is recorded although the client has not read a line yet.
+    let is_recorded = || async {
         gateway
             .store()
             .task_load(task.parse().expect("an id"))
@@ -666,17 +678,17 @@ async fn cancel_does_not_wait_behind_a_stream() {
             .expect("there")
             .has_new_intents()
     };
-    wait_until("the cancel is written down", asked, |asked| *asked).await;
-    let cancelled = client.until(|line| line["id"] == "c").await;
+    wait_until("the cancel is recorded", is_recorded, |recorded| *recorded).await;
+    let cancelled = client.next_where(|line| line["id"] == "c").await;
     assert_eq!(cancelled, json!({"type": "cancelled", "sessionID": task, "id": "c"}));
-    // A stream alone can be ended as well, and its id used again.
-    let ended = json!({"id": "e", "type": "cancel", "requestID": "s0"});
-    client.say(&ended).await;
-    assert_eq!(client.until(|line| line["id"] == "e").await["type"], "cancelled");
-    client.say(&json!({"id": "s0", "type": "list_sessions"})).await;
+    // A single stream can be canceled as well, and its id used again.
+    let cancel = json!({"id": "e", "type": "cancel", "requestID": "s0"});
+    client.send(&cancel).await;
+    assert_eq!(client.next_where(|line| line["id"] == "e").await["type"], "cancelled");
+    client.send(&json!({"id": "s0", "type": "list_sessions"})).await;
     assert_eq!(
-        client.until(|line| line["id"] == "s0" && line["type"] == "sessions").await["sessions"][0]
-            ["sessionID"],
+        client.next_where(|line| line["id"] == "s0" && line["type"] == "sessions").await["sessions"]
+            [0]["sessionID"],
         task
     );
 }
@@ -684,13 +696,14 @@ async fn cancel_does_not_wait_behind_a_stream() {
 #[tokio::test]
 async fn cancel_is_accepted_at_the_request_limit() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
-    let made =
-        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let mut client = Client::connect(&gateway).await;
+    let made = client
+        .ask(&json!({"type": "dispatch", "agentID": "ada", "messages": user_message("one")}))
+        .await;
     let session = &made["sessionID"];
     for number in 0..64 {
         client
-            .say(&json!({"id": format!("s{number}"), "type": "stream", "sessionID": session}))
+            .send(&json!({"id": format!("s{number}"), "type": "stream", "sessionID": session}))
             .await;
     }
     for _ in 0..64 {
@@ -708,31 +721,32 @@ async fn cancel_is_accepted_at_the_request_limit() {
 #[tokio::test]
 async fn stopping_gateway_tells_waiting_clients_to_retry() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
-    let made =
-        client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let mut client = Client::connect(&gateway).await;
+    let made = client
+        .ask(&json!({"type": "dispatch", "agentID": "ada", "messages": user_message("one")}))
+        .await;
     let session = &made["sessionID"];
-    client.say(&json!({"id": "s", "type": "stream", "sessionID": session})).await;
+    client.send(&json!({"id": "s", "type": "stream", "sessionID": session})).await;
     assert_eq!(client.next().await["stopReason"], "stream_start");
     client
-        .say(&json!({"id": "e", "type": "dispatch", "sessionID": session, "content": "two"}))
+        .send(&json!({"id": "e", "type": "dispatch", "sessionID": session, "content": "two"}))
         .await;
-    client.until(|line| line["type"] == "turn-started").await;
+    client.next_where(|line| line["type"] == "turn-started").await;
     client
-        .say(&json!({"id": "q", "type": "query", "sessionID": session, "messages": said("three")}))
+        .send(&json!({"id": "q", "type": "query", "sessionID": session, "messages": user_message("three")}))
         .await;
-    wait_until("all is said", || messages(&gateway, session), |count| *count == 3).await;
+    wait_until("all messages are sent", || messages(&gateway, session), |count| *count == 3).await;
 
     gateway.context.lifecycle().stop("the test wants it to");
-    let mut told = Vec::new();
+    let mut lines = Vec::new();
     while let Some(line) =
         wait_for("the end", client.lines.next_line()).await.expect("it is no reset")
     {
-        told.push(serde_json::from_str::<Value>(&line).expect("JSON"));
+        lines.push(serde_json::from_str::<Value>(&line).expect("JSON"));
     }
     for (id, form) in [("s", "results"), ("e", "events"), ("q", "results")] {
-        let of_it: Vec<_> = told.iter().filter(|line| line["id"] == id).collect();
-        let last = of_it.last().unwrap_or_else(|| panic!("`{id}` got no answer: {told:?}"));
+        let answers: Vec<_> = lines.iter().filter(|line| line["id"] == id).collect();
+        let last = answers.last().unwrap_or_else(|| panic!("`{id}` got no answer: {lines:?}"));
         let error = if form == "events" { last } else { &last["content"][0] };
         assert_eq!(
             (&error["type"], &error["code"]),
@@ -747,21 +761,24 @@ async fn stopping_gateway_tells_waiting_clients_to_retry() {
 #[tokio::test]
 async fn invalid_requests_have_error_codes() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
+    let mut client = Client::connect(&gateway).await;
     let missing = "task_01890a5d-ac96-774b-bcce-b302099a8057";
     for (line, code) in [
         (json!({"type": "tea"}), "INVALID_REQUEST"),
         (json!({"type": "stream"}), "INVALID_REQUEST"),
         (json!({"type": "stream", "sessionID": missing, "form": "tea"}), "INVALID_REQUEST"),
         (json!({"type": "dispatch", "agentID": "ada"}), "INVALID_REQUEST"),
-        (json!({"type": "dispatch", "messages": said("x")}), "AGENT_NOT_FOUND"),
-        (json!({"type": "dispatch", "agentID": "eve", "messages": said("x")}), "AGENT_NOT_FOUND"),
+        (json!({"type": "dispatch", "messages": user_message("x")}), "AGENT_NOT_FOUND"),
+        (
+            json!({"type": "dispatch", "agentID": "eve", "messages": user_message("x")}),
+            "AGENT_NOT_FOUND",
+        ),
         (
             json!({"type": "send_context_request", "context": {"userMessage": "x"}, "agentID": "E v e"}),
             "AGENT_NOT_FOUND",
         ),
         (
-            json!({"type": "query", "sessionID": missing, "messages": said("x")}),
+            json!({"type": "query", "sessionID": missing, "messages": user_message("x")}),
             "SESSION_NOT_FOUND",
         ),
         (json!({"type": "stream", "sessionID": "sess_abc123"}), "SESSION_NOT_FOUND"),
@@ -786,7 +803,7 @@ async fn invalid_requests_have_error_codes() {
     client.writer.write_all(&vec![b' '; 5 << 20]).await.expect("it reads");
     client.writer.write_all(b"\n").await.expect("it reads");
     assert_eq!(client.next().await["content"][0]["code"], "CONTEXT_TOO_LARGE");
-    // All of that has not broken the connection; too many lines don't either.
+    // None of that breaks the connection, nor do too many lines.
     for number in 0..300 {
         let id = number.to_string();
         let line = if number % 2 == 0 {
@@ -794,12 +811,12 @@ async fn invalid_requests_have_error_codes() {
         } else {
             json!({"id": id, "type": "query", "content": ""})
         };
-        client.say(&line).await;
+        client.send(&line).await;
     }
-    // Whichever it was, and in its own form.
+    // Each refusal has the form of its request.
     let is_refused = |line: &Value| line.to_string().contains("RATE_LIMIT_EXCEEDED");
-    let results = client.until(|line| is_refused(line) && line["content"].is_array()).await;
-    let events = client.until(|line| is_refused(line) && line["type"] == "error").await;
+    let results = client.next_where(|line| is_refused(line) && line["content"].is_array()).await;
+    let events = client.next_where(|line| is_refused(line) && line["type"] == "error").await;
     assert_eq!(results["content"][0]["details"], json!({"retryAfter": 1}));
     assert_eq!(
         (&events["code"], &events["details"]),
@@ -817,10 +834,10 @@ async fn invalid_requests_have_error_codes() {
 #[tokio::test]
 async fn session_may_call_only_the_tools_the_client_names() {
     let gateway = Gateway::start().await.with_agent().await;
-    let mut client = Client::of(&gateway).await;
+    let mut client = Client::connect(&gateway).await;
     let context = json!({"project": {"name": "p", "path": "/srv/p"}, "tools": ["read"], "userMessage": "look"});
-    client.say(&json!({"id": "1", "type": "send_context_request", "agentID": "ada", "context": context})).await;
-    let made = begun(&gateway).await;
+    client.send(&json!({"id": "1", "type": "send_context_request", "agentID": "ada", "context": context})).await;
+    let made = wait_for_tasks(&gateway).await;
     let spec = made[0].spec.clone().expect("a specification");
     assert_eq!(spec.workspace, "/srv/p");
     let rules: Vec<_> =
@@ -830,27 +847,30 @@ async fn session_may_call_only_the_tools_the_client_names() {
         [(v1::PolicyAction::Allow, vec!["read".to_owned()]), (v1::PolicyAction::Deny, vec![])]
     );
     let id = json!(id(made[0].metadata.clone()));
-    Mesh::of(&gateway, &id).await.turn("it is good").await;
+    Mesh::connect(&gateway, &id).await.answer_next("it is good").await;
     assert_eq!(client.next().await["content"][0]["text"], "it is good");
     let later = client
-        .ask(&json!({"type": "query", "sessionID": id, "tools": ["bash"], "messages": said("x")}))
+        .ask(&json!({"type": "query", "sessionID": id, "tools": ["bash"], "messages": user_message("x")}))
         .await;
     assert_eq!(later["content"][0]["code"], "INVALID_REQUEST");
-    // One that is called otherwise would leave the session without any.
+    // A wrong name would leave the session without tools.
     for request in [
-        json!({"type": "dispatch", "agentID": "ada", "tools": ["read", "readFile"], "messages": said("x")}),
+        json!({"type": "dispatch", "agentID": "ada", "tools": ["read", "readFile"], "messages": user_message("x")}),
         json!({"type": "send_context_request", "agentID": "ada", "context": {"tools": ["readFile"], "userMessage": "x"}}),
     ] {
         let error = client.ask(&request).await["content"][0].clone();
         assert_eq!(error["code"], "TOOL_NOT_AVAILABLE", "{error}");
-        let words = error["message"].as_str().expect("words");
-        assert!(words.contains("`readFile`") && words.contains("read_file, read,"), "{words}");
+        let message = error["message"].as_str().expect("a message");
+        assert!(
+            message.contains("`readFile`") && message.contains("read_file, read,"),
+            "{message}"
+        );
     }
     let events =
         json!({"type": "dispatch", "agentID": "ada", "tools": ["readFile"], "content": "x"});
     let error = client.ask(&events).await;
     assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("TOOL_NOT_AVAILABLE")));
-    assert_eq!(begun(&gateway).await.len(), 1, "a session was begun all the same");
+    assert_eq!(wait_for_tasks(&gateway).await.len(), 1, "a session was created");
 }
 
 #[tokio::test]
@@ -879,14 +899,14 @@ async fn websocket_carries_lines_and_refuses_web_pages() {
         json!({"type": "sessions", "sessions": [], "nextPageToken": "", "id": "1"})
     );
 
-    // What a page can post to any port without asking is not taken for lines.
+    // A request that a page can post to any port without a preflight is not read as lines.
     let mut stream = TcpStream::connect(gateway.operator).await.expect("it listens");
-    let body = json!({"type": "dispatch", "agentID": "ada", "messages": said("x")});
+    let body = json!({"type": "dispatch", "agentID": "ada", "messages": user_message("x")});
     let post =
         format!("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n\r\n{body}\n");
     stream.write_all(post.as_bytes()).await.expect("it reads");
     let mut answer = String::new();
-    // A reset instead of an end is as good.
+    // A reset is as good as a close.
     _ = wait_for("the connection ends", stream.read_to_string(&mut answer)).await;
     assert!(
         gateway
@@ -920,13 +940,13 @@ async fn oversized_websocket_line_closes_with_a_reason() {
         );
     }
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
-    // That a text of 5 MiB follows is enough: none of it has to be sent.
+    // The header of a frame of 5 MiB is enough: no payload has to follow.
     let mut frame = vec![0x81, 0xff];
     frame.extend((5_u64 << 20).to_be_bytes());
     frame.extend([0; 4]);
     stream.write_all(&frame).await.expect("it reads");
     let mut answer = Vec::new();
-    // A reset instead of an end is as good.
+    // A reset is as good as a close.
     _ = wait_for("the connection ends", stream.read_to_end(&mut answer)).await;
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.contains("CONTEXT_TOO_LARGE"), "{answer}");
@@ -935,10 +955,10 @@ async fn oversized_websocket_line_closes_with_a_reason() {
 #[tokio::test]
 async fn auth_reports_whether_the_key_is_valid() {
     let gateway = Gateway::start().await;
-    let mut client = Client::of(&gateway).await;
+    let mut client = Client::connect(&gateway).await;
     let wrong = client.ask(&json!({"type": "auth", "id": "1", "key": "ct_wrong"})).await;
     assert!(wrong.to_string().contains("UNAUTHORIZED"), "{wrong}");
-    // Who presented something in vain is nobody, not the operator.
+    // After a failed authentication the client is not the operator.
     let listed = client.ask(&json!({"type": "list_sessions", "id": "2"})).await;
     assert!(listed.to_string().contains("UNAUTHORIZED"), "{listed}");
     let owner = (OrganizationId::LOCAL, construct_domain::UserId::LOCAL);
@@ -955,7 +975,7 @@ async fn auth_reports_whether_the_key_is_valid() {
         json!({"type": "auth", "id": "3", "key": key, "organizationID": "org_elsewhere"});
     let elsewhere = client.ask(&elsewhere).await;
     assert!(elsewhere.to_string().contains("UNAUTHORIZED"), "{elsewhere}");
-    // The organization of an earlier attempt is not kept.
+    // The organization of a failed attempt is not kept.
     let right = client.ask(&json!({"type": "auth", "id": "4", "key": key})).await;
     assert_eq!(right["type"], "authenticated", "{right}");
     let listed = client.ask(&json!({"type": "list_sessions", "id": "5"})).await;

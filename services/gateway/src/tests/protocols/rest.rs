@@ -6,14 +6,14 @@ use tokio::io::AsyncBufReadExt as _;
 
 use super::*;
 
-async fn json_of(request: reqwest::RequestBuilder, expected: StatusCode) -> Value {
+async fn expect_json(request: reqwest::RequestBuilder, expected: StatusCode) -> Value {
     let response = request.send().await.expect("it answers");
     let (status, kind) =
         (response.status(), response.headers()["content-type"].to_str().expect("text").to_owned());
     let text = response.text().await.expect("a body");
     assert_eq!(status, expected, "{text}");
-    let good = status.is_success();
-    assert_eq!(kind, if good { "application/json" } else { "application/problem+json" });
+    let success = status.is_success();
+    assert_eq!(kind, if success { "application/json" } else { "application/problem+json" });
     serde_json::from_str(&text).expect("JSON")
 }
 
@@ -24,43 +24,44 @@ async fn tasks_and_messages_are_resources() {
         let tasks = gateway.url("/v1/tasks");
         let spec = json!({"agent": "ada", "workspace": "/work"});
         let create = || client.post(&tasks).header("idempotency-key", key).json(&spec);
-        let made = json_of(create(), StatusCode::CREATED).await;
+        let made = expect_json(create(), StatusCode::CREATED).await;
         let task =
             gateway.url(&format!("/v1/tasks/{}", made["metadata"]["id"].as_str().expect("an id")));
-        // The same key: the same task.
+        // The same idempotency key returns the same task.
         assert_eq!(
-            json_of(create(), StatusCode::CREATED).await["metadata"]["id"],
+            expect_json(create(), StatusCode::CREATED).await["metadata"]["id"],
             made["metadata"]["id"]
         );
 
         let changed =
-            json_of(client.patch(&task).json(&json!({"title": "May"})), StatusCode::OK).await;
+            expect_json(client.patch(&task).json(&json!({"title": "May"})), StatusCode::OK).await;
         assert_eq!(changed["spec"]["title"], "May");
-        assert_eq!(json_of(client.get(&task), StatusCode::OK).await["spec"]["title"], "May");
+        assert_eq!(expect_json(client.get(&task), StatusCode::OK).await["spec"]["title"], "May");
 
         let messages = format!("{task}/messages");
-        let said = json!({"blocks": [{"text": {"text": "hello"}}]});
-        let message = json_of(client.post(&messages).json(&said), StatusCode::CREATED).await;
+        let body = json!({"blocks": [{"text": {"text": "hello"}}]});
+        let message = expect_json(client.post(&messages).json(&body), StatusCode::CREATED).await;
         let id = message["metadata"]["id"].as_str().expect("an id");
-        let found = json_of(client.get(&messages), StatusCode::OK).await;
+        let found = expect_json(client.get(&messages), StatusCode::OK).await;
         assert_eq!(found["messages"][0]["metadata"]["id"], id);
-        let gone = client
+        let deleted = client
             .delete(gateway.url(&format!("/v1/messages/{id}")))
             .send()
             .await
             .expect("it answers");
-        assert_eq!(gone.status(), StatusCode::NO_CONTENT);
+        assert_eq!(deleted.status(), StatusCode::NO_CONTENT);
 
-        let why = json_of(client.get(format!("{task}/explanation")), StatusCode::OK).await;
-        assert_eq!(why["phase"], "TASK_PHASE_AWAIT_INPUT");
-        let suspended = json_of(client.post(format!("{task}/suspend")), StatusCode::OK).await;
+        let explanation =
+            expect_json(client.get(format!("{task}/explanation")), StatusCode::OK).await;
+        assert_eq!(explanation["phase"], "TASK_PHASE_AWAIT_INPUT");
+        let suspended = expect_json(client.post(format!("{task}/suspend")), StatusCode::OK).await;
         assert_eq!(suspended["status"]["desiredPhase"], "TASK_PHASE_SUSPENDED");
-        let gone = client.delete(&task).send().await.expect("it answers");
+        let deleted = client.delete(&task).send().await.expect("it answers");
         assert_eq!(
-            (gone.status(), gone.bytes().await.expect("a body").len()),
+            (deleted.status(), deleted.bytes().await.expect("a body").len()),
             (StatusCode::NO_CONTENT, 0)
         );
-        let problem = json_of(client.get(&task), StatusCode::NOT_FOUND).await;
+        let problem = expect_json(client.get(&task), StatusCode::NOT_FOUND).await;
         assert_eq!(
             (&problem["code"], &problem["resource"]["type"]),
             (&json!("NOT_FOUND"), &json!("task"))
@@ -82,7 +83,8 @@ async fn pages_and_filters_are_query_parameters() {
         let query: String =
             form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
         let page =
-            json_of(http().get(gateway.url(&format!("/v1/tasks?{query}"))), StatusCode::OK).await;
+            expect_json(http().get(gateway.url(&format!("/v1/tasks?{query}"))), StatusCode::OK)
+                .await;
         let tasks = page["tasks"].as_array().expect("tasks");
         found.extend(
             tasks.iter().map(|task| task["metadata"]["id"].as_str().expect("an id").to_owned()),
@@ -102,7 +104,7 @@ async fn pages_and_filters_are_query_parameters() {
         ("createdAfter=yesterday", "filter.created_after"),
         ("idempotencyKey=x", "idempotencyKey"),
     ] {
-        let problem = json_of(
+        let problem = expect_json(
             http().get(gateway.url(&format!("/v1/tasks?{query}"))),
             StatusCode::BAD_REQUEST,
         )
@@ -123,7 +125,8 @@ async fn invalid_request_gets_problem_with_violations() {
         (json!({"task": "another", "blocks": []}), "task"),
         (json!([]), "spec"),
     ] {
-        let problem = json_of(http().post(&messages).json(&body), StatusCode::BAD_REQUEST).await;
+        let problem =
+            expect_json(http().post(&messages).json(&body), StatusCode::BAD_REQUEST).await;
         assert_eq!(
             (&problem["code"], &problem["status"]),
             (&json!("INVALID_ARGUMENT"), &json!(400))
@@ -131,43 +134,47 @@ async fn invalid_request_gets_problem_with_violations() {
         assert_eq!(problem["violations"][0]["field"], field, "{problem}");
     }
     let text = http().post(&messages).header("content-type", "text/plain").body("hello");
-    assert_eq!(json_of(text, StatusCode::UNSUPPORTED_MEDIA_TYPE).await["status"], 415);
-    json_of(http().post(&messages), StatusCode::BAD_REQUEST).await;
+    assert_eq!(expect_json(text, StatusCode::UNSUPPORTED_MEDIA_TYPE).await["status"], 415);
+    expect_json(http().post(&messages), StatusCode::BAD_REQUEST).await;
     let large = http().post(&messages).header("content-type", "application/json").body(vec![
         b' ';
         4 * 1024 * 1024
             + 1
     ]);
-    assert_eq!(json_of(large, StatusCode::PAYLOAD_TOO_LARGE).await["code"], "RESOURCE_EXHAUSTED");
-    json_of(http().get(gateway.url("/v1/tusks")), StatusCode::NOT_FOUND).await;
+    assert_eq!(
+        expect_json(large, StatusCode::PAYLOAD_TOO_LARGE).await["code"],
+        "RESOURCE_EXHAUSTED"
+    );
+    expect_json(http().get(gateway.url("/v1/tusks")), StatusCode::NOT_FOUND).await;
     let put = http().put(gateway.url("/v1/tasks")).send().await.expect("it answers");
     assert_eq!(
         (put.status(), &put.headers()["allow"]),
         (StatusCode::METHOD_NOT_ALLOWED, &"POST, GET, HEAD".parse().expect("a value"))
     );
-    // A name may have any characters in a path.
-    json_of(http().get(gateway.url("/v1/agents/a%2Fb%20c")), StatusCode::BAD_REQUEST).await;
+    // A name in a path may have any characters.
+    expect_json(http().get(gateway.url("/v1/agents/a%2Fb%20c")), StatusCode::BAD_REQUEST).await;
 }
 
 #[tokio::test]
 async fn unreadable_body_gets_the_matching_status() {
     let gateway = Gateway::start().await;
     let post = "POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
-    // Asked before it is sent, it never is: the next request would begin within it.
-    let asked = format!("{post}content-length: 5000000\r\nexpect: 100-continue\r\n\r\n");
-    let answer = gateway.send_raw(asked.as_bytes()).await;
+    // The refusal comes before the client sends the body, so the connection is closed: the next
+    // request would be read as the body.
+    let expecting = format!("{post}content-length: 5000000\r\nexpect: 100-continue\r\n\r\n");
+    let answer = gateway.send_raw(expecting.as_bytes()).await;
     assert!(
         answer.starts_with("HTTP/1.1 413 ") && answer.contains("connection: close\r\n"),
         "{answer}"
     );
-    // Without a length it is too large when it is.
-    let mut endless = format!("{post}transfer-encoding: chunked\r\n\r\n").into_bytes();
+    // Without a length the limit applies while the body is read.
+    let mut oversized = format!("{post}transfer-encoding: chunked\r\n\r\n").into_bytes();
     for size in [0x10000; 64].into_iter().chain([1]) {
-        endless.extend(format!("{size:x}\r\n").into_bytes());
-        endless.extend(vec![b' '; size]);
-        endless.extend(b"\r\n");
+        oversized.extend(format!("{size:x}\r\n").into_bytes());
+        oversized.extend(vec![b' '; size]);
+        oversized.extend(b"\r\n");
     }
-    let answer = gateway.send_raw(&endless).await;
+    let answer = gateway.send_raw(&oversized).await;
     assert!(
         answer.starts_with("HTTP/1.1 413 ") && answer.contains("connection: close\r\n"),
         "{answer}"
@@ -180,7 +187,7 @@ async fn unreadable_body_gets_the_matching_status() {
 #[tokio::test]
 async fn openapi_document_is_served() {
     let gateway = Gateway::start().await;
-    let document = json_of(http().get(gateway.url("/openapi.json")), StatusCode::OK).await;
+    let document = expect_json(http().get(gateway.url("/openapi.json")), StatusCode::OK).await;
     assert_eq!(document["openapi"], "3.1.0");
     assert!(document["paths"]["/v1/tasks"]["post"].is_object());
 }
@@ -189,9 +196,9 @@ async fn openapi_document_is_served() {
 async fn anyone_may_read_the_login_metadata() {
     let none = Gateway::start().await;
     let path = "/.well-known/oauth-protected-resource";
-    let problem = json_of(http().get(none.url(path)), StatusCode::NOT_FOUND).await;
+    let problem = expect_json(http().get(none.url(path)), StatusCode::NOT_FOUND).await;
     assert!(
-        problem["detail"].as_str().expect("words").contains("gateway_oidc_issuer"),
+        problem["detail"].as_str().expect("a text").contains("gateway_oidc_issuer"),
         "{problem}"
     );
 
@@ -203,22 +210,22 @@ async fn anyone_may_read_the_login_metadata() {
     };
     let gateway = Gateway::start_with(config).await;
     for client in [http(), http2()] {
-        // Somebody who presents nothing.
-        let told = json_of(client.get(gateway.url(path)), StatusCode::OK).await;
-        assert_eq!(told["resource"], gateway.url(""));
-        assert_eq!(told["authorization_servers"], json!(["https://login.example.com"]));
+        // Without credentials.
+        let metadata = expect_json(client.get(gateway.url(path)), StatusCode::OK).await;
+        assert_eq!(metadata["resource"], gateway.url(""));
+        assert_eq!(metadata["authorization_servers"], json!(["https://login.example.com"]));
         assert_eq!(
-            (&told["construct_client_id"], &told["construct_audience"]),
+            (&metadata["construct_client_id"], &metadata["construct_audience"]),
             (&json!("cli"), &json!("construct"))
         );
         assert_eq!(
-            told["scopes_supported"],
+            metadata["scopes_supported"],
             json!(["openid", "profile", "email", "offline_access"])
         );
         // Behind a proxy that speaks TLS.
-        let told = client.get(gateway.url(path)).header("x-forwarded-proto", "https");
+        let proxied = client.get(gateway.url(path)).header("x-forwarded-proto", "https");
         assert_eq!(
-            json_of(told, StatusCode::OK).await["resource"],
+            expect_json(proxied, StatusCode::OK).await["resource"],
             gateway.url("").replace("http:", "https:")
         );
         let post = client.post(gateway.url(path)).send().await.expect("it answers");
@@ -285,11 +292,11 @@ struct Events {
 impl Events {
     async fn open(gateway: &Gateway, path: &str, last: &str) -> Self {
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
-        let last =
-            if last.is_empty() { String::new() } else { format!("last-event-id: {last}\r\n") };
+        let header =
+            if last.is_empty() { String::new() } else { format!("last-event-id: {header}\r\n") };
         // HTTP/1.0, so that the body comes without chunks.
         let request = format!(
-            "GET {path} HTTP/1.0\r\nhost: localhost\r\naccept: text/event-stream\r\n{last}\r\n"
+            "GET {path} HTTP/1.0\r\nhost: localhost\r\naccept: text/event-stream\r\n{header}\r\n"
         );
         stream.write_all(request.as_bytes()).await.expect("it reads");
         let mut events = Self { lines: tokio::io::BufReader::new(stream).lines() };
@@ -340,7 +347,7 @@ async fn resumed_sse_stream_has_no_gap_and_no_duplicate() {
             assert_eq!(&again.next().await, expected, "after {id}");
         }
         if index == 0 {
-            // And then it goes on live.
+            // Live events follow.
             gateway.send_message(&task, "live").await;
             let (_, id, data) = again.next().await;
             assert_eq!(data["type"], "message.created");
@@ -368,7 +375,7 @@ async fn organization_events_are_a_resource() {
     assert_eq!(events.next().await.2["type"], "model.created");
     assert_eq!(events.next().await.2["type"], "agent.created");
     for (query, field) in [("task=x", "task"), ("cursor=x", "cursor"), ("types=A", "types[0]")] {
-        let problem = json_of(
+        let problem = expect_json(
             http().get(gateway.url(&format!("/v1/events?{query}"))),
             StatusCode::BAD_REQUEST,
         )
@@ -382,8 +389,8 @@ async fn stalled_reader_does_not_delay_other_readers() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let path = format!("/v1/tasks/{task}/events?cursor=0");
-    // They ask and never read. What they would get is more than the buffers between them and the
-    // gateway hold.
+    // Clients that subscribe and never read. Their events exceed the buffers between them and the
+    // gateway.
     let mut stalled = Vec::new();
     for _ in 0..8 {
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
@@ -404,7 +411,7 @@ async fn stalled_reader_does_not_delay_other_readers() {
         assert!(text.starts_with(&format!("{number}x")));
         assert!(begun.elapsed().as_secs() < 5, "message {number} took {:?}", begun.elapsed());
     }
-    // The stalled ones are not cut off either: when they read, everything is there.
+    // The stalled clients stay connected: when one reads, it gets everything.
     let mut stream = stalled.swap_remove(0);
     let mut seen = 0;
     let mut buffer = vec![0; 1 << 20];
@@ -441,7 +448,7 @@ async fn document_version_is_its_entity_tag() {
         (&problem["status"], &problem["preconditions"][0]["description"]),
         (&json!(412), &json!("2"))
     );
-    // Without a condition in the headers it is as it was.
+    // A conflict without a conditional header stays a 409.
     let late = json!({"json": "{}", "expectedVersion": "1"});
     assert_eq!(send(put(&late)).await.status(), StatusCode::CONFLICT);
     assert_eq!(
@@ -449,7 +456,7 @@ async fn document_version_is_its_entity_tag() {
         StatusCode::BAD_REQUEST
     );
 
-    // A compressed answer is another one.
+    // A compressed answer has another entity tag.
     let get = |compressed: bool| {
         let request = client.get(&url);
         if compressed { request.header("accept-encoding", "gzip") } else { request }
@@ -477,7 +484,7 @@ async fn document_version_is_its_entity_tag() {
     assert_eq!(send(delete("W/\"2\"")).await.status(), StatusCode::PRECONDITION_FAILED);
     assert_eq!(send(delete("*")).await.status(), StatusCode::BAD_REQUEST);
     assert_eq!(tag(&send(delete("\"2-gzip\"")).await), tagged(204, ""));
-    let document = json_of(client.get(gateway.url("/openapi.json")), StatusCode::OK).await;
+    let document = expect_json(client.get(gateway.url("/openapi.json")), StatusCode::OK).await;
     let state = &document["paths"]["/v1/states/{state}"];
     assert!(
         state["get"]["responses"]["304"].is_object()

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    faces::rest::routes::{Content, ROUTES, Route},
+    protocols::rest::routes::{Content, ROUTES, Route},
     tests::protocols::http,
 };
 
@@ -70,7 +70,7 @@ impl Caller {
     }
 }
 
-/// Callers without valid credentials, and owners of every role: with all scopes, with none, and
+/// Callers without valid credentials, and members of every role: with all scopes, with none, and
 /// with each alone.
 async fn all_callers(
     gateway: &Gateway,
@@ -173,12 +173,12 @@ const JSON: (&str, &str) = ("content-type", "application/json");
 /// Every route. Its path names unknown ids, so an authorized call changes nothing.
 fn rest_calls(ids: &Ids) -> Vec<HttpCall> {
     let name = |field: &str| match field {
-        "after" => invented(&ids["scan"]),
+        "after" => unknown_id(&ids["scan"]),
         "letter" => "1".to_owned(),
-        "model_provider" => invented(&ids["provider"]),
-        "spec.task" => invented(&ids["task"]),
+        "model_provider" => unknown_id(&ids["provider"]),
+        "spec.task" => unknown_id(&ids["task"]),
         "state" => "nothing".to_owned(),
-        field => invented(&ids[field]),
+        field => unknown_id(&ids[field]),
     };
     let call = |route: &Route| HttpCall {
         verb: route.verb.clone(),
@@ -247,7 +247,7 @@ async fn every_protocol_enforces_the_access_of_grpc() {
     let gateway = Gateway::start_with(login_required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (own_key_id, own) = create_key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
-    let ids = belongings(&gateway, &own, own_key_id, local).await;
+    let ids = create_resources(&gateway, &own, own_key_id, local).await;
     let foreign = create_key(
         &gateway,
         create_organization(&gateway, "elsewhere").await,
@@ -278,7 +278,7 @@ async fn every_protocol_enforces_the_access_of_grpc() {
         access: access("FileService/CreateFile"),
     };
     let rows =
-        [rest_calls(&ids), file_calls(&invented(&ids["file"])), vec![begin], connect_get_calls()];
+        [rest_calls(&ids), file_calls(&unknown_id(&ids["file"])), vec![begin], connect_get_calls()];
     let mut asked = 0;
     for call in rows.iter().flatten() {
         let asking: Vec<&Caller> =
@@ -477,7 +477,7 @@ fn error_code(line: &Value) -> &str {
 
 /// A request of every kind, and the method whose access it needs.
 fn operator_requests(ids: &Ids) -> Vec<(&'static str, Value, &'static str)> {
-    let (own, nothing) = (ids["task"].as_str(), invented(&ids["task"]));
+    let (own, nothing) = (ids["task"].as_str(), unknown_id(&ids["task"]));
     let hello = json!([{"role": "user", "content": [{"type": "text", "text": "hello"}]}]);
     vec![
         ("cancel", json!({"sessionID": nothing}), "TaskService/CancelTask"),

@@ -1,0 +1,416 @@
+//! The other protocols on gRPC's port: Connect, gRPC-Web, REST and server-sent events.
+//!
+//! Each protocol is a transcoder in front of the gRPC services: its request becomes a gRPC request to
+//! them, in process. So authorization, validation, limits and tracing exist once, behind the protocols,
+//! and a protocol knows nothing of them. It passes on what a request says of its caller (headers, and
+//! the extensions with the connection's peer) unchanged. For whom a trusted proxy asks is found out
+//! before all of them, once.
+//!
+//! A gRPC request doesn't pass through any of this: one look at its content type, and it goes
+//! straight on, with its deadline.
+
+mod call;
+mod codec;
+mod connect;
+mod envelope;
+mod errors;
+mod guard;
+mod inbound;
+mod methods;
+pub(crate) mod operator;
+mod outbound;
+mod public;
+pub(crate) mod rest;
+
+use std::{
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::future::{BoxFuture, FutureExt as _};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::http::{HeaderMap, Request, Response, StatusCode, header},
+};
+use tonic_web::GrpcWebLayer;
+use tower::{BoxError, Layer, Service, ServiceExt as _, service_fn, util::BoxCloneService};
+
+use self::{
+    guard::Guard,
+    inbound::Inbound,
+    methods::{Method, Methods},
+    rest::Rest,
+};
+use crate::{
+    Config,
+    api::Api,
+    audit::{
+        self,
+        origin::{Origin, Protocol},
+    },
+    deadline::{self, Deadline},
+    identity::{self, peer::Peer, proxies::Proxies},
+    limit::{Account, Share, connection::Connection},
+    metrics::{self, Transcoded},
+    quotas::Metered,
+};
+
+/// The gRPC services, as a protocol calls them.
+type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
+
+/// How long a transcoded call may take until its answer begins. Less than what gRPC's calls may.
+const TIMEOUT: Duration = Duration::from_secs(29);
+/// After which time a request that has no answer yet is given up, whatever it is for. Later than
+/// all deadlines.
+const LATEST: Duration = Duration::from_secs(31);
+
+/// Puts the protocols before the gRPC services.
+#[derive(Clone)]
+pub(crate) struct ProtocolLayer {
+    shared: Arc<Shared>,
+    /// Whether browsers can get here.
+    guarded: bool,
+}
+
+struct Shared {
+    guard: Guard,
+    methods: Methods,
+    rest: Rest,
+    /// Who judges callers before their bodies are read.
+    api: Api,
+    /// Who may say for whom a request is.
+    proxies: Proxies,
+    /// The services, for protocols with a port of their own. Set when the server begins to serve.
+    services: OnceLock<Mutex<Inner>>,
+}
+
+impl ProtocolLayer {
+    /// The protocols of a gateway that listens on a loopback address, or on another one.
+    pub(crate) fn new(api: Api, loopback: bool, config: &Config) -> anyhow::Result<Self> {
+        let guard = Guard::new(loopback, &config.gateway_origins, &config.gateway_hosts);
+        let methods = Methods::new()?;
+        let rest = Rest::new(&methods, config)?;
+        let shared = Arc::new(Shared {
+            guard,
+            methods,
+            rest,
+            api,
+            proxies: Proxies::new(&config.gateway_trusted_proxies)?,
+            services: OnceLock::new(),
+        });
+        Ok(Self { shared, guarded: true })
+    }
+
+    /// Who may say for whom a request is.
+    pub(crate) fn proxies(&self) -> &Proxies {
+        &self.shared.proxies
+    }
+
+    /// The same protocols on a Unix socket. No browser gets there, and what stands for a host there is
+    /// nobody's name: so neither origin nor host is looked at.
+    pub(crate) fn on_socket(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), guarded: false }
+    }
+}
+
+impl<S> Layer<S> for ProtocolLayer
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+{
+    type Service = ProtocolService<S>;
+
+    fn layer(&self, inner: S) -> ProtocolService<S> {
+        // There is one server; a second one's services would be ignored.
+        _ = self
+            .shared
+            .services
+            .set(Mutex::new(BoxCloneService::new(inner.clone().map_err(Into::into))));
+        ProtocolService { inner, shared: Arc::clone(&self.shared), guarded: self.guarded }
+    }
+}
+
+/// The gRPC services with the protocols before them.
+#[derive(Clone)]
+pub(crate) struct ProtocolService<S> {
+    inner: S,
+    shared: Arc<Shared>,
+    guarded: bool,
+}
+
+impl<S> Service<Request<Body>> for ProtocolService<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let kind = Kind::of(&request);
+        request.extensions_mut().insert(kind.protocol());
+        if let Some(client) = self.shared.proxies.client(request.extensions(), request.headers()) {
+            request.extensions_mut().insert(client);
+        }
+        let account = self.shared.account(&request);
+        request.extensions_mut().insert(account.clone());
+        let inbound = Inbound::of(&mut request, account.clone());
+        let checked = if self.guarded { self.shared.guard.check(&request) } else { Ok(()) };
+        let entered = checked
+            .and_then(|()| public::acquire(self.shared.api.capacity(), account.holder(), &request));
+        let stream = match entered {
+            Ok(stream) => stream,
+            Err(refusal) => {
+                self.shared.note(&request, kind, &refusal);
+                let response = errors::refused(kind, &refusal);
+                drop(request);
+                return async move { Ok(inbound.answer(response).await) }.boxed();
+            }
+        };
+        let deadline = match kind {
+            Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
+            // What cannot be read is refused by the protocol.
+            Kind::Connect => {
+                Deadline::new(connect::timeout(request.headers()).unwrap_or_default(), TIMEOUT)
+            }
+            Kind::Rest => Deadline::new(None, TIMEOUT),
+        };
+        request.extensions_mut().insert(deadline);
+        let path = request.uri().path().to_owned();
+        let shared = Arc::clone(&self.shared);
+        if matches!(kind, Kind::Grpc) {
+            let answering = deadline.answer(self.inner.call(request));
+            return async move {
+                Ok(shared.finish(kind, &path, account, stream, answering.await?).await)
+            }
+            .boxed();
+        }
+        // The one that is ready serves this request, as a service's contract demands.
+        let next = self.inner.clone();
+        let ready = std::mem::replace(&mut self.inner, next);
+        let inner = BoxCloneService::new(ready.map_err(Into::into));
+        async move {
+            let serving = shared.serve(kind, deadline, inner, request);
+            let response = match tokio::time::timeout(LATEST, serving).await {
+                Ok(response) => response,
+                Err(_) => errors::refused(kind, &deadline::exceeded()),
+            };
+            let response = inbound.answer(response).await;
+            Ok(shared.finish(kind, &path, account, stream, response).await)
+        }
+        .boxed()
+    }
+}
+
+impl Shared {
+    /// The account of a request, which its network is charged for until it is known who calls.
+    fn account(&self, request: &Request<Body>) -> Account {
+        // Every request has come over one.
+        let connection = request.extensions().get().cloned().unwrap_or_else(Connection::uncounted);
+        let network = Peer::of(request.extensions()).into();
+        Account::new(
+            Arc::clone(self.api.capacity()),
+            connection,
+            network,
+            public::is_stream(request),
+        )
+    }
+
+    /// Gives back what a request was given, and charges for its answer.
+    async fn finish(
+        &self,
+        kind: Kind,
+        path: &str,
+        account: Account,
+        stream: Option<Share>,
+        response: Response<Body>,
+    ) -> Response<Body> {
+        account.release();
+        let is_unary = || self.methods.get(path).is_some_and(|method| !method.streams());
+        let charged = outbound::charge(&account, stream, response, is_unary).await;
+        charged.unwrap_or_else(|refusal| errors::refused(kind, &refusal))
+    }
+}
+
+impl Shared {
+    /// The services.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` before the server serves.
+    fn services(&self) -> Result<Inner, Status> {
+        let services =
+            self.services.get().ok_or_else(|| Status::unavailable("the gateway is starting"))?;
+        Ok(services.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    async fn serve(
+        &self,
+        kind: Kind,
+        deadline: Deadline,
+        inner: Inner,
+        mut request: Request<Body>,
+    ) -> Response<Body> {
+        let allowed = self.guard.allowed_origin(request.headers());
+        if let Some(origin) = &allowed
+            && guard::is_preflight(&request)
+        {
+            return guard::preflight(origin, &request);
+        }
+        let method = match kind {
+            Kind::Rest => self.rest.method(&request),
+            Kind::Connect => self.methods.get(request.uri().path()),
+            // The services get them whatever they are.
+            Kind::Grpc | Kind::GrpcWeb => None,
+        };
+        let mut protocol = kind.protocol();
+        if kind == Kind::Rest && method.is_some_and(Rest::tells_events) {
+            protocol = Protocol::Sse;
+            request.extensions_mut().insert(protocol);
+        }
+        let name = method
+            .and_then(|method| audit::methods::of(method.path.path()))
+            .map(|method| method.name.as_str());
+        let transcoded = Transcoded::default();
+        request.extensions_mut().insert(transcoded.clone());
+        let mut counted = metrics::Call::transcoded(name, protocol, transcoded);
+        let challenge = self.rest.challenge(&request);
+        let mut response = match kind {
+            Kind::Grpc | Kind::GrpcWeb => {
+                // Within what transcodes, so that the deadline is told in this form as well.
+                let inner = service_fn(move |request: Request<Body>| {
+                    deadline.answer(inner.clone().oneshot(request))
+                });
+                match GrpcWebLayer::new().layer(inner).oneshot(request).await {
+                    Ok(response) => response,
+                    Err(error) => Status::from_error(error).into_http(),
+                }
+            }
+            Kind::Connect | Kind::Rest => {
+                // Logging in, which may ask others, is a part of what the client waits for. Boxed,
+                // because its future is large.
+                let let_in = Box::pin(self.let_in(method, &request));
+                let mut response = match deadline.begin(let_in).await {
+                    Ok(metered) => {
+                        let refusal = metered.clone();
+                        if let Some(metered) = metered {
+                            request.extensions_mut().insert(metered);
+                        }
+                        let mut response = if kind == Kind::Connect {
+                            connect::serve(inner, &self.methods, deadline, request).await
+                        } else {
+                            self.rest.serve(inner, request).await
+                        };
+                        // What went wrong before the services had it has nothing of theirs.
+                        if let Some(metered) = refusal
+                            && !response.headers().contains_key("ratelimit-policy")
+                        {
+                            metered.tell(response.headers_mut());
+                        }
+                        response
+                    }
+                    Err(refusal) if kind == Kind::Connect => {
+                        connect::refusal(&self.methods, &request, &refusal)
+                    }
+                    Err(refusal) => errors::problem(&refusal),
+                };
+                counted.ended(errors::code(&response));
+                if response.status() == StatusCode::UNAUTHORIZED
+                    && let Some(challenge) = challenge
+                {
+                    response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+                }
+                response
+            }
+        };
+        if let Some(origin) = allowed {
+            guard::allow(origin, response.headers_mut());
+        }
+        response
+    }
+}
+
+impl Shared {
+    /// Notes that a page, or a request for another host, was refused.
+    fn note(&self, request: &Request<Body>, kind: Kind, refusal: &Status) {
+        let path = match kind {
+            Kind::Rest => self.rest.method(request).map_or("", |method| method.path.path()),
+            _ => request.uri().path(),
+        };
+        let origin = Origin::of(request);
+        let name = audit::methods::of(path).map(|method| method.name.as_str()).unwrap_or_default();
+        self.api.audit_writer().refused(&origin, None, origin.entry(name, None, refusal.code()));
+    }
+
+    /// Lets a request be transcoded, and says what it was counted against. Its body is read only
+    /// for who may call the method: what a request's head says suffices for that.
+    ///
+    /// # Errors
+    /// Why the caller may not, or that there are too many requests.
+    fn let_in(
+        &self,
+        method: Option<&Method>,
+        request: &Request<Body>,
+    ) -> impl Future<Output = Result<Option<Metered>, Status>> + Send + use<'_> {
+        // What is no method has a body that nobody reads.
+        let admitted =
+            method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
+        let account = request.extensions().get::<Account>().cloned();
+        async move {
+            match (admitted, account) {
+                (Some(admitted), _) => admitted.await.map(Some),
+                (None, Some(account)) => account.enter_anonymous().map(|()| None),
+                (None, None) => Ok(None),
+            }
+        }
+    }
+}
+
+/// Which protocol a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Grpc,
+    GrpcWeb,
+    /// `/package.Service/Method`.
+    Connect,
+    /// Every other path.
+    Rest,
+}
+
+impl Kind {
+    const fn protocol(self) -> Protocol {
+        match self {
+            Self::Grpc => Protocol::Grpc,
+            Self::GrpcWeb => Protocol::GrpcWeb,
+            Self::Connect => Protocol::Connect,
+            Self::Rest => Protocol::Rest,
+        }
+    }
+
+    fn of(request: &Request<Body>) -> Self {
+        let content_type = content_type(request.headers());
+        if let Some(rest) = content_type.strip_prefix("application/grpc") {
+            return if rest.starts_with("-web") { Self::GrpcWeb } else { Self::Grpc };
+        }
+        let service =
+            request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
+        // A resource's first segment is `v1`, or a file at the root, and a service has a package of
+        // two parts at least.
+        if service.split('.').count() > 2 { Self::Connect } else { Self::Rest }
+    }
+}
+
+/// The media type of a body, without parameters.
+fn content_type(headers: &HeaderMap) -> &str {
+    let value =
+        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim()
+}

@@ -1,0 +1,32 @@
+//! Streams that need no credentials and may stay open: the health of services, and reflection.
+
+use tonic::{Status, body::Body, codegen::http::Request};
+
+use crate::limit::{Capacity, Holder, Share};
+
+const STREAMS: [&str; 3] = [
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
+
+/// Whether a request opens such a stream.
+pub(super) fn is_stream(request: &Request<Body>) -> bool {
+    STREAMS.contains(&request.uri().path())
+}
+
+/// A place for a request that opens such a stream; none for any other.
+///
+/// # Errors
+/// `RESOURCE_EXHAUSTED` when there are too many.
+pub(super) fn acquire(
+    capacity: &Capacity,
+    holder: Holder,
+    request: &Request<Body>,
+) -> Result<Option<Share>, Status> {
+    if !is_stream(request) {
+        return Ok(None);
+    }
+    let share = capacity.public_streams.take(holder, 1);
+    share.map(Some).map_err(|full| full.status("streams of its health and its methods"))
+}
