@@ -84,8 +84,8 @@ async fn secrets_key_rotates_while_secrets_are_written() {
         keys.store.secret_reseal_all(&new_keyring, Timestamp::now()).await.expect("they are read");
         match keys.run(&["retire", "s1"]).await {
             Ok(_) if finished => break,
-            // No row used the old key at that moment. Put it back, as an operator would who sees that a
-            // gateway still uses it.
+            // No row used the old key at that moment. Put it back, as an operator would who sees
+            // that a gateway still uses it.
             Ok(_) => {
                 let text = fs::read_to_string(&keys.path).expect("it is there");
                 fs::write(&keys.path, format!("{text}{SECRETS_KEY}\n")).expect("it is written");

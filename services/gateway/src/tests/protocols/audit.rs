@@ -579,7 +579,8 @@ async fn abandoned_call_is_audited_once_its_outcome_is_known() {
         )
         .await;
         call.abort();
-        // On the same connection: when this is answered, the gateway knows that the other call ended.
+        // On the same connection: when this is answered, the gateway knows that the other call
+        // ended.
         gateway
             .agents()
             .list_agents(v1::ListAgentsRequest::default())

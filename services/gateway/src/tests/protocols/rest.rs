@@ -293,7 +293,7 @@ impl Events {
     async fn open(gateway: &Gateway, path: &str, last: &str) -> Self {
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
         let header =
-            if last.is_empty() { String::new() } else { format!("last-event-id: {header}\r\n") };
+            if last.is_empty() { String::new() } else { format!("last-event-id: {last}\r\n") };
         // HTTP/1.0, so that the body comes without chunks.
         let request = format!(
             "GET {path} HTTP/1.0\r\nhost: localhost\r\naccept: text/event-stream\r\n{header}\r\n"
