@@ -8,14 +8,14 @@ use std::{
 use construct_bus::topology::Stream;
 use construct_proto::v1::{self, TaskPhase, event::Payload};
 use construct_tests::{
-    client::{PATIENCE, id},
+    client::{TURN_TIMEOUT, id},
     mesh::Mesh,
     recorder::check_order,
     transcript::{Transcript, results, source, status, text},
     wait::until,
 };
 
-use crate::load::{EFFECTS, Job, Kind, UNPAID};
+use crate::load::{BUDGET_EXHAUSTED, EFFECTS, Job, Kind};
 
 /// How it begins, what is said of a message that its user has withdrawn: by a cancel, or by taking
 /// the conversation back.
@@ -34,7 +34,7 @@ fn may_fail(job: &Job, error: &v1::TaskError) -> bool {
 
 /// What came of a trial.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Report {
     messages: usize,
     effects: usize,
     unknown: usize,
@@ -47,14 +47,14 @@ pub(crate) struct Told {
     calls: i64,
 }
 
-impl Told {
+impl Report {
     /// Side effects of unknown outcome, and messages that failed.
     pub(crate) const fn interrupted(&self) -> usize {
         self.unknown + self.failed
     }
 }
 
-impl std::fmt::Display for Told {
+impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { messages, effects, unknown, failed, stopped, withdrawn, subtasks, calls } = self;
         write!(
@@ -66,24 +66,24 @@ impl std::fmt::Display for Told {
 }
 
 /// Panics with what is not as promised.
-pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
-    let mut told = Told::default();
+pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Report {
+    let mut report = Report::default();
     // Nothing goes wrong any more, so that it works.
     futures::future::join_all(jobs.iter().map(last_message)).await;
     for job in jobs {
-        conversation(mesh, job, &mut told).await;
+        check_conversation(mesh, job, &mut report).await;
     }
     // That some are interrupted is what chaos is for. When it is every tenth, it is not what ended
     // them.
     let few = |of: usize| of / 10 + 3;
     assert!(
-        told.failed <= few(told.messages) && told.unknown <= few(told.effects),
-        "too many were interrupted: {told}"
+        report.failed <= few(report.messages) && report.unknown <= few(report.effects),
+        "too many were interrupted: {report}"
     );
-    nothing_is_left(mesh).await;
+    check_queues_empty(mesh).await;
     let forgotten = mesh.database.stuck_tasks().await.unwrap();
     assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");
-    told
+    report
 }
 
 /// One more message of a job, which is answered.
@@ -97,14 +97,14 @@ async fn last_message(job: &Job) {
     job.said.lock().unwrap().push(text);
 }
 
-async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
-    let task = job.conversation.settled().await.status.unwrap();
-    let transcript = job.conversation.whole_transcript().await;
+async fn check_conversation(mesh: &Mesh, job: &Job, report: &mut Report) {
+    let task = job.conversation.wait_until_idle().await.status.unwrap();
+    let transcript = job.conversation.full_transcript().await;
     let said = job.said.lock().unwrap().clone();
     let said = placed(job, &said, &transcript);
     // Every message once and in order, each answered, and every script with its result.
     transcript.check(&said);
-    told.messages += transcript
+    report.messages += transcript
         .messages
         .iter()
         .filter(|message| source(message) == v1::MessageSource::User)
@@ -112,21 +112,22 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     for message in &transcript.messages {
         let error = status(message).error;
         let ended = match &job.kind {
-            Kind::Delegates(_) if error.contains(UNPAID) => &mut told.stopped,
+            Kind::Delegates(_) if error.contains(BUDGET_EXHAUSTED) => &mut report.stopped,
             Kind::Fickle if WITHDRAWN.iter().any(|words| error.starts_with(words)) => {
-                &mut told.withdrawn
+                &mut report.withdrawn
             }
-            _ => &mut told.failed,
+            _ => &mut report.failed,
         };
         *ended += usize::from(!error.is_empty());
     }
-    effects(&mesh.seen(&job.folder), &said, &transcript, told);
+    check_effects(&mesh.host_path(&job.folder), &said, &transcript, report);
     if job.budget().is_some() {
-        let spent = task.usage.unwrap_or_default().cost_pico_usd + subtasks(job, told).await;
-        money(job, spent, told).await;
+        let spent =
+            task.usage.unwrap_or_default().cost_pico_usd + check_subtasks(job, report).await;
+        check_money(job, spent, report).await;
     }
     // Those who follow have seen the same, without a gap and nothing twice.
-    let events = job.recorder.until_sequence(task.event_sequence).await;
+    let events = job.recorder.wait_for_sequence(task.event_sequence).await;
     check_order(&events);
     for turn in events.iter().filter_map(|event| match &event.payload {
         Some(Payload::TurnCompleted(turn)) => Some(turn),
@@ -146,7 +147,7 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
 /// turn, which says so.
 fn placed<'a>(job: &Job, said: &'a [String], transcript: &Transcript) -> Vec<&'a str> {
     let mut dropped = BTreeSet::new();
-    for message in transcript.unplaced() {
+    for message in transcript.unplaced_messages() {
         let (text, status) = (text(message), status(message));
         let is_withdrawn = WITHDRAWN.iter().any(|words| status.error.starts_with(words));
         let fits =
@@ -159,13 +160,13 @@ fn placed<'a>(job: &Job, said: &'a [String], transcript: &Transcript) -> Vec<&'a
 
 /// What a task and its subtasks have used is what the ledger says and what their budget has paid,
 /// and nothing stays set aside.
-async fn money(job: &Job, spent: i64, told: &mut Told) {
+async fn check_money(job: &Job, spent: i64, report: &mut Report) {
     let Some(budget) = job.budget() else { return };
     let (client, limit) = (job.conversation.client(), *budget.limit.lock().unwrap());
     let request = v1::GetBudgetRequest { budget: budget.id.clone() };
     // For a call that is not wanted any more, and whose worker has died, money stays set aside for
     // two minutes.
-    let seen = until("nothing to be set aside", PATIENCE, async || {
+    let seen = until("nothing to be set aside", TURN_TIMEOUT, async || {
         let seen = client
             .budgets()
             .get_budget(request.clone())
@@ -186,12 +187,12 @@ async fn money(job: &Job, spent: i64, told: &mut Told) {
     assert_eq!(seen.spent_pico_usd, ledger, "the budget, and the ledger");
     assert_eq!(spent, ledger, "the tasks, and the ledger");
     assert!(spent > 0 && spent <= limit, "{spent} of {limit}");
-    told.calls += costs.calls;
+    report.calls += costs.calls;
 }
 
 /// Each was begun once, with one message that is answered, and none is still at work. Gives what
 /// they have cost.
-async fn subtasks(job: &Job, told: &mut Told) -> i64 {
+async fn check_subtasks(job: &Job, report: &mut Report) -> i64 {
     let client = job.conversation.client();
     let filter = v1::list_tasks_request::Filter {
         parent: job.conversation.id().to_owned(),
@@ -205,22 +206,28 @@ async fn subtasks(job: &Job, told: &mut Told) -> i64 {
         let title = task.spec.as_ref().map(|spec| spec.title.clone()).unwrap_or_default();
         assert!(titles.insert(title.clone()), "a subtask was begun twice: {title}");
         let subtask = client.conversation(&id(task.metadata.as_ref()));
-        cost += subtask.settled().await.status.unwrap().usage.unwrap_or_default().cost_pico_usd;
+        cost +=
+            subtask.wait_until_idle().await.status.unwrap().usage.unwrap_or_default().cost_pico_usd;
         let transcript = subtask.transcript().await;
-        assert_eq!(transcript.of(v1::MessageSource::User).len(), 1, "{}", transcript.show());
+        assert_eq!(
+            transcript.from_source(v1::MessageSource::User).len(),
+            1,
+            "{}",
+            transcript.show()
+        );
         let first = transcript
-            .of(v1::MessageSource::User)
+            .from_source(v1::MessageSource::User)
             .first()
             .map(|message| text(message))
             .unwrap_or_default();
         transcript.check(&[&first]);
     }
-    told.subtasks += begun.len();
+    report.subtasks += begun.len();
     cost
 }
 
 /// No effect twice, and none missing without a word.
-fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Told) {
+fn check_effects(folder: &Path, said: &[&str], transcript: &Transcript, report: &mut Report) {
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     let log = std::fs::read_to_string(folder.join("effects.log")).unwrap_or_default();
     for line in log.lines() {
@@ -233,7 +240,7 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
     }
     let twice: Vec<_> = times.iter().filter(|(_, times)| **times > 1).collect();
     assert!(twice.is_empty(), "effects happened twice: {twice:?}\n{}", transcript.show());
-    told.effects += times.len();
+    report.effects += times.len();
     for (message, turn) in said.iter().zip(turns(transcript)) {
         let results: Vec<_> = turn.iter().flat_map(|message| results(message)).collect();
         let expected = (1..=EFFECTS).map(|n| format!("{message}.{n}"));
@@ -248,7 +255,7 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
         };
         match listed("unknown") {
             Some(unknown) => {
-                told.unknown += unknown.len();
+                report.unknown += unknown.len();
                 let unpaid = listed("unpaid").unwrap_or_default();
                 let silent: Vec<_> = missing
                     .iter()
@@ -263,10 +270,10 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
             // The script did not get to its end: then its result, or the message, says why, and not
             // those of another message.
             None => {
-                let told = results.iter().any(|result| !result.error.is_empty())
+                let report = results.iter().any(|result| !result.error.is_empty())
                     || turn.iter().any(|message| !status(message).error.is_empty());
                 assert!(
-                    told,
+                    report,
                     "the script of {message} has no result, and nobody says why\n{}",
                     transcript.show()
                 );
@@ -278,7 +285,7 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
 /// Each message of the user with what was said up to the next.
 fn turns(transcript: &Transcript) -> Vec<Vec<&v1::Message>> {
     let mut turns: Vec<Vec<&v1::Message>> = Vec::new();
-    for message in transcript.placed() {
+    for message in transcript.placed_messages() {
         if source(message) == v1::MessageSource::User {
             turns.push(Vec::new());
         }
@@ -290,8 +297,8 @@ fn turns(transcript: &Transcript) -> Vec<Vec<&v1::Message>> {
 }
 
 /// No message waits for anybody, and none could not be understood.
-async fn nothing_is_left(mesh: &Mesh) {
-    until("the queues to be empty", PATIENCE, async || {
+async fn check_queues_empty(mesh: &Mesh) {
+    until("the queues to be empty", TURN_TIMEOUT, async || {
         let mut left = BTreeMap::new();
         for stream in [Stream::Task, Stream::Model, Stream::Code] {
             let waiting = mesh.nats.waiting(stream).await;
@@ -346,6 +353,6 @@ mod tests {
             message(3, v1::MessageSource::User, said("m1")),
             message(4, v1::MessageSource::System, result("", "it was stopped")),
         ]);
-        effects(Path::new("/nowhere"), &["m0", "m1"], &transcript, &mut Told::default());
+        check_effects(Path::new("/nowhere"), &["m0", "m1"], &transcript, &mut Report::default());
     }
 }

@@ -16,7 +16,7 @@ use construct_tests::{
     client::{self, Client, id},
     github::GitHubServer,
     mesh::{Mesh, Service},
-    slack::{ANN, CHANNEL, SlackServer, shown},
+    slack::{ANN, CHANNEL, SlackServer, visible_text},
     wait::until,
 };
 use jiff::Timestamp;
@@ -25,9 +25,9 @@ use serde_json::{Value, json};
 
 /// How long a question or a step of a scan may take: what fails is tried again after up to a
 /// minute.
-const PATIENCE: Duration = Duration::from_secs(240);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(240);
 /// How long Slack waits before it tells of an event once more.
-const SLACK: Duration = Duration::from_secs(3);
+const SLACK_RETRY_INTERVAL: Duration = Duration::from_secs(3);
 
 const REPOSITORY: &str = "octo/ledger";
 const FILE: &str = "total.py";
@@ -70,10 +70,13 @@ fn candidate() -> Value {
 }
 
 /// Asks until the gateway is there to answer.
-async fn patiently<T>(
+async fn retry_unavailable<T>(
     mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>,
 ) -> T {
-    client::patiently("the gateway to answer", async || ask().await).await.unwrap().into_inner()
+    client::retry_unavailable("the gateway to answer", async || ask().await)
+        .await
+        .unwrap()
+        .into_inner()
 }
 
 impl Clients {
@@ -81,9 +84,9 @@ impl Clients {
     pub(crate) async fn prepare(mesh: &mut Mesh) -> Self {
         let (slack, github) = (SlackServer::start().await, GitHubServer::start().await);
         slack.configure(mesh);
-        mesh.set("CONSTRUCT_SCANNER_GITHUB_URL", github.url());
-        mesh.set("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
-        mesh.set("CONSTRUCT_SCANNER_LEASE", "5s");
+        mesh.set_env("CONSTRUCT_SCANNER_GITHUB_URL", github.url());
+        mesh.set_env("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
+        mesh.set_env("CONSTRUCT_SCANNER_LEASE", "5s");
         github.commit(REPOSITORY, &[("README.md", b"# Ledger\n"), (FILE, CONTENT.as_bytes())]);
         let (service, client) = (mesh.slack_url(), mesh.client().unwrap());
         Self {
@@ -105,7 +108,7 @@ impl Clients {
         mesh.scripted_agent("explorer", &json!([{"text": found}])).await.unwrap();
         for service in Service::CLIENTS {
             mesh.spawn(service).unwrap();
-            mesh.ready(service).await.unwrap();
+            mesh.wait_until_ready(service).await.unwrap();
         }
         self.slack.install(mesh).await.unwrap();
     }
@@ -134,8 +137,12 @@ impl Clients {
     /// Somebody mentions the app, and waits for the answer.
     async fn ask(&self, words: &str) {
         let (ts, event) = self.slack.ask(CHANNEL, ANN, None, words, json!([]));
-        until("Slack's event to be taken", PATIENCE, async || {
-            match tokio::time::timeout(SLACK, self.slack.send_event_to(&self.service, &event)).await
+        until("Slack's event to be taken", REQUEST_TIMEOUT, async || {
+            match tokio::time::timeout(
+                SLACK_RETRY_INTERVAL,
+                self.slack.send_event_to(&self.service, &event),
+            )
+            .await
             {
                 Ok(Ok(200)) => Ok(()),
                 other => Err(format!("{other:?}")),
@@ -143,9 +150,13 @@ impl Clients {
         })
         .await;
         self.questions.lock().unwrap().push((ts.clone(), words.to_owned()));
-        until(&format!("the answer to {words:?}"), PATIENCE, async || {
+        until(&format!("the answer to {words:?}"), REQUEST_TIMEOUT, async || {
             let posts = self.slack.posts(CHANNEL, &ts);
-            if posts.iter().any(|post| shown(post).contains(words)) { Ok(()) } else { Err(posts) }
+            if posts.iter().any(|post| visible_text(post).contains(words)) {
+                Ok(())
+            } else {
+                Err(posts)
+            }
         })
         .await;
     }
@@ -160,11 +171,13 @@ impl Clients {
         };
         let request =
             v1::CreateScanRequest { spec: Some(spec), idempotency_key: format!("scan-{n}") };
-        let made = patiently(async || scans.clone().create_scan(request.clone()).await).await;
+        let made =
+            retry_unavailable(async || scans.clone().create_scan(request.clone()).await).await;
         let scan = id(made.metadata.as_ref());
         let request = v1::GetScanRequest { scan: scan.clone() };
-        until(&format!("{scan} to be reviewed"), PATIENCE, async || {
-            let found = patiently(async || scans.clone().get_scan(request.clone()).await).await;
+        until(&format!("{scan} to be reviewed"), REQUEST_TIMEOUT, async || {
+            let found =
+                retry_unavailable(async || scans.clone().get_scan(request.clone()).await).await;
             let status = found.status.unwrap();
             let over = status.phase() == v1::ScanPhase::Review;
             assert!(over || status.next_wake.is_some(), "{scan} has ended: {status:?}");
@@ -172,9 +185,10 @@ impl Clients {
         })
         .await;
         let request = v1::ListCandidatesRequest { scan: scan.clone(), ..Default::default() };
-        let found = patiently(async || scans.clone().list_candidates(request.clone()).await)
-            .await
-            .candidates;
+        let found =
+            retry_unavailable(async || scans.clone().list_candidates(request.clone()).await)
+                .await
+                .candidates;
         assert_eq!(found.len(), 1, "{found:?}");
         let request = v1::ReviewCandidateRequest {
             candidate: id(found[0].metadata.as_ref()),
@@ -182,13 +196,14 @@ impl Clients {
             idempotency_key: format!("review-{n}"),
             ..Default::default()
         };
-        patiently(async || scans.clone().review_candidate(request.clone()).await).await;
+        retry_unavailable(async || scans.clone().review_candidate(request.clone()).await).await;
         let request = v1::CreateToolsRequest {
             scan: scan.clone(),
             idempotency_key: format!("tools-{n}"),
             ..v1::CreateToolsRequest::default()
         };
-        let handed = patiently(async || scans.clone().create_tools(request.clone()).await).await;
+        let handed =
+            retry_unavailable(async || scans.clone().create_tools(request.clone()).await).await;
         assert_eq!(handed.candidates.len(), 1, "{handed:?}");
         self.scans.lock().unwrap().insert(scan, handed.hand_over_id);
     }
@@ -197,7 +212,7 @@ impl Clients {
     pub(crate) async fn check(&self, mesh: &Mesh) -> String {
         let questions = self.questions.lock().unwrap().clone();
         let scans = self.scans.lock().unwrap().clone();
-        let asked = self.asked().await;
+        let asked = self.asked_messages().await;
         for (ts, words) in &questions {
             let posts = self.slack.posts(CHANNEL, ts);
             assert_eq!(posts.len(), 1, "{words:?} is answered once: {posts:#?}");
@@ -209,18 +224,18 @@ impl Clients {
             let times = asked.iter().filter(|asked| asked.contains(words.as_str())).count();
             assert_eq!(times, 1, "{words:?} is asked once: {asked:#?}");
         }
-        until("the mesh to be told of hand-overs", PATIENCE, async || {
+        until("the mesh to be told of hand-overs", REQUEST_TIMEOUT, async || {
             let untold =
                 mesh.database.store().hand_overs_unpublished(Timestamp::now(), 100).await.unwrap();
             if untold.is_empty() { Ok(()) } else { Err(format!("{untold:?}")) }
         })
         .await;
-        let told: Vec<mesh_v1::ToolCreate> =
+        let report: Vec<mesh_v1::ToolCreate> =
             mesh.nats.stored(Stream::Tool).await.into_iter().map(decoded).collect();
         let pairs: BTreeMap<_, _> =
-            told.iter().map(|tool| (tool.scan_id.clone(), tool.hand_over_id.clone())).collect();
-        assert_eq!((told.len(), &pairs), (scans.len(), &scans), "each scan is handed over once");
-        let begun: BTreeSet<String> = self.listed().await.into_iter().collect();
+            report.iter().map(|tool| (tool.scan_id.clone(), tool.hand_over_id.clone())).collect();
+        assert_eq!((report.len(), &pairs), (scans.len(), &scans), "each scan is handed over once");
+        let begun: BTreeSet<String> = self.list_scans().await.into_iter().collect();
         assert_eq!(
             begun,
             scans.keys().cloned().collect::<BTreeSet<_>>(),
@@ -232,7 +247,7 @@ impl Clients {
     }
 
     /// What all tasks were asked, those of Slack among them.
-    async fn asked(&self) -> Vec<String> {
+    async fn asked_messages(&self) -> Vec<String> {
         let mut page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
         let mut asked = Vec::new();
         loop {
@@ -241,7 +256,8 @@ impl Clients {
                 ..v1::ListTasksRequest::default()
             };
             let listed =
-                patiently(async || self.client.tasks().list_tasks(request.clone()).await).await;
+                retry_unavailable(async || self.client.tasks().list_tasks(request.clone()).await)
+                    .await;
             for task in listed.tasks {
                 let filter = v1::list_messages_request::Filter {
                     source: v1::MessageSource::User.into(),
@@ -249,9 +265,10 @@ impl Clients {
                 };
                 let task = id(task.metadata.as_ref());
                 let request = v1::ListMessagesRequest { task, page: None, filter: Some(filter) };
-                let said =
-                    patiently(async || self.client.messages().list_messages(request.clone()).await)
-                        .await;
+                let said = retry_unavailable(async || {
+                    self.client.messages().list_messages(request.clone()).await
+                })
+                .await;
                 asked.extend(said.messages.iter().map(|message| format!("{:?}", message.spec)));
             }
             page.page_token = listed.page.unwrap_or_default().next_page_token;
@@ -262,15 +279,17 @@ impl Clients {
     }
 
     /// The scans there are.
-    async fn listed(&self) -> Vec<String> {
+    async fn list_scans(&self) -> Vec<String> {
         let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
         let request = v1::ListScansRequest { page: Some(page), ..v1::ListScansRequest::default() };
         let scans =
-            patiently(async || self.client.scans().list_scans(request.clone()).await).await.scans;
+            retry_unavailable(async || self.client.scans().list_scans(request.clone()).await)
+                .await
+                .scans;
         scans.iter().map(|scan| id(scan.metadata.as_ref())).collect()
     }
 }
 
-fn decoded(message: construct_bus::RawMessage) -> mesh_v1::ToolCreate {
+fn decode_hand_over(message: construct_bus::RawMessage) -> mesh_v1::ToolCreate {
     mesh_v1::ToolCreate::decode(message.payload).unwrap()
 }

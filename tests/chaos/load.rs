@@ -11,7 +11,7 @@ use std::{
 
 use construct_proto::v1;
 use construct_tests::{
-    client::{Conversation, id, patiently},
+    client::{Conversation, id, retry_unavailable},
     mesh::Mesh,
     random::Random,
     recorder::Recorder,
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::people;
 
 /// What is said of a turn that there was no money for.
-pub(crate) const UNPAID: &str = "the budget of the task is exhausted";
+pub(crate) const BUDGET_EXHAUSTED: &str = "the budget of the task is exhausted";
 
 /// Side effects of each message.
 pub(crate) const EFFECTS: usize = 6;
@@ -106,7 +106,9 @@ fn manager() -> Value {
         "ended.forEach((one, n) => {",
         "  if (one.task !== begun[n]) throw new Error('answers are not in order');",
         "  if (one.status === 'completed') unknown.push(...JSON.parse(one.answer));",
-        &format!("  else (one.error?.includes('{UNPAID}') ? unpaid : unknown).push(...halves[n]);"),
+        &format!(
+            "  else (one.error?.includes('{BUDGET_EXHAUSTED}') ? unpaid : unknown).push(...halves[n]);"
+        ),
         "});",
         "`unknown of ${message}: ${JSON.stringify(unknown)}. unpaid of ${message}: ${JSON.stringify(unpaid)}.`",
     ];
@@ -116,7 +118,7 @@ fn manager() -> Value {
     ]})
 }
 
-fn hand() -> Value {
+fn worker() -> Value {
     let code = [
         "const { message, half } = JSON.parse({{json last_user_text}}), unknown = [];",
         "for (const n of half) {",
@@ -134,7 +136,7 @@ fn hand() -> Value {
 }
 
 impl Budget {
-    async fn of(conversation: &Conversation) -> Self {
+    async fn for_conversation(conversation: &Conversation) -> Self {
         let (task, period) = (conversation.id().to_owned(), v1::BudgetPeriod::Total.into());
         let spec =
             v1::BudgetSpec { task, period, limit_pico_usd: BUDGET, ..v1::BudgetSpec::default() };
@@ -154,7 +156,7 @@ impl Budget {
             ..v1::UpdateBudgetRequest::default()
         };
         let budgets = job.conversation.client().budgets();
-        let raised = patiently("the budget to be raised", async || {
+        let raised = retry_unavailable("the budget to be raised", async || {
             budgets.clone().update_budget(raise.clone()).await
         });
         raised.await.unwrap();
@@ -165,7 +167,7 @@ impl Budget {
 /// Begins all conversations.
 pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
     for (name, script) in
-        [("worker", script()), ("careful", script()), ("manager", manager()), ("hand", hand())]
+        [("worker", script()), ("careful", script()), ("manager", manager()), ("hand", worker())]
     {
         mesh.scripted_agent(name, &script).await.unwrap();
     }
@@ -179,9 +181,9 @@ pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
         let title = format!("Job {n}");
         let spec =
             v1::TaskSpec { agent: agent.to_owned(), workspace, title, ..v1::TaskSpec::default() };
-        let conversation = client.begin_as(spec).await.unwrap();
+        let conversation = client.create_task_with(spec).await.unwrap();
         let kind = match n {
-            0 => Kind::Delegates(Budget::of(&conversation).await),
+            0 => Kind::Delegates(Budget::for_conversation(&conversation).await),
             1 => Kind::Asks,
             2 => Kind::Fickle,
             _ => Kind::Works,
@@ -194,22 +196,22 @@ pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
 
 /// Sends messages until it is `over`. Fickle users think better of each, at times that follow from
 /// the seed.
-pub(crate) async fn speak(jobs: &[Job], seed: u64, over: &AtomicBool) {
+pub(crate) async fn run_conversations(jobs: &[Job], seed: u64, over: &AtomicBool) {
     let speaking = (1..).zip(jobs).map(async |(n, job)| match job.kind {
-        Kind::Fickle => people::think_better(job, Random::new(seed.rotate_left(n)), over).await,
-        Kind::Works | Kind::Delegates(_) | Kind::Asks => insist(job, over).await,
+        Kind::Fickle => people::change_messages(job, Random::new(seed.rotate_left(n)), over).await,
+        Kind::Works | Kind::Delegates(_) | Kind::Asks => send_messages(job, over).await,
     });
     futures::future::join_all(speaking).await;
 }
 
 /// Some messages are sent while the one before them is worked on, some after.
-async fn insist(job: &Job, over: &AtomicBool) {
+async fn send_messages(job: &Job, over: &AtomicBool) {
     for n in 0.. {
         let text = format!("m{n}");
-        job.conversation.say(&text).await;
+        job.conversation.submit(&text).await;
         job.said.lock().unwrap().push(text);
         if n % 2 == 1 {
-            let task = job.conversation.settled().await.status.unwrap_or_default();
+            let task = job.conversation.wait_until_idle().await.status.unwrap_or_default();
             if let Some(budget) = job.budget()
                 && task.last_outcome() != v1::TurnOutcome::Completed
             {

@@ -30,9 +30,9 @@ const TRIALS: u64 = 2;
 /// One trial of a kind that the seed chooses, so that every run of the tests covers another part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mesh_under_random_faults_keeps_its_promises() {
-    let seed = random::named(random::SEED).unwrap_or_else(random::fresh);
+    let seed = random::from_env(random::SEED).unwrap_or_else(random::random_seed);
     let kinds = [Kind::Everything, Kind::Disks, Kind::Clients, Kind::Clocks];
-    let count = if clocks::left_out() { kinds.len() - 1 } else { kinds.len() };
+    let count = if clocks::are_disabled() { kinds.len() - 1 } else { kinds.len() };
     trial(kinds[usize::try_from(seed % 1024).unwrap() % count], seed).await;
 }
 
@@ -52,7 +52,7 @@ mod kinds {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn mesh_with_jumping_clocks_keeps_its_promises() {
-        if clocks::left_out() {
+        if clocks::are_disabled() {
             eprintln!("SKIPPED: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
             return;
         }
@@ -67,11 +67,11 @@ mod kinds {
 
 /// Runs the trial of `CONSTRUCT_SEED`, or `CONSTRUCT_TRIALS` trials of random seeds.
 async fn trials(kind: Kind, default: u64) {
-    let seeds: Vec<u64> = match random::named(random::SEED) {
+    let seeds: Vec<u64> = match random::from_env(random::SEED) {
         Some(seed) => vec![seed],
         None => {
-            let mut random = Random::new(random::fresh());
-            (0..random::named("CONSTRUCT_TRIALS").unwrap_or(default))
+            let mut random = Random::new(random::random_seed());
+            (0..random::from_env("CONSTRUCT_TRIALS").unwrap_or(default))
                 .map(|_| random.draw())
                 .collect()
         }

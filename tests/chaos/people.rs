@@ -14,7 +14,9 @@ use std::{
 
 use construct_proto::v1;
 use construct_tests::{
-    client::{Client, Conversation, PATIENCE, id, is_away, patiently, words},
+    client::{
+        Client, Conversation, TURN_TIMEOUT, id, is_unavailable, retry_unavailable, text_blocks,
+    },
     mesh::Mesh,
     random::Random,
     transcript::text,
@@ -30,7 +32,7 @@ use uuid::Uuid;
 use crate::load::{Job, Kind};
 
 /// How often somebody looks whether they are asked.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 fn key() -> String {
     Uuid::now_v7().to_string()
@@ -72,7 +74,9 @@ async fn approve(conversation: &Conversation) -> Infallible {
     let request = v1::ListApprovalsRequest { page: None, filter: Some(filter) };
     loop {
         let look = async || approvals.clone().list_approvals(request.clone()).await;
-        for approval in patiently("what is asked", look).await.unwrap().into_inner().approvals {
+        for approval in
+            retry_unavailable("what is asked", look).await.unwrap().into_inner().approvals
+        {
             let decision = v1::DecideApprovalRequest {
                 approval: id(approval.metadata.as_ref()),
                 decision: v1::decide_approval_request::Decision::Approve.into(),
@@ -81,7 +85,7 @@ async fn approve(conversation: &Conversation) -> Infallible {
                 ..v1::DecideApprovalRequest::default()
             };
             let decide = async || approvals.clone().decide_approval(decision.clone()).await;
-            if let Err(refused) = patiently("an approval", decide).await {
+            if let Err(refused) = retry_unavailable("an approval", decide).await {
                 assert_eq!(
                     refused.code(),
                     Code::FailedPrecondition,
@@ -89,15 +93,15 @@ async fn approve(conversation: &Conversation) -> Infallible {
                 );
             }
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Suspends a conversation for a moment, again and again, whatever it is at, until it is `over`;
 /// then all go on.
-pub(crate) async fn meddle(jobs: &[Job], mut random: Random, over: &AtomicBool) {
+pub(crate) async fn suspend_at_random(jobs: &[Job], mut random: Random, over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
-        let at = random.below(jobs.len() as u64) as usize;
+        let at = random.next_below(jobs.len() as u64) as usize;
         let Some(Job { conversation, .. }) = jobs.get(at) else { return };
         sleep(random.millis(300, 2_000)).await;
         conversation.suspend().await;
@@ -108,21 +112,21 @@ pub(crate) async fn meddle(jobs: &[Job], mut random: Random, over: &AtomicBool) 
 
 /// Sends messages until it is `over`, and stops each one's turn, takes the conversation back to
 /// before it, or says something else in its place, wherever that has got to.
-pub(crate) async fn think_better(job: &Job, mut random: Random, over: &AtomicBool) {
+pub(crate) async fn change_messages(job: &Job, mut random: Random, over: &AtomicBool) {
     let Job { conversation, said, .. } = job;
     for n in 0.. {
         let text = format!("m{n}");
-        let message = id(conversation.say(&text).await.metadata.as_ref());
+        let message = id(conversation.submit(&text).await.metadata.as_ref());
         said.lock().unwrap().push(text);
         sleep(random.millis(0, 2_500)).await;
         let better = format!("m{n}-better");
-        match random.below(3) {
+        match random.next_below(3) {
             0 => conversation.cancel("it is not needed any more").await,
             1 => rewind(conversation, message).await,
             _ if edit(conversation, message, &better).await => said.lock().unwrap().push(better),
             _ => {}
         }
-        conversation.settled().await;
+        conversation.wait_until_idle().await;
         if over.load(Ordering::Relaxed) {
             return;
         }
@@ -139,17 +143,18 @@ async fn rewind(conversation: &Conversation, message: String) {
         ..v1::RewindTaskRequest::default()
     };
     let rewind = async || conversation.client().tasks().rewind_task(request.clone()).await;
-    happened(patiently("the conversation to be taken back", rewind).await);
+    was_accepted(retry_unavailable("the conversation to be taken back", rewind).await);
 }
 
 /// Says something else in the place of a message, unless that still waits for its turn.
 async fn edit(conversation: &Conversation, message: String, better: &str) -> bool {
-    let request = v1::EditMessageRequest { message, blocks: words(better), idempotency_key: key() };
+    let request =
+        v1::EditMessageRequest { message, blocks: text_blocks(better), idempotency_key: key() };
     let edit = async || conversation.client().messages().edit_message(request.clone()).await;
-    happened(patiently("the message to be another one", edit).await)
+    was_accepted(retry_unavailable("the message to be another one", edit).await)
 }
 
-fn happened<T>(answer: Result<T, tonic::Status>) -> bool {
+fn was_accepted<T>(answer: Result<T, tonic::Status>) -> bool {
     let Err(refused) = answer else { return true };
     assert_eq!(
         refused.code(),
@@ -168,7 +173,7 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) async fn begin(mesh: &Mesh) -> Self {
         mesh.scripted_agent("echo", &json!([{"text": "{{last_user_text}}"}])).await.unwrap();
-        let conversation = mesh.client().unwrap().begin("echo", None).await.unwrap();
+        let conversation = mesh.client().unwrap().create_task("echo", None).await.unwrap();
         Self { conversation, schedules: Mutex::default() }
     }
 
@@ -177,13 +182,13 @@ impl Clock {
         let schedules = self.conversation.client().schedules();
         for n in 0.. {
             let name = format!("s{n}");
-            until("a schedule to be accepted", PATIENCE, async || {
+            until("a schedule to be accepted", TURN_TIMEOUT, async || {
                 let at = Timestamp::now() + random.millis(500, 3_000);
                 let at = prost_types::Timestamp {
                     seconds: at.as_second(),
                     nanos: at.subsec_nanosecond(),
                 };
-                let (task, blocks) = (self.conversation.id().to_owned(), words(&name));
+                let (task, blocks) = (self.conversation.id().to_owned(), text_blocks(&name));
                 let spec = v1::ScheduleSpec {
                     name: name.clone(),
                     task,
@@ -195,7 +200,7 @@ impl Clock {
                     v1::CreateScheduleRequest { spec: Some(spec), idempotency_key: key() };
                 match schedules.clone().create_schedule(request).await {
                     // Its time may be over when the request arrives.
-                    Err(late) if is_away(&late) || late.code() == Code::InvalidArgument => {
+                    Err(late) if is_unavailable(&late) || late.code() == Code::InvalidArgument => {
                         Err(late)
                     }
                     // It was accepted before, and the answer did not arrive.
@@ -220,7 +225,7 @@ impl Clock {
         let expected: BTreeSet<String> = self.schedules.lock().unwrap().iter().cloned().collect();
         for schedule in &expected {
             let request = v1::ListScheduleRunsRequest { schedule: schedule.clone() };
-            until("the message of a schedule to be sent", PATIENCE, async || {
+            until("the message of a schedule to be sent", TURN_TIMEOUT, async || {
                 let runs = schedules
                     .list_schedule_runs(request.clone())
                     .await
@@ -233,10 +238,10 @@ impl Clock {
             })
             .await;
         }
-        self.conversation.settled().await;
+        self.conversation.wait_until_idle().await;
         let transcript = self.conversation.transcript().await;
         let said: Vec<String> =
-            transcript.of(v1::MessageSource::User).into_iter().map(text).collect();
+            transcript.from_source(v1::MessageSource::User).into_iter().map(text).collect();
         transcript.check(&said.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!(
             said.len(),

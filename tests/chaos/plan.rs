@@ -100,17 +100,17 @@ fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
     match kind {
         Kind::Everything => any(random),
         Kind::Disks if n % 4 == 3 => kill(random),
-        Kind::Disks => full(n % 3, random),
+        Kind::Disks => full_disk(n % 3, random),
         Kind::Clocks if n % 4 == 3 => kill(random),
-        Kind::Clocks => jump(random),
+        Kind::Clocks => clock_jump(random),
         Kind::Clients if n.is_multiple_of(2) => client(random),
-        Kind::Clients => around(random),
+        Kind::Clients => client_environment(random),
     }
 }
 
 fn client(random: &mut Random) -> Disturbance {
-    let service = random.one(&Service::CLIENTS);
-    match random.below(4) {
+    let service = random.choose(&Service::CLIENTS);
+    match random.next_below(4) {
         0..=2 => Disturbance::Kill(service, random.millis(0, 1_500)),
         _ => Disturbance::Restart(service),
     }
@@ -118,7 +118,7 @@ fn client(random: &mut Random) -> Disturbance {
 
 /// What may be around clients. A disk of NATS that is full is not: it may lose what Slack was told
 /// is taken.
-fn around(random: &mut Random) -> Disturbance {
+fn client_environment(random: &mut Random) -> Disturbance {
     loop {
         let disturbance = any(random);
         let elsewhere = matches!(
@@ -135,10 +135,10 @@ fn around(random: &mut Random) -> Disturbance {
 }
 
 fn kill(random: &mut Random) -> Disturbance {
-    Disturbance::Kill(random.one(&Service::ALL), random.millis(0, 1_500))
+    Disturbance::Kill(random.choose(&Service::ALL), random.millis(0, 1_500))
 }
 
-fn full(which: usize, random: &mut Random) -> Disturbance {
+fn full_disk(which: usize, random: &mut Random) -> Disturbance {
     let length = random.millis(500, 5_000);
     match which {
         0 => Disturbance::FullPostgreSql(length),
@@ -148,21 +148,25 @@ fn full(which: usize, random: &mut Random) -> Disturbance {
 }
 
 /// By a minute to two days, forward as often as backward.
-fn jump(random: &mut Random) -> Disturbance {
-    let service = random.one(&Service::ALL);
-    let (longest, sign) = (random.one(&[600, 7_200, 172_800]), random.one(&[1, -1]));
-    let seconds = i64::try_from(60 + random.below(longest)).unwrap_or_default();
-    Disturbance::Jump(service, service != Service::Gateway && random.below(2) == 0, sign * seconds)
+fn clock_jump(random: &mut Random) -> Disturbance {
+    let service = random.choose(&Service::ALL);
+    let (longest, sign) = (random.choose(&[600, 7_200, 172_800]), random.choose(&[1, -1]));
+    let seconds = i64::try_from(60 + random.next_below(longest)).unwrap_or_default();
+    Disturbance::Jump(
+        service,
+        service != Service::Gateway && random.next_below(2) == 0,
+        sign * seconds,
+    )
 }
 
 fn any(random: &mut Random) -> Disturbance {
     let inner = [Service::Reconciler, Service::Interpreter, Service::Providers];
-    let server = random.one(&[Server::Nats, Server::PostgreSql]);
-    let zone = random.below(ZONES as u64) as usize;
-    match random.below(23) {
-        0..=2 => Disturbance::Kill(random.one(&Service::ALL), random.millis(0, 1_500)),
-        3 | 4 => Disturbance::KillReplica(random.one(&inner), random.millis(0, 1_500)),
-        5 | 6 => Disturbance::Restart(random.one(&Service::ALL)),
+    let server = random.choose(&[Server::Nats, Server::PostgreSql]);
+    let zone = random.next_below(ZONES as u64) as usize;
+    match random.next_below(23) {
+        0..=2 => Disturbance::Kill(random.choose(&Service::ALL), random.millis(0, 1_500)),
+        3 | 4 => Disturbance::KillReplica(random.choose(&inner), random.millis(0, 1_500)),
+        5 | 6 => Disturbance::Restart(random.choose(&Service::ALL)),
         7 => Disturbance::KillNats(random.millis(0, 1_500)),
         8 => Disturbance::FreezeNats(random.millis(300, 4_000)),
         9 => Disturbance::CrashPostgreSql,
@@ -170,13 +174,15 @@ fn any(random: &mut Random) -> Disturbance {
         11 => Disturbance::Cut(zone, server, random.millis(100, 4_000)),
         12 => Disturbance::Hold(zone, server, random.millis(100, 4_000)),
         13 => Disturbance::Slow(zone, server, random.millis(5, 150), random.millis(500, 4_000)),
-        14..=16 => Disturbance::Disorder(zone, random.below(SEEDS), random.millis(1_000, 6_000)),
+        14..=16 => {
+            Disturbance::Disorder(zone, random.next_below(SEEDS), random.millis(1_000, 6_000))
+        }
         17 => Disturbance::Lie(random.millis(500, 3_000)),
         18..=20 => {
-            let which = random.below(3) as usize;
-            full(which, random)
+            let which = random.next_below(3) as usize;
+            full_disk(which, random)
         }
-        _ => jump(random),
+        _ => clock_jump(random),
     }
 }
 

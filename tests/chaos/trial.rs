@@ -13,7 +13,7 @@ use construct_domain::{
 use construct_proto::{mesh::v1::ReconcilerBeat, v1};
 use construct_store::StoredTask;
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     clocks,
     mesh::{Disk, Mesh, Service},
     postgres::PostgresServer,
@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use crate::{
-    check::{self, Told},
+    check::{self, Report},
     clients::Clients,
     load::{self, Job},
     people::{self, Clock},
@@ -36,9 +36,9 @@ use crate::{
 };
 
 /// Of so many wakes and results one comes twice, the second time late.
-const DUPLICATED: u64 = 4;
+const DUPLICATE_ONE_IN: u64 = 4;
 /// How long one try to find out why a conversation does not go on may take.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Services with two processes.
 const REPLICATED: [Service; 3] = [Service::Reconciler, Service::Interpreter, Service::Providers];
 
@@ -59,7 +59,7 @@ struct Trial {
 }
 
 /// Does what is planned while there is work to do, and checks what came of it.
-pub(crate) async fn run(plan: &Plan) -> Told {
+pub(crate) async fn run(plan: &Plan) -> Report {
     let (mut trial, clients) = Box::pin(Trial::start(plan)).await;
     let jobs = load::begin(&trial.mesh).await;
     let clock = Clock::begin(&trial.mesh).await;
@@ -72,8 +72,8 @@ pub(crate) async fn run(plan: &Plan) -> Told {
             if let Some(said) = trial.mesh.nats.keep().await {
                 eprintln!("NATS had ended: it is started again; it said\n{said}");
             }
-            explained(&trial.mesh, &jobs).await;
-            nobody_is_forgotten(&trial.mesh).await;
+            check_explanations(&trial.mesh, &jobs).await;
+            check_all_explained(&trial.mesh).await;
         }
         trial.repair().await;
         over.store(true, Ordering::Relaxed);
@@ -83,10 +83,16 @@ pub(crate) async fn run(plan: &Plan) -> Told {
             Box::pin(clients.work(&over)).await;
         }
     };
-    let meddling = people::meddle(&jobs, Random::new(plan.seed.rotate_left(16)), &over);
+    let meddling = people::suspend_at_random(&jobs, Random::new(plan.seed.rotate_left(16)), &over);
     let ticking = clock.work(Random::new(plan.seed.rotate_left(48)), &over);
     let work = async {
-        tokio::join!(load::speak(&jobs, plan.seed, &over), meddling, ticking, served, disturbing)
+        tokio::join!(
+            load::run_conversations(&jobs, plan.seed, &over),
+            meddling,
+            ticking,
+            served,
+            disturbing
+        )
     };
     Box::pin(people::approving(&jobs, work)).await;
     twice.abort();
@@ -99,10 +105,12 @@ pub(crate) async fn run(plan: &Plan) -> Told {
 
 /// Every conversation says why it does not go on, and when it will be looked at again, in agreement
 /// with its row. The gateway, or what it needs, may be away still: it is asked until it answers.
-async fn explained(mesh: &Mesh, jobs: &[Job]) {
+async fn check_explanations(mesh: &Mesh, jobs: &[Job]) {
     futures::future::join_all(jobs.iter().map(async |job| {
-        let (row, why) =
-            until("the gateway to say why", PATIENCE, async || answer(mesh, job).await).await;
+        let (row, why) = until("the gateway to say why", TURN_TIMEOUT, async || {
+            explanation_and_row(mesh, job).await
+        })
+        .await;
         let Task { phase, suspend, .. } = row.state;
         let idle = phase == Phase::AwaitInput && row.queued_count == 0 && !suspend;
         let held = phase == Phase::Suspended && suspend;
@@ -127,7 +135,10 @@ async fn explained(mesh: &Mesh, jobs: &[Job]) {
 
 /// Why a conversation does not go on, and its row, if that has not changed meanwhile: then one is
 /// about the other.
-async fn answer(mesh: &Mesh, job: &Job) -> Result<(StoredTask, v1::TaskExplanation), String> {
+async fn explanation_and_row(
+    mesh: &Mesh,
+    job: &Job,
+) -> Result<(StoredTask, v1::TaskExplanation), String> {
     let task = job.conversation.id().parse().unwrap();
     let row = async || {
         let row = mesh.database.store().task_get(OrganizationId::LOCAL, task).await;
@@ -142,15 +153,16 @@ async fn answer(mesh: &Mesh, job: &Job) -> Result<(StoredTask, v1::TaskExplanati
             .map_err(|status| format!("the gateway: {status:?}"))?;
         Ok((before, why, row().await?))
     };
-    let (before, why, after) =
-        timeout(ANSWER, asked).await.unwrap_or_else(|_late| Err("nobody answers".to_owned()))?;
+    let (before, why, after) = timeout(ANSWER_TIMEOUT, asked)
+        .await
+        .unwrap_or_else(|_late| Err("nobody answers".to_owned()))?;
     let is_same = (before.revision, before.queued_count) == (after.revision, after.queued_count);
     if is_same { Ok((after, why)) } else { Err("it has changed meanwhile".to_owned()) }
 }
 
 /// The same of every task and subtask, whoever can be asked: a look from outside, which goes past
 /// the ways that are disturbed. PostgreSQL itself may have been.
-async fn nobody_is_forgotten(mesh: &Mesh) {
+async fn check_all_explained(mesh: &Mesh) {
     let asked = timeout(Duration::from_millis(300), mesh.database.stuck_tasks()).await;
     if let Ok(Ok(forgotten)) = asked {
         assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");
@@ -166,7 +178,7 @@ impl Trial {
             let clients = Box::pin(Clients::prepare(&mut mesh)).await;
             (mesh, Some(clients))
         } else {
-            (Mesh::on_own_ground(database).await.unwrap(), None)
+            (Mesh::with_disks_and_clocks(database).await.unwrap(), None)
         };
         let mut zones = Vec::new();
         for _ in 0..ZONES {
@@ -181,7 +193,7 @@ impl Trial {
         trial.mesh.start_services().await.unwrap();
         trial.enter_zone(1);
         for service in REPLICATED {
-            let replica = trial.mesh.replicate(service).await.unwrap();
+            let replica = trial.mesh.start_replica(service).await.unwrap();
             trial.replicas.push((service, replica));
         }
         if let Some(clients) = &clients {
@@ -193,14 +205,16 @@ impl Trial {
     /// Whatever is started next is in this network.
     fn enter_zone(&mut self, zone: usize) {
         let Zone { nats, database } = &self.zones[zone];
-        let (nats, database) =
-            (nats.instead_of(self.mesh.nats.url()), database.instead_of(self.mesh.database.url()));
-        self.mesh.set("CONSTRUCT_NATS_URL", nats);
-        self.mesh.set("CONSTRUCT_DATABASE_URL", database);
+        let (nats, database) = (
+            nats.proxied_url(self.mesh.nats.url()),
+            database.proxied_url(self.mesh.database.url()),
+        );
+        self.mesh.set_env("CONSTRUCT_NATS_URL", nats);
+        self.mesh.set_env("CONSTRUCT_DATABASE_URL", database);
     }
 
     fn enter_any_zone(&mut self) {
-        let zone = self.random.below(ZONES as u64) as usize;
+        let zone = self.random.next_below(ZONES as u64) as usize;
         self.enter_zone(zone);
     }
 
@@ -244,7 +258,7 @@ impl Trial {
             Disturbance::KillPostgreSql(away) => {
                 self.postgres.kill().unwrap();
                 sleep(away).await;
-                self.postgres.keep().await.unwrap();
+                self.postgres.ensure_running().await.unwrap();
             }
             Disturbance::Cut(zone, server, length) => {
                 let proxy = self.proxy(zone, server);
@@ -282,7 +296,7 @@ impl Trial {
                     eprintln!("PostgreSQL had ended: it is started again");
                 }
             }
-            Disturbance::Jump(..) if clocks::left_out() => {
+            Disturbance::Jump(..) if clocks::are_disabled() => {
                 eprintln!("LEFT OUT: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
             }
             Disturbance::Jump(service, further, seconds) => {
@@ -290,7 +304,7 @@ impl Trial {
             }
             Disturbance::Lie(length) => {
                 let bus = self.mesh.bus().await;
-                self.lies.push(tokio::spawn(lie(bus, length)).abort_handle());
+                self.lies.push(tokio::spawn(publish_false_departures(bus, length)).abort_handle());
             }
         }
     }
@@ -311,7 +325,7 @@ impl Trial {
         // Those that the trial has.
         for service in Service::CLIENTS {
             if self.mesh.pid(service).is_some() {
-                self.mesh.ready(service).await.unwrap();
+                self.mesh.wait_until_ready(service).await.unwrap();
             }
         }
     }
@@ -327,7 +341,7 @@ async fn full(length: Duration, fill: impl Fn() -> anyhow::Result<()>) {
 }
 
 /// Tells each reconciler, as soon as another one says that it lives, that it leaves.
-async fn lie(bus: Bus, length: Duration) {
+async fn publish_false_departures(bus: Bus, length: Duration) {
     let end = Instant::now() + length;
     let Ok(mut beats) = bus.hear_beats().await else { return };
     loop {
@@ -356,10 +370,10 @@ fn duplicate(bus: Bus, seed: u64) -> AbortHandle {
                 done.swap_remove(at);
                 continue;
             }
-            if random.below(DUPLICATED) > 0 {
+            if random.next_below(DUPLICATE_ONE_IN) > 0 {
                 continue;
             }
-            let late = Duration::from_millis(random.below(2_000));
+            let late = Duration::from_millis(random.next_below(2_000));
             done.push(message.clone());
             let bus = bus.clone();
             tokio::spawn(async move {

@@ -14,31 +14,31 @@ use tokio::time::sleep;
 use crate::{check, load, people};
 
 /// Where the programs of the version before are.
-const PREVIOUS: &str = "CONSTRUCT_PREVIOUS";
+const PREVIOUS_VARIABLE: &str = "CONSTRUCT_PREVIOUS";
 /// How long things stay as they are between two steps.
-const MEANWHILE: Duration = Duration::from_secs(1);
+const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// Services with two processes.
 const REPLICATED: [Service; 3] = [Service::Reconciler, Service::Interpreter, Service::Providers];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upgrade_under_load_is_not_noticed() {
-    let previous = std::env::var_os(PREVIOUS).map(PathBuf::from);
-    let mut mesh = Mesh::bare().await.unwrap();
-    mesh.run_programs_of(previous);
+    let previous = std::env::var_os(PREVIOUS_VARIABLE).map(PathBuf::from);
+    let mut mesh = Mesh::prepare_empty().await.unwrap();
+    mesh.set_programs_dir(previous);
     mesh.start_services().await.unwrap();
     let mut replicas = Vec::new();
     for service in REPLICATED {
-        replicas.push((service, mesh.replicate(service).await.unwrap()));
+        replicas.push((service, mesh.start_replica(service).await.unwrap()));
     }
     let jobs = load::begin(&mesh).await;
     let over = AtomicBool::new(false);
     let upgrading = async {
-        sleep(MEANWHILE).await;
-        mesh.run_programs_of(None);
+        sleep(SETTLE_TIME).await;
+        mesh.set_programs_dir(None);
         // As a deployment does: first the schema, on which the version before works for a while,
         // then one process after the other.
         mesh.migrate().await.unwrap();
-        sleep(MEANWHILE).await;
+        sleep(SETTLE_TIME).await;
         for (service, replica) in replicas {
             assert_eq!(
                 mesh.stop_replica(replica).await.unwrap(),
@@ -46,20 +46,21 @@ async fn upgrade_under_load_is_not_noticed() {
                 "{service:?}:\n{}",
                 mesh.log(service)
             );
-            mesh.replicate(service).await.unwrap();
-            sleep(MEANWHILE).await;
+            mesh.start_replica(service).await.unwrap();
+            sleep(SETTLE_TIME).await;
         }
         for service in Service::ALL {
             assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
             mesh.spawn(service).unwrap();
-            mesh.ready(service).await.unwrap();
-            sleep(MEANWHILE).await;
+            mesh.wait_until_ready(service).await.unwrap();
+            sleep(SETTLE_TIME).await;
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
     };
-    let work = async { tokio::join!(load::speak(&jobs, random::seed(), &over), upgrading) };
+    let work =
+        async { tokio::join!(load::run_conversations(&jobs, random::seed(), &over), upgrading) };
     people::approving(&jobs, work).await;
-    let told = people::approving(&jobs, check::check(&mesh, &jobs)).await;
-    eprintln!("upgraded: {told}");
-    assert_eq!(told.interrupted(), 0, "nothing was killed: {told}");
+    let report = people::approving(&jobs, check::check(&mesh, &jobs)).await;
+    eprintln!("upgraded: {report}");
+    assert_eq!(report.interrupted(), 0, "nothing was killed: {report}");
 }

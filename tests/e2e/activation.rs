@@ -17,7 +17,7 @@ use construct_proto::v1::{
     ListAgentsRequest, ListAgentsResponse, agent_service_client::AgentServiceClient,
 };
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     mesh::{Mesh, Service, binary, free_address, guest_cache, with_socket},
     wait::until,
 };
@@ -34,7 +34,7 @@ use tonic::{Status, transport::Endpoint};
 use crate::identity::REQUIRED;
 
 /// How long a whole mesh may take to start, with servers whose data is made anew.
-const START: Duration = Duration::from_secs(400);
+const START_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// A socket that is listened on, and by its number which file it is.
 fn listen(folder: &Path) -> (UnixListener, PathBuf, u64) {
@@ -64,7 +64,7 @@ async fn inherited_socket_is_served_by_gateway_and_its_successor() {
         // Nobody serves now.
         let asked = ask(&path).await;
         mesh.spawn_with_socket(Service::Gateway, &socket).unwrap();
-        let answer = timeout(PATIENCE, asked).await.expect("it is answered").unwrap();
+        let answer = timeout(TURN_TIMEOUT, asked).await.expect("it is answered").unwrap();
         // Without credentials, where everybody else has to log in: by who it is.
         assert_eq!(answer.unwrap().agents.len(), 0);
         assert_eq!(mesh.stop(Service::Gateway).await.unwrap(), 0);
@@ -78,7 +78,7 @@ async fn inherited_socket_is_served_by_gateway_and_its_successor() {
     // What others could open would make them the operator.
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
     mesh.spawn_with_socket(Service::Gateway, &socket).unwrap();
-    let refused = mesh.ready(Service::Gateway).await.unwrap_err().to_string();
+    let refused = mesh.wait_until_ready(Service::Gateway).await.unwrap_err().to_string();
     assert!(refused.contains("others may open"), "{refused}");
     assert_eq!(fs::metadata(&path).unwrap().ino(), number);
 }
@@ -125,7 +125,7 @@ impl Installation {
     fn daemon(&self, socket: &UnixListener, manager: &Path) -> Child {
         let (mut command, input) =
             with_socket(&binary("construct").unwrap(), &["daemon", "run"], socket).unwrap();
-        self.furnish(&mut command)
+        self.configure(&mut command)
             .env("NOTIFY_SOCKET", manager)
             .stdin(input)
             .stdout(Stdio::null())
@@ -152,7 +152,7 @@ impl Drop for Installation {
     fn drop(&mut self) {
         // Whatever a test that failed has left.
         let mut down = Command::new(&self.script);
-        _ = self.furnish(&mut down).arg("down").stderr(Stdio::null()).status();
+        _ = self.configure(&mut down).arg("down").stderr(Stdio::null()).status();
     }
 }
 
@@ -160,22 +160,23 @@ fn signal(name: &str, process: &str) {
     assert!(Command::new("kill").args([name, process]).status().unwrap().success());
 }
 
-async fn end(daemon: &mut Child) -> ExitStatus {
-    until("the daemon to end", START, async || daemon.try_wait().unwrap().ok_or("it runs")).await
+async fn wait_for_exit(daemon: &mut Child) -> ExitStatus {
+    until("the daemon to end", START_TIMEOUT, async || daemon.try_wait().unwrap().ok_or("it runs"))
+        .await
 }
 
 /// What a line of the operator protocol is answered.
-async fn say(operator: &str, line: &Value) -> Value {
+async fn send_line(operator: &str, line: &Value) -> Value {
     let mut stream = TcpStream::connect(operator).await.unwrap();
     stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     let mut answers = BufReader::new(stream).lines();
-    let answer = timeout(PATIENCE, answers.next_line()).await.expect("it is answered").unwrap();
+    let answer = timeout(TURN_TIMEOUT, answers.next_line()).await.expect("it is answered").unwrap();
     serde_json::from_str(&answer.expect("a line")).unwrap()
 }
 
-async fn told(manager: &UnixDatagram) -> String {
+async fn next_notification(manager: &UnixDatagram) -> String {
     let mut text = [0; 256];
-    let length = timeout(START, manager.recv(&mut text))
+    let length = timeout(START_TIMEOUT, manager.recv(&mut text))
         .await
         .expect("the service manager is told")
         .unwrap();
@@ -191,23 +192,23 @@ async fn first_request_starts_mesh_and_supervisor_restarts_services() {
 
     let asked = ask(&path).await;
     let mut daemon = installation.daemon(&socket, &manager_path);
-    let answer = timeout(START, asked).await.expect("it is answered").unwrap();
+    let answer = timeout(START_TIMEOUT, asked).await.expect("it is answered").unwrap();
     assert_eq!(answer.unwrap().agents.len(), 0);
-    assert_eq!(told(&manager).await, "READY=1");
+    assert_eq!(next_notification(&manager).await, "READY=1");
     let operator = installation.operator().expect("nobody else has its port");
-    let sessions = say(&operator, &json!({"id": "1", "type": "list_sessions"})).await;
+    let sessions = send_line(&operator, &json!({"id": "1", "type": "list_sessions"})).await;
     assert_eq!(sessions["type"], "sessions", "{sessions}");
     // A second gateway, without the socket, would leave whoever connects waiting for ever.
     let mut up = Command::new(&installation.script);
-    let refused = installation.furnish(&mut up).args(["up", "--built"]).output().unwrap();
+    let refused = installation.configure(&mut up).args(["up", "--built"]).output().unwrap();
     let errors = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && errors.contains("the daemon runs this mesh"), "{errors}");
 
     // Something of it dies: nothing stays, the service manager sees a failure, and who connects
     // meanwhile is served by the next.
     signal("-KILL", &installation.process("reconciler").unwrap());
-    assert_eq!(told(&manager).await, "STOPPING=1");
-    assert_eq!(end(&mut daemon).await.code(), Some(1));
+    assert_eq!(next_notification(&manager).await, "STOPPING=1");
+    assert_eq!(wait_for_exit(&mut daemon).await.code(), Some(1));
     assert!(
         installation.process("postgres").is_none() && installation.process("gateway").is_none()
     );
@@ -216,14 +217,14 @@ async fn first_request_starts_mesh_and_supervisor_restarts_services() {
     let taken = TcpListener::bind(&operator).unwrap();
     let asked = ask(&path).await;
     let mut daemon = installation.daemon(&socket, &manager_path);
-    timeout(START, asked).await.expect("it is answered").unwrap().unwrap();
-    assert_eq!(told(&manager).await, "READY=1");
+    timeout(START_TIMEOUT, asked).await.expect("it is answered").unwrap().unwrap();
+    assert_eq!(next_notification(&manager).await, "READY=1");
     assert_eq!(installation.operator(), None);
     drop(taken);
 
     signal("-TERM", &daemon.id().to_string());
-    assert_eq!(told(&manager).await, "STOPPING=1");
-    assert_eq!(end(&mut daemon).await.code(), Some(0));
+    assert_eq!(next_notification(&manager).await, "STOPPING=1");
+    assert_eq!(wait_for_exit(&mut daemon).await.code(), Some(0));
     assert!(installation.process("nats").is_none());
     assert_eq!(fs::metadata(&path).unwrap().ino(), number);
 }

@@ -19,7 +19,7 @@ async fn lists_are_filtered_ordered_and_paged() {
             title: "t".into(),
             ..v1::TaskSpec::default()
         };
-        client.begin_as(spec).await.unwrap()
+        client.create_task_with(spec).await.unwrap()
     };
     let mut made = Vec::new();
     for n in 0..7 {
@@ -29,7 +29,7 @@ async fn lists_are_filtered_ordered_and_paged() {
     }
     let ids: Vec<String> = made.iter().map(|conversation| conversation.id().to_owned()).collect();
     made[3].suspend().await;
-    made[3].in_phase(TaskPhase::Suspended).await;
+    made[3].wait_for_phase(TaskPhase::Suspended).await;
 
     let list = async |filter: v1::list_tasks_request::Filter, order_by: &str, page_size: i32| {
         let (mut found, mut page_token) = (Vec::new(), String::new());
@@ -91,7 +91,7 @@ async fn lists_are_filtered_ordered_and_paged() {
     assert_eq!(list(earlier, "created_at", 2).await.unwrap(), ids[..3]);
 
     // Messages: by place, by author, from a place on.
-    let conversation = client.begin("one", None).await.unwrap();
+    let conversation = client.create_task("one", None).await.unwrap();
     for text in ["a", "b", "c"] {
         conversation.ask(text).await;
     }

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use construct_bus::topology::Stream;
 use construct_proto::v1::{self, ApprovalState, PolicyAction, TaskPhase, TurnOutcome};
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     mesh::{Mesh, Service, binary},
     recorder::{Recorder, check_order},
     wait::until,
@@ -37,14 +37,14 @@ fn policy() -> Vec<v1::PolicyRule> {
 }
 
 /// A task whose agent must ask before it writes secrets, and which has come to that point.
-pub(crate) struct Asking {
+pub(crate) struct AwaitingApproval {
     pub(crate) conversation: Conversation,
     recorder: Recorder,
     pub(crate) approval: String,
 }
 
-impl Asking {
-    pub(crate) async fn begin(mesh: &Mesh, code: &[&str]) -> Self {
+impl AwaitingApproval {
+    pub(crate) async fn start(mesh: &Mesh, code: &[&str]) -> Self {
         let script = json!({"turns": [
             {"text": "I shall do it.", "code": [code]},
             {"text": "Done: {{last_result}}"},
@@ -57,27 +57,27 @@ impl Asking {
             ..v1::UpdateAgentRequest::default()
         };
         client.agents().update_agent(update).await.unwrap();
-        let conversation = client.begin("worker", Some(mesh.workspace())).await.unwrap();
+        let conversation = client.create_task("worker", Some(mesh.workspace())).await.unwrap();
         let recorder = conversation.record();
-        conversation.say("Do it.").await;
-        conversation.in_phase(TaskPhase::AwaitApproval).await;
+        conversation.submit("Do it.").await;
+        conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
         let approval = pending(mesh, &conversation).await.pop().expect("something is asked");
         Self { conversation, recorder, approval: id(&approval) }
     }
 
     /// The turn is over; what the script returned.
-    pub(crate) async fn ended(&self) -> String {
-        let status = self.conversation.settled().await.status.unwrap();
+    pub(crate) async fn result(&self) -> String {
+        let status = self.conversation.wait_until_idle().await.status.unwrap();
         let transcript = self.conversation.transcript().await;
         transcript.check(&["Do it."]);
         assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
-        check_order(&self.recorder.until_sequence(status.event_sequence).await);
+        check_order(&self.recorder.wait_for_sequence(status.event_sequence).await);
         let result = transcript.result();
         assert_eq!(result.error, "", "{}", transcript.show());
         result.output.clone()
     }
 
-    fn told(&self, kind: &str) -> usize {
+    fn event_count(&self, kind: &str) -> usize {
         self.recorder.events().iter().filter(|event| event.r#type == kind).count()
     }
 }
@@ -86,7 +86,7 @@ fn id(approval: &v1::Approval) -> String {
     approval.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default()
 }
 
-fn service(
+fn approval_service(
     mesh: &Mesh,
 ) -> v1::approval_service_client::ApprovalServiceClient<tonic::transport::Channel> {
     v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap())
@@ -100,12 +100,12 @@ async fn pending(mesh: &Mesh, conversation: &Conversation) -> Vec<v1::Approval> 
         ..Default::default()
     };
     let request = v1::ListApprovalsRequest { page: None, filter: Some(filter) };
-    service(mesh).list_approvals(request).await.unwrap().into_inner().approvals
+    approval_service(mesh).list_approvals(request).await.unwrap().into_inner().approvals
 }
 
 async fn state(mesh: &Mesh, approval: &str) -> ApprovalState {
     let request = v1::GetApprovalRequest { approval: approval.to_owned() };
-    service(mesh).get_approval(request).await.unwrap().into_inner().status.unwrap().state()
+    approval_service(mesh).get_approval(request).await.unwrap().into_inner().status.unwrap().state()
 }
 
 /// Runs a command of the command line; its JSON.
@@ -123,8 +123,8 @@ pub(crate) async fn construct(mesh: &Mesh, arguments: &[&str]) -> Value {
 }
 
 /// Waits until no command stands in the queue of scripts: nothing of the script is held by anybody.
-pub(crate) async fn nothing_is_in_flight(mesh: &Mesh) {
-    until("the queue of scripts to be empty", PATIENCE, async || {
+pub(crate) async fn wait_until_nothing_in_flight(mesh: &Mesh) {
+    until("the queue of scripts to be empty", TURN_TIMEOUT, async || {
         match mesh.nats.messages(Stream::Code).await {
             0 => Ok(()),
             messages => Err(format!("{messages} commands")),
@@ -136,8 +136,8 @@ pub(crate) async fn nothing_is_in_flight(mesh: &Mesh) {
 #[tokio::test]
 async fn script_awaiting_approval_survives_crash_of_every_service() {
     let mut mesh = Mesh::start().await.unwrap();
-    let asking = Asking::begin(&mesh, &SCRIPT).await;
-    nothing_is_in_flight(&mesh).await;
+    let asking = AwaitingApproval::start(&mesh, &SCRIPT).await;
+    wait_until_nothing_in_flight(&mesh).await;
     assert!(!mesh.workspace().join("secrets").exists());
     let explanation = asking.conversation.explain().await.unwrap();
     assert!(
@@ -150,8 +150,8 @@ async fn script_awaiting_approval_survives_crash_of_every_service() {
         mesh.kill(service).unwrap();
     }
     mesh.start_services().await.unwrap();
-    asking.conversation.in_phase(TaskPhase::AwaitApproval).await;
-    nothing_is_in_flight(&mesh).await;
+    asking.conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
+    wait_until_nothing_in_flight(&mesh).await;
 
     let listed = construct(&mesh, &["approval", "list", "--state", "pending", "-o", "json"]).await;
     let spec = &listed["approvals"][0]["spec"];
@@ -160,21 +160,24 @@ async fn script_awaiting_approval_survives_crash_of_every_service() {
     let approved = construct(&mesh, &["approval", "approve", &asking.approval, "-o", "json"]).await;
     assert_eq!(approved["status"]["state"], json!("APPROVAL_STATE_APPROVED"));
 
-    assert_eq!(asking.ended().await, "before\ncreated");
+    assert_eq!(asking.result().await, "before\ncreated");
     assert_eq!(read(&mesh.workspace().join("secrets/key")), "the key");
     assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
-    assert_eq!((asking.told("approval.requested"), asking.told("approval.decided")), (1, 1));
-    assert_eq!(asking.told("tool.result"), 3, "no call is told twice");
+    assert_eq!(
+        (asking.event_count("approval.requested"), asking.event_count("approval.decided")),
+        (1, 1)
+    );
+    assert_eq!(asking.event_count("tool.result"), 3, "no call is told twice");
 }
 
 #[tokio::test]
 async fn rejected_call_throws_in_script_and_script_continues() {
     let mesh = Mesh::start().await.unwrap();
-    let asking = Asking::begin(&mesh, &SCRIPT).await;
+    let asking = AwaitingApproval::start(&mesh, &SCRIPT).await;
     let rejected =
         ["approval", "reject", &asking.approval, "--words", "use the vault", "-o", "json"];
     construct(&mesh, &rejected).await;
-    let told = asking.ended().await;
+    let told = asking.result().await;
     assert!(told.contains("ApprovalRejected: ") && told.contains("use the vault"), "{told}");
     assert!(!mesh.workspace().join("secrets").exists());
     assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
@@ -184,7 +187,7 @@ async fn rejected_call_throws_in_script_and_script_continues() {
         decision: v1::decide_approval_request::Decision::Approve.into(),
         ..v1::DecideApprovalRequest::default()
     };
-    let refused = service(&mesh).decide_approval(again).await.expect_err("it is over");
+    let refused = approval_service(&mesh).decide_approval(again).await.expect_err("it is over");
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
     assert!(refused.message().contains("rejected"), "{refused:?}");
 }
@@ -192,13 +195,13 @@ async fn rejected_call_throws_in_script_and_script_continues() {
 #[tokio::test]
 async fn task_canceled_awaiting_approval_reports_completed_calls() {
     let mesh = Mesh::start().await.unwrap();
-    let asking = Asking::begin(&mesh, &SCRIPT).await;
+    let asking = AwaitingApproval::start(&mesh, &SCRIPT).await;
     asking.conversation.suspend().await;
-    asking.conversation.in_phase(TaskPhase::Suspended).await;
+    asking.conversation.wait_for_phase(TaskPhase::Suspended).await;
     asking.conversation.resume().await;
-    asking.conversation.in_phase(TaskPhase::AwaitApproval).await;
+    asking.conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
     asking.conversation.cancel("not today").await;
-    let status = asking.conversation.settled().await.status.unwrap();
+    let status = asking.conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
     let transcript = asking.conversation.transcript().await;
     transcript.check(&["Do it."]);
@@ -208,7 +211,7 @@ async fn task_canceled_awaiting_approval_reports_completed_calls() {
     assert!(result.error.contains("nobody has approved them: #2 create_file"), "{}", result.error);
     assert_eq!(state(&mesh, &asking.approval).await, ApprovalState::Cancelled);
     assert!(!mesh.workspace().join("secrets").exists());
-    asking.recorder.until_count("approval.decided", 1).await;
+    asking.recorder.wait_for_count("approval.decided", 1).await;
 }
 
 #[tokio::test]
@@ -240,19 +243,19 @@ async fn approved_call_runs_once_when_interpreter_crashes_after_it() {
         policy: agent_policy,
         ..v1::TaskSpec::default()
     };
-    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task_with(spec).await.unwrap();
     let recorder = conversation.record();
-    conversation.say("Do it.").await;
-    conversation.in_phase(TaskPhase::AwaitApproval).await;
+    conversation.submit("Do it.").await;
+    conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
     let approval = id(&pending(&mesh, &conversation).await.pop().expect("something is asked"));
     construct(&mesh, &["approval", "approve", &approval, "-o", "json"]).await;
-    construct_tests::client::file_when(&mesh.workspace().join("log"), |text| {
+    construct_tests::client::wait_for_file(&mesh.workspace().join("log"), |text| {
         text.contains("begun")
     })
     .await;
     mesh.crash(Service::Interpreter).await.unwrap();
-    let asking = Asking { conversation, recorder, approval };
-    assert_eq!(asking.ended().await, "OutcomeUnknown");
+    let asking = AwaitingApproval { conversation, recorder, approval };
+    assert_eq!(asking.result().await, "OutcomeUnknown");
     assert_eq!(read(&mesh.workspace().join("log")), "begun\n");
     assert_eq!(state(&mesh, &asking.approval).await, ApprovalState::Approved);
 }

@@ -15,7 +15,7 @@ use construct_tests::{
 use serde_json::json;
 
 use crate::{
-    approvals::{Asking, SCRIPT, construct, nothing_is_in_flight},
+    approvals::{AwaitingApproval, SCRIPT, construct, wait_until_nothing_in_flight},
     read,
 };
 
@@ -62,7 +62,7 @@ fn run(mesh: &Mesh, statements: &str, arguments: &[&Path]) {
 }
 
 /// What is said of a command that has to fail.
-fn refused(mesh: &Mesh, statements: &str, arguments: &[&Path]) -> String {
+fn failure_of(mesh: &Mesh, statements: &str, arguments: &[&Path]) -> String {
     let done = shell(mesh, statements, arguments);
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(1), "{statements}: {said}");
@@ -94,16 +94,16 @@ async fn talker(mesh: &Mesh) -> Conversation {
         {"match": "read", "turns": [{"text": "I read.", "code": "read_file('note').content"}, {"text": "{{last_result}}"}]},
     ]});
     mesh.scripted_agent("talker", &script).await.unwrap();
-    mesh.client().unwrap().begin("talker", None).await.unwrap()
+    mesh.client().unwrap().create_task("talker", None).await.unwrap()
 }
 
 #[tokio::test]
 async fn restored_backup_continues_its_tasks() {
     let mut mesh = Mesh::start().await.unwrap();
-    let asking = Asking::begin(&mesh, &SCRIPT).await;
+    let asking = AwaitingApproval::start(&mesh, &SCRIPT).await;
     let talk = talker(&mesh).await;
     talk.ask("write").await;
-    nothing_is_in_flight(&mesh).await;
+    wait_until_nothing_in_flight(&mesh).await;
     let notes = mesh.home().join("notes.txt");
     fs::write(&notes, "what somebody has uploaded").unwrap();
     construct(&mesh, &["file", "upload", notes.to_str().unwrap(), "-o", "json"]).await;
@@ -131,8 +131,13 @@ async fn restored_backup_continues_its_tasks() {
     let listed = construct(&mesh, &["file", "list", "-o", "json"]).await;
     let file = listed["files"][0]["metadata"]["id"].as_str().unwrap();
     let restored = folder.path().join("notes.txt");
-    crate::identity::said(&mesh, None, &["file", "download", file, restored.to_str().unwrap()], "")
-        .await;
+    crate::identity::output(
+        &mesh,
+        None,
+        &["file", "download", file, restored.to_str().unwrap()],
+        "",
+    )
+    .await;
     assert_eq!(read(&restored), "what somebody has uploaded");
 
     let after = (talk.transcript().await.show(), asking.conversation.transcript().await.show());
@@ -142,7 +147,7 @@ async fn restored_backup_continues_its_tasks() {
     assert!(transcript.check(&["write", "read"]).show().contains("kept"), "{}", transcript.show());
     // The parked script goes on from its journal: what it had done is not done again.
     construct(&mesh, &["approval", "approve", &asking.approval, "-o", "json"]).await;
-    asking.ended().await;
+    asking.result().await;
     assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
 
     // The same without its streams: what the script had done is not known, which is said, and it is
@@ -156,7 +161,7 @@ async fn restored_backup_continues_its_tasks() {
     start(&mut mesh).await;
     assert_eq!(talk.transcript().await.show(), before.0, "what came after the backup is not known");
     construct(&mesh, &["approval", "approve", &asking.approval, "-o", "json"]).await;
-    asking.conversation.settled().await;
+    asking.conversation.wait_until_idle().await;
     let transcript = asking.conversation.transcript().await;
     assert!(transcript.result().error.starts_with("JournalUnreadable"), "{}", transcript.show());
     assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
@@ -199,7 +204,7 @@ async fn incomplete_or_incompatible_backup_is_refused() {
         "{missing:?}"
     );
 
-    assert!(refused(&mesh, "backup_take \"$1\"", &[&backup]).contains("exists already"));
+    assert!(failure_of(&mesh, "backup_take \"$1\"", &[&backup]).contains("exists already"));
     let kept = folder.path().join("with-keys");
     run(&mesh, &format!("{with_keys}backup_take \"$1\" --with-keys"), &[&kept, &keys]);
     assert_eq!(read(&kept.join("master.key")), read(&keys));
@@ -209,7 +214,7 @@ async fn incomplete_or_incompatible_backup_is_refused() {
         let path = backup.join(name);
         let was = fs::read(&path).unwrap();
         fs::write(&path, text).unwrap();
-        let said = refused(&mesh, check, &[&backup]);
+        let said = failure_of(&mesh, check, &[&backup]);
         fs::write(&path, was).unwrap();
         said
     };
@@ -226,9 +231,9 @@ async fn incomplete_or_incompatible_backup_is_refused() {
     assert!(
         spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("begin with empty ones")
     );
-    assert!(refused(&mesh, check, &[folder.path()]).contains("no manifest"));
+    assert!(failure_of(&mesh, check, &[folder.path()]).contains("no manifest"));
     fs::rename(backup.join("database.dump"), folder.path().join("dump")).unwrap();
-    assert!(refused(&mesh, check, &[&backup]).contains("database.dump is missing"));
+    assert!(failure_of(&mesh, check, &[&backup]).contains("database.dump is missing"));
     fs::rename(folder.path().join("dump"), backup.join("database.dump")).unwrap();
     run(&mesh, check, &[&backup]);
 }

@@ -1,6 +1,6 @@
 //! The command line, as a person or a script uses it.
 
-mod attached;
+mod attachments;
 mod control;
 mod conversation;
 mod doctor;
@@ -12,7 +12,7 @@ use std::process::{ExitStatus, Stdio};
 
 use construct_bus::User;
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     mesh::{Mesh, Service, binary},
     terminal::Terminal,
     wait::until,
@@ -26,13 +26,13 @@ use tokio::{
 
 /// What a command did.
 #[derive(Debug)]
-struct Done {
+struct CommandOutput {
     status: ExitStatus,
     output: String,
     errors: String,
 }
 
-impl Done {
+impl CommandOutput {
     fn json(&self) -> Value {
         serde_json::from_str(&self.output).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -77,10 +77,10 @@ impl Job {
     }
 
     /// Waits for a line with this on standard error.
-    async fn error_line_with(&mut self, part: &str) -> String {
+    async fn wait_for_error_line(&mut self, part: &str) -> String {
         loop {
             let from = self.told.len();
-            let read = timeout(PATIENCE, self.errors.read_line(&mut self.told)).await;
+            let read = timeout(TURN_TIMEOUT, self.errors.read_line(&mut self.told)).await;
             assert!(matches!(read, Ok(Ok(1..))), "{part:?} is not told, but: {}", self.told);
             if self.told[from..].contains(part) {
                 return self.told[from..].to_owned();
@@ -89,15 +89,15 @@ impl Job {
     }
 
     /// Waits for its end.
-    async fn done(mut self) -> Done {
+    async fn wait(mut self) -> CommandOutput {
         // Both at once: who writes more than a pipe holds waits for a reader.
         let rest = async {
             tokio::join!(self.errors.read_to_string(&mut self.told), self.child.wait_with_output())
         };
-        let (errors, done) = timeout(PATIENCE, rest).await.expect("the command ends");
+        let (errors, done) = timeout(TURN_TIMEOUT, rest).await.expect("the command ends");
         errors.unwrap();
         let done = done.unwrap();
-        Done {
+        CommandOutput {
             status: done.status,
             output: String::from_utf8(done.stdout).unwrap(),
             errors: self.told,
@@ -115,8 +115,8 @@ async fn spawn(mesh: &Mesh, arguments: &[&str], input: &str) -> Job {
     Job { child, errors, told: String::new() }
 }
 
-async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> Done {
-    spawn(mesh, arguments, input).await.done().await
+async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> CommandOutput {
+    spawn(mesh, arguments, input).await.wait().await
 }
 
 /// A command in a terminal of its own.
@@ -231,18 +231,18 @@ async fn tap_prints_messages_of_the_mesh() {
     let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
     let client = mesh.client().unwrap();
     // It listens once it tells of anything at all.
-    let first = until("the first message", PATIENCE, async || {
-        client.begin("worker", None).await.unwrap();
+    let first = until("the first message", TURN_TIMEOUT, async || {
+        client.create_task("worker", None).await.unwrap();
         let line = timeout(std::time::Duration::from_millis(300), lines.next_line()).await;
         line.map_err(|_| "nothing yet")
     })
     .await;
     assert!(first.unwrap().is_some());
-    let conversation = client.begin("worker", None).await.unwrap();
+    let conversation = client.create_task("worker", None).await.unwrap();
     conversation.ask("what is one and one?").await;
     let wanted = ["TaskWake", "ModelInvoke", "StepResult", "CodeExecute", "JournalEntry", "Event"];
     let mut seen: Vec<String> = Vec::new();
-    until("each kind of message to be tapped", PATIENCE, async || {
+    until("each kind of message to be tapped", TURN_TIMEOUT, async || {
         while let Ok(Ok(Some(line))) =
             timeout(std::time::Duration::from_millis(300), lines.next_line()).await
         {
@@ -268,8 +268,8 @@ async fn tap_prints_messages_of_the_mesh() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
-    let line = until("a line for people", PATIENCE, async || {
-        client.begin("worker", None).await.unwrap();
+    let line = until("a line for people", TURN_TIMEOUT, async || {
+        client.create_task("worker", None).await.unwrap();
         let line = timeout(std::time::Duration::from_millis(300), lines.next_line()).await;
         line.map_err(|_| "nothing yet")
     })
@@ -298,7 +298,7 @@ async fn watched_job_is_followed_to_its_end_across_gateway_crash() {
         command(&mesh.gateway_url(), &["exec", "--workspace", &workspace, "-o", "json", "go"])
             .spawn()
             .unwrap();
-    construct_tests::client::file_when(&mesh.workspace().join("begun"), |_| true).await;
+    construct_tests::client::wait_for_file(&mesh.workspace().join("begun"), |_| true).await;
     mesh.crash(Service::Gateway).await.unwrap();
     std::fs::write(mesh.workspace().join("go"), "").unwrap();
     let done = job.wait_with_output().await.unwrap();

@@ -3,7 +3,7 @@
 
 use construct_proto::v1::{self, TurnOutcome};
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     mesh::{Mesh, Service},
     wait::until,
 };
@@ -25,8 +25,8 @@ async fn operator_pool_is_served_by_own_process_with_own_limits() {
     .await
     .unwrap();
     mesh.start_services().await.unwrap();
-    mesh.set("CONSTRUCT_INTERPRETER_POOLS", "cpu-2");
-    mesh.replicate(Service::Interpreter).await.unwrap();
+    mesh.set_env("CONSTRUCT_INTERPRETER_POOLS", "cpu-2");
+    mesh.start_replica(Service::Interpreter).await.unwrap();
     let bus = mesh.bus().await;
     let mut commands = bus.tap("construct.v1.cmd.code.execute.>").await.unwrap();
 
@@ -45,7 +45,7 @@ async fn operator_pool_is_served_by_own_process_with_own_limits() {
             compute: compute.into(),
             ..Default::default()
         };
-        client.begin_as(spec).await
+        client.create_task_with(spec).await
     };
 
     // What does not exist is refused, and what does is named.
@@ -79,27 +79,30 @@ async fn operator_pool_is_served_by_own_process_with_own_limits() {
 
     // Without its process, a task of the pool waits and says for what; others go on.
     mesh.kill(Service::Interpreter).unwrap();
-    large.say("read").await;
-    explained(&large, "; no interpreter serves the pool `bench` since ").await;
+    large.submit("read").await;
+    wait_for_explanation(&large, "; no interpreter serves the pool `bench` since ").await;
     assert!(answer(&small, "read").await.contains("from one pool"));
-    mesh.set("CONSTRUCT_INTERPRETER_POOLS", "bench");
+    mesh.set_env("CONSTRUCT_INTERPRETER_POOLS", "bench");
     mesh.spawn(Service::Interpreter).unwrap();
-    assert_eq!(large.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    assert_eq!(
+        large.wait_until_idle().await.status.unwrap().last_outcome(),
+        TurnOutcome::Completed
+    );
     assert!(large.transcript().await.answers().pop().unwrap().contains("from one pool"));
 
     // A workspace that no interpreter of the pool has described yet: not even the model can be
     // asked.
-    mesh.ready(Service::Interpreter).await.unwrap();
+    mesh.wait_until_ready(Service::Interpreter).await.unwrap();
     mesh.kill(Service::Interpreter).unwrap();
     let own =
         v1::TaskSpec { agent: "worker".into(), compute: "bench".into(), ..Default::default() };
-    let own = client.begin_as(own).await.unwrap();
-    own.say("large").await;
+    let own = client.create_task_with(own).await.unwrap();
+    own.submit("large").await;
     // With what is behind that.
-    explained(&own, "no interpreter of the pool `bench` describes its tools: ").await;
-    explained(&own, "; no interpreter serves the pool `bench` since ").await;
+    wait_for_explanation(&own, "no interpreter of the pool `bench` describes its tools: ").await;
+    wait_for_explanation(&own, "; no interpreter serves the pool `bench` since ").await;
     mesh.spawn(Service::Interpreter).unwrap();
-    assert_eq!(own.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    assert_eq!(own.wait_until_idle().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
 }
 
 #[track_caller]
@@ -122,8 +125,8 @@ async fn answer(conversation: &Conversation, said: &str) -> String {
     conversation.transcript().await.answers().pop().expect("an answer")
 }
 
-async fn explained(conversation: &Conversation, words: &str) {
-    until(&format!("the task to say {words:?}"), PATIENCE, async || {
+async fn wait_for_explanation(conversation: &Conversation, words: &str) {
+    until(&format!("the task to say {words:?}"), TURN_TIMEOUT, async || {
         let explanation = conversation.explain().await.map_err(|error| error.to_string())?;
         if explanation.waiting_for.contains(words) { Ok(()) } else { Err(explanation.waiting_for) }
     })

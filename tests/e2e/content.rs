@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// An access key in the form of the vendor's documentation.
 const ACCESS_KEY: &str = "AKIDEXAMPLE:wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY:a/session+token=";
-const PROOF: &str = "EqQBCgIYAhIMproof";
+const SIGNATURE: &str = "EqQBCgIYAhIMproof";
 
 async fn begin(mesh: &Mesh, provider: v1::ModelProviderSpec) -> Conversation {
     let name = provider.name.clone();
@@ -21,17 +21,17 @@ async fn begin(mesh: &Mesh, provider: v1::ModelProviderSpec) -> Conversation {
     // With a title, no model call is made for one.
     let spec =
         v1::TaskSpec { agent: name, workspace, title: "A job".into(), ..v1::TaskSpec::default() };
-    mesh.client().unwrap().begin_as(spec).await.unwrap()
+    mesh.client().unwrap().create_task_with(spec).await.unwrap()
 }
 
-async fn show(conversation: &Conversation, blocks: Vec<Block>) -> v1::Task {
+async fn send_blocks(conversation: &Conversation, blocks: Vec<Block>) -> v1::Task {
     let blocks = blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect();
     let spec =
         v1::MessageSpec { task: conversation.id().into(), blocks, ..v1::MessageSpec::default() };
     let request =
         v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
     conversation.client().messages().create_message(request).await.unwrap();
-    conversation.settled().await
+    conversation.wait_until_idle().await
 }
 
 fn text(text: &str) -> Block {
@@ -43,7 +43,7 @@ fn attachment(media_type: &str, name: &str, data: Vec<u8>) -> Block {
     Block::Attachment(v1::Attachment { media_type, name, data, ..v1::Attachment::default() })
 }
 
-fn completed(task: v1::Task) {
+fn assert_completed(task: v1::Task) {
     let status = task.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
 }
@@ -52,24 +52,24 @@ fn completed(task: v1::Task) {
 async fn images_thinking_and_toolless_models_work_across_the_mesh() {
     let mesh = Mesh::start().await.unwrap();
     tokio::join!(
-        a_large_image_and_thinking(&mesh),
-        a_signature_goes_back(&mesh),
-        a_model_without_tools(&mesh)
+        large_image_and_thinking(&mesh),
+        signature_is_returned(&mesh),
+        model_without_tools(&mesh)
     );
 }
 
 /// The image alone is larger than what NATS takes in one message.
-async fn a_large_image_and_thinking(mesh: &Mesh) {
+async fn large_image_and_thinking(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     vendor
         .reply(
             bedrock::Answer::empty()
-                .and_reasoning("Hm.", PROOF)
+                .and_reasoning("Hm.", SIGNATURE)
                 .and_text("I look.")
                 .and_code("tooluse_1", "6 * 7")
                 .reply(),
         )
-        .reply(bedrock::Answer::text("It is 42.").using(5, 150, 6, 7).reply());
+        .reply(bedrock::Answer::text("It is 42.").with_usage(5, 150, 6, 7).reply());
     let provider = v1::ModelProviderSpec {
         name: "bedrock".into(),
         r#type: v1::ModelProviderType::Bedrock.into(),
@@ -80,20 +80,20 @@ async fn a_large_image_and_thinking(mesh: &Mesh) {
     let conversation = begin(mesh, provider).await;
     let image: Vec<u8> = (0..2_000_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
     let shown = vec![text("What is this?"), attachment("image/png", "big.png", image.clone())];
-    completed(show(&conversation, shown).await);
+    assert_completed(send_blocks(&conversation, shown).await);
 
     let transcript = conversation.transcript().await;
     transcript.check(&["What is this?"]);
-    let asked = transcript.of(v1::MessageSource::User)[0].spec.clone().unwrap();
+    let asked = transcript.from_source(v1::MessageSource::User)[0].spec.clone().unwrap();
     assert!(
         matches!(&asked.blocks[1].block, Some(Block::Attachment(shown)) if shown.data == image && shown.name == "big.png")
     );
-    let answer = transcript.of(v1::MessageSource::Assistant)[0].spec.clone().unwrap();
+    let answer = transcript.from_source(v1::MessageSource::Assistant)[0].spec.clone().unwrap();
     let Some(Block::Thinking(thinking)) = &answer.blocks[0].block else {
         panic!("no thinking: {answer:?}")
     };
     assert_eq!((thinking.text.as_str(), thinking.vendor.as_str()), ("Hm.", "bedrock"));
-    let last = transcript.of(v1::MessageSource::Assistant)[1];
+    let last = transcript.from_source(v1::MessageSource::Assistant)[1];
     let usage = transcript::status(last).usage.unwrap();
     assert_eq!((usage.cache_read_tokens, usage.cache_write_tokens), (150, 6));
 
@@ -113,18 +113,18 @@ async fn a_large_image_and_thinking(mesh: &Mesh) {
     let content = &requests[1].body["messages"][1]["content"];
     assert_eq!(
         content[0],
-        json!({"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": PROOF}}})
+        json!({"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": SIGNATURE}}})
     );
     assert_eq!(content[2]["toolUse"]["toolUseId"], "tooluse_1");
 }
 
-async fn a_signature_goes_back(mesh: &Mesh) {
+async fn signature_is_returned(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     vendor
         .reply(
             gemini::Answer::empty()
                 .and_thought("I plan.")
-                .and_code("call_1", "1 + 1", PROOF)
+                .and_code("call_1", "1 + 1", SIGNATURE)
                 .reply(),
         )
         .reply(gemini::Answer::text("Two.").and_signature("the-last").reply())
@@ -138,10 +138,10 @@ async fn a_signature_goes_back(mesh: &Mesh) {
     };
     let conversation = begin(mesh, provider).await;
     let recorder = conversation.record();
-    completed(conversation.ask("How much?").await);
+    assert_completed(conversation.ask("How much?").await);
     let task = conversation.ask("Thanks.").await;
-    let events = recorder.until_sequence(task.status.clone().unwrap().event_sequence).await;
-    completed(task);
+    let events = recorder.wait_for_sequence(task.status.clone().unwrap().event_sequence).await;
+    assert_completed(task);
     let thought = events.iter().any(|event| {
         matches!(&event.payload, Some(v1::event::Payload::MessageDelta(delta))
             if delta.delta == Some(v1::message_delta::Delta::Thinking("I plan.".into())))
@@ -151,12 +151,15 @@ async fn a_signature_goes_back(mesh: &Mesh) {
 
     let contents = &vendor.requests()[2].body["contents"];
     let called = json!({"id": "call_1", "name": "code_interpreter", "args": {"code": "1 + 1"}});
-    assert_eq!(contents[1]["parts"], json!([{"functionCall": called, "thoughtSignature": PROOF}]));
+    assert_eq!(
+        contents[1]["parts"],
+        json!([{"functionCall": called, "thoughtSignature": SIGNATURE}])
+    );
     assert_eq!(contents[2]["parts"][0]["functionResponse"]["response"], json!({"output": "2"}));
     assert_eq!(contents[3]["parts"], json!([{"text": "Two.", "thoughtSignature": "the-last"}]));
 }
 
-async fn a_model_without_tools(mesh: &Mesh) {
+async fn model_without_tools(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     vendor
         .reply(
@@ -181,7 +184,7 @@ async fn a_model_without_tools(mesh: &Mesh) {
     let model = conversation.client().models().update_model(update).await.unwrap().into_inner();
     assert_eq!(model.spec.unwrap().tool_calling, Some(false));
     std::fs::write(mesh.workspace().join("ollama/n.txt"), "abc").unwrap();
-    completed(conversation.ask("How many letters?").await);
+    assert_completed(conversation.ask("How many letters?").await);
     let transcript = conversation.transcript().await;
     transcript.check(&["How many letters?"]);
     assert_eq!(transcript.answers(), ["I count.\n", "There are three."]);

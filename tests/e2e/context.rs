@@ -13,7 +13,7 @@ use serde_json::json;
 const SUMMARY: &str = "# Goal\nTo remember.\n# Facts\n# Done\n# Open\nNothing.";
 
 /// Has the model see so many tokens, of which it may answer with a thousand.
-async fn window(client: &Client, model: &str, tokens: i64) {
+async fn set_context_window(client: &Client, model: &str, tokens: i64) {
     let request = v1::UpdateModelRequest {
         model: model.to_owned(),
         context_window: Some(tokens),
@@ -24,7 +24,7 @@ async fn window(client: &Client, model: &str, tokens: i64) {
 }
 
 /// Words of about so many tokens, as vendors count.
-fn words(tokens: usize) -> String {
+fn text_of_tokens(tokens: usize) -> String {
     format!("Remember this: {}", "abc ".repeat(tokens))
 }
 
@@ -39,7 +39,7 @@ fn compactions(events: &[v1::Event]) -> Vec<v1::ContextCompacted> {
 /// Fills a conversation until it is summed up.
 async fn fill(conversation: &Conversation) -> v1::TaskStatus {
     for _ in 0..12 {
-        let status = conversation.ask(&words(2_000)).await.status.unwrap();
+        let status = conversation.ask(&text_of_tokens(2_000)).await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
         assert!(
             status.context_tokens > 0 && status.context_tokens < status.context_room,
@@ -61,15 +61,15 @@ async fn long_conversation_is_compacted_repeatedly_and_stays_listed() {
     });
     mesh.scripted_agent("worker", &script).await.unwrap();
     let client = mesh.client().unwrap();
-    window(&client, "worker", 24_000).await;
-    let conversation = client.begin("worker", None).await.unwrap();
+    set_context_window(&client, "worker", 24_000).await;
+    let conversation = client.create_task("worker", None).await.unwrap();
     let recorder = conversation.record();
     let first = fill(&conversation).await;
     let mut last = first.clone();
     while last.compacted_through == first.compacted_through {
-        last = conversation.ask(&words(2_000)).await.status.unwrap();
+        last = conversation.ask(&text_of_tokens(2_000)).await.status.unwrap();
     }
-    let events = recorder.until_sequence(last.event_sequence).await;
+    let events = recorder.wait_for_sequence(last.event_sequence).await;
     check_order(&events);
     let told = compactions(&events);
     assert_eq!(told.len(), 2, "{told:?}");
@@ -80,7 +80,7 @@ async fn long_conversation_is_compacted_repeatedly_and_stays_listed() {
     assert_eq!(told[1].through_position, last.compacted_through);
     let transcript = conversation.transcript().await;
     assert_eq!(
-        transcript.of(MessageSource::User).len(),
+        transcript.from_source(MessageSource::User).len(),
         transcript.answers().len(),
         "everything is listed"
     );
@@ -97,7 +97,10 @@ async fn long_conversation_is_compacted_repeatedly_and_stays_listed() {
     let copy = client.tasks().fork_task(request).await.unwrap().into_inner();
     assert_eq!(copy.status.as_ref().unwrap().compacted_through, last.compacted_through);
     let copy = client.conversation(&id(copy.metadata.as_ref()));
-    assert_eq!(copy.ask(&words(10)).await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    assert_eq!(
+        copy.ask(&text_of_tokens(10)).await.status.unwrap().last_outcome(),
+        TurnOutcome::Completed
+    );
     let request = v1::RewindTaskRequest {
         task: conversation.id().to_owned(),
         message: id(transcript.messages[2].metadata.as_ref()),
@@ -105,11 +108,11 @@ async fn long_conversation_is_compacted_repeatedly_and_stays_listed() {
     };
     client.tasks().rewind_task(request).await.unwrap();
     let back = conversation
-        .task_when("the task to be taken back", |_, status| status.compacted_through == 0)
+        .wait_for_task("the task to be taken back", |_, status| status.compacted_through == 0)
         .await;
     assert_eq!(back.status.unwrap().phase(), v1::TaskPhase::AwaitInput);
     assert_eq!(
-        conversation.ask(&words(10)).await.status.unwrap().last_outcome(),
+        conversation.ask(&text_of_tokens(10)).await.status.unwrap().last_outcome(),
         TurnOutcome::Completed
     );
 }
@@ -123,25 +126,25 @@ async fn compaction_survives_worker_crashes_and_is_explained() {
     });
     mesh.scripted_agent("worker", &script).await.unwrap();
     let client = mesh.client().unwrap();
-    window(&client, "worker", 40_000).await;
-    let conversation = client.begin("worker", None).await.unwrap();
+    set_context_window(&client, "worker", 40_000).await;
+    let conversation = client.create_task("worker", None).await.unwrap();
     let recorder = conversation.record();
     for _ in 0..3 {
-        conversation.ask(&words(3_000)).await;
+        conversation.ask(&text_of_tokens(3_000)).await;
     }
     // The same conversation goes on with an agent whose model sees less.
     mesh.scripted_agent("small", &script).await.unwrap();
-    window(&client, "small", 16_000).await;
+    set_context_window(&client, "small", 16_000).await;
     let request = v1::UpdateTaskRequest {
         task: conversation.id().to_owned(),
         agent: Some("small".to_owned()),
         ..Default::default()
     };
     client.tasks().update_task(request).await.unwrap();
-    conversation.say(&words(100)).await;
+    conversation.submit(&text_of_tokens(100)).await;
     let waits = construct_tests::wait::until(
         "the summary to be asked for",
-        construct_tests::client::PATIENCE,
+        construct_tests::client::TURN_TIMEOUT,
         async || {
             let why = conversation.explain().await.map_err(|status| status.to_string())?;
             if why.waiting_for.contains("a summary of the conversation") {
@@ -155,24 +158,24 @@ async fn compaction_survives_worker_crashes_and_is_explained() {
     assert!(waits.deadline.is_some());
     mesh.crash(Service::Reconciler).await.unwrap();
     mesh.crash(Service::Providers).await.unwrap();
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
     assert!(
         status.compacted_through > 0 && status.context_tokens < status.context_room,
         "{status:?}"
     );
-    let told = compactions(&recorder.until_sequence(status.event_sequence).await);
+    let told = compactions(&recorder.wait_for_sequence(status.event_sequence).await);
     assert!(matches!(told.as_slice(), [one] if one.summary), "{told:?}");
 }
 
 /// The system prompt that a model was sent.
-fn system(request: &Captured) -> &str {
+fn system_prompt(request: &Captured) -> &str {
     request.body["system"][0]["text"].as_str().unwrap_or_default()
 }
 
 /// Whether a model was asked for a summary.
-fn wants_summary(request: &Captured) -> bool {
-    system(request).contains("no longer fits the assistant's memory")
+fn is_summary_request(request: &Captured) -> bool {
+    system_prompt(request).contains("no longer fits the assistant's memory")
 }
 
 #[tokio::test]
@@ -180,10 +183,10 @@ async fn pinned_facts_are_in_every_call_after_compaction_and_fallback() {
     const PORT: &str = "The port is 8417.";
     const ANN: &str = "Ann decides.";
     let vendor = VendorServer::answering(|request| {
-        let text = if wants_summary(request) { SUMMARY } else { "I do." };
+        let text = if is_summary_request(request) { SUMMARY } else { "I do." };
         // About as vendors count.
         let tokens = u32::try_from(request.body.to_string().len() / 4).unwrap_or(u32::MAX);
-        anthropic::Answer::text(text).using(tokens, 0, 0, 10).reply()
+        anthropic::Answer::text(text).with_usage(tokens, 0, 0, 10).reply()
     })
     .await;
     let mesh = Mesh::start().await.unwrap();
@@ -197,12 +200,14 @@ async fn pinned_facts_are_in_every_call_after_compaction_and_fallback() {
             ..Default::default()
         };
         mesh.agent(name, provider).await.unwrap();
-        window(&client, name, tokens).await;
+        set_context_window(&client, name, tokens).await;
     }
     // With a title, no model call is made for one.
     let (agent, title, pinned) = ("large".to_owned(), "A job".to_owned(), vec![PORT.to_owned()]);
-    let conversation =
-        client.begin_as(v1::TaskSpec { agent, title, pinned, ..Default::default() }).await.unwrap();
+    let conversation = client
+        .create_task_with(v1::TaskSpec { agent, title, pinned, ..Default::default() })
+        .await
+        .unwrap();
     let pin = async |agent: Option<&str>, facts: &[&str]| {
         let facts = facts.iter().map(|fact| (*fact).to_owned()).collect();
         let request = v1::UpdateTaskRequest {
@@ -217,45 +222,49 @@ async fn pinned_facts_are_in_every_call_after_compaction_and_fallback() {
 
     fill(&conversation).await;
     let requests = vendor.requests();
-    let summaries: Vec<_> = requests.iter().filter(|request| wants_summary(request)).collect();
+    let summaries: Vec<_> = requests.iter().filter(|request| is_summary_request(request)).collect();
     assert!(
-        matches!(summaries.as_slice(), [one] if !system(one).contains(PORT)),
+        matches!(summaries.as_slice(), [one] if !system_prompt(one).contains(PORT)),
         "{}",
         summaries.len()
     );
-    for request in requests.iter().filter(|request| !wants_summary(request)) {
-        assert_eq!(system(request).matches(PORT).count(), 1, "{}", system(request));
+    for request in requests.iter().filter(|request| !is_summary_request(request)) {
+        assert_eq!(system_prompt(request).matches(PORT).count(), 1, "{}", system_prompt(request));
     }
     let after = newest();
     assert!(
-        !wants_summary(&after) && after.body["messages"].to_string().contains("To remember."),
+        !is_summary_request(&after) && after.body["messages"].to_string().contains("To remember."),
         "{after:?}"
     );
 
     // It has its place in what the model can see.
     let long = "abc ".repeat(500);
-    let without = conversation.ask(&words(10)).await.status.unwrap();
+    let without = conversation.ask(&text_of_tokens(10)).await.status.unwrap();
     pin(None, &[PORT, &long, &long]).await;
-    let with = conversation.ask(&words(10)).await.status.unwrap();
+    let with = conversation.ask(&text_of_tokens(10)).await.status.unwrap();
     assert!(with.context_tokens > without.context_tokens + 500, "{with:?} after {without:?}");
-    conversation.ask(&words(3_500)).await;
+    conversation.ask(&text_of_tokens(3_500)).await;
 
     // What is pinned in between is told from the next call on, also to a model that sees less, for
     // which the conversation is summed up again.
     pin(Some("small"), &[PORT, ANN]).await;
-    let status = conversation.ask(&words(100)).await.status.unwrap();
+    let status = conversation.ask(&text_of_tokens(100)).await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
     let is_of_small = |request: &Captured| request.body["model"] == "small";
     assert!(
-        vendor.requests().iter().any(|request| is_of_small(request) && wants_summary(request)),
+        vendor.requests().iter().any(|request| is_of_small(request) && is_summary_request(request)),
         "{status:?}"
     );
     let asked = newest();
-    assert!(is_of_small(&asked) && !wants_summary(&asked));
-    assert!(system(&asked).ends_with(&format!("\n- {PORT}\n- {ANN}\n")), "{}", system(&asked));
+    assert!(is_of_small(&asked) && !is_summary_request(&asked));
+    assert!(
+        system_prompt(&asked).ends_with(&format!("\n- {PORT}\n- {ANN}\n")),
+        "{}",
+        system_prompt(&asked)
+    );
     pin(None, &[]).await;
-    conversation.ask(&words(10)).await;
-    assert!(!system(&newest()).contains("# Pinned"), "{}", system(&newest()));
+    conversation.ask(&text_of_tokens(10)).await;
+    assert!(!system_prompt(&newest()).contains("# Pinned"), "{}", system_prompt(&newest()));
 }
 
 #[tokio::test]
@@ -275,10 +284,10 @@ async fn prompt_refused_as_too_long_is_compacted_and_retried() {
     });
     mesh.scripted_agent("worker", &script).await.unwrap();
     let client = mesh.client().unwrap();
-    let conversation = client.begin("worker", None).await.unwrap();
+    let conversation = client.create_task("worker", None).await.unwrap();
     let recorder = conversation.record();
     for _ in 0..4 {
-        conversation.ask(&words(500)).await;
+        conversation.ask(&text_of_tokens(500)).await;
     }
     let status = conversation.ask("Is it too much?").await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
@@ -287,7 +296,7 @@ async fn prompt_refused_as_too_long_is_compacted_and_retried() {
         Some("That fits.")
     );
     // No summary could be had, as the model had nothing to say: the oldest exchanges are left out.
-    let told = compactions(&recorder.until_sequence(status.event_sequence).await);
+    let told = compactions(&recorder.wait_for_sequence(status.event_sequence).await);
     assert!(
         matches!(told.as_slice(), [one] if !one.summary && one.text.contains("left out")),
         "{told:?}"
@@ -300,12 +309,12 @@ async fn looping_model_is_warned_once_then_stopped_with_own_reason() {
     let turns: Vec<_> = (0..20).map(|_| json!({"code": [["'the same'"]]})).collect();
     mesh.scripted_agent("worker", &json!({"turns": turns})).await.unwrap();
     let client = mesh.client().unwrap();
-    let conversation = client.begin("worker", None).await.unwrap();
+    let conversation = client.create_task("worker", None).await.unwrap();
     let recorder = conversation.record();
     let status = conversation.ask("Find it.").await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Failed);
     assert_eq!(status.last_error.unwrap().code, "STUCK");
-    let events = recorder.until_sequence(status.event_sequence).await;
+    let events = recorder.wait_for_sequence(status.event_sequence).await;
     let ended = events.iter().find_map(|event| match &event.payload {
         Some(Payload::TurnCompleted(turn)) => Some(turn.clone()),
         _ => None,

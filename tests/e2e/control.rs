@@ -7,7 +7,7 @@ use construct_proto::v1::{
     self, MessagePriority, MessageSource, TaskPhase, TurnOutcome, event::Payload,
 };
 use construct_tests::{
-    client::{Conversation, PATIENCE, file_when, id},
+    client::{Conversation, TURN_TIMEOUT, id, wait_for_file},
     mesh::{Mesh, Service},
     recorder::check_order,
     transcript::{Transcript, status, text},
@@ -16,7 +16,7 @@ use construct_tests::{
 use serde_json::json;
 use tonic::Code;
 
-use crate::{is_running, process_is_gone};
+use crate::{is_running, wait_for_process_end};
 
 /// Sends a message that does not wait for the turn that runs.
 async fn interrupt(conversation: &Conversation, words: &str) -> v1::Message {
@@ -74,13 +74,17 @@ async fn fork(
 }
 
 /// The user's message with these words.
-fn said<'a>(transcript: &'a Transcript, words: &str) -> &'a v1::Message {
+fn user_message<'a>(transcript: &'a Transcript, words: &str) -> &'a v1::Message {
     let found = transcript.messages.iter().find(|message| text(message) == words);
     found.unwrap_or_else(|| panic!("{words:?} was not said:\n{}", transcript.show()))
 }
 
 fn errors(transcript: &Transcript) -> Vec<String> {
-    transcript.of(MessageSource::User).into_iter().map(|message| status(message).error).collect()
+    transcript
+        .from_source(MessageSource::User)
+        .into_iter()
+        .map(|message| status(message).error)
+        .collect()
 }
 
 #[tokio::test]
@@ -100,13 +104,13 @@ async fn interrupting_message_is_answered_at_once_and_partial_kept() {
 
     let speaking = async {
         let conversation =
-            client.begin("worker", Some(&mesh.folder("speaking").unwrap())).await.unwrap();
+            client.create_task("worker", Some(&mesh.folder("speaking").unwrap())).await.unwrap();
         let recorder = conversation.record();
-        conversation.say("A story, please.").await;
-        conversation.say("quick, later").await;
-        recorder.until_count("message.delta", 1).await;
+        conversation.submit("A story, please.").await;
+        conversation.submit("quick, later").await;
+        recorder.wait_for_count("message.delta", 1).await;
         interrupt(&conversation, "quick, now").await;
-        let status = conversation.settled().await.status.unwrap();
+        let status = conversation.wait_until_idle().await.status.unwrap();
         let transcript = conversation.transcript().await;
         transcript.check(&["A story, please.", "quick, now", "quick, later"]);
         assert_eq!(
@@ -114,13 +118,13 @@ async fn interrupting_message_is_answered_at_once_and_partial_kept() {
             ["Once upon a tim", "quick: quick, now", "quick: quick, later"]
         );
         let marks: Vec<String> =
-            transcript.of(MessageSource::System).into_iter().map(text).collect();
+            transcript.from_source(MessageSource::System).into_iter().map(text).collect();
         assert!(
             matches!(marks.as_slice(), [mark] if mark.contains("broken off here")),
             "{marks:?}"
         );
         assert_eq!(errors(&transcript), ["interrupted by a newer message of the user", "", ""]);
-        let events = recorder.until_sequence(status.event_sequence).await;
+        let events = recorder.wait_for_sequence(status.event_sequence).await;
         check_order(&events);
         let outcomes: Vec<TurnOutcome> = events
             .iter()
@@ -139,14 +143,14 @@ async fn interrupting_message_is_answered_at_once_and_partial_kept() {
         let folder = mesh.folder("working").unwrap();
         let mark = format!("401.{}", std::process::id());
         std::fs::write(folder.join("mark.txt"), &mark).unwrap();
-        let conversation = client.begin("worker", Some(&folder)).await.unwrap();
-        conversation.say("A command, please.").await;
-        file_when(&folder.join("begun"), |_| true).await;
+        let conversation = client.create_task("worker", Some(&folder)).await.unwrap();
+        conversation.submit("A command, please.").await;
+        wait_for_file(&folder.join("begun"), |_| true).await;
         let process = format!("sleep {mark}");
         assert!(is_running(&process));
         interrupt(&conversation, "quick, now").await;
-        conversation.settled().await;
-        process_is_gone(&process).await;
+        conversation.wait_until_idle().await;
+        wait_for_process_end(&process).await;
         let transcript = conversation.transcript().await;
         transcript.check(&["A command, please.", "quick, now"]);
         let results = transcript.results();
@@ -176,7 +180,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     let (agent, workspace) = ("worker".to_owned(), folder.display().to_string());
     let spec =
         v1::TaskSpec { agent, workspace, title: "A job".to_owned(), ..v1::TaskSpec::default() };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = client.create_task_with(spec).await.unwrap();
     let recorder = conversation.record();
     conversation.ask("one").await;
     conversation.ask("a script").await;
@@ -186,7 +190,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     assert_eq!(before.answers(), ["1: one", "", "It is 2, 2 asked.", "3: three"]);
 
     // A copy up to the script's end: its own task, its own transcript, and nothing owed.
-    let answer = before.of(MessageSource::Assistant)[2];
+    let answer = before.from_source(MessageSource::Assistant)[2];
     let copy = fork(&conversation, answer).await.unwrap();
     let copied = copy.task().await.unwrap();
     let (spec, state) = (copied.spec.unwrap(), copied.status.unwrap());
@@ -197,7 +201,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     transcript.check(&["one", "a script", "other"]);
     assert_eq!(transcript.answers(), ["1: one", "", "It is 2, 2 asked.", "3: other"]);
     let notice = transcript
-        .of(MessageSource::System)
+        .from_source(MessageSource::System)
         .into_iter()
         .map(text)
         .find(|text| text.contains("is a copy"));
@@ -209,7 +213,8 @@ async fn conversation_is_rewound_edited_and_forked() {
     );
 
     // At the message that calls the script, its result comes along.
-    let at_call = fork(&conversation, before.of(MessageSource::Assistant)[1]).await.unwrap();
+    let at_call =
+        fork(&conversation, before.from_source(MessageSource::Assistant)[1]).await.unwrap();
     at_call.ask("other").await;
     let transcript = at_call.transcript().await;
     transcript.check(&["one", "a script", "other"]);
@@ -217,12 +222,12 @@ async fn conversation_is_rewound_edited_and_forked() {
 
     // While a script runs, and while the reconciler is dead, a message is sent anew; the same
     // request twice is once.
-    conversation.say("slow").await;
-    file_when(&folder.join("begun"), |_| true).await;
+    conversation.submit("slow").await;
+    wait_for_file(&folder.join("begun"), |_| true).await;
     mesh.kill(Service::Reconciler).unwrap();
-    let edited = edit(&conversation, said(&before, "a script"), "two", "key").await;
-    assert_eq!(edit(&conversation, said(&before, "a script"), "two", "key").await, edited);
-    assert_eq!(status(&edited).replaces, id(said(&before, "a script").metadata.as_ref()));
+    let edited = edit(&conversation, user_message(&before, "a script"), "two", "key").await;
+    assert_eq!(edit(&conversation, user_message(&before, "a script"), "two", "key").await, edited);
+    assert_eq!(status(&edited).replaces, id(user_message(&before, "a script").metadata.as_ref()));
     let why = conversation.explain().await.unwrap();
     assert!(why.waiting_for.contains("take the conversation back"), "{why:?}");
     mesh.spawn(Service::Reconciler).unwrap();
@@ -234,15 +239,15 @@ async fn conversation_is_rewound_edited_and_forked() {
             Err(transcript.show())
         }
     };
-    until("the edited message to be answered", PATIENCE, answered).await;
-    process_is_gone("sleep 402").await;
-    conversation.settled().await;
+    until("the edited message to be answered", TURN_TIMEOUT, answered).await;
+    wait_for_process_end("sleep 402").await;
+    conversation.wait_until_idle().await;
     let shown: Vec<String> =
-        conversation.transcript().await.placed().into_iter().map(text).collect();
+        conversation.transcript().await.placed_messages().into_iter().map(text).collect();
     assert_eq!(shown, ["one", "1: one", "two", "2: two"]);
 
     // What was put aside is kept in its place: no gap, each script with its result.
-    let whole = conversation.whole_transcript().await;
+    let whole = conversation.full_transcript().await;
     whole.check(&["one", "a script", "three", "slow", "two"]);
     let aside =
         whole.messages.iter().filter(|message| status(message).superseded_at.is_some()).count();
@@ -250,20 +255,20 @@ async fn conversation_is_rewound_edited_and_forked() {
     assert!(errors(&whole)[3].contains("taken back"), "{}", whole.show());
 
     // Back to the beginning, and on.
-    let first = said(&whole, "one").clone();
+    let first = user_message(&whole, "one").clone();
     rewind(&conversation, &first, true).await.unwrap();
     let rewound = |_: &v1::Task, status: &v1::TaskStatus| status.phase() == TaskPhase::AwaitInput;
-    conversation.task_when("to await input", rewound).await;
-    recorder.until_count("task.rewound", 2).await;
-    let gone = rewind(&conversation, said(&whole, "three"), false).await.unwrap_err();
+    conversation.wait_for_task("to await input", rewound).await;
+    recorder.wait_for_count("task.rewound", 2).await;
+    let gone = rewind(&conversation, user_message(&whole, "three"), false).await.unwrap_err();
     assert_eq!(gone.code(), Code::FailedPrecondition, "{gone:?}");
     let task = conversation.ask("again").await;
     assert_eq!(conversation.transcript().await.answers(), ["2: again"]);
-    let events = recorder.until_sequence(task.status.clone().unwrap().event_sequence).await;
+    let events = recorder.wait_for_sequence(task.status.clone().unwrap().event_sequence).await;
     check_order(&events);
     // What was spent for what is not shown any more stays spent.
     let spent: i64 = conversation
-        .whole_transcript()
+        .full_transcript()
         .await
         .messages
         .iter()

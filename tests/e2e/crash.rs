@@ -11,7 +11,7 @@ use std::{
 
 use construct_proto::v1::{Event, TaskPhase, TurnOutcome};
 use construct_tests::{
-    client::{Conversation, PATIENCE, file_when},
+    client::{Conversation, TURN_TIMEOUT, wait_for_file},
     mesh::{Mesh, Service},
     proxy::{Proxy, authority},
     random,
@@ -20,7 +20,7 @@ use construct_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{is_running, process_is_gone, read};
+use crate::{is_running, read, wait_for_process_end};
 
 /// Side effects of a job.
 const EFFECTS: u32 = 24;
@@ -35,7 +35,7 @@ fn script(code: &[&str]) -> Value {
 
 /// Each effect is a line of its own or a file of its own, and an unknown outcome is taken down, as
 /// the prompt asks.
-const ONE_BY_ONE: [&str; 13] = [
+const SEQUENTIAL: [&str; 13] = [
     "const unknown = [];",
     "for (let n = 1; n <= 24; n++) {",
     "  try {",
@@ -51,7 +51,7 @@ const ONE_BY_ONE: [&str; 13] = [
     "",
 ];
 
-const AT_ONCE: [&str; 14] = [
+const CONCURRENT: [&str; 14] = [
     "const order = [];",
     "const one = async n => {",
     "  try {",
@@ -83,51 +83,52 @@ impl Job {
     /// Another job of the same agent.
     async fn begin_in(mesh: &Mesh, workspace: &Path) -> Self {
         let job = Self::prepare(mesh, workspace, EFFECTS).await;
-        job.conversation.say("Do it.").await;
+        job.conversation.submit("Do it.").await;
         job
     }
 
     /// One that is not told to begin yet, whose script has so many side effects.
     async fn prepare(mesh: &Mesh, workspace: &Path, effects: u32) -> Self {
-        let conversation = mesh.client().unwrap().begin("worker", Some(workspace)).await.unwrap();
+        let conversation =
+            mesh.client().unwrap().create_task("worker", Some(workspace)).await.unwrap();
         let recorder = conversation.record();
         Self { conversation, recorder, effects }
     }
 
     /// The model is in the middle of its first answer.
-    async fn speaks(&self) {
-        self.recorder.until_count("message.delta", 3).await;
-        self.is_in(TaskPhase::InvokeModel).await;
+    async fn wait_for_first_answer(&self) {
+        self.recorder.wait_for_count("message.delta", 3).await;
+        self.assert_phase(TaskPhase::InvokeModel).await;
     }
 
     /// The script is in the middle of its side effects.
-    async fn works(&self) {
-        self.recorder.until_count("tool.result", 8).await;
-        self.is_in(TaskPhase::ExecuteTools).await;
+    async fn wait_for_effects(&self) {
+        self.recorder.wait_for_count("tool.result", 8).await;
+        self.assert_phase(TaskPhase::ExecuteTools).await;
     }
 
     /// How much of the script was seen so far.
-    fn seen(&self) -> usize {
+    fn script_event_count(&self) -> usize {
         self.recorder.events().iter().filter(|event| event.r#type == "tool.result").count()
     }
 
     /// What is killed now is killed in the middle.
-    async fn is_in(&self, phase: TaskPhase) {
+    async fn assert_phase(&self, phase: TaskPhase) {
         let status = self.conversation.task().await.unwrap().status.unwrap();
         assert_eq!(status.phase(), phase, "the job is faster than the test");
     }
 
     /// The model is in the middle of its last answer.
-    async fn concludes(&self) {
+    async fn wait_for_last_answer(&self) {
         let is_delta = |event: &&Event| event.step == 3 && event.r#type == "message.delta";
         let what = "deltas of the last answer";
-        self.recorder.until(what, |events| events.iter().filter(is_delta).count() > 2).await;
-        self.is_in(TaskPhase::InvokeModel).await;
+        self.recorder.wait_until(what, |events| events.iter().filter(is_delta).count() > 2).await;
+        self.assert_phase(TaskPhase::InvokeModel).await;
     }
 
     /// The job is done as promised. Gives the effects whose outcome the script was told is unknown.
     async fn check(&self, workspace: &Path) -> BTreeSet<u32> {
-        let status = self.conversation.settled().await.status.unwrap();
+        let status = self.conversation.wait_until_idle().await.status.unwrap();
         let transcript = self.conversation.transcript().await;
         transcript.check(&["Do it."]);
         assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
@@ -154,50 +155,50 @@ impl Job {
             "effects did not happen, and nothing was said: {missing:?}; unknown: {unknown:?}"
         );
 
-        let events = self.recorder.until_sequence(status.event_sequence).await;
+        let events = self.recorder.wait_for_sequence(status.event_sequence).await;
         check_order(&events);
         unknown
     }
 }
 
-async fn survives(service: Service) -> BTreeSet<u32> {
+async fn survives_crash_of(service: Service) -> BTreeSet<u32> {
     let mut mesh = Mesh::start().await.unwrap();
-    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
-    job.speaks().await;
+    let job = Job::begin(&mesh, &SEQUENTIAL).await;
+    job.wait_for_first_answer().await;
     mesh.crash(service).await.unwrap();
-    job.works().await;
+    job.wait_for_effects().await;
     mesh.crash(service).await.unwrap();
-    job.concludes().await;
+    job.wait_for_last_answer().await;
     mesh.crash(service).await.unwrap();
     job.check(mesh.workspace()).await
 }
 
 #[tokio::test]
 async fn job_survives_gateway_crash() {
-    assert_eq!(survives(Service::Gateway).await, BTreeSet::new());
+    assert_eq!(survives_crash_of(Service::Gateway).await, BTreeSet::new());
 }
 
 #[tokio::test]
 async fn job_survives_reconciler_crash() {
-    assert_eq!(survives(Service::Reconciler).await, BTreeSet::new());
+    assert_eq!(survives_crash_of(Service::Reconciler).await, BTreeSet::new());
 }
 
 #[tokio::test]
 async fn job_survives_providers_crash() {
-    assert_eq!(survives(Service::Providers).await, BTreeSet::new());
+    assert_eq!(survives_crash_of(Service::Providers).await, BTreeSet::new());
 }
 
 #[tokio::test]
 async fn job_survives_interpreter_crash() {
-    let unknown = survives(Service::Interpreter).await;
+    let unknown = survives_crash_of(Service::Interpreter).await;
     assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
 }
 
 #[tokio::test]
 async fn concurrent_calls_survive_interpreter_crash() {
     let mut mesh = Mesh::start().await.unwrap();
-    let job = Job::begin(&mesh, &AT_ONCE).await;
-    job.recorder.until_count("tool.result", 4).await;
+    let job = Job::begin(&mesh, &CONCURRENT).await;
+    job.recorder.wait_for_count("tool.result", 4).await;
     mesh.crash(Service::Interpreter).await.unwrap();
     let unknown = job.check(mesh.workspace()).await;
     assert!(
@@ -209,8 +210,8 @@ async fn concurrent_calls_survive_interpreter_crash() {
 #[tokio::test]
 async fn job_survives_crash_of_all_services_at_once() {
     let mut mesh = Mesh::start().await.unwrap();
-    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
-    job.works().await;
+    let job = Job::begin(&mesh, &SEQUENTIAL).await;
+    job.wait_for_effects().await;
     for service in Service::ALL {
         mesh.kill(service).unwrap();
     }
@@ -222,10 +223,10 @@ async fn job_survives_crash_of_all_services_at_once() {
 #[tokio::test]
 async fn job_survives_nats_crash() {
     let mut mesh = Mesh::start().await.unwrap();
-    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
-    job.speaks().await;
+    let job = Job::begin(&mesh, &SEQUENTIAL).await;
+    job.wait_for_first_answer().await;
     mesh.nats.restart().await;
-    job.works().await;
+    job.wait_for_effects().await;
     mesh.nats.restart().await;
     let unknown = job.check(mesh.workspace()).await;
     assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
@@ -236,13 +237,13 @@ async fn job_survives_partition_from_postgresql() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let url = mesh.database.url().to_owned();
     let proxy = Proxy::start(&authority(&url)).await.unwrap();
-    mesh.set("CONSTRUCT_DATABASE_URL", proxy.instead_of(&url));
+    mesh.set_env("CONSTRUCT_DATABASE_URL", proxy.proxied_url(&url));
     mesh.start_services().await.unwrap();
-    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
-    job.works().await;
+    let job = Job::begin(&mesh, &SEQUENTIAL).await;
+    job.wait_for_effects().await;
     proxy.cut();
     // The script goes on to its end meanwhile, and its result waits.
-    job.recorder.until_count("tool.result", EFFECTS as usize).await;
+    job.recorder.wait_for_count("tool.result", EFFECTS as usize).await;
     proxy.restore();
     assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new());
 }
@@ -250,15 +251,15 @@ async fn job_survives_partition_from_postgresql() {
 #[tokio::test]
 async fn intents_survive_reconciler_crash() {
     let mut mesh = Mesh::start().await.unwrap();
-    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
-    job.works().await;
+    let job = Job::begin(&mesh, &SEQUENTIAL).await;
+    job.wait_for_effects().await;
     mesh.kill(Service::Reconciler).unwrap();
     job.conversation.suspend().await;
     mesh.spawn(Service::Reconciler).unwrap();
-    mesh.ready(Service::Reconciler).await.unwrap();
-    job.conversation.in_phase(TaskPhase::Suspended).await;
+    mesh.wait_until_ready(Service::Reconciler).await.unwrap();
+    job.conversation.wait_for_phase(TaskPhase::Suspended).await;
     job.conversation.resume().await;
-    let status = job.conversation.settled().await.status.unwrap();
+    let status = job.conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed);
     job.conversation.transcript().await.check(&["Do it."]);
     let done = read(&mesh.workspace().join("effects.log"));
@@ -270,13 +271,13 @@ async fn intents_survive_reconciler_crash() {
 async fn job_survives_partition_from_nats() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let proxy = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
-    mesh.set("CONSTRUCT_NATS_URL", proxy.instead_of(mesh.nats.url()));
+    mesh.set_env("CONSTRUCT_NATS_URL", proxy.proxied_url(mesh.nats.url()));
     mesh.start_services().await.unwrap();
-    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
-    job.works().await;
+    let job = Job::begin(&mesh, &SEQUENTIAL).await;
+    job.wait_for_effects().await;
     proxy.cut();
     // Without its journal a script must not go on, and waits.
-    until("the interpreter to notice", PATIENCE, async || {
+    until("the interpreter to notice", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Interpreter);
         if log.contains("a journal cannot be written yet") {
             Ok(())
@@ -295,23 +296,23 @@ async fn job_survives_partition_from_nats() {
 async fn job_survives_reordered_and_duplicated_messages() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let proxy = Proxy::start_nats(&authority(mesh.nats.url())).await.unwrap();
-    mesh.set("CONSTRUCT_NATS_URL", proxy.instead_of(mesh.nats.url()));
+    mesh.set_env("CONSTRUCT_NATS_URL", proxy.proxied_url(mesh.nats.url()));
     mesh.start_services().await.unwrap();
     proxy.disorder(random::seed());
-    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    let job = Job::begin(&mesh, &SEQUENTIAL).await;
     assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new(), "nobody was killed");
 }
 
 #[tokio::test]
 async fn deploy_during_a_job_is_not_noticed() {
     let mut mesh = Mesh::start().await.unwrap();
-    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
-    job.speaks().await;
+    let job = Job::begin(&mesh, &SEQUENTIAL).await;
+    job.wait_for_first_answer().await;
     for service in [Service::Providers, Service::Reconciler, Service::Gateway] {
         assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
         mesh.start_services().await.unwrap();
     }
-    job.works().await;
+    job.wait_for_effects().await;
     for service in Service::ALL {
         assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
         mesh.start_services().await.unwrap();
@@ -341,10 +342,10 @@ async fn shell_command_dies_with_interpreter_as_outcome_unknown() {
     .await
     .unwrap();
     let conversation =
-        mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
-    conversation.say("go").await;
+        mesh.client().unwrap().create_task("worker", Some(mesh.workspace())).await.unwrap();
+    conversation.submit("go").await;
     for (n, seconds) in seconds.iter().enumerate() {
-        file_when(&mesh.workspace().join(format!("begun{n}")), |_| true).await;
+        wait_for_file(&mesh.workspace().join(format!("begun{n}")), |_| true).await;
         let process = format!("sleep {seconds}");
         assert!(is_running(&process));
         if n == 0 {
@@ -352,10 +353,10 @@ async fn shell_command_dies_with_interpreter_as_outcome_unknown() {
         } else {
             mesh.stop(Service::Interpreter).await.unwrap();
         }
-        process_is_gone(&process).await;
+        wait_for_process_end(&process).await;
         mesh.start_services().await.unwrap();
     }
-    conversation.settled().await;
+    conversation.wait_until_idle().await;
     let transcript = conversation.transcript().await;
     let outputs: Vec<String> =
         transcript.check(&["go"]).results().into_iter().map(|result| result.output).collect();
@@ -369,11 +370,11 @@ async fn messages_during_crashes_are_accepted_and_answered_in_order() {
     let script =
         json!({"conversations": [{"match": "", "turns": [{"text": "heard {{last_user_text}}"}]}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     let texts: Vec<String> = (0..30).map(|n| format!("message {n}")).collect();
     let speaking = async {
         for text in &texts {
-            conversation.say(text).await;
+            conversation.submit(text).await;
         }
     };
     let dying = async {
@@ -384,13 +385,13 @@ async fn messages_during_crashes_are_accepted_and_answered_in_order() {
             (20, Service::Providers),
         ] {
             conversation
-                .task_when("some messages", |_, status| status.message_count >= position)
+                .wait_for_task("some messages", |_, status| status.message_count >= position)
                 .await;
             mesh.crash(service).await.unwrap();
         }
     };
     tokio::join!(speaking, dying);
-    conversation.settled().await;
+    conversation.wait_until_idle().await;
     let transcript = conversation.transcript().await;
     let said: Vec<&str> = texts.iter().map(String::as_str).collect();
     transcript.check(&said);
@@ -402,13 +403,15 @@ async fn messages_during_crashes_are_accepted_and_answered_in_order() {
 async fn concurrent_jobs_survive_crashes_of_all_services_in_turn() {
     const JOBS: usize = 6;
     let mut mesh = Mesh::start().await.unwrap();
-    mesh.scripted_agent("worker", &script(&ONE_BY_ONE)).await.unwrap();
+    mesh.scripted_agent("worker", &script(&SEQUENTIAL)).await.unwrap();
     let mut jobs = Vec::new();
     for n in 0..JOBS {
         let folder = mesh.folder(&format!("job-{n}")).unwrap();
         jobs.push((Job::begin_in(&mesh, &folder).await, folder));
     }
-    let progress = |jobs: &[(Job, PathBuf)]| jobs.iter().map(|(job, _)| job.seen()).sum::<usize>();
+    let progress = |jobs: &[(Job, PathBuf)]| {
+        jobs.iter().map(|(job, _)| job.script_event_count()).sum::<usize>()
+    };
     // None: NATS.
     let victims = [
         Some(Service::Interpreter),
@@ -422,7 +425,7 @@ async fn concurrent_jobs_survive_crashes_of_all_services_in_turn() {
     ];
     for (turn, victim) in (1..).zip(victims) {
         let wanted = turn * JOBS * 2;
-        until("the jobs to go on", PATIENCE, async || match progress(&jobs) {
+        until("the jobs to go on", TURN_TIMEOUT, async || match progress(&jobs) {
             seen if seen >= wanted => Ok(()),
             seen => Err((seen, wanted)),
         })
@@ -445,15 +448,15 @@ async fn concurrent_jobs_survive_crashes_of_all_services_in_turn() {
 async fn replicas_share_the_work_and_repeat_nothing() {
     let mut mesh = Mesh::start().await.unwrap();
     for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
-        mesh.replicate(service).await.unwrap();
+        mesh.start_replica(service).await.unwrap();
     }
-    mesh.scripted_agent("worker", &script(&ONE_BY_ONE)).await.unwrap();
+    mesh.scripted_agent("worker", &script(&SEQUENTIAL)).await.unwrap();
     let mut jobs = Vec::new();
     for n in 0..6 {
         let folder = mesh.folder(&format!("job-{n}")).unwrap();
         jobs.push((Job::begin_in(&mesh, &folder).await, folder));
     }
-    jobs[0].0.recorder.until_count("tool.result", 4).await;
+    jobs[0].0.recorder.wait_for_count("tool.result", 4).await;
     // The others go on with what these had.
     for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
         mesh.kill(service).unwrap();
@@ -474,17 +477,17 @@ async fn script_canceled_before_delivery_never_runs() {
     ]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let conversation =
-        mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+        mesh.client().unwrap().create_task("worker", Some(mesh.workspace())).await.unwrap();
     // The reconciler has learnt which tools there are before the interpreter is gone.
     conversation.ask("hello").await;
     mesh.kill(Service::Interpreter).unwrap();
-    conversation.say("write").await;
-    conversation.in_phase(TaskPhase::ExecuteTools).await;
+    conversation.submit("write").await;
+    conversation.wait_for_phase(TaskPhase::ExecuteTools).await;
     conversation.cancel("changed my mind").await;
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
     mesh.spawn(Service::Interpreter).unwrap();
-    mesh.ready(Service::Interpreter).await.unwrap();
+    mesh.wait_until_ready(Service::Interpreter).await.unwrap();
     // Whatever was still queued would be run before this.
     conversation.ask("look").await;
     let transcript = conversation.transcript().await;

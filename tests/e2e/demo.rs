@@ -74,9 +74,10 @@ async fn demo_script_reports_the_workspace() {
     let mesh = Mesh::start().await.unwrap();
     lay_out(mesh.workspace());
     mesh.scripted_agent("demo", &serde_json::from_str(SCRIPT).unwrap()).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("demo", Some(mesh.workspace())).await.unwrap();
-    conversation.say("Explore the workspace.").await;
-    let status = conversation.settled().await.status.unwrap();
+    let conversation =
+        mesh.client().unwrap().create_task("demo", Some(mesh.workspace())).await.unwrap();
+    conversation.submit("Explore the workspace.").await;
+    let status = conversation.wait_until_idle().await.status.unwrap();
     let transcript = conversation.transcript().await;
     transcript.check(&["Explore the workspace."]);
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());

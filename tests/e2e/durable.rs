@@ -17,7 +17,7 @@ use std::{
 use axum::{Router, extract::Path, routing::post};
 use construct_proto::v1::{TaskPhase, TurnOutcome};
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     mesh::{Mesh, Service},
     random::{self, Random},
     wait::until,
@@ -137,8 +137,8 @@ impl Job {
 
     /// Waits until there is an effect more; false when the script is over before. A process that
     /// gets no further than the one before it would count as one that the script has killed.
-    async fn goes_on(&self, before: usize) -> bool {
-        until("a script to go on", PATIENCE, async || {
+    async fn makes_progress(&self, before: usize) -> bool {
+        until("a script to go on", TURN_TIMEOUT, async || {
             if self.effects().len() > before {
                 return Ok(true);
             }
@@ -150,7 +150,7 @@ impl Job {
     /// Holds what happened against what the script says; gives how many effects there were, and of
     /// how many the outcome is unknown.
     async fn check(&self, kills: u64, at_once: u64) -> (u64, u64) {
-        let status = self.conversation.settled().await.status.unwrap();
+        let status = self.conversation.wait_until_idle().await.status.unwrap();
         let transcript = self.conversation.transcript().await;
         transcript.check(&["go"]);
         assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
@@ -192,12 +192,12 @@ async fn kill(mesh: &mut Mesh, jobs: &[Job], most: u64, random: &mut Random) -> 
     while kills < most {
         let mut running = 0;
         for (job, seen) in jobs.iter().zip(&seen) {
-            running += u64::from(job.goes_on(*seen).await);
+            running += u64::from(job.makes_progress(*seen).await);
         }
         if running == 0 {
             break;
         }
-        tokio::time::sleep(Duration::from_micros(random.below(120_000))).await;
+        tokio::time::sleep(Duration::from_micros(random.next_below(120_000))).await;
         seen = jobs.iter().map(|job| job.effects().len()).collect();
         mesh.crash(Service::Interpreter).await.unwrap();
         kills += 1;
@@ -207,9 +207,9 @@ async fn kill(mesh: &mut Mesh, jobs: &[Job], most: u64, random: &mut Random) -> 
 }
 
 /// `at_once` effects of a script can be under way.
-async fn survive(script: &str, at_once: u64) {
+async fn survives_kills(script: &str, at_once: u64) {
     let mut random = Random::new(random::seed());
-    let wanted = random::named("CONSTRUCT_TRIALS").map_or(TRIALS, |trials| trials.div_ceil(2));
+    let wanted = random::from_env("CONSTRUCT_TRIALS").map_or(TRIALS, |trials| trials.div_ceil(2));
     let (address, requests) = server().await;
     let mut mesh = Mesh::start_with(&[
         ("CONSTRUCT_INTERPRETER_FETCH_HOSTS", "127.0.0.1"),
@@ -228,8 +228,9 @@ async fn survive(script: &str, at_once: u64) {
             let name = format!("job-{scripts}");
             scripts += 1;
             let folder = mesh.folder(&name).unwrap();
-            let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
-            conversation.say("go").await;
+            let conversation =
+                mesh.client().unwrap().create_task("worker", Some(&folder)).await.unwrap();
+            conversation.submit("go").await;
             jobs.push(Job { name, folder, conversation, requests: Arc::clone(&requests) });
         }
         let (killed, met) = kill(&mut mesh, &jobs, KILLS.min(wanted - kills), &mut random).await;
@@ -249,10 +250,10 @@ async fn survive(script: &str, at_once: u64) {
 
 #[tokio::test]
 async fn repeatedly_killed_scripts_repeat_nothing() {
-    survive(SEQUENTIAL, 1).await;
+    survives_kills(SEQUENTIAL, 1).await;
 }
 
 #[tokio::test]
 async fn repeatedly_killed_concurrent_scripts_repeat_nothing() {
-    survive(CONCURRENT, 5).await;
+    survives_kills(CONCURRENT, 5).await;
 }

@@ -3,13 +3,13 @@
 
 use construct_bus::topology::Stream;
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     mesh::{Mesh, Service},
     wait::until,
 };
 use serde_json::json;
 
-use crate::identity::{REQUIRED, answered, first_key, furnish, refused, said};
+use crate::identity::{REQUIRED, create_entities, first_key, json_output, output, refusal};
 
 #[tokio::test]
 async fn active_organization_is_erased_while_services_crash() {
@@ -17,62 +17,64 @@ async fn active_organization_is_erased_while_services_crash() {
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
     let mut keys = Vec::new();
     for color in ["red", "blue"] {
-        let made = answered(&mesh, &operator, &["organization", "create", color], "").await;
+        let made = json_output(&mesh, &operator, &["organization", "create", color], "").await;
         let code = made["setupCode"]["code"].as_str().unwrap();
-        keys.push(said(&mesh, None, &["key", "exchange"], code).await.trim().to_owned());
-        furnish(&mesh, &keys[keys.len() - 1], color).await;
+        keys.push(output(&mesh, None, &["key", "exchange"], code).await.trim().to_owned());
+        create_entities(&mesh, &keys[keys.len() - 1], color).await;
     }
     let (red, blue) = (keys[0].as_str(), keys[1].as_str());
     let work = ["exec", "--agent", "worker", "Do it."];
-    tokio::join!(said(&mesh, Some(red), &work, ""), said(&mesh, Some(blue), &work, ""));
-    let organization =
-        answered(&mesh, red, &["whoami"], "").await["organizationId"].as_str().unwrap().to_owned();
+    tokio::join!(output(&mesh, Some(red), &work, ""), output(&mesh, Some(blue), &work, ""));
+    let organization = json_output(&mesh, red, &["whoami"], "").await["organizationId"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     // A script that runs for longer than anybody waits.
     let script =
         json!({"turns": [{"code": "execute_command('echo > begun; sleep 600', {timeout_seconds: 590})"}]}).to_string();
-    said(
+    output(
         &mesh,
         Some(red),
         &["modelprovider", "create", "slow", "--type", "scripted", "--script-file", "-"],
         &script,
     )
     .await;
-    said(
+    output(
         &mesh,
         Some(red),
         &["model", "create", "slow", "--provider", "slow", "--model-id", "slow"],
         "",
     )
     .await;
-    said(&mesh, Some(red), &["agent", "create", "slow", "--model", "slow"], "").await;
-    let task = answered(&mesh, red, &["task", "create", "--agent", "slow"], "").await;
+    output(&mesh, Some(red), &["agent", "create", "slow", "--model", "slow"], "").await;
+    let task = json_output(&mesh, red, &["task", "create", "--agent", "slow"], "").await;
     let task = task["metadata"]["id"].as_str().unwrap().to_owned();
-    said(&mesh, Some(red), &["message", "create", &task, "Do it slowly."], "").await;
+    output(&mesh, Some(red), &["message", "create", &task, "Do it slowly."], "").await;
     let begun = mesh.home().join("data/workspaces").join(&task).join("begun");
-    construct_tests::client::file_when(&begun, |_| true).await;
+    construct_tests::client::wait_for_file(&begun, |_| true).await;
 
     let (path, notes) = (mesh.home().join("notes.txt"), "what red has uploaded");
     std::fs::write(&path, notes).unwrap();
-    let uploaded = answered(&mesh, red, &["file", "upload", path.to_str().unwrap()], "").await;
+    let uploaded = json_output(&mesh, red, &["file", "upload", path.to_str().unwrap()], "").await;
     assert_eq!(uploaded["status"]["state"], "FILE_STATE_READY", "{uploaded}");
     let files = mesh.home().join("data/blobs/files").join(&organization);
     assert!(files.exists());
 
-    let sure = refused(&mesh, Some(&operator), &["organization", "delete", "red"]).await;
+    let sure = refusal(&mesh, Some(&operator), &["organization", "delete", "red"]).await;
     assert!(sure.contains("--yes"), "{sure}");
     mesh.kill(Service::Reconciler).unwrap();
-    said(&mesh, Some(&operator), &["organization", "delete", "red", "--yes"], "").await;
+    output(&mesh, Some(&operator), &["organization", "delete", "red", "--yes"], "").await;
     for arguments in
         [&["whoami"][..], &["task", "list"], &["message", "create", &task, "And this."]]
     {
-        refused(&mesh, Some(red), arguments).await;
+        refusal(&mesh, Some(red), arguments).await;
     }
     mesh.crash(Service::Gateway).await.unwrap();
     mesh.spawn(Service::Reconciler).unwrap();
     mesh.crash(Service::Gateway).await.unwrap();
     let trail = ["audit", "list", "--method", "EraseOrganization"];
-    let erased = until("the trail to say that it is erased", PATIENCE, async || {
-        let trail = answered(&mesh, &operator, &trail, "").await;
+    let erased = until("the trail to say that it is erased", TURN_TIMEOUT, async || {
+        let trail = json_output(&mesh, &operator, &trail, "").await;
         if trail.to_string().contains(&organization) { Ok(trail.to_string()) } else { Err(trail) }
     })
     .await;
@@ -82,7 +84,7 @@ async fn active_organization_is_erased_while_services_crash() {
     let id: construct_domain::OrganizationId = organization.parse().unwrap();
     let id = id.uuid().to_string();
     // That its folder has to go is the last that is known of it.
-    until("nothing of it to be left in the database", PATIENCE, async || {
+    until("nothing of it to be left in the database", TURN_TIMEOUT, async || {
         let contents = mesh.database.contents().await;
         let of_it =
             contents.lines().filter(|row| row.contains(&id) && !row.starts_with("audit_entries: "));
@@ -91,14 +93,14 @@ async fn active_organization_is_erased_while_services_crash() {
     })
     .await;
     assert!(!files.exists(), "its files are gone with it");
-    until("its events to be gone from NATS", PATIENCE, async || {
+    until("its events to be gone from NATS", TURN_TIMEOUT, async || {
         let events = mesh.nats.stored(Stream::Events).await;
         let left = events.iter().filter(|event| event.subject.contains(&organization)).count();
         if left == 0 { Ok(()) } else { Err(left) }
     })
     .await;
     // The others have everything, and work.
-    let tasks = answered(&mesh, blue, &["task", "list"], "").await;
+    let tasks = json_output(&mesh, blue, &["task", "list"], "").await;
     assert_eq!(tasks["tasks"].as_array().unwrap().len(), 1, "{tasks}");
-    assert!(said(&mesh, Some(blue), &work, "").await.contains("blue sees"));
+    assert!(output(&mesh, Some(blue), &work, "").await.contains("blue sees"));
 }

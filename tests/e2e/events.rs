@@ -28,7 +28,7 @@ async fn subscription_broken_after_any_event_resumes_exactly() {
     // With a title, none is made after the turn.
     let spec =
         v1::TaskSpec { agent: "worker".into(), title: "Looking".into(), ..v1::TaskSpec::default() };
-    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task_with(spec).await.unwrap();
     // Somebody listens who does not read, on a connection of his own: that is nobody else's
     // business.
     let mut idle = mesh
@@ -43,10 +43,10 @@ async fn subscription_broken_after_any_event_resumes_exactly() {
     let broken: Vec<Recorder> =
         [1, 2, 3, 7].into_iter().map(|every| conversation.record_interrupted(every)).collect();
     let last = conversation.ask("go").await.status.unwrap().event_sequence;
-    let whole = whole.until_sequence(last).await;
+    let whole = whole.wait_for_sequence(last).await;
     check_whole(&conversation, &whole);
     for recorder in &broken {
-        let events = recorder.until_sequence(last).await;
+        let events = recorder.wait_for_sequence(last).await;
         assert!(recorder.connections() > 5, "it was interrupted");
         check_whole(&conversation, &events);
         assert_eq!(ids(&events), ids(&whole));
@@ -57,7 +57,7 @@ async fn subscription_broken_after_any_event_resumes_exactly() {
     }
     assert_eq!(ids(&unread), ids(&whole));
     // Who comes late sees the same.
-    let late = conversation.record().until_sequence(last).await;
+    let late = conversation.record().wait_for_sequence(last).await;
     check_whole(&conversation, &late);
     assert_eq!(ids(&late), ids(&whole));
 
@@ -71,19 +71,20 @@ async fn subscription_broken_after_any_event_resumes_exactly() {
         };
         Recorder::start(mesh.client().unwrap().events(), request, None)
     };
-    let some = subscribe(&["message.created", "t*n.completed"], "0").until_sequence(last - 1).await;
+    let some =
+        subscribe(&["message.created", "t*n.completed"], "0").wait_for_sequence(last - 1).await;
     let wanted: Vec<&str> = types(&whole)
         .into_iter()
         .filter(|kind| ["message.created", "turn.completed"].contains(kind))
         .collect();
     assert_eq!(types(&some), wanted);
-    let tools = subscribe(&["tool.*"], "0").until_count("tool.result", 12).await;
+    let tools = subscribe(&["tool.*"], "0").wait_for_count("tool.result", 12).await;
     assert_eq!(tools.len(), 24);
     // Without a cursor only what is new is told.
     let new = subscribe(&[], "");
-    new.connected().await;
+    new.wait_until_connected().await;
     let last = conversation.ask("more").await.status.unwrap().event_sequence;
-    let seen = new.until_sequence(last).await;
+    let seen = new.wait_for_sequence(last).await;
     assert!(
         records(&seen)[0].sequence
             > whole.iter().map(|event| event.sequence).max().unwrap_or_default()
@@ -100,18 +101,18 @@ async fn subscription_broken_after_any_event_resumes_exactly() {
 async fn subscriptions_survive_gateway_crash() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     let recorders = [conversation.record(), conversation.record_interrupted(4)];
-    conversation.say("go").await;
+    conversation.submit("go").await;
     // In the middle of a text, and in the middle of a script.
-    recorders[0].until_count("message.delta", 4).await;
+    recorders[0].wait_for_count("message.delta", 4).await;
     mesh.crash(Service::Gateway).await.unwrap();
-    recorders[0].until_count("tool.result", 3).await;
+    recorders[0].wait_for_count("tool.result", 3).await;
     mesh.crash(Service::Gateway).await.unwrap();
-    let last = conversation.settled().await.status.unwrap().event_sequence;
-    let late = conversation.record().until_sequence(last).await;
+    let last = conversation.wait_until_idle().await.status.unwrap().event_sequence;
+    let late = conversation.record().wait_for_sequence(last).await;
     for recorder in &recorders {
-        let events = recorder.until_sequence(last).await;
+        let events = recorder.wait_for_sequence(last).await;
         check_whole(&conversation, &events);
         assert_eq!(ids(&events), ids(&late));
     }
@@ -122,7 +123,7 @@ async fn subscriptions_survive_gateway_crash() {
 async fn organization_events_report_entity_changes() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
     let client = mesh.client().unwrap();
     let subscribe = |types: &[&str], every| {
         let types = types.iter().map(|kind| (*kind).to_owned()).collect();
@@ -134,7 +135,7 @@ async fn organization_events_report_entity_changes() {
     let updates = subscribe(&["*.updated"], None);
     let models = subscribe(&["model.*"], None);
     for filtered in [&updates, &models] {
-        filtered.connected().await;
+        filtered.wait_until_connected().await;
     }
     let agent = id(mesh.scripted_agent("worker", &script()).await.unwrap().metadata.as_ref());
 
@@ -182,7 +183,7 @@ async fn organization_events_report_entity_changes() {
         v1::DeleteModelProviderRequest { model_provider: "worker".into(), ..Default::default() };
     client.providers().delete_model_provider(delete).await.unwrap();
 
-    let events = recorder.until_count("provider.deleted", 1).await;
+    let events = recorder.wait_for_count("provider.deleted", 1).await;
     check_order(&events);
     assert_eq!(
         types(&events),
@@ -214,9 +215,9 @@ async fn organization_events_report_entity_changes() {
             deleted(id(provider.metadata.as_ref())),
         ]
     );
-    let updates = updates.until_count("agent.updated", 1).await;
+    let updates = updates.wait_for_count("agent.updated", 1).await;
     assert_eq!(ids(&updates), ids(&events[3..6]));
-    let models = models.until_count("model.deleted", 1).await;
+    let models = models.wait_for_count("model.deleted", 1).await;
     assert_eq!(types(&models), ["model.created", "model.updated", "model.deleted"]);
 }
 
@@ -225,12 +226,12 @@ async fn changes_of_queued_messages_are_published_once_and_in_order() {
     // The reconciler comes later: until then everything waits.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
     mesh.scripted_agent("worker", &json!([])).await.unwrap();
     let client = mesh.client().unwrap();
     let spec =
         v1::TaskSpec { agent: "worker".into(), title: "Waiting".into(), ..v1::TaskSpec::default() };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = client.create_task_with(spec).await.unwrap();
     let filtered = |types: &[&str]| {
         let types = types.iter().map(|kind| (*kind).to_owned()).collect();
         let request = v1::SubscribeRequest { types, ..conversation.subscription() };
@@ -239,12 +240,12 @@ async fn changes_of_queued_messages_are_published_once_and_in_order() {
     let (all, changed, withdrawn) =
         (conversation.record(), filtered(&["m*.updated"]), filtered(&["message.deleted"]));
     for recorder in [&all, &changed, &withdrawn] {
-        recorder.connected().await;
+        recorder.wait_until_connected().await;
     }
     conversation.suspend().await;
     let mut said = Vec::new();
     for text in ["edited", "withdrawn", "dropped"] {
-        said.push(id(conversation.say(text).await.metadata.as_ref()));
+        said.push(id(conversation.submit(text).await.metadata.as_ref()));
     }
     let block = v1::block::Block::Text(v1::Text { text: "as meant".into() });
     let update = v1::UpdateMessageRequest {
@@ -258,11 +259,11 @@ async fn changes_of_queued_messages_are_published_once_and_in_order() {
     client.messages().delete_message(delete).await.unwrap_err();
     conversation.cancel("changed my mind").await;
     // Said after the cancel and before anybody looked at it: this one stays.
-    let kept = id(conversation.say("kept").await.metadata.as_ref());
+    let kept = id(conversation.submit("kept").await.metadata.as_ref());
     mesh.spawn(Service::Reconciler).unwrap();
 
-    let task = conversation.task_when("the cancel", |_, status| status.queued_count == 1).await;
-    let events = all.until_sequence(task.status.unwrap().event_sequence).await;
+    let task = conversation.wait_for_task("the cancel", |_, status| status.queued_count == 1).await;
+    let events = all.wait_for_sequence(task.status.unwrap().event_sequence).await;
     check_order(&events);
     let told: Vec<(&str, &Payload)> = events
         .iter()
@@ -294,7 +295,7 @@ async fn changes_of_queued_messages_are_published_once_and_in_order() {
         assert_eq!(kept, Some(dropped));
     }
     let waiting: Vec<String> = listed
-        .unplaced()
+        .unplaced_messages()
         .into_iter()
         .filter(|message| transcript::status(message).processed_at.is_none())
         .map(|message| id(message.metadata.as_ref()))
@@ -304,8 +305,8 @@ async fn changes_of_queued_messages_are_published_once_and_in_order() {
     // Globs leave out the others.
     let mine: Vec<String> =
         ids(&events.iter().filter(|event| event.r#type == updated).cloned().collect::<Vec<_>>());
-    assert_eq!(ids(&changed.until_count(updated, 3).await), mine);
-    assert_eq!(types(&withdrawn.until_count("message.deleted", 1).await), ["message.deleted"]);
+    assert_eq!(ids(&changed.wait_for_count(updated, 3).await), mine);
+    assert_eq!(types(&withdrawn.wait_for_count("message.deleted", 1).await), ["message.deleted"]);
 }
 
 /// Whatever the connection went through, this is what a subscriber has to have seen of [`script`].

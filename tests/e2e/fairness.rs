@@ -15,7 +15,7 @@ use construct_proto::{
 };
 use construct_store::{Key, Order, Page, TaskFilter};
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     mesh::{Mesh, Service},
     vendor::{VendorServer, ollama},
     wait::until,
@@ -29,7 +29,7 @@ const FLOOD: u32 = 40;
 const ALL: Page =
     Page { limit: 200, order: Order { key: Key::CreatedAt, descending: true }, after: None };
 /// Two places of each organization, and three workers.
-const SMALL: [(&str, &str); 4] = [
+const SMALL_LIMITS: [(&str, &str); 4] = [
     ("CONSTRUCT_RECONCILER_MODEL_CALLS", "2"),
     ("CONSTRUCT_RECONCILER_SCRIPTS", "2"),
     ("CONSTRUCT_PROVIDERS_CONCURRENCY", "3"),
@@ -37,7 +37,7 @@ const SMALL: [(&str, &str); 4] = [
 ];
 
 /// How many commands the first reconciler holds back: `model` calls or scripts (`code`).
-async fn withheld(mesh: &Mesh, kind: &str) -> Result<u32, String> {
+async fn held_back_count(mesh: &Mesh, kind: &str) -> Result<u32, String> {
     let page = mesh.metrics(Service::Reconciler).await.map_err(|error| format!("{error:#}"))?;
     let kind = format!("construct_step_kind=\"{kind}\"");
     let line = page
@@ -47,10 +47,12 @@ async fn withheld(mesh: &Mesh, kind: &str) -> Result<u32, String> {
     count.ok_or(page)
 }
 
-async fn until_withheld(mesh: &Mesh, kind: &str, enough: impl Fn(u32) -> bool) {
-    until("commands to be withheld", PATIENCE, async || match withheld(mesh, kind).await {
-        Ok(count) if enough(count) => Ok(()),
-        other => Err(other),
+async fn wait_for_held_back(mesh: &Mesh, kind: &str, enough: impl Fn(u32) -> bool) {
+    until("commands to be withheld", TURN_TIMEOUT, async || {
+        match held_back_count(mesh, kind).await {
+            Ok(count) if enough(count) => Ok(()),
+            other => Err(other),
+        }
     })
     .await;
 }
@@ -69,8 +71,8 @@ async fn begin(mesh: &Mesh, organization: OrganizationId, count: u32, message: &
 }
 
 /// Waits until so many tasks of an organization have their answer.
-async fn until_answered(mesh: &Mesh, organization: OrganizationId, count: u32) {
-    until("tasks to be answered", 2 * PATIENCE, async || {
+async fn wait_for_answers(mesh: &Mesh, organization: OrganizationId, count: u32) {
+    until("tasks to be answered", 2 * TURN_TIMEOUT, async || {
         match mesh.database.answer_times(organization).await {
             (done, _) if done.len() >= count as usize => Ok(()),
             (done, left) => Err((done.len(), left)),
@@ -80,13 +82,13 @@ async fn until_answered(mesh: &Mesh, organization: OrganizationId, count: u32) {
 }
 
 /// How many tasks of an organization have their answer.
-async fn answered(mesh: &Mesh, organization: OrganizationId) -> usize {
+async fn answered_count(mesh: &Mesh, organization: OrganizationId) -> usize {
     mesh.database.answer_times(organization).await.0.len()
 }
 
 /// Waits until a task says one of these of what it waits for.
-async fn explained(conversation: &Conversation, words: &[&str]) {
-    until(&format!("the task to say {words:?}"), PATIENCE, async || {
+async fn wait_for_explanation(conversation: &Conversation, words: &[&str]) {
+    until(&format!("the task to say {words:?}"), TURN_TIMEOUT, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?.waiting_for;
         if words.iter().any(|words| why.contains(words)) { Ok(()) } else { Err(why) }
     })
@@ -94,16 +96,16 @@ async fn explained(conversation: &Conversation, words: &[&str]) {
 }
 
 /// Every place was given back: more tasks than there are places are answered, and nothing waits.
-async fn no_place_is_lost(mesh: &Mesh, organization: OrganizationId, answered: u32) {
+async fn check_no_slot_lost(mesh: &Mesh, organization: OrganizationId, answered: u32) {
     begin(mesh, organization, 6, "hello").await;
-    until_answered(mesh, organization, answered + 6).await;
+    wait_for_answers(mesh, organization, answered + 6).await;
     for kind in ["model", "code"] {
-        until_withheld(mesh, kind, |count| count == 0).await;
+        wait_for_held_back(mesh, kind, |count| count == 0).await;
     }
 }
 
 /// A flood of calls that a model answers only when it is told to, through so many reconcilers.
-async fn a_flood_of_calls(reconcilers: usize) {
+async fn flood_of_model_calls(reconcilers: usize) {
     let (open, gate) = watch::channel(false);
     let vendor = VendorServer::answering(move |request| {
         let last = request.body["messages"].as_array().and_then(|messages| messages.last());
@@ -117,10 +119,11 @@ async fn a_flood_of_calls(reconcilers: usize) {
     .await;
     // One worker more than the flood has places.
     let workers = (2 * reconcilers + 1).to_string();
-    let small = SMALL.into_iter().chain([("CONSTRUCT_PROVIDERS_CONCURRENCY", workers.as_str())]);
+    let small =
+        SMALL_LIMITS.into_iter().chain([("CONSTRUCT_PROVIDERS_CONCURRENCY", workers.as_str())]);
     let mut mesh = Mesh::start_with(&small.collect::<Vec<_>>()).await.unwrap();
     for _ in 1..reconcilers {
-        mesh.replicate(Service::Reconciler).await.unwrap();
+        mesh.start_replica(Service::Reconciler).await.unwrap();
     }
     let provider = v1::ModelProviderSpec {
         name: "worker".into(),
@@ -131,34 +134,34 @@ async fn a_flood_of_calls(reconcilers: usize) {
     mesh.agent("worker", provider).await.unwrap();
     let (local, other) = (OrganizationId::LOCAL, mesh.database.create_tenant("other").await);
     begin(&mesh, local, FLOOD, "flood").await;
-    until("the flood to have all its places", PATIENCE, async || match vendor.open_answers() {
+    until("the flood to have all its places", TURN_TIMEOUT, async || match vendor.open_answers() {
         count if count == 2 * reconcilers => Ok(()),
         count => Err(count),
     })
     .await;
-    until_withheld(&mesh, "model", |count| count > 2).await;
+    wait_for_held_back(&mesh, "model", |count| count > 2).await;
     begin(&mesh, other, 3, "hello").await;
-    until_answered(&mesh, other, 3).await;
-    assert_eq!((answered(&mesh, local).await, vendor.open_answers()), (0, 2 * reconcilers));
+    wait_for_answers(&mesh, other, 3).await;
+    assert_eq!((answered_count(&mesh, local).await, vendor.open_answers()), (0, 2 * reconcilers));
     open.send_replace(true);
-    until_answered(&mesh, local, FLOOD).await;
-    no_place_is_lost(&mesh, local, FLOOD).await;
+    wait_for_answers(&mesh, local, FLOOD).await;
+    check_no_slot_lost(&mesh, local, FLOOD).await;
     assert_eq!(vendor.requests().len(), FLOOD as usize + 3 + 6, "every call was made once");
 }
 
 #[tokio::test]
 async fn slow_model_calls_leave_slots_for_another_organization() {
-    a_flood_of_calls(1).await;
+    flood_of_model_calls(1).await;
 }
 
 #[tokio::test]
 async fn flood_across_two_reconcilers_leaves_slots_for_another() {
-    a_flood_of_calls(2).await;
+    flood_of_model_calls(2).await;
 }
 
 #[tokio::test]
 async fn slow_scripts_leave_slots_for_another_organization() {
-    let mesh = Mesh::start_with(&SMALL).await.unwrap();
+    let mesh = Mesh::start_with(&SMALL_LIMITS).await.unwrap();
     let waits = "execute_command('while [ ! -e go ]; do sleep 0.05; done', {timeout_seconds: 500})";
     let script = json!({"conversations": [
         {"match": "flood", "turns": [{"code": waits}, {"text": "Done."}]},
@@ -167,47 +170,50 @@ async fn slow_scripts_leave_slots_for_another_organization() {
     mesh.scripted_agent("worker", &script).await.unwrap();
     let (local, other) = (OrganizationId::LOCAL, mesh.database.create_tenant("other").await);
     begin(&mesh, local, FLOOD, "flood").await;
-    until_withheld(&mesh, "code", |count| count == FLOOD - 2).await;
+    wait_for_held_back(&mesh, "code", |count| count == FLOOD - 2).await;
     begin(&mesh, other, 3, "hello").await;
-    until_answered(&mesh, other, 3).await;
-    assert_eq!((answered(&mesh, local).await, withheld(&mesh, "code").await), (0, Ok(FLOOD - 2)));
-    until("the flood to be answered", 2 * PATIENCE, async || {
+    wait_for_answers(&mesh, other, 3).await;
+    assert_eq!(
+        (answered_count(&mesh, local).await, held_back_count(&mesh, "code").await),
+        (0, Ok(FLOOD - 2))
+    );
+    until("the flood to be answered", 2 * TURN_TIMEOUT, async || {
         let own = std::fs::read_dir(mesh.home().join("data/workspaces")).unwrap();
         for folder in own.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
             std::fs::write(folder.join("go"), "").unwrap();
         }
-        match answered(&mesh, local).await {
+        match answered_count(&mesh, local).await {
             done if done == FLOOD as usize => Ok(()),
             done => Err(done),
         }
     })
     .await;
-    no_place_is_lost(&mesh, local, FLOOD).await;
+    check_no_slot_lost(&mesh, local, FLOOD).await;
 }
 
 #[tokio::test]
 async fn crashes_during_a_flood_lose_no_slot_and_no_task() {
-    let mut mesh = Mesh::start_with(&SMALL).await.unwrap();
-    let replica = mesh.replicate(Service::Reconciler).await.unwrap();
+    let mut mesh = Mesh::start_with(&SMALL_LIMITS).await.unwrap();
+    let replica = mesh.start_replica(Service::Reconciler).await.unwrap();
     let script = json!({"delay_ms": 400, "turns": [{"code": "execute_command('sleep 0.2')"}, {"text": "Done."}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let local = OrganizationId::LOCAL;
     begin(&mesh, local, FLOOD, "hello").await;
-    until_withheld(&mesh, "model", |count| count > 5).await;
+    wait_for_held_back(&mesh, "model", |count| count > 5).await;
     // What it held back is taken over with its partitions.
     mesh.kill_replica(replica).unwrap();
-    until_answered(&mesh, local, 5).await;
+    wait_for_answers(&mesh, local, 5).await;
     mesh.kill(Service::Providers).unwrap();
     mesh.spawn(Service::Providers).unwrap();
-    until_answered(&mesh, local, 12).await;
+    wait_for_answers(&mesh, local, 12).await;
     // Nobody knows by then what is in the queues.
     mesh.kill(Service::Reconciler).unwrap();
     mesh.spawn(Service::Reconciler).unwrap();
-    until_answered(&mesh, local, 20).await;
+    wait_for_answers(&mesh, local, 20).await;
     mesh.kill(Service::Interpreter).unwrap();
     mesh.spawn(Service::Interpreter).unwrap();
     mesh.start_services().await.unwrap();
-    until_answered(&mesh, local, FLOOD).await;
+    wait_for_answers(&mesh, local, FLOOD).await;
     for task in mesh.database.store().task_list(local, &TaskFilter::default(), &ALL).await.unwrap()
     {
         assert_eq!(
@@ -215,7 +221,7 @@ async fn crashes_during_a_flood_lose_no_slot_and_no_task() {
             "a message, a script, its result and an answer: {task:?}"
         );
     }
-    no_place_is_lost(&mesh, local, FLOOD).await;
+    check_no_slot_lost(&mesh, local, FLOOD).await;
 }
 
 #[tokio::test]
@@ -233,42 +239,42 @@ async fn queued_task_can_be_canceled_and_holds_no_slot() {
         .unwrap();
     let client = mesh.client().unwrap();
     let say = async |agent: &str| {
-        let conversation = client.begin(agent, None).await.unwrap();
-        conversation.say("Go.").await;
+        let conversation = client.create_task(agent, None).await.unwrap();
+        conversation.submit("Go.").await;
         conversation
     };
     let outcome = async |conversation: &Conversation| {
-        conversation.settled().await.status.unwrap_or_default().last_outcome()
+        conversation.wait_until_idle().await.status.unwrap_or_default().last_outcome()
     };
 
     let slow = say("slow").await;
-    slow.in_phase(TaskPhase::InvokeModel).await;
+    slow.wait_for_phase(TaskPhase::InvokeModel).await;
     let (cancelled, deleted, suspended) =
         (say("quick").await, say("quick").await, say("quick").await);
-    until_withheld(&mesh, "model", |count| count == 3).await;
-    explained(&slow, &["; the call is being worked on"]).await;
+    wait_for_held_back(&mesh, "model", |count| count == 3).await;
+    wait_for_explanation(&slow, &["; the call is being worked on"]).await;
     let words = "; the call waits for a place of its organization in the queue of model calls, where 1 of the organization's are";
-    explained(&cancelled, &[words]).await;
+    wait_for_explanation(&cancelled, &[words]).await;
     let why = cancelled.explain().await.unwrap();
     assert!(why.released_by.contains("when it is its turn") && why.deadline.is_some(), "{why:?}");
     cancelled.cancel("not wanted").await;
     assert_eq!(outcome(&cancelled).await, TurnOutcome::Cancelled);
     deleted.delete().await;
     suspended.suspend().await;
-    suspended.in_phase(TaskPhase::Suspended).await;
-    until_withheld(&mesh, "model", |count| count == 0).await;
+    suspended.wait_for_phase(TaskPhase::Suspended).await;
+    wait_for_held_back(&mesh, "model", |count| count == 0).await;
     suspended.resume().await;
     let last = say("quick").await;
-    until_withheld(&mesh, "model", |count| count == 2).await;
+    wait_for_held_back(&mesh, "model", |count| count == 2).await;
     slow.cancel("make room").await;
     assert_eq!([outcome(&suspended).await, outcome(&last).await], [TurnOutcome::Completed; 2]);
 
     let sleeps = say("sleeps").await;
-    sleeps.in_phase(TaskPhase::ExecuteTools).await;
+    sleeps.wait_for_phase(TaskPhase::ExecuteTools).await;
     let (cancelled, suspended, last) = (say("adds").await, say("adds").await, say("adds").await);
-    until_withheld(&mesh, "code", |count| count == 3).await;
-    explained(&sleeps, &["; the script is being worked on"]).await;
-    explained(
+    wait_for_held_back(&mesh, "code", |count| count == 3).await;
+    wait_for_explanation(&sleeps, &["; the script is being worked on"]).await;
+    wait_for_explanation(
         &last,
         &["; the script waits for a place of its organization in the queue of scripts"],
     )
@@ -278,8 +284,8 @@ async fn queued_task_can_be_canceled_and_holds_no_slot() {
     cancelled.cancel("not wanted").await;
     assert_eq!(outcome(&cancelled).await, TurnOutcome::Cancelled);
     suspended.suspend().await;
-    suspended.in_phase(TaskPhase::Suspended).await;
-    until("the script of the suspended task to be over", PATIENCE, async || {
+    suspended.wait_for_phase(TaskPhase::Suspended).await;
+    until("the script of the suspended task to be over", TURN_TIMEOUT, async || {
         if suspended.transcript().await.results().is_empty() {
             Err("it has no result")
         } else {
@@ -289,12 +295,12 @@ async fn queued_task_can_be_canceled_and_holds_no_slot() {
     .await;
     assert!(began.elapsed() < CODE_GRACE_PERIOD, "{:?}", began.elapsed());
     cancelled.transcript().await.check(&["Go."]);
-    did_nothing(&cancelled, "(not wanted)").await;
-    did_nothing(&suspended, "(the user suspended the task)").await;
+    check_did_nothing(&cancelled, "(not wanted)").await;
+    check_did_nothing(&suspended, "(the user suspended the task)").await;
     sleeps.cancel("make room").await;
     assert_eq!(outcome(&last).await, TurnOutcome::Completed);
     last.transcript().await.check(&["Go."]);
-    until_withheld(&mesh, "code", |count| count == 0).await;
+    wait_for_held_back(&mesh, "code", |count| count == 0).await;
 }
 
 #[tokio::test]
@@ -306,26 +312,26 @@ async fn undelivered_script_is_canceled_at_once_without_effect() {
     )
     .await
     .unwrap();
-    mesh.client().unwrap().begin("adds", None).await.unwrap().ask("Go.").await;
+    mesh.client().unwrap().create_task("adds", None).await.unwrap().ask("Go.").await;
     mesh.stop(Service::Interpreter).await.unwrap();
     let client = mesh.client().unwrap();
-    let conversation = client.begin("adds", None).await.unwrap();
-    conversation.say("Go.").await;
-    explained(&conversation, &["; the script waits in the queue of scripts"]).await;
+    let conversation = client.create_task("adds", None).await.unwrap();
+    conversation.submit("Go.").await;
+    wait_for_explanation(&conversation, &["; the script waits in the queue of scripts"]).await;
     let began = Instant::now();
     conversation.cancel("not wanted").await;
-    let outcome = conversation.settled().await.status.unwrap_or_default().last_outcome();
+    let outcome = conversation.wait_until_idle().await.status.unwrap_or_default().last_outcome();
     assert!(began.elapsed() < CODE_GRACE_PERIOD, "{:?}", began.elapsed());
     assert_eq!(outcome, TurnOutcome::Cancelled);
-    did_nothing(&conversation, "(not wanted)").await;
+    check_did_nothing(&conversation, "(not wanted)").await;
     mesh.spawn(Service::Interpreter).unwrap();
-    mesh.ready(Service::Interpreter).await.unwrap();
+    mesh.wait_until_ready(Service::Interpreter).await.unwrap();
     conversation.ask("Go on.").await;
     conversation.transcript().await.check(&["Go.", "Go on."]);
 }
 
 /// What the model is told of the scripts of a task is that they did nothing.
-async fn did_nothing(conversation: &Conversation, why: &str) {
+async fn check_did_nothing(conversation: &Conversation, why: &str) {
     let transcript = conversation.transcript().await;
     let results = transcript.results();
     let fits = |error: &str| {
@@ -341,18 +347,20 @@ async fn call_unclaimed_by_its_deadline_counts_as_no_attempt() {
     mesh.scripted_agent("quick", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
     mesh.stop(Service::Providers).await.unwrap();
     let client = mesh.client().unwrap();
-    let (queued, withheld) =
-        (client.begin("quick", None).await.unwrap(), client.begin("quick", None).await.unwrap());
-    queued.say("Go.").await;
-    explained(&queued, &["; the call waits in the queue of model calls"]).await;
-    withheld.say("Go.").await;
-    until_withheld(&mesh, "model", |count| count == 1).await;
+    let (queued, withheld) = (
+        client.create_task("quick", None).await.unwrap(),
+        client.create_task("quick", None).await.unwrap(),
+    );
+    queued.submit("Go.").await;
+    wait_for_explanation(&queued, &["; the call waits in the queue of model calls"]).await;
+    withheld.submit("Go.").await;
+    wait_for_held_back(&mesh, "model", |count| count == 1).await;
     // Once more than a vendor is called for an answer.
     for _ in 0..6 {
         for conversation in [&queued, &withheld] {
             let steps = step(&mesh, conversation).await.0;
-            pass_deadline(&mesh, conversation).await;
-            until("the call to be wanted anew", PATIENCE, async || {
+            expire_deadline(&mesh, conversation).await;
+            until("the call to be wanted anew", TURN_TIMEOUT, async || {
                 match step(&mesh, conversation).await {
                     (number, Some(step))
                         if number > steps && matches!(step.state, StepState::InFlight { .. }) =>
@@ -369,7 +377,7 @@ async fn call_unclaimed_by_its_deadline_counts_as_no_attempt() {
     mesh.spawn(Service::Providers).unwrap();
     for conversation in [&queued, &withheld] {
         assert_eq!(
-            conversation.settled().await.status.unwrap_or_default().last_outcome(),
+            conversation.wait_until_idle().await.status.unwrap_or_default().last_outcome(),
             TurnOutcome::Completed
         );
         conversation.transcript().await.check(&["Go."]);
@@ -388,7 +396,7 @@ async fn step(mesh: &Mesh, conversation: &Conversation) -> (u64, Option<Step>) {
 }
 
 /// Makes the deadline of a task's step one that has passed, and has the task looked at.
-async fn pass_deadline(mesh: &Mesh, conversation: &Conversation) {
+async fn expire_deadline(mesh: &Mesh, conversation: &Conversation) {
     let task: TaskId = conversation.id().parse().unwrap();
     let pass = format!(
         "UPDATE tasks SET step = jsonb_set(step, '{{state,deadline}}', '\"2026-01-01T00:00:00Z\"'), next_wake = now(),
@@ -414,8 +422,8 @@ async fn task_reports_whether_call_runs_is_queued_or_awaits_a_slot() {
     let say = async || {
         let spec =
             v1::TaskSpec { agent: "slow".into(), title: "A job".into(), ..v1::TaskSpec::default() };
-        let conversation = client.begin_as(spec).await.unwrap();
-        conversation.say("Go.").await;
+        let conversation = client.create_task_with(spec).await.unwrap();
+        conversation.submit("Go.").await;
         conversation
     };
     let (taken, queued) = (
@@ -425,18 +433,19 @@ async fn task_reports_whether_call_runs_is_queued_or_awaits_a_slot() {
     let withheld =
         |before| format!("those that are being worked on included; {before} more wait before it");
     let first = say().await;
-    explained(&first, &[taken]).await;
+    wait_for_explanation(&first, &[taken]).await;
     let second = say().await;
-    explained(&second, &[queued]).await;
+    wait_for_explanation(&second, &[queued]).await;
     let third = say().await;
-    explained(&third, &[&withheld(0)]).await;
+    wait_for_explanation(&third, &[&held_back_count(0)]).await;
     let fourth = say().await;
-    explained(&fourth, &[&withheld(1)]).await;
+    wait_for_explanation(&fourth, &[&held_back_count(1)]).await;
     // Of two reconcilers the one that looks after the task knows. It has places of its own.
-    mesh.replicate(Service::Reconciler).await.unwrap();
-    explained(&first, &[taken]).await;
-    explained(&second, &[queued]).await;
+    mesh.start_replica(Service::Reconciler).await.unwrap();
+    wait_for_explanation(&first, &[taken]).await;
+    wait_for_explanation(&second, &[queued]).await;
     for conversation in [&third, &fourth] {
-        explained(conversation, &[queued, &withheld(0), &withheld(1)]).await;
+        wait_for_explanation(conversation, &[queued, &held_back_count(0), &held_back_count(1)])
+            .await;
     }
 }

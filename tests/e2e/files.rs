@@ -3,19 +3,19 @@
 use std::{fs, path::Path, process::Stdio};
 
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     mesh::{Mesh, Service, binary},
     wait::until,
 };
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
-use crate::identity::{refused, said};
+use crate::identity::{output, refusal};
 
 async fn gateway() -> Mesh {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
     mesh
 }
 
@@ -28,8 +28,8 @@ fn upload(mesh: &Mesh, path: &Path) -> Child {
     command.spawn().unwrap()
 }
 
-async fn ended(child: Child) -> Value {
-    let done = tokio::time::timeout(PATIENCE, child.wait_with_output())
+async fn json_output(child: Child) -> Value {
+    let done = tokio::time::timeout(TURN_TIMEOUT, child.wait_with_output())
         .await
         .expect("the upload ends")
         .unwrap();
@@ -37,16 +37,17 @@ async fn ended(child: Child) -> Value {
     serde_json::from_slice(&done.stdout).unwrap()
 }
 
-async fn listed(mesh: &Mesh) -> Vec<Value> {
+async fn list_files(mesh: &Mesh) -> Vec<Value> {
     let listed: Value =
-        serde_json::from_str(&said(mesh, None, &["file", "list", "-o", "json"], "").await).unwrap();
+        serde_json::from_str(&output(mesh, None, &["file", "list", "-o", "json"], "").await)
+            .unwrap();
     listed["files"].as_array().cloned().unwrap_or_default()
 }
 
 /// Waits until the one file there is has so many bytes; gives its id.
-async fn received(mesh: &Mesh, bytes: i64) -> String {
-    until("enough of the file to be there", PATIENCE, async || {
-        let files = listed(mesh).await;
+async fn wait_for_bytes(mesh: &Mesh, bytes: i64) -> String {
+    until("enough of the file to be there", TURN_TIMEOUT, async || {
+        let files = list_files(mesh).await;
         let there =
             files.first().and_then(|file| file["status"]["received"].as_str()?.parse::<i64>().ok());
         match there {
@@ -70,33 +71,33 @@ async fn upload_resumes_after_client_and_gateway_crash() {
         .collect();
     fs::write(&path, &content).unwrap();
     let mut first = upload(&mesh, &path);
-    let id = received(&mesh, 2 * MIB).await;
+    let id = wait_for_bytes(&mesh, 2 * MIB).await;
     first.kill().await.unwrap();
-    let before = listed(&mesh).await;
+    let before = list_files(&mesh).await;
     assert_eq!(before[0]["status"]["state"], "FILE_STATE_UPLOADING", "{before:?}");
 
     let there: i64 = before[0]["status"]["received"].as_str().unwrap().parse().unwrap();
     let second = upload(&mesh, &path);
-    received(&mesh, there + 4 * MIB).await;
+    wait_for_bytes(&mesh, there + 4 * MIB).await;
     mesh.kill(Service::Gateway).unwrap();
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
-    let file = ended(second).await;
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
+    let file = json_output(second).await;
     assert_eq!(
         (file["metadata"]["id"].as_str(), &file["status"]["state"]),
         (Some(id.as_str()), &"FILE_STATE_READY".into())
     );
-    assert_eq!(listed(&mesh).await.len(), 1, "it is the same upload");
+    assert_eq!(list_files(&mesh).await.len(), 1, "it is the same upload");
 
     let copy = folder.join("copy.bin");
-    said(&mesh, None, &["file", "download", &id, copy.to_str().unwrap()], "").await;
+    output(&mesh, None, &["file", "download", &id, copy.to_str().unwrap()], "").await;
     assert!(fs::read(&copy).unwrap() == content);
-    let why = refused(&mesh, None, &["file", "download", &id, copy.to_str().unwrap()]).await;
+    let why = refusal(&mesh, None, &["file", "download", &id, copy.to_str().unwrap()]).await;
     assert!(why.contains("--force"), "{why}");
     // Of the content nothing is left when nobody needs it, and nothing of its parts.
-    said(&mesh, None, &["file", "delete", &id], "").await;
+    output(&mesh, None, &["file", "delete", &id], "").await;
     let files = mesh.home().join("data/blobs/files");
-    until("the content to be gone", PATIENCE, async || {
+    until("the content to be gone", TURN_TIMEOUT, async || {
         let mut left = Vec::new();
         let mut folders = vec![files.clone()];
         while let Some(folder) = folders.pop() {
@@ -117,19 +118,19 @@ async fn cli_explains_refused_files_and_uploads_content_once() {
     let path = folder.join("picture.png");
     fs::write(&path, "no picture").unwrap();
     let path = path.to_str().unwrap();
-    let why = refused(&mesh, None, &["file", "upload", path, "--media-type", "image/png"]).await;
+    let why = refusal(&mesh, None, &["file", "upload", path, "--media-type", "image/png"]).await;
     assert!(why.contains("was refused: it says that it is image/png"), "{why}");
     let upload =
         ["file", "upload", path, "--media-type", "text/plain", "--name", "notes.txt", "-o", "json"];
-    let one: Value = serde_json::from_str(&said(&mesh, None, &upload, "").await).unwrap();
-    let two: Value = serde_json::from_str(&said(&mesh, None, &upload, "").await).unwrap();
+    let one: Value = serde_json::from_str(&output(&mesh, None, &upload, "").await).unwrap();
+    let two: Value = serde_json::from_str(&output(&mesh, None, &upload, "").await).unwrap();
     assert_eq!(
         (&one["status"]["sha256"], &one["spec"]["name"]),
         (&two["status"]["sha256"], &"notes.txt".into())
     );
     let id = two["metadata"]["id"].as_str().unwrap();
-    assert_eq!(said(&mesh, None, &["file", "download", id, "-"], "").await, "no picture");
-    said(&mesh, None, &["file", "update", id, "--name", "other.txt"], "").await;
-    let named = said(&mesh, None, &["file", "list", "--name", "other.txt"], "").await;
+    assert_eq!(output(&mesh, None, &["file", "download", id, "-"], "").await, "no picture");
+    output(&mesh, None, &["file", "update", id, "--name", "other.txt"], "").await;
+    let named = output(&mesh, None, &["file", "list", "--name", "other.txt"], "").await;
     assert!(named.contains(id) && named.contains("ready"), "{named}");
 }

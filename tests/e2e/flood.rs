@@ -20,16 +20,16 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
 
-use crate::identity::{REQUIRED, answered, first_key, said};
+use crate::identity::{REQUIRED, first_key, json_output, output};
 
 /// What the chart gives a gateway.
-const MEMORY: u64 = 512 * 1024 * 1024;
+const MEMORY_LIMIT: u64 = 512 * 1024 * 1024;
 const MIB: usize = 1024 * 1024;
 /// Where attackers come from, and a tenant that has nothing to do with them.
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const TENANT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// How long a client may leave something unread, with what the test itself takes.
-const UNREAD: Duration = Duration::from_secs(30 + 15);
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(30 + 15);
 
 /// A gateway, and what attackers know of it.
 struct Target {
@@ -63,7 +63,7 @@ async fn connect(
 }
 
 /// Reads until the server closes the connection. Gives what came, as far as it is of interest.
-async fn rest(stream: &mut TcpStream) -> String {
+async fn read_to_close(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
     // A reset instead of an end is as good.
     _ = stream.take(MIB as u64).read_to_end(&mut all).await;
@@ -71,7 +71,7 @@ async fn rest(stream: &mut TcpStream) -> String {
 }
 
 /// Waits until the server has closed so many of these connections, from which nothing is read.
-async fn closed(streams: &[TcpStream], least: usize) {
+async fn wait_for_closed(streams: &[TcpStream], least: usize) {
     let begun = Instant::now();
     loop {
         let open = established();
@@ -85,7 +85,7 @@ async fn closed(streams: &[TcpStream], least: usize) {
             return;
         }
         assert!(
-            begun.elapsed() < UNREAD,
+            begun.elapsed() < UNREAD_TIMEOUT,
             "{still} connections whose clients do not read are still open"
         );
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -108,7 +108,7 @@ fn established() -> HashSet<(u16, u16)> {
 /// How `/proc/net/tcp` calls a connection that neither side has closed.
 const ESTABLISHED: &str = "01";
 
-fn half(path: &str, key: Option<&str>, announced: usize, sent: usize) -> Vec<u8> {
+fn half_request(path: &str, key: Option<&str>, announced: usize, sent: usize) -> Vec<u8> {
     let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\n{key}content-type: application/json\r\ncontent-length: {announced}\r\n\r\n"
@@ -256,8 +256,10 @@ async fn half_sent(target: &Target, size: usize) {
     let attacks = (0..300).map(|_| async {
         let mut stream = target.connect().await;
         // The server need not read all of it.
-        _ = stream.write_all(&half("/v1/setup-codes/exchange", None, size, size - 50)).await;
-        rest(&mut stream).await
+        _ = stream
+            .write_all(&half_request("/v1/setup-codes/exchange", None, size, size - 50))
+            .await;
+        read_to_close(&mut stream).await
     });
     let begun = Instant::now();
     let answers = timeout(Duration::from_secs(10), join_all(attacks)).await.expect("none is held");
@@ -335,7 +337,7 @@ async fn unfinished(target: &Target) {
         };
         // Those beyond the network's share are closed at once.
         _ = stream.write_all(&bytes).await;
-        timeout(UNREAD, rest(&mut stream))
+        timeout(UNREAD_TIMEOUT, read_to_close(&mut stream))
             .await
             .unwrap_or_else(|_| panic!("connection {number} is still open"));
     });
@@ -343,8 +345,8 @@ async fn unfinished(target: &Target) {
         for attempt in 0..20 {
             let mut stream = target.connect().await;
             let key = format!("ct_{number:021}{attempt:022}");
-            _ = stream.write_all(&half("/v1/tasks", Some(&key), MIB, 1000)).await;
-            let answer = rest(&mut stream).await;
+            _ = stream.write_all(&half_request("/v1/tasks", Some(&key), MIB, 1000)).await;
+            let answer = read_to_close(&mut stream).await;
             // Those without a place are closed unseen.
             let fine = answer.is_empty()
                 || ["401", "429"]
@@ -361,8 +363,8 @@ async fn half_sent_by_a_tenant(target: &Target, key: &str) {
     let attacks = (0..100).map(|_| async {
         let mut stream = target.connect().await;
         let size = 4 * MIB;
-        _ = stream.write_all(&half("/v1/tasks", Some(key), size, size - 50)).await;
-        rest(&mut stream).await
+        _ = stream.write_all(&half_request("/v1/tasks", Some(key), size, size - 50)).await;
+        read_to_close(&mut stream).await
     });
     let answers = timeout(Duration::from_secs(25), join_all(attacks)).await.expect("none is held");
     let told = |status: &str| {
@@ -386,7 +388,7 @@ async fn unread_events(target: &Target, key: &str, task: &str) {
     });
     let streams = join_all(attacks).await;
     // Some do not read, and the others find no room until they are told to come back.
-    closed(&streams, streams.len()).await;
+    wait_for_closed(&streams, streams.len()).await;
 }
 
 /// Answers to gRPC that the client has no window for.
@@ -407,7 +409,7 @@ async fn unread_answers(target: &Target, key: &str, task: &str) {
         }
         stream.write_all(&bytes).await.unwrap();
         // One that was given refusals only, which take no window, has read all.
-        timeout(UNREAD, rest(&mut stream)).await.is_ok()
+        timeout(UNREAD_TIMEOUT, read_to_close(&mut stream)).await.is_ok()
     });
     let ended = join_all(attacks).await;
     assert!(ended.contains(&true), "no connection without window is closed");
@@ -445,22 +447,22 @@ async fn unread_sessions(target: &Target, key: &str, task: &str) {
     let (mut streams, sockets) = tokio::join!(join_all(plain), join_all(sockets));
     streams.extend(sockets);
     // Few are given a session at a time. Those lose their connections; the others wait for room.
-    closed(&streams, 1).await;
+    wait_for_closed(&streams, 1).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
 }
 
 /// A task with a few MiB of text.
 async fn talkative_task(mesh: &Mesh, key: &str) -> String {
-    said(
+    output(
         mesh,
         Some(key),
         &["modelprovider", "create", "p", "--type", "scripted", "--script-file", "-"],
         r#"{"turns": [{"text": "Done."}]}"#,
     )
     .await;
-    said(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "")
+    output(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "")
         .await;
-    said(mesh, Some(key), &["agent", "create", "worker", "--model", "m"], "").await;
+    output(mesh, Some(key), &["agent", "create", "worker", "--model", "m"], "").await;
     let http = construct_tests::http::client().build().unwrap();
     let post = async |path: String, body: Value| {
         let request =
@@ -490,14 +492,14 @@ mod nightly {
             .await
             .unwrap();
         mesh.spawn(Service::Gateway).unwrap();
-        mesh.ready(Service::Gateway).await.unwrap();
+        mesh.wait_until_ready(Service::Gateway).await.unwrap();
         let first = first_key(&mesh).await;
         let first = String::from_utf8(first.stdout).unwrap().trim().to_owned();
         let mut keys = Vec::new();
         for name in ["attacker", "hoarder", "tenant"] {
-            let made = answered(&mesh, &first, &["organization", "create", name], "").await;
+            let made = json_output(&mesh, &first, &["organization", "create", name], "").await;
             let code = made["setupCode"]["code"].as_str().unwrap().to_owned();
-            keys.push(said(&mesh, None, &["key", "exchange"], &code).await.trim().to_owned());
+            keys.push(output(&mesh, None, &["key", "exchange"], &code).await.trim().to_owned());
         }
         let [attacker, hoarder, tenant] = [0, 1, 2].map(|number: usize| keys[number].clone());
         let task = talkative_task(&mesh, &attacker).await;
@@ -533,14 +535,14 @@ mod nightly {
         );
         check("answers that nobody reads, and requests that do not end");
 
-        let peak = mesh.peak(Service::Gateway).unwrap();
+        let peak = mesh.peak_memory(Service::Gateway).unwrap();
         println!(
             "peak: {} MiB, now: {} MiB",
             peak >> 20,
-            mesh.resident(Service::Gateway).unwrap() >> 20
+            mesh.resident_memory(Service::Gateway).unwrap() >> 20
         );
-        assert!(peak < MEMORY, "the gateway took {} MiB", peak >> 20);
+        assert!(peak < MEMORY_LIMIT, "the gateway took {} MiB", peak >> 20);
         // Who reads again is served again.
-        answered(&mesh, &attacker, &["task", "get", &task], "").await;
+        json_output(&mesh, &attacker, &["task", "get", &task], "").await;
     }
 }

@@ -68,12 +68,12 @@ async fn hostile_script_gets_a_clear_error_and_the_task_continues() {
     std::os::unix::fs::symlink(mesh.workspace().parent().unwrap(), mesh.workspace().join("made"))
         .unwrap();
     let conversation =
-        mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+        mesh.client().unwrap().create_task("worker", Some(mesh.workspace())).await.unwrap();
     let said: Vec<String> = cases.iter().map(|(name, ..)| format!("case:{name}:")).collect();
     for said in &said {
-        conversation.say(said).await;
+        conversation.submit(said).await;
     }
-    conversation.settled().await;
+    conversation.wait_until_idle().await;
     let transcript = conversation.transcript().await;
     transcript.check(&said.iter().map(String::as_str).collect::<Vec<_>>());
     let answers: Vec<String> = transcript.answers().into_iter().skip(1).step_by(2).collect();
@@ -108,7 +108,8 @@ async fn workspace_outside_granted_roots_is_refused() {
     for (path, words) in
         [("/etc", "outside of the directories"), ("/no/such/place", "does not exist")]
     {
-        let conversation = client.begin("worker", Some(std::path::Path::new(path))).await.unwrap();
+        let conversation =
+            client.create_task("worker", Some(std::path::Path::new(path))).await.unwrap();
         conversation.ask("go").await;
         let transcript = conversation.transcript().await;
         let answer = transcript.check(&["go"]).answers().pop().unwrap();
@@ -118,7 +119,7 @@ async fn workspace_outside_granted_roots_is_refused() {
     let script = json!({"turns": [{"code": "create_file('mine.txt', 'x'); list_files().map(f => f.path).join()"}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("loner", &script).await.unwrap();
     for _ in 0..2 {
-        let conversation = client.begin("loner", None).await.unwrap();
+        let conversation = client.create_task("loner", None).await.unwrap();
         conversation.ask("go").await;
         assert_eq!(conversation.transcript().await.result().output, "mine.txt");
     }
@@ -133,7 +134,7 @@ async fn invalid_requests_name_their_violations() {
         mesh.scripted_agent(name, &script).await.unwrap();
     }
     let client = mesh.client().unwrap();
-    let conversation = client.begin("worker", None).await.unwrap();
+    let conversation = client.create_task("worker", None).await.unwrap();
     conversation.ask("hello").await;
     unknown_and_foreign_ids(&client, &id(agent.metadata.as_ref()), conversation.id()).await;
     fields_beyond_their_limits(&client, conversation.id()).await;
@@ -202,7 +203,7 @@ async fn unknown_and_foreign_ids(client: &Client, agent: &str, task: &str) {
         assert_eq!(status.code(), expected);
     }
     let spec = v1::TaskSpec { agent: "nobody".into(), ..Default::default() };
-    assert_eq!(client.begin_as(spec).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(client.create_task_with(spec).await.unwrap_err().code(), Code::NotFound);
 }
 
 async fn fields_beyond_their_limits(client: &Client, task: &str) {
@@ -258,7 +259,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
         ..v1::TaskSpec::default()
     };
     assert_violations(
-        &client.begin_as(spec).await.unwrap_err(),
+        &client.create_task_with(spec).await.unwrap_err(),
         &["spec.workspace", "spec.workspace", "spec.title", "spec.max_turns"],
     );
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     mesh::{Mesh, binary},
 };
 use serde_json::{Value, json};
@@ -32,11 +32,11 @@ async fn finish(command: &mut Command, input: &str) -> Output {
     // A command that ends without reading closes its end.
     let _ = stdin.write_all(input.as_bytes()).await;
     drop(stdin);
-    timeout(PATIENCE, child.wait_with_output()).await.expect("the command ends").unwrap()
+    timeout(TURN_TIMEOUT, child.wait_with_output()).await.expect("the command ends").unwrap()
 }
 
 /// What a command that succeeds prints.
-pub(crate) async fn said(
+pub(crate) async fn output(
     mesh: &Mesh,
     key: Option<&str>,
     arguments: &[&str],
@@ -47,15 +47,15 @@ pub(crate) async fn said(
     String::from_utf8(done.stdout).unwrap()
 }
 
-pub(crate) async fn answered(mesh: &Mesh, key: &str, arguments: &[&str], input: &str) -> Value {
+pub(crate) async fn json_output(mesh: &Mesh, key: &str, arguments: &[&str], input: &str) -> Value {
     serde_json::from_str(
-        &said(mesh, Some(key), &[arguments, &["-o", "json"]].concat(), input).await,
+        &output(mesh, Some(key), &[arguments, &["-o", "json"]].concat(), input).await,
     )
     .unwrap()
 }
 
 /// What somebody may not do, and what they are told.
-pub(crate) async fn refused(mesh: &Mesh, key: Option<&str>, arguments: &[&str]) -> String {
+pub(crate) async fn refusal(mesh: &Mesh, key: Option<&str>, arguments: &[&str]) -> String {
     let done = run(mesh, key, arguments, "").await;
     assert!(!done.status.success(), "{arguments:?}: {done:?}");
     String::from_utf8(done.stderr).unwrap()
@@ -72,25 +72,25 @@ pub(crate) async fn first_key(mesh: &Mesh) -> Output {
 
 /// A provider, a model, an agent, a secret and a budget of one organization; what its agent answers
 /// has the organization's color.
-pub(crate) async fn furnish(mesh: &Mesh, key: &str, color: &str) {
+pub(crate) async fn create_entities(mesh: &Mesh, key: &str, color: &str) {
     let script = json!({"count": "since_user", "turns": [
         {"code": format!("execute_command('echo {color} >> mark; cat mark')")},
         {"text": format!("{color} sees {{{{last_result}}}}")},
     ]});
     let provider = ["modelprovider", "create", "p", "--type", "scripted", "--script-file", "-"];
-    said(mesh, Some(key), &provider, &script.to_string()).await;
-    said(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "")
+    output(mesh, Some(key), &provider, &script.to_string()).await;
+    output(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "")
         .await;
-    said(mesh, Some(key), &["agent", "create", "worker", "--model", "m"], "").await;
+    output(mesh, Some(key), &["agent", "create", "worker", "--model", "m"], "").await;
     let secret = ["secret", "create", "TOKEN", "--host", "api.example.com", "--description", color];
-    said(mesh, Some(key), &secret, &format!("{color}-secret-value")).await;
-    said(mesh, Some(key), &["budget", "create", "5/month", "--agent", "worker"], "").await;
+    output(mesh, Some(key), &secret, &format!("{color}-secret-value")).await;
+    output(mesh, Some(key), &["budget", "create", "5/month", "--agent", "worker"], "").await;
 }
 
 #[tokio::test]
 async fn organizations_cannot_see_each_other() {
     let mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
-    assert!(refused(&mesh, None, &["task", "list"]).await.contains("CONSTRUCT_KEY"));
+    assert!(refusal(&mesh, None, &["task", "list"]).await.contains("CONSTRUCT_KEY"));
     let made = first_key(&mesh).await;
     assert!(made.status.success(), "{made:?}");
     let operator = String::from_utf8(made.stdout).unwrap().trim().to_owned();
@@ -99,26 +99,26 @@ async fn organizations_cannot_see_each_other() {
 
     let mut keys = Vec::new();
     for color in ["red", "blue"] {
-        let made = answered(&mesh, &operator, &["organization", "create", color], "").await;
+        let made = json_output(&mesh, &operator, &["organization", "create", color], "").await;
         let code = made["setupCode"]["code"].as_str().unwrap();
-        let key = said(&mesh, None, &["key", "exchange"], code).await.trim().to_owned();
-        let me = answered(&mesh, &key, &["whoami"], "").await;
+        let key = output(&mesh, None, &["key", "exchange"], code).await.trim().to_owned();
+        let me = json_output(&mesh, &key, &["whoami"], "").await;
         assert_eq!(me["organizationId"], made["organization"]["metadata"]["id"]);
-        furnish(&mesh, &key, color).await;
+        create_entities(&mesh, &key, color).await;
         keys.push(key);
     }
     let (red, blue) = (keys[0].as_str(), keys[1].as_str());
     let work = ["exec", "--agent", "worker", "Do it."];
     let (of_red, of_blue) =
-        tokio::join!(said(&mesh, Some(red), &work, ""), said(&mesh, Some(blue), &work, ""));
+        tokio::join!(output(&mesh, Some(red), &work, ""), output(&mesh, Some(blue), &work, ""));
     assert!(of_red.contains("red sees") && !of_red.contains("blue"), "{of_red}");
     assert!(of_blue.contains("blue sees") && !of_blue.contains("red"), "{of_blue}");
 
-    let tasks = answered(&mesh, red, &["task", "list"], "").await;
+    let tasks = json_output(&mesh, red, &["task", "list"], "").await;
     assert_eq!(tasks["tasks"].as_array().unwrap().len(), 1, "{tasks}");
     let task = tasks["tasks"][0]["metadata"]["id"].as_str().unwrap();
     let directory = ["exec", "--agent", "worker", "--workspace", "/tmp", "Do it."];
-    assert!(refused(&mesh, Some(red), &directory).await.contains("workspace"));
+    assert!(refusal(&mesh, Some(red), &directory).await.contains("workspace"));
     for arguments in [
         &["task", "get", task][..],
         &["message", "list", task],
@@ -126,23 +126,25 @@ async fn organizations_cannot_see_each_other() {
         &["task", "delete", task],
         &["events", task],
     ] {
-        let errors = refused(&mesh, Some(blue), arguments).await;
+        let errors = refusal(&mesh, Some(blue), arguments).await;
         assert!(errors.contains("not found"), "{arguments:?}: {errors}");
     }
     // What is called alike is each organization's own.
     for (key, own, other) in [(red, "red", "blue"), (blue, "blue", "red")] {
         for list in ["task", "agent", "secret", "budget", "modelprovider", "key", "organization"] {
-            let listed = said(&mesh, Some(key), &[list, "list", "-o", "json"], "").await;
+            let listed = output(&mesh, Some(key), &[list, "list", "-o", "json"], "").await;
             assert!(!listed.contains(&format!("\"{other}")), "{list} of {own}: {listed}");
         }
-        assert!(refused(&mesh, Some(key), &["dead", "list"]).await.contains("operator"));
+        assert!(refusal(&mesh, Some(key), &["dead", "list"]).await.contains("operator"));
     }
     // The operator has a door of their own, and none to the others.
-    let operators = answered(&mesh, &operator, &["task", "list"], "").await;
+    let operators = json_output(&mesh, &operator, &["task", "list"], "").await;
     assert!(operators["tasks"].as_array().is_none_or(Vec::is_empty), "{operators}");
-    let organization =
-        answered(&mesh, red, &["whoami"], "").await["organizationId"].as_str().unwrap().to_owned();
-    refused(&mesh, Some(&operator), &["--organization", &organization, "task", "list"]).await;
+    let organization = json_output(&mesh, red, &["whoami"], "").await["organizationId"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    refusal(&mesh, Some(&operator), &["--organization", &organization, "task", "list"]).await;
     let log = mesh.log(construct_tests::mesh::Service::Gateway);
     for secret in [&operator, red, blue, "secret-value"] {
         assert!(!log.contains(secret), "a secret is in the log");

@@ -5,7 +5,7 @@ mod activation;
 mod api;
 mod approvals;
 mod architecture;
-mod attached;
+mod attachments;
 mod backup;
 mod cli;
 mod compute;
@@ -17,7 +17,6 @@ mod demo;
 mod durable;
 mod erasure;
 mod events;
-mod protocols;
 mod fairness;
 mod files;
 mod flood;
@@ -27,6 +26,7 @@ mod metrics;
 mod money;
 mod outage;
 mod passivation;
+mod protocols;
 mod proxy;
 mod quotas;
 mod recovery;
@@ -53,10 +53,10 @@ fn is_running(marker: &str) -> bool {
 }
 
 /// Waits until no process has `marker` in its command line.
-async fn process_is_gone(marker: &str) {
+async fn wait_for_process_end(marker: &str) {
     construct_tests::wait::until(
         &format!("the process {marker} to be killed"),
-        construct_tests::client::PATIENCE,
+        construct_tests::client::TURN_TIMEOUT,
         async || {
             if is_running(marker) { Err("it runs") } else { Ok(()) }
         },

@@ -9,7 +9,7 @@ use std::{
 
 use construct_proto::v1;
 use construct_tests::{
-    client::{Client, Conversation, PATIENCE},
+    client::{Client, Conversation, TURN_TIMEOUT},
     http,
     mesh::{Mesh, Service},
     vendor::{VendorServer, anthropic},
@@ -21,7 +21,7 @@ const CODE: &str = "create_file('x.txt', 'made'); try { read_file('none.txt') } 
 
 /// The labels of a metric, by service and name: its kind, those that some series has, those that
 /// every series has.
-type Counted = BTreeMap<(String, String), Metric>;
+type Metrics = BTreeMap<(String, String), Metric>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Metric {
@@ -34,18 +34,18 @@ struct Metric {
 async fn services_export_exactly_the_listed_metrics() {
     let mesh = Mesh::start().await.unwrap();
     let vendor = VendorServer::start().await;
-    let done = anthropic::Answer::text("It is made.").using(150, 120, 6, 7);
+    let done = anthropic::Answer::text("It is made.").with_usage(150, 120, 6, 7);
     vendor
         .reply(anthropic::error(529, "overloaded_error", "Overloaded"))
         .reply(
             anthropic::Answer::text("I make it.")
                 .and_code("toolu_1", CODE)
-                .using(100, 20, 30, 40)
+                .with_usage(100, 20, 30, 40)
                 .reply(),
         )
         // Long enough for somebody else to wait for the only key.
         .reply(done.reply().dripping(32, Duration::from_millis(100)))
-        .reply(anthropic::Answer::text("Here I am instead.").using(10, 0, 0, 7).reply());
+        .reply(anthropic::Answer::text("Here I am instead.").with_usage(10, 0, 0, 7).reply());
     let refusing =
         VendorServer::answering(|_| anthropic::error(401, "authentication_error", "no")).await;
     provider(&mesh, "large", &vendor, 1).await;
@@ -62,18 +62,18 @@ async fn services_export_exactly_the_listed_metrics() {
     let (one, other) =
         (begin(&client, &mesh, "large").await, begin(&client, &mesh, "refused").await);
     let recorder = one.record();
-    one.say("Make it.").await;
-    until("the second answer to begin", PATIENCE, async || match vendor.requests().len() {
+    one.submit("Make it.").await;
+    until("the second answer to begin", TURN_TIMEOUT, async || match vendor.requests().len() {
         3 => Ok(()),
         count => Err(count),
     })
     .await;
-    other.say("Who is there?").await;
+    other.submit("Who is there?").await;
     for conversation in [&one, &other] {
-        let status = conversation.settled().await.status.unwrap();
+        let status = conversation.wait_until_idle().await.status.unwrap();
         assert_eq!(status.last_outcome(), v1::TurnOutcome::Completed, "{status:?}");
     }
-    recorder.until_sequence(one.task().await.unwrap().status.unwrap().event_sequence).await;
+    recorder.wait_for_sequence(one.task().await.unwrap().status.unwrap().event_sequence).await;
 
     compare(&mesh, &Service::ALL).await;
 }
@@ -83,9 +83,9 @@ async fn services_export_exactly_the_listed_metrics() {
 pub(crate) async fn compare(mesh: &Mesh, services: &[Service]) {
     let names: Vec<String> =
         services.iter().map(|service| format!("{service:?}").to_lowercase()).collect();
-    let mut list = listed();
+    let mut list = listed_metrics();
     list.retain(|(service, _), _| names.contains(service));
-    let mut counted = Counted::new();
+    let mut counted = Metrics::new();
     for (service, name) in services.iter().zip(&names) {
         counted.extend(read(name, &mesh.metrics(*service).await.unwrap()));
     }
@@ -189,11 +189,11 @@ async fn begin(client: &Client, mesh: &Mesh, agent: &str) -> Conversation {
         title: "A job".into(),
         ..Default::default()
     };
-    client.begin_as(spec).await.unwrap()
+    client.create_task_with(spec).await.unwrap()
 }
 
 /// The list; a label with `?` is one that not every series has.
-fn listed() -> Counted {
+fn listed_metrics() -> Metrics {
     let text = super::read(Path::new(LIST));
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let read = |line: &str| {
@@ -207,15 +207,15 @@ fn listed() -> Counted {
     };
     let metrics: Vec<_> = lines.map(read).collect();
     let count = metrics.len();
-    let list: Counted = metrics.into_iter().collect();
+    let list: Metrics = metrics.into_iter().collect();
     assert_eq!(list.len(), count, "a metric is listed twice");
     list
 }
 
 /// What a page in Prometheus' text format holds.
-fn read(service: &str, page: &str) -> Counted {
+fn read(service: &str, page: &str) -> Metrics {
     let mut kinds = BTreeMap::new();
-    let mut found = Counted::new();
+    let mut found = Metrics::new();
     for line in page.lines() {
         if let Some((name, kind)) =
             line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
@@ -265,7 +265,7 @@ fn names(mut labels: &str) -> Vec<String> {
     names
 }
 
-fn differences(list: &Counted, counted: &Counted) -> Vec<String> {
+fn differences(list: &Metrics, counted: &Metrics) -> Vec<String> {
     let mut problems = Vec::new();
     for (service, name) in list.keys().filter(|key| !counted.contains_key(*key)) {
         problems.push(format!("{service} does not count {name}, which is listed"));
@@ -295,7 +295,7 @@ fn differences(list: &Counted, counted: &Counted) -> Vec<String> {
 }
 
 /// As the list would have it.
-fn show(counted: &Counted) -> String {
+fn show(counted: &Metrics) -> String {
     let line = |((service, name), metric): (&(String, String), &Metric)| {
         let label = |label: &String| {
             format!(" {label}{}", if metric.all.contains(label) { "" } else { "?" })
@@ -323,5 +323,5 @@ fn metrics_page_is_parsed_with_any_label_values() {
         (key("a_seconds"), metric("histogram", &["x", "z"], &["x"])),
         (key("b_count"), metric("counter", &[], &[])),
     ];
-    assert_eq!(read("sample", page), Counted::from(expected));
+    assert_eq!(read("sample", page), Metrics::from(expected));
 }

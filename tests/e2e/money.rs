@@ -5,7 +5,7 @@ use std::time::Duration;
 use construct_bus::{User, subject};
 use construct_proto::{mesh::v1 as mesh, v1};
 use construct_tests::{
-    client::{self, PATIENCE},
+    client::{self, TURN_TIMEOUT},
     mesh::Mesh,
     transcript,
     vendor::{Reply, VendorServer, openai},
@@ -23,7 +23,7 @@ async fn budget(client: &client::Client, spec: v1::BudgetSpec) -> v1::Budget {
     client.budgets().create_budget(request).await.unwrap().into_inner()
 }
 
-async fn see(client: &client::Client, budget: &v1::Budget) -> v1::BudgetStatus {
+async fn budget_status(client: &client::Client, budget: &v1::Budget) -> v1::BudgetStatus {
     let request = v1::GetBudgetRequest { budget: client::id(budget.metadata.as_ref()) };
     client.budgets().get_budget(request).await.unwrap().into_inner().status.unwrap()
 }
@@ -50,12 +50,12 @@ async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
     };
     let monthly = budget(&client, monthly).await;
     let spec = v1::TaskSpec { agent: "worker".into(), title: "Sums".into(), ..Default::default() };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = client.create_task_with(spec).await.unwrap();
     let task = conversation.ask("What is six times seven?").await;
     assert_eq!(task.status.as_ref().unwrap().last_outcome(), v1::TurnOutcome::Completed);
     let spent = 3000 * 3_000_000 + 210 * 15_000_000;
     assert_eq!(cost(&task), spent);
-    let seen = see(&client, &monthly).await;
+    let seen = budget_status(&client, &monthly).await;
     assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (spent, 0), "settled to what it was");
 
     // A budget of the task knows what the task has spent, and has not got what the next call may
@@ -69,8 +69,8 @@ async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
     let own = budget(&client, own).await;
     assert_eq!(own.status.as_ref().unwrap().spent_pico_usd, spent);
     let recorder = conversation.record();
-    let message = conversation.say("And now?").await;
-    let task = conversation.settled().await;
+    let message = conversation.submit("And now?").await;
+    let task = conversation.wait_until_idle().await;
     let status = task.status.clone().unwrap();
     assert_eq!(status.last_outcome(), v1::TurnOutcome::Failed);
     let error = status.last_error.unwrap();
@@ -85,7 +85,7 @@ async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
     assert!(why.waiting_for.contains("the budget of the task is exhausted"), "{why:?}");
     assert!(why.released_by.contains("raising the budget"), "{why:?}");
     recorder
-        .until("the error to be told", |events| {
+        .wait_until("the error to be told", |events| {
             let told = |event: &v1::Event| match &event.payload {
                 Some(v1::event::Payload::Error(error)) => error.code == "BUDGET_EXHAUSTED",
                 _ => false,
@@ -93,7 +93,7 @@ async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
             events.iter().any(told)
         })
         .await;
-    let seen = see(&client, &monthly).await;
+    let seen = budget_status(&client, &monthly).await;
     assert_eq!(
         (seen.spent_pico_usd, seen.reserved_pico_usd),
         (spent, 0),
@@ -118,7 +118,7 @@ async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
     let whole = spent + 3000 * 3_000_000 + 10 * 15_000_000;
     assert_eq!(cost(&task), whole);
     for budget in [&own, &monthly] {
-        let seen = see(&client, budget).await;
+        let seen = budget_status(&client, budget).await;
         assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (whole, 0));
     }
 
@@ -149,14 +149,14 @@ async fn concurrent_tasks_stay_within_their_agents_budget() {
     for _ in 0..12 {
         let spec =
             v1::TaskSpec { agent: "worker".into(), title: "One".into(), ..Default::default() };
-        conversations.push(client.begin_as(spec).await.unwrap());
+        conversations.push(client.create_task_with(spec).await.unwrap());
     }
     for conversation in &conversations {
-        conversation.say("Go.").await;
+        conversation.submit("Go.").await;
     }
     let mut most = 0;
-    until("every task to settle", PATIENCE, async || {
-        most = most.max(see(&client, &whole).await.reserved_pico_usd);
+    until("every task to settle", TURN_TIMEOUT, async || {
+        most = most.max(budget_status(&client, &whole).await.reserved_pico_usd);
         let mut settled = 0;
         for conversation in &conversations {
             let status = conversation.task().await.unwrap().status.unwrap();
@@ -176,7 +176,7 @@ async fn concurrent_tasks_stay_within_their_agents_budget() {
     }
     assert!(completed >= 1 && refused >= 1, "{completed} completed, {refused} were refused");
     assert!(most <= DOLLAR, "{most}");
-    let seen = see(&client, &whole).await;
+    let seen = budget_status(&client, &whole).await;
     let each = 10 * 3_000_000 + 10 * 15_000_000;
     assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (completed * each, 0));
 }
@@ -249,7 +249,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
             v1::GetCostsRequest { group: v1::CostGroup::Purpose.into(), ..Default::default() };
         client.budgets().get_costs(request).await.unwrap().into_inner().costs
     };
-    until("the report to be booked", PATIENCE, async || {
+    until("the report to be booked", TURN_TIMEOUT, async || {
         let costs = costs().await;
         if costs.is_empty() { Err("nothing is booked") } else { Ok(()) }
     })
@@ -265,7 +265,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
     other.reservation_id = second.reservation_id;
     other.purpose = "chat completions".into();
     bus.publish(&address, &other).await.unwrap();
-    until("the other report to be booked", PATIENCE, async || {
+    until("the other report to be booked", TURN_TIMEOUT, async || {
         let costs = costs().await;
         if costs.len() == 2 { Ok(()) } else { Err(format!("{costs:?}")) }
     })
@@ -292,7 +292,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
         ..report
     };
     bus.publish(&address, &broken).await.unwrap();
-    let letter = until("the report to be put aside", PATIENCE, async || {
+    let letter = until("the report to be put aside", TURN_TIMEOUT, async || {
         mesh.bus().await.dead_letters(0, 10).await.unwrap().pop().ok_or("there is none")
     })
     .await;
@@ -331,10 +331,10 @@ async fn budget_limits_calls_priced_by_their_vendor() {
     };
     let whole = budget(&client, spec).await;
     let spec = v1::TaskSpec { agent: "router".into(), title: "Told".into(), ..Default::default() };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = client.create_task_with(spec).await.unwrap();
     let task = conversation.ask("Once.").await;
     assert_eq!(task.status.as_ref().unwrap().last_outcome(), v1::TurnOutcome::Completed);
-    let seen = see(&client, &whole).await;
+    let seen = budget_status(&client, &whole).await;
     assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (limit_pico_usd, 0));
     let status = conversation.ask("Once more.").await.status.unwrap();
     assert_eq!(status.last_error.map(|error| error.code).as_deref(), Some("BUDGET_EXHAUSTED"));
@@ -348,7 +348,7 @@ async fn two_workers_calls_of_one_step_are_each_recorded_once() {
     running.scripted_agent("worker", &script).await.unwrap();
     let client = running.client().unwrap();
     let spec = v1::TaskSpec { agent: "worker".into(), title: "One".into(), ..Default::default() };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = client.create_task_with(spec).await.unwrap();
     let bus = running.bus().await;
     let mut results = bus.tap("construct.v1.cmd.task.>").await.unwrap();
     let task = conversation.ask("Is it?").await;
@@ -378,7 +378,7 @@ async fn two_workers_calls_of_one_step_are_each_recorded_once() {
         bus.publish(&address, &mesh::StepResult { call_id, delivery, ..result.clone() })
             .await
             .unwrap();
-        until("the call to be booked", PATIENCE, async || {
+        until("the call to be booked", TURN_TIMEOUT, async || {
             match cost(&conversation.task().await.unwrap()) {
                 booked if booked == calls * each => Ok(()),
                 booked => Err(booked),

@@ -3,7 +3,7 @@
 use construct_proto::v1::{TaskPhase, TurnOutcome};
 use construct_store::testing::Database;
 use construct_tests::{
-    client::{PATIENCE, file_when},
+    client::{TURN_TIMEOUT, wait_for_file},
     clocks,
     mesh::{Disk, Mesh, Service},
     proxy::{Proxy, authority},
@@ -21,7 +21,7 @@ async fn services_wait_for_nats_and_postgresql() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let url = mesh.database.url().to_owned();
     let proxy = Proxy::start(&authority(&url)).await.unwrap();
-    mesh.set("CONSTRUCT_DATABASE_URL", proxy.instead_of(&url));
+    mesh.set_env("CONSTRUCT_DATABASE_URL", proxy.proxied_url(&url));
     proxy.cut();
     mesh.nats.kill();
     for service in Service::ALL {
@@ -30,7 +30,7 @@ async fn services_wait_for_nats_and_postgresql() {
     for service in Service::ALL {
         // They say what they wait for, instead of ending.
         let (status, words) =
-            until("a service to say that it is not ready", PATIENCE, async || {
+            until("a service to say that it is not ready", TURN_TIMEOUT, async || {
                 mesh.readiness(service).await
             })
             .await;
@@ -42,7 +42,7 @@ async fn services_wait_for_nats_and_postgresql() {
     proxy.restore();
     mesh.start_services().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     conversation.ask("hello").await;
     assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["", "hello: 2"]);
 }
@@ -51,10 +51,10 @@ async fn services_wait_for_nats_and_postgresql() {
 async fn message_accepted_without_nats_is_answered_after_recovery() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     conversation.ask("before").await;
     mesh.nats.kill();
-    mesh.counted(Service::Gateway, "construct_bus_connected 0").await;
+    mesh.wait_for_metric(Service::Gateway, "construct_bus_connected 0").await;
     // Accepting needs PostgreSQL alone.
     conversation.send("meanwhile").await.unwrap();
     let task = conversation.task().await.unwrap().status.unwrap();
@@ -62,7 +62,7 @@ async fn message_accepted_without_nats_is_answered_after_recovery() {
     let why = conversation.explain().await.unwrap();
     assert!(!why.waiting_for.is_empty() && why.next_wake.is_some(), "{why:?}");
     mesh.nats.restart().await;
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed);
     let transcript = conversation.transcript().await;
     transcript.check(&["before", "meanwhile"]);
@@ -73,10 +73,10 @@ async fn message_accepted_without_nats_is_answered_after_recovery() {
 async fn call_without_workers_reports_missing_workers() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     mesh.kill(Service::Providers).unwrap();
-    conversation.say("hello").await;
-    let why = until("the task to say that nobody calls models", PATIENCE, async || {
+    conversation.submit("hello").await;
+    let why = until("the task to say that nobody calls models", TURN_TIMEOUT, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?;
         let words =
             ["no worker has it yet", "; no process of the providers service is there since "];
@@ -92,7 +92,10 @@ async fn call_without_workers_reports_missing_workers() {
         "{why:?}"
     );
     mesh.spawn(Service::Providers).unwrap();
-    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    assert_eq!(
+        conversation.wait_until_idle().await.status.unwrap().last_outcome(),
+        TurnOutcome::Completed
+    );
 }
 
 #[tokio::test]
@@ -100,10 +103,10 @@ async fn postgresql_outage_is_reported_and_loses_nothing() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let url = mesh.database.url().to_owned();
     let proxy = Proxy::start(&authority(&url)).await.unwrap();
-    mesh.set("CONSTRUCT_DATABASE_URL", proxy.instead_of(&url));
+    mesh.set_env("CONSTRUCT_DATABASE_URL", proxy.proxied_url(&url));
     mesh.start_services().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     conversation.ask("before").await;
 
     proxy.cut();
@@ -112,17 +115,17 @@ async fn postgresql_outage_is_reported_and_loses_nothing() {
     assert!(refused.message().contains("database"), "{refused:?}");
     assert_eq!(conversation.task().await.unwrap_err().code(), Code::Unavailable);
     // A client that goes on trying with one key is heard once.
-    let patient = conversation.say("patient");
+    let patient = conversation.submit("patient");
     let back = async {
         // The gateway itself says that it cannot work.
-        until("the gateway to say that it is not ready", PATIENCE, async || {
+        until("the gateway to say that it is not ready", TURN_TIMEOUT, async || {
             match mesh.readiness(Service::Gateway).await {
                 Ok((503, words)) => Ok(words),
                 other => Err(format!("{other:?}")),
             }
         })
         .await;
-        mesh.counted(
+        mesh.wait_for_metric(
             Service::Gateway,
             "construct_condition{construct_condition_name=\"postgresql\"} 0",
         )
@@ -130,8 +133,8 @@ async fn postgresql_outage_is_reported_and_loses_nothing() {
         proxy.restore();
     };
     tokio::join!(patient, back);
-    conversation.settled().await;
-    mesh.ready(Service::Gateway).await.unwrap();
+    conversation.wait_until_idle().await;
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
     let transcript = conversation.transcript().await;
     transcript.check(&["before", "patient"]);
     assert_eq!(transcript.answers(), ["", "before: 2", "", "patient: 2"]);
@@ -147,12 +150,12 @@ async fn healthy_slow_script_is_not_abandoned() {
         json!({"conversations": [{"match": "", "turns": [{"code": code}, {"text": "done"}]}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let folder = mesh.folder("work").unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", Some(&folder)).await.unwrap();
     conversation.send("go").await.unwrap();
-    file_when(&folder.join("first.txt"), |text| text == "x").await;
+    wait_for_file(&folder.join("first.txt"), |text| text == "x").await;
     mesh.pause(Service::Interpreter).unwrap();
     conversation.cancel("enough").await;
-    until("the script to be told to stop", PATIENCE, async || {
+    until("the script to be told to stop", TURN_TIMEOUT, async || {
         let phase = conversation.explain().await.map_err(|error| error.to_string())?;
         if phase.waiting_for.contains("stop") { Ok(()) } else { Err(format!("{phase:?}")) }
     })
@@ -160,7 +163,7 @@ async fn healthy_slow_script_is_not_abandoned() {
     mesh.nats.kill();
     // The reconciler looks when the worker's time to answer is over, and again and again after
     // that.
-    until("the reconciler to have tried", PATIENCE, async || {
+    until("the reconciler to have tried", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Reconciler);
         let tried = log.matches("the task could not be reconciled").count();
         if tried > 0 { Ok(()) } else { Err(log) }
@@ -168,12 +171,16 @@ async fn healthy_slow_script_is_not_abandoned() {
     .await;
     assert_eq!(conversation.task().await.unwrap().status.unwrap().phase(), TaskPhase::ExecuteTools);
     mesh.nats.restart().await;
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
     mesh.resume(Service::Interpreter).unwrap();
     // Another task's script shows that the interpreter works again.
-    let other =
-        mesh.client().unwrap().begin("worker", Some(&mesh.folder("other").unwrap())).await.unwrap();
+    let other = mesh
+        .client()
+        .unwrap()
+        .create_task("worker", Some(&mesh.folder("other").unwrap()))
+        .await
+        .unwrap();
     other.ask("go").await;
     assert!(!folder.join("second.txt").exists(), "it had an effect after it was said to be over");
 }
@@ -186,7 +193,7 @@ async fn services_wait_for_reconciler_to_create_streams() {
     std::fs::remove_dir_all(mesh.nats.dir().join("store")).unwrap();
     mesh.nats.restart().await;
     mesh.spawn(Service::Gateway).unwrap();
-    until("the gateway to say what it waits for", PATIENCE, async || {
+    until("the gateway to say what it waits for", TURN_TIMEOUT, async || {
         let (code, words) =
             mesh.readiness(Service::Gateway).await.map_err(|error| format!("{error:#}"))?;
         let log = mesh.log(Service::Gateway);
@@ -199,7 +206,7 @@ async fn services_wait_for_reconciler_to_create_streams() {
     .await;
     mesh.start_services().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     conversation.ask("now").await;
     assert_eq!(conversation.transcript().await.answers(), ["", "now: 2"]);
 }
@@ -207,34 +214,35 @@ async fn services_wait_for_reconciler_to_create_streams() {
 /// NATS 2.9 has streams then that stand still for ever, and says that it is well.
 #[tokio::test]
 async fn streams_stuck_after_full_disk_are_reported() {
-    let mut mesh = Mesh::on_own_ground(Database::new().await).await.unwrap();
+    let mut mesh = Mesh::with_disks_and_clocks(Database::new().await).await.unwrap();
     mesh.start_services().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     conversation.ask("before").await;
     mesh.fill(Disk::Nats).unwrap();
     // Accepting needs PostgreSQL alone.
     conversation.send("meanwhile").await.unwrap();
-    until("the reconciler to say that the streams stand still", PATIENCE, async || {
-        match mesh.readiness(Service::Reconciler).await {
-            Ok((503, words)) if words.contains("although there is a connection") => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
+    until("the reconciler to say that the streams stand still", TURN_TIMEOUT, async || match mesh
+        .readiness(Service::Reconciler)
+        .await
+    {
+        Ok((503, words)) if words.contains("although there is a connection") => Ok(()),
+        other => Err(format!("{other:?}")),
     })
     .await;
     mesh.clear(Disk::Nats).unwrap();
     mesh.nats.restart().await;
-    mesh.ready(Service::Reconciler).await.unwrap();
+    mesh.wait_until_ready(Service::Reconciler).await.unwrap();
 }
 
 /// By the machine's clock, one pause would take an hour, and a call would be over before it began.
 #[tokio::test]
 async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
-    if clocks::left_out() {
+    if clocks::are_disabled() {
         eprintln!("LEFT OUT: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
         return;
     }
-    let mut mesh = Mesh::on_own_ground(Database::new().await).await.unwrap();
+    let mut mesh = Mesh::with_disks_and_clocks(Database::new().await).await.unwrap();
     mesh.start_services().await.unwrap();
     // More than the providers try within one command: the reconciler makes a pause then.
     let busy = json!({"class": "transient", "message": "busy", "times": 3});
@@ -244,7 +252,7 @@ async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
     mesh.scripted_agent("worker", &json!({"conversations": [{"match": "", "turns": turns}]}))
         .await
         .unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     conversation.send("go").await.unwrap();
     for (service, hours) in [
         (Service::Reconciler, -1),
@@ -255,7 +263,7 @@ async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
         mesh.jump(service, false, hours * 3_600).unwrap();
     }
     // Who is warned knows what its machine's clock says.
-    until("the reconciler to see that its machine's clock is wrong", PATIENCE, async || {
+    until("the reconciler to see that its machine's clock is wrong", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Reconciler);
         if log.contains("this machine's clock is away from PostgreSQL's") {
             Ok(())
@@ -264,7 +272,7 @@ async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
         }
     })
     .await;
-    conversation.settled().await;
+    conversation.wait_until_idle().await;
     conversation.ask("again").await;
     let transcript = conversation.transcript().await;
     transcript.check(&["go", "again"]);

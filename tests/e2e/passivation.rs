@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use construct_proto::v1::{TaskSpec, TurnOutcome};
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     mesh::{Mesh, Service},
     wait::until,
 };
@@ -14,8 +14,8 @@ use serde_json::json;
 const TASKS: usize = 8;
 /// How long an actor stays that has nothing to do, and how much later that may show on a machine
 /// that does other things.
-const STAYS: Duration = Duration::from_secs(5);
-const LATE: Duration = Duration::from_secs(5);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+const TOLERANCE: Duration = Duration::from_secs(5);
 
 /// How many tasks have an actor.
 async fn actors(mesh: &Mesh) -> usize {
@@ -25,14 +25,14 @@ async fn actors(mesh: &Mesh) -> usize {
 }
 
 /// The last turn was over just now: waits until no task has an actor any more.
-async fn end(mesh: &Mesh) {
+async fn wait_until_no_actors(mesh: &Mesh) {
     let began = Instant::now();
-    until("the actors to end", PATIENCE, async || match actors(mesh).await {
+    until("the actors to end", TURN_TIMEOUT, async || match actors(mesh).await {
         0 => Ok(()),
         count => Err(count),
     })
     .await;
-    assert!(began.elapsed() < STAYS + LATE, "that took {:?}", began.elapsed());
+    assert!(began.elapsed() < IDLE_TIMEOUT + TOLERANCE, "that took {:?}", began.elapsed());
 }
 
 #[tokio::test]
@@ -45,13 +45,14 @@ async fn idle_actors_end_and_a_message_starts_one_again() {
     // With a title, no model call is made for one, which would be something to do.
     let spec =
         TaskSpec { agent: "worker".to_owned(), title: "A job".to_owned(), ..TaskSpec::default() };
-    let tasks = try_join_all((0..TASKS).map(|_| client.begin_as(spec.clone()))).await.unwrap();
+    let tasks =
+        try_join_all((0..TASKS).map(|_| client.create_task_with(spec.clone()))).await.unwrap();
     for task in join_all(tasks.iter().map(|task| task.ask("once"))).await {
         assert_eq!(task.status.unwrap().last_outcome(), TurnOutcome::Completed);
     }
     let live = actors(&mesh).await;
     assert!((1..=TASKS).contains(&live), "{live}");
-    end(&mesh).await;
+    wait_until_no_actors(&mesh).await;
     // What an actor knew is not missed.
     tasks[0].ask("again").await;
     assert_eq!(actors(&mesh).await, 1);
@@ -61,5 +62,5 @@ async fn idle_actors_end_and_a_message_starts_one_again() {
         answers.iter().filter(|answer| !answer.is_empty()).collect::<Vec<_>>(),
         ["once: 2", "again: 2"]
     );
-    end(&mesh).await;
+    wait_until_no_actors(&mesh).await;
 }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use construct_proto::v1;
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     http,
     mesh::{Mesh, Service, free_address},
     wait::until,
@@ -19,7 +19,7 @@ use tokio::{
 };
 
 /// The pause before a client comes back to a gateway that is away.
-const AGAIN: Duration = Duration::from_millis(20);
+const RECONNECT_DELAY: Duration = Duration::from_millis(20);
 const WORDS: &str = "I shall look into it, and tell you about all of it in so many words that there is time to be cut off in the middle.";
 
 /// What a client of server-sent events is given, who comes back with the id of the last one
@@ -35,7 +35,7 @@ pub(crate) fn follow_events(url: String, seen: watch::Sender<Vec<Value>>) -> Joi
             }
             // The gateway may be away.
             let Ok(mut response) = request.send().await else {
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RECONNECT_DELAY).await;
                 continue;
             };
             let mut rest = String::new();
@@ -67,7 +67,7 @@ fn follow_session(
         let mut cursor = Value::Null;
         loop {
             let Ok(mut stream) = TcpStream::connect(address).await else {
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RECONNECT_DELAY).await;
                 continue;
             };
             let mut request = json!({"type": "stream", "sessionID": session});
@@ -81,7 +81,7 @@ fn follow_session(
                 // A gateway that has just begun says that it is not ready: the request is over, and
                 // made again.
                 if line["stopReason"] == "error" {
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(RECONNECT_DELAY).await;
                     break;
                 }
                 if line["cursor"].is_string() {
@@ -94,12 +94,12 @@ fn follow_session(
 }
 
 /// Waits until what a client was given is as wanted.
-async fn given(
+async fn wait_for_received(
     what: &str,
     seen: &watch::Sender<Vec<Value>>,
     wanted: impl Fn(&[Value]) -> bool,
 ) -> Vec<Value> {
-    until(what, PATIENCE, async || {
+    until(what, TURN_TIMEOUT, async || {
         let seen = seen.borrow().clone();
         if wanted(&seen) { Ok(seen) } else { Err(seen) }
     })
@@ -132,7 +132,7 @@ async fn clients_of_every_protocol_resume_after_gateway_crash() {
     mesh.scripted_agent("worker", &script).await.unwrap();
     let spec =
         v1::TaskSpec { agent: "worker".into(), title: "Looking".into(), ..v1::TaskSpec::default() };
-    let conversation: Conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
+    let conversation: Conversation = mesh.client().unwrap().create_task_with(spec).await.unwrap();
     let task = conversation.id().to_owned();
     let (events, lines) = (watch::Sender::new(Vec::new()), watch::Sender::new(Vec::new()));
     let clients = [
@@ -142,17 +142,18 @@ async fn clients_of_every_protocol_resume_after_gateway_crash() {
         ),
         follow_session(operator, task, lines.clone()),
     ];
-    given("the session's turns", &lines, |lines| !lines.is_empty()).await;
-    conversation.say("go").await;
+    wait_for_received("the session's turns", &lines, |lines| !lines.is_empty()).await;
+    conversation.submit("go").await;
     // In the middle of a text, and in the middle of a script.
-    given("pieces of text", &events, |events| count(events, "message.delta") >= 4).await;
+    wait_for_received("pieces of text", &events, |events| count(events, "message.delta") >= 4)
+        .await;
     mesh.crash(Service::Gateway).await.unwrap();
-    given("calls", &events, |events| count(events, "tool.result") >= 3).await;
+    wait_for_received("calls", &events, |events| count(events, "tool.result") >= 3).await;
     mesh.crash(Service::Gateway).await.unwrap();
 
-    let last = conversation.settled().await.status.unwrap().event_sequence;
-    let whole = conversation.record().until_sequence(last).await;
-    let seen = given("all events", &events, |events| {
+    let last = conversation.wait_until_idle().await.status.unwrap().event_sequence;
+    let whole = conversation.record().wait_for_sequence(last).await;
+    let seen = wait_for_received("all events", &events, |events| {
         events.iter().any(|event| {
             event["sequence"].as_str().and_then(|number| number.parse().ok()) >= Some(last)
         })
@@ -161,7 +162,7 @@ async fn clients_of_every_protocol_resume_after_gateway_crash() {
     let ids: Vec<&str> = seen.iter().filter_map(|event| event["id"].as_str()).collect();
     assert_eq!(ids, whole.iter().map(|event| event.id.as_str()).collect::<Vec<_>>());
 
-    let lines = given("the end of the turn", &lines, |lines| {
+    let lines = wait_for_received("the end of the turn", &lines, |lines| {
         lines.iter().any(|line| line["stopReason"] == "end_turn")
     })
     .await;

@@ -5,7 +5,7 @@ use std::{fs, net::TcpListener, path::Path};
 use anyhow::Context as _;
 use construct_proto::v1;
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     http,
     mesh::{Mesh, Service},
 };
@@ -42,7 +42,7 @@ async fn script_calls_a_model_through_the_proxy() -> anyhow::Result<()> {
     let delete = v1::DeleteModelRequest { model: "oracle".to_owned(), ..Default::default() };
     assert!(client.models().delete_model(delete).await.is_err());
 
-    let conversation = client.begin("worker", Some(mesh.workspace())).await?;
+    let conversation = client.create_task("worker", Some(mesh.workspace())).await?;
     conversation.ask("go").await;
     let text = conversation.transcript().await.answers().join("\n");
     assert!(text.contains("It is sunny.") && text.contains("ModelNotAllowed"), "{text}");
@@ -60,9 +60,9 @@ async fn canceled_task_ends_its_programs_model_calls() -> anyhow::Result<()> {
     mesh.scripted_agent("oracle", &stalled).await?;
     mesh.scripted_agent("worker", &json!([{"code": "execute_command('sleep 600')"}])).await?;
     let client = mesh.client()?;
-    let conversation = client.begin("worker", Some(mesh.workspace())).await?;
-    conversation.say("go").await;
-    conversation.in_phase(v1::TaskPhase::ExecuteTools).await;
+    let conversation = client.create_task("worker", Some(mesh.workspace())).await?;
+    conversation.submit("go").await;
+    conversation.wait_for_phase(v1::TaskPhase::ExecuteTools).await;
     let (models, task) = (vec!["oracle".to_owned()], conversation.id().to_owned());
     let token = v1::CreateModelTokenRequest { models, task, ..Default::default() };
     let token = client.tokens().create_model_token(token).await?.into_inner().token;
@@ -75,7 +75,7 @@ async fn canceled_task_ends_its_programs_model_calls() -> anyhow::Result<()> {
     assert!(String::from_utf8_lossy(&begun).contains("It is"), "{begun:?}");
     conversation.cancel("it was a test").await;
     let ended =
-        tokio::time::timeout(PATIENCE, answer.text()).await.context("the call went on")??;
+        tokio::time::timeout(TURN_TIMEOUT, answer.text()).await.context("the call went on")??;
     assert!(ended.contains("it was a test"), "{ended}");
     Ok(())
 }
@@ -102,8 +102,7 @@ fn write_model(folder: &Path) -> anyhow::Result<()> {
 /// A program with nothing but a token, and a script with not even that, have texts turned into
 /// vectors by a model from files, and tokens counted; both is seen in the metrics.
 #[tokio::test]
-async fn local_embeddings_need_no_vendor_and_are_counted()
--> anyhow::Result<()> {
+async fn local_embeddings_need_no_vendor_and_are_counted() -> anyhow::Result<()> {
     let models = tempfile::tempdir()?;
     write_model(&models.path().join("tiny"))?;
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
@@ -191,7 +190,7 @@ async fn local_embeddings_need_no_vendor_and_are_counted()
             ..Default::default()
         })
         .await?;
-    let conversation = client.begin("worker", Some(mesh.workspace())).await?;
+    let conversation = client.create_task("worker", Some(mesh.workspace())).await?;
     conversation.ask("go").await;
     let text = conversation.transcript().await.answers().join("\n");
     assert!(text.contains("[1,0] [0.6,0.8] 0.6"), "{text}");

@@ -11,16 +11,16 @@ use std::{
 
 use construct_proto::v1::{self, task_service_client::TaskServiceClient};
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     mesh::{Mesh, Service},
     wait::until,
 };
 use tonic::{Code, Request, transport::Channel};
 
-use crate::identity::{REQUIRED, answered, first_key, furnish, refused, run, said};
+use crate::identity::{REQUIRED, create_entities, first_key, json_output, output, refusal, run};
 
 /// Requests of an organization in a minute.
-const SHARE: u64 = 300;
+const REQUESTS_PER_MINUTE: u64 = 300;
 
 /// What became of a flood.
 #[derive(Default)]
@@ -32,7 +32,7 @@ struct Flood {
 
 impl Flood {
     /// Asks as fast as it can, until it is over.
-    async fn go(&self, channel: Channel, key: &str) {
+    async fn run(&self, channel: Channel, key: &str) {
         let mut tasks = TaskServiceClient::new(channel);
         while !self.over.load(Ordering::Acquire) {
             let mut request = Request::new(v1::ListTasksRequest::default());
@@ -54,17 +54,17 @@ impl Flood {
 
 #[tokio::test]
 async fn flooding_organization_is_limited_and_another_is_undisturbed() {
-    let tiers = format!("{{free={{requests_per_minute={SHARE},tasks_per_day=3}}}}");
+    let tiers = format!("{{free={{requests_per_minute={REQUESTS_PER_MINUTE},tasks_per_day=3}}}}");
     let environment =
         [REQUIRED, ("CONSTRUCT_GATEWAY_TIERS", tiers.as_str()), ("CONSTRUCT_GATEWAY_TIER", "free")];
     let mesh = Mesh::start_with(&environment).await.unwrap();
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
     let mut teams = Vec::new();
     for name in ["loud", "calm"] {
-        let made = answered(&mesh, &operator, &["organization", "create", name], "").await;
+        let made = json_output(&mesh, &operator, &["organization", "create", name], "").await;
         let code = made["setupCode"]["code"].as_str().unwrap();
-        let key = said(&mesh, None, &["key", "exchange"], code).await.trim().to_owned();
-        furnish(&mesh, &key, name).await;
+        let key = output(&mesh, None, &["key", "exchange"], code).await.trim().to_owned();
+        create_entities(&mesh, &key, name).await;
         teams.push((made["organization"]["metadata"]["id"].as_str().unwrap().to_owned(), key));
     }
     let [(loud_id, loud), (calm_id, calm)] = teams.as_slice() else { panic!("there are two") };
@@ -73,16 +73,16 @@ async fn flooding_organization_is_limited_and_another_is_undisturbed() {
     let floods: Vec<_> = (0..4)
         .map(|_| {
             let (flood, channel, key) = (Arc::clone(&flood), mesh.channel().unwrap(), loud.clone());
-            tokio::spawn(async move { flood.go(channel, &key).await })
+            tokio::spawn(async move { flood.run(channel, &key).await })
         })
         .collect();
-    until("the flood to be refused", PATIENCE, async || {
+    until("the flood to be refused", TURN_TIMEOUT, async || {
         let refused = flood.refused.load(Ordering::Acquire);
         if refused >= 1000 { Ok(()) } else { Err(refused) }
     })
     .await;
     for _ in 0..2 {
-        let answer = said(&mesh, Some(calm), &["exec", "--agent", "worker", "Do it."], "").await;
+        let answer = output(&mesh, Some(calm), &["exec", "--agent", "worker", "Do it."], "").await;
         assert!(answer.contains("calm sees"), "{answer}");
     }
     flood.over.store(true, Ordering::Release);
@@ -91,7 +91,7 @@ async fn flooding_organization_is_limited_and_another_is_undisturbed() {
     }
     let (admitted, minutes) =
         (flood.admitted.load(Ordering::Acquire), began.elapsed().as_secs_f64() / 60.0);
-    let share = SHARE as f64 * (1.0 + minutes) + 1.0;
+    let share = REQUESTS_PER_MINUTE as f64 * (1.0 + minutes) + 1.0;
     assert!(
         admitted > 0 && admitted as f64 <= share,
         "{admitted} of the flood came through, and {share} may"
@@ -109,31 +109,31 @@ async fn flooding_organization_is_limited_and_another_is_undisturbed() {
         assert!(begun <= 6, "two days have three tasks each");
     };
     assert!(words.contains("3 tasks a day"), "{words}");
-    let quota = answered(&mesh, &operator, &["quota", "get", calm_id], "").await;
+    let quota = json_output(&mesh, &operator, &["quota", "get", calm_id], "").await;
     assert_eq!(quota["tier"], "free", "{quota}");
-    assert!(refused(&mesh, Some(calm), &["quota", "get", loud_id]).await.contains("not found"));
+    assert!(refusal(&mesh, Some(calm), &["quota", "get", loud_id]).await.contains("not found"));
     assert!(
-        refused(&mesh, Some(calm), &["quota", "set", calm_id, "--tier", "unlimited"])
+        refusal(&mesh, Some(calm), &["quota", "set", calm_id, "--tier", "unlimited"])
             .await
             .contains("operator")
     );
     let set = ["quota", "set", calm_id.as_str(), "--tasks-per-day", "4"];
-    let set = answered(&mesh, &operator, &set, "").await;
+    let set = json_output(&mesh, &operator, &set, "").await;
     assert_eq!(
         (&set["limits"]["tasksPerDay"], &set["revision"]),
         (&"4".into(), &"1".into()),
         "{set}"
     );
-    said(&mesh, Some(calm), &["exec", "--agent", "worker", "And again."], "").await;
+    output(&mesh, Some(calm), &["exec", "--agent", "worker", "And again."], "").await;
     // What its scripts have called, and nobody else's.
-    let used = answered(&mesh, calm, &["usage", "--by", "agent,tool"], "").await;
+    let used = json_output(&mesh, calm, &["usage", "--by", "agent,tool"], "").await;
     let row = &used["usage"][0];
     assert_eq!(
         (&row["agent"], &row["tool"], &row["calls"]),
         (&"worker".into(), &"execute_command".into(), &(begun + 1).to_string().into())
     );
     assert_eq!(used["usage"].as_array().unwrap().len(), 1, "{used}");
-    let nothing = answered(&mesh, loud, &["usage", "--by", "tool"], "").await;
+    let nothing = json_output(&mesh, loud, &["usage", "--by", "tool"], "").await;
     assert!(nothing["usage"].as_array().is_none_or(Vec::is_empty), "{nothing}");
     let metrics = mesh.metrics(Service::Gateway).await.unwrap();
     let counted = metrics.lines().find(|line| {

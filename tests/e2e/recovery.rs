@@ -12,7 +12,7 @@ use construct_proto::{
 };
 use construct_store::Quarantine;
 use construct_tests::{
-    client::{Conversation, PATIENCE, id},
+    client::{Conversation, TURN_TIMEOUT, id},
     mesh::{Mesh, Service},
     vendor::{VendorServer, ollama},
     wait::until,
@@ -21,9 +21,9 @@ use serde_json::json;
 use tokio::sync::watch;
 use tonic::Code;
 
-async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
+async fn wait_for_dead_letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
     let client = mesh.client().unwrap();
-    until("dead letters", PATIENCE, async || {
+    until("dead letters", TURN_TIMEOUT, async || {
         let listed =
             client.recovery().list_dead_letters(ListDeadLettersRequest::default()).await.unwrap();
         let letters = listed.into_inner().letters;
@@ -33,8 +33,8 @@ async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
 }
 
 /// Waits until a task is put aside, later than `before` if it was already.
-async fn put_aside(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Quarantine {
-    until("the task to be put aside", PATIENCE, async || {
+async fn wait_for_quarantine(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Quarantine {
+    until("the task to be put aside", TURN_TIMEOUT, async || {
         let parked =
             mesh.database.store().task_quarantine_get(OrganizationId::LOCAL, task).await.unwrap();
         parked
@@ -45,15 +45,15 @@ async fn put_aside(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Qu
 }
 
 /// Looks that failed, and not because something was away.
-async fn failed_looks(mesh: &Mesh) -> u64 {
+async fn reconcile_failures(mesh: &Mesh) -> u64 {
     let page = mesh.metrics(Service::Reconciler).await.unwrap();
     let count = "construct_reconciler_look_seconds_count{error_type=\"lasting\"} ";
     page.lines().find_map(|line| line.strip_prefix(count)).map_or(0, |count| count.parse().unwrap())
 }
 
 /// Waits until wakes and results are all taken in.
-async fn nothing_waits(mesh: &Mesh) {
-    until("wakes and results to be taken in", PATIENCE, async || {
+async fn wait_until_consumed(mesh: &Mesh) {
+    until("wakes and results to be taken in", TURN_TIMEOUT, async || {
         match mesh.nats.waiting(Stream::Task).await {
             0 => Ok(()),
             waiting => Err(waiting),
@@ -69,14 +69,14 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
         .await
         .unwrap();
     let client = mesh.client().unwrap();
-    let conversation = client.begin("worker", None).await.unwrap();
+    let conversation = client.create_task("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
-    let other = client.begin("worker", None).await.unwrap();
+    let other = client.create_task("worker", None).await.unwrap();
     mesh.database.corrupt_task(task, true).await;
-    conversation.say("hello").await;
-    let parked = put_aside(&mesh, task, None).await;
+    conversation.submit("hello").await;
+    let parked = wait_for_quarantine(&mesh, task, None).await;
     assert!(parked.reason.contains("turn"), "{parked:?}");
-    mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 1").await;
+    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 1").await;
     // Whoever asks is told, although the task cannot be read as a whole.
     let why = conversation.explain().await.unwrap();
     assert!(
@@ -99,8 +99,8 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
         RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
     let retried = client.recovery().retry_task(request.clone()).await.unwrap().into_inner();
     assert_eq!(retried.status.unwrap().last_error.unwrap().code, "UNREADABLE");
-    put_aside(&mesh, task, Some(&parked)).await;
-    mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 2").await;
+    wait_for_quarantine(&mesh, task, Some(&parked)).await;
+    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 2").await;
     // Whatever made it impossible is repaired. Nothing happens by itself.
     mesh.database.corrupt_task(task, false).await;
     let why = conversation.explain().await.unwrap();
@@ -112,13 +112,13 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
     assert_eq!((status.queued_count, status.last_error), (1, None));
 
     client.recovery().retry_task(request.clone()).await.unwrap();
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed);
     assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["hello"]);
     let why = conversation.explain().await.unwrap();
     assert!(why.waiting_for.contains("a message from a user"), "{why:?}");
     // Of a task that is not put aside nothing changes.
-    until("a retry that changes nothing", PATIENCE, async || {
+    until("a retry that changes nothing", TURN_TIMEOUT, async || {
         // The turn's last commits may still come.
         let before = conversation.task().await.unwrap();
         let retried = mesh
@@ -136,7 +136,7 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
 }
 
 /// A mesh with an agent whose model answers while the gate is open.
-async fn gated() -> (Mesh, VendorServer, watch::Sender<bool>) {
+async fn gated_mesh() -> (Mesh, VendorServer, watch::Sender<bool>) {
     let (open, gate) = watch::channel(false);
     let vendor = VendorServer::answering(move |_| {
         ollama::Answer::text("Done.").reply().behind(gate.clone())
@@ -154,14 +154,14 @@ async fn gated() -> (Mesh, VendorServer, watch::Sender<bool>) {
 }
 
 /// A task that has a title: the model is called for nothing but answers.
-async fn titled(mesh: &Mesh) -> Conversation {
+async fn task_with_title(mesh: &Mesh) -> Conversation {
     let spec = TaskSpec { agent: "worker".into(), title: "Poison".into(), ..TaskSpec::default() };
-    mesh.client().unwrap().begin_as(spec).await.unwrap()
+    mesh.client().unwrap().create_task_with(spec).await.unwrap()
 }
 
 /// Waits until the model is called.
-async fn called(vendor: &VendorServer) {
-    until("the model to be called", PATIENCE, async || match vendor.open_answers() {
+async fn wait_for_call(vendor: &VendorServer) {
+    until("the model to be called", TURN_TIMEOUT, async || match vendor.open_answers() {
         1 => Ok(()),
         open => Err(open),
     })
@@ -170,13 +170,13 @@ async fn called(vendor: &VendorServer) {
 
 #[tokio::test]
 async fn task_with_reconcile_failures_explains_itself_and_recovers() {
-    let (mesh, vendor, open) = gated().await;
-    let conversation = titled(&mesh).await;
-    conversation.say("hello").await;
-    called(&vendor).await;
+    let (mesh, vendor, open) = gated_mesh().await;
+    let conversation = task_with_title(&mesh).await;
+    conversation.submit("hello").await;
+    wait_for_call(&vendor).await;
     let locked = mesh.database.lock_task(conversation.id().parse().unwrap()).await;
     open.send_replace(true);
-    let why = until("the task to say that it cannot be looked at", PATIENCE, async || {
+    let why = until("the task to say that it cannot be looked at", TURN_TIMEOUT, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?;
         if why.waiting_for.contains("cannot look at the task") {
             Ok(why)
@@ -196,7 +196,7 @@ async fn task_with_reconcile_failures_explains_itself_and_recovers() {
             && why.next_wake.is_some()
     );
     locked.release().await;
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!((status.last_outcome(), status.last_error), (TurnOutcome::Completed, None));
     assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["Done."]);
     assert_eq!(vendor.requests().len(), 1);
@@ -206,65 +206,65 @@ async fn task_with_reconcile_failures_explains_itself_and_recovers() {
 
 #[tokio::test]
 async fn result_for_quarantined_task_is_kept_without_retries() {
-    let (mesh, vendor, open) = gated().await;
+    let (mesh, vendor, open) = gated_mesh().await;
     let client = mesh.client().unwrap();
-    let conversation = titled(&mesh).await;
+    let conversation = task_with_title(&mesh).await;
     let task: TaskId = conversation.id().parse().unwrap();
     let redrive = async |letter: u64| {
         client.recovery().redrive_dead_letter(RedriveDeadLetterRequest { letter }).await.unwrap();
     };
 
-    conversation.say("hello").await;
-    called(&vendor).await;
+    conversation.submit("hello").await;
+    wait_for_call(&vendor).await;
     mesh.database.corrupt_task(task, true).await;
     open.send_replace(true);
-    let letter = letters(&mesh, 1).await.remove(0);
+    let letter = wait_for_dead_letters(&mesh, 1).await.remove(0);
     assert_eq!(letter.message_type, "construct.mesh.v1.StepResult");
     assert!(letter.reason.contains("put aside") && letter.redrivable, "{letter:?}");
-    let parked = put_aside(&mesh, task, None).await;
-    nothing_waits(&mesh).await;
-    let failed = failed_looks(&mesh).await;
+    let parked = wait_for_quarantine(&mesh, task, None).await;
+    wait_until_consumed(&mesh).await;
+    let failed = reconcile_failures(&mesh).await;
     // What comes for it further is looked at once and no more, and it is put aside since when it
     // was first.
     redrive(letter.id).await;
-    let again = until("the result to be given up again", PATIENCE, async || {
-        let letters = letters(&mesh, 1).await;
+    let again = until("the result to be given up again", TURN_TIMEOUT, async || {
+        let letters = wait_for_dead_letters(&mesh, 1).await;
         if letters[0].id > letter.id { Ok(letters[0].clone()) } else { Err(letters) }
     })
     .await;
     assert_eq!(again.deliveries, 1);
-    assert_eq!(failed_looks(&mesh).await, failed + 1);
-    assert_eq!(put_aside(&mesh, task, None).await, parked);
-    mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 1").await;
+    assert_eq!(reconcile_failures(&mesh).await, failed + 1);
+    assert_eq!(wait_for_quarantine(&mesh, task, None).await, parked);
+    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 1").await;
     // Repaired, and with the result published again, it goes on where it was.
     mesh.database.corrupt_task(task, false).await;
     redrive(again.id).await;
-    conversation.settled().await;
+    conversation.wait_until_idle().await;
     assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["Done."]);
     assert_eq!(vendor.requests().len(), 1);
-    assert_eq!(letters(&mesh, 0).await, []);
+    assert_eq!(wait_for_dead_letters(&mesh, 0).await, []);
 
     // Where it is only asked for again, its step is as well.
     open.send_replace(false);
-    conversation.say("and now?").await;
-    called(&vendor).await;
+    conversation.submit("and now?").await;
+    wait_for_call(&vendor).await;
     mesh.database.corrupt_task(task, true).await;
     open.send_replace(true);
-    let letter = letters(&mesh, 1).await.remove(0);
+    let letter = wait_for_dead_letters(&mesh, 1).await.remove(0);
     mesh.database.corrupt_task(task, false).await;
     let request =
         RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
     client.recovery().retry_task(request).await.unwrap();
-    conversation.settled().await;
+    conversation.wait_until_idle().await;
     assert_eq!(vendor.requests().len(), 3);
     // The first result is of no use any more, and does no harm.
     redrive(letter.id).await;
-    nothing_waits(&mesh).await;
+    wait_until_consumed(&mesh).await;
     assert_eq!(
         conversation.transcript().await.check(&["hello", "and now?"]).answers(),
         ["Done.", "Done."]
     );
-    assert_eq!(letters(&mesh, 0).await, []);
+    assert_eq!(wait_for_dead_letters(&mesh, 0).await, []);
 }
 
 #[tokio::test]
@@ -279,7 +279,7 @@ async fn failed_turn_continues_when_retried_manually() {
     let folder = mesh.folder("own").unwrap();
     let (agent, workspace) = ("worker".to_owned(), folder.display().to_string());
     let spec = TaskSpec { agent, workspace, title: "A job".to_owned(), ..TaskSpec::default() };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = client.create_task_with(spec).await.unwrap();
     let recorder = conversation.record();
     let failed = conversation.ask("go").await;
     assert_eq!(failed.status.unwrap().last_outcome(), TurnOutcome::Failed);
@@ -291,8 +291,8 @@ async fn failed_turn_continues_when_retried_manually() {
         idempotency_key: "again".to_owned(),
     };
     client.recovery().retry_task(request.clone()).await.unwrap();
-    recorder.until_count("turn.completed", 2).await;
-    let done = conversation.settled().await;
+    recorder.wait_for_count("turn.completed", 2).await;
+    let done = conversation.wait_until_idle().await;
     assert_eq!(done.status.unwrap().last_outcome(), TurnOutcome::Completed);
     let transcript = conversation.transcript().await;
     transcript.check(&["go"]);
@@ -306,7 +306,10 @@ async fn failed_turn_continues_when_retried_manually() {
     client.recovery().retry_task(request.clone()).await.unwrap();
     let other = RetryTaskRequest { idempotency_key: "other".to_owned(), ..request };
     client.recovery().retry_task(other).await.unwrap();
-    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    assert_eq!(
+        conversation.wait_until_idle().await.status.unwrap().last_outcome(),
+        TurnOutcome::Completed
+    );
     assert_eq!(conversation.transcript().await.messages.len(), transcript.messages.len());
 }
 
@@ -314,11 +317,11 @@ async fn failed_turn_continues_when_retried_manually() {
 async fn undecodable_messages_are_listed_redriven_or_deleted() {
     let mesh = Mesh::start().await.unwrap();
     let client = mesh.client().unwrap();
-    assert_eq!(letters(&mesh, 0).await, []);
+    assert_eq!(wait_for_dead_letters(&mesh, 0).await, []);
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await
         .unwrap();
-    let conversation = client.begin("worker", None).await.unwrap();
+    let conversation = client.create_task("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
     let bus = mesh.bus().await;
     // Something else than a wake, where wakes are expected; and the other one so too.
@@ -327,7 +330,7 @@ async fn undecodable_messages_are_listed_redriven_or_deleted() {
         let census = TaskCensus { task_ids: vec![n.to_string()] };
         bus.publish_raw(&subject, &census).await.unwrap();
     }
-    let found = letters(&mesh, 2).await;
+    let found = wait_for_dead_letters(&mesh, 2).await;
     assert!(found[0].id < found[1].id);
     let letter = &found[0];
     assert_eq!(
@@ -349,7 +352,7 @@ async fn undecodable_messages_are_listed_redriven_or_deleted() {
     // Published again it is not understood any better: another letter.
     let redrive = RedriveDeadLetterRequest { letter: letter.id };
     client.recovery().redrive_dead_letter(redrive).await.unwrap();
-    let again = until("the letter to come again", PATIENCE, async || {
+    let again = until("the letter to come again", TURN_TIMEOUT, async || {
         let listed =
             client.recovery().list_dead_letters(ListDeadLettersRequest::default()).await.unwrap();
         let letters = listed.into_inner().letters;
@@ -360,7 +363,7 @@ async fn undecodable_messages_are_listed_redriven_or_deleted() {
     let gone = client.recovery().redrive_dead_letter(redrive).await.unwrap_err();
     assert_eq!(gone.code(), Code::NotFound);
     let line = "construct_bus_dead_letters_total{messaging_destination_name=\"CONSTRUCT_TASK\"} 3";
-    mesh.counted(Service::Reconciler, line).await;
+    mesh.wait_for_metric(Service::Reconciler, line).await;
     for letter in again {
         client
             .recovery()
@@ -368,7 +371,7 @@ async fn undecodable_messages_are_listed_redriven_or_deleted() {
             .await
             .unwrap();
     }
-    assert_eq!(letters(&mesh, 0).await, []);
+    assert_eq!(wait_for_dead_letters(&mesh, 0).await, []);
     // A wake that is whole is delivered and has no letter.
     let wake = TaskWake {
         organization_id: OrganizationId::LOCAL.to_string(),
@@ -377,7 +380,7 @@ async fn undecodable_messages_are_listed_redriven_or_deleted() {
     };
     bus.publish(&subject::TaskWake::new(task), &wake).await.unwrap();
     conversation.ask("hello").await;
-    assert_eq!(letters(&mesh, 0).await, []);
+    assert_eq!(wait_for_dead_letters(&mesh, 0).await, []);
 }
 
 #[tokio::test]
@@ -386,10 +389,10 @@ async fn turn_with_undecodable_command_fails_at_once_with_reason() {
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
     let client = mesh.client().unwrap();
     let spec = TaskSpec { agent: "worker".into(), title: "Garbage".into(), ..TaskSpec::default() };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = client.create_task_with(spec).await.unwrap();
     mesh.stop(Service::Providers).await.unwrap();
-    conversation.say("hello").await;
-    let command = until("the command", PATIENCE, async || {
+    conversation.submit("hello").await;
+    let command = until("the command", TURN_TIMEOUT, async || {
         let mut commands = mesh.nats.stored(Stream::Model).await;
         if commands.len() == 1 { Ok(commands.remove(0)) } else { Err(commands.len()) }
     })
@@ -401,12 +404,12 @@ async fn turn_with_undecodable_command_fails_at_once_with_reason() {
     bus.publish_again(&RawMessage { payload: vec![0xff_u8; 3].into(), ..command }).await.unwrap();
     mesh.spawn(Service::Providers).unwrap();
 
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Failed);
     let error = status.last_error.unwrap();
     assert_eq!(error.code, "INTERNAL");
     assert!(error.message.contains("could not read its command"), "{}", error.message);
-    let letter = letters(&mesh, 1).await.remove(0);
+    let letter = wait_for_dead_letters(&mesh, 1).await.remove(0);
     assert_eq!(
         (letter.message_type.as_str(), letter.redrivable),
         ("construct.mesh.v1.ModelInvoke", false)

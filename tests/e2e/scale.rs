@@ -14,7 +14,7 @@ use construct_proto::{
 };
 use construct_store::{Order, Page, TaskFilter};
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     mesh::{Mesh, Service},
     recorder::{check_order, describe},
     slack::SlackServer,
@@ -42,7 +42,7 @@ impl Drop for Beats {
 }
 
 impl Beats {
-    async fn hear(mesh: &Mesh) -> Self {
+    async fn subscribe(mesh: &Mesh) -> Self {
         let last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerBeat)>>> = Arc::default();
         let (bus, heard) = (mesh.bus().await, Arc::clone(&last));
         let mut beats = bus.hear_beats().await.unwrap();
@@ -63,7 +63,7 @@ impl Beats {
 
     /// Those of whom something was heard lately: the last beat of one that was killed may be heard
     /// when it is gone.
-    fn all(&self) -> Vec<ReconcilerBeat> {
+    fn recent(&self) -> Vec<ReconcilerBeat> {
         let last = self.last.lock().unwrap();
         last.values()
             .filter(|(heard, _)| heard.elapsed() < SILENCE)
@@ -73,10 +73,14 @@ impl Beats {
 
     /// Waits until `among` have all partitions, none of them twice, each at least one. Gives how
     /// long that took.
-    async fn shared(&self, among: impl Fn(&ReconcilerBeat) -> bool, count: usize) -> Duration {
+    async fn wait_until_shared(
+        &self,
+        among: impl Fn(&ReconcilerBeat) -> bool,
+        count: usize,
+    ) -> Duration {
         let began = Instant::now();
-        until("the partitions to be shared", PATIENCE, async || {
-            let beats: Vec<_> = self.all().into_iter().filter(|beat| among(beat)).collect();
+        until("the partitions to be shared", TURN_TIMEOUT, async || {
+            let beats: Vec<_> = self.recent().into_iter().filter(|beat| among(beat)).collect();
             let all: Vec<u32> = beats.iter().flat_map(|beat| beat.partitions.clone()).collect();
             let unique: BTreeSet<u32> = all.iter().copied().collect();
             let whole = unique.len() == usize::from(partition::COUNT) && all.len() == unique.len();
@@ -104,8 +108,9 @@ async fn begin_jobs(mesh: &Mesh, count: usize) -> Vec<(Conversation, std::path::
     let mut jobs = Vec::new();
     for n in 0..count {
         let folder = mesh.folder(&format!("job-{n}")).unwrap();
-        let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
-        conversation.say("Do it.").await;
+        let conversation =
+            mesh.client().unwrap().create_task("worker", Some(&folder)).await.unwrap();
+        conversation.submit("Do it.").await;
         jobs.push((conversation, folder));
     }
     jobs
@@ -114,7 +119,7 @@ async fn begin_jobs(mesh: &Mesh, count: usize) -> Vec<(Conversation, std::path::
 /// Every job is done, nothing twice, and nothing is missing without a word.
 async fn check_jobs(jobs: &[(Conversation, std::path::PathBuf)]) {
     for (conversation, folder) in jobs {
-        let status = conversation.settled().await.status.unwrap();
+        let status = conversation.wait_until_idle().await.status.unwrap();
         let transcript = conversation.transcript().await;
         transcript.check(&["Do it."]);
         assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
@@ -134,23 +139,23 @@ async fn check_jobs(jobs: &[(Conversation, std::path::PathBuf)]) {
 #[tokio::test]
 async fn reconcilers_take_over_partitions_of_stopped_or_killed_ones() {
     let mut mesh = Mesh::start().await.unwrap();
-    let beats = Beats::hear(&mesh).await;
-    beats.shared(|_| true, 1).await;
-    let first = beats.all()[0].instance.clone();
-    let second = mesh.replicate(Service::Reconciler).await.unwrap();
-    beats.shared(|_| true, 2).await;
-    let third = mesh.replicate(Service::Reconciler).await.unwrap();
-    beats.shared(|_| true, 3).await;
-    let before = beats.all();
+    let beats = Beats::subscribe(&mesh).await;
+    beats.wait_until_shared(|_| true, 1).await;
+    let first = beats.recent()[0].instance.clone();
+    let second = mesh.start_replica(Service::Reconciler).await.unwrap();
+    beats.wait_until_shared(|_| true, 2).await;
+    let third = mesh.start_replica(Service::Reconciler).await.unwrap();
+    beats.wait_until_shared(|_| true, 3).await;
+    let before = beats.recent();
     assert!(before.iter().all(|beat| beat.partitions.len() <= 6), "{before:?}");
 
     // One that leaves says so.
     assert_eq!(mesh.stop_replica(third).await.unwrap(), 0, "{}", mesh.log(Service::Reconciler));
-    let took = beats.shared(|_| true, 2).await;
+    let took = beats.wait_until_shared(|_| true, 2).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
     // One that dies is missed.
     mesh.kill_replica(second).unwrap();
-    let took = beats.shared(|beat| beat.instance == first, 1).await;
+    let took = beats.wait_until_shared(|beat| beat.instance == first, 1).await;
     assert!(took < Duration::from_secs(4), "{took:?}");
     let log = mesh.log(Service::Reconciler);
     assert!(log.contains("the partition assignment has changed"), "{log}");
@@ -159,12 +164,12 @@ async fn reconcilers_take_over_partitions_of_stopped_or_killed_ones() {
 #[tokio::test]
 async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
     let mut mesh = Mesh::start().await.unwrap();
-    let beats = Beats::hear(&mesh).await;
-    mesh.replicate(Service::Reconciler).await.unwrap();
-    beats.shared(|_| true, 2).await;
+    let beats = Beats::subscribe(&mesh).await;
+    mesh.start_replica(Service::Reconciler).await.unwrap();
+    beats.wait_until_shared(|_| true, 2).await;
     // Each is told again and again that the other one leaves.
     let bus = mesh.bus().await;
-    let processes = beats.all();
+    let processes = beats.recent();
     let lies = tokio::spawn(async move {
         loop {
             for beat in &processes {
@@ -175,7 +180,7 @@ async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    until("both to have everything", PATIENCE, async || {
+    until("both to have everything", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Reconciler);
         let whole = log.matches("replicas=1").count() + log.matches("\"replicas\":1,").count();
         if whole >= 3 { Ok(()) } else { Err(log) }
@@ -188,7 +193,7 @@ async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
     for ((conversation, folder), recorder) in jobs.iter().zip(&recorders) {
         assert!(!folder.join("unknown.log").exists(), "nothing was interrupted");
         let last = conversation.task().await.unwrap().status.unwrap().event_sequence;
-        check_order(&recorder.until_sequence(last).await);
+        check_order(&recorder.wait_for_sequence(last).await);
     }
     lies.abort();
 }
@@ -208,11 +213,11 @@ fn with_time(event: &Event) -> String {
 
 /// The longest time between two events of a task that is not idle, as its follower sees it.
 struct Stalls {
-    noted: Arc<Mutex<Noted>>,
+    noted: Arc<Mutex<Silence>>,
     abort: AbortHandle,
 }
 
-struct Noted {
+struct Silence {
     longest: Duration,
     /// The event before that, and the one that ended it.
     after: String,
@@ -230,7 +235,7 @@ impl Drop for Stalls {
 impl Stalls {
     fn watch(conversation: &Conversation) -> Self {
         let heard = Instant::now();
-        let noted = Arc::new(Mutex::new(Noted {
+        let noted = Arc::new(Mutex::new(Silence {
             longest: Duration::ZERO,
             after: String::new(),
             until: None,
@@ -241,7 +246,7 @@ impl Stalls {
             let mut seen = 0;
             loop {
                 tokio::time::sleep(Duration::from_millis(10)).await;
-                let (events, busy, newest, next) = recorder.look(|events| {
+                let (events, busy, newest, next) = recorder.with_events(|events| {
                     let newest = events.last().map(with_time).unwrap_or_default();
                     (events.len(), is_busy(events), newest, events.get(seen).map(with_time))
                 });
@@ -261,7 +266,7 @@ impl Stalls {
         Self { noted, abort }
     }
 
-    fn forget(&self) {
+    fn reset(&self) {
         let mut noted = self.noted.lock().unwrap();
         (noted.longest, noted.after, noted.until) = (Duration::ZERO, String::new(), None);
     }
@@ -271,9 +276,9 @@ impl Stalls {
     }
 
     /// Waits until no silence lasts that had begun before.
-    async fn heard(&self) {
+    async fn wait_for_silences_to_end(&self) {
         let now = Instant::now();
-        until("a task to go on", PATIENCE, async || {
+        until("a task to go on", TURN_TIMEOUT, async || {
             let heard = self.noted.lock().unwrap().heard;
             if heard > now { Ok(()) } else { Err(heard.elapsed()) }
         })
@@ -283,29 +288,30 @@ impl Stalls {
 
 /// How long a task may stand still when the process that worked for it is replaced or killed,
 /// beyond how long tasks do anyhow.
-const STILL: Duration = Duration::from_secs(5);
+const MAX_STALL: Duration = Duration::from_secs(5);
 /// How long it does when nothing else is in the way.
-const EXPECTED: Duration = Duration::from_secs(3);
+const EXPECTED_STALL: Duration = Duration::from_secs(3);
 /// From so many kills on the longest silence of a hundred is said of them; of fewer only the
 /// longest of half.
-const MANY: u32 = 25;
+const MIN_KILLS_FOR_P99: u32 = 25;
 
 /// Kills a replica of `service` again and again under load, and tells how long the task stood still
 /// that did so longest, each time: what most kills do to most tasks would hide what each does to
 /// one. As many tasks as leave the processors some time: on full ones they wait for these.
 async fn recovers(service: Service) {
-    let (kills, tasks) = (sized("CONSTRUCT_SCALE_KILLS", 1), sized("CONSTRUCT_SCALE_TASKS", 4));
+    let (kills, tasks) =
+        (count_from_env("CONSTRUCT_SCALE_KILLS", 1), count_from_env("CONSTRUCT_SCALE_TASKS", 4));
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    let mut replica = mesh.replicate(service).await.unwrap();
-    let beats = Beats::hear(&mesh).await;
+    let mut replica = mesh.start_replica(service).await.unwrap();
+    let beats = Beats::subscribe(&mesh).await;
     let jobs = begin_jobs(&mesh, tasks as usize).await;
     let stalls: Vec<Stalls> =
         jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
     let over = tokio::sync::watch::Sender::new(false);
     let speaking = futures::future::join_all(jobs.iter().map(async |(conversation, _)| {
         let mut said = vec!["Do it.".to_owned()];
-        conversation.settled().await;
+        conversation.wait_until_idle().await;
         while !*over.borrow() {
             let text = format!("And again, {}.", said.len());
             conversation.ask(&text).await;
@@ -317,20 +323,20 @@ async fn recovers(service: Service) {
         let (mut longest, mut undisturbed) = (Vec::new(), Vec::new());
         for _ in 0..kills {
             if service == Service::Reconciler {
-                beats.shared(|_| true, 2).await;
+                beats.wait_until_shared(|_| true, 2).await;
             }
             // It is the time that passes which is measured: first some of it undisturbed, then what
             // a kill can hold up, and until that goes on.
-            stalls.iter().for_each(Stalls::forget);
+            stalls.iter().for_each(Stalls::reset);
             tokio::time::sleep(Duration::from_secs(2)).await;
             undisturbed.extend(stalls.iter().map(Stalls::longest));
-            stalls.iter().for_each(Stalls::forget);
+            stalls.iter().for_each(Stalls::reset);
             mesh.kill_replica(replica).unwrap();
             tokio::time::sleep(Duration::from_secs(5)).await;
-            futures::future::join_all(stalls.iter().map(Stalls::heard)).await;
+            futures::future::join_all(stalls.iter().map(Stalls::wait_for_silences_to_end)).await;
             longest.extend(stalls.iter().map(Stalls::longest).max());
             for (stall, (conversation, _)) in
-                stalls.iter().zip(&jobs).filter(|(stall, _)| stall.longest() > EXPECTED)
+                stalls.iter().zip(&jobs).filter(|(stall, _)| stall.longest() > EXPECTED_STALL)
             {
                 let noted = stall.noted.lock().unwrap();
                 println!(
@@ -341,7 +347,7 @@ async fn recovers(service: Service) {
                     noted.until
                 );
             }
-            replica = mesh.replicate(service).await.unwrap();
+            replica = mesh.start_replica(service).await.unwrap();
         }
         over.send_replace(true);
         (longest, undisturbed)
@@ -367,8 +373,11 @@ async fn recovers(service: Service) {
     );
     // The machine that runs the tests may stand still itself.
     let undisturbed = undisturbed.iter().max().copied().unwrap_or_default();
-    let expected = if kills >= MANY { at(0.99) } else { at(0.5) };
-    assert!(expected < EXPECTED + undisturbed && at(1.0) < STILL + undisturbed, "{longest:?}");
+    let expected = if kills >= MIN_KILLS_FOR_P99 { at(0.99) } else { at(0.5) };
+    assert!(
+        expected < EXPECTED_STALL + undisturbed && at(1.0) < MAX_STALL + undisturbed,
+        "{longest:?}"
+    );
 }
 
 /// Each of so many turns had each effect once.
@@ -381,12 +390,12 @@ fn check_effects(folder: &std::path::Path, turns: usize) {
 }
 
 /// How much of something there is: what the variable says, for runs by hand.
-fn sized(variable: &str, otherwise: u32) -> u32 {
+fn count_from_env(variable: &str, otherwise: u32) -> u32 {
     std::env::var(variable).ok().and_then(|count| count.parse().ok()).unwrap_or(otherwise)
 }
 
 /// Processor time that a process has used so far.
-fn processor(pid: u32) -> Duration {
+fn processor_time(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     let ticks = |field: usize| fields[field].parse::<u64>().unwrap();
@@ -396,22 +405,22 @@ fn processor(pid: u32) -> Duration {
 
 #[tokio::test]
 async fn idle_tasks_use_no_memory_and_active_ones_are_answered() {
-    let idle = sized("CONSTRUCT_SCALE_IDLE", 5_000);
-    let active = sized("CONSTRUCT_SCALE_ACTIVE", 200);
+    let idle = count_from_env("CONSTRUCT_SCALE_IDLE", 5_000);
+    let active = count_from_env("CONSTRUCT_SCALE_ACTIVE", 200);
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     SlackServer::start().await.configure(&mut mesh);
     mesh.start_services().await.unwrap();
     for service in Service::CLIENTS {
         mesh.spawn(service).unwrap();
-        mesh.ready(service).await.unwrap();
+        mesh.wait_until_ready(service).await.unwrap();
     }
     let services: Vec<Service> = Service::ALL.into_iter().chain(Service::CLIENTS).collect();
     let script =
         json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
-    mesh.client().unwrap().begin("worker", None).await.unwrap().ask("warm up").await;
+    mesh.client().unwrap().create_task("worker", None).await.unwrap().ask("warm up").await;
     let memory = |mesh: &Mesh| {
-        services.iter().map(|service| mesh.resident(*service).unwrap()).collect::<Vec<u64>>()
+        services.iter().map(|service| mesh.resident_memory(*service).unwrap()).collect::<Vec<u64>>()
     };
     let local = OrganizationId::LOCAL;
     let before = memory(&mesh);
@@ -456,9 +465,9 @@ mod nightly {
     #[tokio::test]
     async fn reconcilers_without_nats_keep_their_partitions() {
         let mut mesh = Mesh::start().await.unwrap();
-        mesh.replicate(Service::Reconciler).await.unwrap();
-        let beats = Beats::hear(&mesh).await;
-        beats.shared(|_| true, 2).await;
+        mesh.start_replica(Service::Reconciler).await.unwrap();
+        let beats = Beats::subscribe(&mesh).await;
+        beats.wait_until_shared(|_| true, 2).await;
         let changes = |mesh: &Mesh| {
             mesh.log(Service::Reconciler).matches("the partition assignment has changed").count()
         };
@@ -482,11 +491,11 @@ mod nightly {
     async fn rolling_restart_loses_nothing_and_stalls_no_task() {
         let mut mesh = Mesh::start().await.unwrap();
         for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
-            mesh.replicate(service).await.unwrap();
+            mesh.start_replica(service).await.unwrap();
         }
         mesh.scripted_agent("worker", &script()).await.unwrap();
-        let beats = Beats::hear(&mesh).await;
-        beats.shared(|_| true, 2).await;
+        let beats = Beats::subscribe(&mesh).await;
+        beats.wait_until_shared(|_| true, 2).await;
         let jobs = begin_jobs(&mesh, 6).await;
         let stalls: Vec<Stalls> =
             jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
@@ -495,7 +504,7 @@ mod nightly {
         let speaking =
             futures::future::join_all(jobs.iter().map(async |(conversation, folder)| {
                 let mut said = vec!["Do it.".to_owned()];
-                conversation.settled().await;
+                conversation.wait_until_idle().await;
                 while !*over.borrow() {
                     check_effects(folder, said.len());
                     let text = format!("And again, {}.", said.len());
@@ -509,7 +518,7 @@ mod nightly {
             // How long tasks stand still anyhow, on a machine that has other things to do.
             tokio::time::sleep(Duration::from_secs(2)).await;
             undisturbed.set(stalls.iter().map(Stalls::longest).max().unwrap());
-            stalls.iter().for_each(Stalls::forget);
+            stalls.iter().for_each(Stalls::reset);
             for service in [
                 Service::Reconciler,
                 Service::Providers,
@@ -524,7 +533,7 @@ mod nightly {
                     mesh.log(service)
                 );
                 mesh.spawn(service).unwrap();
-                mesh.ready(service).await.unwrap();
+                mesh.wait_until_ready(service).await.unwrap();
             }
             over.send_replace(true);
         };
@@ -546,7 +555,7 @@ mod nightly {
         println!(
             "{turns} turns; the longest silence of a task was {longest:?}, undisturbed {undisturbed:?}"
         );
-        assert!(longest < STILL + undisturbed, "a task stood still for {longest:?}");
+        assert!(longest < MAX_STALL + undisturbed, "a task stood still for {longest:?}");
     }
 
     #[tokio::test]
@@ -566,14 +575,14 @@ mod nightly {
 
     #[tokio::test]
     async fn organization_flooding_the_queue_does_not_delay_another() {
-        let flood = sized("CONSTRUCT_SCALE_ACTIVE", 300);
+        let flood = count_from_env("CONSTRUCT_SCALE_ACTIVE", 300);
         // One look at a time, so that it is the reconciler that is too small.
         let mesh = Mesh::start_with(&[("CONSTRUCT_RECONCILER_CONCURRENCY", "2")]).await.unwrap();
         let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
         mesh.scripted_agent("worker", &script).await.unwrap();
         let other = mesh.database.create_tenant("other").await;
         mesh.database.fill_tasks(OrganizationId::LOCAL, "worker", flood, Some("hello")).await;
-        until("the flood to be noticed", PATIENCE, async || {
+        until("the flood to be noticed", TURN_TIMEOUT, async || {
             let (done, left) = mesh.database.answer_times(OrganizationId::LOCAL).await;
             if done.len() >= 5 { Ok(()) } else { Err((done.len(), left)) }
         })
@@ -589,7 +598,7 @@ mod nightly {
             mesh.bus().await.publish(&subject::TaskWake::new(task.state.id), &wake).await.unwrap();
         }
         let (seconds, left) =
-            until("the other organization to be answered", PATIENCE, async || {
+            until("the other organization to be answered", TURN_TIMEOUT, async || {
                 match mesh.database.answer_times(other).await {
                     (seconds, 0) => {
                         Ok((seconds, mesh.database.answer_times(OrganizationId::LOCAL).await.1))
@@ -609,19 +618,23 @@ mod nightly {
 
     #[tokio::test]
     async fn idle_reconcilers_use_little_processor_time() {
-        let seconds = u64::from(sized("CONSTRUCT_SCALE_SECONDS", 5));
+        let seconds = u64::from(count_from_env("CONSTRUCT_SCALE_SECONDS", 5));
         let mut mesh = Mesh::start().await.unwrap();
         let mut pids = vec![mesh.pid(Service::Reconciler).unwrap()];
         for replicas in [1, 3] {
             while pids.len() < replicas {
-                let replica = mesh.replicate(Service::Reconciler).await.unwrap();
+                let replica = mesh.start_replica(Service::Reconciler).await.unwrap();
                 pids.push(mesh.replica_pid(replica).unwrap());
             }
             // It is what time costs that is measured.
             tokio::time::sleep(Duration::from_secs(2)).await;
             let nats = mesh.nats.pid().unwrap();
-            let used =
-                || (pids.iter().map(|pid| processor(*pid)).sum::<Duration>(), processor(nats));
+            let used = || {
+                (
+                    pids.iter().map(|pid| processor_time(*pid)).sum::<Duration>(),
+                    processor_time(nats),
+                )
+            };
             let before = used();
             tokio::time::sleep(Duration::from_secs(seconds)).await;
             let after = used();

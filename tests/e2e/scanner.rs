@@ -7,12 +7,12 @@ mod files;
 mod gitlab;
 mod hand_over;
 mod hosts;
-mod life;
+mod interruptions;
+mod lifecycle;
 mod organizations;
 mod packages;
 mod requests;
 mod secrets;
-mod standing;
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ use uuid::Uuid;
 
 /// How long a scan may take before a test gives up on it: much longer than any does, so that it
 /// says nothing of the machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+const SCAN_TIMEOUT: Duration = Duration::from_secs(240);
 /// A secret that stands in a repository.
 const PLANTED: &str = concat!("ghp_", "16C7e42F292c6912E7710c838347Ae178B4a");
 
@@ -67,11 +67,11 @@ pub(crate) async fn begin() -> (Mesh, GitHubServer) {
 async fn begin_with(environment: &[(&str, &str)]) -> (Mesh, GitHubServer) {
     let github = GitHubServer::start().await;
     let mut mesh = Mesh::prepare(environment).await.unwrap();
-    mesh.set("CONSTRUCT_SCANNER_GITHUB_URL", github.url());
-    mesh.set("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
+    mesh.set_env("CONSTRUCT_SCANNER_GITHUB_URL", github.url());
+    mesh.set_env("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
     mesh.start_services().await.unwrap();
     mesh.spawn(Service::Scanner).unwrap();
-    mesh.ready(Service::Scanner).await.unwrap();
+    mesh.wait_until_ready(Service::Scanner).await.unwrap();
     (mesh, github)
 }
 
@@ -116,16 +116,16 @@ pub(crate) fn answer(candidates: &[Value]) -> String {
     format!("Here they are:\n```json\n{}\n```", json!({"candidates": candidates}))
 }
 
-pub(crate) fn good() -> Value {
+pub(crate) fn valid_candidate() -> Value {
     candidate("monthly-total", "tools/report.py", 11, "def main():")
 }
 
 /// Asks until there is an answer. A machine that is busy may have none in time, as when a place in
 /// the pool of a database is waited for, and says so; that is nothing these tests are about.
-async fn patiently<T>(
+async fn retry_unavailable<T>(
     mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>,
 ) -> T {
-    until("an answer", PATIENCE, async || match ask().await {
+    until("an answer", SCAN_TIMEOUT, async || match ask().await {
         Err(busy) if busy.code() == Code::Unavailable => Err(busy.to_string()),
         answer => Ok(answer.unwrap().into_inner()),
     })
@@ -137,10 +137,13 @@ async fn create(mesh: &Mesh, spec: v1::ScanSpec) -> String {
     let request =
         v1::CreateScanRequest { spec: Some(spec), idempotency_key: Uuid::now_v7().to_string() };
     let scans = mesh.client().unwrap().scans();
-    id(patiently(async || scans.clone().create_scan(request.clone()).await).await.metadata.as_ref())
+    id(retry_unavailable(async || scans.clone().create_scan(request.clone()).await)
+        .await
+        .metadata
+        .as_ref())
 }
 
-fn of(repository: &str, model: &str) -> v1::ScanSpec {
+fn scan_spec(repository: &str, model: &str) -> v1::ScanSpec {
     v1::ScanSpec {
         source: Some(v1::scan_spec::Source::Github(repository.to_owned())),
         model: model.to_owned(),
@@ -151,16 +154,16 @@ fn of(repository: &str, model: &str) -> v1::ScanSpec {
 async fn get(mesh: &Mesh, scan: &str) -> v1::Scan {
     let (scans, request) =
         (mesh.client().unwrap().scans(), v1::GetScanRequest { scan: scan.to_owned() });
-    patiently(async || scans.clone().get_scan(request.clone()).await).await
+    retry_unavailable(async || scans.clone().get_scan(request.clone()).await).await
 }
 
-async fn in_phase(mesh: &Mesh, scan: &str, phase: v1::ScanPhase) -> v1::ScanStatus {
-    in_phase_within(mesh, scan, phase, PATIENCE).await
+async fn wait_for_phase(mesh: &Mesh, scan: &str, phase: v1::ScanPhase) -> v1::ScanStatus {
+    wait_for_phase_within(mesh, scan, phase, SCAN_TIMEOUT).await
 }
 
 /// Waits until a scan is in a phase. One that is over in another one never comes there, which is
 /// said at once.
-async fn in_phase_within(
+async fn wait_for_phase_within(
     mesh: &Mesh,
     scan: &str,
     phase: v1::ScanPhase,
@@ -170,7 +173,7 @@ async fn in_phase_within(
     let (scans, request) =
         (mesh.client().unwrap().scans(), v1::GetScanRequest { scan: scan.to_owned() });
     until(&format!("{} of {scan}", phase.as_str_name()), patience, async || {
-        let found = patiently(async || scans.clone().get_scan(request.clone()).await).await;
+        let found = retry_unavailable(async || scans.clone().get_scan(request.clone()).await).await;
         let status = found.status.unwrap();
         if status.phase() == phase {
             return Ok(status);
@@ -188,7 +191,9 @@ async fn in_phase_within(
 async fn candidates(mesh: &Mesh, scan: &str) -> Vec<v1::Candidate> {
     let request = v1::ListCandidatesRequest { scan: scan.to_owned(), ..Default::default() };
     let scans = mesh.client().unwrap().scans();
-    patiently(async || scans.clone().list_candidates(request.clone()).await).await.candidates
+    retry_unavailable(async || scans.clone().list_candidates(request.clone()).await)
+        .await
+        .candidates
 }
 
 /// All events of a scan that is over.
@@ -228,8 +233,8 @@ async fn connect(mesh: &Mesh, github: &GitHubServer, name: &str, credential: Cre
 }
 
 /// Waits until nothing of any scan is on disk.
-async fn clean(mesh: &Mesh) {
-    until("the files to be deleted", PATIENCE, async || {
+async fn wait_until_clean(mesh: &Mesh) {
+    until("the files to be deleted", SCAN_TIMEOUT, async || {
         let left: Vec<_> = std::fs::read_dir(mesh.scans()).unwrap().collect();
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
     })

@@ -7,7 +7,7 @@ use construct_proto::v1::{
     schedule_service_client::ScheduleServiceClient,
 };
 use construct_tests::{
-    client::{PATIENCE, id},
+    client::{TURN_TIMEOUT, id},
     mesh::{Mesh, Service},
     wait::until,
 };
@@ -53,7 +53,7 @@ async fn due_message_is_sent_once_even_after_downtime() {
         .unwrap();
     let client = mesh.client().unwrap();
     let mut schedules = ScheduleServiceClient::new(mesh.channel().unwrap());
-    let conversation = client.begin("worker", None).await.unwrap();
+    let conversation = client.create_task("worker", None).await.unwrap();
 
     // The reconcilers are dead when the time comes, and two look at once afterwards.
     let at = Timestamp::now() + Duration::from_secs(1);
@@ -73,22 +73,22 @@ async fn due_message_is_sent_once_even_after_downtime() {
     create(&mut schedules, for_agent).await.unwrap();
     until(
         "the time to pass",
-        PATIENCE,
+        TURN_TIMEOUT,
         async || if Timestamp::now() > at { Ok(()) } else { Err(()) },
     )
     .await;
     mesh.spawn(Service::Reconciler).unwrap();
-    mesh.replicate(Service::Reconciler).await.unwrap();
+    mesh.start_replica(Service::Reconciler).await.unwrap();
 
     conversation
-        .task_when("the scheduled message to be answered", |_, status| {
+        .wait_for_task("the scheduled message to be answered", |_, status| {
             status.last_outcome() == TurnOutcome::Completed && status.queued_count == 0
         })
         .await;
     let transcript = conversation.transcript().await;
     transcript.check(&["task calls"]);
     assert_eq!(transcript.answers(), ["task calls"]);
-    until("the run for the agent", PATIENCE, async || {
+    until("the run for the agent", TURN_TIMEOUT, async || {
         match runs(&mut schedules.clone(), "agent").await.as_slice() {
             [_] => Ok(()),
             other => Err(format!("{other:?}")),
@@ -99,7 +99,7 @@ async fn due_message_is_sent_once_even_after_downtime() {
     assert_eq!(run.outcome(), ScheduleRunOutcome::Sent);
     let begun = client.conversation(&run.task);
     begun
-        .task_when("the begun task to answer", |_, status| {
+        .wait_for_task("the begun task to answer", |_, status| {
             status.last_outcome() == TurnOutcome::Completed
         })
         .await;
@@ -134,7 +134,7 @@ async fn cron_pattern_follows_its_time_zone() {
     };
     let made = create(&mut schedules, daily).await.unwrap();
     assert_eq!(made.status.unwrap().next_run, Some(time(due)));
-    let run = until("the run", PATIENCE, async || {
+    let run = until("the run", TURN_TIMEOUT, async || {
         let mut runs = runs(&mut schedules.clone(), "daily").await;
         if runs.len() == 1 { Ok(runs.remove(0)) } else { Err(format!("{runs:?}")) }
     })
@@ -142,7 +142,7 @@ async fn cron_pattern_follows_its_time_zone() {
     assert!(Timestamp::now() >= due, "it is not made before its time");
     assert_eq!((run.outcome(), run.due), (ScheduleRunOutcome::Sent, Some(time(due))));
     let begun = mesh.client().unwrap().conversation(&run.task);
-    let status = begun.settled().await.status.unwrap();
+    let status = begun.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed);
     let transcript = begun.transcript().await;
     assert_eq!(transcript.check(&["daily calls"]).answers(), ["daily calls"]);

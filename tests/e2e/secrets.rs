@@ -211,12 +211,12 @@ async fn used_and_echoed_secret_is_stored_nowhere() {
         ..v1::UpdateAgentRequest::default()
     };
     client.agents().update_agent(update).await.unwrap();
-    let conversation = client.begin("worker", Some(mesh.workspace())).await.unwrap();
+    let conversation = client.create_task("worker", Some(mesh.workspace())).await.unwrap();
     let recorder = conversation.record();
-    conversation.say("Use it.").await;
+    conversation.submit("Use it.").await;
 
     // The script waits for a person, and goes on from its journal with the handle it had.
-    conversation.in_phase(TaskPhase::AwaitApproval).await;
+    conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
     let mut approvals =
         v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap());
     let asked = approvals
@@ -234,8 +234,8 @@ async fn used_and_echoed_secret_is_stored_nowhere() {
         ..v1::DecideApprovalRequest::default()
     };
     approvals.decide_approval(decide).await.unwrap();
-    let status = conversation.settled().await.status.unwrap();
-    let events = recorder.until_sequence(status.event_sequence).await;
+    let status = conversation.wait_until_idle().await.status.unwrap();
+    let events = recorder.wait_for_sequence(status.event_sequence).await;
 
     // The host did get it, and nobody else did.
     let sent: Vec<String> =
@@ -284,26 +284,26 @@ async fn used_and_echoed_secret_is_stored_nowhere() {
 async fn typed_secret_value_is_not_echoed() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
     let environment = [("CONSTRUCT_GATEWAY_URL", mesh.gateway_url())];
     let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
     let arguments = ["secret", "create", "TYPED", "--host", "api.example.com"];
     let mut person =
         Terminal::run(&binary("construct").unwrap(), &arguments, &environment).unwrap();
-    person.shows("value of TYPED:").await;
-    person.say("unseen-0123-x7Qw9Zk2Lm4").await;
-    person.shows("set, encrypted with test").await;
+    person.wait_for_text("value of TYPED:").await;
+    person.type_line("unseen-0123-x7Qw9Zk2Lm4").await;
+    person.wait_for_text("set, encrypted with test").await;
     let pictures = person.pictures();
     assert!(
         pictures.iter().all(|picture| !picture.contains("unseen") && !picture.contains("0123")),
         "{pictures:#?}"
     );
-    assert_eq!(person.left().await, 0);
+    assert_eq!(person.wait_for_exit().await, 0);
 
     let mut person =
         Terminal::run(&binary("construct").unwrap(), &arguments, &environment).unwrap();
-    person.shows("value of TYPED:").await;
+    person.wait_for_text("value of TYPED:").await;
     person.press(CTRL_C).await;
-    person.shows("nothing was given").await;
-    assert_eq!(person.left().await, 2);
+    person.wait_for_text("nothing was given").await;
+    assert_eq!(person.wait_for_exit().await, 2);
 }

@@ -13,12 +13,12 @@ mod threads;
 
 use construct_proto::v1;
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     http,
     mesh::{Mesh, Service},
     slack::{
         ANN, BOB, CARL, CHANNEL, CONNECT_KEY, DIRECT, Fault, GUEST, PRIVATE, STRANGER, SlackServer,
-        shown,
+        visible_text,
     },
     wait::until,
 };
@@ -42,17 +42,17 @@ async fn begin_with(
     mesh.start_services().await.unwrap();
     mesh.scripted_agent("helper", script).await.unwrap();
     mesh.spawn(Service::Slack).unwrap();
-    mesh.ready(Service::Slack).await.unwrap();
+    mesh.wait_until_ready(Service::Slack).await.unwrap();
     slack.install(&mesh).await.unwrap();
     (mesh, slack)
 }
 
 /// The only post of a thread, once it shows this.
-async fn answered(slack: &SlackServer, channel: &str, thread: &str, words: &str) -> Value {
-    until(&format!("an answer with {words:?}"), PATIENCE, async || {
+async fn wait_for_answer(slack: &SlackServer, channel: &str, thread: &str, words: &str) -> Value {
+    until(&format!("an answer with {words:?}"), TURN_TIMEOUT, async || {
         let posts = slack.posts(channel, thread);
         match posts.as_slice() {
-            [post] if shown(post).contains(words) => Ok(post.clone()),
+            [post] if visible_text(post).contains(words) => Ok(post.clone()),
             _ => Err(format!("{posts:#?}")),
         }
     })
@@ -60,7 +60,7 @@ async fn answered(slack: &SlackServer, channel: &str, thread: &str, words: &str)
 }
 
 /// Slack tells of a question, and the service takes it. Gives its `ts`.
-async fn asked(
+async fn ask(
     mesh: &Mesh,
     slack: &SlackServer,
     (channel, user): (&str, &str),
@@ -72,8 +72,8 @@ async fn asked(
 }
 
 /// Waits until the service has called a method more often than so many times.
-async fn called(slack: &SlackServer, method: &str, before: usize) {
-    until(&format!("the service to be at {method}"), PATIENCE, async || {
+async fn wait_for_call(slack: &SlackServer, method: &str, before: usize) {
+    until(&format!("the service to be at {method}"), TURN_TIMEOUT, async || {
         let calls = slack.calls(method).len();
         if calls > before { Ok(()) } else { Err(calls) }
     })
@@ -81,7 +81,7 @@ async fn called(slack: &SlackServer, method: &str, before: usize) {
 }
 
 /// How many questions the mesh has been asked, over all tasks.
-async fn questions(mesh: &Mesh) -> Vec<String> {
+async fn asked_questions(mesh: &Mesh) -> Vec<String> {
     let client = mesh.client().unwrap();
     let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
     let request = v1::ListTasksRequest { page: Some(page), ..v1::ListTasksRequest::default() };
@@ -100,7 +100,7 @@ async fn questions(mesh: &Mesh) -> Vec<String> {
     questions
 }
 
-fn no_complaints(slack: &SlackServer) {
+fn assert_no_complaints(slack: &SlackServer) {
     assert_eq!(slack.complaints(), Vec::<String>::new());
 }
 
@@ -111,15 +111,16 @@ async fn mention_is_answered_and_the_next_continues_the_task() {
         {"text": "You said: {{last_user_text}}"},
     ]});
     let (mesh, slack) = begin(&script).await;
-    slack.say(CHANNEL, BOB, None, "Unrelated.", json!([]));
-    let root = slack.say(CHANNEL, BOB, None, "The build is red since <@U0ANN> pushed.", json!([]));
-    slack.say(CHANNEL, ANN, Some(&root), "Which build?", json!([]));
-    let file = slack.file("log.txt", "text/plain", b"error: it is broken\n");
+    slack.add_message(CHANNEL, BOB, None, "Unrelated.", json!([]));
+    let root =
+        slack.add_message(CHANNEL, BOB, None, "The build is red since <@U0ANN> pushed.", json!([]));
+    slack.add_message(CHANNEL, ANN, Some(&root), "Which build?", json!([]));
+    let file = slack.add_file("log.txt", "text/plain", b"error: it is broken\n");
     let (ts, event) = slack.ask(CHANNEL, ANN, Some(&root), "please look", json!([file]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    let post = answered(&slack, CHANNEL, &root, "It is *here*").await;
+    let post = wait_for_answer(&slack, CHANNEL, &root, "It is *here*").await;
     assert_eq!(post["metadata"]["event_payload"]["key"], format!("{ts}.0.answer"));
-    let text = shown(&post);
+    let text = visible_text(&post);
     assert!(
         text.contains("&lt;!channel&gt;")
             && text.contains("<https://example.com/?a=1&amp;b=2|link>"),
@@ -150,26 +151,30 @@ async fn mention_is_answered_and_the_next_continues_the_task() {
         slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await.unwrap(),
         200
     );
-    slack.say(CHANNEL, BOB, Some(&root), "It is green again.", json!([]));
+    slack.add_message(CHANNEL, BOB, Some(&root), "It is green again.", json!([]));
     let (_, event) = slack.ask(CHANNEL, BOB, Some(&root), "thanks, and now?", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    until("the second answer", PATIENCE, async || {
+    until("the second answer", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &root);
-        if posts.len() == 2 && shown(&posts[1]).contains("You said") { Ok(()) } else { Err(posts) }
+        if posts.len() == 2 && visible_text(&posts[1]).contains("You said") {
+            Ok(())
+        } else {
+            Err(posts)
+        }
     })
     .await;
     let posts = slack.posts(CHANNEL, &root);
-    assert!(shown(&posts[1]).contains("thanks, and now?"), "{posts:#?}");
+    assert!(visible_text(&posts[1]).contains("thanks, and now?"), "{posts:#?}");
     let told = format!("{:?}", conversation.transcript().await);
     assert!(told.contains("It is green again."), "{told}");
     assert_eq!(told.matches("Which build?").count(), 1, "{told}");
-    mesh.counted(
+    mesh.wait_for_metric(
         Service::Slack,
         r#"construct_slack_mentions_total{construct_outcome="answered"} 2"#,
     )
     .await;
     crate::metrics::compare(&mesh, &[Service::Slack]).await;
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -178,7 +183,7 @@ async fn strangers_and_guests_are_refused_and_bots_ignored() {
     for user in [GUEST, STRANGER] {
         let (ts, event) = slack.ask(CHANNEL, user, None, "hi", json!([]));
         slack.send_event(&mesh, &event).await.unwrap();
-        answered(&slack, CHANNEL, &ts, "I am sorry").await;
+        wait_for_answer(&slack, CHANNEL, &ts, "I am sorry").await;
     }
     let (from_bot, mut event) = slack.ask(CHANNEL, BOB, None, "hi", json!([]));
     event["event"]["bot_id"] = "B0OTHER".into();
@@ -188,9 +193,9 @@ async fn strangers_and_guests_are_refused_and_bots_ignored() {
     let (ts, mut event) = slack.ask(DIRECT, ANN, None, "hi", json!([]));
     event["team_id"] = "T0ELSE".into();
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, DIRECT, &ts, "Hello.").await;
+    wait_for_answer(&slack, DIRECT, &ts, "Hello.").await;
     assert_eq!(slack.posts(CHANNEL, &from_bot), Vec::<Value>::new());
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -202,11 +207,11 @@ async fn answer_is_posted_once_to_busy_or_failing_slack() {
     slack.fail("users.info", Fault::Status(500));
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "The answer.").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "The answer.").await;
     let posts = slack.calls("chat.postMessage");
     assert_eq!(posts.len(), 2, "{posts:?}");
     assert!(posts[1].at - posts[0].at >= std::time::Duration::from_secs(1), "{posts:?}");
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -226,15 +231,15 @@ async fn mention_is_answered_once_across_service_crashes() {
         let words = format!("question {number}");
         let (ts, event) = slack.ask(CHANNEL, ANN, None, &words, json!([]));
         assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-        until(&format!("the service to be at {method}"), PATIENCE, async || {
+        until(&format!("the service to be at {method}"), TURN_TIMEOUT, async || {
             let calls = slack.calls(method).len();
             // Names are remembered, so that the first one only is asked for.
             if calls > before { Ok(()) } else { Err(calls) }
         })
         .await;
         mesh.crash(Service::Slack).await.unwrap();
-        answered(&slack, CHANNEL, &ts, &words).await;
-        let asked = questions(&mesh).await;
+        wait_for_answer(&slack, CHANNEL, &ts, &words).await;
+        let asked = asked_questions(&mesh).await;
         assert_eq!(
             asked.iter().filter(|asked| asked.contains(&words)).count(),
             1,
@@ -242,7 +247,7 @@ async fn mention_is_answered_once_across_service_crashes() {
         );
         assert_eq!(slack.posts(CHANNEL, &ts).len(), 1, "{method} {fault:?}");
     }
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -256,7 +261,7 @@ async fn many_mentions_are_answered_once_across_all_crashes() {
             let words = format!("question {round}-{number}");
             let (ts, event) = slack.ask(CHANNEL, ANN, None, &words, json!([]));
             // Slack sends again what is not confirmed, under another id, and sometimes what is.
-            until("a delivery to be confirmed", PATIENCE, async || {
+            until("a delivery to be confirmed", TURN_TIMEOUT, async || {
                 match slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await {
                     Ok(200) => Ok(()),
                     other => Err(format!("{other:?}")),
@@ -269,7 +274,7 @@ async fn many_mentions_are_answered_once_across_all_crashes() {
             asked.push((ts, words));
         }
         // Anywhere between the delivery and the answer.
-        until("something to be posted", PATIENCE, async || {
+        until("something to be posted", TURN_TIMEOUT, async || {
             let posted = slack.calls("chat.postMessage").len();
             if posted > calls || round % 3 == 2 { Ok(()) } else { Err(posted) }
         })
@@ -277,9 +282,9 @@ async fn many_mentions_are_answered_once_across_all_crashes() {
         mesh.crash(if round % 2 == 0 { Service::Slack } else { Service::Gateway }).await.unwrap();
     }
     for (ts, words) in &asked {
-        answered(&slack, CHANNEL, ts, words).await;
+        wait_for_answer(&slack, CHANNEL, ts, words).await;
     }
-    let questions = questions(&mesh).await;
+    let questions = asked_questions(&mesh).await;
     for (_, words) in &asked {
         assert_eq!(
             questions.iter().filter(|asked| asked.contains(words)).count(),
@@ -287,7 +292,7 @@ async fn many_mentions_are_answered_once_across_all_crashes() {
             "{words}: {questions:#?}"
         );
     }
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -311,15 +316,17 @@ async fn call_is_approved_by_its_requester_for_shown_arguments() {
     mesh.client().unwrap().agents().update_agent(update).await.unwrap();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "write the key", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    let question = until("a question with buttons", PATIENCE, async || {
+    let question = until("a question with buttons", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &ts);
         match posts.get(1) {
-            Some(post) if shown(post).contains("May I call `create_file`?") => Ok(post.clone()),
+            Some(post) if visible_text(post).contains("May I call `create_file`?") => {
+                Ok(post.clone())
+            }
             _ => Err(posts),
         }
     })
     .await;
-    let text = shown(&question);
+    let text = visible_text(&question);
     assert!(
         text.contains("secrets/key")
             && text.contains("the &lt;key&gt;")
@@ -331,35 +338,35 @@ async fn call_is_approved_by_its_requester_for_shown_arguments() {
     // what Ann has asked for.
     let (_, event) = slack.ask(CHANNEL, CARL, Some(&ts), "and me?", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    until("the second question to be taken", PATIENCE, async || {
-        let asked = questions(&mesh).await;
+    until("the second question to be taken", TURN_TIMEOUT, async || {
+        let asked = asked_questions(&mesh).await;
         if asked.iter().any(|asked| asked.contains("and me?")) { Ok(()) } else { Err(asked) }
     })
     .await;
     // A guest may not either, and both are told so.
     for user in [CARL, GUEST] {
         assert_eq!(slack.press(&mesh, user, CHANNEL, at, "construct_approve").await.unwrap(), 200);
-        until("somebody to be told", PATIENCE, async || {
-            let whispers = slack.whispers();
-            if whispers.iter().any(|whisper| whisper["user"] == user) {
+        until("somebody to be told", TURN_TIMEOUT, async || {
+            let ephemeral_messages = slack.ephemeral_messages();
+            if ephemeral_messages.iter().any(|whisper| whisper["user"] == user) {
                 Ok(())
             } else {
-                Err(whispers)
+                Err(ephemeral_messages)
             }
         })
         .await;
     }
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, at, "construct_approve").await.unwrap(), 200);
-    until("the answer", PATIENCE, async || {
+    until("the answer", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &ts);
-        if posts.first().is_some_and(|post| shown(post).contains("Done:")) {
+        if posts.first().is_some_and(|post| visible_text(post).contains("Done:")) {
             Ok(())
         } else {
             Err(posts)
         }
     })
     .await;
-    let closed = shown(&slack.message(CHANNEL, at).unwrap());
+    let closed = visible_text(&slack.message(CHANNEL, at).unwrap());
     assert!(closed.contains("Approved by <@U0ANN>") && closed.contains("secrets/key"), "{closed}");
     // Two waited, and about each call it was asked once.
     let asked = slack
@@ -371,7 +378,7 @@ async fn call_is_approved_by_its_requester_for_shown_arguments() {
     asked.sort();
     asked.dedup();
     assert!(all > 0 && asked.len() == all, "{asked:?}");
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -383,13 +390,17 @@ async fn failure_is_explained_and_retried_once_by_button() {
     let (mesh, slack) = begin(&script).await;
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    let failed = answered(&slack, CHANNEL, &ts, "I could not finish this").await;
+    let failed = wait_for_answer(&slack, CHANNEL, &ts, "I could not finish this").await;
     let at = failed["ts"].as_str().unwrap();
     // Not for somebody who may not ask; the button stays for those who may.
     assert_eq!(slack.press(&mesh, GUEST, CHANNEL, at, "construct_retry").await.unwrap(), 200);
-    until("a guest to be told", PATIENCE, async || {
-        let whispers = slack.whispers();
-        if whispers.iter().any(|whisper| whisper["user"] == GUEST) { Ok(()) } else { Err(whispers) }
+    until("a guest to be told", TURN_TIMEOUT, async || {
+        let ephemeral_messages = slack.ephemeral_messages();
+        if ephemeral_messages.iter().any(|whisper| whisper["user"] == GUEST) {
+            Ok(())
+        } else {
+            Err(ephemeral_messages)
+        }
     })
     .await;
     assert_eq!(slack.posts(CHANNEL, &ts), std::slice::from_ref(&failed));
@@ -399,12 +410,12 @@ async fn failure_is_explained_and_retried_once_by_button() {
             200
         );
     }
-    until("the second try", PATIENCE, async || {
+    until("the second try", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &ts);
         match posts.as_slice() {
             [first, second]
-                if shown(second).contains("All is well.")
-                    && shown(first).contains("asked me to try again") =>
+                if visible_text(second).contains("All is well.")
+                    && visible_text(first).contains("asked me to try again") =>
             {
                 Ok(())
             }
@@ -412,7 +423,7 @@ async fn failure_is_explained_and_retried_once_by_button() {
         }
     })
     .await;
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -423,7 +434,7 @@ async fn long_answer_becomes_one_file() {
     slack.fail("files.completeUploadExternal", Fault::DoneAndHang);
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    until("the file to be shown", PATIENCE, async || {
+    until("the file to be shown", TURN_TIMEOUT, async || {
         let files = slack.shown_files(CHANNEL, &ts);
         if files.len() == 1 { Ok(()) } else { Err(files.len()) }
     })
@@ -431,14 +442,14 @@ async fn long_answer_becomes_one_file() {
     mesh.crash(Service::Slack).await.unwrap();
     let (_, event) = slack.ask(DIRECT, ANN, None, "and another", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    until("the service to go on", PATIENCE, async || {
+    until("the service to go on", TURN_TIMEOUT, async || {
         let asked = slack.calls("files.info").len();
         if asked > 0 { Ok(()) } else { Err(asked) }
     })
     .await;
-    answered(&slack, CHANNEL, &ts, "The whole answer is in the file below").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "The whole answer is in the file below").await;
     assert_eq!(slack.shown_files(CHANNEL, &ts), [lines.join("\n")]);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -451,15 +462,15 @@ async fn answer_part_refused_by_slack_becomes_a_file() {
     mesh.pause(Service::Providers).unwrap();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "Working on it").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Working on it").await;
     slack.fail("chat.postMessage", Fault::Refuse("invalid_blocks"));
     mesh.resume(Service::Providers).unwrap();
-    until("the rest of the answer", PATIENCE, async || {
+    until("the rest of the answer", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &ts);
         match posts.as_slice() {
             [first, second]
-                if shown(first).contains("line number 0 ")
-                    && shown(second).contains("The whole answer is in the file") =>
+                if visible_text(first).contains("line number 0 ")
+                    && visible_text(second).contains("The whole answer is in the file") =>
             {
                 Ok(())
             }
@@ -468,7 +479,7 @@ async fn answer_part_refused_by_slack_becomes_a_file() {
     })
     .await;
     assert_eq!(slack.shown_files(CHANNEL, &ts), [lines.join("\n")]);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -477,7 +488,7 @@ async fn thread_continues_only_for_users_of_its_agent() {
     mesh.scripted_agent("reviewer", &json!([{"text": "Reviewed."}])).await.unwrap();
     for allowed in ["helper", "reviewer <@U0ANN|ann>"] {
         slack.command(&mesh, BOB, CHANNEL, &format!("allow use {allowed}")).await.unwrap();
-        until("the permission to be given", PATIENCE, async || {
+        until("the permission to be given", TURN_TIMEOUT, async || {
             let said = format!("{:?}", slack.responses());
             if said.contains(&format!("*{}*", allowed.split(' ').next().unwrap())) {
                 Ok(())
@@ -488,30 +499,30 @@ async fn thread_continues_only_for_users_of_its_agent() {
         .await;
     }
     slack.command(&mesh, ANN, CHANNEL, "run reviewer look").await.unwrap();
-    let post = until("the question in the channel", PATIENCE, async || {
+    let post = until("the question in the channel", TURN_TIMEOUT, async || {
         let posts = slack.channel_posts(CHANNEL);
         posts.first().cloned().ok_or(posts)
     })
     .await;
     let thread = post["ts"].as_str().unwrap();
-    answered(&slack, CHANNEL, thread, "Reviewed.").await;
+    wait_for_answer(&slack, CHANNEL, thread, "Reviewed.").await;
     // Carl may ask the helper, which answers mentions everywhere else.
     let (_, event) = slack.ask(CHANNEL, CARL, Some(thread), "go on", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    until("a refusal", PATIENCE, async || {
+    until("a refusal", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, thread);
-        if posts.len() == 2 && shown(&posts[1]).contains("you may not use this agent here") {
+        if posts.len() == 2 && visible_text(&posts[1]).contains("you may not use this agent here") {
             Ok(())
         } else {
             Err(posts)
         }
     })
     .await;
-    assert!(!questions(&mesh).await.iter().any(|asked| asked.contains("go on")));
+    assert!(!asked_questions(&mesh).await.iter().any(|asked| asked.contains("go on")));
     let (ts, event) = slack.ask(CHANNEL, CARL, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "Hello from the helper.").await;
-    no_complaints(&slack);
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello from the helper.").await;
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -519,7 +530,7 @@ async fn commands_home_and_links_show_current_state() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     assert!(slack.command(&mesh, ANN, CHANNEL, "help").await.unwrap().contains("/construct list"));
     slack.command(&mesh, ANN, CHANNEL, "list").await.unwrap();
-    until("the list", PATIENCE, async || {
+    until("the list", TURN_TIMEOUT, async || {
         let said = slack.responses();
         if said
             .iter()
@@ -532,18 +543,18 @@ async fn commands_home_and_links_show_current_state() {
     })
     .await;
     slack.command(&mesh, ANN, CHANNEL, "run helper greet <!channel> us").await.unwrap();
-    let post = until("the question in the channel", PATIENCE, async || {
+    let post = until("the question in the channel", TURN_TIMEOUT, async || {
         let posts = slack.channel_posts(CHANNEL);
         posts.first().cloned().ok_or(posts)
     })
     .await;
     let ts = post["ts"].as_str().unwrap();
-    answered(&slack, CHANNEL, ts, "Hello.").await;
+    wait_for_answer(&slack, CHANNEL, ts, "Hello.").await;
 
     // What comes to nothing is said.
     slack.fail("views.open", Fault::Refuse("expired_trigger_id"));
     slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
-    until("Ann to be told", PATIENCE, async || {
+    until("Ann to be told", TURN_TIMEOUT, async || {
         let said = slack.responses();
         if said.iter().any(|said| said.to_string().contains("it took too long")) {
             Ok(())
@@ -554,7 +565,8 @@ async fn commands_home_and_links_show_current_state() {
     .await;
     slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
     let form =
-        until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
+        until("the form", TURN_TIMEOUT, async || slack.forms().first().cloned().ok_or("none"))
+            .await;
     assert_eq!(form["callback_id"], "construct_run");
     let values = json!({"agent": {"agent": {"selected_option": {"value": "helper"}}}, "words": {"words": {"value": "By form."}}});
     let sent = json!({"type": "view_submission", "team": {"id": "T0TEAM1"}, "user": {"id": ANN},
@@ -562,13 +574,17 @@ async fn commands_home_and_links_show_current_state() {
     for _ in 0..2 {
         assert_eq!(slack.send_action(&mesh, &sent).await.unwrap(), 200);
     }
-    until("the second question", PATIENCE, async || {
+    until("the second question", TURN_TIMEOUT, async || {
         let posts = slack.channel_posts(CHANNEL);
-        if posts.len() == 2 && shown(&posts[1]).contains("By form.") { Ok(()) } else { Err(posts) }
+        if posts.len() == 2 && visible_text(&posts[1]).contains("By form.") {
+            Ok(())
+        } else {
+            Err(posts)
+        }
     })
     .await;
     slack.command(&mesh, ANN, PRIVATE, "run helper hello").await.unwrap();
-    until("the way in", PATIENCE, async || {
+    until("the way in", TURN_TIMEOUT, async || {
         let said = slack.responses();
         if said
             .iter()
@@ -587,9 +603,13 @@ async fn commands_home_and_links_show_current_state() {
     (elsewhere["view"]["id"], elsewhere["view"]["private_metadata"]) =
         ("V2".into(), PRIVATE.into());
     assert_eq!(slack.send_action(&mesh, &elsewhere).await.unwrap(), 200);
-    until("the way in, in the conversation with Ann", PATIENCE, async || {
+    until("the way in, in the conversation with Ann", TURN_TIMEOUT, async || {
         let posts = slack.channel_posts(DIRECT);
-        if posts.iter().any(|post| shown(post).contains("/invite")) { Ok(()) } else { Err(posts) }
+        if posts.iter().any(|post| visible_text(post).contains("/invite")) {
+            Ok(())
+        } else {
+            Err(posts)
+        }
     })
     .await;
 
@@ -597,8 +617,8 @@ async fn commands_home_and_links_show_current_state() {
         json!({"type": "app_home_opened", "user": ANN, "channel": DIRECT, "tab": "home"}),
     );
     slack.send_event(&mesh, &opened).await.unwrap();
-    let home = until("the home", PATIENCE, async || slack.home(ANN).ok_or("none")).await;
-    assert!(shown(&home).contains("messages · $0."), "{home}");
+    let home = until("the home", TURN_TIMEOUT, async || slack.home(ANN).ok_or("none")).await;
+    assert!(visible_text(&home).contains("messages · $0."), "{home}");
     let tasks = mesh
         .client()
         .unwrap()
@@ -613,7 +633,7 @@ async fn commands_home_and_links_show_current_state() {
     let shared = json!({"type": "link_shared", "user": BOB, "channel": CHANNEL, "message_ts": ts,
                         "links": [{"domain": "construct.example", "url": url}]});
     slack.send_event(&mesh, &slack.envelope(shared)).await.unwrap();
-    let unfurled = until("the link to be unfurled", PATIENCE, async || {
+    let unfurled = until("the link to be unfurled", TURN_TIMEOUT, async || {
         slack.unfurls().first().cloned().ok_or("none")
     })
     .await;
@@ -622,7 +642,7 @@ async fn commands_home_and_links_show_current_state() {
     // Permissions: only admins give them, and they alone count then.
     slack.command(&mesh, ANN, CHANNEL, "allow use helper").await.unwrap();
     slack.command(&mesh, BOB, CHANNEL, "allow use helper <@U0BOB|bob>").await.unwrap();
-    until("what both are told", PATIENCE, async || {
+    until("what both are told", TURN_TIMEOUT, async || {
         let said = format!("{:?}", slack.responses());
         if said.contains("Only admins") && said.contains("Allowed: <@U0BOB> may ask *helper*") {
             Ok(())
@@ -633,27 +653,27 @@ async fn commands_home_and_links_show_current_state() {
     .await;
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "you may not use this agent here").await;
-    no_complaints(&slack);
+    wait_for_answer(&slack, CHANNEL, &ts, "you may not use this agent here").await;
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
 async fn huge_threads_and_deleted_messages_are_handled() {
     let (mesh, slack) = begin(&json!([{"text": "You said {{last_user_text}}"}])).await;
-    let root = slack.say(CHANNEL, BOB, None, "The beginning.", json!([]));
+    let root = slack.add_message(CHANNEL, BOB, None, "The beginning.", json!([]));
     for number in 0..2_500 {
-        slack.say(CHANNEL, ANN, Some(&root), &format!("remark {number}."), json!([]));
+        slack.add_message(CHANNEL, ANN, Some(&root), &format!("remark {number}."), json!([]));
     }
     // No model answers before the first message is gone.
     mesh.pause(Service::Providers).unwrap();
     let (_, event) = slack.ask(CHANNEL, ANN, Some(&root), "sum up", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    let placeholder = answered(&slack, CHANNEL, &root, "Working on it").await;
+    let placeholder = wait_for_answer(&slack, CHANNEL, &root, "Working on it").await;
     // Somebody deletes it while the agent works: the answer is posted anew.
     slack.delete(CHANNEL, placeholder["ts"].as_str().unwrap());
     mesh.resume(Service::Providers).unwrap();
-    answered(&slack, CHANNEL, &root, "You said").await;
-    let asked = questions(&mesh).await.join("\n");
+    wait_for_answer(&slack, CHANNEL, &root, "You said").await;
+    let asked = asked_questions(&mesh).await.join("\n");
     assert!(
         asked.contains("remark 2499.")
             && asked.contains("remark 2450.")
@@ -668,9 +688,9 @@ async fn huge_threads_and_deleted_messages_are_handled() {
     slack.send_event(&mesh, &event).await.unwrap();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "You said").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "You said").await;
     assert_eq!(slack.posts(CHANNEL, &gone), Vec::<Value>::new());
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -683,15 +703,16 @@ async fn progress_is_updated_in_place_and_dropped_when_slack_is_busy() {
     slack.fail("chat.update", Fault::Limited(2));
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "go", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    let post = answered(&slack, CHANNEL, &ts, "execute_command").await;
+    let post = wait_for_answer(&slack, CHANNEL, &ts, "execute_command").await;
     assert!(
-        shown(&post).contains("1 call so far") && shown(&post).contains("'&lt;!here&gt;'"),
+        visible_text(&post).contains("1 call so far")
+            && visible_text(&post).contains("'&lt;!here&gt;'"),
         "{post}"
     );
-    answered(&slack, CHANNEL, &ts, "It is done.").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "It is done.").await;
     let edits = slack.calls("chat.update");
     assert!(edits.len() >= 3, "{edits:?}");
     // The one that Slack refused, and then nothing for as long as it asked.
     assert!(edits[1].at - edits[0].at >= std::time::Duration::from_millis(1_900), "{edits:?}");
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }

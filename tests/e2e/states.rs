@@ -8,7 +8,7 @@ use std::{
 };
 
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     http,
     mesh::{Mesh, Service, free_address},
     wait::until,
@@ -17,15 +17,15 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::{
+    identity::{output, refusal},
     protocols::follow_events,
-    identity::{refused, said},
 };
 
 /// The gateway alone: nobody else has to do with documents.
 async fn gateway() -> Mesh {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
     mesh
 }
 
@@ -71,14 +71,14 @@ fn path(folder: &Path) -> &str {
 
 /// The versions of the documents that there are.
 async fn versions(mesh: &Mesh, more: &[&str]) -> BTreeMap<String, String> {
-    let listed = said(mesh, None, &[&["state", "list", "-o", "json"], more].concat(), "").await;
+    let listed = output(mesh, None, &[&["state", "list", "-o", "json"], more].concat(), "").await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
-    let of = |state: &Value, field: &str| state[field].as_str().unwrap().to_owned();
+    let field = |state: &Value, name: &str| state[name].as_str().unwrap().to_owned();
     listed["states"]
         .as_array()
         .unwrap()
         .iter()
-        .map(|state| (of(state, "name"), of(state, "version")))
+        .map(|state| (field(state, "name"), field(state, "version")))
         .collect()
 }
 
@@ -86,17 +86,17 @@ async fn versions(mesh: &Mesh, more: &[&str]) -> BTreeMap<String, String> {
 async fn operator_files_are_imported_and_exported_unchanged() {
     let mesh = gateway().await;
     let (folder, files) = data(&mesh);
-    said(&mesh, None, &["state", "put", "settings"], "{\"theme\": \"light\"}").await;
-    let why = refused(&mesh, None, &["state", "import", path(&folder)]).await;
+    output(&mesh, None, &["state", "put", "settings"], "{\"theme\": \"light\"}").await;
+    let why = refusal(&mesh, None, &["state", "import", path(&folder)]).await;
     assert!(why.contains("settings (version 1, by local)") && why.contains("--force"), "{why}");
     assert_eq!(versions(&mesh, &[]).await.len(), 1, "nothing was imported");
     fs::write(folder.join("pinned.json"), "[]").unwrap();
-    let why = refused(&mesh, None, &["state", "import", path(&folder), "--force"]).await;
+    let why = refusal(&mesh, None, &["state", "import", path(&folder), "--force"]).await;
     assert!(why.contains("pinned.json is not a JSON object"), "{why}");
     assert_eq!(versions(&mesh, &[]).await.len(), 1, "nothing was imported");
     fs::write(folder.join("pinned.json"), files["pinned"]).unwrap();
 
-    said(&mesh, None, &["state", "import", path(&folder), "--force"], "").await;
+    output(&mesh, None, &["state", "import", path(&folder), "--force"], "").await;
     let imported = versions(&mesh, &[]).await;
     let expected = files.keys().map(|name| (*name, if *name == "settings" { "2" } else { "1" }));
     let expected: BTreeMap<_, _> =
@@ -106,37 +106,37 @@ async fn operator_files_are_imported_and_exported_unchanged() {
         versions(&mesh, &["--shared"]).await.is_empty(),
         "what is the organization's is another set"
     );
-    said(&mesh, None, &["state", "import", path(&folder)], "").await;
+    output(&mesh, None, &["state", "import", path(&folder)], "").await;
     assert_eq!(versions(&mesh, &[]).await, imported, "all of it is the same already");
 
     let copy = folder.with_file_name("copy");
-    said(&mesh, None, &["state", "export", path(&copy)], "").await;
+    output(&mesh, None, &["state", "export", path(&copy)], "").await;
     for (name, text) in &files {
         let file = copy.join(format!("{name}.json"));
         assert_eq!(crate::read(&file), *text, "{name}");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
     }
     assert_eq!(fs::read_dir(&copy).unwrap().count(), files.len(), "nothing unfinished is left");
-    let why = refused(&mesh, None, &["state", "export", path(&copy)]).await;
+    let why = refusal(&mesh, None, &["state", "export", path(&copy)]).await;
     assert!(why.contains("settings.json") && why.contains("--force"), "{why}");
-    said(&mesh, None, &["state", "export", path(&copy), "--force"], "").await;
+    output(&mesh, None, &["state", "export", path(&copy), "--force"], "").await;
 
     // What was there before the import is put back.
     let restore = ["state", "restore", "settings", "1", "--idempotency-key", "back", "-o", "json"];
-    let restored = said(&mesh, None, &restore, "").await;
+    let restored = output(&mesh, None, &restore, "").await;
     assert_eq!(
-        said(&mesh, None, &["state", "get", "settings"], "").await,
+        output(&mesh, None, &["state", "get", "settings"], "").await,
         "{\"theme\": \"light\"}\n"
     );
     // Sent again after somebody else has put something, it is answered as the first time, and
     // nothing is undone.
-    said(&mesh, None, &["state", "put", "settings"], "{\"theme\": \"blue\"}").await;
-    assert_eq!(said(&mesh, None, &restore, "").await, restored);
+    output(&mesh, None, &["state", "put", "settings"], "{\"theme\": \"blue\"}").await;
+    assert_eq!(output(&mesh, None, &restore, "").await, restored);
     assert_eq!(
-        said(&mesh, None, &["state", "get", "settings"], "").await,
+        output(&mesh, None, &["state", "get", "settings"], "").await,
         "{\"theme\": \"blue\"}\n"
     );
-    let kept = said(&mesh, None, &["state", "versions", "settings", "-o", "json"], "").await;
+    let kept = output(&mesh, None, &["state", "versions", "settings", "-o", "json"], "").await;
     let kept: Value = serde_json::from_str(&kept).unwrap();
     let numbers: Vec<_> =
         kept["states"].as_array().unwrap().iter().map(|state| state["version"].as_str()).collect();
@@ -146,7 +146,7 @@ async fn operator_files_are_imported_and_exported_unchanged() {
         !mesh.log(Service::Gateway).contains("sk-secret"),
         "what documents say stands in no log"
     );
-    let trail = said(&mesh, None, &["audit", "list", "-o", "json"], "").await;
+    let trail = output(&mesh, None, &["audit", "list", "-o", "json"], "").await;
     assert!(trail.contains("settings@2") && !trail.contains("sk-secret"), "{trail}");
 }
 
@@ -168,7 +168,7 @@ async fn concurrent_document_writes_report_a_conflict() {
         "{made}"
     );
     let line = ["state", "put", "settings", "--expected-version", "1"];
-    said(&mesh, None, &line, "{\"theme\": \"light\"}").await;
+    output(&mesh, None, &line, "{\"theme\": \"light\"}").await;
     let (status, problem) = put(json!({"json": "{}", "expectedVersion": "1"})).await;
     let violation = &problem["preconditions"][0];
     assert_eq!(
@@ -177,7 +177,7 @@ async fn concurrent_document_writes_report_a_conflict() {
         "{problem}"
     );
     let why =
-        refused(&mesh, None, &["state", "delete", "settings", "--expected-version", "1"]).await;
+        refusal(&mesh, None, &["state", "delete", "settings", "--expected-version", "1"]).await;
     assert!(why.contains("version 2"), "{why}");
     let got: Value = client.get(&url).send().await.unwrap().json().await.unwrap();
     assert_eq!((&got["json"], &got["version"]), (&json!("{\"theme\": \"light\"}"), &json!("2")));
@@ -195,8 +195,8 @@ async fn document_changes_reach_watchers_of_a_restarted_gateway() {
     let mut mesh = gateway().await;
     let first = mesh.gateway_url();
     let second = free_address().unwrap();
-    mesh.set("CONSTRUCT_GATEWAY_LISTEN", second.to_string());
-    let replica = mesh.replicate(Service::Gateway).await.unwrap();
+    mesh.set_env("CONSTRUCT_GATEWAY_LISTEN", second.to_string());
+    let replica = mesh.start_replica(Service::Gateway).await.unwrap();
     let client = http::client().build().unwrap();
     let put = async |name: &str, json: &str| {
         let answer = client
@@ -210,22 +210,23 @@ async fn document_changes_reach_watchers_of_a_restarted_gateway() {
     put("pinned", "{}").await;
     let seen = watch::Sender::new(Vec::new());
     let follower = follow_events(format!("http://{second}/v1/states/events"), seen.clone());
-    let told = async |what: &str, expected: &[&str]| {
-        until(what, PATIENCE, async || {
+    let wait_for_lines = async |what: &str, expected: &[&str]| {
+        until(what, TURN_TIMEOUT, async || {
             let id = |event: &Value| event["state"]["id"].as_str().unwrap_or_default().to_owned();
             let ids: Vec<_> = seen.borrow().iter().map(id).collect();
             if ids == expected { Ok(()) } else { Err(ids) }
         })
         .await;
     };
-    told("what is there to be told", &["pinned@1"]).await;
+    wait_for_lines("what is there to be told", &["pinned@1"]).await;
     put("settings", "{\"n\": 1}").await;
-    told("what is put through the other gateway to be told", &["pinned@1", "settings@1"]).await;
+    wait_for_lines("what is put through the other gateway to be told", &["pinned@1", "settings@1"])
+        .await;
     mesh.kill_replica(replica).unwrap();
     put("settings", "{\"n\": 2}").await;
     put("settings", "{\"n\": 3}").await;
-    mesh.replicate(Service::Gateway).await.unwrap();
-    told(
+    mesh.start_replica(Service::Gateway).await.unwrap();
+    wait_for_lines(
         "what was missed to be told, and nothing twice",
         &["pinned@1", "settings@1", "settings@3"],
     )

@@ -4,7 +4,7 @@
 use construct_bus::topology::Stream;
 use construct_proto::v1::{self, PolicyAction, TaskPhase, TurnOutcome};
 use construct_tests::{
-    client::{Client, Conversation, PATIENCE, file_when, id},
+    client::{Client, Conversation, TURN_TIMEOUT, id, wait_for_file},
     mesh::{Mesh, Service},
     wait::until,
 };
@@ -18,20 +18,21 @@ fn echo(delay_ms: u64) -> Value {
 }
 
 /// An agent that runs a script and says what came of it.
-async fn boss(mesh: &Mesh, code: &[&str]) -> Conversation {
+async fn manager(mesh: &Mesh, code: &[&str]) -> Conversation {
     let script = json!({"turns": [{"text": "I shall have it done.", "code": [code]}, {"text": "Done: {{last_result}}"}]});
     mesh.scripted_agent("boss", &script).await.unwrap();
     begin(mesh).await
 }
 
 async fn begin(mesh: &Mesh) -> Conversation {
-    let conversation = mesh.client().unwrap().begin("boss", Some(mesh.workspace())).await.unwrap();
-    conversation.say("Go.").await;
+    let conversation =
+        mesh.client().unwrap().create_task("boss", Some(mesh.workspace())).await.unwrap();
+    conversation.submit("Go.").await;
     conversation
 }
 
 /// The subtasks of a task, oldest first.
-async fn children(client: &Client, task: &str) -> Result<Vec<v1::Task>, tonic::Status> {
+async fn list_subtasks(client: &Client, task: &str) -> Result<Vec<v1::Task>, tonic::Status> {
     let filter = v1::list_tasks_request::Filter { parent: task.to_owned(), ..Default::default() };
     let page = v1::PageRequest {
         page_size: 100,
@@ -43,13 +44,13 @@ async fn children(client: &Client, task: &str) -> Result<Vec<v1::Task>, tonic::S
 }
 
 /// Waits until a task has subtasks that are as `wanted`.
-async fn children_when(
+async fn wait_for_subtasks(
     conversation: &Conversation,
     what: &str,
     wanted: impl Fn(&[v1::TaskStatus]) -> bool,
 ) -> Vec<Conversation> {
-    let found = until(what, PATIENCE, async || {
-        let tasks = children(conversation.client(), conversation.id())
+    let found = until(what, TURN_TIMEOUT, async || {
+        let tasks = list_subtasks(conversation.client(), conversation.id())
             .await
             .map_err(|status| status.to_string())?;
         let states: Vec<v1::TaskStatus> =
@@ -68,8 +69,8 @@ fn all_in(count: usize, phase: TaskPhase) -> impl Fn(&[v1::TaskStatus]) -> bool 
 }
 
 /// The turn is over as it should; what the script returned.
-async fn ended(conversation: &Conversation) -> String {
-    let status = conversation.settled().await.status.unwrap();
+async fn result(conversation: &Conversation) -> String {
+    let status = conversation.wait_until_idle().await.status.unwrap();
     let transcript = conversation.transcript().await;
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
     let result = transcript.result();
@@ -77,8 +78,8 @@ async fn ended(conversation: &Conversation) -> String {
     result.output.clone()
 }
 
-async fn nothing_is_in_flight(mesh: &Mesh) {
-    until("the queue of scripts to be empty", PATIENCE, async || {
+async fn wait_until_nothing_in_flight(mesh: &Mesh) {
+    until("the queue of scripts to be empty", TURN_TIMEOUT, async || {
         match mesh.nats.messages(Stream::Code).await {
             0 => Ok(()),
             messages => Err(format!("{messages} commands")),
@@ -93,18 +94,18 @@ const THREE: [&str; 3] = [
     "ended.map((one, n) => `${one.task === begun[n]} ${one.status} ${one.answer} ${one.cost > 0}`).join('\\n')",
 ];
 
-const TOLD: &str = "true completed Heard: one true\ntrue completed Heard: two true\ntrue completed Heard: three true";
+const EXPECTED_OUTPUT: &str = "true completed Heard: one true\ntrue completed Heard: two true\ntrue completed Heard: three true";
 
 #[tokio::test]
 async fn subtasks_run_concurrently_and_answer_in_order() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(3000)).await.unwrap();
-    let conversation = boss(&mesh, &THREE).await;
+    let conversation = manager(&mesh, &THREE).await;
     let recorder = conversation.record();
     let begun =
-        children_when(&conversation, "three at once", all_in(3, TaskPhase::InvokeModel)).await;
-    conversation.in_phase(TaskPhase::AwaitSubtasks).await;
-    nothing_is_in_flight(&mesh).await;
+        wait_for_subtasks(&conversation, "three at once", all_in(3, TaskPhase::InvokeModel)).await;
+    conversation.wait_for_phase(TaskPhase::AwaitSubtasks).await;
+    wait_until_nothing_in_flight(&mesh).await;
     let why = conversation.explain().await.unwrap();
     assert!(
         why.waiting_for.contains("subtasks of its script to end")
@@ -117,14 +118,14 @@ async fn subtasks_run_concurrently_and_answer_in_order() {
         why.waiting_for.contains(&format!("it is a subtask of {}", conversation.id())),
         "{why:?}"
     );
-    assert_eq!(ended(&conversation).await, TOLD);
+    assert_eq!(result(&conversation).await, EXPECTED_OUTPUT);
     let task = conversation.task().await.unwrap().status.unwrap();
     assert_eq!(task.subtasks, begun.iter().map(|child| child.id().to_owned()).collect::<Vec<_>>());
     let child = begun[0].task().await.unwrap();
     let status = child.status.unwrap();
     assert_eq!((status.parent.as_str(), status.depth), (conversation.id(), 1));
     assert_eq!(child.spec.unwrap().title, "one");
-    recorder.until_count("subtask.spawned", 3).await;
+    recorder.wait_for_count("subtask.spawned", 3).await;
     let results = recorder.events().iter().filter(|event| event.r#type == "tool.result").count();
     assert_eq!(results, 4, "no call is told twice");
 }
@@ -133,12 +134,12 @@ async fn subtasks_run_concurrently_and_answer_in_order() {
 async fn script_awaiting_subtasks_survives_crash_of_every_service() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(4000)).await.unwrap();
-    let conversation = boss(&mesh, &THREE).await;
-    children_when(&conversation, "three at once", all_in(3, TaskPhase::InvokeModel)).await;
-    conversation.in_phase(TaskPhase::AwaitSubtasks).await;
+    let conversation = manager(&mesh, &THREE).await;
+    wait_for_subtasks(&conversation, "three at once", all_in(3, TaskPhase::InvokeModel)).await;
+    conversation.wait_for_phase(TaskPhase::AwaitSubtasks).await;
     // The answers come while nobody decides; then everything dies.
     mesh.kill(Service::Reconciler).unwrap();
-    until("the answers to wait", PATIENCE, async || {
+    until("the answers to wait", TURN_TIMEOUT, async || {
         match mesh.nats.messages(Stream::Model).await {
             0 => Ok(()),
             messages => Err(format!("{messages} model calls")),
@@ -149,8 +150,8 @@ async fn script_awaiting_subtasks_survives_crash_of_every_service() {
         mesh.kill(service).unwrap();
     }
     mesh.start_services().await.unwrap();
-    assert_eq!(ended(&conversation).await, TOLD);
-    assert_eq!(children(conversation.client(), conversation.id()).await.unwrap().len(), 3);
+    assert_eq!(result(&conversation).await, EXPECTED_OUTPUT);
+    assert_eq!(list_subtasks(conversation.client(), conversation.id()).await.unwrap().len(), 3);
 }
 
 #[tokio::test]
@@ -166,15 +167,15 @@ async fn script_killed_between_create_and_await_creates_once() {
         "tasks.send(begun[0], 'and more');",
         "tasks.await(begun).map(one => one.answer).join('; ')",
     ];
-    let conversation = boss(&mesh, &code).await;
+    let conversation = manager(&mesh, &code).await;
     for line in ["1\n", "4\n"] {
-        file_when(&mesh.workspace().join("log"), |text| text.contains(line)).await;
+        wait_for_file(&mesh.workspace().join("log"), |text| text.contains(line)).await;
         mesh.crash(Service::Interpreter).await.unwrap();
         mesh.crash(Service::Reconciler).await.unwrap();
     }
     let answers: Vec<String> = (1..8).map(|n| format!("Heard: number {n}")).collect();
-    assert_eq!(ended(&conversation).await, format!("Heard: and more; {}", answers.join("; ")));
-    let begun = children(conversation.client(), conversation.id()).await.unwrap();
+    assert_eq!(result(&conversation).await, format!("Heard: and more; {}", answers.join("; ")));
+    let begun = list_subtasks(conversation.client(), conversation.id()).await.unwrap();
     assert_eq!(begun.len(), 8);
     let first =
         conversation.client().conversation(&id(begun[0].metadata.as_ref())).transcript().await;
@@ -188,18 +189,22 @@ async fn cancel_ends_the_tree_and_reports_finished_subtasks() {
     let middle = json!({"turns": [{"code": [["tasks.await(tasks.spawn({ message: 'wait', agent: 'slow' }).task).status"]]}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("middle", &middle).await.unwrap();
     let code = ["tasks.await(tasks.spawn({ message: 'manage', agent: 'middle' }).task).status"];
-    let conversation = boss(&mesh, &code).await;
-    let middle =
-        children_when(&conversation, "a subtask that waits", all_in(1, TaskPhase::AwaitSubtasks))
-            .await
-            .remove(0);
-    let leaf =
-        children_when(&middle, "one below it", all_in(1, TaskPhase::InvokeModel)).await.remove(0);
+    let conversation = manager(&mesh, &code).await;
+    let middle = wait_for_subtasks(
+        &conversation,
+        "a subtask that waits",
+        all_in(1, TaskPhase::AwaitSubtasks),
+    )
+    .await
+    .remove(0);
+    let leaf = wait_for_subtasks(&middle, "one below it", all_in(1, TaskPhase::InvokeModel))
+        .await
+        .remove(0);
     assert_eq!(leaf.task().await.unwrap().status.unwrap().depth, 2);
-    conversation.in_phase(TaskPhase::AwaitSubtasks).await;
+    conversation.wait_for_phase(TaskPhase::AwaitSubtasks).await;
     conversation.cancel("enough").await;
     for task in [&conversation, &middle, &leaf] {
-        let status = task.settled().await.status.unwrap();
+        let status = task.wait_until_idle().await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Cancelled, "{}", task.id());
     }
     let error = &conversation.transcript().await.result().error;
@@ -211,15 +216,19 @@ async fn cancel_ends_the_tree_and_reports_finished_subtasks() {
     assert!(error.message.contains("its parent task was cancelled: enough"), "{error:?}");
     // A cancel of a subtask alone is told to who waits for it.
     let conversation = begin(&mesh).await;
-    let middle =
-        children_when(&conversation, "a subtask that waits", all_in(1, TaskPhase::AwaitSubtasks))
-            .await
-            .remove(0);
-    let leaf =
-        children_when(&middle, "one below it", all_in(1, TaskPhase::InvokeModel)).await.remove(0);
+    let middle = wait_for_subtasks(
+        &conversation,
+        "a subtask that waits",
+        all_in(1, TaskPhase::AwaitSubtasks),
+    )
+    .await
+    .remove(0);
+    let leaf = wait_for_subtasks(&middle, "one below it", all_in(1, TaskPhase::InvokeModel))
+        .await
+        .remove(0);
     leaf.cancel("no need").await;
-    assert_eq!(ended(&middle).await, "cancelled");
-    assert_eq!(ended(&conversation).await, "completed");
+    assert_eq!(result(&middle).await, "cancelled");
+    assert_eq!(result(&conversation).await, "completed");
 }
 
 #[tokio::test]
@@ -227,19 +236,19 @@ async fn deleted_task_deletes_subtasks_and_parent_sees_deletion() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("slow", &echo(60_000)).await.unwrap();
     let code = ["tasks.await(tasks.spawn({ message: 'wait', agent: 'slow' }).task).status"];
-    let conversation = boss(&mesh, &code).await;
-    let child = children_when(&conversation, "a subtask", all_in(1, TaskPhase::InvokeModel))
+    let conversation = manager(&mesh, &code).await;
+    let child = wait_for_subtasks(&conversation, "a subtask", all_in(1, TaskPhase::InvokeModel))
         .await
         .remove(0);
-    conversation.in_phase(TaskPhase::AwaitSubtasks).await;
+    conversation.wait_for_phase(TaskPhase::AwaitSubtasks).await;
     child.delete().await;
-    assert_eq!(ended(&conversation).await, "deleted");
+    assert_eq!(result(&conversation).await, "deleted");
     let conversation = begin(&mesh).await;
-    let child = children_when(&conversation, "a subtask", all_in(1, TaskPhase::InvokeModel))
+    let child = wait_for_subtasks(&conversation, "a subtask", all_in(1, TaskPhase::InvokeModel))
         .await
         .remove(0);
     conversation.delete().await;
-    until("the subtask to be gone", PATIENCE, async || match child.task().await {
+    until("the subtask to be gone", TURN_TIMEOUT, async || match child.task().await {
         Err(status) if status.code() == tonic::Code::NotFound => Ok(()),
         other => Err(format!("{other:?}")),
     })
@@ -258,9 +267,9 @@ async fn refusals_are_explained_to_scripts() {
     ];
     let nest = json!({"turns": [{"code": [nest]}, {"text": "[{{last_result}}]"}]});
     mesh.scripted_agent("nest", &nest).await.unwrap();
-    let nested = mesh.client().unwrap().begin("nest", None).await.unwrap();
-    nested.say("Go.").await;
-    let told = ended(&nested).await;
+    let nested = mesh.client().unwrap().create_task("nest", None).await.unwrap();
+    nested.submit("Go.").await;
+    let told = result(&nested).await;
     assert!(
         told.starts_with("[[[[[TooDeep: tasks.spawn: subtasks can be nested 5 levels deep"),
         "{told}"
@@ -280,8 +289,8 @@ async fn refusals_are_explained_to_scripts() {
         "attempt(() => tasks.list().length);",
         "told.join('\\n')",
     ];
-    let conversation = boss(&mesh, &code).await;
-    let told = ended(&conversation).await;
+    let conversation = manager(&mesh, &code).await;
+    let told = result(&conversation).await;
     let lines: Vec<&str> = told.lines().collect();
     let expected = [
         "AgentNotFound: tasks.spawn: there is no agent \"nobody\"",
@@ -312,9 +321,9 @@ async fn hand_over_continues_and_subtask_messages_its_parent() {
         "tasks.hand_off('lawyer', 'mind the contract');",
         "one.answer",
     ];
-    let conversation = boss(&mesh, &code).await;
+    let conversation = manager(&mesh, &code).await;
     conversation
-        .task_when("both turns to be over", |_, status| {
+        .wait_for_task("both turns to be over", |_, status| {
             status.phase() == TaskPhase::AwaitInput
                 && status.queued_count == 0
                 && status.message_count >= 6
@@ -339,8 +348,8 @@ async fn subtask_gets_only_granted_capabilities() {
         "const one = tasks.await(poor);",
         "`${one.status}: ${one.error} ${JSON.stringify(one.answer)} ${one.cost}`",
     ];
-    let conversation = boss(&mesh, &code).await;
-    let told = ended(&conversation).await;
+    let conversation = manager(&mesh, &code).await;
+    let told = result(&conversation).await;
     assert!(
         told.starts_with("failed: the budget of the task is exhausted")
             && told.ends_with(" \"\" 0"),
@@ -370,12 +379,12 @@ async fn script_awaits_approval_and_subtask_concurrently() {
     let workspace = mesh.workspace().display().to_string();
     let spec =
         v1::TaskSpec { agent: "boss".to_owned(), workspace, policy, ..v1::TaskSpec::default() };
-    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
-    conversation.say("Go.").await;
-    conversation.in_phase(TaskPhase::AwaitApproval).await;
+    let conversation = mesh.client().unwrap().create_task_with(spec).await.unwrap();
+    conversation.submit("Go.").await;
+    conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
     // What waits for the subtask goes on while a person has not decided.
-    file_when(&mesh.workspace().join("log"), |text| text == "ended\n").await;
-    conversation.in_phase(TaskPhase::AwaitApproval).await;
+    wait_for_file(&mesh.workspace().join("log"), |text| text == "ended\n").await;
+    conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
     let approvals =
         v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap());
     let pending = approvals
@@ -390,13 +399,12 @@ async fn script_awaits_approval_and_subtask_concurrently() {
         ..v1::DecideApprovalRequest::default()
     };
     approvals.clone().decide_approval(decision).await.unwrap();
-    assert_eq!(ended(&conversation).await, "Heard: one, created");
+    assert_eq!(result(&conversation).await, "Heard: one, created");
     assert_eq!(read(&mesh.workspace().join("log")), "ended\n", "nothing is done twice");
 }
 
 #[tokio::test]
-async fn busy_script_sees_subtask_end_and_suspends_when_only_waiting()
- {
+async fn busy_script_sees_subtask_end_and_suspends_when_only_waiting() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("quick", &echo(1500)).await.unwrap();
     mesh.scripted_agent("slow", &echo(15_000)).await.unwrap();
@@ -408,11 +416,11 @@ async fn busy_script_sees_subtask_end_and_suspends_when_only_waiting()
         "const [one] = await Promise.all([tools.tasks.await(slow), timer]);",
         "`${first}, ${one.answer}`",
     ];
-    let conversation = boss(&mesh, &code).await;
-    file_when(&mesh.workspace().join("first"), |text| text == "Heard: quick").await;
-    conversation.in_phase(TaskPhase::AwaitSubtasks).await;
-    nothing_is_in_flight(&mesh).await;
-    assert_eq!(ended(&conversation).await, "Heard: quick, Heard: slow");
+    let conversation = manager(&mesh, &code).await;
+    wait_for_file(&mesh.workspace().join("first"), |text| text == "Heard: quick").await;
+    conversation.wait_for_phase(TaskPhase::AwaitSubtasks).await;
+    wait_until_nothing_in_flight(&mesh).await;
+    assert_eq!(result(&conversation).await, "Heard: quick, Heard: slow");
 }
 
 #[tokio::test]
@@ -441,10 +449,10 @@ async fn policy_limits_agents_for_subtasks_and_hand_overs() {
     let workspace = mesh.workspace().display().to_string();
     let spec =
         v1::TaskSpec { agent: "boss".to_owned(), workspace, policy, ..v1::TaskSpec::default() };
-    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
-    conversation.say("Go.").await;
+    let conversation = mesh.client().unwrap().create_task_with(spec).await.unwrap();
+    conversation.submit("Go.").await;
     assert_eq!(
-        ended(&conversation).await,
+        result(&conversation).await,
         "PolicyDenied,AgentNotFound,PolicyDenied,PolicyDenied,Heard: x"
     );
 }

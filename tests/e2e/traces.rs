@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use construct_proto::v1;
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     collector::{Collector, Span},
     mesh::{Mesh, Service},
     vendor::{VendorServer, anthropic},
@@ -32,10 +32,14 @@ fn is_within(span: &Span, outer: &Span, by_id: &BTreeMap<String, Span>) -> bool 
 }
 
 /// A mesh that exports its traces, with an agent of the vendor's.
-async fn traced(collector: &Collector, vendor: &VendorServer, settings: &[(&str, &str)]) -> Mesh {
+async fn traced_mesh(
+    collector: &Collector,
+    vendor: &VendorServer,
+    settings: &[(&str, &str)],
+) -> Mesh {
     let mut mesh = Mesh::prepare(settings).await.unwrap();
-    mesh.set("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url());
-    mesh.set("OTEL_BSP_SCHEDULE_DELAY", "200");
+    mesh.set_env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url());
+    mesh.set_env("OTEL_BSP_SCHEDULE_DELAY", "200");
     mesh.start_services().await.unwrap();
     let provider = v1::ModelProviderSpec {
         name: "worker".into(),
@@ -50,7 +54,7 @@ async fn traced(collector: &Collector, vendor: &VendorServer, settings: &[(&str,
     mesh.scripted_agent("warm", &serde_json::json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await
         .unwrap();
-    mesh.client().unwrap().begin("warm", None).await.unwrap().ask("hello").await;
+    mesh.client().unwrap().create_task("warm", None).await.unwrap().ask("hello").await;
     mesh
 }
 
@@ -58,7 +62,7 @@ async fn traced(collector: &Collector, vendor: &VendorServer, settings: &[(&str,
 async fn begin(mesh: &Mesh) -> Conversation {
     let spec =
         v1::TaskSpec { agent: "worker".into(), title: "A job".into(), ..v1::TaskSpec::default() };
-    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task_with(spec).await.unwrap();
     let text =
         v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: QUESTION.to_owned() })) };
     let spec = v1::MessageSpec {
@@ -82,7 +86,7 @@ async fn traces_of_calls(
     conversation: &Conversation,
     enough: usize,
 ) -> BTreeSet<String> {
-    let calls = until("the calls of the task", PATIENCE, async || {
+    let calls = until("the calls of the task", TURN_TIMEOUT, async || {
         let mut calls = collector.spans();
         calls.retain(|span| {
             span.name == "providers.model.invoke"
@@ -97,20 +101,20 @@ async fn traces_of_calls(
 #[tokio::test]
 async fn one_trace_joins_a_turn_across_all_services() {
     let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
-    let mut mesh = traced(&collector, &vendor, &[]).await;
+    let mut mesh = traced_mesh(&collector, &vendor, &[]).await;
     // The first call fails, and is made once more.
     vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
     vendor.reply(
-        anthropic::Answer::text("I look.").and_code("toolu_1", CODE).using(7, 0, 0, 9).reply(),
+        anthropic::Answer::text("I look.").and_code("toolu_1", CODE).with_usage(7, 0, 0, 9).reply(),
     );
-    vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
+    vendor.reply(anthropic::Answer::text("It is done.").with_usage(5, 0, 0, 7).reply());
     let conversation = begin(&mesh).await;
-    conversation.settled().await;
+    conversation.wait_until_idle().await;
 
     let wanted = |spans: &[Span], name: &str, count| {
         spans.iter().filter(|span| span.name == name).count() >= count
     };
-    let spans = until("all of the trace", PATIENCE, async || {
+    let spans = until("all of the trace", TURN_TIMEOUT, async || {
         let spans = collector.trace(TRACE);
         let whole = wanted(&spans, "reconciler.task.look", 4)
             && wanted(&spans, "providers.model.invoke", 2)
@@ -261,13 +265,13 @@ async fn one_trace_joins_a_turn_across_all_services() {
 #[tokio::test]
 async fn retried_call_keeps_the_trace_of_its_message() {
     let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
-    let mut mesh = traced(&collector, &vendor, &[("CONSTRUCT_PROVIDERS_TRIES", "1")]).await;
+    let mut mesh = traced_mesh(&collector, &vendor, &[("CONSTRUCT_PROVIDERS_TRIES", "1")]).await;
     // After a pause the reconciler has it made once more, by nobody's message.
     vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
-    vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
+    vendor.reply(anthropic::Answer::text("It is done.").with_usage(5, 0, 0, 7).reply());
     let conversation = begin(&mesh).await;
     assert_eq!(
-        conversation.settled().await.status.unwrap().last_outcome(),
+        conversation.wait_until_idle().await.status.unwrap().last_outcome(),
         v1::TurnOutcome::Completed
     );
     assert_eq!(conversation.explain().await.unwrap().trace_id, TRACE);
@@ -276,7 +280,7 @@ async fn retried_call_keeps_the_trace_of_its_message() {
         BTreeSet::from([TRACE.to_owned()])
     );
     // The look that a timer began is in the trace as well, and not in the air.
-    until("whole looks", PATIENCE, async || {
+    until("whole looks", TURN_TIMEOUT, async || {
         let spans = collector.trace(TRACE);
         let by_id: BTreeSet<&str> = spans.iter().map(|span| span.id.as_str()).collect();
         let hangs = |span: &&Span| span.parent != PARENT && !by_id.contains(span.parent.as_str());
@@ -290,16 +294,16 @@ async fn retried_call_keeps_the_trace_of_its_message() {
 
     // Nor does it leave the trace when another process goes on with it, or a person resumes it.
     vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
-    vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
+    vendor.reply(anthropic::Answer::text("It is done.").with_usage(5, 0, 0, 7).reply());
     let conversation = begin(&mesh).await;
-    conversation.in_phase(v1::TaskPhase::InvokeModel).await;
+    conversation.wait_for_phase(v1::TaskPhase::InvokeModel).await;
     conversation.suspend().await;
-    conversation.in_phase(v1::TaskPhase::Suspended).await;
+    conversation.wait_for_phase(v1::TaskPhase::Suspended).await;
     mesh.kill(Service::Reconciler).unwrap();
     mesh.spawn(Service::Reconciler).unwrap();
     conversation.resume().await;
     assert_eq!(
-        conversation.settled().await.status.unwrap().last_outcome(),
+        conversation.wait_until_idle().await.status.unwrap().last_outcome(),
         v1::TurnOutcome::Completed
     );
     assert_eq!(conversation.explain().await.unwrap().trace_id, TRACE);

@@ -3,7 +3,7 @@
 
 use construct_proto::v1::{self, MessageSource, TaskPhase, TurnOutcome, event::Payload};
 use construct_tests::{
-    client::{PATIENCE, file_when},
+    client::{TURN_TIMEOUT, wait_for_file},
     mesh::Mesh,
     recorder::{check_order, records, streamed_text, types},
     transcript,
@@ -12,7 +12,7 @@ use construct_tests::{
 use serde_json::json;
 use tonic::Code;
 
-use crate::{process_is_gone, read};
+use crate::{read, wait_for_process_end};
 
 #[tokio::test]
 async fn message_is_answered_through_model_and_script() {
@@ -39,7 +39,7 @@ async fn message_is_answered_through_model_and_script() {
         title: "Sums".into(),
         ..v1::TaskSpec::default()
     };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = client.create_task_with(spec).await.unwrap();
     let recorder = conversation.record();
     let task = conversation.ask("What is the sum?").await;
 
@@ -76,7 +76,7 @@ async fn message_is_answered_through_model_and_script() {
     let first = 1000 * 3_000_000 + 200 * 15_000_000 + 300 * 300_000 + 40 * 3_750_000;
     let second = 7 * 3_000_000 + 5 * 15_000_000;
     let usage = |message: &v1::Message| transcript::status(message).usage.unwrap_or_default();
-    let answers = transcript.of(MessageSource::Assistant);
+    let answers = transcript.from_source(MessageSource::Assistant);
     assert_eq!(usage(answers[0]).cost_pico_usd, first);
     assert_eq!(
         usage(answers[1]),
@@ -111,7 +111,7 @@ async fn message_is_answered_through_model_and_script() {
     assert_eq!(task.spec.unwrap().title, "Sums");
 
     // Whoever watched saw it all, in order.
-    let events = recorder.until_sequence(status.event_sequence).await;
+    let events = recorder.wait_for_sequence(status.event_sequence).await;
     check_order(&events);
     let kinds: Vec<&str> =
         records(&events).into_iter().map(|event| event.r#type.as_str()).collect();
@@ -170,7 +170,7 @@ async fn message_is_answered_through_model_and_script() {
     });
     let turn = turn.expect("the turn's end is told");
     assert_eq!((turn.outcome(), turn.turns, turn.error.clone()), (TurnOutcome::Completed, 2, None));
-    let user = transcript.of(MessageSource::User)[0];
+    let user = transcript.from_source(MessageSource::User)[0];
     assert_eq!(turn.message_id, construct_tests::client::id(user.metadata.as_ref()));
 
     // An idle task says that it waits for its user.
@@ -210,8 +210,9 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         .await
         .unwrap();
     let client = mesh.client().unwrap();
-    let begin =
-        async |name: &str| client.begin("one", Some(&mesh.folder(name).unwrap())).await.unwrap();
+    let begin = async |name: &str| {
+        client.create_task("one", Some(&mesh.folder(name).unwrap())).await.unwrap()
+    };
 
     let several = async {
         let conversation = begin("several").await;
@@ -242,12 +243,12 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
 
     let queue = async {
         let folder = mesh.folder("queue").unwrap();
-        let conversation = client.begin("one", Some(&folder)).await.unwrap();
+        let conversation = client.create_task("one", Some(&folder)).await.unwrap();
         let recorder = conversation.record();
-        conversation.say("gate").await;
-        file_when(&folder.join("begun"), |_| true).await;
+        conversation.submit("gate").await;
+        wait_for_file(&folder.join("begun"), |_| true).await;
         for n in 1..=3 {
-            conversation.say(&format!("quick {n}")).await;
+            conversation.submit(&format!("quick {n}")).await;
         }
         let waiting = conversation.task().await.unwrap().status.unwrap();
         assert_eq!((waiting.phase(), waiting.queued_count), (TaskPhase::ExecuteTools, 3));
@@ -255,7 +256,7 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         let queued: Vec<String> = {
             let transcript = conversation.transcript().await;
             transcript
-                .unplaced()
+                .unplaced_messages()
                 .iter()
                 .map(|message| construct_tests::client::id(message.metadata.as_ref()))
                 .collect()
@@ -273,21 +274,21 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         };
         client.messages().delete_message(delete).await.unwrap();
         std::fs::write(folder.join("go"), "").unwrap();
-        let task = conversation.settled().await;
+        let task = conversation.wait_until_idle().await;
         let transcript = conversation.transcript().await;
         transcript.check(&["gate", "quick 1", "quick and changed"]);
         assert_eq!(
             transcript.answers(),
             ["", "opened", "quick: quick 1", "quick: quick and changed"]
         );
-        let events = recorder.until_sequence(task.status.unwrap().event_sequence).await;
+        let events = recorder.wait_for_sequence(task.status.unwrap().event_sequence).await;
         check_order(&events);
         assert_eq!(types(&events).iter().filter(|kind| **kind == "turn.completed").count(), 3);
     };
 
     let limit = async {
         let spec = v1::TaskSpec { agent: "one".into(), max_turns: 3, ..v1::TaskSpec::default() };
-        let conversation = client.begin_as(spec).await.unwrap();
+        let conversation = client.create_task_with(spec).await.unwrap();
         let recorder = conversation.record();
         let task = conversation.ask("endless").await;
         let status = task.status.unwrap();
@@ -300,13 +301,13 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
             3,
             "the last script was run before the limit was noticed"
         );
-        let user = transcript.of(MessageSource::User)[0];
+        let user = transcript.from_source(MessageSource::User)[0];
         assert!(
             transcript::status(user).error.contains("limit of 3 model calls"),
             "{}",
             transcript.show()
         );
-        let events = recorder.until_sequence(status.event_sequence).await;
+        let events = recorder.wait_for_sequence(status.event_sequence).await;
         assert!(types(&events).contains(&"error"));
         // The limit is one message's, not the task's.
         let task = conversation.ask("quick again").await;
@@ -318,7 +319,7 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         let conversation = begin("title").await;
         conversation.ask("titled").await;
         let task = conversation
-            .task_when("a title", |task, _| {
+            .wait_for_task("a title", |task, _| {
                 task.spec.as_ref().is_some_and(|spec| !spec.title.is_empty())
             })
             .await;
@@ -341,7 +342,7 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         transcript.check(&["quick first", "who is there?"]);
         assert_eq!(transcript.answers(), ["quick: quick first", "two took over"]);
         let authors: Vec<String> = transcript
-            .of(MessageSource::Assistant)
+            .from_source(MessageSource::Assistant)
             .into_iter()
             .map(|message| transcript::status(message).agent_id)
             .collect();
@@ -374,21 +375,25 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
         let folder = mesh.folder(name).unwrap();
         let mark = format!("{seconds}.{}", std::process::id());
         std::fs::write(folder.join("mark.txt"), &mark).unwrap();
-        (client.begin("worker", Some(&folder)).await.unwrap(), folder, format!("sleep {mark}"))
+        (
+            client.create_task("worker", Some(&folder)).await.unwrap(),
+            folder,
+            format!("sleep {mark}"),
+        )
     };
 
     let suspended_model = async {
         let (conversation, ..) = begin("suspended-model", "301").await;
         let recorder = conversation.record();
-        conversation.say("stall").await;
-        recorder.until_count("message.delta", 1).await;
+        conversation.submit("stall").await;
+        recorder.wait_for_count("message.delta", 1).await;
         conversation.suspend().await;
-        let status = conversation.in_phase(TaskPhase::Suspended).await.status.unwrap();
+        let status = conversation.wait_for_phase(TaskPhase::Suspended).await.status.unwrap();
         assert_eq!(status.desired_phase(), TaskPhase::Suspended);
         // Messages are accepted meanwhile, and wait.
-        conversation.say("quick meanwhile").await;
+        conversation.submit("quick meanwhile").await;
         // Before that it waits for the call to have stopped.
-        until("the task to wait for a person", PATIENCE, async || {
+        until("the task to wait for a person", TURN_TIMEOUT, async || {
             let why = conversation.explain().await.unwrap();
             if why.waiting_for.contains("a person to resume it; 1 message waits") {
                 Ok(())
@@ -398,17 +403,17 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
         })
         .await;
         conversation.resume().await;
-        let task = conversation.settled().await;
+        let task = conversation.wait_until_idle().await;
         let transcript = conversation.transcript().await;
         transcript.check(&["stall", "quick meanwhile"]);
         assert_eq!(transcript.answers(), ["It is a long story.", "quick: quick meanwhile"]);
-        check_order(&recorder.until_sequence(task.status.unwrap().event_sequence).await);
+        check_order(&recorder.wait_for_sequence(task.status.unwrap().event_sequence).await);
     };
 
     let suspended_command = async {
         let (conversation, folder, process) = begin("suspended-command", "302").await;
-        conversation.say("command").await;
-        file_when(&folder.join("begun"), |_| true).await;
+        conversation.submit("command").await;
+        wait_for_file(&folder.join("begun"), |_| true).await;
         assert!(crate::is_running(&process));
         let why = conversation.explain().await.unwrap();
         assert!(why.waiting_for.starts_with("the script of the model to end"), "{why:?}");
@@ -420,10 +425,10 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
         assert!(why.step_id.starts_with("step_") && why.trace_id.len() == 32, "{why:?}");
         assert!(why.released_by.contains("interpreter"), "{why:?}");
         conversation.suspend().await;
-        conversation.in_phase(TaskPhase::Suspended).await;
-        process_is_gone(&process).await;
+        conversation.wait_for_phase(TaskPhase::Suspended).await;
+        wait_for_process_end(&process).await;
         conversation.resume().await;
-        conversation.settled().await;
+        conversation.wait_until_idle().await;
         let transcript = conversation.transcript().await;
         transcript.check(&["command"]);
         let answer = transcript.answers().pop().unwrap();
@@ -441,31 +446,32 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
     let cancelled_model = async {
         let (conversation, ..) = begin("cancelled-model", "303").await;
         let recorder = conversation.record();
-        conversation.say("stall").await;
-        conversation.say("quick and dropped").await;
-        recorder.until_count("message.delta", 1).await;
+        conversation.submit("stall").await;
+        conversation.submit("quick and dropped").await;
+        recorder.wait_for_count("message.delta", 1).await;
         conversation.cancel("changed my mind").await;
-        let status = conversation.settled().await.status.unwrap();
+        let status = conversation.wait_until_idle().await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
         let dropped = conversation.transcript().await;
         dropped.check(&["stall"]);
-        let texts: Vec<String> = dropped.unplaced().into_iter().map(transcript::text).collect();
+        let texts: Vec<String> =
+            dropped.unplaced_messages().into_iter().map(transcript::text).collect();
         assert_eq!(texts, ["quick and dropped"]);
         let status = conversation.ask("quick afterwards").await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Completed);
         let transcript = conversation.transcript().await;
         transcript.check(&["stall", "quick afterwards"]);
-        check_order(&recorder.until_sequence(status.event_sequence).await);
+        check_order(&recorder.wait_for_sequence(status.event_sequence).await);
     };
 
     let cancelled_command = async {
         let (conversation, folder, process) = begin("cancelled-command", "304").await;
-        conversation.say("command").await;
-        file_when(&folder.join("begun"), |_| true).await;
+        conversation.submit("command").await;
+        wait_for_file(&folder.join("begun"), |_| true).await;
         conversation.cancel("enough").await;
-        let status = conversation.settled().await.status.unwrap();
+        let status = conversation.wait_until_idle().await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
-        process_is_gone(&process).await;
+        wait_for_process_end(&process).await;
         let transcript = conversation.transcript().await;
         transcript.check(&["command"]);
         let result = transcript.result();
@@ -484,15 +490,15 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
     let deleted = async {
         let (conversation, folder, process) = begin("deleted", "305").await;
         let recorder = conversation.record();
-        conversation.say("command").await;
-        file_when(&folder.join("begun"), |_| true).await;
+        conversation.submit("command").await;
+        wait_for_file(&folder.join("begun"), |_| true).await;
         conversation.delete().await;
-        recorder.ended().await.unwrap();
+        recorder.wait_for_end().await.unwrap();
         let events = recorder.events();
         assert_eq!(types(&events).last(), Some(&"task.deleted"));
         assert_eq!(conversation.task().await.unwrap_err().code(), Code::NotFound);
         assert_eq!(conversation.send("hello?").await.unwrap_err().code(), Code::NotFound);
-        process_is_gone(&process).await;
+        wait_for_process_end(&process).await;
     };
 
     tokio::join!(suspended_model, suspended_command, cancelled_model, cancelled_command, deleted);
@@ -518,10 +524,10 @@ async fn failing_vendor_is_retried_and_its_error_reported() {
 
     let blip = async {
         // Within one call nobody but those who watch the text notices.
-        let conversation = client.begin("worker", None).await.unwrap();
+        let conversation = client.create_task("worker", None).await.unwrap();
         let recorder = conversation.record();
         let status = conversation.ask("blip").await.status.unwrap();
-        let events = recorder.until_sequence(status.event_sequence).await;
+        let events = recorder.wait_for_sequence(status.event_sequence).await;
         check_order(&events);
         assert!(!types(&events).contains(&"error"));
         assert_eq!(types(&events).iter().filter(|kind| **kind == "message.restarted").count(), 2);
@@ -529,11 +535,11 @@ async fn failing_vendor_is_retried_and_its_error_reported() {
         conversation.transcript().await.check(&["blip"]);
     };
     let storm = async {
-        let conversation = client.begin("worker", None).await.unwrap();
+        let conversation = client.create_task("worker", None).await.unwrap();
         let recorder = conversation.record();
         let status = conversation.ask("storm").await.status.unwrap();
         assert_eq!((status.last_outcome(), status.last_error), (TurnOutcome::Completed, None));
-        let events = recorder.until_sequence(status.event_sequence).await;
+        let events = recorder.wait_for_sequence(status.event_sequence).await;
         check_order(&events);
         let errors: Vec<&str> = events
             .iter()
@@ -549,7 +555,7 @@ async fn failing_vendor_is_retried_and_its_error_reported() {
     };
     let key = async {
         // What cannot pass by waiting fails at once, and the task can be used further.
-        let conversation = client.begin("worker", None).await.unwrap();
+        let conversation = client.create_task("worker", None).await.unwrap();
         let status = conversation.ask("key").await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Failed);
         assert_eq!(status.last_error.unwrap().code, "AUTHENTICATION");
@@ -557,7 +563,7 @@ async fn failing_vendor_is_retried_and_its_error_reported() {
         assert_eq!(status.last_outcome(), TurnOutcome::Completed);
         let transcript = conversation.transcript().await;
         transcript.check(&["key", "fine"]);
-        let user = transcript.of(MessageSource::User)[0];
+        let user = transcript.from_source(MessageSource::User)[0];
         assert!(transcript::status(user).error.contains("try later"), "{}", transcript.show());
     };
     tokio::join!(blip, storm, key);
@@ -578,7 +584,7 @@ async fn oversized_messages_arrive_and_huge_results_are_truncated() {
     ]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let conversation =
-        mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+        mesh.client().unwrap().create_task("worker", Some(mesh.workspace())).await.unwrap();
     let recorder = conversation.record();
     // A megabyte is the most a user may say; without a turn for it, the scripted model repeats it.
     let long = "ä".repeat(512 * 1024);
@@ -590,7 +596,7 @@ async fn oversized_messages_arrive_and_huge_results_are_truncated() {
     }
     let transcript = conversation.transcript().await;
     // A failure must not print megabytes.
-    assert_eq!(transcript.placed().len(), 14);
+    assert_eq!(transcript.placed_messages().len(), 14);
     let answers = transcript.answers();
     assert!(answers[0] == format!("You said: {long}"), "the answer is whole");
     // What a model is told of one script is bounded, or one result would spoil the conversation for
@@ -605,7 +611,7 @@ async fn oversized_messages_arrive_and_huge_results_are_truncated() {
     assert_eq!(answers[4], "3000000");
     transcript.check(&said);
     let last = conversation.task().await.unwrap().status.unwrap().event_sequence;
-    let events = recorder.until_sequence(last).await;
+    let events = recorder.wait_for_sequence(last).await;
     check_order(&events);
     assert!(streamed_text(&events, 1) == answers[0], "the streamed text is whole");
 }

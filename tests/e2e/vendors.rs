@@ -3,7 +3,7 @@
 
 use construct_proto::v1::{self, TurnOutcome, Usage};
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     mesh::{Mesh, Service},
     recorder::{check_order, streamed_text},
     transcript,
@@ -49,7 +49,7 @@ async fn begin(
         title: "A job".into(),
         ..v1::TaskSpec::default()
     };
-    client.begin_as(spec).await.unwrap()
+    client.create_task_with(spec).await.unwrap()
 }
 
 /// What every vendor is told about the job, and the mesh.
@@ -72,7 +72,7 @@ fn check_system(mesh: &Mesh, system: &str) {
 async fn check_costs(conversation: &Conversation, expected: &[Usage]) {
     let transcript = conversation.transcript().await;
     let usages: Vec<Usage> = transcript
-        .of(v1::MessageSource::Assistant)
+        .from_source(v1::MessageSource::Assistant)
         .into_iter()
         .map(|message| transcript::status(message).usage.unwrap_or_default())
         .collect();
@@ -115,9 +115,9 @@ async fn anthropic_job(mesh: &Mesh) {
     let first =
         anthropic::Answer::text("I look.").and_code("toolu_1", CODE).and_code("toolu_2", FAILING);
     vendor
-        .reply(first.using(100, 20, 30, 40).reply())
-        .reply(anthropic::Answer::text("All is made.").using(5, 150, 6, 7).reply())
-        .reply(anthropic::Answer::text("You are welcome.").using(1, 160, 2, 3).reply());
+        .reply(first.with_usage(100, 20, 30, 40).reply())
+        .reply(anthropic::Answer::text("All is made.").with_usage(5, 150, 6, 7).reply())
+        .reply(anthropic::Answer::text("You are welcome.").with_usage(1, 160, 2, 3).reply());
     let conversation =
         begin(mesh, "anthropic", v1::ModelProviderType::Anthropic, vendor.url()).await;
     let recorder = conversation.record();
@@ -127,7 +127,7 @@ async fn anthropic_job(mesh: &Mesh) {
     let transcript = conversation.transcript().await;
     transcript.check(&["Make it.", "Thanks."]);
     assert_eq!(transcript.answers(), ["I look.", "All is made.", "You are welcome."]);
-    let events = recorder.until_sequence(status.event_sequence).await;
+    let events = recorder.wait_for_sequence(status.event_sequence).await;
     check_order(&events);
     assert_eq!(streamed_text(&events, 1), "I look.");
     check_costs(&conversation, &[usage(100, 40, 20, 30), usage(5, 7, 150, 6), usage(1, 3, 160, 2)])
@@ -206,10 +206,10 @@ async fn openai_job(mesh: &Mesh) {
             openai::Answer::text("I look.")
                 .and_code("call_1", CODE)
                 .and_code("call_2", FAILING)
-                .using(counted(120, 20, 40))
+                .with_usage(counted(120, 20, 40))
                 .reply(),
         )
-        .reply(openai::Answer::text("All is made.").using(counted(155, 150, 7)).reply());
+        .reply(openai::Answer::text("All is made.").with_usage(counted(155, 150, 7)).reply());
     let conversation =
         begin(mesh, "openai", v1::ModelProviderType::Openai, format!("{}/v1", vendor.url())).await;
     let status = conversation.ask("Make it.").await.status.unwrap();
@@ -341,11 +341,13 @@ async fn slow_title_does_not_delay_the_conversation() {
         ..v1::ModelProviderSpec::default()
     };
     mesh.agent("slow", provider).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("slow", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("slow", None).await.unwrap();
     conversation.ask("one").await;
-    until("the model to be asked for a title", PATIENCE, async || match vendor.requests().len() {
-        2 => Ok(()),
-        count => Err(count),
+    until("the model to be asked for a title", TURN_TIMEOUT, async || {
+        match vendor.requests().len() {
+            2 => Ok(()),
+            count => Err(count),
+        }
     })
     .await;
     conversation.ask("two").await;

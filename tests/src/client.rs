@@ -24,9 +24,9 @@ use crate::{recorder::Recorder, transcript::Transcript, wait::until};
 /// How long a turn may take before a test gives up on it. Long enough for what a crash costs at
 /// most: a command that its dead worker held is delivered again after seconds, one that NATS lost
 /// is sent again within half a minute, and a turn has several.
-pub const PATIENCE: Duration = Duration::from_secs(170);
+pub const TURN_TIMEOUT: Duration = Duration::from_secs(170);
 /// Messages read at once.
-const PAGE: i32 = 100;
+const PAGE_SIZE: i32 = 100;
 
 /// A connection to the gateway that outlives the gateway's restarts.
 #[derive(Debug, Clone)]
@@ -114,13 +114,13 @@ impl Client {
     ///
     /// # Errors
     /// What the gateway answers.
-    pub async fn begin(
+    pub async fn create_task(
         &self,
         agent: &str,
         workspace: Option<&Path>,
     ) -> Result<Conversation, Status> {
         let workspace = workspace.map(|path| path.display().to_string()).unwrap_or_default();
-        self.begin_as(v1::TaskSpec {
+        self.create_task_with(v1::TaskSpec {
             agent: agent.to_owned(),
             workspace,
             ..v1::TaskSpec::default()
@@ -132,7 +132,7 @@ impl Client {
     ///
     /// # Errors
     /// What the gateway answers.
-    pub async fn begin_as(&self, spec: v1::TaskSpec) -> Result<Conversation, Status> {
+    pub async fn create_task_with(&self, spec: v1::TaskSpec) -> Result<Conversation, Status> {
         let request =
             v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() };
         let task = self.tasks().create_task(request).await?.into_inner();
@@ -173,17 +173,19 @@ impl Conversation {
 
     /// Sends a message until the gateway says that it has it. The same key goes with each try, so
     /// that it is accepted once.
-    pub async fn say(&self, text: &str) -> v1::Message {
+    pub async fn submit(&self, text: &str) -> v1::Message {
         let key = Uuid::now_v7().to_string();
-        patiently("the gateway to accept a message", async || self.send_as(text, &key).await)
-            .await
-            .unwrap_or_else(|status| panic!("the message {text:?} is refused: {status}"))
+        retry_unavailable("the gateway to accept a message", async || {
+            self.send_as(text, &key).await
+        })
+        .await
+        .unwrap_or_else(|status| panic!("the message {text:?} is refused: {status}"))
     }
 
     async fn send_as(&self, text: &str, key: &str) -> Result<v1::Message, Status> {
         let spec = v1::MessageSpec {
             task: self.task.to_string(),
-            blocks: words(text),
+            blocks: text_blocks(text),
             ..v1::MessageSpec::default()
         };
         let request =
@@ -193,8 +195,8 @@ impl Conversation {
 
     /// Sends a message and waits until everything said so far is dealt with.
     pub async fn ask(&self, text: &str) -> v1::Task {
-        self.say(text).await;
-        self.settled().await
+        self.submit(text).await;
+        self.wait_until_idle().await
     }
 
     /// The task as it is now.
@@ -211,8 +213,8 @@ impl Conversation {
     }
 
     /// Waits until nothing is left to do: no turn, and no message that waits for one.
-    pub async fn settled(&self) -> v1::Task {
-        self.task_when("the task to settle", |task, status| {
+    pub async fn wait_until_idle(&self) -> v1::Task {
+        self.wait_for_task("the task to settle", |task, status| {
             let _ = task;
             status.phase() == v1::TaskPhase::AwaitInput && status.queued_count == 0
         })
@@ -220,26 +222,26 @@ impl Conversation {
     }
 
     /// Waits until the task is in this phase.
-    pub async fn in_phase(&self, phase: v1::TaskPhase) -> v1::Task {
-        self.task_when(phase.as_str_name(), |_, status| status.phase() == phase).await
+    pub async fn wait_for_phase(&self, phase: v1::TaskPhase) -> v1::Task {
+        self.wait_for_task(phase.as_str_name(), |_, status| status.phase() == phase).await
     }
 
-    /// Waits until the task is as `wanted`.
-    pub async fn task_when(
+    /// Waits until the task is as `predicate`.
+    pub async fn wait_for_task(
         &self,
         what: &str,
-        wanted: impl Fn(&v1::Task, &v1::TaskStatus) -> bool,
+        predicate: impl Fn(&v1::Task, &v1::TaskStatus) -> bool,
     ) -> v1::Task {
         let what = format!("{what} ({})", self.task);
         // Who has waited nearly in vain asks why.
-        let late = std::time::Instant::now() + PATIENCE.mul_f32(0.9);
-        until(&what, PATIENCE, async || match self.task().await {
+        let late = std::time::Instant::now() + TURN_TIMEOUT.mul_f32(0.9);
+        until(&what, TURN_TIMEOUT, async || match self.task().await {
             Ok(task) => {
                 let status = task.status.clone().unwrap_or_default();
                 let why = async || {
                     if std::time::Instant::now() > late { Some(self.explain().await) } else { None }
                 };
-                if wanted(&task, &status) {
+                if predicate(&task, &status) {
                     Ok(task)
                 } else {
                     Err(format!("{status:?}; why: {:?}", why().await))
@@ -300,7 +302,7 @@ impl Conversation {
     }
 
     async fn intent(&self, what: &str, attempt: impl AsyncFn() -> Result<(), Status>) {
-        patiently(what, attempt)
+        retry_unavailable(what, attempt)
             .await
             .unwrap_or_else(|status| panic!("{what} is refused: {status}"));
     }
@@ -316,32 +318,30 @@ impl Conversation {
 
     /// All messages, in transcript order, those that wait last.
     pub async fn transcript(&self) -> Transcript {
-        self.transcript_with(false).await
+        self.read_full_transcript(false).await
     }
 
-    /// The same with the messages that were put aside.
-    pub async fn whole_transcript(&self) -> Transcript {
-        self.transcript_with(true).await
+    /// The same with the messages that were put include_superseded.
+    pub async fn full_transcript(&self) -> Transcript {
+        self.read_full_transcript(true).await
     }
 
-    async fn transcript_with(&self, aside: bool) -> Transcript {
-        let messages = until("the transcript to be readable", PATIENCE, async || {
-            self.read_transcript(aside).await
+    async fn read_full_transcript(&self, include_superseded: bool) -> Transcript {
+        let messages = until("the transcript to be readable", TURN_TIMEOUT, async || {
+            self.read_transcript(include_superseded).await
         })
         .await;
         Transcript::new(messages)
     }
 
-    async fn read_transcript(&self, aside: bool) -> Result<Vec<v1::Message>, Status> {
+    async fn read_transcript(&self, include_superseded: bool) -> Result<Vec<v1::Message>, Status> {
         let mut messages = Vec::new();
         let mut page_token = String::new();
         loop {
             let page =
-                v1::PageRequest { page_size: PAGE, page_token, ..v1::PageRequest::default() };
-            let filter = v1::list_messages_request::Filter {
-                include_superseded: aside,
-                ..Default::default()
-            };
+                v1::PageRequest { page_size: PAGE_SIZE, page_token, ..v1::PageRequest::default() };
+            let filter =
+                v1::list_messages_request::Filter { include_superseded, ..Default::default() };
             let request = v1::ListMessagesRequest {
                 task: self.task.to_string(),
                 page: Some(page),
@@ -378,7 +378,7 @@ impl Conversation {
 }
 
 /// The blocks of a message that is text.
-pub fn words(text: &str) -> Vec<v1::Block> {
+pub fn text_blocks(text: &str) -> Vec<v1::Block> {
     vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: text.to_owned() })) }]
 }
 
@@ -389,7 +389,7 @@ pub fn id(metadata: Option<&v1::Metadata>) -> String {
 
 /// Whether asking again may help: the gateway or what it needs is away, or the connection broke in
 /// the middle.
-pub fn is_away(status: &Status) -> bool {
+pub fn is_unavailable(status: &Status) -> bool {
     use std::error::Error as _;
     status.source().is_some()
         || matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded)
@@ -399,22 +399,22 @@ pub fn is_away(status: &Status) -> bool {
 ///
 /// # Errors
 /// Any other answer than that.
-pub async fn patiently<T>(
+pub async fn retry_unavailable<T>(
     what: &str,
     mut ask: impl AsyncFnMut() -> Result<T, Status>,
 ) -> Result<T, Status> {
-    until(what, PATIENCE, async || match ask().await {
-        Err(status) if is_away(&status) => Err(status),
+    until(what, TURN_TIMEOUT, async || match ask().await {
+        Err(status) if is_unavailable(&status) => Err(status),
         answer => Ok(answer),
     })
     .await
 }
 
-/// Waits until the file at `path` holds what `wanted` accepts.
-pub async fn file_when(path: &Path, wanted: impl Fn(&str) -> bool) -> String {
-    until(&format!("the content of {}", path.display()), PATIENCE, async || {
+/// Waits until the file at `path` holds what `predicate` accepts.
+pub async fn wait_for_file(path: &Path, predicate: impl Fn(&str) -> bool) -> String {
+    until(&format!("the content of {}", path.display()), TURN_TIMEOUT, async || {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-        if wanted(&text) { Ok(text) } else { Err(text) }
+        if predicate(&text) { Ok(text) } else { Err(text) }
     })
     .await
 }

@@ -10,10 +10,10 @@ use std::{
 use anyhow::Context as _;
 
 /// Names the library, where it is not where Debian's package puts it.
-const LIBRARY: &str = "CONSTRUCT_TEST_FAKETIME";
+const LIBRARY_VARIABLE: &str = "CONSTRUCT_TEST_FAKETIME";
 
 /// Whether the caller wants tests without clocks that jump, where libfaketime cannot be had.
-pub fn left_out() -> bool {
+pub fn are_disabled() -> bool {
     std::env::var_os("CONSTRUCT_TEST_CLOCKS").is_some_and(|clocks| clocks == "off")
 }
 
@@ -38,16 +38,16 @@ impl Clocks {
     /// # Errors
     /// When its file cannot be written.
     pub fn jump(&self, name: &str, seconds: i64) -> io::Result<()> {
-        let off = self.off(name) + seconds;
+        let offset = self.offset(name) + seconds;
         let path = self.path(name);
         // At once: whoever reads half a number would be somewhere else.
         let new = path.with_extension("new");
-        fs::write(&new, format!("{off:+}\n"))?;
+        fs::write(&new, format!("{offset:+}\n"))?;
         fs::rename(new, path)
     }
 
     /// By how many seconds a clock is wrong.
-    pub fn off(&self, name: &str) -> i64 {
+    pub fn offset(&self, name: &str) -> i64 {
         fs::read_to_string(self.path(name))
             .ok()
             .and_then(|text| text.trim().parse().ok())
@@ -60,7 +60,7 @@ impl Clocks {
     ///
     /// # Errors
     /// When its file cannot be written.
-    pub fn starter(&self, name: &str) -> io::Result<Vec<String>> {
+    pub fn launch_prefix(&self, name: &str) -> io::Result<Vec<String>> {
         self.jump(name, 0)?;
         Ok(vec![
             "env".to_owned(),
@@ -78,7 +78,7 @@ impl Clocks {
 }
 
 /// Removes what the library has left in shared memory for a process that was killed.
-pub(crate) fn tidy(process: u32) {
+pub(crate) fn cleanup(process: u32) {
     for name in [format!("sem.faketime_sem_{process}"), format!("faketime_shm_{process}")] {
         // Of a process that ended in good order there is nothing.
         let _ = fs::remove_file(Path::new("/dev/shm").join(name));
@@ -86,12 +86,12 @@ pub(crate) fn tidy(process: u32) {
 }
 
 fn library() -> anyhow::Result<PathBuf> {
-    if let Some(named) = std::env::var_os(LIBRARY) {
+    if let Some(named) = std::env::var_os(LIBRARY_VARIABLE) {
         return Ok(named.into());
     }
     let folders = fs::read_dir("/usr/lib")?.filter_map(Result::ok);
     let libraries = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1"));
     { libraries }.find(|library| library.exists()).with_context(|| {
-        format!("libfaketime is not installed: `./dev test` installs it, or name it in {LIBRARY}")
+        format!("libfaketime is not installed: `./dev test` installs it, or name it in {LIBRARY_VARIABLE}")
     })
 }

@@ -104,14 +104,14 @@ impl TraceService for Receiver {
             );
             let service = attributes.get("service.name").cloned().unwrap_or_default();
             let exported = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            spans.extend(exported.map(|span| of(&service, span)));
+            spans.extend(exported.map(|span| convert_span(&service, span)));
         }
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(spans);
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
-fn of(service: &str, span: Exported) -> Span {
+fn convert_span(service: &str, span: Exported) -> Span {
     Span {
         service: service.to_owned(),
         kind: SpanKind::try_from(span.kind).unwrap_or_default().as_str_name(),

@@ -41,7 +41,7 @@ impl Disks {
     /// # Errors
     /// When the system does not let users make file systems of their own, which the error then
     /// says.
-    pub fn over(folders: &[(&Path, u32)], user: Option<&str>) -> anyhow::Result<Self> {
+    pub fn mount(folders: &[(&Path, u32)], user: Option<&str>) -> anyhow::Result<Self> {
         let user: Vec<String> = match user {
             None => Vec::new(),
             Some(name) => ["setpriv", "--reuid", name, "--regid", name, "--init-groups", "--"]
@@ -69,7 +69,7 @@ impl Disks {
     }
 
     /// What a program that sees the disks is started by, in the process that is begun.
-    pub fn starter(&self) -> Vec<String> {
+    pub fn launch_prefix(&self) -> Vec<String> {
         let holder = self.holder.id().to_string();
         let enter =
             ["nsenter", "--target", &holder, "--user", "--mount", "--preserve-credentials", "--"];
@@ -85,7 +85,7 @@ impl Disks {
     }
 
     /// Where the test itself finds what lies at this path on a disk.
-    pub fn seen(&self, path: &Path) -> PathBuf {
+    pub fn host_path(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.holder.id()));
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
@@ -96,7 +96,7 @@ impl Disks {
     /// When it cannot be written to for another reason than that it is full.
     pub fn fill(&self, folder: &Path) -> anyhow::Result<()> {
         // From inside, as the user who writes there: another one may not exist there.
-        let said = self.inside("exec cat /dev/zero >> \"$0\"", folder)?;
+        let said = self.run_inside("exec cat /dev/zero >> \"$0\"", folder)?;
         ensure!(
             said.contains("No space left on device"),
             "the disk over {} is not full: {said}",
@@ -110,7 +110,7 @@ impl Disks {
     /// # Errors
     /// When that fails.
     pub fn clear(&self, folder: &Path) -> anyhow::Result<()> {
-        let said = self.inside("rm \"$0\"", folder)?;
+        let said = self.run_inside("rm \"$0\"", folder)?;
         ensure!(
             said.is_empty(),
             "there is no room again on the disk over {}: {said}",
@@ -120,10 +120,11 @@ impl Disks {
     }
 
     /// What a line of shell complains of that has the path of the ballast.
-    fn inside(&self, script: &str, folder: &Path) -> io::Result<String> {
+    fn run_inside(&self, script: &str, folder: &Path) -> io::Result<String> {
         let ballast = folder.join(BALLAST).display().to_string();
         let words = ["sh".to_owned(), "-c".to_owned(), script.to_owned(), ballast];
-        let done = command(&self.starter(), &words).current_dir("/").env("LC_ALL", "C").output()?;
+        let done =
+            command(&self.launch_prefix(), &words).current_dir("/").env("LC_ALL", "C").output()?;
         Ok(String::from_utf8_lossy(&done.stderr).into_owned())
     }
 }
@@ -144,8 +145,8 @@ fn id(user: &[String], which: &str) -> anyhow::Result<u32> {
 }
 
 /// A command of some words, begun by others.
-pub(crate) fn command(starter: &[String], words: &[String]) -> Command {
-    let mut all = starter.iter().chain(words);
+pub(crate) fn command(prefix: &[String], words: &[String]) -> Command {
+    let mut all = prefix.iter().chain(words);
     let mut command = Command::new(all.next().map_or("true", String::as_str));
     command.args(all);
     command
@@ -155,7 +156,7 @@ pub(crate) fn command(starter: &[String], words: &[String]) -> Command {
 ///
 /// # Errors
 /// When the test's own user cannot be found out.
-pub fn server_user() -> io::Result<Option<&'static str>> {
+pub fn unprivileged_user() -> io::Result<Option<&'static str>> {
     Ok((fs::metadata("/proc/self")?.uid() == 0).then_some("postgres"))
 }
 
@@ -166,18 +167,21 @@ mod tests {
     #[test]
     fn disk_is_full_inside_its_namespace_until_cleared() {
         let folder = tempfile::tempdir().unwrap();
-        let disks = Disks::over(&[(folder.path(), 1)], None).unwrap();
+        let disks = Disks::mount(&[(folder.path(), 1)], None).unwrap();
         let write = || {
             let file = folder.path().join("file").display().to_string();
             let words = ["sh", "-c", "echo text | cat > \"$0\"", &file].map(str::to_owned);
-            command(&disks.starter(), &words).output().unwrap()
+            command(&disks.launch_prefix(), &words).output().unwrap()
         };
         disks.fill(folder.path()).unwrap();
         let refused = write();
         assert!(String::from_utf8_lossy(&refused.stderr).contains("No space left"), "{refused:?}");
         disks.clear(folder.path()).unwrap();
         assert!(write().status.success());
-        assert_eq!(fs::read_to_string(disks.seen(&folder.path().join("file"))).unwrap(), "text\n");
+        assert_eq!(
+            fs::read_to_string(disks.host_path(&folder.path().join("file"))).unwrap(),
+            "text\n"
+        );
         assert!(!folder.path().join("file").exists(), "nobody else sees it");
     }
 }

@@ -63,7 +63,7 @@ pub enum Fault {
 
 /// A request that came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReceivedRequest {
     /// Whether it came to the API, and not to where archives are.
     pub api: bool,
     /// E.g. `/repos/octo/hello`.
@@ -96,7 +96,7 @@ struct GitHub {
     lifetime: i64,
     remaining: Option<(u32, i64)>,
     faults: VecDeque<(String, Fault)>,
-    asked: Vec<Asked>,
+    asked: Vec<ReceivedRequest>,
     complaints: Vec<String>,
 }
 
@@ -178,7 +178,7 @@ impl GitHubServer {
     }
 
     /// Lets an owner be a person: no organization has this name.
-    pub fn person(&self, name: &str) {
+    pub fn add_user(&self, name: &str) {
         self.github().people.insert(name.to_owned());
     }
 
@@ -190,7 +190,7 @@ impl GitHubServer {
     }
 
     /// Lets nobody see a repository without a credential.
-    pub fn hide(&self, repository: &str) {
+    pub fn make_private(&self, repository: &str) {
         self.change(repository, |repository| repository.private = true);
     }
 
@@ -226,17 +226,17 @@ impl GitHubServer {
     }
 
     /// Takes back the tokens of the app.
-    pub fn revoke(&self) {
+    pub fn revoke_tokens(&self) {
         self.github().tokens.clear();
     }
 
     /// How many tokens the app was given.
-    pub fn issued(&self) -> u32 {
+    pub fn issued_tokens(&self) -> u32 {
         self.github().issued
     }
 
     /// The requests so far.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.github().asked.clone()
     }
 
@@ -266,7 +266,7 @@ pub(crate) fn commit_id(repository: &str, files: &[(&str, &[u8])]) -> String {
     hash.finalize().iter().take(20).map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn said(status: u16, message: &str) -> Response {
+fn message_response(status: u16, message: &str) -> Response {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let body = json!({"message": message, "documentation_url": "https://docs.github.com/rest", "status": status.as_str()});
     (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
@@ -277,18 +277,18 @@ fn redirect(status: u16, to: &str) -> Response {
     (status, [(header::LOCATION, to.to_owned())]).into_response()
 }
 
-async fn broken(fault: Fault) -> Response {
+async fn play_fault(fault: Fault) -> Response {
     match fault {
-        Fault::Status(status) => said(status, "Something is wrong"),
+        Fault::Status(status) => message_response(status, "Something is wrong"),
         Fault::Primary(reset) => {
-            let mut response = said(403, "API rate limit exceeded for user ID 1.");
+            let mut response = message_response(403, "API rate limit exceeded for user ID 1.");
             let headers = response.headers_mut();
             headers.insert("x-ratelimit-remaining", HeaderValue::from_static("0"));
             headers.insert("x-ratelimit-reset", (now() + reset).into());
             response
         }
         Fault::Secondary(after) => {
-            let mut response = said(429, "You have exceeded a secondary rate limit.");
+            let mut response = message_response(429, "You have exceeded a secondary rate limit.");
             response.headers_mut().insert(header::RETRY_AFTER, after.into());
             response
         }
@@ -311,11 +311,11 @@ async fn answer_api(State(shared): State<Arc<Mutex<GitHub>>>, request: Request) 
         github.take_fault(&path)
     };
     let response = match fault {
-        Some(fault) => broken(fault).await,
+        Some(fault) => play_fault(fault).await,
         None => lock(&shared).answer(&method, &path, &query, &headers),
     };
     let status = response.status().as_u16();
-    lock(&shared).asked.push(Asked { api: true, path, conditional, status });
+    lock(&shared).asked.push(ReceivedRequest { api: true, path, conditional, status });
     response
 }
 
@@ -336,7 +336,7 @@ async fn answer_codeload(State(shared): State<Arc<Mutex<GitHub>>>, request: Requ
         let archive = repository
             .and_then(|repository| repository.archives.get(id.unwrap_or_default()))
             .cloned();
-        github.asked.push(Asked {
+        github.asked.push(ReceivedRequest {
             api: false,
             path: path.clone(),
             conditional: false,
@@ -344,7 +344,7 @@ async fn answer_codeload(State(shared): State<Arc<Mutex<GitHub>>>, request: Requ
         });
         (github.take_fault(&path), archive)
     };
-    let Some(archive) = archive else { return said(404, "Not Found") };
+    let Some(archive) = archive else { return message_response(404, "Not Found") };
     let kind = [(header::CONTENT_TYPE, "application/x-gzip")];
     match fault {
         None => (kind, archive).into_response(),
@@ -362,9 +362,9 @@ async fn answer_codeload(State(shared): State<Arc<Mutex<GitHub>>>, request: Requ
             let first = futures::stream::iter([Ok::<_, std::io::Error>(archive.slice(..1))]);
             (kind, Body::from_stream(first.chain(futures::stream::pending()))).into_response()
         }
-        Some(fault) => tokio::time::timeout(Duration::from_secs(600), broken(fault))
+        Some(fault) => tokio::time::timeout(Duration::from_secs(600), play_fault(fault))
             .await
-            .unwrap_or_else(|_| said(500, "")),
+            .unwrap_or_else(|_| message_response(500, "")),
     }
 }
 
@@ -391,10 +391,10 @@ impl GitHub {
         let bearer = authorization.and_then(|value| value.strip_prefix("Bearer "));
         let known = bearer.is_some_and(|token| token == TOKEN || self.tokens.contains(token));
         if authorization.is_some() && !known {
-            return said(401, "Bad credentials");
+            return message_response(401, "Bad credentials");
         }
         if let Some((0, reset)) = self.remaining.filter(|(_, reset)| *reset > now()) {
-            let mut response = said(403, "API rate limit exceeded");
+            let mut response = message_response(403, "API rate limit exceeded");
             response.headers_mut().insert("x-ratelimit-remaining", HeaderValue::from_static("0"));
             response.headers_mut().insert("x-ratelimit-reset", reset.into());
             return response;
@@ -432,7 +432,7 @@ impl GitHub {
             Ok(verified) => verified.claims,
             Err(error) => {
                 self.complaints.push(format!("the app's assertion does not hold: {error}"));
-                return said(401, "A JSON web token could not be decoded");
+                return message_response(401, "A JSON web token could not be decoded");
             }
         };
         let (from, until) = (
@@ -442,10 +442,13 @@ impl GitHub {
         if method != Method::POST || from > now() || until > now() + 600 {
             self.complaints
                 .push(format!("the app's assertion is not as GitHub wants it: {claims}"));
-            return said(401, "'Expiration time' claim ('exp') is too far in the future");
+            return message_response(
+                401,
+                "'Expiration time' claim ('exp') is too far in the future",
+            );
         }
         if installation != INSTALLATION.to_string() {
-            return said(404, "Not Found");
+            return message_response(404, "Not Found");
         }
         self.issued += 1;
         let token = format!("ghs_{:036}", self.issued);
@@ -464,7 +467,7 @@ impl GitHub {
             self.repositories
                 .iter()
                 .filter(mine)
-                .map(|(name, one)| shown(name, one))
+                .map(|(name, one)| to_json(name, one))
                 .collect::<Vec<_>>()
         };
         let exists = |owner: &str| {
@@ -472,7 +475,9 @@ impl GitHub {
                 || self.repositories.keys().any(|name| name.split('/').next() == Some(owner))
         };
         match segments {
-            ["orgs", owner, "repos"] if self.people.contains(*owner) => said(404, "Not Found"),
+            ["orgs", owner, "repos"] if self.people.contains(*owner) => {
+                message_response(404, "Not Found")
+            }
             ["orgs" | "users", owner, "repos"] if exists(owner) => {
                 self.page(&list(&format!("{owner}/")), segments, query, false)
             }
@@ -490,10 +495,10 @@ impl GitHub {
                     Some(repository) if known || !repository.private => {
                         self.repository(&full, repository, rest)
                     }
-                    _ => said(404, "Not Found"),
+                    _ => message_response(404, "Not Found"),
                 }
             }
-            _ => said(404, "Not Found"),
+            _ => message_response(404, "Not Found"),
         }
     }
 
@@ -506,10 +511,10 @@ impl GitHub {
             })
         };
         match rest {
-            [] => tagged(&shown(name, repository)),
+            [] => with_etag(&to_json(name, repository)),
             ["commits", reference] => match find(reference) {
-                Some(id) => tagged(&json!({"sha": id, "commit": {"message": "A commit"}})),
-                None => said(422, &format!("No commit found for SHA: {reference}")),
+                Some(id) => with_etag(&json!({"sha": id, "commit": {"message": "A commit"}})),
+                None => message_response(422, &format!("No commit found for SHA: {reference}")),
             },
             ["tarball", reference] => match find(reference) {
                 Some(id) => redirect(
@@ -519,9 +524,9 @@ impl GitHub {
                         self.codeload
                     ),
                 ),
-                None => said(404, "Not Found"),
+                None => message_response(404, "Not Found"),
             },
-            _ => said(404, "Not Found"),
+            _ => message_response(404, "Not Found"),
         }
     }
 
@@ -540,7 +545,7 @@ impl GitHub {
         } else {
             json!(part)
         };
-        let mut response = tagged(&body);
+        let mut response = with_etag(&body);
         if page * size < all.len() {
             let path = segments.join("/");
             let link = |page: usize, rel: &str| {
@@ -555,7 +560,7 @@ impl GitHub {
     }
 }
 
-fn shown(name: &str, repository: &Repository) -> Value {
+fn to_json(name: &str, repository: &Repository) -> Value {
     let short = name.split('/').next_back();
     json!({
         "id": 1, "name": short, "full_name": name, "private": repository.private, "fork": false, "archived": false,
@@ -564,7 +569,7 @@ fn shown(name: &str, repository: &Repository) -> Value {
     })
 }
 
-fn tagged(body: &Value) -> Response {
+fn with_etag(body: &Value) -> Response {
     let body = body.to_string();
     let tag: String =
         Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
@@ -576,6 +581,6 @@ fn tagged(body: &Value) -> Response {
 }
 
 /// Of a segment of a path: `%2F` is a slash in a branch's name.
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     text.replace("%2F", "/").replace("%2f", "/")
 }

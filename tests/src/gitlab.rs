@@ -52,7 +52,7 @@ pub enum Fault {
 
 /// A request that came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReceivedRequest {
     /// E.g. `/projects/group%2Fname/repository/commits/main`, as it was sent.
     pub path: String,
     /// E.g. `sha=…`.
@@ -82,7 +82,7 @@ struct GitLab {
     users: Vec<String>,
     remaining: Option<(i64, i64)>,
     faults: VecDeque<(String, Fault)>,
-    asked: Vec<Asked>,
+    asked: Vec<ReceivedRequest>,
     complaints: Vec<String>,
 }
 
@@ -161,7 +161,7 @@ impl GitLabServer {
     }
 
     /// Lets nobody see a project but its members.
-    pub fn hide(&self, project: &str) {
+    pub fn make_private(&self, project: &str) {
         self.change(project, |project| project.visibility = "private");
     }
 
@@ -175,7 +175,7 @@ impl GitLabServer {
     }
 
     /// Makes a first part of paths a person's, and no group.
-    pub fn user(&self, name: &str) {
+    pub fn add_user(&self, name: &str) {
         self.gitlab().users.push(name.to_owned());
     }
 
@@ -194,7 +194,7 @@ impl GitLabServer {
     }
 
     /// The requests so far.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.gitlab().asked.clone()
     }
 
@@ -212,21 +212,21 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
-fn status_of(status: u16) -> StatusCode {
+fn status_code(status: u16) -> StatusCode {
     StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-fn said(status: u16, message: &Value) -> Response {
+fn message_response(status: u16, message: &Value) -> Response {
     let body = json!({"message": message}).to_string();
-    (status_of(status), [(header::CONTENT_TYPE, "application/json")], body).into_response()
+    (status_code(status), [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-fn missing(what: &str) -> Response {
-    said(404, &json!(format!("404 {what} Not Found")))
+fn not_found(what: &str) -> Response {
+    message_response(404, &json!(format!("404 {what} Not Found")))
 }
 
 fn redirect(status: u16, to: &str) -> Response {
-    (status_of(status), [(header::LOCATION, to.to_owned())]).into_response()
+    (status_code(status), [(header::LOCATION, to.to_owned())]).into_response()
 }
 
 /// What a limit says of itself.
@@ -261,7 +261,7 @@ async fn answer(State(shared): State<Arc<Mutex<GitLab>>>, request: Request) -> R
     let (credential, conditional) =
         (headers.contains_key(PRIVATE_TOKEN), headers.contains_key(header::IF_NONE_MATCH));
     let status = response.status().as_u16();
-    lock(&shared).asked.push(Asked { path, query, credential, conditional, status });
+    lock(&shared).asked.push(ReceivedRequest { path, query, credential, conditional, status });
     response
 }
 
@@ -272,7 +272,7 @@ impl GitLab {
         match fault {
             None => self.answer(path, query, headers),
             Some(Fault::Status(status)) => {
-                said(status, &json!(format!("{status} Something is wrong")))
+                message_response(status, &json!(format!("{status} Something is wrong")))
             }
             Some(Fault::Throttled(after)) => {
                 let mut response = (StatusCode::TOO_MANY_REQUESTS, "Retry later\n").into_response();
@@ -282,7 +282,7 @@ impl GitLab {
             }
             Some(Fault::TooOften) => {
                 let words = "This endpoint has been requested too many times. Try again later.";
-                let mut response = said(429, &json!({"error": words}));
+                let mut response = message_response(429, &json!({"error": words}));
                 limits(&mut response, LIMIT - 5, now() + 30);
                 response
             }
@@ -306,7 +306,7 @@ impl GitLab {
     fn answer(&mut self, path: &str, query: &str, headers: &HeaderMap) -> Response {
         let token = headers.get(PRIVATE_TOKEN).map(HeaderValue::as_bytes);
         if token.is_some_and(|token| token != TOKEN.as_bytes()) {
-            return said(401, &json!("401 Unauthorized"));
+            return message_response(401, &json!("401 Unauthorized"));
         }
         if let Some((0, reset)) = self.remaining.filter(|(_, reset)| *reset > now()) {
             let mut response = (StatusCode::TOO_MANY_REQUESTS, "Retry later\n").into_response();
@@ -340,7 +340,7 @@ impl GitLab {
                 .projects
                 .iter()
                 .filter(|(path, project)| sees(project) && takes(path, project));
-            taken.map(|(path, project)| shown(path, project)).collect::<Vec<_>>()
+            taken.map(|(path, project)| to_json(path, project)).collect::<Vec<_>>()
         };
         let is_user = |name: &str| self.users.iter().any(|user| user == name);
         match segments {
@@ -355,7 +355,7 @@ impl GitLab {
             ["groups", group, "projects"] => {
                 let below = format!("{group}/");
                 if is_user(group) || !self.projects.keys().any(|path| path.starts_with(&below)) {
-                    return missing("Group");
+                    return not_found("Group");
                 }
                 let deep = asks("include_subgroups=true");
                 let is_in = |path: &str| {
@@ -363,7 +363,7 @@ impl GitLab {
                 };
                 self.page(
                     &list(&|path, _| is_in(path)),
-                    &format!("groups/{}/projects", encoded(group)),
+                    &format!("groups/{}/projects", percent_encode(group)),
                     query,
                 )
             }
@@ -375,11 +375,11 @@ impl GitLab {
                     query,
                 )
             }
-            ["users", ..] => missing("User"),
+            ["users", ..] => not_found("User"),
             ["projects", name, rest @ ..] => {
                 if let Some(new) = self.renamed.get(*name) {
                     let rest: String =
-                        rest.iter().map(|part| format!("/{}", encoded(part))).collect();
+                        rest.iter().map(|part| format!("/{}", percent_encode(part))).collect();
                     let query = if query.is_empty() { String::new() } else { format!("?{query}") };
                     let number = self.projects.get(new).map_or(0, |project| project.number);
                     return redirect(301, &format!("{}/projects/{number}{rest}{query}", self.base));
@@ -389,12 +389,12 @@ impl GitLab {
                 };
                 match self.projects.iter().find(is) {
                     Some((path, project)) if sees(project) => {
-                        of_project(path, project, rest, query)
+                        project_resource(path, project, rest, query)
                     }
-                    _ => missing("Project"),
+                    _ => not_found("Project"),
                 }
             }
-            _ => missing("Page"),
+            _ => not_found("Page"),
         }
     }
 
@@ -408,7 +408,7 @@ impl GitLab {
         };
         let (size, page) = (number("per_page", 20).min(100), number("page", 1).max(1));
         let part: Vec<&Value> = all.iter().skip((page - 1) * size).take(size).collect();
-        let mut response = tagged(&json!(part));
+        let mut response = with_etag(&json!(part));
         let pages = all.len().div_ceil(size).max(1);
         let link = |page: usize, rel: &str| {
             format!("<{}/{path}?page={page}&per_page={size}>; rel=\"{rel}\"", self.base)
@@ -429,7 +429,7 @@ impl GitLab {
     }
 }
 
-fn of_project(path: &str, project: &Project, rest: &[&str], query: &str) -> Response {
+fn project_resource(path: &str, project: &Project, rest: &[&str], query: &str) -> Response {
     let find = |reference: &str| {
         let full = project.archives.contains_key(reference).then(|| reference.to_owned());
         full.or_else(|| project.references.get(reference).cloned()).or_else(|| {
@@ -438,24 +438,24 @@ fn of_project(path: &str, project: &Project, rest: &[&str], query: &str) -> Resp
         })
     };
     match rest {
-        [] => tagged(&shown(path, project)),
+        [] => with_etag(&to_json(path, project)),
         ["repository", "commits", reference] => match find(reference) {
-            Some(id) => tagged(
+            Some(id) => with_etag(
                 &json!({"id": id, "short_id": &id[..8], "title": "A commit", "parent_ids": []}),
             ),
-            None => missing("Commit"),
+            None => not_found("Commit"),
         },
         ["repository", "archive.tar.gz"] => {
             let sha = query.split('&').find_map(|pair| pair.strip_prefix("sha="));
             let archive = sha.and_then(find).and_then(|id| project.archives.get(&id).cloned());
             let kind = [(header::CONTENT_TYPE, "application/octet-stream")];
-            archive.map_or_else(|| missing("File"), |archive| (kind, archive).into_response())
+            archive.map_or_else(|| not_found("File"), |archive| (kind, archive).into_response())
         }
-        _ => missing("Page"),
+        _ => not_found("Page"),
     }
 }
 
-fn shown(path: &str, project: &Project) -> Value {
+fn to_json(path: &str, project: &Project) -> Value {
     let (namespace, name) = path.rsplit_once('/').unwrap_or(("", path));
     json!({
         "id": project.number, "name": name, "path": name, "path_with_namespace": path,
@@ -465,7 +465,7 @@ fn shown(path: &str, project: &Project) -> Value {
     })
 }
 
-fn tagged(body: &Value) -> Response {
+fn with_etag(body: &Value) -> Response {
     let body = body.to_string();
     let tag: String =
         Sha256::digest(&body).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
@@ -477,10 +477,10 @@ fn tagged(body: &Value) -> Response {
 }
 
 /// Of a segment of a path: `%2F` is a slash in a project's path or a branch's name.
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     text.replace("%2F", "/").replace("%2f", "/")
 }
 
-fn encoded(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     text.replace('/', "%2F")
 }

@@ -1,7 +1,7 @@
 //! A whole mesh for one test: its own PostgreSQL database, its own NATS server, and the four
 //! services as processes that can be killed and started again.
 
-mod ground;
+mod faults;
 mod processes;
 
 use std::{
@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
-pub use ground::Disk;
+pub use faults::Disk;
 
 use crate::{
     client::Client,
@@ -35,10 +35,10 @@ use crate::{
 const FIRST_PORT: u16 = 12_000;
 
 /// How long a service may take to stop: the grace it gives its work, and a little for itself.
-const STOP: Duration = Duration::from_secs(8);
+const STOP_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// What a service logs that did what it may not do at NATS.
-const REFUSED: &str = "NATS does not allow this to us";
+const REFUSED_BY_NATS: &str = "NATS does not allow this to us";
 
 /// One of the services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,7 +96,7 @@ pub struct Mesh {
     home: TempDir,
     /// The folder with what the tools may touch. Where there are disks, one lies over it, and
     /// services have their data there as well.
-    ground: TempDir,
+    service_dir: TempDir,
     workspace: PathBuf,
     data: PathBuf,
     /// None: it is a folder like any other.
@@ -104,7 +104,7 @@ pub struct Mesh {
     /// The clocks of services; none: they go by the machine's.
     clocks: Option<Clocks>,
     /// Processes that went by clocks of the test's.
-    timed: Mutex<Vec<u32>>,
+    faked_clock_pids: Mutex<Vec<u32>>,
     /// Its PostgreSQL database.
     pub database: Database,
     /// Its NATS server.
@@ -128,7 +128,7 @@ impl Mesh {
         Self::start_with(&[]).await
     }
 
-    /// The same with further environment variables for every service.
+    /// The same with replica environment variables for every service.
     pub async fn start_with(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let mut mesh = Self::prepare(environment).await?;
         mesh.start_services().await?;
@@ -141,7 +141,7 @@ impl Mesh {
         // A reconciler makes the streams. Tests that begin with other services have them from the
         // beginning.
         drop(nats.bus().await);
-        Self::on(database, nats, environment)
+        Self::from_parts(database, nats, environment)
     }
 
     /// The same on a database of the caller's.
@@ -151,37 +151,37 @@ impl Mesh {
     pub async fn prepare_on(database: Database) -> anyhow::Result<Self> {
         let nats = NatsServer::start().await;
         drop(nats.bus().await);
-        Self::on(database, nats, &[])
+        Self::from_parts(database, nats, &[])
     }
 
     /// Everything but the services, without schema and streams, which the first of them make.
     ///
     /// # Errors
     /// As [`Mesh::prepare`].
-    pub async fn bare() -> anyhow::Result<Self> {
+    pub async fn prepare_empty() -> anyhow::Result<Self> {
         let (database, nats) = tokio::join!(Database::empty(), NatsServer::start());
-        Self::on(database, nats, &[])
+        Self::from_parts(database, nats, &[])
     }
 
-    fn on(
+    fn from_parts(
         database: Database,
         nats: NatsServer,
         environment: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let (home, ground) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        let (home, service_dir) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let mut health = BTreeMap::new();
         for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
             health.insert(service, free_address()?);
         }
         let mesh = Self {
-            workspace: ground.path().to_owned(),
+            workspace: service_dir.path().to_owned(),
             data: home.path().join("data"),
             home,
-            ground,
+            service_dir,
             store: None,
             disks: None,
             clocks: None,
-            timed: Mutex::default(),
+            faked_clock_pids: Mutex::default(),
             database,
             nats,
             gateway: free_address()?,
@@ -199,13 +199,13 @@ impl Mesh {
     }
 
     /// Sets an environment variable for every service that is started from now on.
-    pub fn set(&mut self, key: &str, value: impl Into<String>) {
+    pub fn set_env(&mut self, key: &str, value: impl Into<String>) {
         self.environment.push((key.to_owned(), value.into()));
     }
 
     /// Services that are started from now on are those of this folder; none: those that were built
     /// beside the test.
-    pub fn run_programs_of(&mut self, folder: Option<PathBuf>) {
+    pub fn set_programs_dir(&mut self, folder: Option<PathBuf>) {
         self.programs = folder;
     }
 
@@ -239,8 +239,8 @@ impl Mesh {
     }
 
     /// Where the test finds what services and tools have at this path.
-    pub fn seen(&self, path: &Path) -> PathBuf {
-        self.disks.as_ref().map_or_else(|| path.to_owned(), |disks| disks.seen(path))
+    pub fn host_path(&self, path: &Path) -> PathBuf {
+        self.disks.as_ref().map_or_else(|| path.to_owned(), |disks| disks.host_path(path))
     }
 
     /// Where the files of scans lie.
@@ -259,7 +259,7 @@ impl Mesh {
     /// When it cannot be made.
     pub fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
         let path = self.workspace().join(name);
-        fs::create_dir(self.seen(&path))
+        fs::create_dir(self.host_path(&path))
             .with_context(|| format!("{} cannot be made", path.display()))?;
         Ok(path)
     }
@@ -367,7 +367,8 @@ impl Mesh {
         let described = async {
             let mut text = String::new();
             for stream in [Stream::Task, Stream::Model, Stream::Code] {
-                let described = tokio::time::timeout(STOP, self.nats.describe(stream)).await;
+                let described =
+                    tokio::time::timeout(STOP_TIMEOUT, self.nats.describe(stream)).await;
                 text += &described
                     .unwrap_or_else(|_| format!("{}: NATS does not answer\n", stream.name()));
             }
@@ -391,8 +392,8 @@ impl Drop for Mesh {
             let _ = child.kill();
             let _ = child.wait();
         }
-        for process in self.timed.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            clocks::tidy(*process);
+        for process in self.faked_clock_pids.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            clocks::cleanup(*process);
         }
         if std::thread::panicking() {
             for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
@@ -407,7 +408,8 @@ impl Drop for Mesh {
         }
         for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
             let log = self.log(service);
-            let refused: Vec<_> = log.lines().filter(|line| line.contains(REFUSED)).collect();
+            let refused: Vec<_> =
+                log.lines().filter(|line| line.contains(REFUSED_BY_NATS)).collect();
             assert!(refused.is_empty(), "{} did what it may not do: {refused:#?}", service.name());
         }
     }
@@ -461,7 +463,7 @@ pub fn guest_cache() -> anyhow::Result<PathBuf> {
 /// When ports cannot be reserved in the folder for temporary files.
 pub fn free_address() -> anyhow::Result<SocketAddr> {
     /// Ports of this process: locked files.
-    static HELD: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    static RESERVED: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let ports = std::env::temp_dir().join("construct-test-ports");
     fs::create_dir_all(&ports)?;
     loop {
@@ -476,7 +478,7 @@ pub fn free_address() -> anyhow::Result<SocketAddr> {
         }
         match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
             Ok(listener) => {
-                HELD.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+                RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(file);
                 return Ok(listener.local_addr()?);
             }
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}

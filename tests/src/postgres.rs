@@ -16,15 +16,15 @@ use tempfile::TempDir;
 use uuid::Uuid;
 
 use crate::{
-    disk::{Disks, command, server_user},
+    disk::{Disks, command, unprivileged_user},
     mesh::free_address,
     wait::until,
 };
 
 /// What its disk holds, in MiB: the cluster takes 30, and each copy of the schema 10.
-const SIZE: u32 = 320;
+const DISK_SIZE_MIB: u32 = 320;
 /// How long it may take to start, recovery included.
-const START: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The server. It is gone with this value.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl PostgresServer {
         let folder = tempfile::Builder::new().prefix("construct-postgres-").tempdir()?;
         let disk = folder.path().join("disk");
         fs::create_dir(&disk)?;
-        let user = server_user()?;
+        let user = unprivileged_user()?;
         if user.is_some() {
             // Another user's processes have to reach the folder, not what is in it.
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
@@ -58,7 +58,7 @@ impl PostgresServer {
             .status()?;
             ensure!(owned.success(), "the folder cannot be given to PostgreSQL's user");
         }
-        let disks = Disks::over(&[(disk.as_path(), SIZE)], user)?;
+        let disks = Disks::mount(&[(disk.as_path(), DISK_SIZE_MIB)], user)?;
         let password = Uuid::now_v7().simple().to_string();
         let mut server = Self {
             disks,
@@ -68,9 +68,9 @@ impl PostgresServer {
             password,
             child: None,
         };
-        server.make().context("initdb")?;
+        server.init_cluster().context("initdb")?;
         server.launch()?;
-        server.accepts().await;
+        server.wait_until_accepting().await;
         Ok(server)
     }
 
@@ -94,7 +94,7 @@ impl PostgresServer {
     /// When that fails.
     pub async fn clear(&mut self) -> anyhow::Result<bool> {
         self.disks.clear(&self.disk())?;
-        self.keep().await
+        self.ensure_running().await
     }
 
     /// Ends its first process as the system does to one that takes too much memory: `kill -9`. The
@@ -115,9 +115,9 @@ impl PostgresServer {
     ///
     /// # Errors
     /// When it does not come back.
-    pub async fn keep(&mut self) -> anyhow::Result<bool> {
+    pub async fn ensure_running(&mut self) -> anyhow::Result<bool> {
         let mut ended = false;
-        let deadline = tokio::time::Instant::now() + START;
+        let deadline = tokio::time::Instant::now() + START_TIMEOUT;
         loop {
             let runs = match &mut self.child {
                 Some(child) => child.try_wait()?.is_none(),
@@ -135,7 +135,7 @@ impl PostgresServer {
                 "PostgreSQL does not come back:\n{}",
                 self.log()
             );
-            tokio::time::sleep(crate::wait::INTERVAL).await;
+            tokio::time::sleep(crate::wait::POLL_INTERVAL).await;
         }
     }
 
@@ -156,12 +156,12 @@ impl PostgresServer {
         self.programs.join(name).display().to_string()
     }
 
-    fn make(&self) -> anyhow::Result<()> {
+    fn init_cluster(&self) -> anyhow::Result<()> {
         let script = "umask 077; cat > \"$1/password\" && exec \"$0\" -D \"$1/data\" --pwfile=\"$1/password\" --username=construct \
                       --auth=scram-sha-256 --encoding=UTF8 --locale=C.UTF-8 --no-sync --wal-segsize=1";
         let disk = self.disk().display().to_string();
         let words = ["sh", "-c", script, &self.program("initdb"), &disk].map(str::to_owned);
-        let mut making = command(&self.disks.starter(), &words);
+        let mut making = command(&self.disks.launch_prefix(), &words);
         let mut making = making
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -192,7 +192,7 @@ impl PostgresServer {
         ] {
             words.extend(["-c".to_owned(), option.to_owned()]);
         }
-        let mut starting = command(&self.disks.starter(), &words);
+        let mut starting = command(&self.disks.launch_prefix(), &words);
         let child = starting
             .current_dir("/")
             .stdin(Stdio::null())
@@ -210,8 +210,8 @@ impl PostgresServer {
         Ok(command(&[], &words).status()?.success())
     }
 
-    async fn accepts(&self) {
-        until("PostgreSQL to accept connections", START, async || match self.is_ready() {
+    async fn wait_until_accepting(&self) {
+        until("PostgreSQL to accept connections", START_TIMEOUT, async || match self.is_ready() {
             Ok(true) => Ok(()),
             other => Err(format!("{other:?}\n{}", self.log())),
         })
@@ -277,9 +277,9 @@ mod tests {
         assert!(said.contains("begun"), "{said}");
         server.kill().unwrap();
         assert!(!server.is_ready().unwrap(), "nobody listens");
-        assert!(server.keep().await.unwrap(), "it had ended");
+        assert!(server.ensure_running().await.unwrap(), "it had ended");
         assert!(server.log().contains("is still in use"), "nobody was left:\n{}", server.log());
-        assert!(!server.keep().await.unwrap(), "it runs");
+        assert!(!server.ensure_running().await.unwrap(), "it runs");
         assert_eq!(database.contents().await, rows);
         busy.wait().unwrap();
     }

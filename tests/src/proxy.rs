@@ -23,13 +23,13 @@ use tokio::{
 pub use traps::Moment;
 
 use disorder::{Disorder, Stops};
-use traps::{Catch, Lookout, MessageTrap, PieceTrap, TextTrap, Traps, lock};
+use traps::{Catch, MessageTrap, PieceTrap, TextTrap, TrapObserver, Traps, lock};
 
 /// A proxy in front of one server; ends when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    way: Arc<watch::Sender<Way>>,
+    mode: Arc<watch::Sender<Mode>>,
     traps: Arc<Mutex<Traps>>,
     knows_messages: bool,
     abort: AbortHandle,
@@ -46,7 +46,7 @@ pub enum End {
 
 /// What becomes of what is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Mode {
     Open,
     /// Connections end at once.
     Cut,
@@ -84,7 +84,7 @@ impl Proxy {
     async fn start_with(upstream: &str, knows_messages: bool) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let (way, state) = watch::channel(Way::Open);
+        let (mode, state) = watch::channel(Mode::Open);
         let traps = Arc::<Mutex<Traps>>::default();
         let (upstream, set) = (upstream.to_owned(), Arc::clone(&traps));
         let abort = tokio::spawn(async move {
@@ -92,7 +92,7 @@ impl Proxy {
             while let Ok((client, _)) = listener.accept().await {
                 number += 1;
                 // While cut off, a connection is closed as soon as it stands.
-                if *state.borrow() != Way::Cut {
+                if *state.borrow() != Mode::Cut {
                     let connection = (number, knows_messages);
                     tokio::spawn(pass(
                         client,
@@ -104,7 +104,13 @@ impl Proxy {
                 }
             }
         });
-        Ok(Self { address, way: Arc::new(way), traps, knows_messages, abort: abort.abort_handle() })
+        Ok(Self {
+            address,
+            mode: Arc::new(mode),
+            traps,
+            knows_messages,
+            abort: abort.abort_handle(),
+        })
     }
 
     /// Where it listens.
@@ -114,18 +120,18 @@ impl Proxy {
 
     /// Closes every connection, and each new one, until [`Proxy::restore`].
     pub fn cut(&self) {
-        self.way.send_replace(Way::Cut);
+        self.mode.send_replace(Mode::Cut);
     }
 
     /// Leaves connections standing, but lets nothing through until [`Proxy::restore`]; then
     /// everything comes, in order.
     pub fn hold(&self) {
-        self.way.send_replace(Way::Held);
+        self.mode.send_replace(Mode::Held);
     }
 
     /// Lets everything through late, each piece by `delay`, until [`Proxy::restore`].
     pub fn slow(&self, delay: Duration) {
-        self.way.send_replace(Way::Slow(delay));
+        self.mode.send_replace(Mode::Slow(delay));
     }
 
     /// Holds back some messages, in both directions, while later ones of the same connection pass,
@@ -137,38 +143,38 @@ impl Proxy {
     /// When it was not started with [`Proxy::start_nats`].
     pub fn disorder(&self, seed: u64) {
         assert!(self.knows_messages, "the proxy cannot tell messages apart");
-        self.way.send_replace(Way::Disordered(seed));
+        self.mode.send_replace(Mode::Disordered(seed));
     }
 
     /// Lets everything through again.
     pub fn restore(&self) {
-        self.way.send_replace(Way::Open);
+        self.mode.send_replace(Mode::Open);
     }
 
     /// Closes every connection with what it holds, and lets new ones through once all are closed.
     pub async fn reset(&self) {
         self.cut();
         // One is who accepts connections.
-        while self.way.receiver_count() > 1 {
+        while self.mode.receiver_count() > 1 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         self.restore();
     }
 
     /// How many pieces came from there.
-    pub fn passed(&self, end: End) -> u64 {
-        *lock(&self.traps).counted(end)
+    pub fn piece_count(&self, end: End) -> u64 {
+        *lock(&self.traps).piece_count_mut(end)
     }
 
     /// Has this proxy and `others` let nothing through any more as soon as the `nth` piece from now
     /// has come from `end`, which is not passed on either; says when. It takes the place of an
     /// earlier trap.
     pub fn trap(&self, end: End, nth: u64, others: &[&Self]) -> oneshot::Receiver<()> {
-        let (catch, heard) = self.catch(others);
+        let (catch, sprung_receiver) = self.catch(others);
         let mut traps = lock(&self.traps);
-        let at = *traps.counted(end) + nth;
+        let at = *traps.piece_count_mut(end) + nth;
         traps.piece = Some(PieceTrap { end, at, catch });
-        heard
+        sprung_receiver
     }
 
     /// The same at a moment of the next piece from a client that has this text in it; with `after`,
@@ -181,11 +187,11 @@ impl Proxy {
         after: Option<&str>,
         others: &[&Self],
     ) -> oneshot::Receiver<()> {
-        let (catch, heard) = self.catch(others);
+        let (catch, sprung_receiver) = self.catch(others);
         let (text, after) = (text.to_owned(), after.map(str::to_owned));
         lock(&self.traps).text =
-            Some(TextTrap { moment, text, after, on: None, said_on: None, catch });
-        heard
+            Some(TextTrap { moment, text, after, on: None, matched_on: None, catch });
+        sprung_receiver
     }
 
     /// The same at a moment of the `nth` message from now that a client sends to a subject that
@@ -201,17 +207,17 @@ impl Proxy {
         others: &[&Self],
     ) -> oneshot::Receiver<()> {
         assert!(self.knows_messages, "the proxy cannot tell messages apart");
-        let (catch, heard) = self.catch(others);
+        let (catch, sprung_receiver) = self.catch(others);
         let (subject, after) = (subject.to_owned(), after.map(str::to_owned));
         let trap = MessageTrap { moment, subject, after, left: nth, answer: None, catch };
         lock(&self.traps).message = Some(trap);
-        heard
+        sprung_receiver
     }
 
     fn catch(&self, others: &[&Self]) -> (Catch, oneshot::Receiver<()>) {
-        let (sprung, heard) = oneshot::channel();
-        let holds = others.iter().chain([&self]).map(|proxy| Arc::clone(&proxy.way)).collect();
-        (Catch { holds, sprung }, heard)
+        let (sprung, sprung_receiver) = oneshot::channel();
+        let holds = others.iter().chain([&self]).map(|proxy| Arc::clone(&proxy.mode)).collect();
+        (Catch { holds, sprung }, sprung_receiver)
     }
 
     /// Takes the traps away that have not sprung.
@@ -224,7 +230,7 @@ impl Proxy {
     ///
     /// # Panics
     /// When the address names no host and port.
-    pub fn instead_of(&self, url: &str) -> String {
+    pub fn proxied_url(&self, url: &str) -> String {
         url.replacen(&authority(url), &self.address.to_string(), 1)
     }
 }
@@ -243,7 +249,7 @@ pub fn authority(url: &str) -> String {
 async fn pass(
     client: TcpStream,
     upstream: String,
-    mut way: watch::Receiver<Way>,
+    mut mode: watch::Receiver<Mode>,
     traps: Arc<Mutex<Traps>>,
     (connection, knows_messages): (u64, bool),
 ) {
@@ -251,13 +257,13 @@ async fn pass(
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let direction = |end| {
-        let lookout = Lookout { traps: Arc::clone(&traps), end, connection };
-        (lookout, knows_messages.then(|| Disorder::new(connection, end)))
+        let observer = TrapObserver { traps: Arc::clone(&traps), end, connection };
+        (observer, knows_messages.then(|| Disorder::new(connection, end)))
     };
     tokio::select! {
-        _ = copy(from_client, to_server, way.clone(), direction(End::Client)) => {}
-        _ = copy(from_server, to_client, way.clone(), direction(End::Server)) => {}
-        _ = way.wait_for(|way| *way == Way::Cut) => {}
+        _ = copy(from_client, to_server, mode.clone(), direction(End::Client)) => {}
+        _ = copy(from_server, to_client, mode.clone(), direction(End::Server)) => {}
+        _ = mode.wait_for(|mode| *mode == Mode::Cut) => {}
     }
 }
 
@@ -265,8 +271,8 @@ async fn pass(
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    mut way: watch::Receiver<Way>,
-    (lookout, mut disorder): (Lookout, Option<Disorder>),
+    mut mode: watch::Receiver<Mode>,
+    (observer, mut disorder): (TrapObserver, Option<Disorder>),
 ) -> io::Result<()> {
     let mut piece = vec![0; 64 * 1024];
     loop {
@@ -275,7 +281,7 @@ async fn copy(
             () = due(disorder.as_ref()) => None,
         };
         let Some(length) = read else {
-            opened(&mut way).await?;
+            wait_until_open(&mut mode).await?;
             let late = disorder.as_mut().map(Disorder::take_due).unwrap_or_default();
             to.write_all(&late).await?;
             continue;
@@ -285,24 +291,24 @@ async fn copy(
             to.write_all(&late).await?;
             return to.shutdown().await;
         }
-        lookout.note(&piece[..length]);
-        let now = *way.borrow_and_update();
-        if let Way::Slow(delay) = now {
+        observer.note(&piece[..length]);
+        let now = *mode.borrow_and_update();
+        if let Mode::Slow(delay) = now {
             tokio::time::sleep(delay).await;
         }
-        let now = opened(&mut way).await?;
+        let now = wait_until_open(&mut mode).await?;
         let Some(disorder) = &mut disorder else {
             to.write_all(&piece[..length]).await?;
             continue;
         };
-        let seed = if let Way::Disordered(seed) = now { Some(seed) } else { None };
-        let stops = |message: &[u8]| lookout.stops(message);
-        let stops: Option<Stops<'_>> = if lookout.is_set() { Some(&stops) } else { None };
+        let seed = if let Mode::Disordered(seed) = now { Some(seed) } else { None };
+        let stops = |message: &[u8]| observer.stops(message);
+        let stops: Option<Stops<'_>> = if observer.is_set() { Some(&stops) } else { None };
         let passed = disorder.pass(&piece[..length], seed, stops)?;
         to.write_all(&passed.at_once).await?;
         if !passed.stopped.is_empty() {
             // A trap has sprung, and nothing passes until somebody lets it.
-            opened(&mut way).await?;
+            wait_until_open(&mut mode).await?;
             to.write_all(&passed.stopped).await?;
         }
     }
@@ -317,8 +323,8 @@ async fn due(disorder: Option<&Disorder>) {
 }
 
 /// Waits until something may pass.
-async fn opened(way: &mut watch::Receiver<Way>) -> io::Result<Way> {
+async fn wait_until_open(mode: &mut watch::Receiver<Mode>) -> io::Result<Mode> {
     // An error: the proxy is gone with its test.
-    let now = way.wait_for(|way| *way != Way::Held).await.map_or(Way::Cut, |way| *way);
-    if now == Way::Cut { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(now) }
+    let now = mode.wait_for(|mode| *mode != Mode::Held).await.map_or(Mode::Cut, |mode| *mode);
+    if now == Mode::Cut { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(now) }
 }

@@ -24,18 +24,18 @@ impl Random {
     }
 
     /// One below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
+    pub fn next_below(&mut self, limit: u64) -> u64 {
         self.draw() % limit
     }
 
     /// So many milliseconds, the last one excluded.
     pub fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
+        Duration::from_millis(from + self.next_below(to - from))
     }
 
     /// One of them.
-    pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    pub fn choose<T: Copy>(&mut self, items: &[T]) -> T {
+        items[self.next_below(items.len() as u64) as usize]
     }
 }
 
@@ -43,7 +43,7 @@ impl Random {
 ///
 /// # Panics
 /// When it names something else.
-pub fn named(variable: &str) -> Option<u64> {
+pub fn from_env(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     let number = text
         .strip_prefix("0x")
@@ -52,7 +52,7 @@ pub fn named(variable: &str) -> Option<u64> {
 }
 
 /// A number that nobody has chosen.
-pub fn fresh() -> u64 {
+pub fn random_seed() -> u64 {
     // The low bits of a version 7 UUID are random.
     uuid::Uuid::now_v7().as_u128() as u64
 }
@@ -60,7 +60,7 @@ pub fn fresh() -> u64 {
 /// The seed that [`SEED`] names, or a fresh one. It is printed: whoever sees the test fail can name
 /// it.
 pub fn seed() -> u64 {
-    let seed = named(SEED).unwrap_or_else(fresh);
+    let seed = from_env(SEED).unwrap_or_else(random_seed);
     eprintln!("{SEED}={seed:#018x}");
     seed
 }
@@ -73,7 +73,7 @@ mod tests {
     fn same_seed_repeats_and_another_differs() {
         let numbers = |seed| {
             let mut random = Random::new(seed);
-            [random.draw(), random.draw(), random.below(1_000)]
+            [random.draw(), random.draw(), random.next_below(1_000)]
         };
         assert_eq!(numbers(7), numbers(7));
         assert_ne!(numbers(7), numbers(8));
@@ -84,7 +84,8 @@ mod tests {
     #[test]
     fn bounds_hold_at_both_ends() {
         let mut random = Random::new(1);
-        let drawn: std::collections::BTreeSet<u64> = (0..200).map(|_| random.below(3)).collect();
+        let drawn: std::collections::BTreeSet<u64> =
+            (0..200).map(|_| random.next_below(3)).collect();
         assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
         let pause = random.millis(5, 6);
         assert_eq!(pause, Duration::from_millis(5));

@@ -14,18 +14,18 @@ use tokio::task::AbortHandle;
 use tonic::{Code, Status, transport::Channel};
 
 use crate::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     wait::{self, until},
 };
 
 /// A recording that goes on until it is dropped.
 pub struct Recorder {
-    shared: Arc<Mutex<Recorded>>,
+    shared: Arc<Mutex<Recording>>,
     abort: AbortHandle,
 }
 
 #[derive(Default)]
-struct Recorded {
+struct Recording {
     events: Vec<Event>,
     connections: usize,
     /// How the stream ended for good, when it did.
@@ -55,13 +55,13 @@ impl Recorder {
         request: SubscribeRequest,
         every: Option<usize>,
     ) -> Self {
-        let shared = Arc::new(Mutex::new(Recorded::default()));
+        let shared = Arc::new(Mutex::new(Recording::default()));
         let abort =
             tokio::spawn(record(client, request, every, Arc::clone(&shared))).abort_handle();
         Self { shared, abort }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Recorded> {
+    fn lock(&self) -> MutexGuard<'_, Recording> {
         lock(&self.shared)
     }
 
@@ -71,8 +71,8 @@ impl Recorder {
     }
 
     /// Looks at what was seen so far, without taking a copy.
-    pub fn look<T>(&self, look: impl FnOnce(&[Event]) -> T) -> T {
-        look(&self.lock().events)
+    pub fn with_events<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
+        read(&self.lock().events)
     }
 
     /// How often it connected.
@@ -81,19 +81,19 @@ impl Recorder {
     }
 
     /// Waits until it is connected for the first time.
-    pub async fn connected(&self) {
-        until("a connection", PATIENCE, async || match self.connections() {
+    pub async fn wait_until_connected(&self) {
+        until("a connection", TURN_TIMEOUT, async || match self.connections() {
             0 => Err(self.lock().last_error.clone()),
             connections => Ok(connections),
         })
         .await;
     }
 
-    /// Waits until what was seen so far is as `wanted`.
-    pub async fn until(&self, what: &str, wanted: impl Fn(&[Event]) -> bool) -> Vec<Event> {
-        until(what, PATIENCE, async || {
+    /// Waits until what was seen so far is as `predicate`.
+    pub async fn wait_until(&self, what: &str, predicate: impl Fn(&[Event]) -> bool) -> Vec<Event> {
+        until(what, TURN_TIMEOUT, async || {
             let events = self.events();
-            if wanted(&events) {
+            if predicate(&events) {
                 return Ok(events);
             }
             let seen = events.iter().map(describe).collect::<Vec<_>>();
@@ -103,19 +103,20 @@ impl Recorder {
     }
 
     /// Waits for the `count`-th event of this type.
-    pub async fn until_count(&self, kind: &str, count: usize) -> Vec<Event> {
+    pub async fn wait_for_count(&self, kind: &str, count: usize) -> Vec<Event> {
         let what = format!("{count} events of the type {kind}");
-        self.until(&what, |events| {
+        self.wait_until(&what, |events| {
             events.iter().filter(|event| event.r#type == kind).count() >= count
         })
         .await
     }
 
     /// Waits until the record with this sequence was seen, and gives everything up to it.
-    pub async fn until_sequence(&self, sequence: u64) -> Vec<Event> {
+    pub async fn wait_for_sequence(&self, sequence: u64) -> Vec<Event> {
         let what = format!("the record {sequence}");
-        let mut events =
-            self.until(&what, |events| events.iter().any(|event| event.sequence >= sequence)).await;
+        let mut events = self
+            .wait_until(&what, |events| events.iter().any(|event| event.sequence >= sequence))
+            .await;
         let end = events
             .iter()
             .position(|event| event.sequence >= sequence)
@@ -125,8 +126,8 @@ impl Recorder {
     }
 
     /// Waits until the server has ended the stream.
-    pub async fn ended(&self) -> Result<(), Status> {
-        until("the end of the stream", PATIENCE, async || {
+    pub async fn wait_for_end(&self) -> Result<(), Status> {
+        until("the end of the stream", TURN_TIMEOUT, async || {
             let end = self.lock().end.clone();
             end.ok_or_else(|| self.events().iter().map(describe).collect::<Vec<_>>())
         })
@@ -134,7 +135,7 @@ impl Recorder {
     }
 }
 
-fn lock(shared: &Mutex<Recorded>) -> MutexGuard<'_, Recorded> {
+fn lock(shared: &Mutex<Recording>) -> MutexGuard<'_, Recording> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -142,7 +143,7 @@ async fn record(
     mut client: EventServiceClient<Channel>,
     mut request: SubscribeRequest,
     every: Option<usize>,
-    shared: Arc<Mutex<Recorded>>,
+    shared: Arc<Mutex<Recording>>,
 ) {
     loop {
         let end = async {
@@ -168,13 +169,13 @@ async fn record(
                 let refused = matches!(
                     status.code(),
                     Code::InvalidArgument | Code::NotFound | Code::Internal
-                ) && !crate::client::is_away(&status);
+                ) && !crate::client::is_unavailable(&status);
                 lock(&shared).last_error = Some(status.clone());
                 if refused {
                     lock(&shared).end = Some(Err(status));
                     return;
                 }
-                tokio::time::sleep(wait::INTERVAL).await;
+                tokio::time::sleep(wait::POLL_INTERVAL).await;
             }
         }
     }

@@ -128,7 +128,7 @@ pub(crate) struct Slack {
     home: BTreeMap<String, Value>,
     forms: Vec<Value>,
     unfurls: Vec<Value>,
-    whispers: Vec<Value>,
+    ephemeral_messages: Vec<Value>,
     responses: Vec<Value>,
     seen_triggers: u32,
     /// Where Socket Mode connects to.
@@ -216,18 +216,18 @@ impl SlackServer {
 
     /// Tells the services of a mesh about this Slack.
     pub fn configure(&self, mesh: &mut Mesh) {
-        mesh.set("CONSTRUCT_SLACK_LISTEN", mesh.slack_address().to_string());
-        mesh.set("CONSTRUCT_SLACK_PUBLIC_URL", mesh.slack_url());
-        mesh.set("CONSTRUCT_SLACK_GATEWAY_URL", mesh.gateway_url());
-        mesh.set("CONSTRUCT_SLACK_API_URL", format!("{}/api/", self.url()));
-        mesh.set("CONSTRUCT_SLACK_AUTHORIZE_URL", format!("{}/oauth/v2/authorize", self.url()));
-        mesh.set("CONSTRUCT_SLACK_SIGNING_SECRET", SIGNING_SECRET);
-        mesh.set("CONSTRUCT_SLACK_CLIENT_ID", CLIENT_ID);
-        mesh.set("CONSTRUCT_SLACK_CLIENT_SECRET", CLIENT_SECRET);
-        mesh.set("CONSTRUCT_SLACK_CONNECT_KEY", CONNECT_KEY);
-        mesh.set("CONSTRUCT_SLACK_AGENT", "helper");
-        mesh.set("CONSTRUCT_SLACK_LEASE", "3s");
-        mesh.set("CONSTRUCT_SLACK_TASK_URL", "https://construct.example/tasks/{task}");
+        mesh.set_env("CONSTRUCT_SLACK_LISTEN", mesh.slack_address().to_string());
+        mesh.set_env("CONSTRUCT_SLACK_PUBLIC_URL", mesh.slack_url());
+        mesh.set_env("CONSTRUCT_SLACK_GATEWAY_URL", mesh.gateway_url());
+        mesh.set_env("CONSTRUCT_SLACK_API_URL", format!("{}/api/", self.url()));
+        mesh.set_env("CONSTRUCT_SLACK_AUTHORIZE_URL", format!("{}/oauth/v2/authorize", self.url()));
+        mesh.set_env("CONSTRUCT_SLACK_SIGNING_SECRET", SIGNING_SECRET);
+        mesh.set_env("CONSTRUCT_SLACK_CLIENT_ID", CLIENT_ID);
+        mesh.set_env("CONSTRUCT_SLACK_CLIENT_SECRET", CLIENT_SECRET);
+        mesh.set_env("CONSTRUCT_SLACK_CONNECT_KEY", CONNECT_KEY);
+        mesh.set_env("CONSTRUCT_SLACK_AGENT", "helper");
+        mesh.set_env("CONSTRUCT_SLACK_LEASE", "3s");
+        mesh.set_env("CONSTRUCT_SLACK_TASK_URL", "https://construct.example/tasks/{task}");
     }
 
     /// Tokens end after so long from now on.
@@ -242,11 +242,11 @@ impl SlackServer {
 
     /// Gives a code that the app can have a token for, as when somebody has agreed to its
     /// installation.
-    pub fn agree(&self) -> String {
-        self.agree_in(TEAM)
+    pub fn authorize(&self) -> String {
+        self.authorize_in(TEAM)
     }
 
-    fn agree_in(&self, team: &str) -> String {
+    fn authorize_in(&self, team: &str) -> String {
         let mut slack = self.slack();
         slack.issued += 1;
         let code = format!("code-{}", slack.issued);
@@ -259,7 +259,7 @@ impl SlackServer {
     ///
     /// # Errors
     /// Whatever the browser fails with.
-    pub async fn join(
+    pub async fn connect_workspace(
         &self,
         mesh: &Mesh,
         team: &str,
@@ -274,11 +274,11 @@ impl SlackServer {
         if begun.status() != 303 {
             return Ok((begun.status().as_u16(), begun.text().await?));
         }
-        let (state, cookie) = agreed(&begun)?;
+        let (state, cookie) = oauth_redirect(&begun)?;
         let url = format!(
             "{}/slack/callback?code={}&state={state}",
             mesh.slack_url(),
-            self.agree_in(team)
+            self.authorize_in(team)
         );
         let done = browser.get(url).header(header::COOKIE, cookie).send().await?;
         Ok((done.status().as_u16(), done.text().await?))
@@ -300,11 +300,11 @@ impl SlackServer {
             .send()
             .await?;
         anyhow::ensure!(begun.status() == 303, "{}", begun.status());
-        let (state, cookie) = agreed(&begun)?;
+        let (state, cookie) = oauth_redirect(&begun)?;
         let url = format!(
             "{}/slack/callback?code={}&state={state}",
             mesh.slack_url(),
-            self.agree_in(team)
+            self.authorize_in(team)
         );
         let done = browser.get(url).header(header::COOKIE, cookie).send().await?;
         anyhow::ensure!(done.status() == 200, "{}: {}", done.status(), done.text().await?);
@@ -312,7 +312,7 @@ impl SlackServer {
     }
 
     /// Makes the tokens useless, as when somebody revokes them.
-    pub fn revoke(&self) {
+    pub fn revoke_tokens(&self) {
         self.slack().tokens.clear();
     }
 
@@ -333,7 +333,7 @@ impl SlackServer {
     }
 
     /// Somebody says something; gives the message's `ts`. Nobody is told of it yet.
-    pub fn say(
+    pub fn add_message(
         &self,
         channel: &str,
         user: &str,
@@ -356,7 +356,7 @@ impl SlackServer {
     }
 
     /// A file that somebody has put there.
-    pub fn file(&self, name: &str, mimetype: &str, content: &[u8]) -> Value {
+    pub fn add_file(&self, name: &str, mimetype: &str, content: &[u8]) -> Value {
         let mut slack = self.slack();
         let id = format!("F{}", slack.files.len());
         let url = format!("{}/files-pri/{id}/download/{name}", slack.base);
@@ -385,7 +385,7 @@ impl SlackServer {
     ) -> (String, Value) {
         let direct = channel.starts_with('D');
         let text = if direct { text.to_owned() } else { format!("<@{BOT}> {text}") };
-        let ts = self.say(channel, user, thread, &text, files.clone());
+        let ts = self.add_message(channel, user, thread, &text, files.clone());
         let mut event = json!({
             "type": if direct { "message" } else { "app_mention" }, "user": user, "ts": ts, "client_msg_id": "d3a5",
             "text": text, "team": TEAM, "channel": channel, "event_ts": ts,
@@ -424,7 +424,7 @@ impl SlackServer {
     }
 
     /// Lets a message become too old to be edited.
-    pub fn let_age(&self, ts: &str) {
+    pub fn expire_edits(&self, ts: &str) {
         self.slack().old.insert(ts.to_owned());
     }
 
@@ -482,11 +482,16 @@ impl SlackServer {
         let button = Self::button(&message, action);
         let button =
             &button.ok_or_else(|| anyhow::anyhow!("there is no button {action}: {message}"))?;
-        self.send_action(mesh, &self.pressed((user, channel), &message, button)).await
+        self.send_action(mesh, &self.press_payload((user, channel), &message, button)).await
     }
 
     /// What Slack sends when somebody presses a button of a message.
-    pub fn pressed(&self, (user, channel): (&str, &str), message: &Value, button: &Value) -> Value {
+    pub fn press_payload(
+        &self,
+        (user, channel): (&str, &str),
+        message: &Value,
+        button: &Value,
+    ) -> Value {
         let (team, mut button) = (team_of(channel), button.clone());
         if button["action_ts"].is_null() {
             button["action_ts"] = self.slack().next_ts().into();
@@ -517,7 +522,7 @@ impl SlackServer {
         channel: &str,
         text: &str,
     ) -> anyhow::Result<String> {
-        let command = self.given(user, channel, text);
+        let command = self.command_payload(user, channel, text);
         let fields: Vec<(&str, &str)> = command
             .as_object()
             .into_iter()
@@ -532,7 +537,7 @@ impl SlackServer {
     }
 
     /// What Slack sends when somebody gives the slash command (<https://docs.slack.dev/interactivity/implementing-slash-commands>).
-    pub fn given(&self, user: &str, channel: &str, text: &str) -> Value {
+    pub fn command_payload(&self, user: &str, channel: &str, text: &str) -> Value {
         let mut slack = self.slack();
         slack.seen_triggers += 1;
         json!({
@@ -599,8 +604,8 @@ impl SlackServer {
     }
 
     /// What was said to single persons.
-    pub fn whispers(&self) -> Vec<Value> {
-        self.slack().whispers.clone()
+    pub fn ephemeral_messages(&self) -> Vec<Value> {
+        self.slack().ephemeral_messages.clone()
     }
 
     /// What commands were answered with.
@@ -628,7 +633,7 @@ impl SlackServer {
 ///
 /// # Errors
 /// When it was sent nowhere.
-pub fn agreed(begun: &reqwest::Response) -> anyhow::Result<(String, String)> {
+pub fn oauth_redirect(begun: &reqwest::Response) -> anyhow::Result<(String, String)> {
     let header =
         |name| begun.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let asked = reqwest::Url::parse(header(header::LOCATION))?;
@@ -644,7 +649,7 @@ fn team_of(channel: &str) -> &'static str {
 }
 
 /// All text that a message shows.
-pub fn shown(message: &Value) -> String {
+pub fn visible_text(message: &Value) -> String {
     let blocks = message["blocks"].as_array().cloned().unwrap_or_default();
     let texts = blocks.iter().map(|block| {
         let text = block["text"]["text"].as_str().unwrap_or_default().to_owned();

@@ -22,7 +22,7 @@ use tokio::{
 };
 use vt100::Parser;
 
-use crate::{client::PATIENCE, wait::until};
+use crate::{client::TURN_TIMEOUT, wait::until};
 
 /// Ends a line.
 pub const ENTER: &str = "\r";
@@ -39,7 +39,7 @@ pub const CTRL_D: &str = "\x04";
 const SIZE: (u16, u16) = (50, 100);
 
 /// What the shell says when the program has ended.
-const LEFT: &str = "~ the program has ended";
+const EXIT_MARK: &str = "~ the program has ended";
 
 /// Notes how the terminal is before and after the program, its process id and its exit code, as
 /// files. Ctrl-C reaches the whole foreground; the shell outlives it.
@@ -51,7 +51,7 @@ stty -g >"$dir/before"
 sh -c 'echo $$ >"$0"; exec "$@"' "$dir/pid" "$@"
 echo $? >"$dir/code"
 stty -g >"$dir/after"
-printf '%s\n' "$LEFT"
+printf '%s\n' "$EXIT_MARK"
 read -r _
 "#;
 
@@ -61,7 +61,7 @@ const FRAME: (&[u8], &[u8]) = (b"\x1b[?2026h", b"\x1b[?2026l");
 /// A terminal in which a program runs. Everything ends when it is dropped.
 pub struct Terminal {
     keyboard: OwnedWritePty,
-    shared: Arc<Mutex<Shown>>,
+    shared: Arc<Mutex<Screen>>,
     reader: AbortHandle,
     /// Killed when dropped.
     _shell: Child,
@@ -69,7 +69,7 @@ pub struct Terminal {
 }
 
 /// What is and was on the screen.
-struct Shown {
+struct Screen {
     emulator: Parser,
     /// Written, and not shown yet because the frame it belongs to is not whole.
     pending: Vec<u8>,
@@ -113,14 +113,14 @@ impl Terminal {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("TERM", "xterm-256color")
-            .env("LEFT", LEFT)
+            .env("EXIT_MARK", EXIT_MARK)
             .envs(environment.iter().copied())
             .kill_on_drop(true)
             .spawn(pts)
             .context("the shell does not start")?;
         let (mut screen, keyboard) = pty.into_split();
         let (rows, columns) = (SIZE.0.try_into()?, SIZE.1.try_into()?);
-        let shared = Arc::new(Mutex::new(Shown {
+        let shared = Arc::new(Mutex::new(Screen {
             emulator: Parser::new(rows, columns, 0),
             pending: Vec::new(),
             pictures: Vec::new(),
@@ -152,20 +152,23 @@ impl Terminal {
     }
 
     /// Types a line.
-    pub async fn say(&mut self, text: &str) {
+    pub async fn type_line(&mut self, text: &str) {
         self.press(&format!("{text}{ENTER}")).await;
     }
 
     /// Waits until this is on the screen, on one line or broken at the edge.
-    pub async fn shows(&self, text: &str) {
-        self.shows_when(&format!("{text:?} on the screen"), |screen| has(screen, text)).await;
+    pub async fn wait_for_text(&self, text: &str) {
+        self.wait_for_screen(&format!("{text:?} on the screen"), |screen| {
+            contains_text(screen, text)
+        })
+        .await;
     }
 
-    /// Waits until the screen is as `wanted`.
-    pub async fn shows_when(&self, what: &str, wanted: impl Fn(&str) -> bool) {
-        until(what, PATIENCE, async || {
+    /// Waits until the screen is as `predicate`.
+    pub async fn wait_for_screen(&self, what: &str, predicate: impl Fn(&str) -> bool) {
+        until(what, TURN_TIMEOUT, async || {
             let screen = self.screen();
-            if wanted(&screen) {
+            if predicate(&screen) {
                 Ok(())
             } else {
                 Err(screen.lines().map(ToOwned::to_owned).collect::<Vec<_>>())
@@ -180,7 +183,7 @@ impl Terminal {
     /// When the program does not run.
     pub fn signal(&self, name: &str) -> anyhow::Result<()> {
         let status =
-            Command::new("kill").args([&format!("-{name}"), &self.note("pid")?]).status()?;
+            Command::new("kill").args([&format!("-{name}"), &self.read_note("pid")?]).status()?;
         anyhow::ensure!(status.success(), "the program does not run");
         Ok(())
     }
@@ -189,9 +192,9 @@ impl Terminal {
     ///
     /// # Panics
     /// When it left the terminal in another state than it found it in.
-    pub async fn left(self) -> i32 {
-        self.shows(LEFT).await;
-        let note = |name: &str| self.note(name).expect("the shell wrote it down");
+    pub async fn wait_for_exit(self) -> i32 {
+        self.wait_for_text(EXIT_MARK).await;
+        let note = |name: &str| self.read_note(name).expect("the shell wrote it down");
         assert_eq!(
             note("before"),
             note("after"),
@@ -207,20 +210,20 @@ impl Terminal {
         }
         let screen = self.screen();
         assert!(
-            screen.lines().any(|line| line == LEFT),
+            screen.lines().any(|line| line == EXIT_MARK),
             "the shell's line does not begin at the margin:\n{screen}"
         );
         note("code").parse().expect("an exit code is a number")
     }
 
-    fn note(&self, name: &str) -> anyhow::Result<String> {
+    fn read_note(&self, name: &str) -> anyhow::Result<String> {
         let text = fs::read_to_string(self.notes.path().join(name))
             .with_context(|| format!("no {name} is noted"))?;
         Ok(text.trim().to_owned())
     }
 }
 
-impl Shown {
+impl Screen {
     fn write(&mut self, bytes: &[u8]) {
         self.pending.extend_from_slice(bytes);
         while let Some(end) = find(&self.pending, FRAME.1) {
@@ -245,14 +248,14 @@ impl Shown {
 }
 
 /// Whether a screen has this text, on one line or broken at the edge.
-pub fn has(screen: &str, text: &str) -> bool {
+pub fn contains_text(screen: &str, text: &str) -> bool {
     screen.contains(text) || screen.replace('\n', "").contains(text)
 }
 
-fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    bytes.windows(wanted.len()).position(|window| window == wanted)
+fn find(bytes: &[u8], predicate: &[u8]) -> Option<usize> {
+    bytes.windows(predicate.len()).position(|window| window == predicate)
 }
 
-fn lock(shown: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
+fn lock(shown: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
     shown.lock().unwrap_or_else(PoisonError::into_inner)
 }

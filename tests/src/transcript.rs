@@ -23,7 +23,7 @@ impl Transcript {
     /// exactly their results; the user's messages `said`, each once, in this order, and each dealt
     /// with.
     pub fn check(&self, said: &[&str]) -> &Self {
-        let placed = self.placed();
+        let placed = self.placed_messages();
         let positions: Vec<i64> = placed.iter().map(|message| status(message).position).collect();
         let expected: Vec<i64> =
             (1..=i64::try_from(placed.len()).expect("a transcript is short")).collect();
@@ -83,28 +83,28 @@ impl Transcript {
     }
 
     /// Messages with a place in the transcript.
-    pub fn placed(&self) -> Vec<&Message> {
+    pub fn placed_messages(&self) -> Vec<&Message> {
         self.messages.iter().filter(|message| status(message).position > 0).collect()
     }
 
     /// Messages without one: they wait, or were dropped.
-    pub fn unplaced(&self) -> Vec<&Message> {
+    pub fn unplaced_messages(&self) -> Vec<&Message> {
         self.messages.iter().filter(|message| status(message).position == 0).collect()
     }
 
     /// What the assistant wrote, message by message.
     pub fn answers(&self) -> Vec<String> {
-        self.of(MessageSource::Assistant).into_iter().map(text).collect()
+        self.from_source(MessageSource::Assistant).into_iter().map(text).collect()
     }
 
     /// The messages of one source that have a place.
-    pub fn of(&self, wanted: MessageSource) -> Vec<&Message> {
-        self.placed().into_iter().filter(|message| source(message) == wanted).collect()
+    pub fn from_source(&self, wanted: MessageSource) -> Vec<&Message> {
+        self.placed_messages().into_iter().filter(|message| source(message) == wanted).collect()
     }
 
     /// All results of scripts, in order.
     pub fn results(&self) -> Vec<CodeInterpreterResult> {
-        self.placed().into_iter().flat_map(results).collect()
+        self.placed_messages().into_iter().flat_map(results).collect()
     }
 
     /// The only result there is.

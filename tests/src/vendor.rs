@@ -75,13 +75,13 @@ pub struct Reply {
     piece: usize,
     /// Before each write.
     pause: Duration,
-    ending: Ending,
+    ending: BodyEnd,
     /// The first write waits until this is true.
     gate: Option<watch::Receiver<bool>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum BodyEnd {
     /// The body is whole.
     Whole,
     /// The connection breaks in the middle of the body.
@@ -120,7 +120,7 @@ impl Reply {
             body: body.into(),
             piece: 0,
             pause: Duration::ZERO,
-            ending: Ending::Whole,
+            ending: BodyEnd::Whole,
             gate: None,
         }
     }
@@ -162,22 +162,22 @@ impl Reply {
     /// The connection breaks after `bytes` of the body.
     #[must_use]
     pub fn broken_after(self, bytes: usize) -> Self {
-        self.ending_after(bytes, Ending::Broken)
+        self.end_after(bytes, BodyEnd::Broken)
     }
 
     /// The body ends after `bytes`, as if it were whole.
     #[must_use]
-    pub fn ended_after(self, bytes: usize) -> Self {
-        self.ending_after(bytes, Ending::Whole)
+    pub fn truncated_after(self, bytes: usize) -> Self {
+        self.end_after(bytes, BodyEnd::Whole)
     }
 
     /// Nothing more comes after `bytes`, until the client goes.
     #[must_use]
     pub fn silent_after(self, bytes: usize) -> Self {
-        self.ending_after(bytes, Ending::Silent)
+        self.end_after(bytes, BodyEnd::Silent)
     }
 
-    fn ending_after(mut self, bytes: usize, ending: Ending) -> Self {
+    fn end_after(mut self, bytes: usize, ending: BodyEnd) -> Self {
         self.body.truncate(bytes);
         self.ending = ending;
         self
@@ -298,9 +298,9 @@ async fn answer(
 }
 
 /// Counts an answer as open until its body is dropped.
-struct Open(Arc<Shared>);
+struct OpenAnswer(Arc<Shared>);
 
-impl Drop for Open {
+impl Drop for OpenAnswer {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
@@ -308,7 +308,7 @@ impl Drop for Open {
 
 fn body_of(reply: Reply, shared: Arc<Shared>) -> Body {
     shared.open.fetch_add(1, Ordering::SeqCst);
-    let open = Open(shared);
+    let open = OpenAnswer(shared);
     let state = (reply.body, reply.piece, reply.pause, reply.ending, reply.gate, open);
     Body::from_stream(stream::unfold(Some(state), async |state| {
         let (mut rest, piece, pause, ending, gate, open) = state?;
@@ -317,14 +317,14 @@ fn body_of(reply: Reply, shared: Arc<Shared>) -> Body {
         }
         if rest.is_empty() {
             return match ending {
-                Ending::Whole => None,
-                Ending::Broken => {
+                BodyEnd::Whole => None,
+                BodyEnd::Broken => {
                     // Only while its source has nothing to give is a body flushed: without this
                     // pause, what stands before the break would never leave the server.
                     tokio::time::sleep(FLUSH).await;
                     Some((Err(std::io::Error::other("the test breaks the connection")), None))
                 }
-                Ending::Silent => {
+                BodyEnd::Silent => {
                     let never: Infallible = std::future::pending().await;
                     match never {}
                 }

@@ -3,23 +3,23 @@
 use std::{fmt::Debug, time::Duration};
 
 /// How often a condition is looked at.
-pub const INTERVAL: Duration = Duration::from_millis(20);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks again and again until `look` gives `Ok`; panics with its last `Err` when that takes longer
-/// than `patience`.
+/// Looks again and again until `check` gives `Ok`; panics with its last `Err` when that takes longer
+/// than `timeout`.
 pub async fn until<T, E: Debug>(
     what: &str,
-    patience: Duration,
-    mut look: impl AsyncFnMut() -> Result<T, E>,
+    timeout: Duration,
+    mut check: impl AsyncFnMut() -> Result<T, E>,
 ) -> T {
-    let deadline = tokio::time::Instant::now() + patience;
+    let deadline = tokio::time::Instant::now() + timeout;
     loop {
-        match look().await {
+        match check().await {
             Ok(value) => return value,
             Err(last) if tokio::time::Instant::now() >= deadline => {
-                panic!("waited {patience:?} for {what}; last: {last:?}")
+                panic!("waited {timeout:?} for {what}; last: {last:?}")
             }
-            Err(_) => tokio::time::sleep(INTERVAL).await,
+            Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }

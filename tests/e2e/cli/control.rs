@@ -7,7 +7,7 @@ use construct_bus::subject;
 use construct_domain::TaskId;
 use construct_proto::{mesh::v1::TaskCensus, v1::TurnOutcome};
 use construct_tests::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     mesh::{Mesh, Service},
     wait::until,
 };
@@ -42,8 +42,8 @@ async fn messages(mesh: &Mesh, task: &str) -> Vec<(String, String)> {
 }
 
 /// Waits until these are a task's messages.
-async fn shown(mesh: &Mesh, task: &str, expected: &[&str]) -> Vec<(String, String)> {
-    until("the conversation to be as it should", PATIENCE, async || {
+async fn wait_for_messages(mesh: &Mesh, task: &str, expected: &[&str]) -> Vec<(String, String)> {
+    until("the conversation to be as it should", TURN_TIMEOUT, async || {
         let messages = messages(mesh, task).await;
         if messages.iter().map(|(_, text)| text).eq(expected) {
             Ok(messages)
@@ -59,7 +59,7 @@ async fn pinned_facts_are_added_listed_and_removed() {
     // What becomes of a task meanwhile is not looked at here, so nobody works.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
     mesh.scripted_agent("worker", &json!([])).await.unwrap();
     let made = run(
         &mesh,
@@ -136,12 +136,14 @@ async fn conversation_is_rewound_edited_and_forked() {
     for words in ["one", "two", "three"] {
         client.conversation(&task).ask(words).await;
     }
-    let said = shown(&mesh, &task, &["one", "1: one", "two", "2: two", "three", "3: three"]).await;
+    let said =
+        wait_for_messages(&mesh, &task, &["one", "1: one", "two", "2: two", "three", "3: three"])
+            .await;
     let (two, three) = (&said[2].0, &said[4].0);
 
     // Back to before a message, and to behind one.
     run(&mesh, &format!("task rewind {task} {three}"), "", 0, &[&task, "phase:"]).await;
-    shown(&mesh, &task, &["one", "1: one", "two", "2: two"]).await;
+    wait_for_messages(&mesh, &task, &["one", "1: one", "two", "2: two"]).await;
     check(
         &mesh,
         &[
@@ -154,7 +156,7 @@ async fn conversation_is_rewound_edited_and_forked() {
         ],
     )
     .await;
-    shown(&mesh, &task, &["one", "1: one", "two"]).await;
+    wait_for_messages(&mesh, &task, &["one", "1: one", "two"]).await;
 
     // The same message in other words, from the command line or from a pipe.
     run(
@@ -165,8 +167,8 @@ async fn conversation_is_rewound_edited_and_forked() {
         &["replaces:", two, "waits for its turn", "deux"],
     )
     .await;
-    let said = shown(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
-    client.conversation(&task).settled().await;
+    let said = wait_for_messages(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
+    client.conversation(&task).wait_until_idle().await;
     let (deux, answer) = (&said[2].0, &said[3].0);
     check(
         &mesh,
@@ -203,7 +205,7 @@ async fn conversation_is_rewound_edited_and_forked() {
         ],
     )
     .await;
-    shown(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
+    wait_for_messages(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
 }
 
 /// The ids of the dead letters that a command lists.
@@ -219,7 +221,7 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await
         .unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     let id: TaskId = conversation.id().parse().unwrap();
     let none = run(&mesh, "dead list", "", 0, &["ID", "SUBJECT", "REASON", "AGE"]).await;
     assert_eq!(none.output.lines().count(), 1, "{none:?}");
@@ -231,9 +233,11 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
         bus.publish_raw(&subject, &census).await.unwrap();
     }
     let two = async |newer_than: u64| {
-        until("two dead letters", PATIENCE, async || match letters(&mesh, "").await.as_slice() {
-            [first, second] if *second > newer_than => Ok((*first, *second)),
-            other => Err(other.to_vec()),
+        until("two dead letters", TURN_TIMEOUT, async || {
+            match letters(&mesh, "").await.as_slice() {
+                [first, second] if *second > newer_than => Ok((*first, *second)),
+                other => Err(other.to_vec()),
+            }
         })
         .await
     };
@@ -288,8 +292,8 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     // A task that cannot be read is put aside, and stays there until somebody asks for another try.
     let task = conversation.id();
     mesh.database.corrupt_task(id, true).await;
-    conversation.say("hello").await;
-    until("the task to be put aside", PATIENCE, async || {
+    conversation.submit("hello").await;
+    until("the task to be put aside", TURN_TIMEOUT, async || {
         let why = construct(&mesh, &["why", task], "").await;
         if why.output.contains("it was put aside") && why.output.contains("construct task retry") {
             Ok(())
@@ -310,7 +314,7 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
         ],
     )
     .await;
-    shown(&mesh, task, &["hello", "hello"]).await;
+    wait_for_messages(&mesh, task, &["hello", "hello"]).await;
 }
 
 #[tokio::test]
@@ -384,11 +388,11 @@ async fn scheduled_messages_are_sent_and_their_runs_listed() {
     run(&mesh, &soon, "Go on.", 0, &[&task, "are made up for by one", "Go on."]).await;
     let conversation = mesh.client().unwrap().conversation(&task);
     conversation
-        .task_when("the scheduled message to be answered", |_, status| {
+        .wait_for_task("the scheduled message to be answered", |_, status| {
             status.last_outcome() == TurnOutcome::Completed && status.queued_count == 0
         })
         .await;
-    let said = shown(&mesh, &task, &["Go on.", "Go on."]).await;
+    let said = wait_for_messages(&mesh, &task, &["Go on.", "Go on."]).await;
     check(
         &mesh,
         &[

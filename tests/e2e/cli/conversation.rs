@@ -2,9 +2,9 @@
 
 use construct_proto::v1::{self, MessageSource, TaskPhase, TurnOutcome};
 use construct_tests::{
-    client::{Client, Conversation, PATIENCE, id},
+    client::{Client, Conversation, TURN_TIMEOUT, id},
     mesh::{Mesh, Service},
-    terminal::{CTRL_C, CTRL_D, ESC, TAB, has},
+    terminal::{CTRL_C, CTRL_D, ESC, TAB, contains_text},
     transcript,
     wait::until,
 };
@@ -20,7 +20,7 @@ const GREETING: &str = "Good morning to you, and to everybody who reads along! T
 async fn task_of(client: &Client, agent: &str) -> Conversation {
     let filter = v1::list_tasks_request::Filter { agent: agent.to_owned(), ..Default::default() };
     let request = v1::ListTasksRequest { page: None, filter: Some(filter) };
-    let task = until("a task", PATIENCE, async || {
+    let task = until("a task", TURN_TIMEOUT, async || {
         let tasks = client
             .tasks()
             .list_tasks(request.clone())
@@ -58,19 +58,19 @@ async fn conversation_in_terminal_is_continued_later() {
     let client = mesh.client().unwrap();
     let mut person =
         terminal(&mesh, &["new", "--workspace", &mesh.workspace().display().to_string()]);
-    person.shows("one ❯").await;
-    person.shows("type a message; /help tells the keys").await;
+    person.wait_for_text("one ❯").await;
+    person.wait_for_text("type a message; /help tells the keys").await;
 
     // The answer is seen as it grows, above the line that is typed in.
-    person.say("hello").await;
-    person.shows("✓ completed").await;
-    person.shows("❯ hello").await;
-    person.shows(GREETING).await;
+    person.type_line("hello").await;
+    person.wait_for_text("✓ completed").await;
+    person.wait_for_text("❯ hello").await;
+    person.wait_for_text(GREETING).await;
     let pictures = person.pictures();
     let begun = pictures.iter().position(|picture| has_prompt(picture)).unwrap();
     let growing = pictures
         .iter()
-        .filter(|picture| picture.contains("Good") && !has(picture, GREETING))
+        .filter(|picture| picture.contains("Good") && !contains_text(picture, GREETING))
         .count();
     assert!(growing > 5, "the answer came in {growing} steps: {pictures:#?}");
     for picture in &pictures[begun..] {
@@ -79,56 +79,56 @@ async fn conversation_in_terminal_is_continued_later() {
         assert!(GREETING.starts_with(&shown), "the answer is garbled:\n{picture}");
     }
 
-    person.say("the sum, please").await;
-    person.shows("It is 3.").await;
-    person.shows("✓ create_file(path: \"n.txt\", content: \"3\")").await;
+    person.type_line("the sum, please").await;
+    person.wait_for_text("It is 3.").await;
+    person.wait_for_text("✓ create_file(path: \"n.txt\", content: \"3\")").await;
     assert_eq!(crate::read(&mesh.workspace().join("n.txt")), "3");
 
     // Esc suspends; the next message resumes, and what was interrupted is done first.
     let conversation = task_of(&client, "one").await;
-    conversation.settled().await;
-    person.say("think").await;
-    person.shows("one ⋯").await;
-    conversation.in_phase(TaskPhase::InvokeModel).await;
+    conversation.wait_until_idle().await;
+    person.type_line("think").await;
+    person.wait_for_text("one ⋯").await;
+    conversation.wait_for_phase(TaskPhase::InvokeModel).await;
     person.press(ESC).await;
-    person.shows("one ‖").await;
-    conversation.in_phase(TaskPhase::Suspended).await;
-    person.say("and then?").await;
-    person.shows("I thought of it.").await;
-    person.shows("You said: and then?").await;
-    conversation.settled().await;
-    person.shows("one ❯").await;
+    person.wait_for_text("one ‖").await;
+    conversation.wait_for_phase(TaskPhase::Suspended).await;
+    person.type_line("and then?").await;
+    person.wait_for_text("I thought of it.").await;
+    person.wait_for_text("You said: and then?").await;
+    conversation.wait_until_idle().await;
+    person.wait_for_text("one ❯").await;
 
     // Tab goes through the agents.
     person.press(TAB).await;
-    person.shows("two ❯").await;
+    person.wait_for_text("two ❯").await;
     person.press(TAB).await;
-    person.shows("one ❯").await;
+    person.wait_for_text("one ❯").await;
     person.press(TAB).await;
-    person.say("who are you?").await;
-    person.shows("the agent is now two").await;
-    person.shows("Two speaks.").await;
-    let task = conversation.settled().await;
+    person.type_line("who are you?").await;
+    person.wait_for_text("the agent is now two").await;
+    person.wait_for_text("Two speaks.").await;
+    let task = conversation.wait_until_idle().await;
     assert_eq!(task.spec.unwrap().agent, "two");
     person
-        .shows_when("the end of the turn", |screen| {
+        .wait_for_screen("the end of the turn", |screen| {
             screen.lines().last().is_some_and(|line| line.starts_with("two ❯"))
         })
         .await;
     person.press(CTRL_C).await;
-    person.shows("Ctrl-C again leaves").await;
+    person.wait_for_text("Ctrl-C again leaves").await;
     person.press(CTRL_C).await;
     let farewell = format!("go on with: construct resume {}", conversation.id());
-    person.shows(&farewell).await;
+    person.wait_for_text(&farewell).await;
     assert!(!has_prompt(person.screen().lines().last().unwrap_or_default()));
-    assert_eq!(person.left().await, 0);
+    assert_eq!(person.wait_for_exit().await, 0);
 
     // Later: all of it is there again, and it goes on. The task that changed last is not the one
     // that was made last.
-    client.begin("one", None).await.unwrap();
+    client.create_task("one", None).await.unwrap();
     conversation.ask("between").await;
     let mut person = terminal(&mesh, &["resume", "--last"]);
-    person.shows("two ❯").await;
+    person.wait_for_text("two ❯").await;
     for part in [
         "❯ hello",
         GREETING,
@@ -138,16 +138,18 @@ async fn conversation_in_terminal_is_continued_later() {
         "❯ between",
         "You said: between",
     ] {
-        person.shows(part).await;
+        person.wait_for_text(part).await;
     }
     let before =
         person.pictures().iter().filter(|picture| !picture.contains("You said: between")).count();
     assert!(before <= 2, "the history is shown in one go, and not in {before} steps");
-    person.say("who again?").await;
-    person.shows_when("a second answer", |screen| screen.matches("Two speaks.").count() == 2).await;
-    conversation.settled().await;
+    person.type_line("who again?").await;
+    person
+        .wait_for_screen("a second answer", |screen| screen.matches("Two speaks.").count() == 2)
+        .await;
+    conversation.wait_until_idle().await;
     person.press(CTRL_D).await;
-    assert_eq!(person.left().await, 0);
+    assert_eq!(person.wait_for_exit().await, 0);
     let transcript = conversation.transcript().await;
     transcript.check(&[
         "hello",
@@ -158,9 +160,10 @@ async fn conversation_in_terminal_is_continued_later() {
         "between",
         "who again?",
     ]);
-    let last = transcript.of(MessageSource::Assistant).pop().map(transcript::status).unwrap();
+    let last =
+        transcript.from_source(MessageSource::Assistant).pop().map(transcript::status).unwrap();
     let agents: Vec<String> = transcript
-        .of(MessageSource::Assistant)
+        .from_source(MessageSource::Assistant)
         .into_iter()
         .map(|message| transcript::status(message).agent_id)
         .collect();
@@ -181,22 +184,22 @@ async fn terminal_is_restored_however_the_conversation_ends() {
 
     // Nobody is called that: refused before anything is typed.
     let person = terminal(&mesh, &["new", "--agent", "nobody"]);
-    person.shows("error: agent `nobody` not found").await;
-    assert_eq!(person.left().await, 1);
+    person.wait_for_text("error: agent `nobody` not found").await;
+    assert_eq!(person.wait_for_exit().await, 1);
     let person = terminal(&mesh, &["resume", "task_01890a5d-ac96-774b-bcce-b302099a8057"]);
-    person.shows("not found").await;
-    assert_eq!(person.left().await, 1);
+    person.wait_for_text("not found").await;
+    assert_eq!(person.wait_for_exit().await, 1);
 
     // The command is told to end while a turn runs: the turn goes on.
     let ended = async {
         let mut person = terminal(&mesh, &["new", "--agent", "ended"]);
-        person.shows("ended ❯").await;
-        person.say("stall").await;
+        person.wait_for_text("ended ❯").await;
+        person.type_line("stall").await;
         let conversation = task_of(&client, "ended").await;
-        conversation.in_phase(TaskPhase::InvokeModel).await;
-        person.shows("· invoke model").await;
+        conversation.wait_for_phase(TaskPhase::InvokeModel).await;
+        person.wait_for_text("· invoke model").await;
         person.signal("TERM").unwrap();
-        assert_eq!(person.left().await, 130);
+        assert_eq!(person.wait_for_exit().await, 130);
         assert_eq!(
             conversation.task().await.unwrap().status.unwrap().phase(),
             TaskPhase::InvokeModel
@@ -204,43 +207,45 @@ async fn terminal_is_restored_however_the_conversation_ends() {
 
         // Ctrl-C ends the turn; the conversation goes on.
         let mut person = terminal(&mesh, &["resume", conversation.id()]);
-        person.shows("ended ⋯").await;
+        person.wait_for_text("ended ⋯").await;
         person.press(CTRL_C).await;
-        person.shows("■ cancelled").await;
-        let task = conversation.settled().await;
+        person.wait_for_text("■ cancelled").await;
+        let task = conversation.wait_until_idle().await;
         assert_eq!(task.status.unwrap().last_outcome(), TurnOutcome::Cancelled);
-        person.say("locked").await;
-        person.shows("AUTHENTICATION: the key is refused").await;
-        person.say("/nonsense").await;
-        person.shows("✗ there is no command /nonsense; /help lists them").await;
-        person.say("/why").await;
-        person.shows("The task waits for a message from a user; the last turn has failed.").await;
-        person.say("/agent broken").await;
-        person.shows("broken ❯").await;
+        person.type_line("locked").await;
+        person.wait_for_text("AUTHENTICATION: the key is refused").await;
+        person.type_line("/nonsense").await;
+        person.wait_for_text("✗ there is no command /nonsense; /help lists them").await;
+        person.type_line("/why").await;
+        person
+            .wait_for_text("The task waits for a message from a user; the last turn has failed.")
+            .await;
+        person.type_line("/agent broken").await;
+        person.wait_for_text("broken ❯").await;
         // The task is deleted elsewhere.
         conversation.delete().await;
-        person.shows("error: the task was deleted").await;
+        person.wait_for_text("error: the task was deleted").await;
         assert!(!person.screen().contains("reconnecting"), "{}", person.screen());
-        assert_eq!(person.left().await, 1);
+        assert_eq!(person.wait_for_exit().await, 1);
     };
     ended.await;
 
     // The gateway goes and comes back.
     let mut person = terminal(&mesh, &["new", "--agent", "watched"]);
-    person.shows("watched ❯").await;
-    person.say("first").await;
-    person.shows("You said: first").await;
-    person.shows("✓ completed").await;
+    person.wait_for_text("watched ❯").await;
+    person.type_line("first").await;
+    person.wait_for_text("You said: first").await;
+    person.wait_for_text("✓ completed").await;
     mesh.kill(Service::Gateway).unwrap();
-    person.shows("; reconnecting").await;
+    person.wait_for_text("; reconnecting").await;
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
-    person.shows("· connected again").await;
-    person.say("second").await;
-    person.shows("You said: second").await;
-    person.shows("watched ❯").await;
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
+    person.wait_for_text("· connected again").await;
+    person.type_line("second").await;
+    person.wait_for_text("You said: second").await;
+    person.wait_for_text("watched ❯").await;
     person.press(CTRL_D).await;
-    assert_eq!(person.left().await, 0);
+    assert_eq!(person.wait_for_exit().await, 0);
 }
 
 #[tokio::test]
@@ -278,18 +283,18 @@ async fn conversation_without_terminal_answers_line_by_line() {
 
     // Interrupted: the turn is cancelled first.
     let job = spawn(&mesh, &["resume", conversation.id()], "stall\nnever said\n").await;
-    conversation.in_phase(TaskPhase::InvokeModel).await;
+    conversation.wait_for_phase(TaskPhase::InvokeModel).await;
     job.signal("INT");
-    let done = job.done().await;
+    let done = job.wait().await;
     assert_eq!(done.code(), 130, "{done:?}");
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
 
     // Suspended while it waits, and before.
     let job = spawn(&mesh, &["resume", conversation.id()], "stall again\n").await;
-    conversation.in_phase(TaskPhase::InvokeModel).await;
+    conversation.wait_for_phase(TaskPhase::InvokeModel).await;
     conversation.suspend().await;
-    assert_eq!(job.done().await.code(), 6);
+    assert_eq!(job.wait().await.code(), 6);
     let done = construct(&mesh, &["resume", "--last"], "more\n").await;
     assert_eq!(done.code(), 6, "{done:?}");
     assert!(done.errors.contains("construct task resume"), "{done:?}");
@@ -297,7 +302,7 @@ async fn conversation_without_terminal_answers_line_by_line() {
     let users: Vec<String> = conversation
         .transcript()
         .await
-        .of(MessageSource::User)
+        .from_source(MessageSource::User)
         .into_iter()
         .map(transcript::text)
         .collect();
@@ -311,11 +316,11 @@ async fn conversation_without_terminal_answers_line_by_line() {
     // Deleted while it works: there is nothing to go on with.
     conversation.resume().await;
     conversation.cancel("enough").await;
-    conversation.settled().await;
+    conversation.wait_until_idle().await;
     let job = spawn(&mesh, &["resume", conversation.id()], "stall\nmore\n").await;
-    conversation.in_phase(TaskPhase::InvokeModel).await;
+    conversation.wait_for_phase(TaskPhase::InvokeModel).await;
     conversation.delete().await;
-    let done = job.done().await;
+    let done = job.wait().await;
     assert_eq!(done.code(), 1, "{done:?}");
     assert!(done.errors.ends_with("error: the task was deleted\n"), "{done:?}");
 

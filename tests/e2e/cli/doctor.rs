@@ -10,9 +10,9 @@ use construct_proto::{
 use super::*;
 
 /// Waits until something is found to stand like this.
-async fn found(mesh: &Mesh, check: &str, severity: Severity, words: &str) -> Finding {
+async fn wait_for_finding(mesh: &Mesh, check: &str, severity: Severity, words: &str) -> Finding {
     let client = mesh.client().unwrap();
-    until(&format!("{check} to be found {severity:?}"), PATIENCE, async || {
+    until(&format!("{check} to be found {severity:?}"), TURN_TIMEOUT, async || {
         let diagnosis = client.diagnosis().diagnose(DiagnoseRequest {}).await.unwrap().into_inner();
         let fits = |finding: &&Finding| {
             finding.check == check
@@ -29,8 +29,8 @@ async fn found(mesh: &Mesh, check: &str, severity: Severity, words: &str) -> Fin
 async fn doctor_reports_deployment_faults_with_remedies() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.spawn(Service::Scanner).unwrap();
-    mesh.ready(Service::Scanner).await.unwrap();
-    let well = until("everything to be well", PATIENCE, async || {
+    mesh.wait_until_ready(Service::Scanner).await.unwrap();
+    let well = until("everything to be well", TURN_TIMEOUT, async || {
         let done = construct(&mesh, &["doctor"], "").await;
         if done.code() == 0 && done.output.contains("everything is well") {
             Ok(done)
@@ -56,7 +56,7 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     mesh.scripted_agent("worker", &json!({"turns": [{"code": "1"}, {"text": "done"}]}))
         .await
         .unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
     let wrong = subject::Address::subject(&subject::TaskWake::new(task));
     mesh.bus()
@@ -64,25 +64,25 @@ async fn doctor_reports_deployment_faults_with_remedies() {
         .publish_raw(&wrong, &TaskCensus { task_ids: vec!["x".to_owned()] })
         .await
         .unwrap();
-    let dead = found(&mesh, "nats.dead", Severity::Warning, "given up: 1").await;
+    let dead = wait_for_finding(&mesh, "nats.dead", Severity::Warning, "dead letters: 1").await;
     assert!(dead.remedy.contains("construct dead list"), "{dead:?}");
 
     // A task that cannot be looked at.
     mesh.database.corrupt_task(task, true).await;
-    conversation.say("hello").await;
-    found(&mesh, "tasks.parked", Severity::Warning, "failed: 1").await;
+    conversation.submit("hello").await;
+    wait_for_finding(&mesh, "tasks.parked", Severity::Warning, "failed: 1").await;
     mesh.database.corrupt_task(task, false).await;
 
     // A service that is not there, and what that keeps from going on.
     mesh.kill(Service::Interpreter).unwrap();
-    let other = mesh.client().unwrap().begin("worker", None).await.unwrap();
-    other.say("hello").await;
+    let other = mesh.client().unwrap().create_task("worker", None).await.unwrap();
+    other.submit("hello").await;
     let pool = format!("interpreter.{}", compute::DEFAULT);
-    let missing = found(&mesh, &pool, Severity::Problem, "no interpreter takes").await;
+    let missing = wait_for_finding(&mesh, &pool, Severity::Problem, "no interpreter serves").await;
     assert!(missing.summary.contains("wait") && !missing.remedy.is_empty(), "{missing:?}");
     let done = construct(&mesh, &["doctor"], "").await;
     assert!(done.code() == 1 && done.output.contains(&format!("BAD  {pool} ")), "{done:?}");
-    other.in_phase(v1::TaskPhase::InvokeModel).await;
+    other.wait_for_phase(v1::TaskPhase::InvokeModel).await;
     let top = construct(&mesh, &["top", "--once"], "").await;
     let line = |worker: &str| {
         top.output.lines().find(|line| line.starts_with(worker)).unwrap_or_default().to_owned()
@@ -91,28 +91,29 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     assert!(line("reconciler").ends_with('-') && top.output.contains(" ask a model"), "{top:?}");
     assert!(top.output.contains("1 put aside") || top.output.contains("1 dead letters"), "{top:?}");
     let mut person = terminal(&mesh, &["top", "-n", "500ms"]);
-    person.shows("nobody is there").await;
+    person.wait_for_text("nobody is there").await;
     mesh.spawn(Service::Interpreter).unwrap();
-    mesh.ready(Service::Interpreter).await.unwrap();
-    other.settled().await;
+    mesh.wait_until_ready(Service::Interpreter).await.unwrap();
+    other.wait_until_idle().await;
     person
-        .shows_when("everybody at work", |screen| {
+        .wait_for_screen("everybody at work", |screen| {
             !screen.contains("nobody is there")
                 && screen.contains("all at rest")
                 && screen.contains("worker")
         })
         .await;
     person.press("q").await;
-    assert_eq!(person.left().await, 0);
-    found(&mesh, &pool, Severity::Ok, "").await;
+    assert_eq!(person.wait_for_exit().await, 0);
+    wait_for_finding(&mesh, &pool, Severity::Ok, "").await;
 
     // A stream that somebody took away.
     mesh.kill(Service::Reconciler).unwrap();
     mesh.nats.remove(Stream::Spending).await;
-    found(&mesh, "nats.streams", Severity::Problem, "no stream CONSTRUCT_SPENDING").await;
+    wait_for_finding(&mesh, "nats.streams", Severity::Problem, "no stream CONSTRUCT_SPENDING")
+        .await;
     mesh.spawn(Service::Reconciler).unwrap();
-    mesh.ready(Service::Reconciler).await.unwrap();
-    found(&mesh, "nats.streams", Severity::Ok, "").await;
+    mesh.wait_until_ready(Service::Reconciler).await.unwrap();
+    wait_for_finding(&mesh, "nats.streams", Severity::Ok, "").await;
 
     // A key that is no longer there.
     let spec = v1::ModelProviderSpec {
@@ -123,12 +124,12 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     };
     let request = v1::CreateModelProviderRequest { spec: Some(spec), ..Default::default() };
     mesh.client().unwrap().providers().create_model_provider(request).await.unwrap();
-    found(&mesh, "credentials", Severity::Ok, "").await;
+    wait_for_finding(&mesh, "credentials", Severity::Ok, "").await;
     mesh.kill(Service::Gateway).unwrap();
-    mesh.set("CONSTRUCT_MASTER_KEY", "another:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=");
+    mesh.set_env("CONSTRUCT_MASTER_KEY", "another:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=");
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
-    found(&mesh, "credentials", Severity::Problem, "not have: 1").await;
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
+    wait_for_finding(&mesh, "credentials", Severity::Problem, "not have: 1").await;
     // Where nobody serves any more, that is what is said.
     mesh.kill(Service::Gateway).unwrap();
     assert_eq!(construct(&mesh, &["doctor"], "").await.code(), 3);

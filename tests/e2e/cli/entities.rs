@@ -4,7 +4,7 @@ use anyhow::ensure;
 use construct_tests::mesh::{Mesh, Service};
 use serde_json::Value;
 
-use super::{Done, construct};
+use super::{CommandOutput, construct};
 
 /// A command line, what it reads, its exit code, and what it prints: to standard output, or, when
 /// it fails, to standard error.
@@ -20,7 +20,13 @@ pub(super) async fn check(mesh: &Mesh, cases: &[Case<'_>]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
-pub(super) async fn run(mesh: &Mesh, line: &str, input: &str, code: i32, parts: &[&str]) -> Done {
+pub(super) async fn run(
+    mesh: &Mesh,
+    line: &str,
+    input: &str,
+    code: i32,
+    parts: &[&str],
+) -> CommandOutput {
     attempt(mesh, line, input, code, parts).await.unwrap_or_else(|why| panic!("{line}: {why}"))
 }
 
@@ -30,8 +36,8 @@ async fn attempt(
     input: &str,
     code: i32,
     parts: &[&str],
-) -> anyhow::Result<Done> {
-    let arguments = words(line);
+) -> anyhow::Result<CommandOutput> {
+    let arguments = split_words(line);
     let done =
         construct(mesh, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), input).await;
     ensure!(done.code() == code, "it does not end with {code}: {done:?}");
@@ -49,7 +55,7 @@ async fn attempt(
 }
 
 /// A command line's words; quotes keep some together.
-fn words(line: &str) -> Vec<String> {
+fn split_words(line: &str) -> Vec<String> {
     let quoted = line.split('\'').enumerate();
     let words = quoted.flat_map(|(index, part)| {
         if index % 2 == 1 { vec![part] } else { part.split_whitespace().collect() }
@@ -73,7 +79,7 @@ async fn entities_are_managed_by_name_and_by_id() {
     // Nothing is to happen to what waits, so nobody works.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.wait_until_ready(Service::Gateway).await.unwrap();
 
     // Providers. Keys come in, and never out.
     check(

@@ -13,12 +13,12 @@ use serde_json::json;
 use super::{Job, spawn, terminal};
 
 /// The task a job is given to, and once its message is accepted.
-async fn given(mesh: &Mesh, job: &mut Job) -> Conversation {
-    let line = job.error_line_with("· task task_").await;
+async fn accepted_task(mesh: &Mesh, job: &mut Job) -> Conversation {
+    let line = job.wait_for_error_line("· task task_").await;
     let task = line.trim().trim_start_matches("· task ");
     let conversation = mesh.client().unwrap().conversation(task);
     conversation
-        .task_when("a message", |_, status| status.queued_count + status.message_count > 0)
+        .wait_for_task("a message", |_, status| status.queued_count + status.message_count > 0)
         .await;
     conversation
 }
@@ -35,45 +35,48 @@ async fn interrupted_job_is_canceled_in_every_phase() {
 
     // Ctrl-C in a terminal, while the model is called.
     let mut person = terminal(&mesh, &["exec", "stall"]);
-    person.shows("· invoke model").await;
+    person.wait_for_text("· invoke model").await;
     person.press(CTRL_C).await;
-    person.shows("■ interrupted by the user; cancelling").await;
-    person.shows("■ cancelled").await;
+    person.wait_for_text("■ interrupted by the user; cancelling").await;
+    person.wait_for_text("■ cancelled").await;
     let screen = person.screen();
-    assert_eq!(person.left().await, 130, "{screen}");
+    assert_eq!(person.wait_for_exit().await, 130, "{screen}");
 
     // While a script runs, and by a supervisor's signal.
     let mut job = spawn(&mesh, &["exec", "--workspace", &workspace, "run"], "").await;
-    construct_tests::client::file_when(&mesh.workspace().join("begun"), |_| true).await;
-    let conversation = given(&mesh, &mut job).await;
+    construct_tests::client::wait_for_file(&mesh.workspace().join("begun"), |_| true).await;
+    let conversation = accepted_task(&mesh, &mut job).await;
     job.signal("TERM");
-    let done = job.done().await;
+    let done = job.wait().await;
     assert_eq!((done.code(), done.output.as_str()), (130, ""), "{done:?}");
-    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), TurnOutcome::Cancelled);
-    crate::process_is_gone("begun; sleep 600").await;
+    assert_eq!(
+        conversation.wait_until_idle().await.status.unwrap().last_outcome(),
+        TurnOutcome::Cancelled
+    );
+    crate::wait_for_process_end("begun; sleep 600").await;
 
     // Right after sending, before anybody looked at the message: it is dropped, and nothing ever
     // runs.
     mesh.kill(Service::Reconciler).unwrap();
     let mut dropped = spawn(&mesh, &["exec", "stall"], "").await;
     let mut abandoned = spawn(&mesh, &["exec", "stall"], "").await;
-    let conversation = given(&mesh, &mut dropped).await;
-    let left = given(&mesh, &mut abandoned).await;
+    let conversation = accepted_task(&mesh, &mut dropped).await;
+    let left = accepted_task(&mesh, &mut abandoned).await;
     for job in [&mut dropped, &mut abandoned] {
         job.signal("INT");
-        job.error_line_with("interrupted by the user; cancelling").await;
+        job.wait_for_error_line("interrupted by the user; cancelling").await;
     }
     // A second Ctrl-C leaves at once, and says that the end is not known.
     abandoned.signal("INT");
-    let done = abandoned.done().await;
+    let done = abandoned.wait().await;
     assert_eq!(done.code(), 130, "{done:?}");
     assert!(done.errors.contains(&format!("construct why {}", left.id())), "{done:?}");
     // `task.updated` tells that the cancel was accepted.
-    conversation.record().until_count("task.updated", 1).await;
-    left.record().until_count("task.updated", 1).await;
+    conversation.record().wait_for_count("task.updated", 1).await;
+    left.record().wait_for_count("task.updated", 1).await;
     mesh.spawn(Service::Reconciler).unwrap();
     let began = std::time::Instant::now();
-    let done = dropped.done().await;
+    let done = dropped.wait().await;
     assert_eq!(done.code(), 130, "{done:?}");
     assert!(
         !done.errors.contains("left before the turn had ended"),
@@ -81,7 +84,7 @@ async fn interrupted_job_is_canceled_in_every_phase() {
         began.elapsed()
     );
     for conversation in [&conversation, &left] {
-        let task = conversation.settled().await.status.unwrap();
+        let task = conversation.wait_until_idle().await.status.unwrap();
         assert_eq!(
             (task.phase(), task.last_outcome()),
             (TaskPhase::AwaitInput, TurnOutcome::Unspecified)
@@ -91,8 +94,8 @@ async fn interrupted_job_is_canceled_in_every_phase() {
         let status: v1::MessageStatus = transcript::status(message);
         assert!(status.position == 0 && status.error.starts_with("cancelled"), "{status:?}");
         assert!(status.processed_at.is_some());
-        let events = conversation.record().until_sequence(task.event_sequence).await;
+        let events = conversation.record().wait_for_sequence(task.event_sequence).await;
         assert!(!types(&events).contains(&"turn.completed"), "{:?}", types(&events));
     }
-    mesh.ready(Service::Reconciler).await.unwrap();
+    mesh.wait_until_ready(Service::Reconciler).await.unwrap();
 }

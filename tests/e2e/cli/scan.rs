@@ -8,21 +8,21 @@ use construct_tests::{
 use serde_json::{Value, json};
 
 use super::{
-    Done, construct,
+    CommandOutput, construct,
     entities::{check, get, run},
     spawn, terminal,
 };
-use crate::scanner::{REPORT, answer, begin, candidate, commit, good};
+use crate::scanner::{REPORT, answer, begin, candidate, commit, valid_candidate};
 
 /// The id of the scan that a command began and followed: the first thing it says.
-fn id_of(done: &Done) -> String {
+fn id_of(done: &CommandOutput) -> String {
     let id = done.errors.lines().next().unwrap_or_default();
     assert!(id.starts_with("scan_"), "{done:?}");
     id.to_owned()
 }
 
 /// What a command told of a scan while it followed it.
-fn told(done: &Done) -> Vec<&str> {
+fn progress_lines(done: &CommandOutput) -> Vec<&str> {
     let phases = [
         "queued ",
         "snapshot ",
@@ -40,7 +40,7 @@ fn told(done: &Done) -> Vec<&str> {
 }
 
 /// Begins a scan of `octo/ledger` that proposes these, and waits for its end.
-async fn scanned(mesh: &Mesh, model: &str, found: &[Value]) -> String {
+async fn finished_scan(mesh: &Mesh, model: &str, found: &[Value]) -> String {
     mesh.scripted_agent(model, &json!([{"text": answer(found)}])).await.unwrap();
     let done = construct(mesh, &["scan", "octo/ledger", "--model", model], "").await;
     assert_eq!(done.code(), 0, "{done:?}");
@@ -51,7 +51,7 @@ async fn scanned(mesh: &Mesh, model: &str, found: &[Value]) -> String {
 async fn cli_scans_and_follows_a_repository() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
 
     // The only model need not be named. What it proposes is the output, what happens is told aside.
     let done =
@@ -80,7 +80,7 @@ async fn cli_scans_and_follows_a_repository() {
     );
     // Followed again it says the same, to people and to programs.
     let again = construct(&mesh, &["scan", "watch", &scan], "").await;
-    assert_eq!((again.code(), told(&again)), (0, told(&done)), "{again:?}");
+    assert_eq!((again.code(), progress_lines(&again)), (0, progress_lines(&done)), "{again:?}");
     let again = construct(&mesh, &["scan", "watch", &scan, "-o", "json"], "").await;
     let events: Vec<Value> =
         again.errors.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -159,26 +159,26 @@ async fn cli_scans_and_follows_a_repository() {
 async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
     let (mut mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("slow", &json!([{"delay_ms": 5000, "text": answer(&[good()])}]))
+    mesh.scripted_agent("slow", &json!([{"delay_ms": 5000, "text": answer(&[valid_candidate()])}]))
         .await
         .unwrap();
     mesh.scripted_agent("never", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
 
     // The gateway dies in between: nothing is told twice, and nothing is missing.
     let mut job = spawn(&mesh, &["scan", "octo/ledger", "--model", "slow"], "").await;
-    job.error_line_with("exploring").await;
+    job.wait_for_error_line("exploring").await;
     mesh.crash(Service::Gateway).await.unwrap();
-    let done = job.done().await;
+    let done = job.wait().await;
     assert_eq!(done.code(), 0, "{done:?}");
     let again = construct(&mesh, &["scan", "watch", &id_of(&done)], "").await;
-    assert_eq!(told(&again), told(&done), "{done:?}");
+    assert_eq!(progress_lines(&again), progress_lines(&done), "{done:?}");
 
     // Who follows it can go away, which is nothing to the scan.
     let mut job = spawn(&mesh, &["scan", "octo/ledger", "--model", "never"], "").await;
-    let scan = job.error_line_with("scan_").await.trim().to_owned();
-    job.error_line_with("exploring").await;
+    let scan = job.wait_for_error_line("scan_").await.trim().to_owned();
+    job.wait_for_error_line("exploring").await;
     job.signal("INT");
-    let left = job.done().await;
+    let left = job.wait().await;
     assert_ne!(left.code(), 0, "{left:?}");
     let shown = run(&mesh, &format!("scan get {scan} -o json"), "", 0, &[]).await.json();
     assert_eq!(shown["status"]["phase"], "SCAN_PHASE_EXPLORING", "{shown}");
@@ -186,7 +186,7 @@ async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
 
     // Ended by somebody else, it is over for whoever follows it.
     let mut job = spawn(&mesh, &["scan", "watch", &scan], "").await;
-    job.error_line_with("exploring").await;
+    job.wait_for_error_line("exploring").await;
     run(
         &mesh,
         &format!("scan cancel {scan} --reason 'not now'"),
@@ -195,7 +195,7 @@ async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
         &[&scan, "cancel:", "is asked for"],
     )
     .await;
-    let done = job.done().await;
+    let done = job.wait().await;
     assert_eq!(done.code(), 4, "{done:?}");
     assert!(done.output.contains("cancelled since") && done.output.contains("not now"), "{done:?}");
     // Once more changes nothing.
@@ -207,7 +207,7 @@ async fn candidates_are_reviewed_edited_handed_over_and_compared() {
     let (mesh, github) = begin().await;
     let first = commit(&github, "octo/ledger", "");
     let sum = |name: &str| candidate(name, "tools/report.py", 5, "def total(path, month)");
-    let scan = scanned(&mesh, "m", &[good(), sum("sum")]).await;
+    let scan = finished_scan(&mesh, "m", &[valid_candidate(), sum("sum")]).await;
     let edit = mesh.home().join("edit.json");
     std::fs::write(&edit, r#"{"score": 90, "scoreReasons": ["Ann wants it."]}"#).unwrap();
     let review = format!("scan review {scan}");
@@ -275,7 +275,8 @@ async fn candidates_are_reviewed_edited_handed_over_and_compared() {
 
     let second = commit(&github, "octo/ledger", "And more.\n");
     let later =
-        scanned(&mesh, "n", &[sum("sum"), candidate("new", "README.md", 1, "# Ledger")]).await;
+        finished_scan(&mesh, "n", &[sum("sum"), candidate("new", "README.md", 1, "# Ledger")])
+            .await;
     let commits =
         format!("{} → {}: 0 files added, 0 removed, 1 changed", &first[..12], &second[..12]);
     let compared = ["  ~ README.md", "candidates new: new", "candidates gone: month"];
@@ -294,11 +295,11 @@ async fn candidates_are_reviewed_edited_handed_over_and_compared() {
 async fn connections_with_token_or_app_are_managed() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    github.hide("octo/ledger");
+    github.make_private("octo/ledger");
     for number in 0..101 {
         github.commit(&format!("corp/r{number:03}"), &[("README.md", b"# One of many\n")]);
     }
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     mesh.scripted_agent("never", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
     let (key, token) = (mesh.home().join("app.pem"), mesh.home().join("token.txt"));
     std::fs::write(&key, APP_KEY).unwrap();
@@ -373,16 +374,16 @@ async fn connections_with_token_or_app_are_managed() {
     // A person types it in, unseen.
     let mut person =
         terminal(&mesh, &["scan", "connection", "create", "typed", "--base-url", &url]);
-    person.shows("token of typed:").await;
+    person.wait_for_text("token of typed:").await;
     person.press(TOKEN).await;
     person.press(ENTER).await;
-    person.shows("encrypted with").await;
+    person.wait_for_text("encrypted with").await;
     assert!(
         person.pictures().iter().all(|picture| !picture.contains("ghp_")),
         "{}",
         person.screen()
     );
-    assert_eq!(person.left().await, 0);
+    assert_eq!(person.wait_for_exit().await, 0);
 
     // What only the app and the tokens reach is scanned with them, and the list says so.
     for name in ["typed", "app"] {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use construct_proto::v1::{self, PolicyAction, TaskPhase, TurnOutcome};
 use construct_tests::{
-    client::{Client, Conversation, PATIENCE, file_when},
+    client::{Client, Conversation, TURN_TIMEOUT, wait_for_file},
     mesh::{Mesh, Service},
     transcript::status,
     vendor::{VendorServer, openai},
@@ -17,17 +17,17 @@ use construct_tests::{
 };
 use serde_json::json;
 
-use crate::{is_running, process_is_gone};
+use crate::{is_running, wait_for_process_end};
 
 /// How soon: in half of the trials.
-const PROMISE: Duration = Duration::from_millis(200);
+const MEDIAN_LIMIT: Duration = Duration::from_millis(200);
 /// In all of them. Generous, for a machine that does other things; short of the grace that a worker
 /// has which does not answer.
-const BOUND: Duration = Duration::from_secs(5);
+const MAX_LIMIT: Duration = Duration::from_secs(5);
 
 /// Where a task is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Location {
     BeforeTheFirstWord,
     Speaking,
     Computing,
@@ -36,7 +36,7 @@ enum Place {
     BetweenTries,
 }
 
-impl Place {
+impl Location {
     const ALL: [Self; 6] = [
         Self::BeforeTheFirstWord,
         Self::Speaking,
@@ -57,7 +57,7 @@ struct Bench<'a> {
 const NO_SCRIPT: &str = "construct_interpreter_running 0";
 
 /// A task at its place, and what shows that it has stopped there.
-struct Found {
+struct RunningTask {
     conversation: Conversation,
     process: Option<String>,
     /// Whether a script runs.
@@ -88,10 +88,10 @@ impl<'a> Bench<'a> {
         Self { mesh, client: mesh.client().unwrap(), vendor }
     }
 
-    async fn find(&self, place: Place, name: &str) -> Found {
+    async fn start_at(&self, place: Location, name: &str) -> RunningTask {
         let folder = self.mesh.folder(name).unwrap();
         let agent = match place {
-            Place::BeforeTheFirstWord | Place::Speaking => "vendor",
+            Location::BeforeTheFirstWord | Location::Speaking => "vendor",
             _ => "scripted",
         };
         let ask = v1::PolicyRule {
@@ -106,20 +106,20 @@ impl<'a> Bench<'a> {
             policy: vec![ask],
             ..v1::TaskSpec::default()
         };
-        let conversation = self.client.begin_as(spec).await.unwrap();
+        let conversation = self.client.create_task_with(spec).await.unwrap();
         let mut process = None;
         match place {
-            Place::BeforeTheFirstWord | Place::Speaking => {
+            Location::BeforeTheFirstWord | Location::Speaking => {
                 let wire = openai::Answer::text("A long answer that never comes to its end.");
                 let whole = wire.wire().len();
-                let length = if place == Place::Speaking { whole * 2 / 3 } else { 0 };
+                let length = if place == Location::Speaking { whole * 2 / 3 } else { 0 };
                 self.vendor.reply(wire.reply().silent_after(length));
                 let recorder = conversation.record();
-                conversation.say("speak").await;
-                if place == Place::Speaking {
-                    recorder.until_count("message.delta", 1).await;
+                conversation.submit("speak").await;
+                if place == Location::Speaking {
+                    recorder.wait_for_count("message.delta", 1).await;
                 }
-                until("the vendor to be called", PATIENCE, async || {
+                until("the vendor to be called", TURN_TIMEOUT, async || {
                     match self.vendor.open_answers() {
                         1 => Ok(()),
                         other => Err(other),
@@ -127,24 +127,24 @@ impl<'a> Bench<'a> {
                 })
                 .await;
             }
-            Place::Computing => {
-                conversation.say("compute").await;
-                file_when(&folder.join("begun"), |_| true).await;
+            Location::Computing => {
+                conversation.submit("compute").await;
+                wait_for_file(&folder.join("begun"), |_| true).await;
             }
-            Place::InACall => {
+            Location::InACall => {
                 let mark = format!("403.{}{}", std::process::id(), name.len());
                 std::fs::write(folder.join("mark"), &mark).unwrap();
-                conversation.say("call").await;
-                file_when(&folder.join("begun"), |_| true).await;
+                conversation.submit("call").await;
+                wait_for_file(&folder.join("begun"), |_| true).await;
                 process = Some(format!("sleep {mark}"));
             }
-            Place::AwaitingApproval => {
-                conversation.say("approval").await;
-                conversation.in_phase(TaskPhase::AwaitApproval).await;
+            Location::AwaitingApproval => {
+                conversation.submit("approval").await;
+                conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
             }
-            Place::BetweenTries => {
-                conversation.say("tries").await;
-                until("the task to pause", PATIENCE, async || {
+            Location::BetweenTries => {
+                conversation.submit("tries").await;
+                until("the task to pause", TURN_TIMEOUT, async || {
                     let why = conversation.explain().await.map_err(|status| status.to_string())?;
                     if why.waiting_for.contains("the next attempt at") {
                         Ok(())
@@ -158,15 +158,17 @@ impl<'a> Bench<'a> {
         if let Some(process) = &process {
             assert!(is_running(process), "{place:?}");
         }
-        let script = matches!(place, Place::Computing | Place::InACall);
+        let script = matches!(place, Location::Computing | Location::InACall);
         if script {
-            self.mesh.counted(Service::Interpreter, "construct_interpreter_running 1").await;
+            self.mesh
+                .wait_for_metric(Service::Interpreter, "construct_interpreter_running 1")
+                .await;
         }
-        Found { conversation, process, script }
+        RunningTask { conversation, process, script }
     }
 
     /// From asking until everything has stopped.
-    async fn stop(&self, found: &Found, suspend: bool) -> Duration {
+    async fn stop(&self, found: &RunningTask, suspend: bool) -> Duration {
         let began = Instant::now();
         let wanted = if suspend {
             found.conversation.suspend().await;
@@ -177,12 +179,12 @@ impl<'a> Bench<'a> {
         };
         found
             .conversation
-            .task_when("to have stopped", |_, status| {
+            .wait_for_task("to have stopped", |_, status| {
                 // A script that was told to stop has not yet, as long as its result is not there.
                 status.phase() == wanted && (suspend || status.turns_used == 0)
             })
             .await;
-        until("the vendor's connection to close", PATIENCE, async || {
+        until("the vendor's connection to close", TURN_TIMEOUT, async || {
             match self.vendor.open_answers() {
                 0 => Ok(()),
                 other => Err(other),
@@ -190,11 +192,11 @@ impl<'a> Bench<'a> {
         })
         .await;
         if let Some(process) = &found.process {
-            process_is_gone(process).await;
+            wait_for_process_end(process).await;
         }
         // Whatever the row says: the script itself is over, and what it computed with is free.
         if found.script {
-            self.mesh.counted(Service::Interpreter, NO_SCRIPT).await;
+            self.mesh.wait_for_metric(Service::Interpreter, NO_SCRIPT).await;
         }
         began.elapsed()
     }
@@ -205,15 +207,16 @@ async fn cancel_and_suspend_take_effect_at_once_in_every_phase() {
     let trials: usize =
         std::env::var("CONSTRUCT_TRIALS").ok().and_then(|trials| trials.parse().ok()).unwrap_or(1);
     // A median needs some trials, and a wall-clock promise a machine that does nothing else.
-    let promise = if trials >= 10 { PROMISE } else { BOUND };
+    let promise = if trials >= 10 { MEDIAN_LIMIT } else { MAX_LIMIT };
     let mut mesh = Mesh::start().await.unwrap();
     {
         let bench = Bench::prepare(&mesh).await;
-        for place in Place::ALL {
+        for place in Location::ALL {
             for suspend in [false, true] {
                 let mut times = Vec::new();
                 for trial in 0..trials {
-                    let found = bench.find(place, &format!("{place:?}-{suspend}-{trial}")).await;
+                    let found =
+                        bench.start_at(place, &format!("{place:?}-{suspend}-{trial}")).await;
                     times.push(bench.stop(&found, suspend).await);
                     if !suspend {
                         check_cancelled(&found.conversation).await;
@@ -230,7 +233,7 @@ async fn cancel_and_suspend_take_effect_at_once_in_every_phase() {
                     at(0.99)
                 );
                 assert!(
-                    at(0.5) < promise && at(1.0) < BOUND,
+                    at(0.5) < promise && at(1.0) < MAX_LIMIT,
                     "{verb} {place:?}: {times:?}, looked at every {INTERVAL:?}"
                 );
             }
@@ -241,23 +244,23 @@ async fn cancel_and_suspend_take_effect_at_once_in_every_phase() {
     mesh.stop(Service::Providers).await.unwrap();
     let (client, mut times) = (mesh.client().unwrap(), Vec::new());
     for _ in 0..trials {
-        let conversation = client.begin("scripted", None).await.unwrap();
-        conversation.say("speak").await;
-        conversation.in_phase(TaskPhase::InvokeModel).await;
+        let conversation = client.create_task("scripted", None).await.unwrap();
+        conversation.submit("speak").await;
+        conversation.wait_for_phase(TaskPhase::InvokeModel).await;
         let began = Instant::now();
         conversation.cancel("it was a test").await;
-        conversation.settled().await;
+        conversation.wait_until_idle().await;
         times.push(began.elapsed());
         check_cancelled(&conversation).await;
     }
     times.sort_unstable();
     println!("cancel   Queued: {times:?}");
-    assert!(times[(trials - 1) / 2] < promise && times[trials - 1] < BOUND, "{times:?}");
+    assert!(times[(trials - 1) / 2] < promise && times[trials - 1] < MAX_LIMIT, "{times:?}");
 }
 
 /// Where people look, the reason stands.
 async fn check_cancelled(conversation: &Conversation) {
-    let task = conversation.settled().await;
+    let task = conversation.wait_until_idle().await;
     let task_status = task.status.unwrap();
     assert_eq!(task_status.last_outcome(), TurnOutcome::Cancelled);
     let error = task_status.last_error.unwrap();

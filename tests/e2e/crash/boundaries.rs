@@ -19,7 +19,7 @@ use super::{Job, ONE_BY_ONE, script};
 use crate::read;
 
 /// Places of each kind when nobody says how many.
-const PLACES: u64 = 2;
+const KILL_POINTS: u64 = 2;
 /// Side effects of a job: few, as it is begun so often.
 const EFFECTS: u32 = 6;
 
@@ -40,7 +40,7 @@ const KINDS: [(Server, End); 4] = [
 
 /// Where a process is killed.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum KillPoint {
     /// Before the nth piece from an end arrives.
     Piece(Server, End, u64),
     /// At a piece to PostgreSQL with a text in it.
@@ -53,7 +53,7 @@ enum Place {
 }
 
 /// A job that was done.
-struct Done {
+struct JobReport {
     /// Whether the process was killed in the middle of it.
     killed: bool,
     /// How much of each kind passed.
@@ -65,7 +65,7 @@ struct Done {
 }
 
 /// A mesh in which one service has its own way to the servers.
-struct Watched {
+struct ProxiedMesh {
     mesh: Mesh,
     service: Service,
     nats: Proxy,
@@ -73,7 +73,7 @@ struct Watched {
     jobs: u32,
 }
 
-impl Watched {
+impl ProxiedMesh {
     async fn start(service: Service) -> Self {
         let mut mesh = Mesh::prepare(&[]).await.unwrap();
         for other in Service::ALL.into_iter().filter(|other| *other != service) {
@@ -81,8 +81,8 @@ impl Watched {
         }
         let nats = Proxy::start_nats(&authority(mesh.nats.url())).await.unwrap();
         let database = Proxy::start(&authority(mesh.database.url())).await.unwrap();
-        mesh.set("CONSTRUCT_NATS_URL", nats.instead_of(mesh.nats.url()));
-        mesh.set("CONSTRUCT_DATABASE_URL", database.instead_of(mesh.database.url()));
+        mesh.set_env("CONSTRUCT_NATS_URL", nats.proxied_url(mesh.nats.url()));
+        mesh.set_env("CONSTRUCT_DATABASE_URL", database.proxied_url(mesh.database.url()));
         mesh.start_services().await.unwrap();
         let code = ONE_BY_ONE.map(|line| line.replace("n <= 24", &format!("n <= {EFFECTS}")));
         let code: Vec<&str> = code.iter().map(String::as_str).collect();
@@ -97,37 +97,41 @@ impl Watched {
         }
     }
 
-    fn passed(&self) -> [u64; KINDS.len()] {
-        KINDS.map(|(server, end)| self.proxy(server).passed(end))
+    fn piece_counts(&self) -> [u64; KINDS.len()] {
+        KINDS.map(|(server, end)| self.proxy(server).piece_count(end))
     }
 
     /// Has a job done, kills the process at the place that is named, and checks what came of the
     /// job.
-    async fn job(&mut self, place: Option<Place>) -> Done {
+    async fn job(&mut self, place: Option<KillPoint>) -> JobReport {
         self.jobs += 1;
         let folder = self.mesh.folder(&format!("job-{}", self.jobs)).unwrap();
         let job = Job::prepare(&self.mesh, &folder, EFFECTS).await;
-        let before = self.passed();
+        let before = self.piece_counts();
         // Only what is told is waited for: who asks a gateway again and again has it ask the
         // database.
         let working = async {
-            job.conversation.say("Do it.").await;
-            job.recorder.until_count("turn.completed", 1).await;
+            job.conversation.submit("Do it.").await;
+            job.recorder.wait_for_count("turn.completed", 1).await;
         };
         let killed = self.kill_during(working, place).await;
-        let after = self.passed();
+        let after = self.piece_counts();
         let unknown = job.check(&folder).await;
         // Only who runs scripts can lose what became of a call, and there is one call at a time.
         let most = usize::from(self.service == Service::Interpreter);
         assert!(unknown.len() <= most, "{unknown:?} are said to be unknown");
-        self.mesh.ready(self.service).await.unwrap();
+        self.mesh.wait_until_ready(self.service).await.unwrap();
         let passed = std::array::from_fn(|kind| after[kind] - before[kind]);
-        Done { killed, passed, unknown, effects: read(&folder.join("effects.log")) }
+        JobReport { killed, passed, unknown, effects: read(&folder.join("effects.log")) }
     }
 
     /// Kills the process at the place that is named, if it comes there while something is done, and
     /// starts it again. Gives whether it did, when that is done.
-    async fn kill_during(&mut self, work: impl Future<Output = ()>, place: Option<Place>) -> bool {
+    async fn kill_during(
+        &mut self,
+        work: impl Future<Output = ()>,
+        place: Option<KillPoint>,
+    ) -> bool {
         let over = watch::Sender::new(false);
         let working = async {
             work.await;
@@ -138,14 +142,16 @@ impl Watched {
             let ways = [&self.nats, &self.database];
             let mut sprung = match place {
                 None => return false,
-                Some(Place::Piece(server, end, nth)) => self.proxy(server).trap(end, nth, &ways),
-                Some(Place::Text(moment, text)) => {
+                Some(KillPoint::Piece(server, end, nth)) => {
+                    self.proxy(server).trap(end, nth, &ways)
+                }
+                Some(KillPoint::Text(moment, text)) => {
                     self.database.trap_text(moment, text, None, &ways)
                 }
-                Some(Place::Commit(moment, text)) => {
+                Some(KillPoint::Commit(moment, text)) => {
                     self.database.trap_text(moment, "COMMIT", Some(text), &ways)
                 }
-                Some(Place::Message(moment, subject, nth, after)) => {
+                Some(KillPoint::Message(moment, subject, nth, after)) => {
                     self.nats.trap_message(moment, (subject, nth), after, &ways)
                 }
             };
@@ -173,15 +179,15 @@ impl Watched {
 
 /// Has jobs done whose service is killed at so many places of each kind, the first one as the first
 /// piece passes.
-async fn survives(service: Service, servers: &[Server]) {
+async fn survives_crash_of(service: Service, servers: &[Server]) {
     let places = std::env::var("CONSTRUCT_BOUNDARIES")
         .ok()
         .and_then(|places| places.parse().ok())
-        .unwrap_or(PLACES);
-    let mut watched = Watched::start(service).await;
+        .unwrap_or(KILL_POINTS);
+    let mut proxied = ProxiedMesh::start(service).await;
     // The first one fills what is remembered.
-    watched.job(None).await;
-    let lengths = watched.job(None).await.passed;
+    proxied.job(None).await;
+    let lengths = proxied.job(None).await.passed;
     for ((server, end), length) in
         KINDS.into_iter().zip(lengths).filter(|((server, _), _)| servers.contains(server))
     {
@@ -191,7 +197,7 @@ async fn survives(service: Service, servers: &[Server]) {
             println!(
                 "{service:?}: piece {nth} of {length} from the {end:?} between it and {server:?}"
             );
-            killed += u64::from(watched.job(Some(Place::Piece(server, end, nth))).await.killed);
+            killed += u64::from(proxied.job(Some(KillPoint::Piece(server, end, nth))).await.killed);
         }
         assert!(
             places > 0 && 2 * killed >= places,
@@ -202,22 +208,22 @@ async fn survives(service: Service, servers: &[Server]) {
 
 #[tokio::test]
 async fn job_survives_gateway_crash_at_every_boundary() {
-    survives(Service::Gateway, &[Server::Nats, Server::PostgreSql]).await;
+    survives_crash_of(Service::Gateway, &[Server::Nats, Server::PostgreSql]).await;
 }
 
 #[tokio::test]
 async fn job_survives_reconciler_crash_at_every_boundary() {
-    survives(Service::Reconciler, &[Server::Nats, Server::PostgreSql]).await;
+    survives_crash_of(Service::Reconciler, &[Server::Nats, Server::PostgreSql]).await;
 }
 
 #[tokio::test]
 async fn job_survives_providers_crash_at_every_boundary() {
-    survives(Service::Providers, &[Server::Nats]).await;
+    survives_crash_of(Service::Providers, &[Server::Nats]).await;
 }
 
 #[tokio::test]
 async fn job_survives_interpreter_crash_at_every_boundary() {
-    survives(Service::Interpreter, &[Server::Nats]).await;
+    survives_crash_of(Service::Interpreter, &[Server::Nats]).await;
 }
 
 /// Wakes, commands, results, entries of journals; and where a worker, or a reconciler, says that it
@@ -232,13 +238,13 @@ const MODEL_DONE: &str = "$JS.ACK.CONSTRUCT_MODEL.";
 const CODE_DONE: &str = "$JS.ACK.CONSTRUCT_CODE.";
 
 /// Has jobs done whose service is killed at places that have a name, each of which it comes to.
-async fn survives_at(service: Service, places: &[(&str, Place)]) -> Vec<Done> {
-    let mut watched = Watched::start(service).await;
-    watched.job(None).await;
+async fn survives_at(service: Service, places: &[(&str, KillPoint)]) -> Vec<JobReport> {
+    let mut proxied = ProxiedMesh::start(service).await;
+    proxied.job(None).await;
     let mut jobs = Vec::new();
     for (name, place) in places {
         println!("{service:?}: {name}");
-        let done = watched.job(Some(*place)).await;
+        let done = proxied.job(Some(*place)).await;
         assert!(done.killed, "{service:?} did not come to where it is to be killed: {name}");
         jobs.push(done);
     }
@@ -248,15 +254,15 @@ async fn survives_at(service: Service, places: &[(&str, Place)]) -> Vec<Done> {
 #[tokio::test]
 async fn job_survives_gateway_crash_around_commit_wake_and_answer() {
     let places = [
-        ("a message is not committed", Place::Text(Moment::Sent, "COMMIT")),
-        ("it is committed, and that is not known", Place::Text(Moment::Answered, "COMMIT")),
+        ("a message is not committed", KillPoint::Text(Moment::Sent, "COMMIT")),
+        ("it is committed, and that is not known", KillPoint::Text(Moment::Answered, "COMMIT")),
         (
             "a message is committed, its wake is not published",
-            Place::Message(Moment::Sent, WAKE, 1, None),
+            KillPoint::Message(Moment::Sent, WAKE, 1, None),
         ),
         (
             "its wake is published, and whoever sent it is not told",
-            Place::Message(Moment::Answered, WAKE, 1, None),
+            KillPoint::Message(Moment::Answered, WAKE, 1, None),
         ),
     ];
     survives_at(Service::Gateway, &places).await;
@@ -266,26 +272,26 @@ async fn job_survives_gateway_crash_around_commit_wake_and_answer() {
 async fn job_survives_reconciler_crash_around_commit_command_and_ack() {
     // The first record of a message that it writes is that of the model's answer.
     let places = [
-        ("a result is not committed", Place::Text(Moment::Sent, "message.created")),
+        ("a result is not committed", KillPoint::Text(Moment::Sent, "message.created")),
         (
             "a result is committed, and that is not known",
-            Place::Text(Moment::Answered, "message.created"),
+            KillPoint::Text(Moment::Answered, "message.created"),
         ),
         (
             "a model call is committed, its command not published",
-            Place::Message(Moment::Sent, MODEL, 1, None),
+            KillPoint::Message(Moment::Sent, MODEL, 1, None),
         ),
         (
             "its command is published, and that is not known",
-            Place::Message(Moment::Answered, MODEL, 1, None),
+            KillPoint::Message(Moment::Answered, MODEL, 1, None),
         ),
         (
             "a result is committed, the command for its script not published",
-            Place::Message(Moment::Sent, CODE, 1, None),
+            KillPoint::Message(Moment::Sent, CODE, 1, None),
         ),
         (
             "the script's command is published, the result not acknowledged",
-            Place::Message(Moment::Sent, TASK_DONE, 1, Some(CODE)),
+            KillPoint::Message(Moment::Sent, TASK_DONE, 1, Some(CODE)),
         ),
     ];
     survives_at(Service::Reconciler, &places).await;
@@ -296,58 +302,57 @@ async fn job_survives_providers_crash_around_answer_result_and_ack() {
     let places = [
         (
             "the model has answered, the result is not published",
-            Place::Message(Moment::Sent, RESULT, 1, None),
+            KillPoint::Message(Moment::Sent, RESULT, 1, None),
         ),
         (
             "the result is published, and that is not known",
-            Place::Message(Moment::Answered, RESULT, 1, None),
+            KillPoint::Message(Moment::Answered, RESULT, 1, None),
         ),
         (
             "the result is published, the command not acknowledged",
-            Place::Message(Moment::Sent, MODEL_DONE, 1, Some(RESULT)),
+            KillPoint::Message(Moment::Sent, MODEL_DONE, 1, Some(RESULT)),
         ),
     ];
     survives_at(Service::Providers, &places).await;
 }
 
 #[tokio::test]
-async fn job_survives_interpreter_crash_around_journal_effect_and_ack()
-{
+async fn job_survives_interpreter_crash_around_journal_effect_and_ack() {
     // The first entry says who has the script, the second that its first effect begins, the third
     // that it has ended.
     let places = [
         (
             "the script is taken over, and that is not known",
-            Place::Message(Moment::Answered, JOURNAL, 1, None),
+            KillPoint::Message(Moment::Answered, JOURNAL, 1, None),
         ),
         (
             "the effect is to begin, and that is not written",
-            Place::Message(Moment::Sent, JOURNAL, 2, None),
+            KillPoint::Message(Moment::Sent, JOURNAL, 2, None),
         ),
         (
             "that the effect begins is written, it has not begun",
-            Place::Message(Moment::Answered, JOURNAL, 2, None),
+            KillPoint::Message(Moment::Answered, JOURNAL, 2, None),
         ),
         (
             "the effect has happened, its end is not written",
-            Place::Message(Moment::Sent, JOURNAL, 3, None),
+            KillPoint::Message(Moment::Sent, JOURNAL, 3, None),
         ),
         (
             "its end is written, and that is not known",
-            Place::Message(Moment::Answered, JOURNAL, 3, None),
+            KillPoint::Message(Moment::Answered, JOURNAL, 3, None),
         ),
         (
             "the script is over, the result is not published",
-            Place::Message(Moment::Sent, RESULT, 1, None),
+            KillPoint::Message(Moment::Sent, RESULT, 1, None),
         ),
         (
             "the result is published, the command not acknowledged",
-            Place::Message(Moment::Sent, CODE_DONE, 1, Some(RESULT)),
+            KillPoint::Message(Moment::Sent, CODE_DONE, 1, Some(RESULT)),
         ),
     ];
     let jobs = survives_at(Service::Interpreter, &places).await;
     // Whether the first effect happened, and what is said to be unknown.
-    let happened = |done: &Done| done.effects.lines().any(|line| line == "1");
+    let happened = |done: &JobReport| done.effects.lines().any(|line| line == "1");
     let found: Vec<_> = jobs.iter().map(|done| (happened(done), done.unknown.clone())).collect();
     let (known, first) = ((true, BTreeSet::new()), BTreeSet::from([1]));
     let (not_begun, not_ended) = ((false, first.clone()), (true, first));

@@ -28,11 +28,12 @@ async fn uploaded_archive_is_sealed_and_deleted_with_its_scan() {
         &"0".repeat(40),
         &[("tools/report.py", REPORT.as_bytes()), ("config.toml", secret.as_bytes())],
     );
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     // No model answers before what is there meanwhile has been looked at.
     mesh.pause(Service::Providers).unwrap();
     let upload = v1::ScanUpload { archive: packed.clone(), name: "ledger.tar.gz".into() };
-    let spec = v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..of("", "m") };
+    let spec =
+        v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..scan_spec("", "m") };
     let request = |key: &str| v1::CreateScanRequest {
         spec: Some(spec.clone()),
         idempotency_key: key.to_owned(),
@@ -45,7 +46,7 @@ async fn uploaded_archive_is_sealed_and_deleted_with_its_scan() {
         made.push(id(scan.metadata.as_ref()));
     }
     assert_eq!(made[1], made[2]);
-    in_phase(&mesh, &made[0], Exploring).await;
+    wait_for_phase(&mesh, &made[0], Exploring).await;
     let stored = files(&blobs);
     assert_eq!(stored.len(), 2, "{stored:?}");
     for file in stored {
@@ -58,17 +59,17 @@ async fn uploaded_archive_is_sealed_and_deleted_with_its_scan() {
     std::fs::write(left.join("archive"), &packed).unwrap();
     mesh.resume(Service::Providers).unwrap();
     for scan in &made[..2] {
-        let status = in_phase(&mesh, scan, Review).await;
+        let status = wait_for_phase(&mesh, scan, Review).await;
         assert!(status.candidates == 1 && status.secrets_masked >= 1, "{status:?}");
     }
-    clean(&mesh).await;
+    wait_until_clean(&mesh).await;
     assert_eq!((files(&blobs), files(temporary.path())), (Vec::new(), Vec::new()));
     assert!(!mesh.database.contents().await.contains(PLANTED));
 }
 
 /// An archive of entries of which nothing is checked: their names, kinds and links, and what they
 /// hold.
-fn hostile(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
+fn hostile_tar(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
     for (name, kind, link, content) in entries {
         let mut header = tar::Header::new_gnu();
@@ -87,40 +88,40 @@ fn hostile(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
 #[tokio::test]
 async fn hostile_archive_fails_only_its_scan_with_a_reason() {
     let (mesh, github) = begin().await;
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     let file = tar::EntryType::Regular;
     let whole = tarball("t", &"0".repeat(40), &[("a.txt", REPORT.as_bytes())]);
     let zeros = vec![0; 64 << 20];
     let cases = [
-        ("escape", hostile(&[("t/a", file, "", b"a"), ("t/../../x", file, "", b"x")])),
-        ("bomb", hostile(&[("t/zeros", file, "", &zeros)])),
+        ("escape", hostile_tar(&[("t/a", file, "", b"a"), ("t/../../x", file, "", b"x")])),
+        ("bomb", hostile_tar(&[("t/zeros", file, "", &zeros)])),
         ("cut", whole[..whole.len() / 2].to_vec()),
     ];
     for (number, (name, archive)) in cases.into_iter().enumerate() {
         let repository = format!("octo/{name}");
         github.commit_archive(&repository, &format!("{:040x}", number + 1), archive);
-        let scan = create(&mesh, of(&repository, "m")).await;
-        let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
+        let scan = create(&mesh, scan_spec(&repository, "m")).await;
+        let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
         assert!(status.reason.starts_with("the archive"), "{name}: {status:?}");
         let told = mesh.client().unwrap().conversation(&status.task_id).transcript().await;
         assert!(format!("{told:?}").len() < 200, "{name}: nobody asks the task anything: {told:?}");
-        clean(&mesh).await;
+        wait_until_clean(&mesh).await;
         assert!(!mesh.workspace().join("x").exists() && !mesh.scans().join("x").exists(), "{name}");
     }
     // A link is left out, whatever it leads to; the next scan works.
     let link = tar::EntryType::Symlink;
-    let archive = hostile(&[
+    let archive = hostile_tar(&[
         ("t/tools/report.py", file, "", REPORT.as_bytes()),
         ("t/out", link, "/etc/passwd", b""),
     ]);
     github.commit_archive("octo/link", &format!("{:040x}", 9), archive);
-    let scan = create(&mesh, of("octo/link", "m")).await;
-    let status = in_phase(&mesh, &scan, Review).await;
+    let scan = create(&mesh, scan_spec("octo/link", "m")).await;
+    let status = wait_for_phase(&mesh, &scan, Review).await;
     assert_eq!((status.candidates, status.files, status.files_skipped), (1, 1, 1), "{status:?}");
 }
 
 /// A zip archive of entries with their modes, of which nothing is checked.
-fn zipped(entries: &[(&str, &[u8], u32)]) -> Vec<u8> {
+fn zip_archive(entries: &[(&str, &[u8], u32)]) -> Vec<u8> {
     let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, content, mode) in entries {
         let options = SimpleFileOptions::default()
@@ -140,25 +141,25 @@ fn zipped(entries: &[(&str, &[u8], u32)]) -> Vec<u8> {
 }
 
 /// A scan of an archive that is sent.
-fn sent(name: &str, archive: Vec<u8>) -> v1::ScanSpec {
+fn upload_spec(name: &str, archive: Vec<u8>) -> v1::ScanSpec {
     let upload = v1::ScanUpload { archive, name: name.to_owned() };
-    v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..of("", "m") }
+    v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..scan_spec("", "m") }
 }
 
 #[tokio::test]
 async fn uploaded_zip_is_scanned() {
     let (mesh, _github) = begin().await;
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     let config = format!("[api]\ntoken = \"{PLANTED}\"\n");
-    let archive = zipped(&[
+    let archive = zip_archive(&[
         ("ledger-2.1/README.md", ledger("").as_bytes(), 0o644),
         ("ledger-2.1/tools/report.py", REPORT.as_bytes(), 0o755),
         ("ledger-2.1/config.toml", config.as_bytes(), 0o644),
         // What cannot be had is left out.
         ("ledger-2.1/passwd", b"/etc/passwd", 0o120_777),
     ]);
-    let scan = create(&mesh, sent("ledger.zip", archive)).await;
-    let status = in_phase(&mesh, &scan, Review).await;
+    let scan = create(&mesh, upload_spec("ledger.zip", archive)).await;
+    let status = wait_for_phase(&mesh, &scan, Review).await;
     assert_eq!((status.files, status.files_skipped, status.candidates), (3, 1, 1), "{status:?}");
     assert!(status.secrets_masked >= 1, "{status:?}");
     let told = transcript(&mesh, &scan).await;
@@ -168,18 +169,18 @@ async fn uploaded_zip_is_scanned() {
             && !told.contains(PLANTED),
         "{told}"
     );
-    clean(&mesh).await;
+    wait_until_clean(&mesh).await;
     assert_eq!(files(&mesh.home().join("data/blobs")), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
 async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
     let (mesh, _github) = begin().await;
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     let (file, zeros) = (tar::EntryType::Regular, vec![0; 40 << 20]);
     let outside = mesh.workspace().join("x");
     let absolute = outside.display().to_string();
-    let honest = zipped(&[("t/a.py", REPORT.as_bytes(), 0o644)]);
+    let honest = zip_archive(&[("t/a.py", REPORT.as_bytes(), 0o644)]);
     // Its directory says that the file is called otherwise than the file itself does.
     let mut lying = honest.clone();
     let at = lying.windows(6).rposition(|bytes| bytes == b"t/a.py").unwrap();
@@ -187,23 +188,23 @@ async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
     let cases = [
         (
             "up.zip",
-            zipped(&[("t/a.py", REPORT.as_bytes(), 0o644), ("t/../../x", b"x", 0o644)]),
+            zip_archive(&[("t/a.py", REPORT.as_bytes(), 0o644), ("t/../../x", b"x", 0o644)]),
             "the archive",
         ),
         (
             "away.zip",
-            zipped(&[("t/a.py", REPORT.as_bytes(), 0o644), (&absolute, b"x", 0o644)]),
+            zip_archive(&[("t/a.py", REPORT.as_bytes(), 0o644), (&absolute, b"x", 0o644)]),
             "the archive",
         ),
-        ("bomb.zip", zipped(&[("t/zeros", &zeros, 0o644)]), "the archive"),
+        ("bomb.zip", zip_archive(&[("t/zeros", &zeros, 0o644)]), "the archive"),
         ("cut.zip", honest[..honest.len() - 30].to_vec(), "the archive"),
         ("lying.zip", lying, "the archive"),
         (
             "up.tar.gz",
-            hostile(&[("t/a", file, "", b"a"), ("t/../../x", file, "", b"x")]),
+            hostile_tar(&[("t/a", file, "", b"a"), ("t/../../x", file, "", b"x")]),
             "the archive",
         ),
-        ("bomb.tar.gz", hostile(&[("t/zeros", file, "", &zeros)]), "the archive"),
+        ("bomb.tar.gz", hostile_tar(&[("t/zeros", file, "", &zeros)]), "the archive"),
         (
             "no.zip",
             b"#!/bin/sh\nrm -rf /\n".to_vec(),
@@ -211,18 +212,18 @@ async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
         ),
     ];
     for (name, archive, why) in cases {
-        let scan = create(&mesh, sent(name, archive)).await;
-        let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
+        let scan = create(&mesh, upload_spec(name, archive)).await;
+        let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
         assert!(status.reason.contains(why), "{name}: {status:?}");
         assert_eq!((status.files, status.candidates), (0, 0), "{name}: {status:?}");
         let told = mesh.client().unwrap().conversation(&status.task_id).transcript().await;
         assert!(format!("{told:?}").len() < 200, "{name}: nobody asks the task anything: {told:?}");
-        clean(&mesh).await;
+        wait_until_clean(&mesh).await;
         assert_eq!(files(&mesh.home().join("data/blobs")), Vec::<PathBuf>::new(), "{name}");
         assert!(!outside.exists() && !mesh.scans().join("x").exists(), "{name}");
     }
     // What is too large is refused before anything is made for it.
-    let spec = sent("large.tar.gz", vec![0; (3 << 20) + 1]);
+    let spec = upload_spec("large.tar.gz", vec![0; (3 << 20) + 1]);
     let request = v1::CreateScanRequest { spec: Some(spec), ..Default::default() };
     let refused = mesh.client().unwrap().scans().create_scan(request).await.unwrap_err();
     assert!(
@@ -232,8 +233,8 @@ async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
     // The next honest one gets through.
     let scan = create(
         &mesh,
-        sent("honest.zip", zipped(&[("t/tools/report.py", REPORT.as_bytes(), 0o644)])),
+        upload_spec("honest.zip", zip_archive(&[("t/tools/report.py", REPORT.as_bytes(), 0o644)])),
     )
     .await;
-    assert_eq!(in_phase(&mesh, &scan, Review).await.candidates, 1);
+    assert_eq!(wait_for_phase(&mesh, &scan, Review).await.candidates, 1);
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::protocols::follow_events;
 
 /// Events from a cursor on, until one of them is as wanted; or all.
-async fn watched(
+async fn watch_until(
     mesh: &Mesh,
     scan: &str,
     cursor: &str,
@@ -15,13 +15,14 @@ async fn watched(
 ) -> Vec<v1::ScanEvent> {
     let request = v1::WatchScanRequest { scan: scan.to_owned(), cursor: cursor.to_owned() };
     // A gateway that begins anew is not there at once.
-    let mut stream = until("the gateway to be there", PATIENCE, async || {
+    let mut stream = until("the gateway to be there", SCAN_TIMEOUT, async || {
         let stream = mesh.client().unwrap().scans().watch_scan(request.clone()).await;
         stream.map(tonic::Response::into_inner).map_err(|status| status.to_string())
     })
     .await;
     let mut seen = Vec::new();
-    while let Some(event) = tokio::time::timeout(PATIENCE, stream.message()).await.unwrap().unwrap()
+    while let Some(event) =
+        tokio::time::timeout(SCAN_TIMEOUT, stream.message()).await.unwrap().unwrap()
     {
         let is_enough = wanted(&event);
         seen.push(event);
@@ -41,31 +42,31 @@ async fn scan_watcher_misses_and_repeats_nothing() {
     );
     let script = json!({"turns": [
         {"text": "Let me look.", "code": read},
-        {"delay_ms": 4000, "text": answer(&[good()])},
+        {"delay_ms": 4000, "text": answer(&[valid_candidate()])},
     ]});
     mesh.scripted_agent("m", &script).await.unwrap();
     // No model answers before the gateway has been killed, so that the scan cannot be over by then.
     mesh.pause(Service::Providers).unwrap();
-    let scan = create(&mesh, of("octo/ledger", "m")).await;
+    let scan = create(&mesh, scan_spec("octo/ledger", "m")).await;
     let url = format!("{}/v1/scans/{scan}/events", mesh.gateway_url());
     let (seen, _) = watch::channel(Vec::new());
     let follower = follow_events(url, seen.clone());
 
     // Somebody who looks, goes away, and comes back twice: the second time to a gateway that was
     // killed.
-    let mut all = watched(&mesh, &scan, "", |event| event.phase() == Snapshot).await;
+    let mut all = watch_until(&mesh, &scan, "", |event| event.phase() == Snapshot).await;
     assert!(
         get(&mesh, &scan).await.status.unwrap().next_wake.is_some(),
         "it was told while it happened"
     );
     let cursor = all.last().unwrap().cursor.clone();
-    all.extend(watched(&mesh, &scan, &cursor, |event| event.phase() == Exploring).await);
+    all.extend(watch_until(&mesh, &scan, &cursor, |event| event.phase() == Exploring).await);
     mesh.crash(Service::Gateway).await.unwrap();
     mesh.resume(Service::Providers).unwrap();
     let cursor = all.last().unwrap().cursor.clone();
-    all.extend(watched(&mesh, &scan, &cursor, |_| false).await);
+    all.extend(watch_until(&mesh, &scan, &cursor, |_| false).await);
 
-    let status = in_phase(&mesh, &scan, Review).await;
+    let status = wait_for_phase(&mesh, &scan, Review).await;
     let expected: Vec<i64> = (1..=status.event_sequence).collect();
     assert_eq!(all.iter().map(|event| event.sequence).collect::<Vec<_>>(), expected, "{all:#?}");
     assert_eq!(all, events(&mesh, &scan).await, "afterwards it is told as it was");
@@ -82,7 +83,7 @@ async fn scan_watcher_misses_and_repeats_nothing() {
     assert!(all.iter().any(|event| event.tool_calls >= 2), "{all:#?}");
 
     // The same as server-sent events, of which each has the cursor as its id.
-    let told = until("the last event", PATIENCE, async || {
+    let told = until("the last event", SCAN_TIMEOUT, async || {
         let seen = seen.borrow().clone();
         if seen.len() >= all.len() { Ok(seen) } else { Err(seen) }
     })

@@ -5,18 +5,22 @@ use construct_domain::ScanId;
 use super::*;
 
 /// Whether a folder of this name is where the files of scans are.
-fn is_there(mesh: &Mesh, name: &str) -> bool {
+fn exists(mesh: &Mesh, name: &str) -> bool {
     mesh.scans().join(name).exists()
 }
 
 /// Waits until a folder is gone.
-async fn gone(mesh: &Mesh, name: &str) {
-    until(name, PATIENCE, async || if is_there(mesh, name) { Err("it is there") } else { Ok(()) })
-        .await;
+async fn wait_until_deleted(mesh: &Mesh, name: &str) {
+    until(
+        name,
+        SCAN_TIMEOUT,
+        async || if exists(mesh, name) { Err("it is there") } else { Ok(()) },
+    )
+    .await;
 }
 
 /// Lets a scan have ended longer ago than files are kept.
-async fn age(mesh: &Mesh, scan: &str) {
+async fn expire(mesh: &Mesh, scan: &str) {
     let id: ScanId = scan.parse().unwrap();
     mesh.database
         .execute(&format!(
@@ -30,18 +34,19 @@ async fn age(mesh: &Mesh, scan: &str) {
 async fn files_follow_retention_and_orphans_are_deleted() {
     let (mesh, github) = begin_with(&[("CONSTRUCT_SCANNER_KEEP_SNAPSHOTS", "12h")]).await;
     let commit = commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     mesh.scripted_agent("slow", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
     let packed = tarball("t", &"0".repeat(40), &[("tools/report.py", REPORT.as_bytes())]);
     let upload = v1::ScanUpload { archive: packed, name: "ledger.tar.gz".into() };
     let upload =
-        v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..of("", "m") };
-    let (done, sent) = (create(&mesh, of("octo/ledger", "m")).await, create(&mesh, upload).await);
-    let open = create(&mesh, of("octo/ledger", "slow")).await;
+        v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..scan_spec("", "m") };
+    let (done, sent) =
+        (create(&mesh, scan_spec("octo/ledger", "m")).await, create(&mesh, upload).await);
+    let open = create(&mesh, scan_spec("octo/ledger", "slow")).await;
     for scan in [&done, &sent] {
-        in_phase(&mesh, scan, Review).await;
+        wait_for_phase(&mesh, scan, Review).await;
     }
-    in_phase(&mesh, &open, Exploring).await;
+    wait_for_phase(&mesh, &open, Exploring).await;
     // As processes leave it that die: of a scan that was deleted since, and of one that never came
     // to be.
     let nobody = ScanId::from_uuid(Uuid::now_v7()).to_string();
@@ -54,7 +59,7 @@ async fn files_follow_retention_and_orphans_are_deleted() {
     // Whatever else somebody keeps there is not the scanner's.
     std::fs::create_dir(mesh.scans().join("lost+found")).unwrap();
     for left in [&nobody, &unmasked] {
-        gone(&mesh, left).await;
+        wait_until_deleted(&mesh, left).await;
     }
 
     let tree = |scan: &str| mesh.scans().join(scan).join(&commit).join("tree/tools/report.py");
@@ -62,30 +67,30 @@ async fn files_follow_retention_and_orphans_are_deleted() {
     assert!(
         tree(&done).is_file()
             && tree(&open).is_file()
-            && is_there(&mesh, &sent)
-            && is_there(&mesh, "lost+found")
+            && exists(&mesh, &sent)
+            && exists(&mesh, "lost+found")
     );
     assert_eq!(archives::files(&blobs).len(), 1);
     // When their time is over they go, each with the archive that was sent for it; one that is
     // explored needs its files.
     for scan in [&done, &sent] {
-        age(&mesh, scan).await;
-        gone(&mesh, scan).await;
+        expire(&mesh, scan).await;
+        wait_until_deleted(&mesh, scan).await;
     }
-    until("the archive to be deleted", PATIENCE, async || {
+    until("the archive to be deleted", SCAN_TIMEOUT, async || {
         let left = archives::files(&blobs);
         if left.is_empty() { Ok(()) } else { Err(left) }
     })
     .await;
-    assert!(tree(&open).is_file() && is_there(&mesh, "lost+found"));
+    assert!(tree(&open).is_file() && exists(&mesh, "lost+found"));
     let request =
         v1::CancelScanRequest { scan: open.clone(), reason: "enough".into(), ..Default::default() };
     mesh.client().unwrap().scans().cancel_scan(request).await.unwrap();
-    in_phase(&mesh, &open, v1::ScanPhase::Cancelled).await;
+    wait_for_phase(&mesh, &open, v1::ScanPhase::Cancelled).await;
     assert!(tree(&open).is_file(), "it is over, and kept");
-    age(&mesh, &open).await;
-    gone(&mesh, &open).await;
-    assert!(is_there(&mesh, "lost+found"));
+    expire(&mesh, &open).await;
+    wait_until_deleted(&mesh, &open).await;
+    assert!(exists(&mesh, "lost+found"));
 }
 
 #[tokio::test]
@@ -93,15 +98,15 @@ async fn interrupted_deletion_is_finished_by_the_next_scanner() {
     let (mut mesh, github) = begin().await;
     // It is killed while it fetches, which leaves the half of it, and the scan is ended before
     // there is another one.
-    let scan = standing::standing(&mesh, &github, Snapshot).await;
+    let scan = interruptions::pause_in_phase(&mesh, &github, Snapshot).await;
     let unmasked = format!(".unmasked-{scan}");
-    until("its folder", PATIENCE, async || {
-        if is_there(&mesh, &unmasked) { Ok(()) } else { Err("it is not there") }
+    until("its folder", SCAN_TIMEOUT, async || {
+        if exists(&mesh, &unmasked) { Ok(()) } else { Err("it is not there") }
     })
     .await;
     mesh.kill(Service::Scanner).unwrap();
     // Another scan's files nobody came to delete, although that was over.
-    let over = create(&mesh, of("octo/ledger", "m")).await;
+    let over = create(&mesh, scan_spec("octo/ledger", "m")).await;
     let id: ScanId = over.parse().unwrap();
     mesh.database
         .execute(&format!(
@@ -114,9 +119,9 @@ async fn interrupted_deletion_is_finished_by_the_next_scanner() {
         v1::CancelScanRequest { scan: scan.clone(), reason: "enough".into(), ..Default::default() };
     mesh.client().unwrap().scans().cancel_scan(request).await.unwrap();
     mesh.spawn(Service::Scanner).unwrap();
-    in_phase(&mesh, &scan, v1::ScanPhase::Cancelled).await;
+    wait_for_phase(&mesh, &scan, v1::ScanPhase::Cancelled).await;
     for name in [&unmasked, &over] {
-        gone(&mesh, name).await;
+        wait_until_deleted(&mesh, name).await;
     }
-    clean(&mesh).await;
+    wait_until_clean(&mesh).await;
 }

@@ -7,11 +7,11 @@ use super::*;
 async fn begin() -> (Mesh, GitLabServer) {
     let gitlab = GitLabServer::start().await;
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
-    mesh.set("CONSTRUCT_SCANNER_GITLAB_URL", gitlab.url());
-    mesh.set("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
+    mesh.set_env("CONSTRUCT_SCANNER_GITLAB_URL", gitlab.url());
+    mesh.set_env("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
     mesh.start_services().await.unwrap();
     mesh.spawn(Service::Scanner).unwrap();
-    mesh.ready(Service::Scanner).await.unwrap();
+    mesh.wait_until_ready(Service::Scanner).await.unwrap();
     (mesh, gitlab)
 }
 
@@ -27,7 +27,7 @@ fn commit(gitlab: &GitLabServer, project: &str) -> String {
     )
 }
 
-fn of(project: &str, connection: &str) -> v1::ScanSpec {
+fn project_spec(project: &str, connection: &str) -> v1::ScanSpec {
     v1::ScanSpec {
         source: Some(v1::scan_spec::Source::Gitlab(project.to_owned())),
         connection: connection.to_owned(),
@@ -52,13 +52,13 @@ async fn repositories(
 async fn gitlab_subgroup_and_public_projects_are_scanned() {
     let (mesh, gitlab) = begin().await;
     let (id, open) = (commit(&gitlab, "corp/tools/ledger"), commit(&gitlab, "corp/open"));
-    gitlab.hide("corp/tools/ledger");
+    gitlab.make_private("corp/tools/ledger");
     gitlab.commit("ann/own", &[("README.md", b"# Ann's\n")]);
-    gitlab.user("ann");
+    gitlab.add_user("ann");
     for number in 0..120 {
         gitlab.create(&format!("many/p{number:03}"));
     }
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     let spec = v1::ScanConnectionSpec {
         name: "lab".into(),
         host: v1::ScanHost::Gitlab.into(),
@@ -93,8 +93,8 @@ async fn gitlab_subgroup_and_public_projects_are_scanned() {
     // By the address that people copy. An archive too many is waited for.
     gitlab.fail("/archive", Fault::Throttled(1));
     let address = format!("{}/corp/tools/ledger.git", gitlab.url());
-    let scan = create(&mesh, of(&address, "lab")).await;
-    let status = in_phase(&mesh, &scan, Review).await;
+    let scan = create(&mesh, project_spec(&address, "lab")).await;
+    let status = wait_for_phase(&mesh, &scan, Review).await;
     assert_eq!(
         (status.commit.as_str(), status.files, status.candidates),
         (id.as_str(), 3, 1),
@@ -105,15 +105,20 @@ async fn gitlab_subgroup_and_public_projects_are_scanned() {
     assert_eq!((found[0].last_scan.as_str(), found[0].private), (scan.as_str(), true), "{found:?}");
 
     // Everybody's needs no connection; what is hidden is not found without one.
-    let before = gitlab.asked().len();
-    let scan = create(&mesh, of("corp/open", "")).await;
-    assert_eq!(in_phase(&mesh, &scan, Review).await.commit, open);
-    let scan = create(&mesh, of("corp/tools/ledger", "")).await;
-    let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
+    let before = gitlab.requests().len();
+    let scan = create(&mesh, project_spec("corp/open", "")).await;
+    assert_eq!(wait_for_phase(&mesh, &scan, Review).await.commit, open);
+    let scan = create(&mesh, project_spec("corp/tools/ledger", "")).await;
+    let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
     assert!(status.reason.contains("not found"), "{status:?}");
-    assert!(gitlab.asked()[before..].iter().all(|asked| !asked.credential), "{:?}", gitlab.asked());
+    assert!(
+        gitlab.requests()[before..].iter().all(|asked| !asked.credential),
+        "{:?}",
+        gitlab.requests()
+    );
     // A connection to the one kind of host opens nothing on the other.
-    let wrong = v1::ScanSpec { connection: "lab".into(), ..super::of("octo/ledger", "m") };
+    let wrong =
+        v1::ScanSpec { connection: "lab".into(), ..super::project_spec("octo/ledger", "m") };
     let request = v1::CreateScanRequest { spec: Some(wrong), ..Default::default() };
     let refused = mesh.client().unwrap().scans().create_scan(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");

@@ -9,11 +9,11 @@ use prost::Message as _;
 use super::*;
 
 /// A scan that is to be reviewed, and its candidate.
-async fn reviewed(mesh: &Mesh, github: &GitHubServer) -> (String, String) {
+async fn scan_in_review(mesh: &Mesh, github: &GitHubServer) -> (String, String) {
     commit(github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
-    let scan = create(mesh, of("octo/ledger", "m")).await;
-    in_phase(mesh, &scan, Review).await;
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
+    let scan = create(mesh, scan_spec("octo/ledger", "m")).await;
+    wait_for_phase(mesh, &scan, Review).await;
     let candidate = id(candidates(mesh, &scan).await[0].metadata.as_ref());
     (scan, candidate)
 }
@@ -40,21 +40,21 @@ async fn hand_over(mesh: &Mesh, scan: &str, candidate: &str) -> String {
 }
 
 /// Hand-overs of which nobody has noted that the mesh was told.
-async fn untold(mesh: &Mesh) -> Vec<String> {
+async fn unpublished(mesh: &Mesh) -> Vec<String> {
     let untold = mesh.database.store().hand_overs_unpublished(Timestamp::now(), 10).await.unwrap();
     untold.iter().map(|hand_over| hand_over.id.to_string()).collect()
 }
 
 /// Waits until the scanner has told the mesh, and written that down.
-async fn told(mesh: &Mesh) {
-    until("the mesh to be told", PATIENCE, async || {
-        if untold(mesh).await.is_empty() { Ok(()) } else { Err(mesh.log(Service::Scanner)) }
+async fn wait_until_published(mesh: &Mesh) {
+    until("the mesh to be told", SCAN_TIMEOUT, async || {
+        if unpublished(mesh).await.is_empty() { Ok(()) } else { Err(mesh.log(Service::Scanner)) }
     })
     .await;
 }
 
 /// What waits for whoever makes Tools: one message, of this hand-over.
-async fn waits_once(mesh: &Mesh, hand_over: &str, scan: &str) {
+async fn assert_one_message(mesh: &Mesh, hand_over: &str, scan: &str) {
     let stored = mesh.nats.stored(Stream::Tool).await;
     assert_eq!(stored.len(), 1, "{stored:?}");
     let id = ("Nats-Msg-Id".to_owned(), format!("tool.create.{hand_over}"));
@@ -69,47 +69,47 @@ async fn waits_once(mesh: &Mesh, hand_over: &str, scan: &str) {
 #[tokio::test]
 async fn hand_over_without_nats_is_published_once_after_recovery() {
     let (mut mesh, github) = begin().await;
-    let (scan, candidate) = reviewed(&mesh, &github).await;
+    let (scan, candidate) = scan_in_review(&mesh, &github).await;
     mesh.nats.kill();
-    mesh.counted(Service::Gateway, "construct_bus_connected 0").await;
+    mesh.wait_for_metric(Service::Gateway, "construct_bus_connected 0").await;
     let id = hand_over(&mesh, &scan, &candidate).await;
-    assert_eq!(untold(&mesh).await, std::slice::from_ref(&id));
+    assert_eq!(unpublished(&mesh).await, std::slice::from_ref(&id));
     // Whoever would tell it dies as well.
     mesh.kill(Service::Scanner).unwrap();
     mesh.nats.restart().await;
     mesh.spawn(Service::Scanner).unwrap();
-    told(&mesh).await;
-    waits_once(&mesh, &id, &scan).await;
+    wait_until_published(&mesh).await;
+    assert_one_message(&mesh, &id, &scan).await;
 }
 
 #[tokio::test]
 async fn late_gateway_event_equals_the_scanners_event() {
     let github = GitHubServer::start().await;
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
-    mesh.set("CONSTRUCT_SCANNER_GITHUB_URL", github.url());
-    mesh.set("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
+    mesh.set_env("CONSTRUCT_SCANNER_GITHUB_URL", github.url());
+    mesh.set_env("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
     let direct = mesh.nats.url().to_owned();
     let proxy = Proxy::start(&authority(&direct)).await.unwrap();
-    mesh.set("CONSTRUCT_NATS_URL", proxy.instead_of(&direct));
+    mesh.set_env("CONSTRUCT_NATS_URL", proxy.proxied_url(&direct));
     mesh.spawn(Service::Gateway).unwrap();
-    mesh.set("CONSTRUCT_NATS_URL", direct);
+    mesh.set_env("CONSTRUCT_NATS_URL", direct);
     mesh.start_services().await.unwrap();
     mesh.spawn(Service::Scanner).unwrap();
-    mesh.ready(Service::Scanner).await.unwrap();
+    mesh.wait_until_ready(Service::Scanner).await.unwrap();
     connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
-    let (scan, candidate) = reviewed(&mesh, &github).await;
+    let (scan, candidate) = scan_in_review(&mesh, &github).await;
     // What the gateway says is on its way, and nobody hears it.
     proxy.hold();
     let id = hand_over(&mesh, &scan, &candidate).await;
-    told(&mesh).await;
-    waits_once(&mesh, &id, &scan).await;
+    wait_until_published(&mesh).await;
+    assert_one_message(&mesh, &id, &scan).await;
     proxy.restore();
     // On the same way behind it comes a question; when that is answered, both were heard.
-    until("the gateway to be heard again", PATIENCE, async || {
+    until("the gateway to be heard again", SCAN_TIMEOUT, async || {
         let request =
             v1::ListRepositoriesRequest { connection: "work".into(), ..Default::default() };
         mesh.client().unwrap().scans().list_repositories(request).await
     })
     .await;
-    waits_once(&mesh, &id, &scan).await;
+    assert_one_message(&mesh, &id, &scan).await;
 }

@@ -9,12 +9,12 @@ use super::*;
 async fn failing_host_is_retried_and_missing_repository_reported() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     github.fail("/repos/octo/ledger", Fault::Status(502));
-    let scan = create(&mesh, of("octo/ledger", "m")).await;
-    in_phase(&mesh, &scan, Review).await;
-    let scan = create(&mesh, of("octo/nowhere", "m")).await;
-    let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
+    let scan = create(&mesh, scan_spec("octo/ledger", "m")).await;
+    wait_for_phase(&mesh, &scan, Review).await;
+    let scan = create(&mesh, scan_spec("octo/nowhere", "m")).await;
+    let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
     assert!(status.reason.contains("not found"), "{status:?}");
 }
 
@@ -22,26 +22,26 @@ async fn failing_host_is_retried_and_missing_repository_reported() {
 async fn host_answers_and_app_tokens_are_cached_per_connection() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    github.hide("octo/ledger");
+    github.make_private("octo/ledger");
     let app = v1::GitHubApp {
         app_id: APP.to_owned(),
         installation_id: INSTALLATION.to_string(),
         private_key: APP_KEY.to_owned(),
     };
     connect(&mesh, &github, "app", Credential::App(app)).await;
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
-    let spec = || v1::ScanSpec { connection: "app".into(), ..of("octo/ledger", "m") };
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
+    let spec = || v1::ScanSpec { connection: "app".into(), ..scan_spec("octo/ledger", "m") };
     let first = create(&mesh, spec()).await;
-    in_phase(&mesh, &first, Review).await;
-    let before = github.asked();
+    wait_for_phase(&mesh, &first, Review).await;
+    let before = github.requests();
     assert!(before.iter().all(|asked| !asked.conditional), "{before:#?}");
     let second = create(&mesh, spec()).await;
-    in_phase(&mesh, &second, Review).await;
-    let after = github.asked().split_off(before.len());
+    wait_for_phase(&mesh, &second, Review).await;
+    let after = github.requests().split_off(before.len());
     let unchanged = after.iter().filter(|asked| asked.conditional && asked.status == 304).count();
     // The repository's branch, and the commit it means.
     assert_eq!(unchanged, 2, "{after:#?}");
-    assert_eq!((github.issued(), github.complaints()), (1, Vec::new()));
+    assert_eq!((github.issued_tokens(), github.complaints()), (1, Vec::new()));
     // The repositories are listed through the same client, with the same token.
     let request = v1::ListRepositoriesRequest { connection: "app".into(), ..Default::default() };
     let listed = mesh
@@ -57,7 +57,7 @@ async fn host_answers_and_app_tokens_are_cached_per_connection() {
         listed.iter().map(|one| one.last_scan.as_str()).collect::<Vec<_>>(),
         [second.as_str()]
     );
-    assert_eq!(github.issued(), 1);
+    assert_eq!(github.issued_tokens(), 1);
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn rate_limited_host_is_spared_by_all_scans() {
     for fault in faults {
         // On a machine that does other things, what is looked at may be over before it is.
         let mut seconds = 15;
-        while !is_left_alone(fault, seconds).await {
+        while !is_spared(fault, seconds).await {
             seconds *= 3;
             assert!(seconds < 200, "the machine is too slow for this test");
         }
@@ -75,18 +75,18 @@ async fn rate_limited_host_is_spared_by_all_scans() {
 }
 
 /// False when the time that the host names was over before all was seen.
-async fn is_left_alone(fault: fn(u32) -> Fault, seconds: u32) -> bool {
+async fn is_spared(fault: fn(u32) -> Fault, seconds: u32) -> bool {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     // The host counts in whole seconds.
     let reset = Timestamp::now().as_second() + i64::from(seconds) - 1;
     github.fail("/repos/octo/ledger", fault(seconds));
     let mut scans = Vec::new();
     let mut asked = None;
     for _ in 0..3 {
-        let scan = create(&mesh, of("octo/ledger", "m")).await;
-        let waits = until("the scan to wait for the host", PATIENCE, async || {
+        let scan = create(&mesh, scan_spec("octo/ledger", "m")).await;
+        let waits = until("the scan to wait for the host", SCAN_TIMEOUT, async || {
             let status = get(&mesh, &scan).await.status.unwrap();
             let over = Timestamp::now().as_second() >= reset;
             let waits = status.reason.contains("rate limit");
@@ -103,7 +103,7 @@ async fn is_left_alone(fault: fn(u32) -> Fault, seconds: u32) -> bool {
             "{reset}: {status:?}"
         );
         scans.push(scan);
-        asked.get_or_insert_with(|| github.asked());
+        asked.get_or_insert_with(|| github.requests());
     }
     // A scan that waits is heard.
     let request = v1::CancelScanRequest {
@@ -112,14 +112,14 @@ async fn is_left_alone(fault: fn(u32) -> Fault, seconds: u32) -> bool {
         ..Default::default()
     };
     mesh.client().unwrap().scans().cancel_scan(request).await.unwrap();
-    assert_eq!(in_phase(&mesh, &scans[2], v1::ScanPhase::Cancelled).await.reason, "enough");
-    let now = github.asked();
+    assert_eq!(wait_for_phase(&mesh, &scans[2], v1::ScanPhase::Cancelled).await.reason, "enough");
+    let now = github.requests();
     if Timestamp::now().as_second() >= reset {
         return false;
     }
     assert_eq!(Some(now), asked, "it is left alone");
     for scan in &scans[..2] {
-        in_phase(&mesh, scan, Review).await;
+        wait_for_phase(&mesh, scan, Review).await;
         let told = events(&mesh, scan).await;
         assert_eq!(told.iter().filter(|event| event.r#type == "waiting").count(), 1, "{told:#?}");
     }
@@ -129,7 +129,7 @@ async fn is_left_alone(fault: fn(u32) -> Fault, seconds: u32) -> bool {
 
 /// All pages of what a connection reaches, of an owner or altogether: how many are on each, and the
 /// names.
-async fn reached(
+async fn list_pages(
     mesh: &Mesh,
     connection: &str,
     owner: &str,
@@ -165,8 +165,8 @@ async fn repositories_of_token_app_and_user_are_paged() {
     for name in &own {
         github.create(name);
     }
-    github.person("ann");
-    github.hide("many/r117");
+    github.add_user("ann");
+    github.make_private("many/r117");
     connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
     let app = v1::GitHubApp {
         app_id: APP.to_owned(),
@@ -177,30 +177,30 @@ async fn repositories_of_token_app_and_user_are_paged() {
     let all: Vec<String> = own.iter().chain(&many).cloned().collect();
     for connection in ["work", "app"] {
         assert_eq!(
-            reached(&mesh, connection, "").await.unwrap(),
+            list_pages(&mesh, connection, "").await.unwrap(),
             (vec![100, 100, 100, 31], all.clone()),
             "{connection}"
         );
         assert_eq!(
-            reached(&mesh, connection, "many").await.unwrap(),
+            list_pages(&mesh, connection, "many").await.unwrap(),
             (vec![100, 100, 30], many.clone()),
             "{connection}"
         );
         // A person is no organization, which is found out by asking.
         assert_eq!(
-            reached(&mesh, connection, "ann").await.unwrap(),
+            list_pages(&mesh, connection, "ann").await.unwrap(),
             (vec![100, 1], own.clone()),
             "{connection}"
         );
-        let nobody = reached(&mesh, connection, "nobody").await.unwrap_err();
+        let nobody = list_pages(&mesh, connection, "nobody").await.unwrap_err();
         assert!(
             nobody.code() == Code::FailedPrecondition && nobody.message().contains("not found"),
             "{nobody}"
         );
     }
     // One token served all of the app's.
-    assert_eq!((github.issued(), github.complaints()), (1, Vec::new()));
-    let asked: Vec<String> = github.asked().into_iter().map(|asked| asked.path).collect();
+    assert_eq!((github.issued_tokens(), github.complaints()), (1, Vec::new()));
+    let asked: Vec<String> = github.requests().into_iter().map(|asked| asked.path).collect();
     for (path, times) in
         [("/user/repos", 4), ("/installation/repositories", 4), ("/users/ann/repos", 4)]
     {

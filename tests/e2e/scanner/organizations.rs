@@ -6,7 +6,7 @@ use tonic::Request;
 use super::*;
 
 /// Another organization than the operator's, with a model of this name that plays this script.
-async fn elsewhere(mesh: &Mesh, model: &str, script: &Value) -> String {
+async fn other_organization(mesh: &Mesh, model: &str, script: &Value) -> String {
     let channel = mesh.channel().unwrap();
     let spec = v1::OrganizationSpec {
         name: "Elsewhere".into(),
@@ -27,18 +27,18 @@ async fn elsewhere(mesh: &Mesh, model: &str, script: &Value) -> String {
     mesh.client()
         .unwrap()
         .providers()
-        .create_model_provider(by(&organization, request))
+        .create_model_provider(request_in(&organization, request))
         .await
         .unwrap();
     let spec =
         v1::ModelSpec { name: model.to_owned(), provider: model.to_owned(), ..Default::default() };
     let request = v1::CreateModelRequest { spec: Some(spec), ..Default::default() };
-    mesh.client().unwrap().models().create_model(by(&organization, request)).await.unwrap();
+    mesh.client().unwrap().models().create_model(request_in(&organization, request)).await.unwrap();
     organization
 }
 
 /// A request in an organization.
-fn by<T>(organization: &str, message: T) -> Request<T> {
+fn request_in<T>(organization: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("x-organization-id", organization.parse().unwrap());
     request
@@ -52,22 +52,24 @@ async fn slow_scans_do_not_delay_other_organizations() {
     mesh.scripted_agent("slow", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
     let mut slow = Vec::new();
     for _ in 0..3 {
-        slow.push(create(&mesh, of("octo/ledger", "slow")).await);
+        slow.push(create(&mesh, scan_spec("octo/ledger", "slow")).await);
     }
     for scan in &slow {
-        in_phase(&mesh, scan, Exploring).await;
+        wait_for_phase(&mesh, scan, Exploring).await;
     }
-    let organization = elsewhere(&mesh, "m", &json!([{"text": answer(&[good()])}])).await;
+    let organization =
+        other_organization(&mesh, "m", &json!([{"text": answer(&[valid_candidate()])}])).await;
     let scans = mesh.client().unwrap().scans();
     let request =
-        v1::CreateScanRequest { spec: Some(of("octo/ledger", "m")), ..Default::default() };
-    let made = scans.clone().create_scan(by(&organization, request)).await.unwrap().into_inner();
+        v1::CreateScanRequest { spec: Some(scan_spec("octo/ledger", "m")), ..Default::default() };
+    let made =
+        scans.clone().create_scan(request_in(&organization, request)).await.unwrap().into_inner();
     let scan = id(made.metadata.as_ref());
-    let status = until("the other organization's scan to get through", PATIENCE, async || {
+    let status = until("the other organization's scan to get through", SCAN_TIMEOUT, async || {
         let request = v1::GetScanRequest { scan: scan.clone() };
         let status = scans
             .clone()
-            .get_scan(by(&organization, request))
+            .get_scan(request_in(&organization, request))
             .await
             .unwrap()
             .into_inner()
@@ -90,21 +92,21 @@ async fn slow_scans_do_not_delay_other_organizations() {
         ..Default::default()
     };
     scans.clone().cancel_scan(request).await.unwrap();
-    assert_eq!(in_phase(&mesh, &slow[2], v1::ScanPhase::Cancelled).await.reason, "enough");
+    assert_eq!(wait_for_phase(&mesh, &slow[2], v1::ScanPhase::Cancelled).await.reason, "enough");
 }
 
 #[tokio::test]
 async fn scan_is_invisible_to_another_organization() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     mesh.scripted_agent("slow", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
-    let done = create(&mesh, of("octo/ledger", "m")).await;
-    let open = create(&mesh, of("octo/ledger", "slow")).await;
-    in_phase(&mesh, &done, Review).await;
-    in_phase(&mesh, &open, Exploring).await;
+    let done = create(&mesh, scan_spec("octo/ledger", "m")).await;
+    let open = create(&mesh, scan_spec("octo/ledger", "slow")).await;
+    wait_for_phase(&mesh, &done, Review).await;
+    wait_for_phase(&mesh, &open, Exploring).await;
     let candidate = id(candidates(&mesh, &done).await[0].metadata.as_ref());
-    let organization = elsewhere(&mesh, "m", &json!([])).await;
+    let organization = other_organization(&mesh, "m", &json!([])).await;
 
     let client = mesh.client().unwrap();
     for scan in [&done, &open] {
@@ -113,34 +115,42 @@ async fn scan_is_invisible_to_another_organization() {
         let mut note = |what: &'static str, refused: Option<tonic::Status>| {
             codes.push((what, refused.map(|status| status.code())));
         };
-        let request = by(&organization, v1::GetScanRequest { scan: scan() });
+        let request = request_in(&organization, v1::GetScanRequest { scan: scan() });
         note("get", client.scans().get_scan(request).await.err());
         let request =
-            by(&organization, v1::CancelScanRequest { scan: scan(), ..Default::default() });
+            request_in(&organization, v1::CancelScanRequest { scan: scan(), ..Default::default() });
         note("cancel", client.scans().cancel_scan(request).await.err());
         let request =
-            by(&organization, v1::WatchScanRequest { scan: scan(), ..Default::default() });
+            request_in(&organization, v1::WatchScanRequest { scan: scan(), ..Default::default() });
         let watched = match client.scans().watch_scan(request).await {
             Ok(stream) => stream.into_inner().message().await.err(),
             Err(status) => Some(status),
         };
         note("watch", watched);
-        let request =
-            by(&organization, v1::ListCandidatesRequest { scan: scan(), ..Default::default() });
+        let request = request_in(
+            &organization,
+            v1::ListCandidatesRequest { scan: scan(), ..Default::default() },
+        );
         note("candidates", client.scans().list_candidates(request).await.err());
-        let request =
-            by(&organization, v1::CreateToolsRequest { scan: scan(), ..Default::default() });
+        let request = request_in(
+            &organization,
+            v1::CreateToolsRequest { scan: scan(), ..Default::default() },
+        );
         note("tools", client.scans().create_tools(request).await.err());
-        let request = by(&organization, v1::CompareScansRequest { before: scan(), after: scan() });
+        let request =
+            request_in(&organization, v1::CompareScansRequest { before: scan(), after: scan() });
         note("compare", client.scans().compare_scans(request).await.err());
         let review = v1::ReviewCandidateRequest {
             candidate: candidate.clone(),
             state: v1::CandidateState::Rejected.into(),
             ..Default::default()
         };
-        note("review", client.scans().review_candidate(by(&organization, review)).await.err());
+        note(
+            "review",
+            client.scans().review_candidate(request_in(&organization, review)).await.err(),
+        );
         let task = get(&mesh, &scan()).await.status.unwrap().task_id;
-        let request = by(&organization, v1::GetTaskRequest { task });
+        let request = request_in(&organization, v1::GetTaskRequest { task });
         note("its task", client.tasks().get_task(request).await.err());
         assert!(codes.iter().all(|(_, code)| *code == Some(Code::NotFound)), "{codes:?}");
 
@@ -163,7 +173,7 @@ async fn scan_is_invisible_to_another_organization() {
             assert!(status == 404 && !text.contains("octo"), "{path}: {status} {text}");
         }
     }
-    let request = by(&organization, v1::ListScansRequest::default());
+    let request = request_in(&organization, v1::ListScansRequest::default());
     assert_eq!(client.scans().list_scans(request).await.unwrap().into_inner().scans, []);
     let status = get(&mesh, &open).await.status.unwrap();
     assert!(status.phase() == Exploring && !status.cancel_requested, "{status:?}");

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 use super::*;
 
 /// What a scripted model finds by really searching, for a package of which the test knows one word.
-fn searching(commit: &str, word: &str) -> Value {
+fn search_script(commit: &str, word: &str) -> Value {
     let code = format!(
         "const root = '{commit}/tree';\n\
          const all = grep({word}, root, {{literal: true, exclude: '.construct/**'}}).matches;\n\
@@ -18,7 +18,7 @@ fn searching(commit: &str, word: &str) -> Value {
          candidate.evidence[0].quote = {word};\n\
          print(JSON.stringify({{candidates: [candidate]}}));",
         word = json!(word),
-        candidate = good(),
+        candidate = valid_candidate(),
     );
     json!({"turns": [{"code": code}, {"text": "{{last_result}}"}]})
 }
@@ -35,9 +35,9 @@ async fn real_packages_are_scanned_end_to_end() {
         let archive = std::fs::read(repositories::package(package)).unwrap();
         let repository = format!("octo/{name}");
         github.commit_archive(&repository, &commit, archive);
-        mesh.scripted_agent(name, &searching(&commit, word)).await.unwrap();
-        let scan = create(&mesh, of(&repository, name)).await;
-        let status = in_phase(&mesh, &scan, Review).await;
+        mesh.scripted_agent(name, &search_script(&commit, word)).await.unwrap();
+        let scan = create(&mesh, scan_spec(&repository, name)).await;
+        let status = wait_for_phase(&mesh, &scan, Review).await;
         assert_eq!(status.candidates, 1, "{name}: {status:?}");
         assert!(status.files > 10, "{name}: {status:?}");
         // What its script has found in the real files stood against them.
@@ -67,7 +67,7 @@ async fn workspace_folder_is_scanned() {
         ..Default::default()
     };
     let scan = create(&mesh, spec).await;
-    let status = in_phase(&mesh, &scan, Review).await;
+    let status = wait_for_phase(&mesh, &scan, Review).await;
     assert_eq!(status.candidates, 1, "{status:?}");
     assert_eq!(status.files + status.files_skipped, i64::try_from(files).unwrap(), "{status:?}");
 }
@@ -111,13 +111,13 @@ mod nightly {
              ];\n\
              if (listed === 0) throw new Error('its symbols are not listed');\n\
              print(JSON.stringify({{candidates}}));",
-            candidate = good(),
+            candidate = valid_candidate(),
         );
         mesh.scripted_agent("m", &json!({"turns": [{"code": code}, {"text": "{{last_result}}"}]}))
             .await
             .unwrap();
-        let scan = create(&mesh, of("octo/mono", "m")).await;
-        let status = in_phase_within(&mesh, &scan, Review, patience).await;
+        let scan = create(&mesh, scan_spec("octo/mono", "m")).await;
+        let status = wait_for_phase_within(&mesh, &scan, Review, patience).await;
         assert_eq!(
             (status.commit.as_str(), status.candidates, status.refused),
             (commit.as_str(), 3, 0),
@@ -175,18 +175,19 @@ mod nightly {
         ] {
             assert!(asked.contains(told), "{told}: {asked}");
         }
-        clean(&mesh).await;
+        wait_until_clean(&mesh).await;
 
         // A scan that may see fewer files ends without any.
         let limits = v1::ScanLimits { max_files: 5000, ..Default::default() };
         let scan =
-            create(&mesh, v1::ScanSpec { limits: Some(limits), ..of("octo/mono", "m") }).await;
-        let status = in_phase_within(&mesh, &scan, v1::ScanPhase::Failed, patience).await;
+            create(&mesh, v1::ScanSpec { limits: Some(limits), ..scan_spec("octo/mono", "m") })
+                .await;
+        let status = wait_for_phase_within(&mesh, &scan, v1::ScanPhase::Failed, patience).await;
         assert!(
             status.reason.contains("more entries than a repository may have") && status.files == 0,
             "{status:?}"
         );
-        clean(&mesh).await;
+        wait_until_clean(&mesh).await;
         assert_eq!(github.complaints(), Vec::<String>::new());
     }
 }

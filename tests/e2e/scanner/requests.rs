@@ -6,7 +6,7 @@ use super::*;
 async fn refused_scan_leaves_no_task_and_can_be_retried() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
     // Somebody deletes the connection between the task and the scan.
     mesh.database
@@ -17,7 +17,7 @@ async fn refused_scan_leaves_no_task_and_can_be_retried() {
         )
         .await;
     let client = mesh.client().unwrap();
-    let spec = v1::ScanSpec { connection: "work".into(), ..of("octo/ledger", "m") };
+    let spec = v1::ScanSpec { connection: "work".into(), ..scan_spec("octo/ledger", "m") };
     let request = v1::CreateScanRequest { spec: Some(spec), idempotency_key: "once".into() };
     let refused = client.scans().create_scan(request.clone()).await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
@@ -39,20 +39,21 @@ async fn refused_scan_leaves_no_task_and_can_be_retried() {
     mesh.database.execute("DROP TRIGGER late ON budgets").await;
     connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
     let scan = client.scans().create_scan(request).await.unwrap().into_inner();
-    let status = in_phase(&mesh, &id(scan.metadata.as_ref()), Review).await;
+    let status = wait_for_phase(&mesh, &id(scan.metadata.as_ref()), Review).await;
     assert_eq!(status.candidates, 1, "{status:?}");
 }
 
 /// Waits until there are so many tasks to explore with, and so many budgets, which go with their
 /// tasks.
-async fn made(mesh: &Mesh, tasks: usize, budgets: usize) {
+async fn wait_for_entities(mesh: &Mesh, tasks: usize, budgets: usize) {
     let client = mesh.client().unwrap();
-    until("tasks and budgets", PATIENCE, async || {
-        let found =
-            patiently(async || client.tasks().list_tasks(v1::ListTasksRequest::default()).await)
-                .await
-                .tasks;
-        let limits = patiently(async || {
+    until("tasks and budgets", SCAN_TIMEOUT, async || {
+        let found = retry_unavailable(async || {
+            client.tasks().list_tasks(v1::ListTasksRequest::default()).await
+        })
+        .await
+        .tasks;
+        let limits = retry_unavailable(async || {
             client.budgets().list_budgets(v1::ListBudgetsRequest::default()).await
         })
         .await
@@ -71,21 +72,21 @@ async fn delete(mesh: &Mesh, task: &str) {
 async fn repeated_request_is_answered_after_its_entities_are_deleted() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
     let scans = mesh.client().unwrap().scans();
-    let spec = v1::ScanSpec { connection: "work".into(), ..of("octo/ledger", "m") };
+    let spec = v1::ScanSpec { connection: "work".into(), ..scan_spec("octo/ledger", "m") };
     let request = v1::CreateScanRequest { spec: Some(spec), idempotency_key: "once".into() };
     let first = scans.clone().create_scan(request.clone()).await.unwrap().into_inner();
-    let status = in_phase(&mesh, &id(first.metadata.as_ref()), Review).await;
-    made(&mesh, 1, 1).await;
+    let status = wait_for_phase(&mesh, &id(first.metadata.as_ref()), Review).await;
+    wait_for_entities(&mesh, 1, 1).await;
     delete(&mesh, &status.task_id).await;
     let gone = v1::DeleteScanConnectionRequest { connection: "work".into(), ..Default::default() };
     scans.clone().delete_scan_connection(gone).await.unwrap();
     let again = scans.clone().create_scan(request.clone()).await.unwrap().into_inner();
     assert_eq!(again, first);
     // Nothing was made for it that nobody needs.
-    made(&mesh, 0, 0).await;
+    wait_for_entities(&mesh, 0, 0).await;
     assert_eq!(
         scans
             .clone()
@@ -98,20 +99,20 @@ async fn repeated_request_is_answered_after_its_entities_are_deleted() {
         1
     );
     // The key stands for that request, and for no other.
-    let other = v1::CreateScanRequest { spec: Some(of("octo/other", "m")), ..request };
+    let other = v1::CreateScanRequest { spec: Some(scan_spec("octo/other", "m")), ..request };
     let refused = scans.clone().create_scan(other).await.unwrap_err();
     assert!(
         refused.code() == Code::InvalidArgument && refused.message().contains("idempotency_key"),
         "{refused}"
     );
-    made(&mesh, 0, 0).await;
+    wait_for_entities(&mesh, 0, 0).await;
 }
 
 #[tokio::test]
 async fn requests_with_one_key_create_one_scan_and_one_task() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     // Whoever has taken the key stands still as long as there is a row in a table.
     mesh.database
         .execute(
@@ -123,14 +124,14 @@ async fn requests_with_one_key_create_one_scan_and_one_task() {
         )
         .await;
     let waiting = async |event: &str| {
-        until(event, PATIENCE, async || match mesh.database.waiting_statements(event).await {
+        until(event, SCAN_TIMEOUT, async || match mesh.database.waiting_statements(event).await {
             0 => Err("nobody waits"),
             _ => Ok(()),
         })
         .await;
     };
     let request = || v1::CreateScanRequest {
-        spec: Some(of("octo/ledger", "m")),
+        spec: Some(scan_spec("octo/ledger", "m")),
         idempotency_key: "once".into(),
     };
     let scans = mesh.client().unwrap().scans();
@@ -151,12 +152,12 @@ async fn requests_with_one_key_create_one_scan_and_one_task() {
     let second = tokio::spawn(async move { two.create_scan(request()).await });
     // It has made what it needs when it waits for the key.
     waiting("transactionid").await;
-    made(&mesh, 1, 1).await;
+    wait_for_entities(&mesh, 1, 1).await;
     mesh.database.execute("DELETE FROM shut").await;
     let (first, second) =
         (first.await.unwrap().unwrap().into_inner(), second.await.unwrap().unwrap().into_inner());
     assert_eq!(first, second);
-    made(&mesh, 0, 0).await;
-    let status = in_phase(&mesh, &id(first.metadata.as_ref()), v1::ScanPhase::Failed).await;
+    wait_for_entities(&mesh, 0, 0).await;
+    let status = wait_for_phase(&mesh, &id(first.metadata.as_ref()), v1::ScanPhase::Failed).await;
     assert!(status.reason.contains("was deleted"), "{status:?}");
 }

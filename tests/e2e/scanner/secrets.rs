@@ -36,11 +36,15 @@ async fn model_requests_contain_no_secret_of_the_repository() {
         .reply(
             anthropic::Answer::text("Let me look.")
                 .and_code("toolu_1", &code)
-                .using(100, 20, 0, 0)
+                .with_usage(100, 20, 0, 0)
                 .reply(),
         )
-        .reply(anthropic::Answer::text("Nothing like JSON.").using(100, 20, 0, 0).reply())
-        .reply(anthropic::Answer::text(&answer(&[good()])).using(100, 20, 0, 0).reply());
+        .reply(anthropic::Answer::text("Nothing like JSON.").with_usage(100, 20, 0, 0).reply())
+        .reply(
+            anthropic::Answer::text(&answer(&[valid_candidate()]))
+                .with_usage(100, 20, 0, 0)
+                .reply(),
+        );
     let provider = v1::ModelProviderSpec {
         name: "claude".into(),
         r#type: v1::ModelProviderType::Anthropic.into(),
@@ -49,8 +53,8 @@ async fn model_requests_contain_no_secret_of_the_repository() {
         ..Default::default()
     };
     mesh.agent("claude", provider).await.unwrap();
-    let scan = create(&mesh, of("octo/ledger", "claude")).await;
-    let status = in_phase(&mesh, &scan, Review).await;
+    let scan = create(&mesh, scan_spec("octo/ledger", "claude")).await;
+    let status = wait_for_phase(&mesh, &scan, Review).await;
     assert!(status.candidates == 1 && status.secrets_masked >= 5, "{status:?}");
     let requests: Vec<String> =
         vendor.requests().iter().map(|request| request.body.to_string()).collect();

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Kills the service once it is at a method that goes wrong like this, after `ask` has asked.
-async fn killed_at(
+async fn kill_at(
     mesh: &mut Mesh,
     slack: &SlackServer,
     (method, fault): (&str, Fault),
@@ -12,19 +12,19 @@ async fn killed_at(
     slack.fail(method, fault);
     let before = slack.calls(method).len();
     let files = if method == "files-pri" {
-        json!([slack.file("log.txt", "text/plain", b"what stands in it")])
+        json!([slack.add_file("log.txt", "text/plain", b"what stands in it")])
     } else {
         json!([])
     };
     let (ts, event) = slack.ask(CHANNEL, ANN, thread, words, files);
     assert_eq!(slack.send_event(mesh, &event).await.unwrap(), 200);
-    called(slack, method, before).await;
+    wait_for_call(slack, method, before).await;
     mesh.crash(Service::Slack).await.unwrap();
     ts
 }
 
 /// The answer to a question is there once, and it was asked once.
-async fn is_answered_once(
+async fn assert_answered_once(
     mesh: &Mesh,
     slack: &SlackServer,
     (thread, ts): (&str, &str),
@@ -32,40 +32,39 @@ async fn is_answered_once(
     what: &str,
 ) {
     let key = format!("{ts}.0.answer");
-    until(&format!("the answer after a kill at {what}"), PATIENCE, async || {
+    until(&format!("the answer after a kill at {what}"), TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, thread);
         let own: Vec<&Value> = posts
             .iter()
             .filter(|post| post["metadata"]["event_payload"]["key"] == key.as_str())
             .collect();
         match own.as_slice() {
-            [post] if shown(post).contains(words) => Ok(()),
+            [post] if visible_text(post).contains(words) => Ok(()),
             _ => Err(posts),
         }
     })
     .await;
-    let asked = questions(mesh).await;
+    let asked = asked_questions(mesh).await;
     assert_eq!(asked.iter().filter(|asked| asked.contains(words)).count(), 1, "{what}: {asked:#?}");
 }
 
 #[tokio::test]
-async fn mention_is_answered_once_when_killed_reading_thread()
- {
+async fn mention_is_answered_once_when_killed_reading_thread() {
     let (mut mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
-    let root = slack.say(CHANNEL, BOB, None, "The beginning.", json!([]));
+    let root = slack.add_message(CHANNEL, BOB, None, "The beginning.", json!([]));
     for (number, fault) in [Fault::Hang, Fault::DoneAndHang].into_iter().enumerate() {
         for method in ["conversations.replies", "files-pri"] {
             let (words, what) =
                 (format!("question {number} at {method}"), format!("{method}: {fault:?}"));
             let ts =
-                killed_at(&mut mesh, &slack, (method, fault.clone()), (&words, Some(&root))).await;
-            is_answered_once(&mesh, &slack, (&root, &ts), &words, &what).await;
+                kill_at(&mut mesh, &slack, (method, fault.clone()), (&words, Some(&root))).await;
+            assert_answered_once(&mesh, &slack, (&root, &ts), &words, &what).await;
         }
     }
     assert_eq!(slack.posts(CHANNEL, &root).len(), 4);
-    let told = questions(&mesh).await.join("\n");
+    let told = asked_questions(&mesh).await.join("\n");
     assert_eq!(told.matches("The beginning.").count(), 1, "{told}");
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -76,12 +75,12 @@ async fn mention_is_answered_once_when_killed_calling_gateway() {
     ))
     .await
     .unwrap();
-    mesh.set("CONSTRUCT_SLACK_GATEWAY_URL", format!("http://{}", gateway.address()));
+    mesh.set_env("CONSTRUCT_SLACK_GATEWAY_URL", format!("http://{}", gateway.address()));
     mesh.crash(Service::Slack).await.unwrap();
     // The first question of a thread makes a task, the second one asks about it and is a message
     // only.
-    let root = asked(&mesh, &slack, (CHANNEL, ANN), "before").await;
-    answered(&slack, CHANNEL, &root, "before").await;
+    let root = ask(&mesh, &slack, (CHANNEL, ANN), "before").await;
+    wait_for_answer(&slack, CHANNEL, &root, "before").await;
     for (number, thread) in
         [None, Some(root.as_str()), None, Some(root.as_str())].into_iter().enumerate()
     {
@@ -95,18 +94,18 @@ async fn mention_is_answered_once_when_killed_calling_gateway() {
         assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
         if number < 2 {
             // The gateway has done what it was asked, and what it says of that is still on its way.
-            until("the question to be asked", PATIENCE, async || {
-                let asked = questions(&mesh).await;
+            until("the question to be asked", TURN_TIMEOUT, async || {
+                let asked = asked_questions(&mesh).await;
                 if asked.iter().any(|asked| asked.contains(&words)) { Ok(()) } else { Err(asked) }
             })
             .await;
         } else if thread.is_none() {
-            until("the question to be marked as taken", PATIENCE, async || {
+            until("the question to be marked as taken", TURN_TIMEOUT, async || {
                 if slack.posts(CHANNEL, &ts).is_empty() { Err("not yet") } else { Ok(()) }
             })
             .await;
         } else {
-            until("the question to be written down", PATIENCE, async || {
+            until("the question to be written down", TURN_TIMEOUT, async || {
                 let stored = mesh.database.contents().await;
                 let is = |line: &str| line.starts_with("slack_mentions: ") && line.contains(&words);
                 if stored.lines().any(is) { Ok(()) } else { Err("not yet") }
@@ -117,14 +116,14 @@ async fn mention_is_answered_once_when_killed_calling_gateway() {
         gateway.restore();
         let _ = mesh.resume(Service::Gateway);
         mesh.spawn(Service::Slack).unwrap();
-        mesh.ready(Service::Slack).await.unwrap();
+        mesh.wait_until_ready(Service::Slack).await.unwrap();
         let what = format!("the gateway, {number}");
-        is_answered_once(&mesh, &slack, (thread.unwrap_or(&ts), &ts), &words, &what).await;
+        assert_answered_once(&mesh, &slack, (thread.unwrap_or(&ts), &ts), &words, &what).await;
     }
     let tasks =
         mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     assert_eq!(tasks.into_inner().tasks.len(), 3);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -141,20 +140,20 @@ async fn long_answer_is_shown_once_when_killed_uploading() {
         ("files.completeUploadExternal", Fault::Hang),
     ] {
         let what = format!("{method}: {fault:?}");
-        let ts = killed_at(&mut mesh, &slack, (method, fault), ("hi", None)).await;
-        until(&format!("the file after a kill at {what}"), PATIENCE, async || {
+        let ts = kill_at(&mut mesh, &slack, (method, fault), ("hi", None)).await;
+        until(&format!("the file after a kill at {what}"), TURN_TIMEOUT, async || {
             let files = slack.shown_files(CHANNEL, &ts);
             if files == [lines.join("\n")] { Ok(()) } else { Err(files.len()) }
         })
         .await;
-        answered(&slack, CHANNEL, &ts, "The whole answer is in the file below").await;
+        wait_for_answer(&slack, CHANNEL, &ts, "The whole answer is in the file below").await;
     }
-    mesh.counted(
+    mesh.wait_for_metric(
         Service::Slack,
         r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#,
     )
     .await;
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -168,14 +167,14 @@ async fn mention_is_answered_once_when_killed_renewing_token() {
     // the token holds for a while.
     for (number, fault) in [Fault::Hang, Fault::DoneAndHang].into_iter().enumerate() {
         let (words, what) = (format!("question {number}"), format!("{fault:?}"));
-        let ts = killed_at(&mut mesh, &slack, ("oauth.v2.access", fault), (&words, None)).await;
-        is_answered_once(&mesh, &slack, (&ts, &ts), &words, &what).await;
+        let ts = kill_at(&mut mesh, &slack, ("oauth.v2.access", fault), (&words, None)).await;
+        assert_answered_once(&mesh, &slack, (&ts, &ts), &words, &what).await;
     }
     // Connected again, it is renewed as before.
     slack.install(&mesh).await.unwrap();
     let renewed = slack.calls("oauth.v2.access").len();
-    let ts = asked(&mesh, &slack, (CHANNEL, ANN), "at the end").await;
-    answered(&slack, CHANNEL, &ts, "at the end").await;
+    let ts = ask(&mesh, &slack, (CHANNEL, ANN), "at the end").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "at the end").await;
     assert!(slack.calls("oauth.v2.access").len() > renewed);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }

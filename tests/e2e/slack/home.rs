@@ -18,8 +18,8 @@ async fn home_shows_cost_of_a_task_and_its_subtasks() {
     let script = json!([{"text": "I shall have it done.", "code": [code]}, {"text": format!("Done: {words}")}]);
     let (mesh, slack) = begin(&script).await;
     mesh.scripted_agent("reader", &json!([{"text": format!("Read: {words}")}])).await.unwrap();
-    let ts = asked(&mesh, &slack, (CHANNEL, ANN), "have it read").await;
-    answered(&slack, CHANNEL, &ts, "Done: word").await;
+    let ts = ask(&mesh, &slack, (CHANNEL, ANN), "have it read").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Done: word").await;
     let found =
         mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let costs: Vec<i64> = found
@@ -34,10 +34,10 @@ async fn home_shows_cost_of_a_task_and_its_subtasks() {
         json!({"type": "app_home_opened", "user": ANN, "channel": DIRECT, "tab": "home"}),
     );
     slack.send_event(&mesh, &opened).await.unwrap();
-    let home = until("the home", PATIENCE, async || slack.home(ANN).ok_or("none")).await;
+    let home = until("the home", TURN_TIMEOUT, async || slack.home(ANN).ok_or("none")).await;
     let wanted = format!("messages · {}", dollars(costs.iter().sum()));
-    assert!(shown(&home).contains(&wanted), "{wanted}: {}", shown(&home));
-    no_complaints(&slack);
+    assert!(visible_text(&home).contains(&wanted), "{wanted}: {}", visible_text(&home));
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn agents_beyond_menu_size_are_listed_and_searchable() {
     for (user, text) in [(ANN, "list"), (ANN, "list agent-11"), (BOB, "allow use all")] {
         let before = slack.responses().len();
         slack.command(&mesh, user, CHANNEL, text).await.unwrap();
-        let said = until("an answer", PATIENCE, async || {
+        let said = until("an answer", TURN_TIMEOUT, async || {
             slack.responses().get(before).cloned().ok_or("none")
         })
         .await;
@@ -77,7 +77,8 @@ async fn agents_beyond_menu_size_are_listed_and_searchable() {
     }
     slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
     let form =
-        until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
+        until("the form", TURN_TIMEOUT, async || slack.forms().first().cloned().ok_or("none"))
+            .await;
     let menu = &form["blocks"][0]["element"];
     assert_eq!(
         (&menu["type"], &menu["initial_option"]["value"]),
@@ -91,7 +92,7 @@ async fn agents_beyond_menu_size_are_listed_and_searchable() {
     // A service that finds no agents in time answers with none as well, after 2.5 s. Only one that
     // is quicker says that there are none.
     let offered = async |user: &str, value: &str| {
-        until("an answer in time", PATIENCE, async || {
+        until("an answer in time", TURN_TIMEOUT, async || {
             let asked = std::time::Instant::now();
             let answer = slack.suggestions(&mesh, &typed(user, value)).await.unwrap();
             let options = answer["options"].as_array().unwrap().iter();
@@ -106,7 +107,7 @@ async fn agents_beyond_menu_size_are_listed_and_searchable() {
         })
         .await
     };
-    until("all that a menu has room for", PATIENCE, async || {
+    until("all that a menu has room for", TURN_TIMEOUT, async || {
         let all = offered(ANN, "").await;
         if all.len() == 100 { Ok(()) } else { Err(all) }
     })
@@ -122,11 +123,11 @@ async fn agents_beyond_menu_size_are_listed_and_searchable() {
     let sent = json!({"type": "view_submission", "team": {"id": "T0TEAM1"}, "user": {"id": ANN}, "view": {"id": "V1", "hash": "1.2",
         "callback_id": form["callback_id"], "private_metadata": CHANNEL, "state": {"values": values}}});
     assert_eq!(slack.send_action(&mesh, &sent).await.unwrap(), 200);
-    let post = until("the question in the channel", PATIENCE, async || {
+    let post = until("the question in the channel", TURN_TIMEOUT, async || {
         slack.channel_posts(CHANNEL).first().cloned().ok_or("none")
     })
     .await;
-    assert!(shown(&post).contains("*agent-115*"), "{post}");
-    answered(&slack, CHANNEL, post["ts"].as_str().unwrap(), "Hello.").await;
-    no_complaints(&slack);
+    assert!(visible_text(&post).contains("*agent-115*"), "{post}");
+    wait_for_answer(&slack, CHANNEL, post["ts"].as_str().unwrap(), "Hello.").await;
+    assert_no_complaints(&slack);
 }

@@ -36,7 +36,7 @@ async fn only_signed_requests_and_key_holders_are_accepted() {
     let cookie =
         begun.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
     let back = async |cookie: &str| {
-        let url = url(&format!("callback?code={}&state={state}", slack.agree()));
+        let url = url(&format!("callback?code={}&state={state}", slack.authorize()));
         client.get(url).header("cookie", cookie).send().await.unwrap().status().as_u16()
     };
     assert_eq!(back("").await, 403);
@@ -46,16 +46,16 @@ async fn only_signed_requests_and_key_holders_are_accepted() {
     // What the work queue cannot take, Slack is to send again.
     mesh.nats.kill();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
-    is_told_to_send_again(&mesh, &slack, &event).await;
+    assert_retry_requested(&mesh, &slack, &event).await;
     mesh.nats.restart().await;
-    is_taken(&mesh, &slack, &event).await;
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    assert_accepted(&mesh, &slack, &event).await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
 }
 
 /// Slack has its answer in time: that it is to send the event again. A machine that is busy may
 /// need several tries to show that.
-async fn is_told_to_send_again(mesh: &Mesh, slack: &SlackServer, event: &Value) {
-    until("Slack to be told to send it again within three seconds", PATIENCE, async || {
+async fn assert_retry_requested(mesh: &Mesh, slack: &SlackServer, event: &Value) {
+    until("Slack to be told to send it again within three seconds", TURN_TIMEOUT, async || {
         let sent =
             tokio::time::timeout(std::time::Duration::from_secs(3), slack.send_event(mesh, event))
                 .await;
@@ -67,8 +67,8 @@ async fn is_told_to_send_again(mesh: &Mesh, slack: &SlackServer, event: &Value) 
     .await;
 }
 
-async fn is_taken(mesh: &Mesh, slack: &SlackServer, event: &Value) {
-    until("the delivery to be taken", PATIENCE, async || {
+async fn assert_accepted(mesh: &Mesh, slack: &SlackServer, event: &Value) {
+    until("the delivery to be taken", TURN_TIMEOUT, async || {
         match slack.send_event(mesh, event).await {
             Ok(200) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -78,24 +78,23 @@ async fn is_taken(mesh: &Mesh, slack: &SlackServer, event: &Value) {
 }
 
 #[tokio::test]
-async fn hanging_work_queue_is_bounded_and_mention_answered_once()
-{
+async fn hanging_work_queue_is_bounded_and_mention_answered_once() {
     let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     mesh.nats.pause();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "while it hangs", json!([]));
     for _ in 0..2 {
-        is_told_to_send_again(&mesh, &slack, &slack.envelope(event["event"].clone())).await;
+        assert_retry_requested(&mesh, &slack, &slack.envelope(event["event"].clone())).await;
     }
     // What was sent to it meanwhile is taken, and so is what Slack sends again.
     mesh.nats.resume();
-    is_taken(&mesh, &slack, &slack.envelope(event["event"].clone())).await;
-    answered(&slack, CHANNEL, &ts, "while it hangs").await;
-    let after = asked(&mesh, &slack, (CHANNEL, ANN), "afterwards").await;
-    answered(&slack, CHANNEL, &after, "afterwards").await;
-    let questions = questions(&mesh).await;
+    assert_accepted(&mesh, &slack, &slack.envelope(event["event"].clone())).await;
+    wait_for_answer(&slack, CHANNEL, &ts, "while it hangs").await;
+    let after = ask(&mesh, &slack, (CHANNEL, ANN), "afterwards").await;
+    wait_for_answer(&slack, CHANNEL, &after, "afterwards").await;
+    let questions = asked_questions(&mesh).await;
     assert_eq!(questions.len(), 2, "{questions:#?}");
     assert_eq!(slack.posts(CHANNEL, &ts).len(), 1);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -104,7 +103,7 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
         begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
     assert!(slack.calls("oauth.v2.access").len() >= 2, "{:?}", slack.calls("oauth.v2.access"));
 
     // Slack takes a refresh token once: what it answers is stored although the process was told to
@@ -113,15 +112,15 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
     let renewed = slack.calls("oauth.v2.access").len();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    until("a token to be renewed", PATIENCE, async || {
+    until("a token to be renewed", TURN_TIMEOUT, async || {
         let calls = slack.calls("oauth.v2.access").len();
         if calls > renewed { Ok(()) } else { Err(calls) }
     })
     .await;
     assert_eq!(mesh.stop(Service::Slack).await.unwrap(), 0);
     mesh.spawn(Service::Slack).unwrap();
-    mesh.ready(Service::Slack).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    mesh.wait_until_ready(Service::Slack).await.unwrap();
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
     let log = mesh.log(Service::Slack);
     assert!(!log.contains("cannot renew a token") && !log.contains("cannot be renewed"), "{log}");
 
@@ -129,19 +128,19 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
     let mut late = slack.envelope(json!({"type": "app_uninstalled"}));
     late["event_time"] = 1_700_000_000.into();
     assert_eq!(slack.send_event(&mesh, &late).await.unwrap(), 200);
-    until("the late word to be heard", PATIENCE, async || {
+    until("the late word to be heard", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("before its current installation") { Ok(()) } else { Err(log) }
     })
     .await;
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
 
-    slack.revoke();
+    slack.revoke_tokens();
     let removed = slack.envelope(json!({"type": "app_uninstalled"}));
     assert_eq!(slack.send_event(&mesh, &removed).await.unwrap(), 200);
-    until("the tokens to be forgotten", PATIENCE, async || {
+    until("the tokens to be forgotten", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         // The other sentence goes on after these words.
         if log.matches("the app was removed from a workspace").count() == 2 {
@@ -154,7 +153,7 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
     let posts = slack.calls("chat.postMessage").len();
     let (_, event) = slack.ask(CHANNEL, ANN, None, "hi again", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    until("the mention to be given up", PATIENCE, async || {
+    until("the mention to be given up", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("a mention failed permanently") { Ok(()) } else { Err(log) }
     })
@@ -172,7 +171,7 @@ async fn tokens_are_sealed_at_rest() {
     // Both have been used: the token ends soon, and is renewed.
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
     let stored = mesh.database.contents().await;
     let row = stored.lines().find(|line| line.starts_with("slack_installations: ")).unwrap();
     assert!(row.contains(construct_tests::slack::TEAM) && row.contains("\\x"), "{row}");
@@ -189,10 +188,10 @@ async fn tokens_are_sealed_at_rest() {
 async fn revoked_token_loses_only_the_question() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     // Nobody tells of it.
-    slack.revoke();
+    slack.revoke_tokens();
     let (lost, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    until("the mention to be given up", PATIENCE, async || {
+    until("the mention to be given up", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("a mention failed permanently") { Ok(()) } else { Err(log) }
     })
@@ -201,13 +200,12 @@ async fn revoked_token_loses_only_the_question() {
     slack.install(&mesh).await.unwrap();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi again", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
-    no_complaints(&slack);
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
-async fn workspaces_use_own_tokens_and_survive_others_uninstall()
-{
+async fn workspaces_use_own_tokens_and_survive_others_uninstall() {
     use construct_tests::slack::{DORA, OTHER_CHANNEL, OTHER_TEAM, TEAM};
     let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     slack.install_in(&mesh, OTHER_TEAM).await.unwrap();
@@ -216,26 +214,26 @@ async fn workspaces_use_own_tokens_and_survive_others_uninstall()
     for event in [&event, &other] {
         assert_eq!(slack.send_event(&mesh, event).await.unwrap(), 200);
     }
-    answered(&slack, CHANNEL, &here, "here").await;
-    answered(&slack, OTHER_CHANNEL, &there, "there").await;
+    wait_for_answer(&slack, CHANNEL, &here, "here").await;
+    wait_for_answer(&slack, OTHER_CHANNEL, &there, "there").await;
     // Who is a member of one workspace is a stranger in the other.
     let (stranger, event) = slack.ask(CHANNEL, DORA, None, "and here?", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    answered(&slack, CHANNEL, &stranger, "only help members of this workspace").await;
+    wait_for_answer(&slack, CHANNEL, &stranger, "only help members of this workspace").await;
     // What is allowed in one says nothing about the other.
     slack.command(&mesh, BOB, CHANNEL, "allow use helper <@U0BOB>").await.unwrap();
-    until("the permission to be given", PATIENCE, async || {
+    until("the permission to be given", TURN_TIMEOUT, async || {
         let said = format!("{:?}", slack.responses());
         if said.contains("may ask *helper*") { Ok(()) } else { Err(said) }
     })
     .await;
     let (again, event) = slack.ask(OTHER_CHANNEL, DORA, None, "once more", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    answered(&slack, OTHER_CHANNEL, &again, "once more").await;
+    wait_for_answer(&slack, OTHER_CHANNEL, &again, "once more").await;
 
     let removed = slack.envelope_of_other(json!({"type": "app_uninstalled"}));
     assert_eq!(slack.send_event(&mesh, &removed).await.unwrap(), 200);
-    until("the tokens to be forgotten", PATIENCE, async || {
+    until("the tokens to be forgotten", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("the app was removed from a workspace") { Ok(()) } else { Err(log) }
     })
@@ -250,8 +248,8 @@ async fn workspaces_use_own_tokens_and_survive_others_uninstall()
     assert_eq!((sealed(TEAM), sealed(OTHER_TEAM)), (1, 0), "{stored}");
     let (after, event) = slack.ask(CHANNEL, BOB, None, "still here", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    answered(&slack, CHANNEL, &after, "still here").await;
-    no_complaints(&slack);
+    wait_for_answer(&slack, CHANNEL, &after, "still here").await;
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -264,7 +262,7 @@ async fn enterprise_wide_installation_is_refused_with_reason() {
         "{refused}"
     );
     // What is installed in a workspace stays as it is.
-    let ts = asked(&mesh, &slack, (CHANNEL, ANN), "hi").await;
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
-    no_complaints(&slack);
+    let ts = ask(&mesh, &slack, (CHANNEL, ANN), "hi").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
+    assert_no_complaints(&slack);
 }

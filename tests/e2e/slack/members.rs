@@ -13,7 +13,7 @@ use super::*;
 
 /// A mesh whose people have to say who they are.
 async fn begin_with_members(script: &Value) -> (Mesh, SlackServer) {
-    begin_with(script, |mesh, _| mesh.set("CONSTRUCT_SLACK_MEMBERS_ONLY", "true")).await
+    begin_with(script, |mesh, _| mesh.set_env("CONSTRUCT_SLACK_MEMBERS_ONLY", "true")).await
 }
 
 /// A code for a key of this role and these scopes.
@@ -30,8 +30,8 @@ async fn code(mesh: &Mesh, role: v1::Role, scopes: &[&str]) -> String {
 }
 
 /// Waits until somebody is told this, in answer to a command, behind what was `heard` already.
-async fn told(slack: &SlackServer, heard: &mut usize, words: &str) {
-    *heard = until(&format!("somebody to be told {words:?}"), PATIENCE, async || {
+async fn wait_for_reply(slack: &SlackServer, heard: &mut usize, words: &str) {
+    *heard = until(&format!("somebody to be told {words:?}"), TURN_TIMEOUT, async || {
         let said = slack.responses();
         let found = said.iter().skip(*heard).position(|said| said.to_string().contains(words));
         found.map(|place| *heard + place + 1).ok_or(said)
@@ -81,53 +81,53 @@ async fn members_ask_and_decide_with_their_own_keys() {
     let mut heard = 0;
     // Nobody knows who Ann is, and the service's own key is not lent to her.
     let thread = ask(&mesh, &slack, ANN, "before").await;
-    answered(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
+    wait_for_answer(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
     slack.command(&mesh, ANN, CHANNEL, "link nonsense").await.unwrap();
-    told(&slack, &mut heard, "That code is invalid").await;
+    wait_for_reply(&slack, &mut heard, "That code is invalid").await;
     let reading = code(&mesh, v1::Role::Member, &["tasks:read"]).await;
     slack.command(&mesh, ANN, CHANNEL, &format!("link {reading}")).await.unwrap();
-    told(&slack, &mut heard, "cannot ask questions").await;
+    wait_for_reply(&slack, &mut heard, "cannot ask questions").await;
     // Nor may a guest become somebody.
     let unused = code(&mesh, v1::Role::Member, &["tasks:write"]).await;
     slack.command(&mesh, GUEST, CHANNEL, &format!("link {unused}")).await.unwrap();
-    told(&slack, &mut heard, "only help members of this workspace").await;
+    wait_for_reply(&slack, &mut heard, "only help members of this workspace").await;
 
     // A viewer is one here, too.
     let viewing = code(&mesh, v1::Role::Viewer, &["tasks:write"]).await;
     slack.command(&mesh, ANN, CHANNEL, &format!("link {viewing}")).await.unwrap();
-    told(&slack, &mut heard, "In Construct you are").await;
+    wait_for_reply(&slack, &mut heard, "In Construct you are").await;
     let thread = ask(&mesh, &slack, ANN, "as a viewer").await;
-    answered(&slack, CHANNEL, &thread, "your role in Construct").await;
-    assert_eq!(questions(&mesh).await, Vec::<String>::new());
+    wait_for_answer(&slack, CHANNEL, &thread, "your role in Construct").await;
+    assert_eq!(asked_questions(&mesh).await, Vec::<String>::new());
 
     // The code that the guest could not use is still good, once.
     slack.command(&mesh, ANN, CHANNEL, &format!("link `{unused}`")).await.unwrap();
-    told(&slack, &mut heard, "In Construct you are").await;
+    wait_for_reply(&slack, &mut heard, "In Construct you are").await;
     slack.command(&mesh, CARL, CHANNEL, &format!("link {unused}")).await.unwrap();
-    told(&slack, &mut heard, "That code is invalid").await;
+    wait_for_reply(&slack, &mut heard, "That code is invalid").await;
     slack.command(&mesh, ANN, CHANNEL, "me").await.unwrap();
-    told(&slack, &mut heard, "In Construct you are").await;
+    wait_for_reply(&slack, &mut heard, "In Construct you are").await;
 
     let thread = ask(&mesh, &slack, ANN, "as a member").await;
-    let question = until("a question with buttons", PATIENCE, async || {
+    let question = until("a question with buttons", TURN_TIMEOUT, async || {
         slack.posts(CHANNEL, &thread).get(1).cloned().ok_or("none")
     })
     .await;
     let at = question["ts"].as_str().unwrap();
     // An admin of the workspace, who is nobody in Construct.
     slack.press(&mesh, BOB, CHANNEL, at, "construct_approve").await.unwrap();
-    until("Bob to be told", PATIENCE, async || {
-        let whispers = slack.whispers();
-        let told = whispers.iter().any(|told| {
+    until("Bob to be told", TURN_TIMEOUT, async || {
+        let ephemeral_messages = slack.ephemeral_messages();
+        let told = ephemeral_messages.iter().any(|told| {
             told["user"] == BOB && told.to_string().contains("I do not know who you are")
         });
-        if told { Ok(()) } else { Err(whispers) }
+        if told { Ok(()) } else { Err(ephemeral_messages) }
     })
     .await;
     slack.press(&mesh, ANN, CHANNEL, at, "construct_approve").await.unwrap();
-    until("the answer", PATIENCE, async || {
+    until("the answer", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &thread);
-        if posts.first().is_some_and(|post| shown(post).contains("Done:")) {
+        if posts.first().is_some_and(|post| visible_text(post).contains("Done:")) {
             Ok(())
         } else {
             Err(posts)
@@ -167,14 +167,14 @@ async fn members_ask_and_decide_with_their_own_keys() {
         v1::RevokeApiKeyRequest { api_key: hers[0].clone(), ..v1::RevokeApiKeyRequest::default() };
     client.keys().revoke_api_key(revoke).await.unwrap();
     let thread = ask(&mesh, &slack, ANN, "without a key").await;
-    answered(&slack, CHANNEL, &thread, "no longer accepts your key").await;
+    wait_for_answer(&slack, CHANNEL, &thread, "no longer accepts your key").await;
     slack.command(&mesh, ANN, CHANNEL, "unlink").await.unwrap();
-    told(&slack, &mut heard, "I have unlinked your Construct account").await;
+    wait_for_reply(&slack, &mut heard, "I have unlinked your Construct account").await;
     let thread = ask(&mesh, &slack, ANN, "after").await;
-    answered(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
+    wait_for_answer(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
 
     let sent = 8;
-    until("the tap to see every command", PATIENCE, async || {
+    until("the tap to see every command", TURN_TIMEOUT, async || {
         match commands.load(Ordering::Relaxed) {
             count if count == sent => Ok(()),
             count => Err(count),
@@ -190,7 +190,7 @@ async fn members_ask_and_decide_with_their_own_keys() {
         );
     }
 
-    let asked = questions(&mesh).await;
+    let asked = asked_questions(&mesh).await;
     assert!(asked.len() == 1 && asked[0].contains("as a member"), "{asked:?}");
     let log = mesh.log(Service::Slack);
     for secret in [&unused, &viewing, &reading] {
@@ -203,5 +203,5 @@ async fn members_ask_and_decide_with_their_own_keys() {
             key.prefix
         );
     }
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }

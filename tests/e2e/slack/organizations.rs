@@ -1,17 +1,17 @@
 //! Two organizations behind one app: each has its own workspace, and neither sees anything of the
 //! other's.
 
-use construct_tests::slack::{DORA, OTHER_CHANNEL, OTHER_TEAM, TEAM, agreed};
+use construct_tests::slack::{DORA, OTHER_CHANNEL, OTHER_TEAM, TEAM, oauth_redirect};
 
 use super::*;
-use crate::identity::{answered as listed, first_key, said};
+use crate::identity::{first_key, json_output, output};
 
 /// An organization with an agent that says its color, and one that asks before it writes; an
 /// owner's key.
 async fn organization(mesh: &Mesh, operator: &str, color: &str) -> String {
-    let made = listed(mesh, operator, &["organization", "create", color], "").await;
+    let made = json_output(mesh, operator, &["organization", "create", color], "").await;
     let code = made["setupCode"]["code"].as_str().unwrap();
-    let key = said(mesh, None, &["key", "exchange"], code).await.trim().to_owned();
+    let key = output(mesh, None, &["key", "exchange"], code).await.trim().to_owned();
     let says = json!([{"text": format!("{color} heard: {{{{last_user_text}}}}")}, {"text": format!("{color} heard more")}]);
     let writes = json!([{"text": "I shall.", "code": "create_file('key', 'x').status"}, {"text": format!("{color} wrote")}]);
     for (agent, script) in
@@ -19,8 +19,8 @@ async fn organization(mesh: &Mesh, operator: &str, color: &str) -> String {
     {
         let provider =
             ["modelprovider", "create", agent, "--type", "scripted", "--script-file", "-"];
-        said(mesh, Some(&key), &provider, &script.to_string()).await;
-        said(
+        output(mesh, Some(&key), &provider, &script.to_string()).await;
+        output(
             mesh,
             Some(&key),
             &["model", "create", agent, "--provider", agent, "--model-id", "m"],
@@ -28,7 +28,7 @@ async fn organization(mesh: &Mesh, operator: &str, color: &str) -> String {
         )
         .await;
         let policy = json!([{"action": "ask", "tools": ["create_file"]}]).to_string();
-        said(
+        output(
             mesh,
             Some(&key),
             &["agent", "create", agent, "--model", agent, "--policy", "-"],
@@ -51,11 +51,11 @@ async fn code(mesh: &Mesh, key: &str) -> String {
         "--scope",
         "agents:read",
     ];
-    said(mesh, Some(key), &arguments, "").await.trim().to_owned()
+    output(mesh, Some(key), &arguments, "").await.trim().to_owned()
 }
 
 async fn tasks(mesh: &Mesh, key: &str) -> Vec<String> {
-    let found = listed(mesh, key, &["task", "list"], "").await;
+    let found = json_output(mesh, key, &["task", "list"], "").await;
     let tasks = found["tasks"].as_array().cloned().unwrap_or_default();
     tasks
         .iter()
@@ -64,7 +64,7 @@ async fn tasks(mesh: &Mesh, key: &str) -> Vec<String> {
 }
 
 /// What a command is answered with.
-async fn told(
+async fn command_reply(
     mesh: &Mesh,
     slack: &SlackServer,
     (user, channel): (&str, &str),
@@ -72,7 +72,7 @@ async fn told(
 ) -> String {
     let before = slack.responses().len();
     slack.command(mesh, user, channel, text).await.unwrap();
-    until(&format!("what is said to {text:?}"), PATIENCE, async || {
+    until(&format!("what is said to {text:?}"), TURN_TIMEOUT, async || {
         slack
             .responses()
             .get(before)
@@ -87,27 +87,27 @@ async fn organizations_behind_one_app_are_isolated() {
     let slack = SlackServer::start().await;
     let mut mesh = Mesh::prepare(&[("CONSTRUCT_GATEWAY_LOGIN", "required")]).await.unwrap();
     slack.configure(&mut mesh);
-    mesh.set("CONSTRUCT_SLACK_AGENT", "worker");
+    mesh.set_env("CONSTRUCT_SLACK_AGENT", "worker");
     mesh.start_services().await.unwrap();
     mesh.spawn(Service::Slack).unwrap();
-    mesh.ready(Service::Slack).await.unwrap();
+    mesh.wait_until_ready(Service::Slack).await.unwrap();
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
     let (red, blue) =
         (organization(&mesh, &operator, "red").await, organization(&mesh, &operator, "blue").await);
 
     // Not with any code, not for an agent that is not there, and not by a form of another page.
-    assert_eq!(slack.join(&mesh, TEAM, "cs_nonsense", "").await.unwrap().0, 403);
-    let reading = said(
+    assert_eq!(slack.connect_workspace(&mesh, TEAM, "cs_nonsense", "").await.unwrap().0, 403);
+    let reading = output(
         &mesh,
         Some(&red),
         &["key", "code", "slack", "--role", "member", "--scope", "tasks:read"],
         "",
     )
     .await;
-    let (status, words) = slack.join(&mesh, TEAM, reading.trim(), "").await.unwrap();
+    let (status, words) = slack.connect_workspace(&mesh, TEAM, reading.trim(), "").await.unwrap();
     assert!(status == 403 && words.contains("too few permissions"), "{status} {words}");
     let (status, words) =
-        slack.join(&mesh, TEAM, &code(&mesh, &red).await, "nobody").await.unwrap();
+        slack.connect_workspace(&mesh, TEAM, &code(&mesh, &red).await, "nobody").await.unwrap();
     assert!(status == 404 && words.contains("has no agent"), "{status} {words}");
     let browser = http::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let form = format!("{}/slack/connect", mesh.slack_url());
@@ -131,11 +131,11 @@ async fn organizations_behind_one_app_are_isolated() {
 
     // What one browser was given is no good with what another was given, whoever has begun.
     let own = mesh.slack_url();
-    let (red_state, red_cookie) = agreed(&send(&of_red, &own).await).unwrap();
-    let (blue_state, blue_cookie) = agreed(&send(&of_blue, &own).await).unwrap();
+    let (red_state, red_cookie) = oauth_redirect(&send(&of_red, &own).await).unwrap();
+    let (blue_state, blue_cookie) = oauth_redirect(&send(&of_blue, &own).await).unwrap();
     let sealed = |cookie: &str| cookie.split_once('.').unwrap().1.to_owned();
     let back = async |state: &str, cookie: &str| {
-        let url = format!("{own}/slack/callback?code={}&state={state}", slack.agree());
+        let url = format!("{own}/slack/callback?code={}&state={state}", slack.authorize());
         browser.get(url).header("cookie", cookie).send().await.unwrap().status().as_u16()
     };
     assert_eq!(back(&red_state, &blue_cookie).await, 403);
@@ -151,34 +151,38 @@ async fn organizations_behind_one_app_are_isolated() {
     );
     assert_eq!(back(&red_state, &red_cookie).await, 200);
     assert_eq!(
-        slack.join(&mesh, OTHER_TEAM, &code(&mesh, &blue).await, "worker").await.unwrap().0,
+        slack
+            .connect_workspace(&mesh, OTHER_TEAM, &code(&mesh, &blue).await, "worker")
+            .await
+            .unwrap()
+            .0,
         200
     );
 
-    let here = asked(&mesh, &slack, (CHANNEL, ANN), "one").await;
-    let there = asked(&mesh, &slack, (OTHER_CHANNEL, DORA), "two").await;
-    answered(&slack, CHANNEL, &here, "red heard").await;
-    answered(&slack, OTHER_CHANNEL, &there, "blue heard").await;
+    let here = ask(&mesh, &slack, (CHANNEL, ANN), "one").await;
+    let there = ask(&mesh, &slack, (OTHER_CHANNEL, DORA), "two").await;
+    wait_for_answer(&slack, CHANNEL, &here, "red heard").await;
+    wait_for_answer(&slack, OTHER_CHANNEL, &there, "blue heard").await;
     let (reds, blues) = (tasks(&mesh, &red).await, tasks(&mesh, &blue).await);
     assert!(reds.len() == 1 && blues.len() == 1 && reds != blues, "{reds:?} {blues:?}");
 
     // Agents.
-    let list = told(&mesh, &slack, (ANN, CHANNEL), "list").await;
+    let list = command_reply(&mesh, &slack, (ANN, CHANNEL), "list").await;
     assert!(list.contains("*red-asks*") && !list.contains("blue"), "{list}");
-    let list = told(&mesh, &slack, (DORA, OTHER_CHANNEL), "list").await;
+    let list = command_reply(&mesh, &slack, (DORA, OTHER_CHANNEL), "list").await;
     assert!(list.contains("*blue-asks*") && !list.contains("red"), "{list}");
-    told(&mesh, &slack, (BOB, CHANNEL), "allow use all").await;
+    command_reply(&mesh, &slack, (BOB, CHANNEL), "allow use all").await;
 
     // Links.
     let url = |task: &str| format!("https://construct.example/tasks/{task}");
     for (user, channel, own) in [(ANN, CHANNEL, &reds[0]), (DORA, OTHER_CHANNEL, &blues[0])] {
-        let ts = slack.say(channel, user, None, "look", json!([]));
+        let ts = slack.add_message(channel, user, None, "look", json!([]));
         let links: Vec<Value> =
             [&reds[0], &blues[0]].iter().map(|task| json!({"url": url(task)})).collect();
         let event = json!({"type": "link_shared", "user": user, "channel": channel, "message_ts": ts, "links": links});
         let before = slack.unfurls().len();
         assert_eq!(slack.send_event(&mesh, &slack.envelope(event)).await.unwrap(), 200);
-        let shown = until("the links to be unfurled", PATIENCE, async || {
+        let shown = until("the links to be unfurled", TURN_TIMEOUT, async || {
             slack.unfurls().get(before).cloned().ok_or("none")
         })
         .await;
@@ -188,7 +192,7 @@ async fn organizations_behind_one_app_are_isolated() {
 
     // Approvals: a button of one organization's, as if it stood in a thread of the other's.
     slack.command(&mesh, ANN, CHANNEL, "run red-asks write").await.unwrap();
-    let thread = until("the question in the channel", PATIENCE, async || {
+    let thread = until("the question in the channel", TURN_TIMEOUT, async || {
         slack
             .channel_posts(CHANNEL)
             .first()
@@ -196,7 +200,7 @@ async fn organizations_behind_one_app_are_isolated() {
             .ok_or("none")
     })
     .await;
-    let question = until("a question with buttons", PATIENCE, async || {
+    let question = until("a question with buttons", TURN_TIMEOUT, async || {
         slack.posts(CHANNEL, &thread).get(1).cloned().ok_or("none")
     })
     .await;
@@ -205,12 +209,12 @@ async fn organizations_behind_one_app_are_isolated() {
     let before = slack.responses().len();
     assert_eq!(
         slack
-            .send_action(&mesh, &slack.pressed((DORA, OTHER_CHANNEL), &elsewhere, &button))
+            .send_action(&mesh, &slack.press_payload((DORA, OTHER_CHANNEL), &elsewhere, &button))
             .await
             .unwrap(),
         200
     );
-    until("Dora to be told", PATIENCE, async || {
+    until("Dora to be told", TURN_TIMEOUT, async || {
         let said = slack.responses();
         if said.get(before).is_some_and(|said| said.to_string().contains("nothing to decide")) {
             Ok(())
@@ -219,33 +223,34 @@ async fn organizations_behind_one_app_are_isolated() {
         }
     })
     .await;
-    let pending = listed(&mesh, &red, &["approval", "list"], "").await.to_string();
+    let pending = json_output(&mesh, &red, &["approval", "list"], "").await.to_string();
     assert!(pending.contains("PENDING"), "{pending}");
-    let others = listed(&mesh, &blue, &["approval", "list"], "").await;
+    let others = json_output(&mesh, &blue, &["approval", "list"], "").await;
     assert!(others["approvals"].as_array().is_none_or(Vec::is_empty), "{others}");
     let ts = question["ts"].as_str().unwrap();
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, ts, "construct_approve").await.unwrap(), 200);
-    until("the answer", PATIENCE, async || {
+    until("the answer", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &thread);
-        if shown(&posts[0]).contains("red wrote") { Ok(()) } else { Err(posts) }
+        if visible_text(&posts[0]).contains("red wrote") { Ok(()) } else { Err(posts) }
     })
     .await;
 
     // The workspace stays its organization's until the app is removed there; the other one begins
     // anew then.
-    let (status, words) = slack.join(&mesh, TEAM, &code(&mesh, &blue).await, "").await.unwrap();
+    let (status, words) =
+        slack.connect_workspace(&mesh, TEAM, &code(&mesh, &blue).await, "").await.unwrap();
     assert!(status == 409 && words.contains("another organization"), "{status} {words}");
     let removed = slack.envelope(json!({"type": "app_uninstalled"}));
     assert_eq!(slack.send_event(&mesh, &removed).await.unwrap(), 200);
-    until("the tokens to be forgotten", PATIENCE, async || {
+    until("the tokens to be forgotten", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("the app was removed from a workspace") { Ok(()) } else { Err("not yet") }
     })
     .await;
     let before = (tasks(&mesh, &red).await.len(), tasks(&mesh, &blue).await.len());
     // What Slack says happened in this second was before the new installation.
-    until("the workspace to be connected", PATIENCE, async || {
-        match slack.join(&mesh, TEAM, &code(&mesh, &blue).await, "").await.unwrap() {
+    until("the workspace to be connected", TURN_TIMEOUT, async || {
+        match slack.connect_workspace(&mesh, TEAM, &code(&mesh, &blue).await, "").await.unwrap() {
             (200, _) => Ok(()),
             other => Err(other),
         }
@@ -253,9 +258,9 @@ async fn organizations_behind_one_app_are_isolated() {
     .await;
     let (ts, event) = slack.ask(CHANNEL, ANN, Some(&here), "and now?", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    until("the other organization's answer", PATIENCE, async || {
+    until("the other organization's answer", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &here);
-        if posts.iter().any(|post| shown(post).contains("blue heard")) {
+        if posts.iter().any(|post| visible_text(post).contains("blue heard")) {
             Ok(())
         } else {
             Err(posts)
@@ -290,5 +295,5 @@ async fn organizations_behind_one_app_are_isolated() {
     }
     let mut words = log.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
     assert!(!words.any(|word| word.starts_with("ct_")), "{log}");
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Gives a command and waits for its answer.
-async fn said(
+async fn command_reply(
     mesh: &Mesh,
     slack: &SlackServer,
     (user, channel): (&str, &str),
@@ -11,7 +11,7 @@ async fn said(
 ) -> String {
     let before = slack.responses().len();
     slack.command(mesh, user, channel, text).await.unwrap();
-    until(&format!("what is said to {text:?}"), PATIENCE, async || {
+    until(&format!("what is said to {text:?}"), TURN_TIMEOUT, async || {
         let said = slack.responses();
         match said.get(before) {
             Some(said) => Ok(said["text"].as_str().unwrap_or_default().to_owned()),
@@ -25,9 +25,9 @@ async fn said(
 async fn is_answered(mesh: &Mesh, slack: &SlackServer, user: &str, channel: &str) -> bool {
     let (ts, event) = slack.ask(channel, user, None, "hi", json!([]));
     assert_eq!(slack.send_event(mesh, &event).await.unwrap(), 200);
-    until("an answer or a refusal", PATIENCE, async || {
+    until("an answer or a refusal", TURN_TIMEOUT, async || {
         let posts = slack.posts(channel, &ts);
-        match posts.first().map(shown) {
+        match posts.first().map(visible_text) {
             Some(text) if text.contains("Hello.") => Ok(true),
             Some(text) if text.contains("you may not use this agent here") => Ok(false),
             _ => Err(posts),
@@ -37,21 +37,20 @@ async fn is_answered(mesh: &Mesh, slack: &SlackServer, user: &str, channel: &str
 }
 
 #[tokio::test]
-async fn permissions_apply_to_named_scope_until_revoked()
- {
+async fn permissions_apply_to_named_scope_until_revoked() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     let admin = (BOB, CHANNEL);
-    assert!(said(&mesh, &slack, (CARL, CHANNEL), "who").await.contains("Nothing is set"));
+    assert!(command_reply(&mesh, &slack, (CARL, CHANNEL), "who").await.contains("Nothing is set"));
     assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
 
     // Here only, and every agent.
-    said(&mesh, &slack, admin, "allow use all here").await;
+    command_reply(&mesh, &slack, admin, "allow use all here").await;
     assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
     assert!(!is_answered(&mesh, &slack, ANN, DIRECT).await);
-    said(&mesh, &slack, admin, "allow use helper <@U0ANN|ann>").await;
-    said(&mesh, &slack, admin, "allow approve all <@U0CARL|carl> here").await;
+    command_reply(&mesh, &slack, admin, "allow use helper <@U0ANN|ann>").await;
+    command_reply(&mesh, &slack, admin, "allow approve all <@U0CARL|carl> here").await;
     assert!(is_answered(&mesh, &slack, ANN, DIRECT).await);
-    let who = said(&mesh, &slack, (CARL, CHANNEL), "who").await;
+    let who = command_reply(&mesh, &slack, (CARL, CHANNEL), "who").await;
     for line in [
         "every member may ask every agent in <#C0GENERAL>",
         "<@U0ANN> may ask *helper*",
@@ -60,25 +59,25 @@ async fn permissions_apply_to_named_scope_until_revoked()
         assert!(who.lines().any(|said| said == line), "{line}: {who}");
     }
     // No guest is told.
-    assert!(!said(&mesh, &slack, (GUEST, CHANNEL), "who").await.contains("*helper*"));
+    assert!(!command_reply(&mesh, &slack, (GUEST, CHANNEL), "who").await.contains("*helper*"));
 
     // Taken back by admins only, and exactly what is named.
     assert!(
-        said(&mesh, &slack, (CARL, CHANNEL), "forbid use helper <@U0ANN>")
+        command_reply(&mesh, &slack, (CARL, CHANNEL), "forbid use helper <@U0ANN>")
             .await
             .contains("Only admins")
     );
-    said(&mesh, &slack, admin, "forbid use helper").await;
+    command_reply(&mesh, &slack, admin, "forbid use helper").await;
     assert!(is_answered(&mesh, &slack, ANN, DIRECT).await);
-    said(&mesh, &slack, admin, "forbid use all here").await;
+    command_reply(&mesh, &slack, admin, "forbid use all here").await;
     assert!(!is_answered(&mesh, &slack, CARL, CHANNEL).await);
     assert!(is_answered(&mesh, &slack, ANN, CHANNEL).await);
-    said(&mesh, &slack, admin, "forbid use helper <@U0ANN|ann>").await;
-    let who = said(&mesh, &slack, (CARL, CHANNEL), "who").await;
+    command_reply(&mesh, &slack, admin, "forbid use helper <@U0ANN|ann>").await;
+    let who = command_reply(&mesh, &slack, (CARL, CHANNEL), "who").await;
     assert_eq!(who, "<@U0CARL> may decide about calls of every agent in <#C0GENERAL>");
     // Nothing is said about asking any more: then it is as it was in the beginning.
     assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -86,17 +85,17 @@ async fn guest_links_unfurl_nothing() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
     let tasks =
         mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let id = tasks.into_inner().tasks[0].metadata.clone().unwrap_or_default().id;
     let url = format!("https://construct.example/tasks/{id}");
     for user in [GUEST, STRANGER, BOB] {
-        let message = slack.say(CHANNEL, user, None, &url, json!([]));
+        let message = slack.add_message(CHANNEL, user, None, &url, json!([]));
         let link = json!({"type": "link_shared", "user": user, "channel": CHANNEL, "message_ts": message,
                           "links": [{"domain": "construct.example", "url": url}]});
         assert_eq!(slack.send_event(&mesh, &slack.envelope(link)).await.unwrap(), 200);
-        until("it to be asked who that is", PATIENCE, async || {
+        until("it to be asked who that is", TURN_TIMEOUT, async || {
             let calls = slack.calls("users.info");
             if calls.iter().any(|call| call.arguments["user"] == user) {
                 Ok(())
@@ -106,7 +105,7 @@ async fn guest_links_unfurl_nothing() {
         })
         .await;
         if user == BOB {
-            until("the link to be unfurled", PATIENCE, async || {
+            until("the link to be unfurled", TURN_TIMEOUT, async || {
                 slack.unfurls().first().cloned().ok_or("none")
             })
             .await;
@@ -114,5 +113,5 @@ async fn guest_links_unfurl_nothing() {
             assert!(unfurls.len() == 1 && unfurls[0]["ts"] == message, "{unfurls:?}");
         }
     }
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }

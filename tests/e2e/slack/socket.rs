@@ -6,17 +6,17 @@ use super::*;
 async fn begin_over_socket(script: &Value) -> (Mesh, SlackServer) {
     let slack = SlackServer::start().await;
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
-    mesh.set("CONSTRUCT_SLACK_APP_TOKEN", construct_tests::slack::APP_TOKEN);
-    mesh.set("CONSTRUCT_SLACK_BOT_TOKEN", slack.give_token());
-    mesh.set("CONSTRUCT_SLACK_API_URL", format!("{}/api/", slack.url()));
-    mesh.set("CONSTRUCT_SLACK_GATEWAY_URL", mesh.gateway_url());
-    mesh.set("CONSTRUCT_SLACK_AGENT", "helper");
-    mesh.set("CONSTRUCT_SLACK_LEASE", "3s");
+    mesh.set_env("CONSTRUCT_SLACK_APP_TOKEN", construct_tests::slack::APP_TOKEN);
+    mesh.set_env("CONSTRUCT_SLACK_BOT_TOKEN", slack.give_token());
+    mesh.set_env("CONSTRUCT_SLACK_API_URL", format!("{}/api/", slack.url()));
+    mesh.set_env("CONSTRUCT_SLACK_GATEWAY_URL", mesh.gateway_url());
+    mesh.set_env("CONSTRUCT_SLACK_AGENT", "helper");
+    mesh.set_env("CONSTRUCT_SLACK_LEASE", "3s");
     mesh.start_services().await.unwrap();
     mesh.scripted_agent("helper", script).await.unwrap();
     mesh.spawn(Service::Slack).unwrap();
-    mesh.ready(Service::Slack).await.unwrap();
-    until("the workspace to be known", PATIENCE, async || {
+    mesh.wait_until_ready(Service::Slack).await.unwrap();
+    until("the workspace to be known", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("the app was installed") { Ok(()) } else { Err(log) }
     })
@@ -24,15 +24,15 @@ async fn begin_over_socket(script: &Value) -> (Mesh, SlackServer) {
     (mesh, slack)
 }
 
-async fn confirmed(slack: &SlackServer, id: &str) {
-    until("what was sent to be confirmed", PATIENCE, async || {
+async fn wait_for_confirmation(slack: &SlackServer, id: &str) {
+    until("what was sent to be confirmed", TURN_TIMEOUT, async || {
         if slack.is_confirmed(id) { Ok(()) } else { Err(slack.connections()) }
     })
     .await;
 }
 
-async fn connected_again(slack: &SlackServer, before: usize) {
-    until("a new connection", PATIENCE, async || {
+async fn wait_for_reconnect(slack: &SlackServer, before: usize) {
+    until("a new connection", TURN_TIMEOUT, async || {
         let connections = slack.connections();
         if connections > before { Ok(()) } else { Err(connections) }
     })
@@ -52,66 +52,69 @@ async fn all_requests_arrive_over_socket_mode() {
         {"text": "I shall do it.", "code": "create_file('key', 'x').status"}, {"text": "Done: {{last_result}}"}]}],
         "turns": [{"text": "Hello."}]});
     let (mesh, slack) = begin_over_socket(&script).await;
-    subtasks::have_asked(&mesh, "helper", "create_file").await;
+    subtasks::require_approval(&mesh, "helper", "create_file").await;
     let (ts, id) = ask(&slack, "hi");
-    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
     assert!(slack.is_confirmed(&id));
 
     // A command that is answered with the confirmation, and one that is not.
-    let help = slack.ask_over_socket("slash_commands", &slack.given(ANN, CHANNEL, "help"));
-    confirmed(&slack, &help).await;
+    let help =
+        slack.ask_over_socket("slash_commands", &slack.command_payload(ANN, CHANNEL, "help"));
+    wait_for_confirmation(&slack, &help).await;
     assert!(
         slack.answer_over_socket(&help).unwrap()["text"]
             .as_str()
             .unwrap()
             .contains("/construct list")
     );
-    let list = slack.ask_over_socket("slash_commands", &slack.given(ANN, CHANNEL, "list"));
-    confirmed(&slack, &list).await;
-    until("the list", PATIENCE, async || {
+    let list =
+        slack.ask_over_socket("slash_commands", &slack.command_payload(ANN, CHANNEL, "list"));
+    wait_for_confirmation(&slack, &list).await;
+    until("the list", TURN_TIMEOUT, async || {
         let said = slack.responses();
         if format!("{said:?}").contains("*helper*") { Ok(()) } else { Err(said) }
     })
     .await;
 
     // A form.
-    slack.ask_over_socket("slash_commands", &slack.given(ANN, CHANNEL, "run"));
+    slack.ask_over_socket("slash_commands", &slack.command_payload(ANN, CHANNEL, "run"));
     let form =
-        until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
+        until("the form", TURN_TIMEOUT, async || slack.forms().first().cloned().ok_or("none"))
+            .await;
     let values = json!({"agent": {"agent": {"selected_option": {"value": "helper"}}}, "words": {"words": {"value": "By form."}}});
     let sent = json!({"type": "view_submission", "team": {"id": "T0TEAM1"}, "user": {"id": ANN}, "view": {"id": "V1", "hash": "1.2",
         "callback_id": form["callback_id"], "private_metadata": CHANNEL, "state": {"values": values}}});
     for _ in 0..2 {
-        confirmed(&slack, &slack.ask_over_socket("interactive", &sent)).await;
+        wait_for_confirmation(&slack, &slack.ask_over_socket("interactive", &sent)).await;
     }
-    let post = until("the question in the channel", PATIENCE, async || {
+    let post = until("the question in the channel", TURN_TIMEOUT, async || {
         let posts = slack.channel_posts(CHANNEL);
-        posts.first().filter(|post| shown(post).contains("By form.")).cloned().ok_or(posts)
+        posts.first().filter(|post| visible_text(post).contains("By form.")).cloned().ok_or(posts)
     })
     .await;
-    answered(&slack, CHANNEL, post["ts"].as_str().unwrap(), "Hello.").await;
+    wait_for_answer(&slack, CHANNEL, post["ts"].as_str().unwrap(), "Hello.").await;
 
     // Buttons.
     let (ts, _) = ask(&slack, "write the key");
-    let question = until("a question with buttons", PATIENCE, async || {
+    let question = until("a question with buttons", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &ts);
         posts
             .get(1)
-            .filter(|post| shown(post).contains("May I call `create_file`?"))
+            .filter(|post| visible_text(post).contains("May I call `create_file`?"))
             .cloned()
             .ok_or(posts)
     })
     .await;
     let button = SlackServer::button(&question, "construct_approve").unwrap();
-    let pressed = slack.pressed((ANN, CHANNEL), &question, &button);
-    confirmed(&slack, &slack.send_over_socket("interactive", &pressed)).await;
-    until("the answer", PATIENCE, async || {
+    let pressed = slack.press_payload((ANN, CHANNEL), &question, &button);
+    wait_for_confirmation(&slack, &slack.send_over_socket("interactive", &pressed)).await;
+    until("the answer", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &ts);
-        if shown(&posts[0]).contains("Done: created") { Ok(()) } else { Err(posts) }
+        if visible_text(&posts[0]).contains("Done: created") { Ok(()) } else { Err(posts) }
     })
     .await;
     assert_eq!(slack.channel_posts(CHANNEL).len(), 1);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -128,12 +131,12 @@ async fn broken_or_replaced_connection_loses_and_repeats_nothing() {
             reason => slack.disconnect(reason),
         }
         let (second, id) = ask(&slack, &words[1]);
-        connected_again(&slack, before).await;
-        confirmed(&slack, &id).await;
+        wait_for_reconnect(&slack, before).await;
+        wait_for_confirmation(&slack, &id).await;
         for (ts, words) in [(&first, &words[0]), (&second, &words[1])] {
-            answered(&slack, CHANNEL, ts, words).await;
+            wait_for_answer(&slack, CHANNEL, ts, words).await;
         }
-        let asked = questions(&mesh).await;
+        let asked = asked_questions(&mesh).await;
         for words in &words {
             assert_eq!(
                 asked.iter().filter(|asked| asked.contains(words)).count(),
@@ -142,12 +145,11 @@ async fn broken_or_replaced_connection_loses_and_repeats_nothing() {
             );
         }
     }
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
-async fn unavailable_work_queue_confirms_nothing_and_blocks_nothing()
-{
+async fn unavailable_work_queue_confirms_nothing_and_blocks_nothing() {
     let (mut mesh, slack) =
         begin_over_socket(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     for gone in [false, true] {
@@ -174,14 +176,14 @@ async fn unavailable_work_queue_confirms_nothing_and_blocks_nothing()
         let typed = json!({"type": "block_suggestion", "user": {"id": ANN}, "team": {"id": "T0TEAM1"}, "action_id": "agent",
             "block_id": "agent", "value": "hel", "container": {"type": "view"}});
         // A service that finds no agents in time answers with none; the person types on.
-        until("the agent to be offered", PATIENCE, async || {
+        until("the agent to be offered", TURN_TIMEOUT, async || {
             let menu = slack.ask_over_socket("interactive", &typed);
-            confirmed(&slack, &menu).await;
+            wait_for_confirmation(&slack, &menu).await;
             let answer = slack.answer_over_socket(&menu).unwrap();
             if answer["options"][0]["value"] == "helper" { Ok(()) } else { Err(answer) }
         })
         .await;
-        until("the queue to be given up", PATIENCE, async || {
+        until("the queue to be given up", TURN_TIMEOUT, async || {
             let log = mesh.log(Service::Slack);
             let lost = log.matches("a Slack delivery was not accepted").count();
             if lost >= if gone { 86 } else { 43 } { Ok(()) } else { Err(lost) }
@@ -193,7 +195,7 @@ async fn unavailable_work_queue_confirms_nothing_and_blocks_nothing()
         } else {
             mesh.nats.resume()
         }
-        until("Slack to have sent everything again", PATIENCE, async || {
+        until("Slack to have sent everything again", TURN_TIMEOUT, async || {
             slack.resend_over_socket();
             if questions_now.iter().all(|(_, id, _)| slack.is_confirmed(id)) {
                 Ok(())
@@ -203,12 +205,12 @@ async fn unavailable_work_queue_confirms_nothing_and_blocks_nothing()
         })
         .await;
         for (ts, _, words) in &questions_now {
-            answered(&slack, CHANNEL, ts, words).await;
+            wait_for_answer(&slack, CHANNEL, ts, words).await;
         }
-        let asked = questions(&mesh).await;
+        let asked = asked_questions(&mesh).await;
         for (_, _, words) in &questions_now {
             assert_eq!(asked.iter().filter(|asked| asked.contains(words)).count(), 1, "{asked:#?}");
         }
     }
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }

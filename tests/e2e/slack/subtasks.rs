@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::*;
 
 /// Has calls of these tools of an agent's scripts wait for a person.
-pub(super) async fn have_asked(mesh: &Mesh, agent: &str, tool: &str) {
+pub(super) async fn require_approval(mesh: &Mesh, agent: &str, tool: &str) {
     let rule = v1::PolicyRule {
         action: v1::PolicyAction::Ask.into(),
         tools: vec![tool.to_owned()],
@@ -22,11 +22,11 @@ pub(super) async fn have_asked(mesh: &Mesh, agent: &str, tool: &str) {
 }
 
 /// The post with this number in a thread, once it shows these words; its `ts`.
-async fn shows(slack: &SlackServer, thread: &str, number: usize, words: &[&str]) -> String {
-    until(&format!("post {number} to show {words:?}"), PATIENCE, async || {
+async fn wait_for_post(slack: &SlackServer, thread: &str, number: usize, words: &[&str]) -> String {
+    until(&format!("post {number} to show {words:?}"), TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, thread);
         match posts.get(number) {
-            Some(post) if words.iter().all(|words| shown(post).contains(words)) => {
+            Some(post) if words.iter().all(|words| visible_text(post).contains(words)) => {
                 Ok(post["ts"].as_str().unwrap_or_default().to_owned())
             }
             _ => Err(format!("{posts:#?}")),
@@ -60,27 +60,35 @@ async fn subtask_call_is_approved_in_thread_by_its_requester() {
         {"text": "Written: {{last_result}}"},
     ]);
     mesh.scripted_agent("reader", &reader).await.unwrap();
-    have_asked(&mesh, "helper", "tasks.spawn").await;
-    have_asked(&mesh, "reader", "create_file").await;
+    require_approval(&mesh, "helper", "tasks.spawn").await;
+    require_approval(&mesh, "reader", "create_file").await;
 
     let thread = ask(&mesh, &slack, ANN, None, "have the key written").await;
-    let spawn = shows(&slack, &thread, 1, &["May I call `tasks.spawn`?", "write it"]).await;
+    let spawn = wait_for_post(&slack, &thread, 1, &["May I call `tasks.spawn`?", "write it"]).await;
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, &spawn, "construct_approve").await.unwrap(), 200);
-    let create =
-        shows(&slack, &thread, 2, &["*reader* asks", "May I call `create_file`?", "secrets/key"])
-            .await;
+    let create = wait_for_post(
+        &slack,
+        &thread,
+        2,
+        &["*reader* asks", "May I call `create_file`?", "secrets/key"],
+    )
+    .await;
     // Who has not asked may not decide about what others do for it, either.
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
-    until("Carl to be told", PATIENCE, async || {
-        let whispers = slack.whispers();
-        if whispers.iter().any(|whisper| whisper["user"] == CARL) { Ok(()) } else { Err(whispers) }
+    until("Carl to be told", TURN_TIMEOUT, async || {
+        let ephemeral_messages = slack.ephemeral_messages();
+        if ephemeral_messages.iter().any(|whisper| whisper["user"] == CARL) {
+            Ok(())
+        } else {
+            Err(ephemeral_messages)
+        }
     })
     .await;
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
-    shows(&slack, &thread, 0, &["Done: Written: created"]).await;
-    shows(&slack, &thread, 2, &["*reader* asks", "Approved by <@U0ANN>"]).await;
+    wait_for_post(&slack, &thread, 0, &["Done: Written: created"]).await;
+    wait_for_post(&slack, &thread, 2, &["*reader* asks", "Approved by <@U0ANN>"]).await;
     assert_eq!(slack.posts(CHANNEL, &thread).len(), 3);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -93,13 +101,13 @@ async fn foreign_button_decides_nothing_and_call_can_be_rejected() {
     let script =
         json!([{"text": "I shall do it.", "code": [code]}, {"text": "Done: {{last_result}}"}]);
     let (mesh, slack) = begin(&script).await;
-    have_asked(&mesh, "helper", "create_file").await;
+    require_approval(&mesh, "helper", "create_file").await;
     let thread = ask(&mesh, &slack, ANN, None, "write the key").await;
-    let question = shows(&slack, &thread, 1, &["May I call `create_file`?"]).await;
+    let question = wait_for_post(&slack, &thread, 1, &["May I call `create_file`?"]).await;
 
     // The same button, as if it stood in a thread of another task, that Ann has begun, too.
     let other = ask(&mesh, &slack, ANN, None, "write another key").await;
-    let elsewhere = shows(&slack, &other, 1, &["May I call `create_file`?"]).await;
+    let elsewhere = wait_for_post(&slack, &other, 1, &["May I call `create_file`?"]).await;
     let blocks = slack.message(CHANNEL, &question).unwrap()["blocks"].clone();
     let button = blocks.as_array().unwrap().last().unwrap()["elements"][0].clone();
     let mut message = slack.message(CHANNEL, &elsewhere).unwrap();
@@ -109,7 +117,7 @@ async fn foreign_button_decides_nothing_and_call_can_be_rejected() {
     let forged = json!({"type": "block_actions", "user": {"id": ANN, "team_id": "T0TEAM1"}, "team": {"id": "T0TEAM1"},
         "channel": {"id": CHANNEL}, "message": message, "actions": [button]});
     assert_eq!(slack.send_action(&mesh, &forged).await.unwrap(), 200);
-    until("the wrong button to be refused", PATIENCE, async || {
+    until("the wrong button to be refused", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("the approval belongs to a task of another thread") {
             Ok(())
@@ -119,14 +127,15 @@ async fn foreign_button_decides_nothing_and_call_can_be_rejected() {
     })
     .await;
     assert!(
-        shown(&slack.message(CHANNEL, &question).unwrap()).contains("May I call `create_file`?")
+        visible_text(&slack.message(CHANNEL, &question).unwrap())
+            .contains("May I call `create_file`?")
     );
 
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, &question, "construct_reject").await.unwrap(), 200);
-    shows(&slack, &thread, 0, &["Done: ApprovalRejected"]).await;
-    shows(&slack, &thread, 1, &["Rejected by <@U0ANN>", "May I call `create_file`?"]).await;
-    assert!(!shown(&slack.posts(CHANNEL, &other)[0]).contains("Done"));
-    no_complaints(&slack);
+    wait_for_post(&slack, &thread, 0, &["Done: ApprovalRejected"]).await;
+    wait_for_post(&slack, &thread, 1, &["Rejected by <@U0ANN>", "May I call `create_file`?"]).await;
+    assert!(!visible_text(&slack.posts(CHANNEL, &other)[0]).contains("Done"));
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -137,7 +146,7 @@ async fn handed_over_task_answers_users_of_its_new_agent() {
     mesh.scripted_agent("reviewer", &json!(vec![json!({"text": "Reviewed."}); 4])).await.unwrap();
     for allowed in ["helper", "reviewer <@U0ANN|ann>"] {
         slack.command(&mesh, BOB, CHANNEL, &format!("allow use {allowed}")).await.unwrap();
-        until("the permission to be given", PATIENCE, async || {
+        until("the permission to be given", TURN_TIMEOUT, async || {
             let said = format!("{:?}", slack.responses());
             if said.contains(&format!("*{}*", allowed.split(' ').next().unwrap())) {
                 Ok(())
@@ -148,13 +157,13 @@ async fn handed_over_task_answers_users_of_its_new_agent() {
         .await;
     }
     let thread = ask(&mesh, &slack, ANN, None, "look at this").await;
-    shows(&slack, &thread, 0, &["Reviewed."]).await;
+    wait_for_post(&slack, &thread, 0, &["Reviewed."]).await;
     // Carl may ask the helper, with which the thread has begun.
     ask(&mesh, &slack, CARL, Some(&thread), "go on").await;
-    shows(&slack, &thread, 1, &["you may not use this agent here"]).await;
-    assert_eq!(questions(&mesh).await.len(), 1);
+    wait_for_post(&slack, &thread, 1, &["you may not use this agent here"]).await;
+    assert_eq!(asked_questions(&mesh).await.len(), 1);
     ask(&mesh, &slack, ANN, Some(&thread), "and now?").await;
-    shows(&slack, &thread, 2, &["Reviewed."]).await;
+    wait_for_post(&slack, &thread, 2, &["Reviewed."]).await;
 
     // Somebody gives the task back to the helper over the API: then Carl may.
     let tasks =
@@ -167,12 +176,12 @@ async fn handed_over_task_answers_users_of_its_new_agent() {
     };
     mesh.client().unwrap().tasks().update_task(update).await.unwrap();
     ask(&mesh, &slack, CARL, Some(&thread), "may I now?").await;
-    until("the question to be taken", PATIENCE, async || {
-        let asked = questions(&mesh).await;
+    until("the question to be taken", TURN_TIMEOUT, async || {
+        let asked = asked_questions(&mesh).await;
         if asked.iter().any(|asked| asked.contains("may I now?")) { Ok(()) } else { Err(asked) }
     })
     .await;
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -181,8 +190,8 @@ async fn suspended_task_is_reported_in_thread_and_resumes() {
     // No model answers before the task is suspended.
     mesh.pause(Service::Providers).unwrap();
     let thread = ask(&mesh, &slack, ANN, None, "hi").await;
-    let task = until("the task to be there", PATIENCE, async || {
-        let asked = questions(&mesh).await;
+    let task = until("the task to be there", TURN_TIMEOUT, async || {
+        let asked = asked_questions(&mesh).await;
         let tasks = mesh
             .client()
             .unwrap()
@@ -198,22 +207,21 @@ async fn suspended_task_is_reported_in_thread_and_resumes() {
     .await;
     let conversation = mesh.client().unwrap().conversation(&task);
     conversation.suspend().await;
-    answered(&slack, CHANNEL, &thread, "This task is suspended").await;
+    wait_for_answer(&slack, CHANNEL, &thread, "This task is suspended").await;
     mesh.resume(Service::Providers).unwrap();
     conversation.resume().await;
-    answered(&slack, CHANNEL, &thread, "The answer.").await;
+    wait_for_answer(&slack, CHANNEL, &thread, "The answer.").await;
     let edits = slack.calls("chat.update");
     let suspended = edits
         .iter()
         .filter(|edit| edit.arguments.to_string().contains("This task is suspended"))
         .count();
     assert_eq!(suspended, 1, "{edits:?}");
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
-async fn late_subtask_approval_is_decided_by_its_requester()
- {
+async fn late_subtask_approval_is_decided_by_its_requester() {
     let code = "tasks.spawn({ message: 'write it', agent: 'reader' }).task";
     let script = json!([{"text": "I shall have it done.", "code": code}, {"text": "It is under way."}, {"text": "You said: {{last_user_text}}"}]);
     let (mut mesh, slack) = begin(&script).await;
@@ -224,11 +232,11 @@ async fn late_subtask_approval_is_decided_by_its_requester()
         {"text": "Written: {{last_result}}"},
     ]);
     mesh.scripted_agent("reader", &reader).await.unwrap();
-    have_asked(&mesh, "reader", "create_file").await;
+    require_approval(&mesh, "reader", "create_file").await;
     let thread = ask(&mesh, &slack, ANN, None, "have the key written").await;
-    shows(&slack, &thread, 0, &["It is under way."]).await;
+    wait_for_post(&slack, &thread, 0, &["It is under way."]).await;
     // The question is over, and nothing of it is in the process's memory.
-    mesh.counted(
+    mesh.wait_for_metric(
         Service::Slack,
         r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#,
     )
@@ -237,8 +245,8 @@ async fn late_subtask_approval_is_decided_by_its_requester()
     // A later question has an eye on what the subtask asks, and comes to nothing: the first one
     // still has.
     ask(&mesh, &slack, CARL, Some(&thread), "how far is it?").await;
-    shows(&slack, &thread, 1, &["how far is it?"]).await;
-    until("the first question to leave it to the second", PATIENCE, async || {
+    wait_for_post(&slack, &thread, 1, &["how far is it?"]).await;
+    until("the first question to leave it to the second", TURN_TIMEOUT, async || {
         let asked = mesh.database.store().slack_mentions_by_user(TEAM, ANN, 10).await.unwrap();
         let rarely = Timestamp::now() + SignedDuration::from_secs(20);
         if asked[0].next_wake.is_some_and(|next| next > rarely) { Ok(()) } else { Err(asked) }
@@ -249,22 +257,30 @@ async fn late_subtask_approval_is_decided_by_its_requester()
          UPDATE slack_mentions SET next_look = now() WHERE user_id = '{ANN}'"
     );
     mesh.database.execute(&fails).await;
-    let create =
-        shows(&slack, &thread, 2, &["*reader* asks", "May I call `create_file`?", "secrets/key"])
-            .await;
+    let create = wait_for_post(
+        &slack,
+        &thread,
+        2,
+        &["*reader* asks", "May I call `create_file`?", "secrets/key"],
+    )
+    .await;
     // Another question of somebody else's in the thread takes nothing from Ann, and gives nothing
     // to Carl.
     ask(&mesh, &slack, CARL, Some(&thread), "and me?").await;
-    shows(&slack, &thread, 3, &["and me?"]).await;
+    wait_for_post(&slack, &thread, 3, &["and me?"]).await;
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
-    until("Carl to be told", PATIENCE, async || {
-        let whispers = slack.whispers();
-        if whispers.iter().any(|whisper| whisper["user"] == CARL) { Ok(()) } else { Err(whispers) }
+    until("Carl to be told", TURN_TIMEOUT, async || {
+        let ephemeral_messages = slack.ephemeral_messages();
+        if ephemeral_messages.iter().any(|whisper| whisper["user"] == CARL) {
+            Ok(())
+        } else {
+            Err(ephemeral_messages)
+        }
     })
     .await;
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
-    shows(&slack, &thread, 2, &["*reader* asks", "Approved by <@U0ANN>"]).await;
-    until("the subtask to go on", PATIENCE, async || {
+    wait_for_post(&slack, &thread, 2, &["*reader* asks", "Approved by <@U0ANN>"]).await;
+    until("the subtask to go on", TURN_TIMEOUT, async || {
         let tasks = mesh
             .client()
             .unwrap()
@@ -280,11 +296,11 @@ async fn late_subtask_approval_is_decided_by_its_requester()
         if calls.count() == 1 { Ok(()) } else { Err(tasks) }
     })
     .await;
-    assert!(shown(&slack.posts(CHANNEL, &thread)[0]).contains("It is under way."));
+    assert!(visible_text(&slack.posts(CHANNEL, &thread)[0]).contains("It is under way."));
     let asked = slack.calls("chat.postMessage");
     let asked = asked.iter().filter(|call| {
         call.arguments["metadata"]["event_payload"]["key"].to_string().contains("approval.")
     });
     assert_eq!(asked.count(), 1);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }

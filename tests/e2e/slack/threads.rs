@@ -16,11 +16,11 @@ async fn files_are_passed_exactly_and_skipped_ones_named() {
         .collect();
     let huge = vec![b'x'; 1024 * 1024 + 1];
     let files = json!([
-        slack.file("gone.txt", "text/plain", b"nobody reads this"),
-        slack.file("log.txt", "text/plain", &log),
-        slack.file("dot.png", "image/png", &image),
-        slack.file("huge.txt", "text/plain", &huge),
-        slack.file("program.bin", "application/octet-stream", b"\0\x01"),
+        slack.add_file("gone.txt", "text/plain", b"nobody reads this"),
+        slack.add_file("log.txt", "text/plain", &log),
+        slack.add_file("dot.png", "image/png", &image),
+        slack.add_file("huge.txt", "text/plain", &huge),
+        slack.add_file("program.bin", "application/octet-stream", b"\0\x01"),
     ]);
     // As often as it is tried.
     for _ in 0..3 {
@@ -28,12 +28,12 @@ async fn files_are_passed_exactly_and_skipped_ones_named() {
     }
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "look", files);
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    answered(&slack, CHANNEL, &ts, "I have seen it.").await;
+    wait_for_answer(&slack, CHANNEL, &ts, "I have seen it.").await;
     let tasks =
         mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let task = tasks.into_inner().tasks[0].metadata.clone().unwrap_or_default().id;
     let transcript = mesh.client().unwrap().conversation(&task).transcript().await;
-    let asked = transcript.of(v1::MessageSource::User)[0].spec.clone().unwrap();
+    let asked = transcript.from_source(v1::MessageSource::User)[0].spec.clone().unwrap();
     let (mut attached, mut told) = (Vec::new(), String::new());
     for block in asked.blocks.into_iter().filter_map(|block| block.block) {
         match block {
@@ -58,7 +58,7 @@ async fn files_are_passed_exactly_and_skipped_ones_named() {
     ] {
         assert!(told.contains(words), "{words}: {told}");
     }
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn edited_question_is_not_repeated_and_reordered_are_answered() {
     let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
     let (ts, event) = slack.ask(DIRECT, ANN, None, "the first words", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    answered(&slack, DIRECT, &ts, "the first words").await;
+    wait_for_answer(&slack, DIRECT, &ts, "the first words").await;
     // As Slack tells of it in a direct message, and once more as a message with a mark.
     let mut edited = event["event"].clone();
     edited["text"] = "the other words".into();
@@ -83,22 +83,22 @@ async fn edited_question_is_not_repeated_and_reordered_are_answered() {
     for event in [second, first] {
         assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
     }
-    until("both answers", PATIENCE, async || {
+    until("both answers", TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, &root);
-        let texts: Vec<String> = posts.iter().map(shown).collect();
+        let texts: Vec<String> = posts.iter().map(visible_text).collect();
         let both = ["asks you in Slack:\n\nquestion one", "asks you in Slack:\n\nquestion two"]
             .iter()
             .all(|words| texts.iter().any(|text| text.contains(words)));
         if posts.len() == 2 && both { Ok(()) } else { Err(posts) }
     })
     .await;
-    let asked = questions(&mesh).await;
+    let asked = asked_questions(&mesh).await;
     assert!(
         asked.len() == 3 && !asked.iter().any(|asked| asked.contains("the other words")),
         "{asked:#?}"
     );
     assert_eq!(slack.posts(DIRECT, &ts).len(), 1);
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }
 
 #[tokio::test]
@@ -108,17 +108,17 @@ async fn answer_to_uneditable_message_is_posted_below_once() {
     mesh.pause(Service::Providers).unwrap();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    let placeholder = answered(&slack, CHANNEL, &ts, "Working on it").await;
-    slack.let_age(placeholder["ts"].as_str().unwrap());
+    let placeholder = wait_for_answer(&slack, CHANNEL, &ts, "Working on it").await;
+    slack.expire_edits(placeholder["ts"].as_str().unwrap());
     // It dies after the new message is there, and before that is written down.
     slack.fail("chat.postMessage", Fault::DoneAndHang);
     mesh.resume(Service::Providers).unwrap();
     let both = async |what: &str| {
-        until(what, PATIENCE, async || {
+        until(what, TURN_TIMEOUT, async || {
             let posts = slack.posts(CHANNEL, &ts);
             match posts.as_slice() {
                 [first, second]
-                    if *first == placeholder && shown(second).contains("The answer.") =>
+                    if *first == placeholder && visible_text(second).contains("The answer.") =>
                 {
                     Ok(())
                 }
@@ -129,11 +129,11 @@ async fn answer_to_uneditable_message_is_posted_below_once() {
     };
     both("the answer below").await;
     mesh.crash(Service::Slack).await.unwrap();
-    mesh.counted(
+    mesh.wait_for_metric(
         Service::Slack,
         r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#,
     )
     .await;
     both("the answer to stay the only one").await;
-    no_complaints(&slack);
+    assert_no_complaints(&slack);
 }

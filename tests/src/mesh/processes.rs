@@ -12,16 +12,16 @@ use std::{
 use anyhow::{Context as _, ensure};
 use construct_bus::testing::NatsServer;
 
-use super::{Mesh, STOP, Service, free_address, ground, guest_cache, with_socket};
+use super::{Mesh, STOP_TIMEOUT, Service, faults, free_address, guest_cache, with_socket};
 use crate::{
-    client::PATIENCE,
+    client::TURN_TIMEOUT,
     disk::{self, Disks},
     http, wait,
 };
 
 /// How long a service may take to become ready. The interpreter's first start on a machine compiles
 /// its guest.
-const READY: Duration = Duration::from_secs(180);
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Says where NATS is.
 const NATS_URL: &str = "CONSTRUCT_NATS_URL";
@@ -56,12 +56,12 @@ impl Mesh {
     ///
     /// # Errors
     /// When it does not start.
-    pub async fn replicate(&mut self, service: Service) -> anyhow::Result<usize> {
+    pub async fn start_replica(&mut self, service: Service) -> anyhow::Result<usize> {
         let health = free_address()?;
         let child = self.launch(service, true, health, None)?;
         self.replicas.push(Some((service, child)));
         let client = http::client().build()?;
-        wait::until("a second process to be ready", READY, async || {
+        wait::until("a second process to be ready", READY_TIMEOUT, async || {
             let response = client.get(format!("http://{health}/readyz")).send().await?;
             response.error_for_status().map(drop)
         })
@@ -80,7 +80,7 @@ impl Mesh {
         Ok(self.replicas.len() - 1)
     }
 
-    /// Ends a further process as a crash would.
+    /// Ends a replica process as a crash would.
     ///
     /// # Errors
     /// When it does not run.
@@ -91,16 +91,16 @@ impl Mesh {
         Ok(())
     }
 
-    /// Asks a further process to stop, and waits until it has. Gives its exit code.
+    /// Asks a replica process to stop, and waits until it has. Gives its exit code.
     ///
     /// # Errors
     /// When it does not run, or does not end.
     pub async fn stop_replica(&mut self, replica: usize) -> anyhow::Result<i32> {
         let (service, child) = self.replicas[replica].take().context("the process does not run")?;
-        end(service, child).await
+        stop_process(service, child).await
     }
 
-    /// The process id of a further process.
+    /// The process id of a replica process.
     pub fn replica_pid(&self, replica: usize) -> Option<u32> {
         self.replicas[replica].as_ref().map(|(_, child)| child.id())
     }
@@ -108,7 +108,7 @@ impl Mesh {
     fn launch(
         &self,
         service: Service,
-        further: bool,
+        replica: bool,
         health: SocketAddr,
         socket: Option<&UnixListener>,
     ) -> anyhow::Result<Child> {
@@ -129,11 +129,11 @@ impl Mesh {
         let (mut command, input) = match socket {
             Some(socket) => with_socket(&program, &[], socket)?,
             None => {
-                let mut starter = self.disks.as_ref().map(Disks::starter).unwrap_or_default();
+                let mut prefix = self.disks.as_ref().map(Disks::prefix).unwrap_or_default();
                 if let Some(clocks) = &self.clocks {
-                    starter.extend(clocks.starter(&ground::clock(service, further))?);
+                    prefix.extend(clocks.launch_prefix(&faults::clock(service, replica))?);
                 }
-                (disk::command(&starter, &[program.display().to_string()]), Stdio::null())
+                (disk::command(&prefix, &[program.display().to_string()]), Stdio::null())
             }
         };
         let child = command
@@ -164,7 +164,7 @@ impl Mesh {
             .spawn()
             .with_context(|| format!("{} does not start", service.name()))?;
         if self.clocks.is_some() {
-            self.timed.lock().unwrap_or_else(PoisonError::into_inner).push(child.id());
+            self.faked_clock_pids.lock().unwrap_or_else(PoisonError::into_inner).push(child.id());
         }
         Ok(child)
     }
@@ -177,7 +177,7 @@ impl Mesh {
             }
         }
         for service in Service::ALL {
-            self.ready(service).await?;
+            self.wait_until_ready(service).await?;
         }
         Ok(())
     }
@@ -202,8 +202,8 @@ impl Mesh {
     }
 
     /// Waits until the metrics of a service hold this line.
-    pub async fn counted(&self, service: Service, line: &str) {
-        wait::until(line, PATIENCE, async || {
+    pub async fn wait_for_metric(&self, service: Service, line: &str) {
+        wait::until(line, TURN_TIMEOUT, async || {
             let page = self.metrics(service).await.unwrap_or_else(|error| format!("{error:#}"));
             if page.lines().any(|found| found == line) { Ok(()) } else { Err(page) }
         })
@@ -211,10 +211,10 @@ impl Mesh {
     }
 
     /// Waits until a service says that it is ready.
-    pub async fn ready(&mut self, service: Service) -> anyhow::Result<()> {
+    pub async fn wait_until_ready(&mut self, service: Service) -> anyhow::Result<()> {
         let url = format!("http://{}/readyz", self.health[&service]);
         let client = http::client().build()?;
-        let deadline = tokio::time::Instant::now() + READY;
+        let deadline = tokio::time::Instant::now() + READY_TIMEOUT;
         loop {
             if let Some(child) = self.processes.get_mut(&service)
                 && let Some(status) = child.try_wait()?
@@ -232,7 +232,7 @@ impl Mesh {
                 service.name(),
                 self.log(service)
             );
-            tokio::time::sleep(wait::INTERVAL).await;
+            tokio::time::sleep(wait::POLL_INTERVAL).await;
         }
     }
 
@@ -251,19 +251,19 @@ impl Mesh {
     /// When it does not run, or does not end.
     pub async fn stop(&mut self, service: Service) -> anyhow::Result<i32> {
         let child = self.processes.remove(&service).context("the service does not run")?;
-        end(service, child).await
+        stop_process(service, child).await
     }
 
     /// `kill -9`, then a new process.
     pub async fn crash(&mut self, service: Service) -> anyhow::Result<()> {
         self.kill(service)?;
         self.spawn(service)?;
-        self.ready(service).await
+        self.wait_until_ready(service).await
     }
 
     /// Stops a service where it stands, as a machine that hangs would, until [`Mesh::resume`].
     pub fn pause(&self, service: Service) -> anyhow::Result<()> {
-        self.signal(service, "-STOP")
+        self.signal(service, "-STOP_TIMEOUT")
     }
 
     /// Lets a paused service go on.
@@ -287,7 +287,7 @@ impl Mesh {
     ///
     /// # Errors
     /// When it does not run.
-    pub fn resident(&self, service: Service) -> anyhow::Result<u64> {
+    pub fn resident_memory(&self, service: Service) -> anyhow::Result<u64> {
         self.memory(service, "VmRSS:")
     }
 
@@ -295,7 +295,7 @@ impl Mesh {
     ///
     /// # Errors
     /// When it does not run.
-    pub fn peak(&self, service: Service) -> anyhow::Result<u64> {
+    pub fn peak_memory(&self, service: Service) -> anyhow::Result<u64> {
         self.memory(service, "VmHWM:")
     }
 
@@ -309,9 +309,9 @@ impl Mesh {
 }
 
 /// Asks a process to stop and waits until it has.
-async fn end(service: Service, mut child: Child) -> anyhow::Result<i32> {
+async fn stop_process(service: Service, mut child: Child) -> anyhow::Result<i32> {
     Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
-    let deadline = tokio::time::Instant::now() + STOP;
+    let deadline = tokio::time::Instant::now() + STOP_TIMEOUT;
     loop {
         if let Some(status) = child.try_wait()? {
             return status.code().context("the service ended by a signal");
@@ -319,8 +319,8 @@ async fn end(service: Service, mut child: Child) -> anyhow::Result<i32> {
         if tokio::time::Instant::now() >= deadline {
             child.kill()?;
             child.wait()?;
-            anyhow::bail!("{} did not stop within {STOP:?}", service.name());
+            anyhow::bail!("{} did not stop within {STOP_TIMEOUT:?}", service.name());
         }
-        tokio::time::sleep(wait::INTERVAL).await;
+        tokio::time::sleep(wait::POLL_INTERVAL).await;
     }
 }

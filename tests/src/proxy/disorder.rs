@@ -16,20 +16,20 @@ pub(super) type Stops<'a> = &'a (dyn Fn(&[u8]) -> bool + Sync);
 
 /// What is passed on of a piece.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Passed {
+pub(super) struct Released {
     pub(super) at_once: Vec<u8>,
     /// From a message on that may not pass yet.
     pub(super) stopped: Vec<u8>,
 }
 
 /// Of so many messages one is late.
-const LATE: u64 = 4;
+const LATE_ONE_IN: u64 = 4;
 /// How late it may be, in milliseconds.
-const SHORTEST: u64 = 5;
-const LONGEST: u64 = 500;
+const MIN_DELAY_MS: u64 = 5;
+const MAX_DELAY_MS: u64 = 500;
 /// Of so many messages from the server one comes twice. A client's do not: what it sends again it
 /// says to be the same.
-const TWICE: u64 = 8;
+const DUPLICATE_ONE_IN: u64 = 8;
 
 /// What is known of one direction.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(super) struct Disorder {
     /// What is not passed on yet of the frame that has begun.
     begun: Vec<u8>,
     /// Whether some of that frame was passed on: nothing may come between that and its end.
-    halfway: bool,
+    partially_sent: bool,
     /// What is late, and when it is passed on.
     late: BTreeMap<(Instant, u64), Vec<u8>>,
     count: u64,
@@ -57,7 +57,7 @@ impl Disorder {
             from,
             connection,
             begun: Vec::new(),
-            halfway: false,
+            partially_sent: false,
             late: BTreeMap::new(),
             count: 0,
             seed: None,
@@ -75,29 +75,29 @@ impl Disorder {
         mut piece: &[u8],
         seed: Option<u64>,
         stops: Option<Stops<'_>>,
-    ) -> io::Result<Passed> {
+    ) -> io::Result<Released> {
         if let Some(chosen) = seed
             && seed != self.seed
         {
             let direction = 2 * self.connection + u64::from(self.from == End::Server);
             (self.seed, self.random) = (seed, Random::new(chosen ^ direction));
         }
-        let mut passed = Passed::default();
+        let mut passed = Released::default();
         while !piece.is_empty() {
             let (length, kind) = self.frames.next(piece)?;
             self.begun.extend_from_slice(&piece[..length]);
             piece = &piece[length..];
             let Some(kind) = kind else { break };
             let mut frame = mem::take(&mut self.begun);
-            let whole = !mem::replace(&mut self.halfway, false) && kind == Kind::Message;
+            let whole = !mem::replace(&mut self.partially_sent, false) && kind == Kind::Message;
             if !passed.stopped.is_empty() || whole && stops.is_some_and(|stops| stops(&frame)) {
                 passed.stopped.append(&mut frame);
             } else if !whole || seed.is_none() || !self.hold_back(&frame) {
                 passed.at_once.append(&mut frame);
             }
         }
-        if self.halfway || seed.is_none() && stops.is_none() {
-            self.halfway |= !self.begun.is_empty();
+        if self.partially_sent || seed.is_none() && stops.is_none() {
+            self.partially_sent |= !self.begun.is_empty();
             passed.at_once.append(&mut self.begun);
         }
         Ok(passed)
@@ -105,18 +105,18 @@ impl Disorder {
 
     /// Whether a message is late. It may be one that comes twice, the second time late in any case.
     fn hold_back(&mut self, frame: &[u8]) -> bool {
-        if self.from == End::Server && self.random.below(TWICE) == 0 {
-            self.keep(frame);
+        if self.from == End::Server && self.random.next_below(DUPLICATE_ONE_IN) == 0 {
+            self.delay(frame);
         }
-        let late = self.random.below(LATE) == 0;
+        let late = self.random.next_below(LATE_ONE_IN) == 0;
         if late {
-            self.keep(frame);
+            self.delay(frame);
         }
         late
     }
 
-    fn keep(&mut self, frame: &[u8]) {
-        let due = Instant::now() + self.random.millis(SHORTEST, LONGEST + 1);
+    fn delay(&mut self, frame: &[u8]) {
+        let due = Instant::now() + self.random.millis(MIN_DELAY_MS, MAX_DELAY_MS + 1);
         self.count += 1;
         self.late.insert((due, self.count), frame.to_vec());
     }
@@ -124,7 +124,7 @@ impl Disorder {
     /// Returns when something that is late can be passed on.
     pub(super) async fn due(&self) {
         match self.late.first_key_value() {
-            Some(((due, _), _)) if !self.halfway => sleep_until(*due).await,
+            Some(((due, _), _)) if !self.partially_sent => sleep_until(*due).await,
             // It waits for what comes next.
             _ => std::future::pending().await,
         }
@@ -144,7 +144,7 @@ impl Disorder {
     /// Everything that is late, and what has come of a frame without its end: nothing more comes.
     pub(super) fn take_all(&mut self) -> Vec<u8> {
         let late = mem::take(&mut self.late).into_values();
-        let mut taken = if self.halfway { Vec::new() } else { late.flatten().collect() };
+        let mut taken = if self.partially_sent { Vec::new() } else { late.flatten().collect() };
         taken.append(&mut self.begun);
         taken
     }
@@ -161,7 +161,7 @@ mod tests {
     impl Disorder {
         /// What passes at once when nothing is looked at.
         fn passed(&mut self, piece: &[u8], seed: Option<u64>) -> Vec<u8> {
-            let Passed { at_once, stopped } = self.pass(piece, seed, None).unwrap();
+            let Released { at_once, stopped } = self.pass(piece, seed, None).unwrap();
             assert!(stopped.is_empty());
             at_once
         }
@@ -302,7 +302,7 @@ mod tests {
                 "split at {at}"
             );
         }
-        // What is halfway there goes on.
+        // What is partially_sent there goes on.
         let mut disorder = Disorder::new(1, End::Client);
         let (before, behind) = third.split_at(5);
         assert_eq!(disorder.passed(before, None), before);

@@ -18,7 +18,7 @@ pub(super) enum Kind {
 const MESSAGES: [&[u8]; 4] = [b"MSG", b"HMSG", b"PUB", b"HPUB"];
 
 /// The line end behind a payload.
-const END: usize = 2;
+const LINE_END: usize = 2;
 
 /// Tells frames apart. What they hold is not kept.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Frames {
             let payload = payload(&self.line)?;
             self.line.clear();
             match payload {
-                Some(payload) => self.left = payload + END,
+                Some(payload) => self.left = payload + LINE_END,
                 None => return Ok((length, Some(Kind::Word))),
             }
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     /// What passes in both directions, one frame each, with payloads that look like frames.
-    const SAID: [(&[u8], Kind); 13] = [
+    const EXCHANGE: [(&[u8], Kind); 13] = [
         (b"INFO {\"server_id\":\"a\",\"max_payload\":1048576}\r\n", Kind::Word),
         (b"CONNECT {\"verbose\":true,\"headers\":true}\r\n", Kind::Word),
         (b"+OK\r\n", Kind::Word),
@@ -128,16 +128,16 @@ mod tests {
         found
     }
 
-    fn said() -> (Vec<u8>, Vec<(Vec<u8>, Kind)>) {
+    fn exchange() -> (Vec<u8>, Vec<(Vec<u8>, Kind)>) {
         (
-            SAID.map(|(frame, _)| frame).concat(),
-            SAID.map(|(frame, kind)| (frame.to_vec(), kind)).to_vec(),
+            EXCHANGE.map(|(frame, _)| frame).concat(),
+            EXCHANGE.map(|(frame, kind)| (frame.to_vec(), kind)).to_vec(),
         )
     }
 
     #[test]
     fn frames_are_the_same_for_every_split() {
-        let (all, expected) = said();
+        let (all, expected) = exchange();
         assert_eq!(frames([all.as_slice()]), expected);
         for at in 0..=all.len() {
             let (before, behind) = all.split_at(at);
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn frames_are_the_same_in_small_pieces() {
-        let (all, expected) = said();
+        let (all, expected) = exchange();
         for size in 1..=16 {
             assert_eq!(frames(all.chunks(size)), expected, "pieces of {size}");
         }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn message_frame_yields_subject_and_reply() {
-        let found: Vec<_> = SAID.iter().filter_map(|(frame, _)| address(frame)).collect();
+        let found: Vec<_> = EXCHANGE.iter().filter_map(|(frame, _)| address(frame)).collect();
         let (there, back) = (("a.b", None), ("a.b", Some("reply.to")));
         // In lower letters no client of ours writes it.
         assert_eq!(found, [there, back, there, there, there]);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 
-use super::{End, Way, frames};
+use super::{End, Mode, frames};
 
 /// What came, and where to stop. A piece is what was there when it was read: one message, a few, or
 /// a part of one.
@@ -35,7 +35,7 @@ pub(super) struct TextTrap {
     /// The connection that it came on, and no other one counts then.
     pub(super) on: Option<u64>,
     /// The connection it came on, if it has.
-    pub(super) said_on: Option<u64>,
+    pub(super) matched_on: Option<u64>,
     pub(super) catch: Catch,
 }
 
@@ -66,14 +66,14 @@ pub enum Moment {
 /// What happens when a trap springs.
 #[derive(Debug)]
 pub(super) struct Catch {
-    pub(super) holds: Vec<Arc<watch::Sender<Way>>>,
+    pub(super) holds: Vec<Arc<watch::Sender<Mode>>>,
     pub(super) sprung: oneshot::Sender<()>,
 }
 
 impl Catch {
     fn spring(self) {
-        for way in &self.holds {
-            way.send_replace(Way::Held);
+        for mode in &self.holds {
+            mode.send_replace(Mode::Held);
         }
         // Nobody may be waiting for it any more.
         let _ = self.sprung.send(());
@@ -81,7 +81,7 @@ impl Catch {
 }
 
 impl Traps {
-    pub(super) fn counted(&mut self, end: End) -> &mut u64 {
+    pub(super) fn piece_count_mut(&mut self, end: End) -> &mut u64 {
         match end {
             End::Client => &mut self.from_client,
             End::Server => &mut self.from_server,
@@ -90,12 +90,12 @@ impl Traps {
 
     /// Counts a piece, and looks at it, before it is passed on.
     fn note(&mut self, (end, connection): (End, u64), piece: &[u8]) {
-        *self.counted(end) += 1;
-        let count = *self.counted(end);
+        *self.piece_count_mut(end) += 1;
+        let count = *self.piece_count_mut(end);
         if let Some(trap) = self.piece.take_if(|trap| trap.end == end && trap.at <= count) {
             trap.catch.spring();
         }
-        if let Some(trap) = self.text.take_if(|trap| trap.meets(end, connection, piece)) {
+        if let Some(trap) = self.text.take_if(|trap| trap.springs_at(end, connection, piece)) {
             trap.catch.spring();
         }
     }
@@ -105,7 +105,7 @@ impl Traps {
         let Some((subject, reply)) = frames::address(message) else { return false };
         let stops = self.message.take_if(|trap| match end {
             End::Server => trap.answer.as_deref() == Some(subject),
-            End::Client => trap.meets(subject, reply),
+            End::Client => trap.springs_at(subject, reply),
         });
         let stopped = stops.is_some();
         if let Some(trap) = stops {
@@ -117,10 +117,12 @@ impl Traps {
 
 impl TextTrap {
     /// Whether it springs at a piece.
-    fn meets(&mut self, end: End, connection: u64, piece: &[u8]) -> bool {
+    fn springs_at(&mut self, end: End, connection: u64, piece: &[u8]) -> bool {
         match end {
-            End::Server => self.said_on == Some(connection),
-            End::Client if self.said_on.is_some() || self.on.is_some_and(|on| on != connection) => {
+            End::Server => self.matched_on == Some(connection),
+            End::Client
+                if self.matched_on.is_some() || self.on.is_some_and(|on| on != connection) =>
+            {
                 false
             }
             End::Client => {
@@ -133,7 +135,7 @@ impl TextTrap {
                     return false;
                 }
                 let said = has(&self.text);
-                self.said_on = said.then_some(connection);
+                self.matched_on = said.then_some(connection);
                 said && self.moment == Moment::Sent
             }
         }
@@ -142,7 +144,7 @@ impl TextTrap {
 
 impl MessageTrap {
     /// Whether it springs at a client's message.
-    fn meets(&mut self, subject: &str, reply: Option<&str>) -> bool {
+    fn springs_at(&mut self, subject: &str, reply: Option<&str>) -> bool {
         if let Some(after) = &self.after {
             if subject.starts_with(after.as_str()) {
                 self.after = None;
@@ -163,13 +165,13 @@ impl MessageTrap {
 
 /// One direction of a connection, as traps see it.
 #[derive(Debug)]
-pub(super) struct Lookout {
+pub(super) struct TrapObserver {
     pub(super) traps: Arc<Mutex<Traps>>,
     pub(super) end: End,
     pub(super) connection: u64,
 }
 
-impl Lookout {
+impl TrapObserver {
     /// Counts a piece before it is passed on.
     pub(super) fn note(&self, piece: &[u8]) {
         lock(&self.traps).note((self.end, self.connection), piece);
@@ -194,10 +196,10 @@ pub(super) fn lock(traps: &Mutex<Traps>) -> MutexGuard<'_, Traps> {
 mod tests {
     use super::*;
 
-    fn catch() -> (Catch, oneshot::Receiver<()>, Arc<watch::Sender<Way>>) {
-        let (sprung, heard) = oneshot::channel();
-        let way = Arc::new(watch::Sender::new(Way::Open));
-        (Catch { holds: vec![Arc::clone(&way)], sprung }, heard, way)
+    fn catch() -> (Catch, oneshot::Receiver<()>, Arc<watch::Sender<Mode>>) {
+        let (sprung, sprung_receiver) = oneshot::channel();
+        let mode = Arc::new(watch::Sender::new(Mode::Open));
+        (Catch { holds: vec![Arc::clone(&mode)], sprung }, sprung_receiver, mode)
     }
 
     /// What a client says and hears, in order, until the trap springs; gives how much of it passed.
@@ -211,14 +213,14 @@ mod tests {
             (End::Server, b"MSG inbox.3 7 2\r\n{}\r\n"),
             (End::Server, b"HMSG inbox.2 7 12 12\r\nNATS/1.0\r\n\r\n\r\n"),
         ];
-        let (catch, mut heard, way) = catch();
+        let (catch, mut sprung_receiver, mode) = catch();
         let (subject, after) = ("a.".to_owned(), after.map(str::to_owned));
         let trap = MessageTrap { moment, subject, after, left: nth, answer: None, catch };
         let mut traps = Traps { message: Some(trap), ..Traps::default() };
         let passed = said.iter().take_while(|(end, message)| !traps.stops(*end, message)).count();
         let is_sprung = passed < said.len();
-        assert_eq!(heard.try_recv().is_ok(), is_sprung);
-        assert_eq!(*way.borrow() == Way::Held, is_sprung);
+        assert_eq!(sprung_receiver.try_recv().is_ok(), is_sprung);
+        assert_eq!(*mode.borrow() == Mode::Held, is_sprung);
         passed
     }
 
@@ -245,21 +247,20 @@ mod tests {
         moment: Moment,
         said: &[((End, u64), &[u8])],
     ) -> Option<usize> {
-        let (catch, mut heard, way) = catch();
+        let (catch, mut sprung_receiver, mode) = catch();
         let (text, after) = (text.0.to_owned(), text.1.map(str::to_owned));
-        let trap = TextTrap { moment, text, after, on: None, said_on: None, catch };
+        let trap = TextTrap { moment, text, after, on: None, matched_on: None, catch };
         let mut traps = Traps { text: Some(trap), ..Traps::default() };
         let stopped = said.iter().position(|(direction, piece)| {
             traps.note(*direction, piece);
-            *way.borrow() == Way::Held
+            *mode.borrow() == Mode::Held
         });
-        assert_eq!(heard.try_recv().is_ok(), stopped.is_some());
+        assert_eq!(sprung_receiver.try_recv().is_ok(), stopped.is_some());
         stopped
     }
 
     #[test]
-    fn text_trap_stops_at_its_piece_or_at_the_servers_answer()
-     {
+    fn text_trap_stops_at_its_piece_or_at_the_servers_answer() {
         let said: [((End, u64), &[u8]); 5] = [
             ((End::Client, 1), b"Q BEGIN"),
             ((End::Server, 1), b"C COMMIT"),

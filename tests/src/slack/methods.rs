@@ -14,10 +14,10 @@ use super::{
 /// is per workspace; the promise is one a second. The service keeps it by its own clock when it
 /// sends; here it is looked at when requests arrive, and on a busy machine the first of two may be
 /// on its way for most of that second. Edits without any pause are still seen.
-const EDIT: Duration = Duration::from_millis(200);
+const MIN_EDIT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Characters of all blocks of a message. Slack takes a few more.
-const CHARACTERS: usize = 12_000;
+const MAX_CHARACTERS: usize = 12_000;
 
 /// What the app is given.
 const SCOPES: &str = "app_mentions:read,channels:history,chat:write,commands,files:read,files:write,links:read,links:write,\
@@ -90,7 +90,7 @@ impl Slack {
                 refuse("channel_not_found")
             }
             "chat.postEphemeral" => {
-                self.whispers.push(arguments.clone());
+                self.ephemeral_messages.push(arguments.clone());
                 // https://docs.slack.dev/reference/methods/chat.postEphemeral
                 json!({"ok": true, "message_ts": "1502210682.580145"})
             }
@@ -196,7 +196,7 @@ impl Slack {
                 .map(|element| length(&element["text"]) + length(&element["text"]["text"]));
             length(&block["text"]["text"]) + elements.sum::<usize>()
         });
-        if shown.sum::<usize>() > CHARACTERS {
+        if shown.sum::<usize>() > MAX_CHARACTERS {
             return Err(refuse("msg_blocks_too_long"));
         }
         for block in &blocks {
@@ -268,7 +268,7 @@ impl Slack {
         message["edited"] = json!({"user": BOT, "ts": ts});
         let after = message.clone();
         let before = self.edits.insert(ts.clone(), Instant::now());
-        if progress && before.is_some_and(|before| before.elapsed() < EDIT) {
+        if progress && before.is_some_and(|before| before.elapsed() < MIN_EDIT_INTERVAL) {
             self.complain(format!(
                 "chat.update: {ts} was edited {:?} before",
                 before.map(|before| before.elapsed())

@@ -20,7 +20,7 @@ const MAX_REQUEST: usize = 64 * 1024 * 1024;
 
 impl Slack {
     /// Notes a call, and what goes wrong with it.
-    fn meets(&mut self, method: &str, arguments: &Value) -> Option<Fault> {
+    fn record_call(&mut self, method: &str, arguments: &Value) -> Option<Fault> {
         self.calls.push(Call {
             method: method.to_owned(),
             arguments: arguments.clone(),
@@ -42,7 +42,7 @@ pub(super) async fn answer(State(shared): State<Arc<Mutex<Slack>>>, request: Req
     let path = parts.uri.path().to_owned();
     let Some(method) = path.strip_prefix("/api/") else {
         let place = path.trim_start_matches('/').split('/').next().unwrap_or_default().to_owned();
-        let fault = lock(&shared).meets(&place, &json!({"path": path}));
+        let fault = lock(&shared).record_call(&place, &json!({"path": path}));
         return match fault {
             Some(Fault::Status(status)) => StatusCode::from_u16(status)
                 .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
@@ -73,7 +73,7 @@ pub(super) async fn answer(State(shared): State<Arc<Mutex<Slack>>>, request: Req
     };
     let (fault, done) = {
         let mut slack = lock(&shared);
-        let fault = slack.meets(method, &arguments);
+        let fault = slack.record_call(method, &arguments);
         let skipped = matches!(
             fault,
             Some(Fault::Limited(_) | Fault::Status(_) | Fault::Refuse(_) | Fault::Hang)

@@ -14,7 +14,7 @@ use tokio_tungstenite::{accept_async, tungstenite::Message};
 use super::{Slack, SlackServer, lock};
 
 /// How often it is looked whether there is something to send.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl SlackServer {
     /// Sends something over Socket Mode; gives the id it is confirmed by.
@@ -124,7 +124,7 @@ async fn connection(stream: TcpStream, shared: Arc<Mutex<Slack>>) -> Option<()> 
         "debug_info": {"host": "applink-7fc4fdbb64-4x5xq", "build_number": 10, "approximate_connection_time": 18060},
     });
     socket.send(Message::text(hello.to_string())).await.ok()?;
-    let mut looks = tokio::time::interval(LOOK);
+    let mut looks = tokio::time::interval(POLL_INTERVAL);
     loop {
         tokio::select! {
             message = socket.next() => {
@@ -148,7 +148,7 @@ async fn connection(stream: TcpStream, shared: Arc<Mutex<Slack>>) -> Option<()> 
                     let last = next["type"] == "disconnect";
                     socket.send(Message::text(next.to_string())).await.ok()?;
                     if last {
-                        farewell(socket, &shared).await;
+                        drain(socket, &shared).await;
                         let mut slack = lock(&shared);
                         if slack.connections == number {
                             slack.complaints.push("a connection that was to be replaced ended before the next one was there".to_owned());
@@ -163,7 +163,7 @@ async fn connection(stream: TcpStream, shared: Arc<Mutex<Slack>>) -> Option<()> 
 
 /// A connection that is to be replaced: it takes what is still confirmed, and nothing is sent over
 /// it any more.
-async fn farewell(
+async fn drain(
     mut socket: tokio_tungstenite::WebSocketStream<TcpStream>,
     shared: &Mutex<Slack>,
 ) -> Option<()> {

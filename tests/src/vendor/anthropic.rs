@@ -70,16 +70,22 @@ impl Answer {
         self
     }
 
-    /// Ending for another reason.
+    /// BodyEnd for another reason.
     #[must_use]
-    pub fn stopping(mut self, reason: &str) -> Self {
+    pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.stop_reason = reason.to_owned();
         self
     }
 
     /// Having used these tokens.
     #[must_use]
-    pub fn using(mut self, input: u32, cache_read: u32, cache_write: u32, output: u32) -> Self {
+    pub fn with_usage(
+        mut self,
+        input: u32,
+        cache_read: u32,
+        cache_write: u32,
+        output: u32,
+    ) -> Self {
         (self.input_tokens, self.cache_read, self.cache_write, self.output_tokens) =
             (input, cache_read, cache_write, output);
         self

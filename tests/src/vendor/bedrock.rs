@@ -88,7 +88,7 @@ impl Answer {
     /// An answer without any block.
     pub fn empty() -> Self {
         Self { blocks: Vec::new(), stop_reason: "end_turn".to_owned(), usage: Value::Null }
-            .using(25, 0, 0, 15)
+            .with_usage(25, 0, 0, 15)
     }
 
     /// With more text, as a block of its own.
@@ -113,16 +113,22 @@ impl Answer {
         self
     }
 
-    /// Ending for another reason.
+    /// BodyEnd for another reason.
     #[must_use]
-    pub fn stopping(mut self, reason: &str) -> Self {
+    pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.stop_reason = reason.to_owned();
         self
     }
 
     /// Having used these tokens.
     #[must_use]
-    pub fn using(mut self, input: u32, cache_read: u32, cache_write: u32, output: u32) -> Self {
+    pub fn with_usage(
+        mut self,
+        input: u32,
+        cache_read: u32,
+        cache_write: u32,
+        output: u32,
+    ) -> Self {
         self.usage = json!({"inputTokens": input, "outputTokens": output, "totalTokens": input + output,
             "cacheReadInputTokens": cache_read, "cacheWriteInputTokens": cache_write});
         self

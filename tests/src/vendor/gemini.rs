@@ -62,16 +62,16 @@ impl Answer {
         self
     }
 
-    /// Ending for another reason.
+    /// BodyEnd for another reason.
     #[must_use]
-    pub fn stopping(mut self, reason: &str) -> Self {
+    pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.finish_reason = reason.to_owned();
         self
     }
 
     /// Having used these tokens; those that were cached are part of the prompt.
     #[must_use]
-    pub fn using(mut self, prompt: u32, cached: u32, candidates: u32, thoughts: u32) -> Self {
+    pub fn with_usage(mut self, prompt: u32, cached: u32, candidates: u32, thoughts: u32) -> Self {
         self.usage = json!({
             "promptTokenCount": prompt, "cachedContentTokenCount": cached, "candidatesTokenCount": candidates,
             "thoughtsTokenCount": thoughts, "totalTokenCount": prompt + candidates + thoughts,

@@ -49,16 +49,16 @@ impl Answer {
         self
     }
 
-    /// Ending for another reason.
+    /// BodyEnd for another reason.
     #[must_use]
-    pub fn stopping(mut self, reason: &str) -> Self {
+    pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.done_reason = reason.to_owned();
         self
     }
 
     /// Having used these tokens.
     #[must_use]
-    pub fn using(mut self, read: u32, written: u32) -> Self {
+    pub fn with_usage(mut self, read: u32, written: u32) -> Self {
         self.usage = Some((read, written));
         self
     }

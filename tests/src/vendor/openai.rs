@@ -55,16 +55,16 @@ impl Answer {
         self
     }
 
-    /// Ending for another reason.
+    /// BodyEnd for another reason.
     #[must_use]
-    pub fn stopping(mut self, reason: &str) -> Self {
+    pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.finish_reason = reason.to_owned();
         self
     }
 
     /// Reporting this usage; none: the server counts nothing.
     #[must_use]
-    pub fn using(mut self, usage: Option<Value>) -> Self {
+    pub fn with_usage(mut self, usage: Option<Value>) -> Self {
         self.usage = usage;
         self
     }

@@ -23,7 +23,7 @@ impl Answer {
 
     /// An answer without any item.
     pub fn empty() -> Self {
-        Self { items: Vec::new(), incomplete: None, usage: Value::Null }.using(25, 0, 15)
+        Self { items: Vec::new(), incomplete: None, usage: Value::Null }.with_usage(25, 0, 15)
     }
 
     /// With a message.
@@ -55,7 +55,7 @@ impl Answer {
         self
     }
 
-    /// Ending before it is complete.
+    /// BodyEnd before it is complete.
     #[must_use]
     pub fn incomplete(mut self, reason: &str) -> Self {
         self.incomplete = Some(reason.to_owned());
@@ -64,7 +64,7 @@ impl Answer {
 
     /// Having used these tokens; those that were cached are part of the input.
     #[must_use]
-    pub fn using(mut self, input: u32, cached: u32, output: u32) -> Self {
+    pub fn with_usage(mut self, input: u32, cached: u32, output: u32) -> Self {
         self.usage = json!({"input_tokens": input, "input_tokens_details": {"cached_tokens": cached},
             "output_tokens": output, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": input + output});
         self

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     answer::Answer,
     call::tests::{NO_DELAY_POLICY, command, run},
-    cancels::Cancel,
+    cancels::CancelSignal,
     delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
@@ -148,8 +148,8 @@ fn every_stop_reason_is_mapped() {
         ("pause_turn", StopReason::EndTurn),
         ("model_context_window_exceeded", StopReason::MaxTokens),
     ] {
-        let chunks =
-            read([recorded::Answer::text("x").stopping(reason).wire().as_bytes()]).expect("whole");
+        let chunks = read([recorded::Answer::text("x").with_stop_reason(reason).wire().as_bytes()])
+            .expect("whole");
         assert_eq!(chunks.last(), Some(&Chunk::Stop(expected)), "{reason}");
     }
 }
@@ -231,7 +231,7 @@ async fn text_and_scripts_become_blocks_with_usage() {
     server.reply(
         recorded::Answer::text("Let me see.")
             .and_code("toolu_1", code)
-            .using(25, 5_000, 1_200, 90)
+            .with_usage(25, 5_000, 1_200, 90)
             .reply(),
     );
     let vendor = open(ModelProviderType::Anthropic, &server.url(), TEST_TIMEOUT);
@@ -311,7 +311,7 @@ fn message_of(turn: &Turn) -> Value {
 #[test]
 fn each_model_generation_gets_its_own_thinking_request() {
     let asked = |effort, model: &str, max_tokens| {
-        let thinking = Thinking::of(effort, model, max_tokens, &[]);
+        let thinking = Thinking::for_model(effort, model, max_tokens, &[]);
         (json!(thinking), thinking.excludes_sampling)
     };
     let budget = |tokens: u32| json!({"thinking": {"type": "enabled", "budget_tokens": tokens}});

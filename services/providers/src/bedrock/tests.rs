@@ -118,7 +118,8 @@ fn every_stop_reason_is_mapped() {
         ("guardrail_intervened", Ok(StopReason::Refused)),
         ("malformed_tool_use", Err(FailureClass::Transient)),
     ] {
-        let chunks = read::<Wire>([recorded::Answer::text("x").stopping(reason).wire().as_slice()]);
+        let chunks =
+            read::<Wire>([recorded::Answer::text("x").with_stop_reason(reason).wire().as_slice()]);
         let stopped = chunks.map_err(|failure| failure.class).map(|chunks| {
             chunks
                 .into_iter()

@@ -114,7 +114,8 @@ fn every_finish_reason_is_mapped() {
         ("MALFORMED_FUNCTION_CALL", Err(FailureClass::Transient)),
         ("SOMETHING_NEW", Ok(StopReason::EndTurn)),
     ] {
-        let chunks = read::<Wire>([recorded::Answer::text("x").stopping(reason).wire().as_bytes()]);
+        let chunks =
+            read::<Wire>([recorded::Answer::text("x").with_stop_reason(reason).wire().as_bytes()]);
         let stop = chunks.map(|chunks| chunks.last().cloned()).map_err(|failure| failure.class);
         assert_eq!(stop, expected.map(|stop| Some(Chunk::Stop(stop))), "{reason}");
     }

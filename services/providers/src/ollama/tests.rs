@@ -44,7 +44,7 @@ fn error_within_the_stream_is_reported() {
         read::<Wire>([wire.as_bytes()]).map_err(|failure| failure.class),
         Err(FailureClass::Transient)
     );
-    let cut = recorded::Answer::text("abc").stopping("length").wire();
+    let cut = recorded::Answer::text("abc").with_stop_reason("length").wire();
     let chunks = read::<Wire>([cut.as_bytes()]).expect("whole");
     assert_eq!(chunks.last(), Some(&Chunk::Stop(StopReason::MaxTokens)));
 }

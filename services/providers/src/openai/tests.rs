@@ -13,7 +13,7 @@ use super::{events::WireUsage, *};
 use crate::{
     answer::{Answer, CompletedAnswer},
     call::tests::{NO_DELAY_POLICY, command, run},
-    cancels::Cancel,
+    cancels::CancelSignal,
     delta::tests::RecordingProgress,
     tests::{completed, open, read_at_every_split},
 };
@@ -188,7 +188,8 @@ fn comments_are_skipped_and_usage_may_come_with_a_choice() {
 
 #[test]
 fn usage_is_read_in_every_dialect() {
-    let usage = |usage: Value| complete(&recorded::Answer::text("x").using(Some(usage)).wire()).1;
+    let usage =
+        |usage: Value| complete(&recorded::Answer::text("x").with_usage(Some(usage)).wire()).1;
     assert_eq!(
         usage(
             json!({"prompt_tokens": 100, "completion_tokens": 5, "prompt_cache_hit_tokens": 60, "prompt_cache_miss_tokens": 40})
@@ -299,7 +300,7 @@ fn every_finish_reason_is_mapped() {
         ("something_new", StopReason::EndTurn),
     ] {
         assert_eq!(
-            complete(&recorded::Answer::text("x").stopping(reason).wire()).0.stop_reason,
+            complete(&recorded::Answer::text("x").with_stop_reason(reason).wire()).0.stop_reason,
             expected,
             "{reason}"
         );
@@ -308,7 +309,7 @@ fn every_finish_reason_is_mapped() {
         ("insufficient_system_resource", FailureClass::Overloaded),
         ("error", FailureClass::Transient),
     ] {
-        let wire = recorded::Answer::text("x").stopping(reason).wire();
+        let wire = recorded::Answer::text("x").with_stop_reason(reason).wire();
         assert_eq!(
             read([wire.as_bytes()]).map_err(|failure| failure.class),
             Err(expected),
@@ -555,7 +556,11 @@ fn new_fields_are_sent_only_to_openai_itself() {
         ("http://localhost:8000/v1", false),
     ] {
         let endpoint = Endpoint::parse(base, None).expect("a URL");
-        assert_eq!(flavor(&endpoint).limit == OPENAI.limit, original, "{base}");
+        assert_eq!(
+            flavor(&endpoint).max_tokens_field == OPENAI.max_tokens_field,
+            original,
+            "{base}"
+        );
     }
 }
 
@@ -630,10 +635,10 @@ fn foreign_call_gets_empty_reasoning_where_required() {
     ] {
         let mut messages = Vec::new();
         let turn = Turn { role: Role::Assistant, parts: vec![call.clone()] };
-        push(&mut messages, turn, flavor);
+        push_turn(&mut messages, turn, flavor);
         assert_eq!(messages[0].get("reasoning_content").cloned(), expected);
         let turn = Turn { role: Role::Assistant, parts: vec![Part::Text("no call".into())] };
-        push(&mut messages, turn, flavor);
+        push_turn(&mut messages, turn, flavor);
         assert_eq!(messages[1].get("reasoning_content"), None);
     }
 }

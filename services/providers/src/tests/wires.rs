@@ -135,7 +135,7 @@ impl Wire {
                 "prompt_tokens_details": {"cached_tokens": 500}});
             let answer =
                 openai::Answer::text(ANSWER_TEXT).thinking(thoughts).and_code("call_1", CODE);
-            (answer.using(Some(counted)).wire().into(), usage(500, 0))
+            (answer.with_usage(Some(counted)).wire().into(), usage(500, 0))
         };
         match self {
             Self::Anthropic => {
@@ -143,7 +143,7 @@ impl Wire {
                     .and_thinking(THINKING_TEXT, PROOF)
                     .and_text(ANSWER_TEXT);
                 (
-                    answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire().into(),
+                    answer.and_code("call_1", CODE).with_usage(25, 500, 40, 90).wire().into(),
                     usage(500, 40),
                 )
             }
@@ -156,13 +156,20 @@ impl Wire {
                 let answer = responses::Answer::empty()
                     .and_reasoning(THINKING_TEXT, PROOF)
                     .and_text(ANSWER_TEXT);
-                (answer.and_code("call_1", CODE).using(525, 500, 90).wire().into(), usage(500, 0))
+                (
+                    answer.and_code("call_1", CODE).with_usage(525, 500, 90).wire().into(),
+                    usage(500, 0),
+                )
             }
             Self::Gemini => {
                 let answer =
                     gemini::Answer::empty().and_thought(THINKING_TEXT).and_text(ANSWER_TEXT);
                 (
-                    answer.and_code("call_1", CODE, PROOF).using(525, 500, 30, 60).wire().into(),
+                    answer
+                        .and_code("call_1", CODE, PROOF)
+                        .with_usage(525, 500, 30, 60)
+                        .wire()
+                        .into(),
                     Usage { thinking_tokens: 60, ..usage(500, 0) },
                 )
             }
@@ -170,14 +177,14 @@ impl Wire {
                 let answer = bedrock::Answer::empty()
                     .and_reasoning(THINKING_TEXT, PROOF)
                     .and_text(ANSWER_TEXT);
-                (answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire(), usage(500, 40))
+                (answer.and_code("call_1", CODE).with_usage(25, 500, 40, 90).wire(), usage(500, 40))
             }
             Self::Ollama => {
                 let answer = ollama::Answer::text("")
                     .and_thinking(THINKING_TEXT)
                     .and_text(ANSWER_TEXT)
                     .and_code(CODE);
-                (answer.using(25, 90).wire().into(), usage(0, 0))
+                (answer.with_usage(25, 90).wire().into(), usage(0, 0))
             }
         }
     }

@@ -51,7 +51,7 @@ async fn take(
 async fn snapshot_is_taken_once_and_credential_stays_with_the_api() {
     let (server, into) = (GitHubServer::start().await, tempfile::tempdir().expect("a folder"));
     let id = server.commit("octo/hello", FILES);
-    server.hide("octo/hello");
+    server.make_private("octo/hello");
     let snapshot =
         take(&server, &with_token(), "octo/hello", into.path()).await.expect("it is there");
     assert_eq!(snapshot.manifest().commit, id);
@@ -75,7 +75,7 @@ async fn snapshot_is_taken_once_and_credential_stays_with_the_api() {
     assert_eq!((mode("run.sh") & 0o7777, mode("src") & 0o7777), (0o644, 0o755));
     assert!(snapshot.manifest().files["run.sh"].executable);
 
-    let downloads = || server.asked().iter().filter(|asked| !asked.api).count();
+    let downloads = || server.requests().iter().filter(|asked| !asked.api).count();
     take(&server, &with_token(), "octo/hello", into.path()).await.expect("it is there");
     assert_eq!(downloads(), 1);
     assert_eq!(server.complaints(), [""; 0]);
@@ -111,7 +111,7 @@ async fn references_are_resolved_to_commits() {
 async fn hidden_removed_and_renamed_repositories_are_distinguished() {
     let (server, into) = (GitHubServer::start().await, tempfile::tempdir().expect("a folder"));
     server.commit("octo/private", FILES);
-    server.hide("octo/private");
+    server.make_private("octo/private");
     let hidden = take(&server, &GitHubAuth::Anonymous, "octo/private", into.path()).await;
     assert!(
         matches!(hidden, Err(SnapshotError::Source(SourceError::NotFound { .. }))),
@@ -151,10 +151,10 @@ async fn short_rate_limits_are_waited_out_and_long_ones_reported() {
     let left = until.duration_since(Timestamp::now()).as_secs();
     assert!((1700..=1800).contains(&left), "{left}");
     // Until then no request is sent.
-    let asked = server.asked().len();
+    let asked = server.requests().len();
     let again = repository.resolve(None).await;
     assert!(matches!(again, Err(SourceError::RateLimited { .. })), "{again:?}");
-    assert_eq!(server.asked().len(), asked);
+    assert_eq!(server.requests().len(), asked);
 }
 
 #[tokio::test]
@@ -165,7 +165,7 @@ async fn exhausted_rate_limit_stops_requests() {
     let repository = connect(&server, &with_token()).repository("octo/hello").expect("a name");
     repository.resolve(None).await.expect("two requests");
     assert!(matches!(repository.resolve(None).await, Err(SourceError::RateLimited { .. })));
-    assert_eq!(server.asked().len(), 2);
+    assert_eq!(server.requests().len(), 2);
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn unchanged_responses_are_not_sent_again() {
     let first = repository.resolve(None).await.expect("it exists");
     assert_eq!(repository.resolve(None).await.expect("it exists"), first);
     let statuses: Vec<(bool, u16)> =
-        server.asked().iter().map(|asked| (asked.conditional, asked.status)).collect();
+        server.requests().iter().map(|asked| (asked.conditional, asked.status)).collect();
     assert_eq!(statuses, [(false, 200), (false, 200), (true, 304), (true, 304)]);
     let second = server.commit("octo/hello", &FILES[..1]);
     assert_eq!(repository.resolve(None).await.expect("it exists").id(), second);
@@ -186,23 +186,23 @@ async fn unchanged_responses_are_not_sent_again() {
 async fn app_token_is_reused_until_shortly_before_expiry() {
     let server = GitHubServer::start().await;
     server.commit("octo/hello", FILES);
-    server.hide("octo/hello");
+    server.make_private("octo/hello");
     let github = connect(&server, &app());
     let repository = github.repository("octo/hello").expect("a name");
     repository.resolve(None).await.expect("the app may");
     repository.resolve(None).await.expect("the app may");
-    assert_eq!((server.issued(), server.complaints()), (1, Vec::new()));
+    assert_eq!((server.issued_tokens(), server.complaints()), (1, Vec::new()));
     // A token that is refused early is replaced.
-    server.revoke();
+    server.revoke_tokens();
     repository.resolve(None).await.expect("a new token");
-    assert_eq!(server.issued(), 2);
+    assert_eq!(server.issued_tokens(), 2);
     // A token that expires within minutes is not used for long operations.
     server.token_lifetime(200);
-    server.revoke();
+    server.revoke_tokens();
     repository.resolve(None).await.expect("a new token");
-    let issued = server.issued();
+    let issued = server.issued_tokens();
     repository.resolve(None).await.expect("a new token");
-    assert!(server.issued() > issued);
+    assert!(server.issued_tokens() > issued);
     assert_eq!(server.complaints(), [""; 0]);
     assert_eq!(
         github.repositories(&Owner::Connection, 1).await.expect("a list").repositories.len(),
@@ -224,7 +224,7 @@ async fn repository_lists_are_read_page_by_page() {
         assert_eq!((listing.repositories.len(), listing.more), (count, more), "{page}");
     }
     // Each page needs one request, wherever it is in the list.
-    assert_eq!(server.asked().len(), 4);
+    assert_eq!(server.requests().len(), 4);
     let last = github.repositories(&owner, 3).await.expect("a list").repositories;
     assert_eq!(last[29].full_name, "corp/r229");
     assert!(github.repositories(&Owner::User("../x".to_owned()), 1).await.is_err());

@@ -41,7 +41,7 @@ fn names(repositories: &[Repository]) -> Vec<&str> {
 async fn subgroup_project_is_fetched_with_private_token() {
     let (server, into) = (GitLabServer::start().await, tempfile::tempdir().expect("a folder"));
     let id = server.commit("corp/tools/hello.rs", FILES);
-    server.hide("corp/tools/hello.rs");
+    server.make_private("corp/tools/hello.rs");
     let snapshot =
         take(&server, Some(TOKEN), "corp/tools/hello.rs", into.path()).await.expect("it is there");
     assert_eq!(snapshot.manifest().commit, id);
@@ -53,7 +53,7 @@ async fn subgroup_project_is_fetched_with_private_token() {
     let clean = mask(&snapshot).await.expect("the disk works");
     assert_eq!(clean.lines("src/main.rs", 1, 9), Some(vec!["fn main() {}".to_owned()]));
     let asked: Vec<_> = server
-        .asked()
+        .requests()
         .into_iter()
         .map(|asked| (asked.path, asked.query, asked.credential))
         .collect();
@@ -98,7 +98,7 @@ async fn references_are_resolved_to_commits() {
 async fn hidden_removed_and_moved_projects_are_distinguished() {
     let (server, into) = (GitLabServer::start().await, tempfile::tempdir().expect("a folder"));
     server.commit("corp/private", FILES);
-    server.hide("corp/private");
+    server.make_private("corp/private");
     let hidden = take(&server, None, "corp/private", into.path()).await;
     assert!(
         matches!(hidden, Err(SnapshotError::Source(SourceError::NotFound { .. }))),
@@ -145,10 +145,10 @@ async fn short_rate_limits_are_waited_out_and_long_ones_reported() {
     let left = until.duration_since(Timestamp::now()).as_secs();
     assert!((1700..=1800).contains(&left), "{left}");
     // Until then no request is sent.
-    let asked = server.asked().len();
+    let asked = server.requests().len();
     let again = project.archive(&commit).await;
     assert!(matches!(again, Err(SourceError::RateLimited { .. })), "{again:?}");
-    assert_eq!(server.asked().len(), asked);
+    assert_eq!(server.requests().len(), asked);
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn exhausted_rate_limit_stops_requests() {
     let project = connect(&server, Some(TOKEN)).project("corp/hello").expect("a name");
     project.resolve(None).await.expect("two requests");
     assert!(matches!(project.resolve(None).await, Err(SourceError::RateLimited { .. })));
-    assert_eq!(server.asked().len(), 2);
+    assert_eq!(server.requests().len(), 2);
 }
 
 #[tokio::test]
@@ -174,7 +174,7 @@ async fn unchanged_responses_are_not_sent_again() {
     // All projects of a connection share the cache.
     assert_eq!(resolve().await, first);
     let statuses: Vec<(bool, u16)> =
-        server.asked().iter().map(|asked| (asked.conditional, asked.status)).collect();
+        server.requests().iter().map(|asked| (asked.conditional, asked.status)).collect();
     assert_eq!(statuses, [(false, 200), (false, 200), (true, 304), (true, 304)]);
     let second = server.commit("corp/hello", &FILES[..1]);
     assert_eq!(resolve().await.id(), second);
@@ -192,9 +192,9 @@ async fn project_lists_cover_groups_with_subgroups_and_users() {
     for name in ["other/one", "corporate/two", "ann/three"] {
         server.commit(name, FILES);
     }
-    server.hide("other/one");
-    server.hide("corp/tools/deep/s000");
-    server.user("ann");
+    server.make_private("other/one");
+    server.make_private("corp/tools/deep/s000");
+    server.add_user("ann");
     let gitlab = connect(&server, Some(TOKEN));
     let organization = |name: &str| Owner::Organization(name.to_owned());
     let mut all = Vec::new();
@@ -208,7 +208,7 @@ async fn project_lists_cover_groups_with_subgroups_and_users() {
         all.extend(found);
     }
     // One request per page, and each project once.
-    assert_eq!(server.asked().len(), 3);
+    assert_eq!(server.requests().len(), 3);
     let unique: std::collections::BTreeSet<&str> = names(&all).into_iter().collect();
     assert_eq!((unique.len(), all[129].full_name.as_str()), (230, "corp/r129"));
     let deep = &all[130];
@@ -270,11 +270,14 @@ async fn broken_downloads_leave_nothing_and_credential_stays() {
     Snapshot::take(&project, &commit, &Limits::default(), into.path())
         .await
         .expect("archives may lie elsewhere");
-    assert_eq!(elsewhere.asked().iter().map(|asked| asked.credential).collect::<Vec<_>>(), [false]);
+    assert_eq!(
+        elsewhere.requests().iter().map(|asked| asked.credential).collect::<Vec<_>>(),
+        [false]
+    );
     server.fail("/commits/", Fault::Redirect(there));
     let refused = project.resolve(Some("main")).await;
     assert!(matches!(refused, Err(SourceError::Forbidden { .. })), "{refused:?}");
-    assert_eq!((elsewhere.asked().len(), elsewhere.complaints()), (1, Vec::new()));
+    assert_eq!((elsewhere.requests().len(), elsewhere.complaints()), (1, Vec::new()));
     // An organization's own address is not trusted by the operator.
     let untrusted = ForgeClients::new([]).expect("a client");
     assert!(GitLab::new(&untrusted, Some(&server.url()), None).is_err());

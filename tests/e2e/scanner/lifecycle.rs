@@ -10,7 +10,7 @@ use super::*;
 async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     let (mesh, github) = begin().await;
     let commit = commit(&github, "octo/ledger", "");
-    github.hide("octo/ledger");
+    github.make_private("octo/ledger");
     let read = format!(
         "const root = '{commit}/tree';\nprint(list_files(root).entries?.length ?? JSON.stringify(list_files(root)));\n\
          print(read_file(root + '/config.toml').content ?? read_file(root + '/config.toml'));\n\
@@ -34,7 +34,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     let script = json!({"turns": [
         {"text": "Let me look.", "code": read},
         {"code": tried.join("\n")},
-        {"text": answer(&[good(), candidate("Monthly Total", "tools/report.py", 12, "ArgumentParser(description"),
+        {"text": answer(&[valid_candidate(), candidate("Monthly Total", "tools/report.py", 12, "ArgumentParser(description"),
             candidate("other", "tools/report.py", 5, "def total(path, month)")])},
     ]});
     mesh.scripted_agent("m", &script).await.unwrap();
@@ -57,8 +57,9 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     );
 
     let scan =
-        create(&mesh, v1::ScanSpec { connection: "work".into(), ..of("octo/ledger", "m") }).await;
-    let status = in_phase(&mesh, &scan, Review).await;
+        create(&mesh, v1::ScanSpec { connection: "work".into(), ..scan_spec("octo/ledger", "m") })
+            .await;
+    let status = wait_for_phase(&mesh, &scan, Review).await;
     assert_eq!(
         (status.commit.as_str(), status.files, status.candidates),
         (commit.as_str(), 3, 2),
@@ -69,8 +70,8 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
         "{status:?}"
     );
     let ended = r#"construct_scanner_scans_total{construct_outcome="review",construct_scan_phase="checking"} 1"#;
-    mesh.counted(Service::Scanner, ended).await;
-    mesh.counted(Service::Scanner, "construct_scanner_running 0").await;
+    mesh.wait_for_metric(Service::Scanner, ended).await;
+    mesh.wait_for_metric(Service::Scanner, "construct_scanner_running 0").await;
     crate::metrics::compare(&mesh, &[Service::Scanner]).await;
     let found = candidates(&mesh, &scan).await;
     let names: Vec<_> = found.iter().map(|one| one.content.clone().unwrap().name).collect();
@@ -107,7 +108,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     let hex: String = TOKEN.bytes().map(|byte| format!("{byte:02x}")).collect();
     assert!(!contents.contains(&hex));
     // The files are gone with the scan.
-    until("the files to be deleted", PATIENCE, async || {
+    until("the files to be deleted", SCAN_TIMEOUT, async || {
         let left: Vec<_> = std::fs::read_dir(mesh.scans()).unwrap().collect();
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
     })
@@ -117,7 +118,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     // Review: one is edited and accepted, one rejected; who looked at something older is refused.
     let of = |index: usize| id(found[index].metadata.as_ref());
     let edit = v1::ReviewCandidateRequest {
-        candidate: of(0),
+        candidate: scan_spec(0),
         state: v1::CandidateState::Accepted.into(),
         content: Some(v1::CandidateContent { name: "month".into(), ..Default::default() }),
         fields: vec!["name".into()],
@@ -129,7 +130,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     assert!(edited.edited && edited.reviewed_by == "local");
     assert_eq!(review(&mesh, edit).await.unwrap_err().code(), Code::Aborted);
     let reject = v1::ReviewCandidateRequest {
-        candidate: of(1),
+        candidate: scan_spec(1),
         state: v1::CandidateState::Rejected.into(),
         ..Default::default()
     };
@@ -143,17 +144,17 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     assert_eq!(handed.candidates.len(), 1);
     let again = client.scans().create_tools(tools()).await.unwrap().into_inner();
     assert_eq!((again.hand_over_id.as_str(), again.candidates.len()), ("", 0));
-    let told = tokio::time::timeout(PATIENCE, tap.next()).await.unwrap().unwrap();
+    let told = tokio::time::timeout(SCAN_TIMEOUT, tap.next()).await.unwrap().unwrap();
     let told = mesh_v1::ToolCreate::decode(told.payload).unwrap();
     assert_eq!((&told.hand_over_id, &told.commit), (&handed.hand_over_id, &commit));
     assert_eq!(told.candidates[0].content.clone().unwrap().name, "month");
     let late = v1::ReviewCandidateRequest {
-        candidate: of(0),
+        candidate: scan_spec(0),
         state: v1::CandidateState::Rejected.into(),
         ..Default::default()
     };
     assert_eq!(review(&mesh, late).await.unwrap_err().code(), Code::FailedPrecondition);
-    let stored = until("the hand-over to be stored", PATIENCE, async || {
+    let stored = until("the hand-over to be stored", SCAN_TIMEOUT, async || {
         let stored = mesh.nats.stored(Stream::Tool).await;
         if stored.is_empty() { Err("nothing") } else { Ok(stored) }
     })
@@ -169,12 +170,12 @@ async fn invalid_answer_is_repaired_twice_and_never_stored_invalid() {
     let wild = candidate("wild", "tools/report.py", 3000, "def main():");
     let script = json!({"count": "total", "turns": [
         {"text": "There is nothing like JSON here."},
-        {"text": answer(&[good(), lies.clone()])},
-        {"text": answer(&[good(), lies, wild])},
+        {"text": answer(&[valid_candidate(), lies.clone()])},
+        {"text": answer(&[valid_candidate(), lies, wild])},
     ]});
     mesh.scripted_agent("m", &script).await.unwrap();
-    let scan = create(&mesh, of("octo/ledger", "m")).await;
-    let status = in_phase(&mesh, &scan, Review).await;
+    let scan = create(&mesh, scan_spec("octo/ledger", "m")).await;
+    let status = wait_for_phase(&mesh, &scan, Review).await;
     assert_eq!((status.candidates, status.refused), (1, 2), "{status:?}");
     assert_eq!(candidates(&mesh, &scan).await.len(), 1);
     let told = events(&mesh, &scan).await;
@@ -184,12 +185,12 @@ async fn invalid_answer_is_repaired_twice_and_never_stored_invalid() {
             .map(|event| event.message.as_str())
             .collect::<Vec<_>>()
     };
-    assert_eq!(of("repair").len(), 2, "{told:#?}");
+    assert_eq!(scan_spec("repair").len(), 2, "{told:#?}");
     assert!(
-        of("refused").iter().any(|why| why.contains("no text file tools/nothing.py")),
+        scan_spec("refused").iter().any(|why| why.contains("no text file tools/nothing.py")),
         "{told:#?}"
     );
-    assert!(of("refused").iter().any(|why| why.contains("has no line 3000")), "{told:#?}");
+    assert!(scan_spec("refused").iter().any(|why| why.contains("has no line 3000")), "{told:#?}");
     let transcript = transcript(&mesh, &scan).await;
     assert!(
         transcript.contains("the answer has no JSON object")
@@ -204,8 +205,8 @@ async fn invalid_answer_is_repaired_twice_and_never_stored_invalid() {
     )
     .await
     .unwrap();
-    let scan = create(&mesh, self::of("octo/ledger", "n")).await;
-    let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
+    let scan = create(&mesh, self::scan_spec("octo/ledger", "n")).await;
+    let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
     assert!(status.reason.contains("cannot be used"), "{status:?}");
 }
 
@@ -215,7 +216,7 @@ async fn valid_candidates_outlive_a_failed_repair() {
     commit(&github, "octo/ledger", "");
     let lies = candidate("lies", "tools/nothing.py", 1, "x");
     let sum = candidate("sum", "tools/report.py", 5, "def total");
-    let first = answer(&[good(), sum, lies.clone()]);
+    let first = answer(&[valid_candidate(), sum, lies.clone()]);
     // It mends its answer to pieces.
     let turns = json!({"count": "total", "turns": [{"text": first}, {"text": answer(&[lies])}, {"text": "No more."}]});
     mesh.scripted_agent("m", &turns).await.unwrap();
@@ -223,8 +224,8 @@ async fn valid_candidates_outlive_a_failed_repair() {
     let turns = json!({"count": "total", "turns": [{"text": first}, {"fault": {"class": "invalid_request", "times": 0}}]});
     mesh.scripted_agent("n", &turns).await.unwrap();
     for (model, repairs) in [("m", 2), ("n", 1)] {
-        let scan = create(&mesh, of("octo/ledger", model)).await;
-        let status = in_phase(&mesh, &scan, Review).await;
+        let scan = create(&mesh, scan_spec("octo/ledger", model)).await;
+        let status = wait_for_phase(&mesh, &scan, Review).await;
         assert_eq!((status.candidates, status.refused), (2, 1), "{model}: {status:?}");
         let told = events(&mesh, &scan).await;
         let count = |kind: &str| told.iter().filter(|event| event.r#type == kind).count();
@@ -238,8 +239,8 @@ async fn valid_candidates_outlive_a_failed_repair() {
     // With nothing that held before there is nothing to review.
     let turns = json!({"count": "total", "turns": [{"text": "What?"}, {"fault": {"class": "invalid_request", "times": 0}}]});
     mesh.scripted_agent("o", &turns).await.unwrap();
-    let scan = create(&mesh, of("octo/ledger", "o")).await;
-    let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
+    let scan = create(&mesh, scan_spec("octo/ledger", "o")).await;
+    let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
     assert!(status.reason.contains("the exploration failed"), "{status:?}");
 }
 
@@ -249,14 +250,14 @@ async fn scans_of_one_repository_are_compared() {
     let first = commit(&github, "octo/ledger", "");
     let turns =
         |found: Value| json!({"count": "since_user", "turns": [{"text": answer(&[found])}]});
-    mesh.scripted_agent("m", &turns(good())).await.unwrap();
+    mesh.scripted_agent("m", &turns(valid_candidate())).await.unwrap();
     let sum = candidate("sum", "tools/report.py", 5, "def total");
     mesh.scripted_agent("n", &turns(sum)).await.unwrap();
-    let before = create(&mesh, of("octo/ledger", "m")).await;
-    in_phase(&mesh, &before, Review).await;
+    let before = create(&mesh, scan_spec("octo/ledger", "m")).await;
+    wait_for_phase(&mesh, &before, Review).await;
     let second = commit(&github, "octo/ledger", "And more.\n");
-    let after = create(&mesh, of("https://github.com/octo/ledger", "n")).await;
-    in_phase(&mesh, &after, Review).await;
+    let after = create(&mesh, scan_spec("https://github.com/octo/ledger", "n")).await;
+    wait_for_phase(&mesh, &after, Review).await;
     let request = v1::CompareScansRequest { before: before.clone(), after };
     let changes = mesh.client().unwrap().scans().compare_scans(request).await.unwrap().into_inner();
     assert_eq!((changes.commit_before, changes.commit_after), (first, second));
@@ -278,19 +279,18 @@ async fn scans_of_one_repository_are_compared() {
 async fn exploration_ends_at_budget_turn_or_time_limit() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
-    let reads =
-        json!({"turns": [{"code": "print(1)"}, {"code": "print(2)"}, {"text": answer(&[good()])}]});
+    let reads = json!({"turns": [{"code": "print(1)"}, {"code": "print(2)"}, {"text": answer(&[valid_candidate()])}]});
     mesh.scripted_agent("reads", &reads).await.unwrap();
     mesh.scripted_agent("slow", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
     let limits = |limits: v1::ScanLimits, model: &str| v1::ScanSpec {
         limits: Some(limits),
-        ..of("octo/ledger", model)
+        ..scan_spec("octo/ledger", model)
     };
     let soon = prost_types::Duration { seconds: 60, nanos: 0 };
     let cases = [
         // Less than one call may cost.
         (
-            v1::ScanSpec { budget_pico_usd: 1_000_000, ..of("octo/ledger", "reads") },
+            v1::ScanSpec { budget_pico_usd: 1_000_000, ..scan_spec("octo/ledger", "reads") },
             "the budget of the task is exhausted",
         ),
         (
@@ -305,11 +305,11 @@ async fn exploration_ends_at_budget_turn_or_time_limit() {
     for (spec, why) in cases {
         let limit = spec.budget_pico_usd;
         let scan = create(&mesh, spec).await;
-        let status = in_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
+        let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
         assert!(status.reason.contains(why), "{why}: {status:?}");
         assert!(limit == 0 || status.cost_pico_usd <= limit, "{status:?}");
         // Nothing goes on in its task.
-        mesh.client().unwrap().conversation(&status.task_id).settled().await;
-        clean(&mesh).await;
+        mesh.client().unwrap().conversation(&status.task_id).wait_until_idle().await;
+        wait_until_clean(&mesh).await;
     }
 }

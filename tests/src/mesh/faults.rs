@@ -31,24 +31,25 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::prepare`], and when the machine does not allow it.
-    pub async fn on_own_ground(database: Database) -> anyhow::Result<Self> {
-        let (ground, store) = (
+    pub async fn with_disks_and_clocks(database: Database) -> anyhow::Result<Self> {
+        let (service_dir, store) = (
             tempfile::tempdir()?,
             tempfile::Builder::new().prefix("construct-streams-").tempdir()?,
         );
         let disks =
-            Disks::over(&[(ground.path(), SERVICES_DISK), (store.path(), NATS_DISK)], None)?;
-        let (workspace, data) = (ground.path().join("workspace"), ground.path().join("data"));
+            Disks::mount(&[(service_dir.path(), SERVICES_DISK), (store.path(), NATS_DISK)], None)?;
+        let (workspace, data) =
+            (service_dir.path().join("workspace"), service_dir.path().join("data"));
         for folder in [&workspace, &data] {
-            fs::create_dir(disks.seen(folder))?;
+            fs::create_dir(disks.host_path(folder))?;
         }
-        let nats = NatsServer::start_by(disks.starter(), store.path().to_owned()).await;
+        let nats = NatsServer::start_by(disks.launch_prefix(), store.path().to_owned()).await;
         drop(nats.bus().await);
-        let mut mesh = Self::on(database, nats, &[])?;
-        if !clocks::left_out() {
+        let mut mesh = Self::from_parts(database, nats, &[])?;
+        if !clocks::are_disabled() {
             mesh.clocks = Some(Clocks::new(mesh.home.path())?);
         }
-        (mesh.ground, mesh.workspace, mesh.data) = (ground, workspace, data);
+        (mesh.service_dir, mesh.workspace, mesh.data) = (service_dir, workspace, data);
         (mesh.store, mesh.disks) = (Some(store), Some(disks));
         Ok(mesh)
     }
@@ -58,7 +59,7 @@ impl Mesh {
     /// # Errors
     /// When the mesh has none of its own.
     pub fn fill(&self, disk: Disk) -> anyhow::Result<()> {
-        self.disks()?.fill(self.folder_of(disk)?)
+        self.disks()?.fill(self.disk_path(disk)?)
     }
 
     /// Makes room on a disk again.
@@ -66,16 +67,16 @@ impl Mesh {
     /// # Errors
     /// When the mesh has none of its own.
     pub fn clear(&self, disk: Disk) -> anyhow::Result<()> {
-        self.disks()?.clear(self.folder_of(disk)?)
+        self.disks()?.clear(self.disk_path(disk)?)
     }
 
     fn disks(&self) -> anyhow::Result<&Disks> {
         self.disks.as_ref().context("the mesh has no disks of its own")
     }
 
-    fn folder_of(&self, disk: Disk) -> anyhow::Result<&Path> {
+    fn disk_path(&self, disk: Disk) -> anyhow::Result<&Path> {
         match disk {
-            Disk::Services => Ok(self.ground.path()),
+            Disk::Services => Ok(self.service_dir.path()),
             Disk::Nats => {
                 Ok(self.store.as_ref().context("the mesh has no disks of its own")?.path())
             }
@@ -83,17 +84,17 @@ impl Mesh {
     }
 
     /// Sets the clock of a service's machine by so many seconds, forward or backward: of its first
-    /// process, or of its further ones. Who is started later goes by the same clock.
+    /// process, or of its replica ones. Who is started later goes by the same clock.
     ///
     /// # Errors
     /// When the mesh has no clocks of its own.
-    pub fn jump(&self, service: Service, further: bool, seconds: i64) -> anyhow::Result<()> {
+    pub fn jump(&self, service: Service, replica: bool, seconds: i64) -> anyhow::Result<()> {
         let clocks = self.clocks.as_ref().context("the mesh has no clocks of its own")?;
-        Ok(clocks.jump(&clock(service, further), seconds)?)
+        Ok(clocks.jump(&clock(service, replica), seconds)?)
     }
 }
 
-/// The name of the clock of a service's first process, or of its further ones.
-pub(super) fn clock(service: Service, further: bool) -> String {
-    format!("{}{}", service.name(), if further { "-further" } else { "" })
+/// The name of the clock of a service's first process, or of its replica ones.
+pub(super) fn clock(service: Service, replica: bool) -> String {
+    format!("{}{}", service.name(), if replica { "-replica" } else { "" })
 }

@@ -7,7 +7,7 @@ use construct_proto::v1::{
     self, FileState, TurnOutcome, block::Block, file_service_client::FileServiceClient,
 };
 use construct_tests::{
-    client::{Conversation, PATIENCE},
+    client::{Conversation, TURN_TIMEOUT},
     mesh::Mesh,
     vendor::{VendorServer, anthropic},
     wait::until,
@@ -25,7 +25,7 @@ const PNG: &[u8] = &[
 const PNG_BASE64: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 
 /// Bytes of one part.
-const PART: usize = 1 << 20;
+const PART_SIZE: usize = 1 << 20;
 
 fn files(mesh: &Mesh) -> FileServiceClient<Channel> {
     FileServiceClient::new(mesh.channel().unwrap())
@@ -42,8 +42,8 @@ async fn upload(mesh: &Mesh, name: &str, media_type: &str, content: &[u8]) -> St
     let request = v1::CreateFileRequest { spec: Some(spec), idempotency_key: String::new() };
     let mut file = files(mesh).create_file(request).await.unwrap().into_inner();
     let id = file.metadata.as_ref().unwrap().id.clone();
-    for (number, part) in (0..).zip(content.chunks(PART)) {
-        let offset = i64::try_from(PART).unwrap() * number;
+    for (number, part) in (0..).zip(content.chunks(PART_SIZE)) {
+        let offset = i64::try_from(PART_SIZE).unwrap() * number;
         let request = v1::UploadPartRequest { file: id.clone(), offset, data: part.into() };
         file = files(mesh).upload_part(request).await.unwrap().into_inner();
     }
@@ -64,11 +64,11 @@ async fn begin(mesh: &Mesh, name: &str, vendor: &VendorServer) -> Conversation {
     // With a title, no model call is made for one.
     let spec =
         v1::TaskSpec { agent: name.into(), title: "A job".into(), ..v1::TaskSpec::default() };
-    mesh.client().unwrap().begin_as(spec).await.unwrap()
+    mesh.client().unwrap().create_task_with(spec).await.unwrap()
 }
 
 /// Says something and shows files; waits until that is answered.
-async fn show(conversation: &Conversation, text: &str, files: &[&str]) {
+async fn send_with_files(conversation: &Conversation, text: &str, files: &[&str]) {
     let words = Block::Text(v1::Text { text: text.into() });
     let shown = files.iter().map(|file| {
         Block::Attachment(v1::Attachment { file: (*file).into(), ..Default::default() })
@@ -80,7 +80,7 @@ async fn show(conversation: &Conversation, text: &str, files: &[&str]) {
     let request =
         v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
     conversation.client().messages().create_message(request).await.unwrap();
-    let status = conversation.settled().await.status.unwrap();
+    let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
 }
 
@@ -89,19 +89,19 @@ fn content(request: &Value, message: usize) -> &Vec<Value> {
     request["messages"][message]["content"].as_array().unwrap()
 }
 
-fn words(block: &Value) -> &str {
+fn text_of(block: &Value) -> &str {
     block["text"].as_str().unwrap_or_else(|| panic!("no words: {block}"))
 }
 
 #[tokio::test]
 async fn files_are_shown_saved_and_named_across_the_mesh() {
     let mesh = Mesh::start().await.unwrap();
-    tokio::join!(a_picture_and_a_table(&mesh), more_than_fits_one_call(&mesh));
+    tokio::join!(image_and_table(&mesh), files_beyond_one_call(&mesh));
 }
 
 /// The picture is shown; the table is too large for that, and a script looks into it. Then the
 /// picture is deleted.
-async fn a_picture_and_a_table(mesh: &Mesh) {
+async fn image_and_table(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     let conversation = begin(mesh, "reader", &vendor).await;
     let table: String = (1..=50_000_u64).map(|n| format!("{n};{}\n", n * n)).collect();
@@ -115,18 +115,18 @@ async fn a_picture_and_a_table(mesh: &Mesh) {
         .reply(anthropic::Answer::text("I look.").and_code("toolu_1", &script).reply())
         .reply(anthropic::Answer::text("A dot and squares.").reply())
         .reply(anthropic::Answer::text("It is gone.").reply());
-    show(&conversation, "What are these?", &[&picture, &squares]).await;
+    send_with_files(&conversation, "What are these?", &[&picture, &squares]).await;
     let delete = v1::DeleteFileRequest { file: picture.clone(), idempotency_key: String::new() };
     files(mesh).delete_file(delete).await.unwrap();
     let store = Store::open(mesh.home().join("data/blobs")).unwrap();
-    until("what it said to be gone", PATIENCE, async || {
+    until("what it said to be gone", TURN_TIMEOUT, async || {
         match store.head(OrganizationId::LOCAL, &Sha256::digest(PNG)).await {
             Ok(None) => Ok(()),
             there => Err(there),
         }
     })
     .await;
-    show(&conversation, "And now?", &[]).await;
+    send_with_files(&conversation, "And now?", &[]).await;
 
     let requests = vendor.requests();
     assert_eq!(requests.len(), 3);
@@ -134,14 +134,14 @@ async fn a_picture_and_a_table(mesh: &Mesh) {
         let [asked, about_picture, shown, about_table] = &content(&request.body, 0)[..] else {
             panic!("{}", request.body["messages"][0])
         };
-        assert_eq!(words(asked), "What are these?");
+        assert_eq!(text_of(asked), "What are these?");
         assert!(
-            words(about_picture)
+            text_of(about_picture)
                 .contains(&format!("dot.png (image/png, {} bytes, sha256:", PNG.len()))
         );
         let source = json!({"type": "base64", "media_type": "image/png", "data": PNG_BASE64});
         assert_eq!((&shown["type"], &shown["source"]), (&json!("image"), &source));
-        let told = words(about_table);
+        let told = text_of(about_table);
         assert!(
             told.contains("squares.csv") && told.contains("It is too large to be shown."),
             "{told}"
@@ -150,13 +150,13 @@ async fn a_picture_and_a_table(mesh: &Mesh) {
     }
     let result = content(&requests[1].body, 2)[0]["content"].as_str().unwrap();
     assert_eq!(result, format!("{} 49999;2499900001 50000;2500000000", table.len()));
-    let told = words(&content(&requests[2].body, 0)[1]);
+    let told = text_of(&content(&requests[2].body, 0)[1]);
     assert!(told.contains("dot.png") && told.contains("It was deleted after that."), "{told}");
     assert!(!requests[2].body.to_string().contains(PNG_BASE64));
 }
 
 /// Three documents, of which two fit: the oldest is named.
-async fn more_than_fits_one_call(mesh: &Mesh) {
+async fn files_beyond_one_call(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     let conversation = begin(mesh, "archivist", &vendor).await;
     let mut documents = Vec::new();
@@ -167,12 +167,12 @@ async fn more_than_fits_one_call(mesh: &Mesh) {
     }
     for (n, document) in documents.iter().enumerate() {
         vendor.reply(anthropic::Answer::text(&format!("Number {n}.")).reply());
-        show(&conversation, &format!("This is number {n}."), &[document]).await;
+        send_with_files(&conversation, &format!("This is number {n}."), &[document]).await;
     }
     let requests = vendor.requests();
     let last = &requests[2].body;
     assert!(
-        words(&content(last, 0)[1]).contains("Newer files have taken the room that there is."),
+        text_of(&content(last, 0)[1]).contains("Newer files have taken the room that there is."),
         "{:?}",
         content(last, 0)
     );

@@ -4,9 +4,13 @@ use super::*;
 
 /// A scan that stands still in a phase, until the caller lets it go on: for `Exploring`, by
 /// resuming the providers.
-pub(super) async fn standing(mesh: &Mesh, github: &GitHubServer, phase: v1::ScanPhase) -> String {
+pub(super) async fn pause_in_phase(
+    mesh: &Mesh,
+    github: &GitHubServer,
+    phase: v1::ScanPhase,
+) -> String {
     commit(github, "octo/ledger", "");
-    let turns = json!({"count": "total", "turns": [{"text": answer(&[good()])}]});
+    let turns = json!({"count": "total", "turns": [{"text": answer(&[valid_candidate()])}]});
     mesh.scripted_agent("m", &turns).await.unwrap();
     match phase {
         Queued => github.fail("/commits/", Fault::Hang),
@@ -17,18 +21,22 @@ pub(super) async fn standing(mesh: &Mesh, github: &GitHubServer, phase: v1::Scan
         Checking => gate(mesh, "checking", "review").await,
         _ => {}
     }
-    let scan = create(mesh, of("octo/ledger", "m")).await;
-    in_phase(mesh, &scan, phase).await;
+    let scan = create(mesh, scan_spec("octo/ledger", "m")).await;
+    wait_for_phase(mesh, &scan, phase).await;
     match phase {
         // The question before the one that hangs.
-        Queued => asked(github, "/repos/octo/ledger").await,
-        Snapshot => asked(github, "legacy.tar.gz").await,
+        Queued => wait_for_request(github, "/repos/octo/ledger").await,
+        Snapshot => wait_for_request(github, "legacy.tar.gz").await,
         Exploring => {
             let task = get(mesh, &scan).await.status.unwrap().task_id;
-            mesh.client().unwrap().conversation(&task).in_phase(v1::TaskPhase::InvokeModel).await;
+            mesh.client()
+                .unwrap()
+                .conversation(&task)
+                .wait_for_phase(v1::TaskPhase::InvokeModel)
+                .await;
         }
         Survey | Checking => {
-            until("the end of the phase to be written", PATIENCE, async || {
+            until("the end of the phase to be written", SCAN_TIMEOUT, async || {
                 match mesh.database.waiting_statements("PgSleep").await {
                     0 => Err("nobody writes it"),
                     _ => Ok(()),
@@ -55,9 +63,9 @@ async fn gate(mesh: &Mesh, from: &str, to: &str) {
 }
 
 /// Waits until somebody has asked for this.
-async fn asked(github: &GitHubServer, path: &str) {
-    until(path, PATIENCE, async || {
-        let asked = github.asked();
+async fn wait_for_request(github: &GitHubServer, path: &str) {
+    until(path, SCAN_TIMEOUT, async || {
+        let asked = github.requests();
         if asked.iter().any(|asked| asked.path.contains(path)) { Ok(()) } else { Err(asked) }
     })
     .await;
@@ -67,11 +75,11 @@ async fn asked(github: &GitHubServer, path: &str) {
 async fn killed_scanner_resumes_where_it_was() {
     for phase in [Queued, Snapshot, Survey, Exploring, Checking] {
         let (mut mesh, github) = begin().await;
-        let scan = standing(&mesh, &github, phase).await;
+        let scan = pause_in_phase(&mesh, &github, phase).await;
         mesh.crash(Service::Scanner).await.unwrap();
         mesh.resume(Service::Providers).unwrap();
         mesh.database.execute("DROP TRIGGER IF EXISTS gate ON scans").await;
-        let status = in_phase(&mesh, &scan, Review).await;
+        let status = wait_for_phase(&mesh, &scan, Review).await;
         assert_eq!(status.candidates, 1, "{phase:?}: {status:?}");
         // The task was asked once.
         let told = transcript(&mesh, &scan).await;
@@ -92,7 +100,7 @@ async fn killed_scanner_resumes_where_it_was() {
 async fn scan_is_canceled_in_every_phase() {
     for phase in [Queued, Snapshot, Survey, Exploring, Checking] {
         let (mesh, github) = begin().await;
-        let scan = standing(&mesh, &github, phase).await;
+        let scan = pause_in_phase(&mesh, &github, phase).await;
         let request = v1::CancelScanRequest {
             scan: scan.clone(),
             reason: "not now".into(),
@@ -110,9 +118,9 @@ async fn scan_is_canceled_in_every_phase() {
                 .unwrap()
                 .cancel_requested
         );
-        let status = in_phase(&mesh, &scan, v1::ScanPhase::Cancelled).await;
+        let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Cancelled).await;
         assert_eq!((status.reason.as_str(), status.candidates), ("not now", 0), "{phase:?}");
-        let task = client.conversation(&status.task_id).settled().await.status.unwrap();
+        let task = client.conversation(&status.task_id).wait_until_idle().await.status.unwrap();
         let outcome = match phase {
             Exploring => v1::TurnOutcome::Cancelled,
             Checking => v1::TurnOutcome::Completed,
@@ -122,7 +130,7 @@ async fn scan_is_canceled_in_every_phase() {
         mesh.resume(Service::Providers).unwrap();
         // Once more changes nothing.
         client.scans().cancel_scan(request).await.unwrap();
-        until("the files to be deleted", PATIENCE, async || {
+        until("the files to be deleted", SCAN_TIMEOUT, async || {
             let left: Vec<_> = std::fs::read_dir(mesh.scans()).unwrap().collect();
             if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
         })
