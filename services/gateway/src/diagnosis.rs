@@ -142,9 +142,9 @@ impl DiagnosisService for Api {
             secrets: self.secrets_keyring().ok().map(|keys| keys.active()),
         };
         let (database, streams, services, blobs) = tokio::join!(
-            within("postgresql", database::look(context.store(), &keys)),
-            within("nats", mesh::look(bus)),
-            within("services", mesh::services(bus, self.pools(), self.scans_dir().is_ok())),
+            within("postgresql", database::check(context.store(), &keys)),
+            within("nats", mesh::check(bus)),
+            within("services", mesh::check_services(bus, self.pools(), self.scans_dir().is_ok())),
             within("blobs", blobs(&context.backend.blobs)),
         );
         let findings = [database, streams, services, blobs].concat();
@@ -161,7 +161,7 @@ impl DiagnosisService for Api {
         let now = clock::now();
         let mesh = async {
             let asked = future::try_join(
-                mesh::loads(bus, self.pools(), self.scans_dir().is_ok()),
+                mesh::worker_loads(bus, self.pools(), self.scans_dir().is_ok()),
                 mesh::dead_letters(bus),
             );
             match tokio::time::timeout(PATIENCE, asked).await {
@@ -171,7 +171,7 @@ impl DiagnosisService for Api {
         };
         let rows = async {
             let (since, spent, spenders) = self.spent_lately(store, now).await?;
-            let overdue = store.sweep_due(now - database::OVERDUE, None, database::COUNTED);
+            let overdue = store.sweep_due(now - database::OVERDUE_AFTER, None, database::MAX_COUNTED_TASKS);
             let rows =
                 future::try_join3(store.active_task_counts(), overdue, store.tasks_quarantined());
             let (tasks, overdue, parked) = rows.await.map_err(status::of_store)?;

@@ -122,7 +122,7 @@ async fn start(
     let (database, nats) =
         (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
-    let tls = Tls::new(config).await?.map(|tls| (tls, accept::handshakes()));
+    let tls = Tls::new(config).await?.map(|tls| (tls, accept::handshake_limit()));
     if let Some((tls, _)) = &tls {
         lifecycle.spawn_job("certificates", tls.clone().watch(lifecycle.draining()));
     }
@@ -190,7 +190,7 @@ async fn start(
     lifecycle.spawn_job("pools", async move { watching.pools.watch(&names, &draining).await });
     let (watching, draining) = (Arc::clone(&backend), lifecycle.draining());
     lifecycle.spawn_job("providers", async move { watching.providers.watch(&draining).await });
-    lifecycle.spawn_job("event heads", async move { backend.hub.watch().await });
+    lifecycle.spawn_job("event heads", async move { backend.hub.poll_heads().await });
     lifecycle.spawn_job(
         "database health",
         watch::database(store.clone(), database, lifecycle.draining()),

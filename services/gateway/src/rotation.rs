@@ -24,7 +24,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use self::file::{KeyFile, Locked};
+use self::file::{KeyFile, LockedFile};
 
 /// The argument that asks for this.
 pub const MODE: &str = "keys";
@@ -206,9 +206,9 @@ pub(crate) async fn perform(
     store: Option<&Store>,
     now: Timestamp,
 ) -> anyhow::Result<Said> {
-    let locked = command.file.as_deref().map(Locked::open).transpose()?;
+    let locked = command.file.as_deref().map(LockedFile::open).transpose()?;
     let (mut keys, changed) = match &locked {
-        Some(locked) => (locked.read()?, Some(locked.changed()?)),
+        Some(locked) => (locked.read()?, Some(locked.modified_at()?)),
         None => {
             let mut text = String::new();
             std::io::stdin().read_to_string(&mut text).context("standard input cannot be read")?;

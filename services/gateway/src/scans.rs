@@ -358,7 +358,7 @@ impl ScanService for Api {
             Source::Upload(upload) => Some(self.store_archive(&context, &upload.archive).await?),
             _ => None,
         };
-        let exploration = explore::Wanted {
+        let exploration = explore::ExplorationRequest {
             model: &model,
             repository: &repository,
             budget_pico_usd,
@@ -399,7 +399,7 @@ impl ScanService for Api {
                     // Another request with the same key has made the scan meanwhile, with a task
                     // that is gone since, so that this one has made a second one.
                     if let WriteOutcome::Repeated { response } = &written
-                        && !explore::is_of(response, &prepared)
+                        && !explore::has_exploration(response, &prepared)
                     {
                         explore::undo(&context, &write, &prepared).await;
                     }

@@ -3,8 +3,8 @@
 pub(crate) mod cursor;
 pub(crate) mod glob;
 pub(crate) mod hub;
-mod marks;
 mod merge;
+mod replay_start;
 mod replays;
 mod subscription;
 
@@ -20,8 +20,8 @@ use tonic::{Request, Response, Status};
 
 use self::{
     cursor::Cursor,
-    marks::Marks,
     merge::Merge,
+    replay_start::ReplayStart,
     subscription::{Item, Subscription},
 };
 use crate::{
@@ -77,7 +77,7 @@ impl EventService for Api {
         let share = self.subscription(context.organization())?;
         let watched = Watched { organization: context.organization(), task: wanted.task };
         // Listening begins before the first read, so that nothing falls between.
-        let joined = context.backend.hub.join(watched).await;
+        let feed = context.backend.hub.subscribe(watched).await;
         let (merge, deleted) = begin(&context.backend, watched, wanted.cursor).await?;
         let caller = context.caller().clone();
         let (sender, receiver) = mpsc::channel(BUFFER);
@@ -85,14 +85,14 @@ impl EventService for Api {
         let backend = Arc::clone(&context.backend);
         let store = backend.store.clone();
         let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
-        let (marks, answers) = (Marks::default(), self.capacity().answers.clone());
+        let (replay_start, answers) = (ReplayStart::default(), self.capacity().answers.clone());
         let subscription = Subscription {
             backend,
             watched,
             merge,
-            joined,
+            feed,
             types,
-            marks,
+            replay_start,
             answers,
             progress: None,
             records: None,
@@ -138,7 +138,7 @@ async fn begin(
             None => {
                 let head =
                     backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
-                Merge::now(head, 1, false)
+                Merge::from_now(head, 1, false)
             }
         };
         return Ok((merge, false));
@@ -148,7 +148,7 @@ async fn begin(
             let state = &found.state;
             // The progress of earlier steps is over, however long it is retained.
             let step = state.step.as_ref().map_or(state.steps + 1, |step| step.number);
-            let now = || Merge::now(found.event_sequence, step, true);
+            let now = || Merge::from_now(found.event_sequence, step, true);
             let mut merge = cursor.map_or_else(now, |cursor| Merge::resume(cursor, true));
             // A cursor that lies ahead is left to the subscription, which looks again and refuses
             // it. A step is counted before its command is sent: without one no worker has said

@@ -1,4 +1,4 @@
-//! PostgreSQL, and what the tasks in it say.
+//! Checks of PostgreSQL, and of the tasks in it.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use jiff::{SignedDuration, Timestamp};
 use super::Findings;
 use crate::status::chain;
 
-/// How long a task may be due before it is a stall: the sweep looks every two seconds.
-pub(super) const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
-/// Tasks that are counted; beyond it there are `many`.
-pub(super) const COUNTED: u32 = 1000;
-/// How far the clocks of this machine and of the server may be apart: times of both stand in one
-/// row.
-const SKEW: SignedDuration = SignedDuration::from_secs(1);
+/// How long a task may be due before it counts as overdue: the sweep runs every two seconds.
+pub(super) const OVERDUE_AFTER: SignedDuration = SignedDuration::from_secs(30);
+/// The most tasks that are counted.
+pub(super) const MAX_COUNTED_TASKS: u32 = 1000;
+/// The allowed difference between the clocks of this machine and of the server: a row has times of
+/// both.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(1);
 
 /// The ids of the keys that credentials are sealed with.
 pub(super) struct Keys<'a> {
@@ -23,38 +23,35 @@ pub(super) struct Keys<'a> {
     pub(super) secrets: Option<&'a str>,
 }
 
-pub(super) async fn look(store: &Store, keys: &Keys<'_>) -> Findings {
+/// All checks of the database.
+pub(super) async fn check(store: &Store, keys: &Keys<'_>) -> Findings {
     let mut findings = Findings::default();
-    if let Err(error) = server(store, &mut findings).await {
+    if let Err(error) = check_server(store, &mut findings).await {
         findings.problem(
             "postgresql",
             chain(&error),
-            "see docs/runbook.md; until it is back nothing is accepted, and nothing that was accepted is lost",
+            "see docs/runbook.md; until it is available nothing is accepted, and nothing that was accepted is lost",
         );
         return findings;
     }
-    tasks(store, &mut findings).await;
-    credentials(store, keys, &mut findings).await;
+    check_tasks(store, &mut findings).await;
+    check_credentials(store, keys, &mut findings).await;
     findings
 }
 
-async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
-    // A connection may have to be opened for the first.
+async fn check_server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
+    // The first ping may have to open a connection.
     store.ping().await?;
     let began = Instant::now();
     store.ping().await?;
     let took = began.elapsed();
     let before = Timestamp::now();
     let state = store.database_state().await?;
-    // The server's clock was read at some moment between.
+    // The server's clock was read between these two times.
     let after = Timestamp::now();
     if state.is_standby {
         let remedy = "CONSTRUCT_DATABASE_URL has to name the primary";
-        findings.problem(
-            "postgresql",
-            "the server only follows another one and takes no writes",
-            remedy,
-        );
+        findings.problem("postgresql", "the server is a standby and accepts no writes", remedy);
     } else {
         let size = state.size / (1024 * 1024);
         findings.ok(
@@ -67,12 +64,12 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
         std::cmp::Ordering::Greater => findings.warn(
             "postgresql.schema",
             format!("migration {} is applied, and this gateway knows up to {}", state.applied_migration, state.latest_migration),
-            "end the upgrade, or the way back: this version works on the newer schema without what that adds",
+            "finish the upgrade or the rollback: this version works with the newer schema, without what it adds",
         ),
         std::cmp::Ordering::Less => findings.problem(
             "postgresql.schema",
             format!("migration {} is applied, and this gateway needs {}", state.applied_migration, state.latest_migration),
-            "the database was exchanged or restored under running services: restart them",
+            "the database was replaced or restored while services were running: restart them",
         ),
     }
     let skew = if state.now < before {
@@ -80,7 +77,7 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
     } else {
         state.now.duration_since(after)
     };
-    if skew > SKEW {
+    if skew > MAX_CLOCK_SKEW {
         findings.warn(
             "postgresql.clock",
             format!("its clock and this gateway's are {:.1} s apart", skew.as_secs_f64()),
@@ -89,7 +86,7 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
     } else {
         findings.ok("postgresql.clock", "its clock and this gateway's agree");
     }
-    let used = format!("{} of {} connections are used", state.connections, state.max_connections);
+    let used = format!("{} of {} connections are in use", state.connections, state.max_connections);
     if state.connections * 10 > state.max_connections * 8 {
         let remedy = "raise max_connections, or run fewer replicas: each opens up to 20 (docs/operations.md)";
         findings.warn("postgresql.connections", used, remedy);
@@ -99,67 +96,69 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
     Ok(())
 }
 
-async fn tasks(store: &Store, findings: &mut Findings) {
-    match store.sweep_due(clock::now() - OVERDUE, None, COUNTED).await {
+async fn check_tasks(store: &Store, findings: &mut Findings) {
+    match store.sweep_due(clock::now() - OVERDUE_AFTER, None, MAX_COUNTED_TASKS).await {
         Ok(due) => match due.first() {
-            None => findings.ok("tasks.overdue", "no task waits for somebody to look at it"),
+            None => findings.ok("tasks.overdue", "no task is overdue"),
             Some(first) => {
-                let many = if due.len() == COUNTED as usize { "at least " } else { "" };
+                let many = if due.len() == MAX_COUNTED_TASKS as usize { "at least " } else { "" };
                 findings.problem(
                     "tasks.overdue",
                     format!(
-                        "tasks that are due and nobody looks at: {many}{}, the first since {}",
+                        "overdue tasks that no reconciler handles: {many}{}, the first since {}",
                         due.len(),
-                        whole(first.since)
+                        to_seconds(first.since)
                     ),
                     format!(
-                        "see whether reconcilers run and what they log; `construct why {}`",
+                        "check that reconcilers run, and their logs; `construct why {}`",
                         first.task
                     ),
                 );
             }
         },
-        Err(error) => {
-            findings.problem("tasks.overdue", chain(&error), "PostgreSQL is away or overloaded")
-        }
+        Err(error) => findings.problem(
+            "tasks.overdue",
+            chain(&error),
+            "PostgreSQL is unavailable or overloaded",
+        ),
     }
     match store.tasks_quarantined().await {
-        Ok(parked) => match parked.since {
-            None => findings.ok("tasks.parked", "no task is put aside"),
+        Ok(quarantined) => match quarantined.since {
+            None => findings.ok("tasks.parked", "no task is quarantined"),
             Some(since) => findings.warn(
                 "tasks.parked",
-                format!("tasks put aside because looking at them failed: {}, the first since {}", parked.count, whole(since)),
-                "the reconciler's log names them; `construct why TASK` says why, `construct task retry TASK` has it looked at again",
+                format!("quarantined tasks, whose reconciles failed: {}, the first since {}", quarantined.count, to_seconds(since)),
+                "the reconciler's log names them; `construct why TASK` explains one, `construct task retry TASK` retries it",
             ),
         },
-        Err(error) => findings.problem("tasks.parked", chain(&error), "PostgreSQL is away or overloaded"),
+        Err(error) => findings.problem("tasks.parked", chain(&error), "PostgreSQL is unavailable or overloaded"),
     }
 }
 
-async fn credentials(store: &Store, keys: &Keys<'_>, findings: &mut Findings) {
+async fn check_credentials(store: &Store, keys: &Keys<'_>, findings: &mut Findings) {
     match store.sealed_with_other_keys(keys.active, keys.secrets).await {
         Ok(0) if keys.secrets.is_none() => findings.warn(
             "credentials",
             "there is no key for secrets, so scripts have none",
             "set CONSTRUCT_SECRETS_KEY for the gateway and the interpreter, if scripts are to use secrets",
         ),
-        Ok(0) => findings.ok("credentials", "all can be opened with the keys of this installation"),
+        Ok(0) => findings.ok("credentials", "all can be decrypted with the keys of this installation"),
         Ok(count) => findings.problem(
             "credentials",
-            format!("credentials sealed with a key that this gateway does not have: {count}"),
-            "add the key to CONSTRUCT_MASTER_KEY or CONSTRUCT_SECRETS_KEY, behind the active one, and restart the gateway; or enter \
-             the credentials anew",
+            format!("credentials encrypted with a key that this gateway does not have: {count}"),
+            "add the key to CONSTRUCT_MASTER_KEY or CONSTRUCT_SECRETS_KEY, after the active one, and restart the gateway; or enter \
+             the credentials again",
         ),
-        Err(error) => findings.problem("credentials", chain(&error), "PostgreSQL is away or overloaded"),
+        Err(error) => findings.problem("credentials", chain(&error), "PostgreSQL is unavailable or overloaded"),
     }
 }
 
-/// In milliseconds.
+/// A duration in milliseconds.
 pub(super) fn millis(took: Duration) -> String {
     format!("{:.1} ms", took.as_secs_f64() * 1000.0)
 }
 
-/// Without fractions of a second, which nobody needs here.
-pub(super) fn whole(time: Timestamp) -> Timestamp {
+/// The time without fractions of a second.
+pub(super) fn to_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

@@ -1,4 +1,4 @@
-//! NATS: the streams, and who takes from the queues.
+//! Checks of NATS: the streams, and the consumers of the workers.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use futures::future;
 
 use super::{
     Findings, PATIENCE,
-    database::{millis, whole},
+    database::{millis, to_seconds},
 };
 use crate::status::chain;
 
-/// How often a queue is asked about that nobody seems to take from: between two requests of a
-/// worker there is a moment without one.
-const LOOKS: usize = 4;
-/// How long between two looks.
-const PAUSE: Duration = Duration::from_millis(250);
+/// How often a consumer is inspected that seems unserved: between two requests of a worker there is
+/// a moment without one.
+const INSPECT_ATTEMPTS: usize = 4;
+/// The delay between two inspections.
+const INSPECT_RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// The server and the streams.
-pub(super) async fn look(bus: &Bus) -> Findings {
+/// Checks the server and the streams.
+pub(super) async fn check(bus: &Bus) -> Findings {
     let mut findings = Findings::default();
     let states = match bus.round_trip(PATIENCE).await {
         Ok(took) => {
@@ -37,7 +37,7 @@ pub(super) async fn look(bus: &Bus) -> Findings {
     let states = match states {
         Ok(states) => states,
         Err(error) => {
-            away("nats", &error, &mut findings);
+            report_outage("nats", &error, &mut findings);
             return findings;
         }
     };
@@ -49,7 +49,7 @@ pub(super) async fn look(bus: &Bus) -> Findings {
             findings.problem(
                 "nats.streams",
                 format!("there is no stream {name}"),
-                "a reconciler makes the streams, at its start, after each reconnect and within half a minute: look at its log, and whether JetStream has room",
+                "a reconciler creates the streams, at its start, after each reconnect and within half a minute: check its log, and the free space of JetStream",
             );
             continue;
         };
@@ -58,7 +58,7 @@ pub(super) async fn look(bus: &Bus) -> Findings {
             findings.warn(
                 "nats.replicas",
                 format!("{name} is behind at {}", state.behind.join(", ")),
-                "look at these servers; one more that is lost may take the stream with it",
+                "check these servers; losing one more may lose the stream",
             );
         }
         let full = u128::from(state.bytes) * 100
@@ -67,17 +67,17 @@ pub(super) async fn look(bus: &Bus) -> Findings {
             wrong += 1;
             let since = state
                 .oldest
-                .map(|oldest| format!(", the oldest from {}", whole(oldest)))
+                .map(|oldest| format!(", the oldest from {}", to_seconds(oldest)))
                 .unwrap_or_default();
             findings.problem(
                 "nats.streams",
-                format!("{name} is full to {full} %: {} messages{since}", state.messages),
-                "when it is full nothing is accepted into it: see below who is to take from it",
+                format!("{name} is {full} % full: {} messages{since}", state.messages),
+                "a full stream accepts no messages: see below for its consumers",
             );
         }
     }
     if wrong == 0 {
-        findings.ok("nats.streams", format!("all {} are there and have room", states.len()));
+        findings.ok("nats.streams", format!("all {} exist and have free space", states.len()));
     }
     let replicas = states
         .iter()
@@ -92,93 +92,95 @@ pub(super) async fn look(bus: &Bus) -> Findings {
         .find(|(row, _)| row.stream == Stream::Dead)
         .and_then(|(_, state)| state.as_ref());
     match dead.map_or(0, |dead| dead.messages) {
-        0 => findings.ok("nats.dead", "no messages were given up"),
+        0 => findings.ok("nats.dead", "there are no dead letters"),
         count => findings.warn(
             "nats.dead",
-            format!("messages that could not be read and were given up: {count}"),
+            format!("dead letters: {count}"),
             "`construct dead list` shows them; they are kept for 30 days",
         ),
     }
     findings
 }
 
-/// A service that takes from queues.
+/// A service that consumes messages.
 struct Workers {
-    /// What its findings are called.
+    /// The name of its check.
     check: String,
-    queues: Vec<ConsumerRow>,
-    /// Who it is, in words.
+    consumers: Vec<ConsumerRow>,
+    /// The name of the service in texts.
     name: &'static str,
-    /// Whether the mesh does nothing without it.
+    /// Whether the mesh does not work without it.
     is_needed: bool,
     /// What does not work without it.
-    without: String,
+    consequence: String,
 }
 
-/// Those that there should be.
-fn all(pools: &[String], scans: bool) -> Vec<Workers> {
-    let mut all = vec![
+/// All services that should be running.
+fn expected_workers(pools: &[String], scans: bool) -> Vec<Workers> {
+    let mut workers = vec![
         Workers {
             check: "reconciler".to_owned(),
-            queues: (0..partition::COUNT)
+            consumers: (0..partition::COUNT)
                 .map(topology::task_consumer)
                 .chain([topology::spending_consumer()])
                 .collect(),
             name: "reconciler",
             is_needed: true,
-            without: "no task goes on".to_owned(),
+            consequence: "no task makes progress".to_owned(),
         },
         Workers {
             check: "providers".to_owned(),
-            queues: vec![topology::model_consumer(&Pool::model_default())],
+            consumers: vec![topology::model_consumer(&Pool::model_default())],
             name: "providers service",
             is_needed: true,
-            without: "no model is called".to_owned(),
+            consequence: "no model is called".to_owned(),
         },
     ];
-    all.extend(pools.iter().filter_map(|name| {
+    workers.extend(pools.iter().filter_map(|name| {
         Some(Workers {
             check: format!("interpreter.{name}"),
-            queues: vec![topology::code_consumer(&Pool::new(name).ok()?)],
+            consumers: vec![topology::code_consumer(&Pool::new(name).ok()?)],
             name: "interpreter",
             is_needed: name == compute::DEFAULT,
-            without: format!("scripts of tasks in the pool `{name}` wait"),
+            consequence: format!("scripts of tasks in the pool `{name}` wait"),
         })
     }));
     if scans {
-        all.push(Workers {
+        workers.push(Workers {
             check: "scanner".to_owned(),
-            queues: vec![topology::scan_consumer()],
+            consumers: vec![topology::scan_consumer()],
             name: "scanner",
             is_needed: true,
-            without: "scans wait".to_owned(),
+            consequence: "scans wait".to_owned(),
         });
     }
-    all
+    workers
 }
 
-/// Which services are there, and whether they can keep up, as their queues tell.
-pub(super) async fn services(bus: &Bus, pools: &[String], scans: bool) -> Findings {
-    let all = all(pools, scans);
-    let judged = future::join_all(all.iter().map(async |workers| {
+/// Checks which services are running and keep up, by the state of their consumers.
+pub(super) async fn check_services(bus: &Bus, pools: &[String], scans: bool) -> Findings {
+    let all = expected_workers(pools, scans);
+    let findings = future::join_all(all.iter().map(async |workers| {
         let mut findings = Findings::default();
-        if let Err(error) = judge(bus, workers, &mut findings).await {
-            away(&workers.check, &error, &mut findings);
+        if let Err(error) = check_workers(bus, workers, &mut findings).await {
+            report_outage(&workers.check, &error, &mut findings);
         }
         findings.0
     }));
-    Findings(judged.await.concat())
+    Findings(findings.await.concat())
 }
 
-/// How much the workers of each kind have to do.
-pub(super) async fn loads(
+/// The load of each kind of worker.
+pub(super) async fn worker_loads(
     bus: &Bus,
     pools: &[String],
     scans: bool,
 ) -> Result<Vec<WorkerLoad>, Error> {
     let load = async |workers: Workers| {
-        let states =
-            future::try_join_all(workers.queues.iter().map(|queue| settled(bus, queue))).await?;
+        let states = future::try_join_all(
+            workers.consumers.iter().map(|consumer| inspect_with_retries(bus, consumer)),
+        )
+        .await?;
         let served =
             states.iter().all(|state| state.as_ref().is_some_and(ConsumerState::is_served));
         let states = || states.iter().flatten();
@@ -191,10 +193,10 @@ pub(super) async fn loads(
             delivered: states().map(|state| state.delivered).sum(),
         })
     };
-    future::try_join_all(all(pools, scans).into_iter().map(load)).await
+    future::try_join_all(expected_workers(pools, scans).into_iter().map(load)).await
 }
 
-/// How many messages were given up.
+/// The number of dead letters.
 pub(super) async fn dead_letters(bus: &Bus) -> Result<u64, Error> {
     let states = bus.inspect_streams().await?;
     let dead =
@@ -202,13 +204,16 @@ pub(super) async fn dead_letters(bus: &Bus) -> Result<u64, Error> {
     Ok(dead.map_or(0, |dead| dead.messages))
 }
 
-async fn judge(bus: &Bus, workers: &Workers, findings: &mut Findings) -> Result<(), Error> {
-    let Workers { check, queues, name, is_needed, without } = workers;
+async fn check_workers(bus: &Bus, workers: &Workers, findings: &mut Findings) -> Result<(), Error> {
+    let Workers { check, consumers, name, is_needed, consequence } = workers;
     let (mut unserved, mut pending, mut busy) = (0_usize, 0, 0);
-    for state in future::try_join_all(queues.iter().map(|queue| settled(bus, queue))).await? {
+    for state in
+        future::try_join_all(consumers.iter().map(|consumer| inspect_with_retries(bus, consumer)))
+            .await?
+    {
         match state {
             Some(state) if state.is_served() => {
-                // Those whose workers all have as much as they can do.
+                // All its workers are at capacity.
                 if state.pending > 0 && state.waiting == 0 {
                     busy += state.pending;
                 }
@@ -219,14 +224,15 @@ async fn judge(bus: &Bus, workers: &Workers, findings: &mut Findings) -> Result<
             }
         }
     }
-    let of = if queues.len() > 1 {
-        format!(" {unserved} of its {} queues", queues.len())
+    let which = if consumers.len() > 1 {
+        format!("{unserved} of its {} consumers", consumers.len())
     } else {
-        " its queue".to_owned()
+        "its consumer".to_owned()
     };
     if unserved > 0 {
-        let summary = format!("no {name} takes from{of}, so {without}; messages there: {pending}");
-        let remedy = "start one; where one runs, its log and its /readyz say why it does not take";
+        let summary =
+            format!("no {name} serves {which}, so {consequence}; pending messages: {pending}");
+        let remedy = "start one; if one is running, see its log and its /readyz for the reason";
         if *is_needed || pending > 0 {
             findings.problem(check, summary, remedy);
         } else {
@@ -235,32 +241,35 @@ async fn judge(bus: &Bus, workers: &Workers, findings: &mut Findings) -> Result<
     } else if busy > 0 {
         findings.warn(
             check,
-            format!("every {name} has as much as it can do; messages that wait: {busy}"),
-            "if this lasts, start more replicas, or raise what each does at a time (docs/operations.md)",
+            format!("every {name} is at capacity; waiting messages: {busy}"),
+            "if this lasts, start more replicas, or raise the concurrency of each (docs/operations.md)",
         );
     } else {
-        findings.ok(check, "there, and keeps up");
+        findings.ok(check, "running, and keeps up");
     }
     Ok(())
 }
 
-/// How a queue stands, looked at more than once when nobody seems to take from it.
-async fn settled(bus: &Bus, queue: &ConsumerRow) -> Result<Option<ConsumerState>, Error> {
-    let mut state = bus.inspect_consumer(queue).await?;
-    for _ in 1..LOOKS {
+/// The state of a consumer, read several times if it seems unserved.
+async fn inspect_with_retries(
+    bus: &Bus,
+    consumer: &ConsumerRow,
+) -> Result<Option<ConsumerState>, Error> {
+    let mut state = bus.inspect_consumer(consumer).await?;
+    for _ in 1..INSPECT_ATTEMPTS {
         if state.as_ref().is_some_and(ConsumerState::is_served) {
             break;
         }
-        tokio::time::sleep(PAUSE).await;
-        state = bus.inspect_consumer(queue).await?;
+        tokio::time::sleep(INSPECT_RETRY_DELAY).await;
+        state = bus.inspect_consumer(consumer).await?;
     }
     Ok(state)
 }
 
-fn away(check: &str, error: &Error, findings: &mut Findings) {
+fn report_outage(check: &str, error: &Error, findings: &mut Findings) {
     findings.problem(
         check,
         chain(error),
-        "see docs/runbook.md; what is written meanwhile stands in PostgreSQL, and goes on when NATS is back",
+        "see docs/runbook.md; what is written meanwhile is in PostgreSQL, and continues when NATS is back",
     );
 }

@@ -23,13 +23,13 @@ use construct_runtime::Lifecycle;
 use tokio::net::TcpListener;
 
 use self::{calls::Calls, connection::Connection};
-use super::{ProtocolLayer, guard::Guard};
+use super::{ProtocolLayer, guard::OriginGuard};
 use crate::{
     Config,
     limit::{Limit, connection::Connections},
     tls::{
         Tls, accept,
-        stream::{Over, Stream},
+        stream::{Transport, Stream},
     },
 };
 
@@ -73,7 +73,7 @@ struct Options {
     /// Who answers when a request names no agent.
     agent: Option<String>,
     /// Which pages may open a WebSocket.
-    guard: Guard,
+    guard: OriginGuard,
     /// Sessions that are read as a whole.
     sessions: Limit,
     /// WebSockets that come by trusted proxies.
@@ -93,7 +93,7 @@ pub(crate) fn spawn(
 ) -> std::io::Result<()> {
     let address = listener.local_addr()?;
     let guard =
-        Guard::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts);
+        OriginGuard::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts);
     let sessions = Limit::new(SESSIONS, SESSIONS_OF_ONE);
     let proxied = Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE);
     let options = Arc::new(Options {
@@ -134,7 +134,7 @@ pub(crate) fn spawn(
                 running.spawn_job("operator connection", async move {
                     match accepted {
                         Ok(accepted) => {
-                            connection.run(Stream::new(Over::Plain(stream)), accepted).await
+                            connection.run(Stream::new(Transport::Plain(stream)), accepted).await
                         }
                         Err(_) => connection.refuse(stream).await,
                     }

@@ -1,4 +1,4 @@
-//! What has changed between two scans of a repository.
+//! The differences between two scans of a repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,8 @@ use tonic::Status;
 use super::find;
 use crate::{api::CallerContext, status};
 
-/// Paths that are named of each kind of change, as the contract says.
-const NAMED: usize = 1000;
+/// Paths that are listed for each kind of change, as the contract says.
+const MAX_LISTED_PATHS: usize = 1000;
 
 pub(super) async fn compare(
     context: &CallerContext,
@@ -24,11 +24,11 @@ pub(super) async fn compare(
     if earlier.repository != later.repository {
         return Err(Status::invalid_argument("after: is a scan of another repository"));
     }
-    // Otherwise every candidate of the one would seem new, or gone, in the other.
+    // Otherwise all candidates of one scan would seem added or removed.
     for (named, scan) in [(before_named, &earlier), (after_named, &later)] {
         if scan.phase != ScanPhase::Review {
             return Err(Status::failed_precondition(format!(
-                "the scan {named} is not one whose candidates are known"
+                "the scan {named} has no candidates to compare yet"
             )));
         }
     }
@@ -40,7 +40,7 @@ pub(super) async fn compare(
     for (named, manifest) in [(before_named, &manifests.0), (after_named, &manifests.1)] {
         if manifest.is_empty() {
             return Err(Status::failed_precondition(format!(
-                "of the scan {named} there is no list of files: it has not come to them, or they are too many"
+                "the scan {named} has no list of files: it has not reached them, or there are too many"
             )));
         }
     }
@@ -55,14 +55,19 @@ pub(super) async fn compare(
                 .collect::<Vec<_>>(),
         );
     }
-    let mut answer = files(&manifests.0, &manifests.1);
+    let mut answer = compare_files(&manifests.0, &manifests.1);
     (answer.commit_before, answer.commit_after) = (earlier.commit, later.commit);
-    candidates(&mut answer, &contents[0], &contents[1], &changed(&manifests.0, &manifests.1));
+    compare_candidates(
+        &mut answer,
+        &contents[0],
+        &contents[1],
+        &changed(&manifests.0, &manifests.1),
+    );
     Ok(answer)
 }
 
 /// Path and hash of each file. A line is a hash, a space and a path.
-fn read(manifest: &str) -> BTreeMap<&str, &str> {
+fn parse_manifest(manifest: &str) -> BTreeMap<&str, &str> {
     manifest
         .lines()
         .filter_map(|line| line.split_once(' '))
@@ -70,9 +75,9 @@ fn read(manifest: &str) -> BTreeMap<&str, &str> {
         .collect()
 }
 
-/// Files that are not as they were.
+/// Files that were changed or removed.
 fn changed<'a>(before: &'a str, after: &'a str) -> BTreeSet<&'a str> {
-    let (before, after) = (read(before), read(after));
+    let (before, after) = (parse_manifest(before), parse_manifest(after));
     before
         .iter()
         .filter(|(path, hash)| after.get(*path) != Some(hash))
@@ -80,11 +85,11 @@ fn changed<'a>(before: &'a str, after: &'a str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-fn files(before: &str, after: &str) -> CompareScansResponse {
-    let (before, after) = (read(before), read(after));
-    let named = |paths: Vec<&str>| {
+fn compare_files(before: &str, after: &str) -> CompareScansResponse {
+    let (before, after) = (parse_manifest(before), parse_manifest(after));
+    let list = |paths: Vec<&str>| {
         let count = i64::try_from(paths.len()).unwrap_or(i64::MAX);
-        (paths.into_iter().take(NAMED).map(str::to_owned).collect::<Vec<_>>(), count)
+        (paths.into_iter().take(MAX_LISTED_PATHS).map(str::to_owned).collect::<Vec<_>>(), count)
     };
     let added = after.keys().filter(|path| !before.contains_key(*path)).copied().collect();
     let removed = before.keys().filter(|path| !after.contains_key(*path)).copied().collect();
@@ -92,7 +97,7 @@ fn files(before: &str, after: &str) -> CompareScansResponse {
         |path: &&&str| after.get(**path).is_some_and(|hash| before.get(**path) != Some(hash));
     let changed = before.keys().filter(differs).copied().collect();
     let ((files_added, added), (files_removed, removed), (files_changed, changed)) =
-        (named(added), named(removed), named(changed));
+        (list(added), list(removed), list(changed));
     CompareScansResponse {
         files_added,
         files_removed,
@@ -104,46 +109,47 @@ fn files(before: &str, after: &str) -> CompareScansResponse {
     }
 }
 
-/// Whether two candidates are the same tool: by name, or by where it is started.
-fn same(one: &CandidateContent, other: &CandidateContent) -> bool {
-    let started = |content: &CandidateContent| {
+/// Whether two candidates are the same tool: by name, or by entry point.
+fn is_same_tool(one: &CandidateContent, other: &CandidateContent) -> bool {
+    let entry_point = |content: &CandidateContent| {
         content
             .entry_point
             .as_ref()
             .map(|entry| (entry.path.clone(), entry.symbol.clone(), entry.command.clone()))
     };
-    one.name == other.name || (started(one).is_some() && started(one) == started(other))
+    one.name == other.name || (entry_point(one).is_some() && entry_point(one) == entry_point(other))
 }
 
-/// What somebody who runs it would notice.
+/// The parts of a candidate that its users depend on.
 fn contract(content: &CandidateContent) -> impl PartialEq {
     let CandidateContent { inputs, outputs, credentials, side_effects, .. } = content.clone();
     (inputs, outputs, credentials, side_effects)
 }
 
-fn candidates(
+fn compare_candidates(
     answer: &mut CompareScansResponse,
     before: &[CandidateContent],
     after: &[CandidateContent],
     changed: &BTreeSet<&str>,
 ) {
     for candidate in after {
-        let Some(earlier) = before.iter().find(|earlier| same(earlier, candidate)) else {
+        let Some(earlier) = before.iter().find(|earlier| is_same_tool(earlier, candidate)) else {
             answer.candidates_new.push(candidate.name.clone());
             continue;
         };
-        let entry = candidate.entry_point.iter().map(|entry| entry.path.as_str());
-        let mut places =
-            entry.chain(candidate.evidence.iter().map(|evidence| evidence.path.as_str()));
+        let entry_path = candidate.entry_point.iter().map(|entry| entry.path.as_str());
+        let mut paths =
+            entry_path.chain(candidate.evidence.iter().map(|evidence| evidence.path.as_str()));
         if contract(earlier) != contract(candidate) || earlier.name != candidate.name {
             answer.candidates_changed.push(candidate.name.clone());
-        } else if places.any(|path| changed.contains(path)) {
+        } else if paths.any(|path| changed.contains(path)) {
             answer.candidates_to_check.push(candidate.name.clone());
         }
     }
-    let gone =
-        before.iter().filter(|earlier| !after.iter().any(|candidate| same(earlier, candidate)));
-    answer.candidates_gone = gone.map(|candidate| candidate.name.clone()).collect();
+    let removed = before
+        .iter()
+        .filter(|earlier| !after.iter().any(|candidate| is_same_tool(earlier, candidate)));
+    answer.candidates_gone = removed.map(|candidate| candidate.name.clone()).collect();
 }
 
 #[cfg(test)]
@@ -165,7 +171,7 @@ mod tests {
     #[test]
     fn comparison_lists_added_removed_changed_and_affected() {
         let (before, after) = ("1 a.py\n2 b.py\n3 c d.py\n", "1 a.py\n9 b.py\n4 e.py\n");
-        let mut answer = files(before, after);
+        let mut answer = compare_files(before, after);
         assert_eq!(
             (&*answer.files_added, &*answer.files_removed),
             (&["e.py".into()][..], &["c d.py".into()][..])
@@ -190,7 +196,7 @@ mod tests {
             more,
             candidate("new", "e.py"),
         ];
-        candidates(&mut answer, &earlier, &later, &changed(before, after));
+        compare_candidates(&mut answer, &earlier, &later, &changed(before, after));
         assert_eq!(answer.candidates_new, ["new"]);
         assert_eq!(answer.candidates_gone, ["gone"]);
         assert_eq!(answer.candidates_changed, ["changes"]);

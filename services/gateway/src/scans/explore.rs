@@ -1,4 +1,4 @@
-//! What explores for a scan: an agent for each model, and a task with a budget for each scan.
+//! The exploration of a scan: an agent for each model, and a task with a budget for each scan.
 
 use std::path::Path;
 
@@ -19,24 +19,24 @@ use uuid::Uuid;
 use super::{made, part};
 use crate::{api::CallerContext, convert, events, status};
 
-/// What its agents are told about their job. What a scan is about is said in the message.
+/// The instructions of the agents. A message describes the scan itself.
 const INSTRUCTIONS: &str = include_str!("explorer.md");
-/// How the agents' names begin.
-const AGENT: &str = "repository-scanner";
-/// What scripts of an exploration may call. Everything else is refused: nothing is written, run,
-/// sent or fetched.
-const READS: [&str; 7] =
+/// The prefix of the agents' names.
+const AGENT_NAME_PREFIX: &str = "repository-scanner";
+/// The tools that scripts of an exploration may call. Everything else is refused: an exploration
+/// writes, runs, sends and fetches nothing.
+const ALLOWED_TOOLS: [&str; 7] =
     ["read_file", "grep", "find_file", "list_files", "print", "tools.search", "tools.describe"];
 
-/// What is to be explored.
-pub(super) struct Wanted<'a> {
+/// The parameters of an exploration.
+pub(super) struct ExplorationRequest<'a> {
     pub(super) model: &'a Model,
     pub(super) repository: &'a str,
     pub(super) budget_pico_usd: i64,
     pub(super) limits: &'a ScanLimits,
 }
 
-/// The policy of an exploration. The task has it, so that it holds whatever becomes of the agent.
+/// The policy of an exploration. The task has it, so that it holds when the agent is changed.
 pub(super) fn policy() -> Vec<Rule> {
     let rule = |action, tools: &[&str], reason: &str| Rule {
         action,
@@ -49,8 +49,8 @@ pub(super) fn policy() -> Vec<Rule> {
         reason: reason.to_owned(),
     };
     vec![
-        rule(Action::Allow, &READS, ""),
-        rule(Action::Deny, &[], "an exploration reads, and does nothing else"),
+        rule(Action::Allow, &ALLOWED_TOOLS, ""),
+        rule(Action::Deny, &[], "an exploration only reads"),
     ]
 }
 
@@ -74,31 +74,31 @@ pub(super) async fn model(context: &CallerContext, reference: &str) -> Result<Mo
     }
 }
 
-/// What explores for a scan.
-pub(super) struct Prepared {
-    /// The scan's id, which stands in the task's workspace.
+/// The task and budget of an exploration.
+pub(super) struct Exploration {
+    /// The scan's id, which is part of the task's workspace path.
     pub(super) scan: ScanId,
     pub(super) task: TaskId,
     budget: BudgetId,
 }
 
-/// Makes what explores. When a request is repeated that came no further than here, it gets what it
-/// had, unless that was taken back.
+/// Creates the task and the budget of an exploration. A repeated request that got no further gets
+/// the same ones, unless they were undone.
 pub(super) async fn prepare(
     context: &CallerContext,
     write: &Write,
     dir: &Path,
-    wanted: &Wanted<'_>,
-) -> Result<Prepared, Status> {
-    let agent = agent(context, write, wanted.model).await?;
+    request: &ExplorationRequest<'_>,
+) -> Result<Exploration, Status> {
+    let agent = agent(context, write, request.model).await?;
     let task = || {
         let scan = ScanId::from_uuid(Uuid::now_v7());
         let new = NewTask {
             id: TaskId::from_uuid(Uuid::now_v7()),
             agent,
             workspace: dir.join(scan.to_string()).display().to_string(),
-            title: title(wanted.repository),
-            max_turns_override: u32::try_from(wanted.limits.max_turns).unwrap_or_default(),
+            title: title(request.repository),
+            max_turns_override: u32::try_from(request.limits.max_turns).unwrap_or_default(),
             policy: policy(),
             pinned: Vec::new(),
             compute: None,
@@ -115,11 +115,11 @@ pub(super) async fn prepare(
     match context.store().task_create(&task_write, new, render).await.map_err(status::of_store)? {
         WriteOutcome::Repeated { response } => {
             let unreadable = || Status::internal("the task of a scan cannot be read");
-            (scan, id) = earlier(&response).ok_or_else(unreadable)?;
+            (scan, id) = earlier_ids(&response).ok_or_else(unreadable)?;
             match context.store().task_get(context.organization(), id).await {
                 Ok(_) => {}
                 Err(Error::NotFound { .. }) => {
-                    // The first try was refused.
+                    // The first attempt was refused and undone.
                     for write in [&mut task_write, &mut budget_write] {
                         write.idempotency = None;
                     }
@@ -137,7 +137,7 @@ pub(super) async fn prepare(
         id: BudgetId::from_uuid(Uuid::now_v7()),
         scope: Scope::Task(id),
         period: Period::Total,
-        limit: wanted.budget_pico_usd,
+        limit: request.budget_pico_usd,
     };
     let render = |budget: &Budget| {
         let budget = convert::budget(budget);
@@ -156,43 +156,39 @@ pub(super) async fn prepare(
         .as_ref()
         .and_then(|metadata| metadata.id.parse().ok())
         .ok_or_else(unreadable)?;
-    Ok(Prepared { scan, task: id, budget })
+    Ok(Exploration { scan, task: id, budget })
 }
 
-/// The scan and the task of an earlier request, by the answer that is kept of it.
-fn earlier(response: &[u8]) -> Option<(ScanId, TaskId)> {
+/// The scan and the task of an earlier request, from its stored answer.
+fn earlier_ids(response: &[u8]) -> Option<(ScanId, TaskId)> {
     let task = <v1::Task as prost::Message>::decode(response).ok()?;
     let scan = task.spec.unwrap_or_default().workspace.rsplit('/').next()?.parse().ok()?;
     Some((scan, task.metadata?.id.parse().ok()?))
 }
 
-/// Whether a scan, by the answer that is kept of it, has what was prepared. One that cannot be read
-/// may have it.
-pub(super) fn is_of(response: &[u8], prepared: &Prepared) -> bool {
+/// Whether a scan, by its stored answer, has this exploration. One that cannot be read may have it.
+pub(super) fn has_exploration(response: &[u8], exploration: &Exploration) -> bool {
     let scan = <v1::Scan as prost::Message>::decode(response).ok();
     scan.and_then(|scan| scan.status)
-        .is_none_or(|status| status.task_id == prepared.task.to_string())
+        .is_none_or(|status| status.task_id == exploration.task.to_string())
 }
 
-/// Takes back what explores for a scan that was refused after all. What that misses is a task that
-/// nobody asks anything.
-pub(super) async fn undo(context: &CallerContext, write: &Write, prepared: &Prepared) {
+/// Deletes the exploration of a scan that was refused. If that fails, an unused task remains.
+pub(super) async fn undo(context: &CallerContext, write: &Write, exploration: &Exploration) {
     let write = Write { idempotency: None, audit: None, ..write.clone() };
     let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
-    match context.store().budget_delete(&write, prepared.budget, render).await {
+    match context.store().budget_delete(&write, exploration.budget, render).await {
         Ok(written) => announce(context, &written).await,
-        Err(error) => tracing::warn!(
-            error = status::chain(&error),
-            "the budget of a scan that was refused stays"
-        ),
+        Err(error) => {
+            tracing::warn!(error = status::chain(&error), "the budget of a refused scan remains")
+        }
     }
     let render = |task: &StoredTask| events::deleted("task.deleted", task.state.id);
-    match context.store().task_delete(&write, prepared.task, render).await {
+    match context.store().task_delete(&write, exploration.task, render).await {
         Ok(written) => announce(context, &written).await,
-        Err(error) => tracing::warn!(
-            error = status::chain(&error),
-            "the task of a scan that was refused stays"
-        ),
+        Err(error) => {
+            tracing::warn!(error = status::chain(&error), "the task of a refused scan remains")
+        }
     }
 }
 
@@ -206,7 +202,7 @@ async fn announce<T>(context: &CallerContext, written: &WriteOutcome<T>) {
     }
 }
 
-/// The agent that explores with a model; made when it is first needed. People may give it other
+/// The agent that explores with a model, created when it is first needed. Users may change its
 /// instructions.
 async fn agent(context: &CallerContext, write: &Write, model: &Model) -> Result<AgentId, Status> {
     let name = agent_name(&model.name);
@@ -214,16 +210,16 @@ async fn agent(context: &CallerContext, write: &Write, model: &Model) -> Result<
         let agent = convert::agent(agent);
         events::rendered("agent.created", Payload::Agent(agent.clone()), &agent)
     };
-    // The second time somebody else has made it meanwhile.
+    // The second attempt finds an agent that was created concurrently.
     for _ in 0..2 {
         match context.store().agent_find(context.organization(), &name).await {
             Ok(found) if found.model == model.id => return Ok(found.id),
             Ok(_) => {
-                let words = format!(
+                let message = format!(
                     "the agent `{name}`, which would explore with `{}`, has another model",
                     model.name
                 );
-                return Err(Status::failed_precondition(words));
+                return Err(Status::failed_precondition(message));
             }
             Err(Error::NotFound { .. }) => {}
             Err(error) => return Err(status::of_store(error)),
@@ -249,7 +245,7 @@ async fn agent(context: &CallerContext, write: &Write, model: &Model) -> Result<
                 return match written {
                     WriteOutcome::Applied { entity, .. } => Ok(entity.id),
                     WriteOutcome::Repeated { .. } => {
-                        Err(Status::internal("an agent was made twice"))
+                        Err(Status::internal("an agent was created twice"))
                     }
                 };
             }
@@ -257,18 +253,18 @@ async fn agent(context: &CallerContext, write: &Write, model: &Model) -> Result<
             Err(error) => return Err(status::of_store(error)),
         }
     }
-    Err(status::unavailable("the agent that explores is being changed by somebody else"))
+    Err(status::unavailable("the agent of the exploration is being changed concurrently"))
 }
 
 /// At most 63 characters, like every name.
 fn agent_name(model: &str) -> String {
-    let room = 63 - AGENT.len() - 1;
-    if model.len() <= room {
-        return format!("{AGENT}.{model}");
+    let max_suffix = 63 - AGENT_NAME_PREFIX.len() - 1;
+    if model.len() <= max_suffix {
+        return format!("{AGENT_NAME_PREFIX}.{model}");
     }
     let digest = <sha2::Sha256 as sha2::Digest>::digest(model.as_bytes());
     let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("{AGENT}.{digest}")
+    format!("{AGENT_NAME_PREFIX}.{digest}")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What happens in a scan, as it happens: read from its events. The mesh only says when to look.
+//! Streams the events of a scan. They are read from the database; the bus only signals changes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,8 +21,8 @@ use crate::{
 const BUFFER: usize = 8;
 /// Events read at once.
 const EVENTS: i64 = 100;
-/// How soon a scan is looked at of which the mesh says nothing, as when NATS is away.
-const LOOK: Duration = Duration::from_secs(2);
+/// How often a scan is read without a signal, as when NATS is unavailable.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(super) async fn begin(
     api: &Api,
@@ -47,7 +47,7 @@ async fn follow(
     client: Client<ScanEvent>,
 ) -> Result<(), Status> {
     loop {
-        // In this order: of a scan that is over, all events are there.
+        // In this order: a scan that is over has all its events.
         let scan = backend.store.scan_get(organization, id).await.map_err(status::of_store)?;
         let events = backend
             .store
@@ -67,7 +67,7 @@ async fn follow(
         if !found {
             tokio::select! {
                 Some(_) = news.next() => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }

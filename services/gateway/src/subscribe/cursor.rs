@@ -1,27 +1,27 @@
-//! Where a subscriber stands in a stream of events.
+//! The position of a subscriber in a stream of events.
 
 use std::{fmt, str::FromStr};
 
-/// A place between two events: behind record `sequence`, and before progress `index` of step
+/// A position between two events: after record `sequence`, and before progress `index` of step
 /// `step`.
 ///
-/// As text `<sequence>.<step>.<index>`; clients treat it as opaque. `0` is the beginning.
-/// Everything before the place has been seen, everything after it has not; so one triple says what
-/// is missing of both kinds of events.
+/// Its text is `<sequence>.<step>.<index>`; clients treat it as opaque. `0` is the beginning.
+/// Everything before the position has been seen, everything after it has not. So one triple says
+/// which events of both kinds are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cursor {
     /// The last record seen; 0 when none.
     pub(crate) sequence: u64,
-    /// The first step of which progress can still follow. Steps count from 1.
+    /// The first step that can still have progress. Steps count from 1.
     pub(crate) step: u64,
-    /// The first index of that step's progress that has not been seen.
+    /// The first unseen index of that step's progress.
     pub(crate) index: u64,
 }
 
-/// A text that is no cursor.
+/// The text is not a cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "is not a cursor: give back the `cursor` of an event, `0` for the beginning, or nothing for what is new"
+    "is not a cursor: pass the `cursor` of an event, `0` for the beginning, or nothing for new events only"
 )]
 pub(crate) struct Invalid;
 
@@ -29,14 +29,14 @@ impl Cursor {
     /// Before everything.
     pub(crate) const BEGINNING: Self = Self { sequence: 0, step: 1, index: 0 };
 
-    /// The place behind progress `index` of `step`.
-    pub(crate) fn past_progress(&mut self, step: u64, index: u64) {
+    /// Moves past progress `index` of `step`.
+    pub(crate) fn advance_to_progress(&mut self, step: u64, index: u64) {
         self.step = step;
         self.index = index.saturating_add(1);
     }
 
-    /// The place behind record `sequence`, which ends `step` if it names one: its progress is over.
-    pub(crate) fn past_record(&mut self, sequence: u64, step: u64) {
+    /// Moves past record `sequence`. If it names a `step`, that step and its progress have ended.
+    pub(crate) fn advance_to_record(&mut self, sequence: u64, step: u64) {
         self.sequence = sequence;
         if step >= self.step {
             self.step = step.saturating_add(1);
@@ -44,7 +44,7 @@ impl Cursor {
         }
     }
 
-    /// Whether progress `index` of `step` lies before this place.
+    /// Whether progress `index` of `step` lies before this position.
     pub(crate) fn is_past(&self, step: u64, index: u64) -> bool {
         (step, index) < (self.step, self.index)
     }
@@ -66,7 +66,7 @@ impl FromStr for Cursor {
         let mut parts = text.splitn(3, '.').map(|part| part.parse::<u64>().map_err(|_| Invalid));
         let mut next = || parts.next().unwrap_or(Err(Invalid));
         let cursor = Self { sequence: next()?, step: next()?, index: next()? };
-        // Only what we print ourselves: no signs, no leading zeros, no step 0.
+        // Only cursors as `Display` prints them: no signs, no leading zeros, no step 0.
         if cursor.step == 0 || cursor.to_string() != text { Err(Invalid) } else { Ok(cursor) }
     }
 }
@@ -104,14 +104,14 @@ mod tests {
     #[test]
     fn record_that_ends_a_step_ends_its_progress() {
         let mut cursor = Cursor::BEGINNING;
-        cursor.past_record(1, 0);
-        cursor.past_progress(1, 5);
+        cursor.advance_to_record(1, 0);
+        cursor.advance_to_progress(1, 5);
         assert!(cursor.is_past(1, 5) && !cursor.is_past(1, 6));
-        cursor.past_record(2, 1);
+        cursor.advance_to_record(2, 1);
         assert_eq!(cursor, Cursor { sequence: 2, step: 2, index: 0 });
         assert!(cursor.is_past(1, u64::MAX));
-        cursor.past_progress(4, 0);
-        cursor.past_record(3, 2);
+        cursor.advance_to_progress(4, 0);
+        cursor.advance_to_record(3, 2);
         assert_eq!(cursor, Cursor { sequence: 3, step: 4, index: 1 });
     }
 

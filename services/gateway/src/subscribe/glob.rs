@@ -1,24 +1,24 @@
-//! Globs on event types: `*` stands for any characters, everything else for itself.
+//! Globs on event types: `*` matches any characters, every other character matches itself.
 
-/// Which types of events a subscriber wants.
+/// The types of events that a subscriber receives.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Globs(Vec<String>);
 
 impl Globs {
-    /// Wants what any of `patterns` matches; without patterns, everything.
+    /// Matches what any of `patterns` matches; without patterns, everything.
     pub(crate) fn new(patterns: Vec<String>) -> Self {
         Self(patterns)
     }
 
-    /// Whether an event of this type is wanted.
-    pub(crate) fn want(&self, kind: &str) -> bool {
+    /// Whether a subscriber receives events of this type.
+    pub(crate) fn include(&self, kind: &str) -> bool {
         self.0.is_empty()
             || self.0.iter().any(|pattern| matches(pattern.as_bytes(), kind.as_bytes()))
     }
 }
 
-/// Goes back to the last `*` only, which suffices: an earlier one could not match more. So the time
-/// is bounded by the product of the lengths, whatever the pattern.
+/// Backtracks only to the last `*`: an earlier one could not match more. So the time is at most
+/// proportional to the product of both lengths.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -68,26 +68,28 @@ mod tests {
 
     #[test]
     fn globs_without_patterns_match_everything() {
-        assert!(Globs::default().want("error"));
-        assert!(!Globs::new(vec!["task.*".into(), "tool.*".into()]).want("error"));
-        assert!(Globs::new(vec!["task.*".into(), "tool.*".into()]).want("tool.called"));
+        assert!(Globs::default().include("error"));
+        assert!(!Globs::new(vec!["task.*".into(), "tool.*".into()]).include("error"));
+        assert!(Globs::new(vec!["task.*".into(), "tool.*".into()]).include("tool.called"));
     }
 
-    /// What a glob means, without cleverness.
-    fn simple(pattern: &[u8], text: &[u8]) -> bool {
+    /// The definition of a glob, by recursion.
+    fn matches_recursively(pattern: &[u8], text: &[u8]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),
-            Some((b'*', rest)) => (0..=text.len()).any(|from| simple(rest, &text[from..])),
-            Some((byte, rest)) => {
-                text.split_first().is_some_and(|(first, text)| first == byte && simple(rest, text))
+            Some((b'*', rest)) => {
+                (0..=text.len()).any(|from| matches_recursively(rest, &text[from..]))
             }
+            Some((byte, rest)) => text
+                .split_first()
+                .is_some_and(|(first, text)| first == byte && matches_recursively(rest, text)),
         }
     }
 
     proptest! {
         #[test]
         fn matching_agrees_with_the_recursive_definition(pattern in "[ab*]{0,8}", text in "[ab]{0,8}") {
-            prop_assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), simple(pattern.as_bytes(), text.as_bytes()));
+            prop_assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), matches_recursively(pattern.as_bytes(), text.as_bytes()));
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Feeds: what is live about one task or organization, heard once by the process and passed on to
-//! all who watch it.
+//! Feeds: the live events of one task or organization. The process subscribes to them once and
+//! forwards them to all subscribers.
 //!
-//! A feed's buffer is bounded in number and size of what it holds, and the same for all: who is too
-//! slow for it loses what was overwritten, knows that, and reads it again. So no subscriber can
-//! slow another or the feed down. A feed ends with its last subscriber.
+//! A feed has one buffer for all subscribers, bounded in number and size of its items. A subscriber
+//! that is too slow loses what was overwritten, notices that, and reads it again. So no subscriber
+//! can slow down another, or the feed. A feed ends with its last subscriber.
 
 use std::{
     collections::HashMap,
@@ -25,25 +25,27 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Watched,
-    marks::Past,
-    merge::{Live, Mark},
+    merge::{LiveItem, Mark},
+    replay_start::StreamEnds,
     replays::Replays,
 };
 use crate::{metrics, status::chain};
 
-/// Items a feed remembers for its slowest subscriber.
+/// Items that a feed keeps for its slowest subscriber.
 const BUFFER: usize = 256;
-/// Bytes of an event at most that is kept in a feed's buffer, which so holds at most 4 MiB. Of a
-/// larger one only its place is passed on, and each subscriber reads it when it is ready for it.
-const LARGEST: usize = 16 * 1024;
-/// How often the streams' heads are looked at. Only records whose publication was lost wait for it.
-const LOOK: Duration = Duration::from_secs(3);
-/// Streams asked for with one query.
-const CHUNK: usize = 1000;
-/// How long the bus may take to subscribe. After that subscribers go on with what PostgreSQL tells.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The pause before subscribing again.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The largest event that is kept in a feed's buffer, in bytes; so a buffer holds at most 4 MiB. Of
+/// a larger event only the position is forwarded, and each subscriber reads it when it is ready.
+const LARGEST_EVENT_BYTES: usize = 16 * 1024;
+/// How often the heads of the streams are read. Only records whose publication was lost wait for
+/// it.
+const HEAD_POLL_INTERVAL: Duration = Duration::from_secs(3);
+/// Streams whose heads one query reads.
+const STREAMS_PER_QUERY: usize = 1000;
+/// How long a request to the bus may take. After that subscribers continue with what PostgreSQL
+/// has.
+const BUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// The delay before a feed subscribes again.
+const SUBSCRIBE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// All feeds of the process.
 pub(crate) struct Hub {
@@ -54,25 +56,25 @@ pub(crate) struct Hub {
     pub(super) replays: Replays,
 }
 
-/// A place at a feed; it lives at least as long.
-pub(crate) struct Joined {
-    pub(super) live: broadcast::Receiver<Live>,
+/// A subscription to a feed, which lives at least as long.
+pub(crate) struct FeedSubscription {
+    pub(super) live: broadcast::Receiver<LiveItem>,
     feed: Arc<Feed>,
 }
 
-impl Joined {
-    /// How far the progress went when it was last looked, and then the records.
-    pub(super) fn past(&self) -> Past {
-        *self.feed.past.lock().unwrap_or_else(PoisonError::into_inner)
+impl FeedSubscription {
+    /// The ends of the streams when they were last read.
+    pub(super) fn stream_ends(&self) -> StreamEnds {
+        *self.feed.stream_ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 struct Feed {
-    sender: broadcast::Sender<Live>,
-    /// Sequence of the newest record heard of.
+    sender: broadcast::Sender<LiveItem>,
+    /// The sequence of the newest known record.
     head: Arc<AtomicU64>,
-    past: Mutex<Past>,
-    /// Whether the bus was asked at least once.
+    stream_ends: Mutex<StreamEnds>,
+    /// Whether a subscription at the bus was tried at least once.
     started: watch::Receiver<bool>,
     _stop: DropGuard,
 }
@@ -86,13 +88,14 @@ impl Hub {
         &self.bus
     }
 
-    /// Listens to a feed. When this returns the bus has been subscribed to, or is not there.
-    pub(crate) async fn join(&self, watched: Watched) -> Joined {
+    /// Subscribes to a feed. When this returns, the feed is subscribed at the bus, or the bus is
+    /// not available.
+    pub(crate) async fn subscribe(&self, watched: Watched) -> FeedSubscription {
         let feed = self.feed(watched);
         let live = feed.sender.subscribe();
         // Fails only when the feed has ended with the process.
         _ = feed.started.clone().wait_for(|started| *started).await;
-        Joined { live, feed }
+        FeedSubscription { live, feed }
     }
 
     fn feed(&self, watched: Watched) -> Arc<Feed> {
@@ -116,7 +119,7 @@ impl Hub {
         let feed = Arc::new(Feed {
             sender,
             head,
-            past: Mutex::default(),
+            stream_ends: Mutex::default(),
             started: has_started,
             _stop: stop.drop_guard(),
         });
@@ -124,16 +127,16 @@ impl Hub {
         feed
     }
 
-    /// Looks after records whose publication was lost, until the process drains.
-    pub(crate) async fn watch(&self) {
+    /// Finds records whose publication was lost, until the process drains.
+    pub(crate) async fn poll_heads(&self) {
         let draining = self.lifecycle.draining();
         let mut failing = false;
         loop {
             tokio::select! {
                 () = draining.cancelled() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(HEAD_POLL_INTERVAL) => {}
             }
-            match self.look().await {
+            match self.publish_heads().await {
                 Ok(()) => failing = false,
                 Err(error) if failing => {
                     tracing::debug!(
@@ -152,8 +155,8 @@ impl Hub {
         }
     }
 
-    /// Tells every feed the head of its stream, if it has not heard of it.
-    async fn look(&self) -> Result<(), Error> {
+    /// Sends the head of its stream to every feed that does not know it.
+    async fn publish_heads(&self) -> Result<(), Error> {
         let feeds: Vec<(Watched, Arc<Feed>)> = {
             let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
             feeds
@@ -161,32 +164,34 @@ impl Hub {
                 .filter_map(|(watched, feed)| feed.upgrade().map(|feed| (*watched, feed)))
                 .collect()
         };
-        // Before the heads: what is stored by now is of steps that records up to them begin.
-        let end = self.end(&feeds).await;
-        for feeds in feeds.chunks(CHUNK) {
+        // Before the heads: the progress stored by now is of steps that records up to the heads
+        // begin.
+        let end = self.progress_end(&feeds).await;
+        for feeds in feeds.chunks(STREAMS_PER_QUERY) {
             let streams: Vec<_> = feeds.iter().map(|(watched, _)| watched.stored()).collect();
             for ((_, feed), (_, head)) in feeds.iter().zip(self.store.event_heads(&streams).await?)
             {
                 if feed.head.fetch_max(head, Ordering::Relaxed) < head {
-                    // Without subscribers nobody needs to know.
-                    _ = feed.sender.send(Live::Head(head));
+                    // Fails without subscribers.
+                    _ = feed.sender.send(LiveItem::Head(head));
                 }
-                if let Some(end) = end {
-                    *feed.past.lock().unwrap_or_else(PoisonError::into_inner) = Past { end, head };
+                if let Some(progress) = end {
+                    *feed.stream_ends.lock().unwrap_or_else(PoisonError::into_inner) =
+                        StreamEnds { progress, head };
                 }
             }
         }
         Ok(())
     }
 
-    /// The end of the streams that keep progress, if any feed has some.
-    async fn end(&self, feeds: &[(Watched, Arc<Feed>)]) -> Option<Bookmark> {
+    /// The end of the streams that retain progress, if any feed has progress.
+    async fn progress_end(&self, feeds: &[(Watched, Arc<Feed>)]) -> Option<Bookmark> {
         if !self.bus.is_connected() || feeds.iter().all(|(watched, _)| watched.task.is_none()) {
             return None;
         }
-        match tokio::time::timeout(PATIENCE, self.bus.progress_end()).await {
+        match tokio::time::timeout(BUS_TIMEOUT, self.bus.progress_end()).await {
             Ok(Ok(end)) => Some(end),
-            // The next look finds it. Until then a catch-up reads more than it would have to.
+            // The next poll reads it. Until then a catch-up reads more than necessary.
             Ok(Err(error)) => {
                 tracing::debug!(error = chain(&error), "the end of the streams is not known");
                 None
@@ -196,11 +201,11 @@ impl Hub {
     }
 }
 
-/// What keeps a feed going.
+/// Forwards the events of the bus to a feed.
 struct Listener {
     bus: Bus,
     watched: Watched,
-    sender: broadcast::Sender<Live>,
+    sender: broadcast::Sender<LiveItem>,
     head: Arc<AtomicU64>,
     started: watch::Sender<bool>,
 }
@@ -213,19 +218,19 @@ impl Listener {
         }
     }
 
-    /// Subscribes again and again; never returns.
+    /// Subscribes, and subscribes again when that ends; never returns.
     async fn listen(&self) {
         loop {
             let mut connection = self.bus.connection();
             connection.mark_unchanged();
-            match tokio::time::timeout(PATIENCE, self.bus.live(&self.watched.live())).await {
+            match tokio::time::timeout(BUS_TIMEOUT, self.bus.live(&self.watched.live())).await {
                 Ok(Ok(events)) => {
                     if self.started.send_replace(true) {
-                        // Somebody is watching already, and did not hear what was published before
+                        // Subscribers exist already, and have missed what was published before
                         // this.
-                        self.pass_on_lost();
+                        self.forward_loss();
                     }
-                    self.pass_on(events, &mut connection).await;
+                    self.forward(events, &mut connection).await;
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(error = chain(&error), "cannot listen to live events")
@@ -233,50 +238,50 @@ impl Listener {
                 Err(_) => tracing::debug!("cannot listen to live events: the bus does not answer"),
             }
             self.started.send_replace(true);
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(SUBSCRIBE_RETRY_DELAY).await;
         }
     }
 
-    /// Until the bus ends the subscription.
-    async fn pass_on(
+    /// Forwards events until the bus ends the subscription.
+    async fn forward(
         &self,
         mut events: futures::stream::BoxStream<'static, Event>,
         connection: &mut watch::Receiver<Connection>,
     ) {
         loop {
             tokio::select! {
-                // First, so that a loss is known before what came after it.
+                // First, so that subscribers learn of a loss before the events after it.
                 biased;
                 changed = connection.changed() => {
                     if changed.is_err() {
                         return;
                     }
                     if matches!(*connection.borrow_and_update(), Connection::Up { .. }) {
-                        self.pass_on_lost();
+                        self.forward_loss();
                     }
                 }
                 event = events.next() => match event {
-                    Some(event) => self.pass_on_event(event),
+                    Some(event) => self.forward_event(event),
                     None => return,
                 },
             }
         }
     }
 
-    fn pass_on_lost(&self) {
-        // Without subscribers nobody needs to know.
-        _ = self.sender.send(Live::Lost);
+    fn forward_loss(&self) {
+        // Fails without subscribers.
+        _ = self.sender.send(LiveItem::Lost);
     }
 
-    fn pass_on_event(&self, event: Event) {
+    fn forward_event(&self, event: Event) {
         if event.sequence > 0 {
             metrics::heard(&event);
             self.head.fetch_max(event.sequence, Ordering::Relaxed);
         }
-        let live = match Mark::of(&event) {
-            _ if event.encoded_len() <= LARGEST => Live::Event(Arc::new(event)),
-            Mark::Record { sequence, .. } => Live::Head(sequence),
-            Mark::Progress { .. } | Mark::Unplaced => Live::Lost,
+        let live = match Mark::from_event(&event) {
+            _ if event.encoded_len() <= LARGEST_EVENT_BYTES => LiveItem::Event(Arc::new(event)),
+            Mark::Record { sequence, .. } => LiveItem::Head(sequence),
+            Mark::Progress { .. } | Mark::Unplaced => LiveItem::Lost,
         };
         _ = self.sender.send(live);
     }

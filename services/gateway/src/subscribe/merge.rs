@@ -1,30 +1,37 @@
-//! One stream without gap or duplicate, out of three sources: what is live, the records in
-//! PostgreSQL, and the progress the bus retains. Pure: it says what it wants next ([`Want`]) and is
-//! told what came of it.
+//! Merges three sources into one stream without gap or duplicate: live events, the records in
+//! PostgreSQL, and the progress that the bus retains. Pure, without I/O: it names the next
+//! [`Action`], and the caller reports the result.
 //!
-//! *Live* is fast and may lose anything. *Records* are complete and numbered 1, 2, 3, …; *progress*
-//! is retained for a while and numbered within its step. What a worker says about a step is on the
-//! bus before the step's result, hence before the record that ends the step. From that follows the
-//! order of a catch-up:
+//! # Sources
 //!
-//! 1. read the stream's head `H`;
-//! 2. read the progress. It holds everything that belongs before any record up to `H`;
-//! 3. read the records up to `H`; before each one that ends a step goes the progress of that step;
-//! 4. if progress is left, read the head again. Still `H`: all that is left belongs behind `H`.
-//!    Moved: the progress read is too old for the records that came, so go back to 2.
+//! *Live* events are fast, and any of them may be lost. *Records* are complete and numbered 1, 2,
+//! 3, …; *progress* is retained for a while and numbered within its step. A worker publishes the
+//! progress of a step before the step's result, hence before the record that ends the step.
 //!
-//! Without progress left there is nothing to put in its place: what came since the two reads,
-//! records and progress, was published after listening began, and comes live in its order. For the
-//! same reason a task that has had no step needs no read of its progress, also when its first step
-//! begins a moment later: there was none when the head was read.
+//! # Catch-up
 //!
-//! Should the publication of the record that begins a step be lost, its progress is shown before
-//! the record, which is found a moment later: waiting for it would delay every first word for the
-//! sake of a rare disorder.
+//! That defines the order of a catch-up:
+//!
+//! 1. Read the stream's head `H`.
+//! 2. Read the progress. It holds everything that belongs before any record up to `H`.
+//! 3. Read the records up to `H`. Before each one that ends a step goes the progress of that step.
+//! 4. If progress is left, read the head again. Still `H`: all that is left belongs after `H`.
+//!    Moved: the progress is too old for the new records, so go back to 2.
+//!
+//! Without progress left there is nothing to place: records and progress since the two reads were
+//! published after listening began, and arrive live in their order. For the same reason the
+//! progress of a task that has had no step need not be read, also when its first step begins a
+//! moment later: there was none when the head was read.
+//!
+//! If the publication of the record that begins a step is lost, its progress is shown before the
+//! record, which is found a moment later. Waiting for it would delay the first output of every step
+//! because of a rare disorder.
+//!
+//! # Live
 //!
 //! The subscriber listens live before the first read, so nothing falls between catch-up and live.
-//! Live events are held against the cursor: what lies before it is a duplicate; what does not
-//! follow it directly means that something was lost, and leads to another catch-up.
+//! Each live event is compared with the cursor. An event before it is a duplicate. An event that
+//! does not follow it directly means a loss, and leads to another catch-up.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -41,37 +48,38 @@ const DELIVERY_SHIFT: u32 = 32;
 /// Deliveries count from 1, progress within one from 0.
 const FIRST_INDEX: u64 = 1 << DELIVERY_SHIFT;
 
-/// What arrives while nothing is wanted.
+/// What arrives live.
 #[derive(Debug, Clone)]
-pub(crate) enum Live {
+pub(crate) enum LiveItem {
     /// An event.
     Event(Arc<Event>),
-    /// Records up to this sequence exist.
+    /// There are records up to this sequence.
     Head(u64),
     /// Something may have been lost.
     Lost,
 }
 
-/// What the merge wants next.
+/// What the subscription does next.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Want {
-    /// This goes to the subscriber, with this as its cursor. Whoever wants it not need not copy it.
+pub(crate) enum Action {
+    /// Send this event to the subscriber with this cursor. An event that is filtered out need not
+    /// be copied.
     Emit(Arc<Event>, Cursor),
-    /// The sequence of the newest record: [`Merge::on_head`].
+    /// Read the sequence of the newest record: [`Merge::on_head`].
     ReadHead,
-    /// All retained progress after this: [`Merge::on_progress`].
+    /// Read all retained progress after this: [`Merge::on_progress`].
     ReadProgress(Option<Position>),
-    /// A page of the records after this sequence: [`Merge::on_records`].
+    /// Read a page of records after this sequence: [`Merge::on_records`].
     ReadRecords(u64),
-    /// The next live item: [`Merge::on_live`].
-    Live,
+    /// Wait for the next live item: [`Merge::on_live`].
+    ReceiveLive,
 }
 
-/// The cursor lies behind the end of the stream: it is of another one.
+/// The cursor lies after the head of the stream: it belongs to another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ahead;
+pub(crate) struct CursorBeyondHead;
 
-/// What an event is in the order of its stream.
+/// The position of an event in its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     Record {
@@ -82,13 +90,13 @@ pub(crate) enum Mark {
         step: u64,
         index: u64,
     },
-    /// Neither: a defect of who published it.
+    /// Neither: a defect of the publisher.
     Unplaced,
 }
 
 impl Mark {
-    /// The mark an event carries.
-    pub(crate) fn of(event: &Event) -> Self {
+    /// The mark of an event.
+    pub(crate) fn from_event(event: &Event) -> Self {
         match (event.sequence, event.step) {
             (0, 0) => Self::Unplaced,
             (0, step) => Self::Progress { step, index: event.index },
@@ -104,14 +112,14 @@ pub(crate) struct Merge {
     state: State,
     ready: VecDeque<(Arc<Event>, Cursor)>,
     suspect: Option<Suspect>,
-    /// A step whose progress turned out to be numbered with holes; they mean nothing there.
-    holes: Option<u64>,
+    /// A step whose progress is numbered with gaps: they don't mean a loss.
+    gapped_step: Option<u64>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Finding out how much of the progress is old.
-    NowProgress,
+    /// Finds the newest of the old progress, for a subscription from now on.
+    SkipProgress,
     Head,
     Progress {
         head: u64,
@@ -126,20 +134,20 @@ enum State {
     Live,
 }
 
-/// Live progress that does not follow the cursor: what is missing is read first.
+/// Live progress that does not follow the cursor. The missing events are read first.
 #[derive(Debug)]
 struct Suspect {
     event: Arc<Event>,
     step: u64,
     index: u64,
-    /// Whether it is of the delivery the cursor is in.
+    /// Whether it belongs to the same delivery as the cursor.
     same_delivery: bool,
-    /// Whether something before it was found.
-    found: bool,
+    /// Whether an event before it was found.
+    has_predecessor: bool,
 }
 
 impl Merge {
-    /// Goes on after `cursor`. Only a task's stream has progress.
+    /// Resumes after `cursor`. Only a task's stream has progress.
     pub(crate) fn resume(cursor: Cursor, has_progress: bool) -> Self {
         Self {
             cursor,
@@ -147,15 +155,15 @@ impl Merge {
             state: State::Head,
             ready: VecDeque::new(),
             suspect: None,
-            holes: None,
+            gapped_step: None,
         }
     }
 
-    /// Begins with what happens after the record `head`, when `step` is the oldest step that can
-    /// still go on. The head must have been read after listening began: what is newer is heard.
-    pub(crate) fn now(head: u64, step: u64, has_progress: bool) -> Self {
+    /// Begins after the record `head`, when `step` is the oldest step that can still have progress.
+    /// The head must have been read after listening began: newer events arrive live.
+    pub(crate) fn from_now(head: u64, step: u64, has_progress: bool) -> Self {
         let cursor = Cursor { sequence: head, step: step.max(1), ..Cursor::BEGINNING };
-        let state = if has_progress { State::NowProgress } else { State::Live };
+        let state = if has_progress { State::SkipProgress } else { State::Live };
         Self { state, ..Self::resume(cursor, has_progress) }
     }
 
@@ -164,30 +172,32 @@ impl Merge {
         self.ready.is_empty() && matches!(self.state, State::Live)
     }
 
-    /// Where it stands: behind what it has given so far.
+    /// The position after everything that was emitted or is ready.
     pub(crate) const fn cursor(&self) -> Cursor {
         self.cursor
     }
 
-    /// What to do next. Emits first what is ready, so that memory holds one page of records and
-    /// what progress is retained.
-    pub(crate) fn want(&mut self) -> Want {
+    /// The next action. Events that are ready are emitted first, so that memory holds one page of
+    /// records and the retained progress.
+    pub(crate) fn next_action(&mut self) -> Action {
         if let Some((event, cursor)) = self.ready.pop_front() {
-            return Want::Emit(event, cursor);
+            return Action::Emit(event, cursor);
         }
         match &self.state {
-            State::Head | State::Check { .. } => Want::ReadHead,
-            State::NowProgress | State::Progress { .. } => Want::ReadProgress(self.seen_progress()),
-            State::Records { .. } => Want::ReadRecords(self.cursor.sequence),
-            State::Live => Want::Live,
+            State::Head | State::Check { .. } => Action::ReadHead,
+            State::SkipProgress | State::Progress { .. } => {
+                Action::ReadProgress(self.last_progress())
+            }
+            State::Records { .. } => Action::ReadRecords(self.cursor.sequence),
+            State::Live => Action::ReceiveLive,
         }
     }
 
-    /// The newest record has this sequence (0: there is none). May be told unasked at the
-    /// beginning, if it was read after listening began.
-    pub(crate) fn on_head(&mut self, head: u64) -> Result<(), Ahead> {
+    /// The newest record has this sequence (0: there is none). At the beginning it may be reported
+    /// without [`Action::ReadHead`], if it was read after listening began.
+    pub(crate) fn on_head(&mut self, head: u64) -> Result<(), CursorBeyondHead> {
         if head < self.cursor.sequence {
-            return Err(Ahead);
+            return Err(CursorBeyondHead);
         }
         match std::mem::replace(&mut self.state, State::Live) {
             State::Check { progress } if head == self.cursor.sequence => {
@@ -205,13 +215,13 @@ impl Merge {
         Ok(())
     }
 
-    /// All retained progress after what [`Want::ReadProgress`] named, in order of step and index.
-    /// Of a task that has had no step when the head was read, that is none, and need not be read.
+    /// All retained progress after what [`Action::ReadProgress`] named, in order of step and index.
+    /// A task that had no step when the head was read has none, and need not be read.
     pub(crate) fn on_progress(&mut self, progress: Vec<Event>) {
         match self.state {
-            State::NowProgress => {
+            State::SkipProgress => {
                 if let Some(newest) = progress.last() {
-                    self.cursor.past_progress(newest.step, newest.index);
+                    self.cursor.advance_to_progress(newest.step, newest.index);
                 }
                 self.state = State::Live;
             }
@@ -220,21 +230,21 @@ impl Merge {
         }
     }
 
-    /// Records after what [`Want::ReadRecords`] named, in order; none only if there is none.
+    /// Records after what [`Action::ReadRecords`] named, in order; empty only if there are none.
     pub(crate) fn on_records(&mut self, records: Vec<Event>) {
         let State::Records { head, mut progress } = std::mem::replace(&mut self.state, State::Live)
         else {
             return;
         };
         if records.is_empty() {
-            // Records never vanish except with their task, of which the last one stays. Don't read
-            // for ever.
+            // Records are only deleted with their task, whose last record stays. Don't read
+            // forever.
             self.cursor.sequence = head;
         }
         for record in records {
             let (sequence, step) = (record.sequence, record.step);
             if sequence > head && self.has_progress {
-                // What is missing up to the head went with its task, while this was read.
+                // The missing records up to the head were deleted with their task meanwhile.
                 self.cursor.sequence = head;
                 break;
             }
@@ -246,13 +256,13 @@ impl Merge {
         self.begin_records(head, progress);
     }
 
-    /// Something came live.
-    pub(crate) fn on_live(&mut self, live: Live) {
-        match live {
-            Live::Lost => self.state = State::Head,
-            Live::Head(head) if head > self.cursor.sequence => self.state = State::Head,
-            Live::Head(_) => {}
-            Live::Event(event) => match Mark::of(&event) {
+    /// A live item arrived.
+    pub(crate) fn on_live(&mut self, item: LiveItem) {
+        match item {
+            LiveItem::Lost => self.state = State::Head,
+            LiveItem::Head(head) if head > self.cursor.sequence => self.state = State::Head,
+            LiveItem::Head(_) => {}
+            LiveItem::Event(event) => match Mark::from_event(&event) {
                 Mark::Record { sequence, .. } if sequence <= self.cursor.sequence => {}
                 Mark::Record { sequence, step } if sequence == self.cursor.sequence + 1 => {
                     self.push_record(event, sequence, step);
@@ -267,14 +277,14 @@ impl Merge {
                     let same_delivery = step == self.cursor.step
                         && [0, index >> DELIVERY_SHIFT].contains(&delivery);
                     self.suspect =
-                        Some(Suspect { event, step, index, same_delivery, found: false });
+                        Some(Suspect { event, step, index, same_delivery, has_predecessor: false });
                     self.state = State::Head;
                 }
             },
         }
     }
 
-    /// Reads records while there are any up to `head`, then ends the catch-up.
+    /// Reads the records up to `head`, then ends the catch-up.
     fn begin_records(&mut self, head: u64, progress: VecDeque<Event>) {
         if self.cursor.sequence < head {
             self.state = State::Records { head, progress };
@@ -288,24 +298,24 @@ impl Merge {
     fn go_live(&mut self) {
         self.state = State::Live;
         let Some(suspect) = self.suspect.take() else { return };
-        if suspect.same_delivery && !suspect.found {
-            self.holes = Some(suspect.step);
+        if suspect.same_delivery && !suspect.has_predecessor {
+            self.gapped_step = Some(suspect.step);
         }
         self.push_progress(suspect.event);
     }
 
     /// Whether live progress follows the cursor directly. The index counts from 0 within each
-    /// delivery of the command, which stands in its upper half. A new delivery or step follows
-    /// nothing, because what came before may have gone on: so it leads to a catch-up, unless it is
-    /// the first delivery of a step whose predecessor's end was seen.
+    /// delivery of the command, which is in its upper half. A new delivery or step does not follow
+    /// directly, because there may be more progress before it. So it leads to a catch-up, unless it
+    /// is the first delivery of a step whose predecessor's end was seen.
     fn follows(&self, step: u64, index: u64) -> bool {
         let first = self.cursor.index == 0 && index == FIRST_INDEX;
         step == self.cursor.step
-            && (index == self.cursor.index || first || self.holes == Some(step))
+            && (index == self.cursor.index || first || self.gapped_step == Some(step))
     }
 
-    /// The newest progress that was seen, as the bus wants to know it.
-    fn seen_progress(&self) -> Option<Position> {
+    /// The newest seen progress, as a position of the bus.
+    fn last_progress(&self) -> Option<Position> {
         match (self.cursor.step, self.cursor.index) {
             (step, 0) if step > 1 => Some(Position { step: step - 1, index: u64::MAX }),
             (_, 0) => None,
@@ -320,9 +330,9 @@ impl Merge {
         if let Some(suspect) = &mut self.suspect
             && (event.step, event.index) < (suspect.step, suspect.index)
         {
-            suspect.found = true;
+            suspect.has_predecessor = true;
         }
-        self.cursor.past_progress(event.step, event.index);
+        self.cursor.advance_to_progress(event.step, event.index);
         self.ready.push_back((event, self.cursor));
     }
 
@@ -330,7 +340,7 @@ impl Merge {
         if sequence <= self.cursor.sequence {
             return;
         }
-        self.cursor.past_record(sequence, step);
+        self.cursor.advance_to_record(sequence, step);
         self.ready.push_back((event, self.cursor));
     }
 }

@@ -1,8 +1,8 @@
-//! What replays of retained progress may take of the process's memory.
+//! Limits the memory that replays of retained progress use.
 //!
-//! One is bounded, but who begins many subscriptions and does not read them would have the process
-//! hold as many. Progress may be lost: what does not fit any more is left out, and the records tell
-//! everything that lasts.
+//! One replay is bounded, but a client that begins many subscriptions without reading them would
+//! make the process hold as many. Progress may be lost: a replay that exceeds the limit is omitted,
+//! and the records have everything that is durable.
 
 use construct_bus::{Bookmark, Bus, Position, Replay, history};
 use construct_domain::{OrganizationId, TaskId};
@@ -10,10 +10,10 @@ use tokio::sync::Semaphore;
 
 use crate::limit::{Holder, Limit, Share};
 
-/// How many are read at the same time; the others wait.
-const AT_ONCE: usize = 4;
-/// One of less is held whatever others hold, in bytes.
-const SMALL: usize = 64 * 1024;
+/// Concurrent reads; further ones wait.
+const MAX_CONCURRENT_READS: usize = 4;
+/// Smaller replays are not charged, in bytes.
+const UNCHARGED_BYTES: usize = 64 * 1024;
 
 /// The replays of the process.
 #[derive(Debug)]
@@ -23,13 +23,13 @@ pub(super) struct Replays {
 
 impl Default for Replays {
     fn default() -> Self {
-        Self { reading: Semaphore::new(AT_ONCE) }
+        Self { reading: Semaphore::new(MAX_CONCURRENT_READS) }
     }
 }
 
 impl Replays {
-    /// What is kept of a task's progress ([`Bus::replay_progress`]), and what it takes of
-    /// `answers`, to be given up with it.
+    /// Reads the retained progress of a task ([`Bus::replay_progress`]), and takes its size from
+    /// `answers`: the share is returned with the progress.
     pub(super) async fn read(
         &self,
         bus: &Bus,
@@ -41,13 +41,13 @@ impl Replays {
     ) -> Result<(Replay, Option<Share>), history::Error> {
         let _reading = self.reading.acquire().await;
         let replay = bus.replay_progress(organization, task, after, from).await?;
-        if replay.bytes < SMALL {
+        if replay.bytes < UNCHARGED_BYTES {
             return Ok((replay, None));
         }
         match answers.take(Holder::Organization(organization), replay.bytes) {
             Ok(share) => Ok((replay, Some(share))),
             Err(_) => {
-                tracing::warn!(%task, bytes = replay.bytes, "retained progress is left out: unread answers fill the room for it");
+                tracing::warn!(%task, bytes = replay.bytes, "retained progress is omitted: unread answers use up the limit");
                 Ok((Replay { events: Vec::new(), ..replay }, None))
             }
         }

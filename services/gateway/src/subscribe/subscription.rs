@@ -1,4 +1,4 @@
-//! One client's subscription: does what the merge wants, and sends what it emits.
+//! One client's subscription: performs the actions of the merge, and sends what it emits.
 
 use std::{
     sync::Arc,
@@ -17,9 +17,9 @@ use super::{
     Watched,
     cursor::Cursor,
     glob::Globs,
-    hub::Joined,
-    marks::Marks,
-    merge::{Ahead, Live, Merge, Want},
+    hub::FeedSubscription,
+    merge::{Action, CursorBeyondHead, LiveItem, Merge},
+    replay_start::ReplayStart,
 };
 use crate::{
     api::Backend,
@@ -29,27 +29,27 @@ use crate::{
     status,
 };
 
-/// Records read at once, and after how many bytes of them no further one is read. Each can hold a
+/// The most records of a page, and the size after which no further one is read. Each can hold a
 /// message of a megabyte.
-const PAGE: u32 = 32;
+const PAGE_RECORDS: u32 = 32;
 const PAGE_BYTES: u64 = 128 * 1024;
-/// Room that is taken before records are read; of what they do not need, the rest is given back.
-const PAGE_ROOM: usize = 1280 * 1024;
-/// How long room may take to become free: others of the organization have to read, or lose their
+/// Bytes that are reserved before a page is read; what the page does not use is released.
+const PAGE_RESERVATION_BYTES: usize = 1280 * 1024;
+/// How long a reservation may take: other clients of the organization have to read, or lose their
 /// connections.
-const ROOM_PATIENCE: Duration = Duration::from_secs(30);
-/// How long PostgreSQL may be away before the client is told to come back.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The pause between two attempts to read.
-const PAUSE: Duration = Duration::from_millis(500);
+const RESERVATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long PostgreSQL may be unavailable before the client is told to reconnect.
+const DATABASE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The delay between two attempts to read.
+const READ_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// How long reading retained progress may take.
-const PROGRESS_PATIENCE: Duration = Duration::from_secs(5);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What goes to the client.
 pub(super) enum Item {
-    /// With the place behind it. Copied only for its client: others may watch it as well.
+    /// With the cursor after it. Copied only for its client: other subscribers may share it.
     Event(Arc<Event>, Cursor),
-    /// There will be no more.
+    /// The stream is complete.
     End,
     Failed(Status),
 }
@@ -58,52 +58,55 @@ pub(super) struct Subscription {
     pub(super) backend: Arc<Backend>,
     pub(super) watched: Watched,
     pub(super) merge: Merge,
-    pub(super) joined: Joined,
+    pub(super) feed: FeedSubscription,
     pub(super) types: Globs,
-    /// From where the progress is read.
-    pub(super) marks: Marks,
-    /// What charges the organization for what its clients have not read.
+    /// Where reads of progress begin.
+    pub(super) replay_start: ReplayStart,
+    /// The organization's limit of unread answers.
     pub(super) answers: Limit,
-    /// Of the progress that is still to be sent.
+    /// Charged for progress that is not sent yet.
     pub(super) progress: Option<Share>,
-    /// Of the records that are still to be sent.
+    /// Charged for records that are not sent yet.
     pub(super) records: Option<Share>,
-    /// What the caller may read.
+    /// The scopes of the caller.
     pub(super) scopes: Arc<[Scope]>,
-    /// The task is deleted already: what there is, is all.
+    /// The task is deleted already: no further events will follow.
     pub(super) deleted: bool,
     pub(super) out: mpsc::Sender<Item>,
 }
 
-/// The client is gone.
-struct Gone;
+/// The client has disconnected.
+struct Disconnected;
 
 impl Subscription {
     pub(super) async fn run(mut self) {
         let out = self.out.clone();
         let _watching = Watching::begin();
         tokio::select! {
-            // Also while nothing happens that could be sent.
+            // Also while there is nothing to send.
             () = out.closed() => {}
             end = self.pump() => {
                 if let Ok(item) = end {
-                    // The client may be gone by now; then nobody is interested.
+                    // Fails when the client has disconnected.
                     _ = out.send(item).await;
                 }
             }
         }
     }
 
-    async fn pump(&mut self) -> Result<Item, Gone> {
+    async fn pump(&mut self) -> Result<Item, Disconnected> {
         loop {
-            match self.turn().await {
+            match self.perform_next().await {
                 Ok(Some((event, cursor))) => {
                     let last = self.watched.task.is_some() && event.r#type == "task.deleted";
-                    // What happens in a task is the task's.
-                    let theirs = self.watched.task.is_some()
-                        || needed(&event.r#type).is_within(&self.scopes);
-                    if theirs && self.types.want(&event.r#type) {
-                        self.out.send(Item::Event(event, cursor)).await.map_err(|_| Gone)?;
+                    // Events of a task need no further scope.
+                    let is_permitted = self.watched.task.is_some()
+                        || required_scope(&event.r#type).is_within(&self.scopes);
+                    if is_permitted && self.types.include(&event.r#type) {
+                        self.out
+                            .send(Item::Event(event, cursor))
+                            .await
+                            .map_err(|_| Disconnected)?;
                     }
                     if last {
                         return Ok(Item::End);
@@ -116,37 +119,40 @@ impl Subscription {
         }
     }
 
-    /// Does the next thing.
-    async fn turn(&mut self) -> Result<Option<(Arc<Event>, Cursor)>, Status> {
+    /// Performs the next action of the merge; returns the event that it emits.
+    async fn perform_next(&mut self) -> Result<Option<(Arc<Event>, Cursor)>, Status> {
         let store = &self.backend.store;
         let stream = self.watched.stored();
-        match self.merge.want() {
-            Want::Emit(event, cursor) => return Ok(Some((event, cursor))),
-            Want::ReadHead => {
-                let head = read(|| store.event_head(stream)).await?;
-                self.merge.on_head(head).map_err(|Ahead| {
-                    let words = "lies behind the end of this stream: it belongs to another one";
-                    let details = ErrorDetails::with_bad_request_violation("cursor", words);
+        match self.merge.next_action() {
+            Action::Emit(event, cursor) => return Ok(Some((event, cursor))),
+            Action::ReadHead => {
+                let head = read_with_retries(|| store.event_head(stream)).await?;
+                self.merge.on_head(head).map_err(|CursorBeyondHead| {
+                    let message = "is after the end of this stream: it belongs to another stream";
+                    let details = ErrorDetails::with_bad_request_violation("cursor", message);
                     Status::with_error_details(
                         Code::InvalidArgument,
-                        format!("cursor: {words}"),
+                        format!("cursor: {message}"),
                         details,
                     )
                 })?;
             }
-            Want::ReadProgress(after) => {
-                let progress = self.progress(after).await;
+            Action::ReadProgress(after) => {
+                let progress = self.read_progress(after).await;
                 self.merge.on_progress(progress);
             }
-            Want::ReadRecords(after) => {
-                self.sent().await?;
+            Action::ReadRecords(after) => {
+                self.wait_until_sent().await?;
                 self.records = None;
-                let mut room = self.room().await?;
+                let mut share = self.reserve_page().await?;
                 let store = &self.backend.store;
-                let stored = read(|| store.events_after(stream, after, PAGE, PAGE_BYTES)).await?;
+                let stored = read_with_retries(|| {
+                    store.events_after(stream, after, PAGE_RECORDS, PAGE_BYTES)
+                })
+                .await?;
                 let bytes: usize = stored.iter().map(|event| event.payload.len()).sum();
-                room.shrink(PAGE_ROOM.saturating_sub(bytes));
-                self.records = Some(room);
+                share.shrink(PAGE_RESERVATION_BYTES.saturating_sub(bytes));
+                self.records = Some(share);
                 let records: Result<Vec<Event>, _> = stored.iter().map(events::read).collect();
                 self.merge.on_records(
                     records.map_err(|error| {
@@ -154,15 +160,15 @@ impl Subscription {
                     })?,
                 );
             }
-            Want::Live => {
-                self.sent().await?;
+            Action::ReceiveLive => {
+                self.wait_until_sent().await?;
                 (self.records, self.progress) = (None, None);
-                self.marks.live(self.merge.cursor(), self.joined.past());
-                match self.joined.live.recv().await {
+                self.replay_start.on_live(self.merge.cursor(), self.feed.stream_ends());
+                match self.feed.live.recv().await {
                     Ok(live) => self.merge.on_live(live),
-                    // Too slow for the feed's buffer: what was missed is read again from where this
-                    // client stands.
-                    Err(RecvError::Lagged(_)) => self.merge.on_live(Live::Lost),
+                    // Too slow for the feed's buffer: what was missed is read again from the cursor
+                    // of this client.
+                    Err(RecvError::Lagged(_)) => self.merge.on_live(LiveItem::Lost),
                     Err(RecvError::Closed) => {
                         return Err(status::unavailable(
                             "the gateway is stopping: connect again with the cursor",
@@ -174,20 +180,20 @@ impl Subscription {
         Ok(None)
     }
 
-    /// Waits until the client has taken everything so far, and gives back the room for it.
-    async fn sent(&mut self) -> Result<(), Status> {
+    /// Waits until the client has received everything so far. Its shares can then be released.
+    async fn wait_until_sent(&mut self) -> Result<(), Status> {
         if self.records.is_some() || self.progress.is_some() {
-            // Fails when the client is gone, of which nobody is told.
-            let taken = self.out.reserve_many(self.out.max_capacity()).await;
-            taken.map_err(|_| Status::cancelled("the client is gone"))?;
+            // Fails when the client has disconnected; then nobody receives the status.
+            let reserved = self.out.reserve_many(self.out.max_capacity()).await;
+            reserved.map_err(|_| Status::cancelled("the client has disconnected"))?;
         }
         Ok(())
     }
 
-    /// Room for a page of records.
-    async fn room(&self) -> Result<Share, Status> {
-        let waiting = self.answers.wait(self.holder(), PAGE_ROOM);
-        tokio::time::timeout(ROOM_PATIENCE, waiting).await.map_err(|_| {
+    /// Reserves memory for a page of records.
+    async fn reserve_page(&self) -> Result<Share, Status> {
+        let waiting = self.answers.wait(self.holder(), PAGE_RESERVATION_BYTES);
+        tokio::time::timeout(RESERVATION_TIMEOUT, waiting).await.map_err(|_| {
             status::exhausted(
                 "the organization leaves too many answers unread: connect again with the cursor",
             )
@@ -198,22 +204,22 @@ impl Subscription {
         Holder::Organization(self.watched.organization)
     }
 
-    /// The retained progress. While NATS is away there is none to be had: records go on without it,
-    /// because they tell everything that lasts, and what was said meanwhile is lost to this client.
-    async fn progress(&mut self, after: Option<Position>) -> Vec<Event> {
+    /// The retained progress. While NATS is unavailable there is none: records continue without it,
+    /// because they have everything that is durable, and this client loses the progress meanwhile.
+    async fn read_progress(&mut self, after: Option<Position>) -> Vec<Event> {
         let Some(task) = self.watched.task else { return Vec::new() };
         let hub = &self.backend.hub;
         if !hub.bus().is_connected() {
             return Vec::new();
         }
-        // What was to be sent of an earlier one is given up for this one.
+        // Unsent progress of an earlier read is discarded for this one.
         self.progress = None;
-        let (organization, from) = (self.watched.organization, self.marks.start());
+        let (organization, from) = (self.watched.organization, self.replay_start.position());
         let replay = hub.replays.read(hub.bus(), &self.answers, organization, task, after, from);
-        match tokio::time::timeout(PROGRESS_PATIENCE, replay).await {
+        match tokio::time::timeout(PROGRESS_TIMEOUT, replay).await {
             Ok(Ok((replay, share))) => {
                 self.progress = share;
-                self.marks.read(replay.until);
+                self.replay_start.on_read(replay.until);
                 replay.events
             }
             Ok(Err(error)) => {
@@ -228,29 +234,29 @@ impl Subscription {
     }
 }
 
-/// What one needs to be told of an event of the organization: the same as to read what it is about.
-fn needed(kind: &str) -> Scope {
+/// The scope that an event of the organization needs: the same as reading its entity.
+fn required_scope(kind: &str) -> Scope {
     match kind.split('.').next().unwrap_or_default() {
         "agent" => Scope::AgentsRead,
         "model" | "provider" => Scope::ModelsRead,
         "budget" => Scope::BudgetsRead,
         "secret" => Scope::SecretsRead,
         "task" | "schedule" | "message" | "approval" => Scope::TasksRead,
-        // Of a kind that is not known here nobody else is told.
+        // Events of unknown kinds are for administrators only.
         _ => Scope::Admin,
     }
 }
 
-/// Reads from the store, patiently: a restart of PostgreSQL should not end every subscription.
-async fn read<T, F: Future<Output = Result<T, Error>>>(
+/// Reads from the store with retries: a restart of PostgreSQL should not end every subscription.
+async fn read_with_retries<T, F: Future<Output = Result<T, Error>>>(
     attempt: impl Fn() -> F,
 ) -> Result<T, Status> {
     let begun = Instant::now();
     loop {
         match attempt().await {
             Ok(value) => return Ok(value),
-            Err(error) if error.is_retryable() && begun.elapsed() < PATIENCE => {
-                tokio::time::sleep(PAUSE).await
+            Err(error) if error.is_retryable() && begun.elapsed() < DATABASE_TIMEOUT => {
+                tokio::time::sleep(READ_RETRY_DELAY).await
             }
             Err(error) => return Err(status::of_store(error)),
         }

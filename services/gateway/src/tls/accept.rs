@@ -1,4 +1,4 @@
-//! Connections that come in, until they can be spoken over.
+//! Accepts connections, and secures them if TLS is configured.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use tonic::transport::server::TcpIncoming;
 
 use super::{
     Tls,
-    stream::{Over, Stream},
+    stream::{Stream, Transport},
 };
 use crate::{
     identity::proxies::Proxies,
@@ -23,58 +23,60 @@ use crate::{
 };
 
 /// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes under way at the same time, on all ports. Further connections are closed at once:
-/// nothing is known of them, and who connects slowly must not hold many places.
-const HANDSHAKES: usize = 1024;
-/// Those of one network. Those of trusted proxies are of none, here and below: they are for many.
-const HANDSHAKES_OF_ONE: usize = 128;
-/// Connections of gRPC's port on which no credentials were accepted yet, and those of one network.
-/// Further ones are closed at once.
-const NEWCOMERS: usize = 4096;
-const NEWCOMERS_OF_ONE: usize = 256;
-/// Connections of gRPC's port on which credentials were accepted, and those of one network. Behind
-/// a proxy that is not trusted all are of one.
-const CONNECTIONS: usize = 16_384;
-const CONNECTIONS_OF_ONE: usize = 8_192;
-/// Connections that are ready and not yet taken.
-const READY: usize = 64;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Concurrent handshakes, on all ports. Further connections are closed at once: their clients are
+/// unknown, and slow ones must not use up many slots.
+const MAX_HANDSHAKES: usize = 1024;
+/// Concurrent handshakes of one network. Trusted proxies belong to no network, here and below: they
+/// serve many clients.
+const MAX_HANDSHAKES_PER_NETWORK: usize = 128;
+/// Connections of gRPC's port on which no credentials were accepted yet, in total and of one
+/// network. Further ones are closed at once.
+const MAX_NEW_CONNECTIONS: usize = 4096;
+const MAX_NEW_CONNECTIONS_PER_NETWORK: usize = 256;
+/// Connections of gRPC's port on which credentials were accepted, in total and of one network. All
+/// clients behind an untrusted proxy share one network.
+const MAX_CONNECTIONS: usize = 16_384;
+const MAX_CONNECTIONS_PER_NETWORK: usize = 8_192;
+/// Secured connections that the server has not accepted yet.
+const READY_BUFFER: usize = 64;
 
-/// The limit of handshakes, for all ports.
-pub(crate) fn handshakes() -> Limit {
-    Limit::new(HANDSHAKES, HANDSHAKES_OF_ONE)
+/// The limit of concurrent handshakes, for all ports.
+pub(crate) fn handshake_limit() -> Limit {
+    Limit::new(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_NETWORK)
 }
 
 /// Secures a connection.
 ///
 /// # Errors
-/// When the client speaks something else, has no certificate that is asked for, or takes too long.
+/// When the client does not speak TLS, lacks a required certificate, or takes too long.
 pub(crate) async fn secure(
     stream: TcpStream,
     config: Arc<ServerConfig>,
     _handshake: Share,
-) -> io::Result<Over> {
-    let secured = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await;
+) -> io::Result<Transport> {
+    let secured =
+        tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await;
     let secured = secured
-        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake takes too long"))??;
-    Ok(Over::Tls(Box::new(secured)))
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake timed out"))??;
+    Ok(Transport::Tls(Box::new(secured)))
 }
 
-/// The connections of gRPC's port, as they can be spoken over. One that is slow to get there does
-/// not hold up the others.
+/// The connections of gRPC's port, secured if TLS is configured. A slow handshake does not delay
+/// other connections.
 pub(crate) fn connections(
     incoming: TcpIncoming,
     tls: Option<(Tls, Limit)>,
     proxies: Proxies,
     lifecycle: &Lifecycle,
 ) -> stream::BoxStream<'static, io::Result<(Stream, Arc<Connection>)>> {
-    let (newcomers, known) =
-        (Limit::new(NEWCOMERS, NEWCOMERS_OF_ONE), Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE));
-    let connections = Connections::new(newcomers, known);
+    let new = Limit::new(MAX_NEW_CONNECTIONS, MAX_NEW_CONNECTIONS_PER_NETWORK);
+    let authenticated = Limit::new(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_NETWORK);
+    let connections = Connections::new(new, authenticated);
     let trusted = proxies.clone();
     let incoming = incoming.filter_map(move |accepted| {
         let accepted = accepted.map(|stream| {
-            // Who is gone already needs no place.
+            // Fails when the client has disconnected already.
             let peer = stream.peer_addr().ok()?;
             match connections.accept(trusted.holder(peer)) {
                 Ok(connection) => Some((stream, connection)),
@@ -89,17 +91,18 @@ pub(crate) fn connections(
     match tls {
         None => incoming
             .map(|accepted| {
-                accepted.map(|(stream, connection)| (Stream::new(Over::Plain(stream)), connection))
+                accepted
+                    .map(|(stream, connection)| (Stream::new(Transport::Plain(stream)), connection))
             })
             .boxed(),
         Some((tls, handshakes)) => {
-            let (sender, receiver) = mpsc::channel(READY);
+            let (sender, receiver) = mpsc::channel(READY_BUFFER);
             let running = lifecycle.clone();
             let draining = lifecycle.draining();
             lifecycle.spawn_job("handshakes", async move {
                 tokio::select! {
                     () = draining.cancelled() => {}
-                    () = shake(incoming, &tls, &handshakes, &proxies, &running, &sender) => {}
+                    () = handshake_all(incoming, &tls, &handshakes, &proxies, &running, &sender) => {}
                 }
             });
             ReceiverStream::new(receiver).boxed()
@@ -107,7 +110,7 @@ pub(crate) fn connections(
     }
 }
 
-async fn shake(
+async fn handshake_all(
     mut incoming: impl Incoming<Item = io::Result<(TcpStream, Arc<Connection>)>> + Unpin,
     tls: &Tls,
     handshakes: &Limit,
@@ -119,7 +122,7 @@ async fn shake(
         let (stream, connection) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of file descriptors, for one: the next attempt would fail at once as well.
+                // For example out of file descriptors: another attempt now would fail as well.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -128,7 +131,7 @@ async fn shake(
         let peer = stream.peer_addr().ok();
         let Some(handshake) = peer.and_then(|peer| handshakes.take(proxies.holder(peer), 1).ok())
         else {
-            tracing::debug!("a connection is closed because too many begin at the moment");
+            tracing::debug!("a connection is closed because there are too many handshakes");
             continue;
         };
         let (config, ready, draining) = (tls.web(), ready.clone(), running.draining());
@@ -138,8 +141,8 @@ async fn shake(
                 secured = secure(stream, config, handshake) => secured,
             };
             match secured {
-                // The server takes it, or is gone.
-                Ok(over) => _ = ready.send(Ok((Stream::new(over), connection))).await,
+                // Fails when the server has stopped.
+                Ok(transport) => _ = ready.send(Ok((Stream::new(transport), connection))).await,
                 Err(error) => tracing::debug!(%error, "a connection could not be secured"),
             }
         });

@@ -1,4 +1,4 @@
-//! A connection, secured or not.
+//! A connection, plain or over TLS.
 
 use std::{
     io,
@@ -17,56 +17,56 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::limit::UNREAD_TIMEOUT;
 
-/// Bytes that the kernel keeps for a client before it is ready to take them. What is on its way
-/// comes on top, which grows with the line.
-const UNSENT: u32 = 128 * 1024;
+/// Unsent bytes that the kernel buffers for a client. Bytes in flight come on top, and grow with
+/// the line.
+const MAX_UNSENT_BYTES: u32 = 128 * 1024;
 
-/// What a client and the gateway speak over. The layers above see no difference.
+/// A connection to a client. The layers above see no difference between plain and TLS.
 ///
-/// A client that takes nothing for [`UNREAD_TIMEOUT`] while there is something to write loses the
+/// A client that reads nothing for [`UNREAD_TIMEOUT`] while there is something to write loses the
 /// connection.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    over: Over,
-    /// When a write that cannot go on fails.
-    blocked: Option<Pin<Box<Sleep>>>,
+    transport: Transport,
+    /// The deadline of a write that makes no progress.
+    write_deadline: Option<Pin<Box<Sleep>>>,
 }
 
 #[derive(Debug)]
-pub(crate) enum Over {
+pub(crate) enum Transport {
     Plain(TcpStream),
-    // Much larger than the other.
+    // Boxed: much larger than the other variant.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
-    pub(crate) fn new(over: Over) -> Self {
-        let stream = Self { over, blocked: None };
-        // If it cannot be set, the kernel keeps more.
-        _ = SockRef::from(stream.tcp()).set_tcp_notsent_lowat(UNSENT);
+    pub(crate) fn new(transport: Transport) -> Self {
+        let stream = Self { transport, write_deadline: None };
+        // If this fails, the kernel buffers more.
+        _ = SockRef::from(stream.tcp()).set_tcp_notsent_lowat(MAX_UNSENT_BYTES);
         stream
     }
 
     fn tcp(&self) -> &TcpStream {
-        match &self.over {
-            Over::Plain(stream) => stream,
-            Over::Tls(stream) => stream.get_ref().0,
+        match &self.transport {
+            Transport::Plain(stream) => stream,
+            Transport::Tls(stream) => stream.get_ref().0,
         }
     }
 
-    /// Fails a write that has not gone on for too long.
-    fn limit<T>(
+    /// Fails a write that has made no progress for too long.
+    fn limit_write<T>(
         &mut self,
         context: &mut Context<'_>,
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.blocked = None;
+            self.write_deadline = None;
             return written;
         }
-        let blocked =
-            self.blocked.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNREAD_TIMEOUT)));
-        ready!(blocked.as_mut().poll(context));
+        let deadline =
+            self.write_deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNREAD_TIMEOUT)));
+        ready!(deadline.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 }
@@ -85,9 +85,9 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().over {
-            Over::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Over::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        match &mut self.get_mut().transport {
+            Transport::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Transport::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
@@ -99,11 +99,11 @@ impl AsyncWrite for Stream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = match &mut this.over {
-            Over::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Over::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        let written = match &mut this.transport {
+            Transport::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Transport::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
         };
-        this.limit(context, written)
+        this.limit_write(context, written)
     }
 
     fn poll_write_vectored(
@@ -112,35 +112,35 @@ impl AsyncWrite for Stream {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = match &mut this.over {
-            Over::Plain(stream) => Pin::new(stream).poll_write_vectored(context, parts),
-            Over::Tls(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+        let written = match &mut this.transport {
+            Transport::Plain(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+            Transport::Tls(stream) => Pin::new(stream).poll_write_vectored(context, parts),
         };
-        this.limit(context, written)
+        this.limit_write(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.over {
-            Over::Plain(stream) => stream.is_write_vectored(),
-            Over::Tls(stream) => stream.is_write_vectored(),
+        match &self.transport {
+            Transport::Plain(stream) => stream.is_write_vectored(),
+            Transport::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let written = match &mut this.over {
-            Over::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Over::Tls(stream) => Pin::new(stream).poll_flush(context),
+        let written = match &mut this.transport {
+            Transport::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Transport::Tls(stream) => Pin::new(stream).poll_flush(context),
         };
-        this.limit(context, written)
+        this.limit_write(context, written)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let written = match &mut this.over {
-            Over::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Over::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        let written = match &mut this.transport {
+            Transport::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Transport::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         };
-        this.limit(context, written)
+        this.limit_write(context, written)
     }
 }

@@ -12,17 +12,16 @@ fn progress(step: u64, index: u64) -> Event {
     Event { step, index, ..Event::default() }
 }
 
-fn live(event: Event) -> Live {
-    Live::Event(Arc::new(event))
+fn live(event: Event) -> LiveItem {
+    LiveItem::Event(Arc::new(event))
 }
 
-/// A stream of which everything is known: what truly happened, in order, and how far it has
-/// happened.
+/// A model of a stream: all its events in order, how many have happened, and one subscriber.
 struct World {
     log: Vec<Event>,
     happened: usize,
-    /// Not yet taken by the subscriber.
-    live: VecDeque<Live>,
+    /// Items that the subscriber has not received yet.
+    live: VecDeque<LiveItem>,
     merge: Merge,
     seen: Vec<Event>,
     has_progress: bool,
@@ -30,7 +29,7 @@ struct World {
     loses_beginnings: bool,
     /// How often retained progress was read.
     reads: usize,
-    /// How often the head was.
+    /// How often the head was read.
     heads: usize,
 }
 
@@ -57,7 +56,7 @@ impl World {
         self.records().last().map_or(0, |event| event.sequence)
     }
 
-    /// The next thing happens; who listens live hears of it or not.
+    /// The next event happens; the live subscriber receives it or not.
     fn happen(&mut self, fate: u8) {
         let Some(event) = self.log.get(self.happened).cloned() else { return };
         self.happened += 1;
@@ -65,29 +64,29 @@ impl World {
         let noticeable = if event.sequence > 0 {
             self.loses_beginnings || next.is_none_or(|next| next.sequence > 0)
         } else {
-            // Losing the last words of a step could not be noticed, if it did not come with a
-            // broken connection.
+            // A loss of the last progress of a step could not be noticed, unless with a broken
+            // connection.
             next.is_some_and(|next| next.sequence == 0 && next.step == event.step)
         };
         match fate % 6 {
             0 if noticeable => {}
-            0 | 1 => self.live.push_back(Live::Lost),
+            0 | 1 => self.live.push_back(LiveItem::Lost),
             2 => self.live.extend([live(event.clone()), live(event)]),
             _ => self.live.push_back(live(event)),
         }
     }
 
-    /// The subscriber takes one step. False when it waits for something to happen.
+    /// The subscriber performs one action. False when it waits for a live item.
     fn step(&mut self) -> bool {
-        match self.merge.want() {
-            Want::Emit(event, cursor) => {
+        match self.merge.next_action() {
+            Action::Emit(event, cursor) => {
                 self.seen.push(Event { cursor: cursor.to_string(), ..Arc::unwrap_or_clone(event) });
             }
-            Want::ReadHead => {
+            Action::ReadHead => {
                 self.heads += 1;
                 self.merge.on_head(self.head()).expect("the cursor is ours");
             }
-            Want::ReadProgress(after) => {
+            Action::ReadProgress(after) => {
                 self.reads += 1;
                 let after = after.map_or((0, 0), |after| (after.step, after.index));
                 let found = self.log[..self.happened].iter().filter(|event| event.sequence == 0);
@@ -96,7 +95,7 @@ impl World {
                 found.sort_by_key(|event| (event.step, event.index));
                 self.merge.on_progress(found);
             }
-            Want::ReadRecords(after) => {
+            Action::ReadRecords(after) => {
                 let page = self
                     .records()
                     .filter(|event| event.sequence > after)
@@ -105,7 +104,7 @@ impl World {
                     .collect();
                 self.merge.on_records(page);
             }
-            Want::Live => match self.live.pop_front() {
+            Action::ReceiveLive => match self.live.pop_front() {
                 Some(live) => self.merge.on_live(live),
                 None => return false,
             },
@@ -113,22 +112,22 @@ impl World {
         true
     }
 
-    /// The task was read after listening began: its head, and whether it has had a step, which so
-    /// far none can have spoken of.
-    fn task_is_read(&mut self) {
+    /// The task was read after listening began: its head, and whether it has had a step. Without a
+    /// step there is no progress yet.
+    fn read_task(&mut self) {
         self.merge.on_head(self.head()).expect("the cursor is ours");
         if self.log[..self.happened].iter().all(|event| event.step == 0) {
             self.merge.on_progress(Vec::new());
         }
     }
 
-    /// The client connects again with the cursor it saw last. What was on its way to it is lost.
+    /// The client reconnects with its last cursor. Items on their way to it are lost.
     fn reconnect(&mut self) {
         let cursor = self.seen.last().map_or(Ok(Cursor::BEGINNING), |event| event.cursor.parse());
         self.live.clear();
-        self.merge = Merge::resume(cursor.expect("a cursor we gave out"), self.has_progress);
+        self.merge = Merge::resume(cursor.expect("an issued cursor"), self.has_progress);
         if self.has_progress {
-            self.task_is_read();
+            self.read_task();
         }
     }
 
@@ -140,30 +139,30 @@ impl World {
                 6 if fate < 32 => self.reconnect(),
                 6 if fate < 64 => {
                     self.live.clear();
-                    self.live.push_back(Live::Lost);
+                    self.live.push_back(LiveItem::Lost);
                 }
-                6 if fate < 128 => self.live.push_back(Live::Head(self.head())),
+                6 if fate < 128 => self.live.push_back(LiveItem::Head(self.head())),
                 _ => while self.step() {},
             }
         }
         while self.happened < self.log.len() {
             self.happen(5);
         }
-        self.live.push_back(Live::Head(self.head()));
+        self.live.push_back(LiveItem::Head(self.head()));
         while self.step() {}
     }
 
-    fn seen(&self) -> Vec<Mark> {
-        self.seen.iter().map(Mark::of).collect()
+    fn seen_marks(&self) -> Vec<Mark> {
+        self.seen.iter().map(Mark::from_event).collect()
     }
 }
 
 fn marks(log: &[Event]) -> Vec<Mark> {
-    log.iter().map(Mark::of).collect()
+    log.iter().map(Mark::from_event).collect()
 }
 
-/// Steps: records before the step, progress of the first try, progress of a second one, whether a
-/// record ends it, and how many records without a step fall between its progress.
+/// Steps: records before the step, progress of the first attempt, progress of a second one, whether
+/// a record ends it, and how many records without a step are between its progress.
 type Steps = Vec<(u8, u8, u8, bool, u8)>;
 
 fn log(steps: &Steps) -> Vec<Event> {
@@ -199,12 +198,12 @@ proptest! {
         let mut world = World::new(log.clone());
         world.loses_beginnings = false;
         world.run(&script);
-        prop_assert_eq!(world.seen(), marks(&log));
+        prop_assert_eq!(world.seen_marks(), marks(&log));
     }
 
-    /// A record whose publication is lost, or that falls into a step, may change places with its
-    /// progress, and a step that no record ends is shown as late as it can be; but each kind keeps
-    /// its order, and nothing is missing or repeated.
+    /// A record whose publication is lost, or that falls into a step, may be swapped with its
+    /// progress. A step that no record ends is shown as late as possible. But each kind keeps its
+    /// order, and nothing is missing or repeated.
     #[test]
     fn subscriber_sees_each_kind_once_whatever_steps_do(
         steps in steps(any::<bool>().boxed(), (0_u8..3).boxed()),
@@ -216,7 +215,7 @@ proptest! {
         let split = |marks: Vec<Mark>| -> (Vec<Mark>, Vec<Mark>) {
             marks.into_iter().partition(|mark| matches!(mark, Mark::Record { .. }))
         };
-        prop_assert_eq!(split(world.seen()), split(marks(&log)));
+        prop_assert_eq!(split(world.seen_marks()), split(marks(&log)));
     }
 
     #[test]
@@ -229,7 +228,7 @@ proptest! {
         world.has_progress = false;
         world.merge = Merge::resume(Cursor::BEGINNING, false);
         world.run(&script);
-        prop_assert_eq!(world.seen(), marks(&log));
+        prop_assert_eq!(world.seen_marks(), marks(&log));
     }
 }
 
@@ -242,20 +241,20 @@ fn subscription_from_now_shows_no_old_events() {
         record(2, 1),
         progress(2, DELIVERY),
     ]);
-    world.merge = Merge::now(1, 1, true);
+    world.merge = Merge::from_now(1, 1, true);
     for _ in 0..3 {
         world.happen(5);
     }
     world.live.clear();
     while world.step() {}
-    assert_eq!(world.seen(), []);
-    // A broken connection must not bring the old progress back.
-    world.live.push_back(Live::Lost);
+    assert_eq!(world.seen_marks(), []);
+    // A broken connection must not show the old progress.
+    world.live.push_back(LiveItem::Lost);
     world.happen(5);
     world.happen(5);
     while world.step() {}
     assert_eq!(
-        world.seen(),
+        world.seen_marks(),
         [Mark::Record { sequence: 2, step: 1 }, Mark::Progress { step: 2, index: DELIVERY }]
     );
 }
@@ -278,13 +277,13 @@ fn task_without_steps_needs_no_read_of_progress_or_head() {
         world.happen(5);
         world.happen(5);
         world.live.clear();
-        world.task_is_read();
-        // The first step begins while the records are read.
+        world.read_task();
+        // The first step begins during the read of the records.
         for _ in 0..begun_between {
             world.happen(5);
         }
         if cursor == "0" {
-            assert_eq!(world.merge.want(), Want::ReadRecords(0));
+            assert_eq!(world.merge.next_action(), Action::ReadRecords(0));
         }
         while world.step() {}
         assert!(world.merge.is_live());
@@ -292,10 +291,10 @@ fn task_without_steps_needs_no_read_of_progress_or_head() {
             world.happen(5);
             while world.step() {}
         }
-        let seen_before = if cursor == "0" { 0 } else { 2 };
+        let skipped = if cursor == "0" { 0 } else { 2 };
         assert_eq!(
-            (world.seen(), world.reads, world.heads),
-            (marks(&log[seen_before..]), 0, 0),
+            (world.seen_marks(), world.reads, world.heads),
+            (marks(&log[skipped..]), 0, 0),
             "{begun_between} {cursor}"
         );
     }
@@ -306,14 +305,14 @@ fn subscription_from_now_to_stepless_task_is_live_at_once() {
     let mut world = World::new(vec![record(1, 0), record(2, 0), progress(1, DELIVERY)]);
     world.happen(5);
     world.live.clear();
-    world.merge = Merge::now(1, 1, true);
-    world.task_is_read();
+    world.merge = Merge::from_now(1, 1, true);
+    world.read_task();
     assert!(world.merge.is_live());
     world.happen(5);
     world.happen(5);
     while world.step() {}
     assert_eq!(
-        world.seen(),
+        world.seen_marks(),
         [Mark::Record { sequence: 2, step: 0 }, Mark::Progress { step: 1, index: DELIVERY }]
     );
 }
@@ -323,20 +322,20 @@ fn records_purged_during_a_read_are_not_awaited() {
     let mut merge = Merge::resume(Cursor::BEGINNING, true);
     merge.on_head(3).expect("the cursor is ours");
     merge.on_progress(Vec::new());
-    assert_eq!(merge.want(), Want::ReadRecords(0));
-    // Only the one that says that the task is gone is left.
+    assert_eq!(merge.next_action(), Action::ReadRecords(0));
+    // Only the record of the deletion is left.
     merge.on_records(vec![record(4, 0)]);
-    assert_eq!(merge.want(), Want::Live);
+    assert_eq!(merge.next_action(), Action::ReceiveLive);
     merge.on_live(live(record(4, 0)));
-    let Want::Emit(event, cursor) = merge.want() else { panic!("the record is ready") };
+    let Action::Emit(event, cursor) = merge.next_action() else { panic!("the record is ready") };
     assert_eq!((event.sequence, cursor.to_string().as_str()), (4, "4.1.0"));
 }
 
 #[test]
 fn cursor_beyond_the_head_is_refused() {
     let mut merge = Merge::resume(Cursor { sequence: 9, step: 1, index: 0 }, true);
-    assert_eq!(merge.want(), Want::ReadHead);
-    assert_eq!(merge.on_head(8), Err(Ahead));
+    assert_eq!(merge.next_action(), Action::ReadHead);
+    assert_eq!(merge.on_head(8), Err(CursorBeyondHead));
 }
 
 #[test]
@@ -348,7 +347,7 @@ fn progress_with_gaps_is_reread_only_once() {
         world.happen(5);
         while world.step() {}
     }
-    assert_eq!(world.seen().len(), 10);
+    assert_eq!(world.seen_marks().len(), 10);
     assert_eq!(world.reads, 1);
 }
 
@@ -358,6 +357,6 @@ fn deleted_task_shows_its_last_record() {
     merge.on_head(9).expect("the cursor is ours");
     merge.on_progress(Vec::new());
     merge.on_records(vec![record(9, 0)]);
-    let Want::Emit(event, cursor) = merge.want() else { panic!("the record is ready") };
+    let Action::Emit(event, cursor) = merge.next_action() else { panic!("the record is ready") };
     assert_eq!((event.sequence, cursor.to_string().as_str()), (9, "9.1.0"));
 }

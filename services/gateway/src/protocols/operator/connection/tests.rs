@@ -19,8 +19,8 @@ use crate::{
     api::Api,
     identity::authenticate::Gate,
     limit::{Limit, connection::Connections},
-    protocols::{ProtocolLayer, guard::Guard},
-    tls::stream::Over,
+    protocols::{ProtocolLayer, guard::OriginGuard},
+    tls::stream::Transport,
 };
 
 /// Calls of a gateway that has not begun to serve.
@@ -35,7 +35,7 @@ fn calls(config: &Config) -> Calls {
 /// With so many places for WebSockets of trusted proxies' clients.
 fn options(proxied: Limit) -> Arc<Options> {
     let sessions = Limit::new(SESSIONS, SESSIONS_OF_ONE);
-    Arc::new(Options { agent: None, guard: Guard::new(true, &[], &[]), sessions, proxied })
+    Arc::new(Options { agent: None, guard: OriginGuard::new(true, &[], &[]), sessions, proxied })
 }
 
 /// The client's end of a connection.
@@ -52,7 +52,7 @@ async fn connected_to(calls: Calls, options: Arc<Options>) -> TcpStream {
     let connections = Connections::new(Limit::new(1, 1), Limit::new(1, 1));
     let accepted = connections.accept(Holder::network(Some(address.ip()))).expect("there is room");
     // Its end is seen by the client.
-    drop(tokio::spawn(connection.run(Stream::new(Over::Plain(stream)), accepted)));
+    drop(tokio::spawn(connection.run(Stream::new(Transport::Plain(stream)), accepted)));
     client.expect("it connects")
 }
 
