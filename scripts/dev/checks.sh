@@ -269,8 +269,8 @@ checks_fuzz() {
   case $name in
     calls) test=tools::tests::fuzz::random_calls_end_with_what_is_described ;;
     programs) test=tests::fuzz::programs::random_programs_never_make_the_sandbox_fail ;;
-    operator) package=construct-gateway test=protocols::operator::request::tests::random_lines_are_understood_or_refused ;;
-    connect) package=construct-gateway test=protocols::connect::stream::tests::random_bodies_are_understood_or_refused ;;
+    operator) package=construct-gateway test=protocols::operator::request::tests::random_lines_are_parsed_or_refused ;;
+    connect) package=construct-gateway test=protocols::connect::stream::tests::random_bodies_are_parsed_or_refused ;;
     pages) package=construct-gateway test=page::tests::random_tokens_are_ours_or_refused ;;
     *) die "usage: ./dev fuzz calls|programs|operator|connect|pages [--seconds N]" ;;
   esac

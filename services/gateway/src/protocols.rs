@@ -1,13 +1,13 @@
 //! The other protocols on gRPC's port: Connect, gRPC-Web, REST and server-sent events.
 //!
-//! Each protocol is a transcoder in front of the gRPC services: its request becomes a gRPC request to
-//! them, in process. So authorization, validation, limits and tracing exist once, behind the protocols,
-//! and a protocol knows nothing of them. It passes on what a request says of its caller (headers, and
-//! the extensions with the connection's peer) unchanged. For whom a trusted proxy asks is found out
-//! before all of them, once.
+//! Each protocol is a transcoder in front of the gRPC services: it turns its request into a gRPC
+//! request to them, in the same process. So authorization, validation, limits and tracing exist
+//! once, behind the protocols, and a protocol knows nothing of them. It passes on what a request
+//! says about its caller (headers, and the extensions with the connection's peer) unchanged. The
+//! client for which a trusted proxy calls is determined once, before all protocols.
 //!
-//! A gRPC request doesn't pass through any of this: one look at its content type, and it goes
-//! straight on, with its deadline.
+//! A gRPC request skips all of this: it is recognized by its content type and goes straight to the
+//! services, with its deadline.
 
 mod call;
 mod codec;
@@ -38,7 +38,7 @@ use tonic_web::GrpcWebLayer;
 use tower::{BoxError, Layer, Service, ServiceExt as _, service_fn, util::BoxCloneService};
 
 use self::{
-    guard::Guard,
+    guard::OriginGuard,
     inbound::Inbound,
     methods::{Method, Methods},
     rest::Rest,
@@ -60,36 +60,36 @@ use crate::{
 /// The gRPC services, as a protocol calls them.
 type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
-/// How long a transcoded call may take until its answer begins. Less than what gRPC's calls may.
+/// Time until a transcoded call begins its response. Less than the limit of gRPC calls.
 const TIMEOUT: Duration = Duration::from_secs(29);
-/// After which time a request that has no answer yet is given up, whatever it is for. Later than
-/// all deadlines.
-const LATEST: Duration = Duration::from_secs(31);
+/// Time after which any request without a response fails. Later than all deadlines.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(31);
 
-/// Puts the protocols before the gRPC services.
+/// Puts the other protocols in front of the gRPC services.
 #[derive(Clone)]
 pub(crate) struct ProtocolLayer {
     shared: Arc<Shared>,
-    /// Whether browsers can get here.
-    guarded: bool,
+    /// Whether browsers can reach it.
+    is_guarded: bool,
 }
 
 struct Shared {
-    guard: Guard,
+    guard: OriginGuard,
     methods: Methods,
     rest: Rest,
-    /// Who judges callers before their bodies are read.
+    /// Authenticates callers before their bodies are read.
     api: Api,
-    /// Who may say for whom a request is.
+    /// The proxies that may name the client of a request.
     proxies: Proxies,
     /// The services, for protocols with a port of their own. Set when the server begins to serve.
     services: OnceLock<Mutex<Inner>>,
 }
 
 impl ProtocolLayer {
-    /// The protocols of a gateway that listens on a loopback address, or on another one.
-    pub(crate) fn new(api: Api, loopback: bool, config: &Config) -> anyhow::Result<Self> {
-        let guard = Guard::new(loopback, &config.gateway_origins, &config.gateway_hosts);
+    /// Creates the protocols. `is_loopback` says whether the gateway listens on a loopback address
+    /// only.
+    pub(crate) fn new(api: Api, is_loopback: bool, config: &Config) -> anyhow::Result<Self> {
+        let guard = OriginGuard::new(is_loopback, &config.gateway_origins, &config.gateway_hosts);
         let methods = Methods::new()?;
         let rest = Rest::new(&methods, config)?;
         let shared = Arc::new(Shared {
@@ -100,18 +100,18 @@ impl ProtocolLayer {
             proxies: Proxies::new(&config.gateway_trusted_proxies)?,
             services: OnceLock::new(),
         });
-        Ok(Self { shared, guarded: true })
+        Ok(Self { shared, is_guarded: true })
     }
 
-    /// Who may say for whom a request is.
+    /// The proxies that may name the client of a request.
     pub(crate) fn proxies(&self) -> &Proxies {
         &self.shared.proxies
     }
 
-    /// The same protocols on a Unix socket. No browser gets there, and what stands for a host there is
-    /// nobody's name: so neither origin nor host is looked at.
+    /// The same protocols on a Unix socket. Browsers cannot reach it, and a host on it names
+    /// nobody. So origin and host are not checked.
     pub(crate) fn on_socket(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), guarded: false }
+        Self { shared: Arc::clone(&self.shared), is_guarded: false }
     }
 }
 
@@ -129,16 +129,16 @@ where
             .shared
             .services
             .set(Mutex::new(BoxCloneService::new(inner.clone().map_err(Into::into))));
-        ProtocolService { inner, shared: Arc::clone(&self.shared), guarded: self.guarded }
+        ProtocolService { inner, shared: Arc::clone(&self.shared), is_guarded: self.is_guarded }
     }
 }
 
-/// The gRPC services with the protocols before them.
+/// The gRPC services with the other protocols in front of them.
 #[derive(Clone)]
 pub(crate) struct ProtocolService<S> {
     inner: S,
     shared: Arc<Shared>,
-    guarded: bool,
+    is_guarded: bool,
 }
 
 impl<S> Service<Request<Body>> for ProtocolService<S>
@@ -156,29 +156,30 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let kind = Kind::of(&request);
+        let kind = Kind::from_request(&request);
         request.extensions_mut().insert(kind.protocol());
         if let Some(client) = self.shared.proxies.client(request.extensions(), request.headers()) {
             request.extensions_mut().insert(client);
         }
         let account = self.shared.account(&request);
         request.extensions_mut().insert(account.clone());
-        let inbound = Inbound::of(&mut request, account.clone());
-        let checked = if self.guarded { self.shared.guard.check(&request) } else { Ok(()) };
-        let entered = checked
-            .and_then(|()| public::acquire(self.shared.api.capacity(), account.holder(), &request));
-        let stream = match entered {
+        let inbound = Inbound::charge(&mut request, account.clone());
+        let checked = if self.is_guarded { self.shared.guard.check(&request) } else { Ok(()) };
+        let admitted = checked.and_then(|()| {
+            public::acquire_permit(self.shared.api.capacity(), account.holder(), &request)
+        });
+        let stream = match admitted {
             Ok(stream) => stream,
             Err(refusal) => {
-                self.shared.note(&request, kind, &refusal);
+                self.shared.record_refusal(&request, kind, &refusal);
                 let response = errors::refused(kind, &refusal);
                 drop(request);
-                return async move { Ok(inbound.answer(response).await) }.boxed();
+                return async move { Ok(inbound.complete(response).await) }.boxed();
             }
         };
         let deadline = match kind {
             Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
-            // What cannot be read is refused by the protocol.
+            // An unreadable timeout is refused by the protocol.
             Kind::Connect => {
                 Deadline::new(connect::timeout(request.headers()).unwrap_or_default(), TIMEOUT)
             }
@@ -194,17 +195,17 @@ where
             }
             .boxed();
         }
-        // The one that is ready serves this request, as a service's contract demands.
+        // `poll_ready` was called on this one, so it must serve the request.
         let next = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, next);
         let inner = BoxCloneService::new(ready.map_err(Into::into));
         async move {
             let serving = shared.serve(kind, deadline, inner, request);
-            let response = match tokio::time::timeout(LATEST, serving).await {
+            let response = match tokio::time::timeout(RESPONSE_TIMEOUT, serving).await {
                 Ok(response) => response,
                 Err(_) => errors::refused(kind, &deadline::exceeded()),
             };
-            let response = inbound.answer(response).await;
+            let response = inbound.complete(response).await;
             Ok(shared.finish(kind, &path, account, stream, response).await)
         }
         .boxed()
@@ -212,9 +213,9 @@ where
 }
 
 impl Shared {
-    /// The account of a request, which its network is charged for until it is known who calls.
+    /// The account of a request. Its network is charged until the caller is known.
     fn account(&self, request: &Request<Body>) -> Account {
-        // Every request has come over one.
+        // Every request comes over a connection.
         let connection = request.extensions().get().cloned().unwrap_or_else(Connection::uncounted);
         let network = Peer::of(request.extensions()).into();
         Account::new(
@@ -225,7 +226,7 @@ impl Shared {
         )
     }
 
-    /// Gives back what a request was given, and charges for its answer.
+    /// Releases what the request held, and charges for its response.
     async fn finish(
         &self,
         kind: Kind,
@@ -268,11 +269,11 @@ impl Shared {
         let method = match kind {
             Kind::Rest => self.rest.method(&request),
             Kind::Connect => self.methods.get(request.uri().path()),
-            // The services get them whatever they are.
+            // The services receive these requests in any case.
             Kind::Grpc | Kind::GrpcWeb => None,
         };
         let mut protocol = kind.protocol();
-        if kind == Kind::Rest && method.is_some_and(Rest::tells_events) {
+        if kind == Kind::Rest && method.is_some_and(Rest::streams_events) {
             protocol = Protocol::Sse;
             request.extensions_mut().insert(protocol);
         }
@@ -285,7 +286,8 @@ impl Shared {
         let challenge = self.rest.challenge(&request);
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => {
-                // Within what transcodes, so that the deadline is told in this form as well.
+                // Inside the transcoder, so that an exceeded deadline is reported in its format as
+                // well.
                 let inner = service_fn(move |request: Request<Body>| {
                     deadline.answer(inner.clone().oneshot(request))
                 });
@@ -295,10 +297,10 @@ impl Shared {
                 }
             }
             Kind::Connect | Kind::Rest => {
-                // Logging in, which may ask others, is a part of what the client waits for. Boxed,
+                // Authentication may call other services and counts toward the deadline. Boxed,
                 // because its future is large.
-                let let_in = Box::pin(self.let_in(method, &request));
-                let mut response = match deadline.begin(let_in).await {
+                let authorize = Box::pin(self.authorize(method, &request));
+                let mut response = match deadline.begin(authorize).await {
                     Ok(metered) => {
                         let refusal = metered.clone();
                         if let Some(metered) = metered {
@@ -309,7 +311,7 @@ impl Shared {
                         } else {
                             self.rest.serve(inner, request).await
                         };
-                        // What went wrong before the services had it has nothing of theirs.
+                        // An error from before the services has no quota headers yet.
                         if let Some(metered) = refusal
                             && !response.headers().contains_key("ratelimit-policy")
                         {
@@ -339,8 +341,8 @@ impl Shared {
 }
 
 impl Shared {
-    /// Notes that a page, or a request for another host, was refused.
-    fn note(&self, request: &Request<Body>, kind: Kind, refusal: &Status) {
+    /// Records a refused request of a page, or one for another host.
+    fn record_refusal(&self, request: &Request<Body>, kind: Kind, refusal: &Status) {
         let path = match kind {
             Kind::Rest => self.rest.method(request).map_or("", |method| method.path.path()),
             _ => request.uri().path(),
@@ -350,17 +352,18 @@ impl Shared {
         self.api.audit_writer().refused(&origin, None, origin.entry(name, None, refusal.code()));
     }
 
-    /// Lets a request be transcoded, and says what it was counted against. Its body is read only
-    /// for who may call the method: what a request's head says suffices for that.
+    /// Authorizes a request before it is transcoded, and returns what it was counted against. The
+    /// head of the request suffices for that; the body is read only for authorized callers.
     ///
     /// # Errors
-    /// Why the caller may not, or that there are too many requests.
-    fn let_in(
+    /// `UNAUTHENTICATED` or `PERMISSION_DENIED`; `RESOURCE_EXHAUSTED` when there are too many
+    /// requests.
+    fn authorize(
         &self,
         method: Option<&Method>,
         request: &Request<Body>,
     ) -> impl Future<Output = Result<Option<Metered>, Status>> + Send + use<'_> {
-        // What is no method has a body that nobody reads.
+        // The body of a request for no method is not read.
         let admitted =
             method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
         let account = request.extensions().get::<Account>().cloned();
@@ -374,7 +377,7 @@ impl Shared {
     }
 }
 
-/// Which protocol a request is for.
+/// The protocol of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Grpc,
@@ -395,15 +398,15 @@ impl Kind {
         }
     }
 
-    fn of(request: &Request<Body>) -> Self {
+    fn from_request(request: &Request<Body>) -> Self {
         let content_type = content_type(request.headers());
         if let Some(rest) = content_type.strip_prefix("application/grpc") {
             return if rest.starts_with("-web") { Self::GrpcWeb } else { Self::Grpc };
         }
         let service =
             request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
-        // A resource's first segment is `v1`, or a file at the root, and a service has a package of
-        // two parts at least.
+        // The first segment of a resource is `v1`, or a file at the root. The package of a service
+        // has at least two parts.
         if service.split('.').count() > 2 { Self::Connect } else { Self::Rest }
     }
 }

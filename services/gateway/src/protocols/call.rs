@@ -26,12 +26,11 @@ use crate::{
     status,
 };
 
-/// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit
-/// anybody meets.
+/// Maximum size of a response, in bytes. No response of the services comes near it.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
-/// Headers that belong to a connection, or to the form of the body, and so not to the call.
-const OF_THE_FACE: [HeaderName; 14] = [
+/// Headers that belong to a connection or to the format of the body, not to the call.
+const CONNECTION_HEADERS: [HeaderName; 14] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,
     header::CONNECTION,
@@ -48,28 +47,28 @@ const OF_THE_FACE: [HeaderName; 14] = [
     header::UPGRADE,
 ];
 
-/// What is called, by whom.
+/// A call: the method and its caller.
 pub(super) struct Call<'a> {
     pub(super) method: &'a Method,
-    /// Of the request as it came in: who calls stands in its headers and extensions.
+    /// The head of the original request. Its headers and extensions identify the caller.
     pub(super) head: &'a Parts,
 }
 
-/// The answer to a call with one answer.
+/// The response to a unary call.
 pub(super) struct Reply {
     pub(super) metadata: HeaderMap,
-    /// The same as it stands in the metadata, for a protocol that has no headers.
+    /// The quotas in the metadata, for a protocol without headers.
     pub(super) metered: Metered,
-    /// Whether it was given before, to a request with the same idempotency key.
+    /// Whether it is the stored response to an earlier request with the same idempotency key.
     pub(super) repeated: bool,
     pub(super) message: Bytes,
     pub(super) trailers: HeaderMap,
 }
 
 impl Call<'_> {
-    /// Calls a method with one message that has one answer.
+    /// Makes a unary call.
     pub(super) async fn unary(self, inner: Inner, message: &[u8]) -> Result<Reply, Status> {
-        let mut answers = self.open(inner, one(message)).await?;
+        let mut answers = self.open(inner, unary_body(message)).await?;
         let message =
             answers.next().await?.ok_or_else(|| Status::internal("the call had no answer"))?;
         if answers.next().await?.is_some() {
@@ -85,7 +84,7 @@ impl Call<'_> {
         let (mut head, body) = response.into_parts();
         let metered: Metered = head.extensions.remove().unwrap_or_default();
         let repeated = head.extensions.remove::<Repeated>().is_some();
-        // A call that ends before it has an answer says so in its headers.
+        // A call that fails before its first message has its status in the headers.
         let mut trailers = HeaderMap::new();
         match Status::from_header_map(&head.headers) {
             Some(status) if status.code() != Code::Ok => return Err(status),
@@ -93,10 +92,17 @@ impl Call<'_> {
             None => {}
         }
         if head.status != StatusCode::OK {
-            return Err(of_http(head.status));
+            return Err(status_from_http(head.status));
         }
         let envelopes = Envelopes::new(MAX_ANSWER);
-        Ok(Answers { metadata: theirs(head.headers), metered, repeated, trailers, body, envelopes })
+        Ok(Answers {
+            metadata: application_metadata(head.headers),
+            metered,
+            repeated,
+            trailers,
+            body,
+            envelopes,
+        })
     }
 
     fn request(self, body: Body) -> Request<Body> {
@@ -108,7 +114,7 @@ impl Call<'_> {
         let headers = request.headers_mut();
         for (name, value) in &self.head.headers {
             let ours = ["grpc-", "connect-"].iter().any(|prefix| name.as_str().starts_with(prefix));
-            if !ours && !OF_THE_FACE.contains(name) {
+            if !ours && !CONNECTION_HEADERS.contains(name) {
                 headers.append(name.clone(), value.clone());
             }
         }
@@ -122,18 +128,18 @@ impl Call<'_> {
 }
 
 /// A body with one message.
-pub(super) fn one(message: &[u8]) -> Body {
+pub(super) fn unary_body(message: &[u8]) -> Body {
     Body::new(Full::new(Envelope::encode(0, message)))
 }
 
-/// The answers of a call.
+/// The response messages of a call.
 pub(super) struct Answers {
     pub(super) metadata: HeaderMap,
-    /// What the call was counted against, where it was.
+    /// The quotas that the call was counted against, if any.
     pub(super) metered: Metered,
-    /// Whether they were given before, to a request with the same idempotency key.
+    /// Whether this is the stored response to an earlier request with the same idempotency key.
     repeated: bool,
-    /// Known when the last answer has come.
+    /// Complete after the last message.
     pub(super) trailers: HeaderMap,
     body: Body,
     envelopes: Envelopes,
@@ -141,7 +147,7 @@ pub(super) struct Answers {
 
 impl Answers {
     #[cfg(test)]
-    pub(super) fn of(body: Body) -> Self {
+    pub(super) fn new(body: Body) -> Self {
         let envelopes = Envelopes::new(MAX_ANSWER);
         let metered = Metered::default();
         Self {
@@ -154,16 +160,16 @@ impl Answers {
         }
     }
 
-    /// The next answer; none at the end of a call that went well.
+    /// The next message; `None` at the end of a successful call.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if let Some(envelope) = self.envelopes.next()? {
                 return Ok(Some(envelope.message));
             }
             let Some(frame) = self.body.frame().await else {
-                // A gRPC service always says how a call ended.
+                // A gRPC service always ends a call with a status.
                 return if self.trailers.is_empty() {
-                    Err(Status::unknown("the call ended halfway"))
+                    Err(Status::unknown("the call ended without a status"))
                 } else {
                     Ok(None)
                 };
@@ -182,36 +188,35 @@ impl Answers {
     }
 }
 
-/// What an answer's headers say besides gRPC's own.
-pub(super) fn theirs(headers: HeaderMap) -> HeaderMap {
+/// The headers of a response without those of gRPC and of the connection.
+pub(super) fn application_metadata(headers: HeaderMap) -> HeaderMap {
     let mut name = None;
-    let mut kept = HeaderMap::new();
+    let mut metadata = HeaderMap::new();
     for (next, value) in headers {
-        // Only the first of several values of one name comes with it.
+        // The iterator yields the name with the first of several values only.
         name = next.or(name);
         if let Some(name) = &name
             && !name.as_str().starts_with("grpc-")
-            && !OF_THE_FACE.contains(name)
+            && !CONNECTION_HEADERS.contains(name)
         {
-            kept.append(name.clone(), value);
+            metadata.append(name.clone(), value);
         }
     }
-    kept
+    metadata
 }
 
-/// All of a body.
+/// Reads a whole body.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED` when it is too large, which is known as soon as it says so, or the limit is
-/// reached.
-pub(super) async fn whole(mut body: Body) -> Result<Bytes, Status> {
+/// `RESOURCE_EXHAUSTED` as soon as its declared or actual size exceeds the limit.
+pub(super) async fn read_body(mut body: Body) -> Result<Bytes, Status> {
     let announced = body.size_hint().lower();
     if announced > MAX_REQUEST as u64 {
         return Err(status::too_large(MAX_REQUEST));
     }
     let mut all = bytes::BytesMut::with_capacity(usize::try_from(announced).unwrap_or_default());
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
+        let Ok(data) = frame.map_err(interrupted)?.into_data() else { continue };
         if all.len() + data.len() > MAX_REQUEST {
             return Err(status::too_large(MAX_REQUEST));
         }
@@ -220,29 +225,29 @@ pub(super) async fn whole(mut body: Body) -> Result<Bytes, Status> {
     Ok(all.freeze())
 }
 
-/// Why a body has no end: it was refused, or the client's connection ended, or broke its rules,
-/// within the request.
-pub(super) fn cut_off(error: Status) -> Status {
+/// The status of an interrupted body: it was refused, or the client closed the connection or broke
+/// the protocol within the request.
+pub(super) fn interrupted(error: Status) -> Status {
     if matches!(
         error.code(),
         Code::ResourceExhausted | Code::DeadlineExceeded | Code::InvalidArgument
     ) {
         return error;
     }
-    tracing::debug!(%error, "a request's body ended halfway");
-    Status::cancelled("the request ended halfway")
+    tracing::debug!(%error, "the body of a request was interrupted");
+    Status::cancelled("the request was interrupted")
 }
 
-/// A place for a request whose body is there, to be kept until it is answered.
+/// Acquires the permit of a request whose body has been read. It is held until the response.
 ///
 /// # Errors
 /// `RESOURCE_EXHAUSTED` when there are too many.
-pub(super) fn place(extensions: &Extensions) -> Result<Option<Share>, Status> {
+pub(super) fn acquire_request_permit(extensions: &Extensions) -> Result<Option<Share>, Status> {
     extensions.get::<Account>().map_or(Ok(None), Account::transcode)
 }
 
-/// An answer that isn't gRPC's, of what stands before the services.
-fn of_http(status: StatusCode) -> Status {
+/// The status for an HTTP response of a layer in front of the services.
+fn status_from_http(status: StatusCode) -> Status {
     let code = match status.as_u16() {
         400 => Code::Internal,
         401 => Code::Unauthenticated,

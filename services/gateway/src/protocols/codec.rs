@@ -1,4 +1,4 @@
-//! Between what clients send and protobuf: JSON as proto3 maps it, and gzip.
+//! Conversion between the formats of clients and protobuf: JSON as proto3 maps it, and gzip.
 
 use std::io::{Read as _, Write as _};
 
@@ -16,10 +16,10 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 use crate::{server::MAX_REQUEST, status};
 
-/// Below this many bytes compression costs time and saves nothing.
+/// Messages below this size, in bytes, are not worth compressing.
 const WORTH_COMPRESSING: usize = 1024;
 
-/// How messages are written.
+/// The format of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Codec {
     Json,
@@ -27,7 +27,7 @@ pub(super) enum Codec {
 }
 
 impl Codec {
-    /// A request, as gRPC wants it.
+    /// Converts a request to protobuf.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, with the field that is wrong.
@@ -41,19 +41,19 @@ impl Codec {
                         source.end().map_err(|error| invalid("", &error.to_string()))?;
                         Ok(message)
                     }
-                    Err(wrong) => {
-                        let whole = serde_json::from_slice(&bytes).unwrap_or_default();
-                        Err(wrong.named(kind, &whole))
+                    Err(error) => {
+                        let json = serde_json::from_slice(&bytes).unwrap_or_default();
+                        Err(error.into_status(kind, &json))
                     }
                 }
             }
         }
     }
 
-    /// An answer, as the client wants it.
+    /// Converts a response to the client's format.
     ///
     /// # Errors
-    /// `INTERNAL` when it isn't what the method says it is.
+    /// `INTERNAL` when it does not match the method's type.
     pub(super) fn response(self, kind: &MessageDescriptor, bytes: Bytes) -> Result<Bytes, Status> {
         match self {
             Self::Proto => Ok(bytes),
@@ -69,22 +69,22 @@ impl Codec {
     }
 }
 
-/// A message from JSON. Fields it doesn't have are refused: a misspelt one would be ignored in
-/// silence.
+/// Converts JSON to a message. Unknown fields are refused: a misspelled field would be ignored
+/// silently.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`, with the field that is wrong.
 pub(super) fn message(kind: &MessageDescriptor, json: &Value) -> Result<Bytes, Status> {
-    read(kind, json).map_err(|wrong| wrong.named(kind, json))
+    read(kind, json).map_err(|error| error.into_status(kind, json))
 }
 
-/// What is wrong with JSON, as its reader says, and where it stood.
-struct Wrong {
+/// A JSON error: the parser's message, and the path of the value.
+struct JsonError {
     path: String,
-    words: String,
+    message: String,
 }
 
-fn read<'de, D>(kind: &MessageDescriptor, source: D) -> Result<Bytes, Wrong>
+fn read<'de, D>(kind: &MessageDescriptor, source: D) -> Result<Bytes, JsonError>
 where
     D: serde::Deserializer<'de>,
     D::Error: std::fmt::Display,
@@ -94,24 +94,24 @@ where
     let options = DeserializeOptions::new().deny_unknown_fields(true);
     match DynamicMessage::deserialize_with_options(kind.clone(), source, &options) {
         Ok(message) => Ok(message.encode_to_vec().into()),
-        Err(error) => Err(Wrong { path: track.path().to_string(), words: error.to_string() }),
+        Err(error) => Err(JsonError { path: track.path().to_string(), message: error.to_string() }),
     }
 }
 
-impl Wrong {
-    fn named(self, kind: &MessageDescriptor, json: &Value) -> Status {
-        // The reader stands at the message that lacks a field when it finds that out: not at the
+impl JsonError {
+    fn into_status(self, kind: &MessageDescriptor, json: &Value) -> Status {
+        // For a missing or unknown field the parser reports the path of the message, not of the
         // field.
-        match unknown(kind, json) {
+        match unknown_field(kind, json) {
             Some(path) => invalid(&path, "is not a field"),
-            None => invalid(&self.path, &self.words),
+            None => invalid(&self.path, &self.message),
         }
     }
 }
 
-/// Where there is a field that the contract doesn't know.
-fn unknown(kind: &MessageDescriptor, json: &Value) -> Option<String> {
-    // JSON writes well-known types in ways of their own.
+/// The path of a field that the contract doesn't have.
+fn unknown_field(kind: &MessageDescriptor, json: &Value) -> Option<String> {
+    // Well-known types have JSON forms of their own.
     if kind.parent_file().package_name() == "google.protobuf" {
         return None;
     }
@@ -124,7 +124,7 @@ fn unknown(kind: &MessageDescriptor, json: &Value) -> Option<String> {
         let Kind::Message(inner) = field.kind() else { return None };
         let (place, path) = match value {
             Value::Array(values) if field.is_list() => {
-                let found = |(index, value)| Some((index, unknown(&inner, value)?));
+                let found = |(index, value)| Some((index, unknown_field(&inner, value)?));
                 values
                     .iter()
                     .enumerate()
@@ -132,25 +132,25 @@ fn unknown(kind: &MessageDescriptor, json: &Value) -> Option<String> {
                     .map(|(index, path)| (format!("{name}[{index}]"), path))?
             }
             _ if field.is_map() => return None,
-            value => (name.clone(), unknown(&inner, value)?),
+            value => (name.clone(), unknown_field(&inner, value)?),
         };
         Some(format!("{place}.{path}"))
     })
 }
 
-/// What is wrong with a field.
-pub(super) fn invalid(field: &str, words: &str) -> Status {
+/// The status for an invalid field.
+pub(super) fn invalid(field: &str, message: &str) -> Status {
     let field = if field == "." { "" } else { field };
     let message = if field.is_empty() {
-        format!("the request: {words}")
+        format!("the request: {message}")
     } else {
-        format!("{field}: {words}")
+        format!("{field}: {message}")
     };
-    let details = ErrorDetails::with_bad_request_violation(field, words);
+    let details = ErrorDetails::with_bad_request_violation(field, message);
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
-/// How bytes are compressed.
+/// The compression of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     Identity,
@@ -158,16 +158,16 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
-    /// What a header, or a parameter, calls an encoding.
+    /// The encoding with this name in a header or parameter.
     ///
     /// # Errors
     /// `UNIMPLEMENTED` for every other one than `gzip` and `identity`.
-    pub(super) fn named(name: &str) -> Result<Self, Status> {
+    pub(super) fn from_name(name: &str) -> Result<Self, Status> {
         match name {
             "" | "identity" => Ok(Self::Identity),
             "gzip" => Ok(Self::Gzip),
             other => Err(Status::unimplemented(format!(
-                "the encoding `{other}` is not known: use gzip or identity"
+                "unknown encoding `{other}`: use gzip or identity"
             ))),
         }
     }
@@ -176,15 +176,15 @@ impl Encoding {
     ///
     /// # Errors
     /// `UNIMPLEMENTED` for every other one than `gzip` and `identity`.
-    pub(super) fn of(headers: &HeaderMap, name: &HeaderName) -> Result<Self, Status> {
+    pub(super) fn from_header(headers: &HeaderMap, name: &HeaderName) -> Result<Self, Status> {
         match headers.get(name) {
-            Some(value) => Self::named(value.to_str().unwrap_or("?").trim()),
+            Some(value) => Self::from_name(value.to_str().unwrap_or("?").trim()),
             None => Ok(Self::Identity),
         }
     }
 
-    /// The best encoding for what a client accepts.
-    pub(super) fn accepted(headers: &HeaderMap, name: &HeaderName) -> Self {
+    /// The best encoding that the client accepts.
+    pub(super) fn accepted_by(headers: &HeaderMap, name: &HeaderName) -> Self {
         let gzip =
             headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).any(|value| {
                 value.split(',').any(|each| {
@@ -198,19 +198,19 @@ impl Encoding {
         if gzip { Self::Gzip } else { Self::Identity }
     }
 
-    /// The bytes as they were before they were compressed.
+    /// Decompresses a message.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for what isn't gzip, `RESOURCE_EXHAUSTED` for what gets too large: never
-    /// is more unpacked than may be sent.
-    pub(super) fn unpack(self, bytes: Bytes) -> Result<Bytes, Status> {
+    /// `INVALID_ARGUMENT` for invalid gzip; `RESOURCE_EXHAUSTED` for a message larger than the
+    /// limit. Never decompresses more than the limit.
+    pub(super) fn decompress(self, bytes: Bytes) -> Result<Bytes, Status> {
         match self {
             Self::Identity => Ok(bytes),
             Self::Gzip => {
                 let mut plain = Vec::new();
                 let mut source = MultiGzDecoder::new(&bytes[..]).take(MAX_REQUEST as u64 + 1);
                 source.read_to_end(&mut plain).map_err(|error| {
-                    Status::invalid_argument(format!("the message is no gzip: {error}"))
+                    Status::invalid_argument(format!("the message is not gzip: {error}"))
                 })?;
                 if plain.len() > MAX_REQUEST {
                     return Err(status::too_large(MAX_REQUEST));
@@ -220,20 +220,22 @@ impl Encoding {
         }
     }
 
-    /// Whether bytes are compressed.
-    pub(super) fn packs(self, bytes: &Bytes) -> bool {
+    /// Whether a message of this size is compressed.
+    pub(super) fn compresses(self, bytes: &Bytes) -> bool {
         self == Self::Gzip && bytes.len() >= WORTH_COMPRESSING
     }
 
-    /// The bytes compressed, unless that isn't wanted or isn't worth it.
-    pub(super) fn pack(self, bytes: &Bytes) -> Option<Bytes> {
-        if !self.packs(bytes) {
+    /// The compressed bytes; `None` when the encoding is `identity` or compression isn't
+    /// worthwhile.
+    pub(super) fn compress(self, bytes: &Bytes) -> Option<Bytes> {
+        if !self.compresses(bytes) {
             return None;
         }
-        let mut packed = GzEncoder::new(Vec::with_capacity(bytes.len() / 2), Compression::fast());
-        // Writing to memory doesn't fail; if it did, the bytes would go out as they are.
-        packed.write_all(bytes).ok()?;
-        packed.finish().ok().map(Bytes::from)
+        let mut compressed =
+            GzEncoder::new(Vec::with_capacity(bytes.len() / 2), Compression::fast());
+        // Writing to memory doesn't fail. If it did, the bytes would be sent uncompressed.
+        compressed.write_all(bytes).ok()?;
+        compressed.finish().ok().map(Bytes::from)
     }
 }
 
@@ -249,8 +251,8 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_wrong_is_named_with_its_place() {
-        for (json, field, words) in [
+    fn invalid_field_is_reported_with_its_path() {
+        for (json, field, message) in [
             (r#"{"spec":{"agent":"a","titel":"x"}}"#, "spec.titel", "not a field"),
             (r#"{"spec":{"policy":[{},{"verb":"x"}]}}"#, "spec.policy[1].verb", "not a field"),
             (r#"{"spec":{"maxTurns":-1}}"#, "spec.maxTurns", ""),
@@ -268,23 +270,23 @@ mod tests {
             let details = status.get_error_details();
             let violation = &details.bad_request().expect("it has violations").field_violations[0];
             assert_eq!(violation.field, field, "{json}: {status:?}");
-            assert!(violation.description.contains(words), "{json}: {status:?}");
+            assert!(violation.description.contains(message), "{json}: {status:?}");
         }
     }
 
     #[test]
-    fn a_bomb_is_refused_before_it_is_unpacked() {
+    fn decompression_bomb_is_refused() {
         let zeros = Bytes::from(vec![0; 64 * 1024 * 1024]);
-        let bomb = Encoding::Gzip.pack(&zeros).expect("it is worth it");
+        let bomb = Encoding::Gzip.compress(&zeros).expect("it is worth it");
         assert!(bomb.len() < MAX_REQUEST);
         assert_eq!(
-            Encoding::Gzip.unpack(bomb).expect_err("it is too large").code(),
+            Encoding::Gzip.decompress(bomb).expect_err("it is too large").code(),
             Code::ResourceExhausted
         );
     }
 
     #[test]
-    fn what_a_client_accepts_is_understood() {
+    fn accepted_encoding_is_negotiated() {
         for (value, expected) in [
             ("gzip", Encoding::Gzip),
             ("br;q=1.0, gzip;q=0.8, *;q=0.1", Encoding::Gzip),
@@ -294,18 +296,18 @@ mod tests {
         ] {
             let name = HeaderName::from_static("accept-encoding");
             let headers = HeaderMap::from_iter([(name.clone(), value.parse().expect("a value"))]);
-            assert_eq!(Encoding::accepted(&headers, &name), expected, "{value}");
+            assert_eq!(Encoding::accepted_by(&headers, &name), expected, "{value}");
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_packed_is_unpacked_and_noise_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..4096)) {
+        fn compressed_bytes_round_trip_and_noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..4096)) {
             let bytes = Bytes::from(bytes);
-            if let Some(packed) = Encoding::Gzip.pack(&bytes) {
-                prop_assert_eq!(Encoding::Gzip.unpack(packed).expect("it was packed"), bytes.clone());
+            if let Some(compressed) = Encoding::Gzip.compress(&bytes) {
+                prop_assert_eq!(Encoding::Gzip.decompress(compressed).expect("it was packed"), bytes.clone());
             }
-            _ = Encoding::Gzip.unpack(bytes.clone());
+            _ = Encoding::Gzip.decompress(bytes.clone());
             _ = Codec::Json.request(&kind("construct.v1.CreateMessageRequest"), bytes);
         }
     }

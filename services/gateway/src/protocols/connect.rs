@@ -1,8 +1,7 @@
 //! The Connect protocol (<https://connectrpc.com/docs/protocol>): calls that `curl` and browsers can make.
 //!
-//! A method with one request and one answer is a plain POST with JSON or protobuf, and, if it only
-//! reads, a GET as well. Streams are messages in envelopes; how a stream ended stands in its last
-//! one.
+//! A unary method is a plain POST with JSON or protobuf and, if it only reads, a GET as well.
+//! Streams are messages in envelopes; the last envelope has the status of the stream.
 
 mod get;
 mod stream;
@@ -29,7 +28,7 @@ use crate::deadline::Deadline;
 const VERSION: HeaderName = HeaderName::from_static("connect-protocol-version");
 const TIMEOUT_MS: HeaderName = HeaderName::from_static("connect-timeout-ms");
 
-/// Answers a request whose path looks like a method's. The deadline goes with the request as well.
+/// Answers a request whose path looks like a method. The request carries the deadline as well.
 pub(super) async fn serve(
     inner: Inner,
     methods: &Methods,
@@ -37,24 +36,23 @@ pub(super) async fn serve(
     request: Request<Body>,
 ) -> Response<Body> {
     let Some(method) = methods.get(request.uri().path()) else {
-        let mut response = errors::connect_response(
-            &Status::unimplemented("there is no such method"),
-            methods.pool(),
-        );
+        let mut response =
+            errors::connect_response(&Status::unimplemented("unknown method"), methods.pool());
         *response.status_mut() = StatusCode::NOT_FOUND;
         return response;
     };
     let verb = request.method().clone();
-    if verb == Verb::GET && method.reads {
+    if verb == Verb::GET && method.is_read_only {
         return unary(inner, methods, method, deadline, request, None).await;
     }
     if verb != Verb::POST {
         let mut response = refused(
             StatusCode::METHOD_NOT_ALLOWED,
-            "this method cannot be called with this verb",
+            "the method does not accept this HTTP verb",
             methods,
         );
-        let allow = HeaderValue::from_static(if method.reads { "GET, POST" } else { "POST" });
+        let allow =
+            HeaderValue::from_static(if method.is_read_only { "GET, POST" } else { "POST" });
         response.headers_mut().insert(header::ALLOW, allow);
         return response;
     }
@@ -77,16 +75,16 @@ pub(super) async fn serve(
             } else {
                 "application/json, application/proto"
             };
-            let words = format!("this method takes one of these content types: {types}");
-            let mut response = refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, &words, methods);
+            let message = format!("the method accepts these content types: {types}");
+            let mut response = refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, &message, methods);
             response.headers_mut().insert("accept-post", HeaderValue::from_static(types));
             response
         }
     }
 }
 
-/// What is said to whoever may not call, before their request is read: with streams it stands in
-/// the stream's end.
+/// The response to an unauthorized caller, before the request is read. For a stream it is the
+/// stream's last envelope.
 pub(super) fn refusal(
     methods: &Methods,
     request: &Request<Body>,
@@ -100,14 +98,15 @@ pub(super) fn refusal(
     stream::refusal(codec, status, methods)
 }
 
-/// A request that is no call at all.
-fn refused(http: StatusCode, words: &str, methods: &Methods) -> Response<Body> {
-    let mut response = errors::connect_response(&Status::new(Code::Unknown, words), methods.pool());
+/// The response to a request that is not a call.
+fn refused(http: StatusCode, message: &str, methods: &Methods) -> Response<Body> {
+    let mut response =
+        errors::connect_response(&Status::new(Code::Unknown, message), methods.pool());
     *response.status_mut() = http;
     response
 }
 
-/// A call with one request and one answer. Without a codec it stands in the parameters of a GET.
+/// A unary call. Without a codec it is a GET with the message in its query.
 async fn unary(
     inner: Inner,
     methods: &Methods,
@@ -116,7 +115,7 @@ async fn unary(
     request: Request<Body>,
     codec: Option<Codec>,
 ) -> Response<Body> {
-    let accepted = Encoding::accepted(request.headers(), &header::ACCEPT_ENCODING);
+    let accepted = Encoding::accepted_by(request.headers(), &header::ACCEPT_ENCODING);
     let answered = answer(inner, method, deadline, request, codec).await;
     let (codec, reply) = match answered {
         Ok(answered) => answered,
@@ -126,13 +125,13 @@ async fn unary(
         Codec::Json => "application/json",
         Codec::Proto => "application/proto",
     };
-    let packed = accepted.pack(&reply.message);
+    let packed = accepted.compress(&reply.message);
     let compressed = packed.is_some();
     let mut response =
         errors::response(StatusCode::OK, content_type, packed.unwrap_or(reply.message));
     let headers = response.headers_mut();
     errors::append(headers, reply.metadata);
-    for (name, value) in &call::theirs(reply.trailers) {
+    for (name, value) in &call::application_metadata(reply.trailers) {
         if let Ok(name) = HeaderName::try_from(format!("trailer-{name}")) {
             headers.append(name, value.clone());
         }
@@ -140,7 +139,7 @@ async fn unary(
     if compressed {
         headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
-    // What one caller may see must not be shown to another, nor what was true once.
+    // Shared caches must not store it: callers see different data, and data changes.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.append(header::VARY, HeaderValue::from_static("accept-encoding"));
     response
@@ -159,12 +158,12 @@ async fn answer(
         .begin(async {
             let (codec, message) = match codec {
                 Some(codec) => {
-                    let encoding = Encoding::of(&head.headers, &header::CONTENT_ENCODING)?;
-                    (codec, encoding.unpack(call::whole(body).await?)?)
+                    let encoding = Encoding::from_header(&head.headers, &header::CONTENT_ENCODING)?;
+                    (codec, encoding.decompress(call::read_body(body).await?)?)
                 }
                 None => get::message(head.uri.query().unwrap_or_default())?,
             };
-            let _place = call::place(&head.extensions)?;
+            let _permit = call::acquire_request_permit(&head.extensions)?;
             let message = codec.request(&method.descriptor.input(), message)?;
             let mut reply = Call { method, head: &head }.unary(inner, &message).await?;
             reply.message = codec.response(&method.descriptor.output(), reply.message)?;
@@ -173,18 +172,15 @@ async fn answer(
         .await
 }
 
-/// A client that says which version it speaks speaks the one there is; `curl` need not say it. How
-/// long it waits must be readable.
+/// Checks the protocol version, which is optional for clients such as `curl`, and the timeout.
 fn check(headers: &HeaderMap) -> Result<(), Status> {
     match headers.get(VERSION) {
-        Some(version) if version != "1" => {
-            Err(invalid(VERSION.as_str(), "there is only version 1"))
-        }
+        Some(version) if version != "1" => Err(invalid(VERSION.as_str(), "must be 1")),
         _ => timeout(headers).map(drop),
     }
 }
 
-/// How long the client waits.
+/// The timeout that the client set.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
@@ -196,6 +192,9 @@ pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Status> {
         .filter(|text| text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit()));
     match digits.and_then(|digits| digits.parse().ok()) {
         Some(millis) => Ok(Some(Duration::from_millis(millis))),
-        None => Err(invalid(TIMEOUT_MS.as_str(), "must be milliseconds, of at most ten digits")),
+        None => Err(invalid(
+            TIMEOUT_MS.as_str(),
+            "must be a number of milliseconds with at most ten digits",
+        )),
     }
 }

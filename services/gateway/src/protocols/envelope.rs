@@ -1,5 +1,5 @@
-//! Messages on a stream: a byte of flags, the length as four bytes (big endian), the message. gRPC
-//! and Connect share this form; they differ in what the flags mean.
+//! Messages on a stream: one byte of flags, the length as four bytes (big endian), the message.
+//! gRPC and Connect share this format; the flags differ.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tonic::Status;
@@ -8,7 +8,7 @@ use crate::status;
 
 /// The message is compressed.
 pub(super) const COMPRESSED: u8 = 1;
-/// Connect: the message is the last one, and tells how the stream ended.
+/// Connect: the last message, which has the status of the stream.
 pub(super) const END: u8 = 2;
 const HEADER: usize = 5;
 
@@ -21,7 +21,7 @@ pub(super) struct Envelope {
 
 impl Envelope {
     /// # Panics
-    /// When the message has 4 GiB or more, which no message on its way through here has.
+    /// When the message has 4 GiB or more, which no message here has.
     pub(super) fn encode(flags: u8, message: &[u8]) -> Bytes {
         let length = u32::try_from(message.len()).expect("a message has at most a few megabytes");
         let mut bytes = BytesMut::with_capacity(HEADER + message.len());
@@ -32,11 +32,11 @@ impl Envelope {
     }
 }
 
-/// Finds the messages in the bytes of a stream, however they were cut on their way.
+/// Splits the bytes of a stream into messages, however they were chunked.
 #[derive(Debug)]
 pub(super) struct Envelopes {
     buffer: BytesMut,
-    /// Bytes of a message at most.
+    /// Maximum size of a message, in bytes.
     limit: usize,
 }
 
@@ -49,11 +49,10 @@ impl Envelopes {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message, if all of it is here.
+    /// The next message, if it is complete.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED` when it is too large; known from its length already, so that nobody
-    /// waits for its end.
+    /// `RESOURCE_EXHAUSTED` when the header announces a message that is too large.
     pub(super) fn next(&mut self) -> Result<Option<Envelope>, Status> {
         let Some(header) = self.buffer.first_chunk::<HEADER>() else { return Ok(None) };
         let [flags, length @ ..] = *header;
@@ -68,8 +67,8 @@ impl Envelopes {
         Ok(Some(Envelope { flags, message: self.buffer.split_to(length).freeze() }))
     }
 
-    /// Whether a message has begun and not ended.
-    pub(super) fn is_within(&self) -> bool {
+    /// Whether the buffer ends within a message.
+    pub(super) fn is_incomplete(&self) -> bool {
         !self.buffer.is_empty()
     }
 }
@@ -85,25 +84,25 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_the_bytes_gives_the_same_messages() {
+    fn messages_do_not_depend_on_chunk_boundaries() {
         let sent = [(0, &b"one"[..]), (COMPRESSED, b""), (END, b"{}")];
         let bytes: Vec<u8> =
             sent.iter().flat_map(|(flags, message)| Envelope::encode(*flags, message)).collect();
         for cut in 0..=bytes.len() {
             let mut envelopes = Envelopes::new(16);
             envelopes.push(&bytes[..cut]);
-            let mut found = all(&mut envelopes);
+            let mut messages = all(&mut envelopes);
             envelopes.push(&bytes[cut..]);
-            found.extend(all(&mut envelopes));
-            let found: Vec<_> =
-                found.iter().map(|envelope| (envelope.flags, &envelope.message[..])).collect();
-            assert_eq!(found, sent, "cut at {cut}");
-            assert!(!envelopes.is_within());
+            messages.extend(all(&mut envelopes));
+            let messages: Vec<_> =
+                messages.iter().map(|envelope| (envelope.flags, &envelope.message[..])).collect();
+            assert_eq!(messages, sent, "cut at {cut}");
+            assert!(!envelopes.is_incomplete());
         }
     }
 
     #[test]
-    fn a_message_that_is_too_large_is_refused_before_it_is_here() {
+    fn too_large_message_is_refused_by_its_header() {
         let mut envelopes = Envelopes::new(16);
         envelopes.push(&[0, 0, 0, 0, 17]);
         assert_eq!(
@@ -113,21 +112,22 @@ mod tests {
     }
 
     proptest! {
-        /// No input makes it panic, take more than it may, or find messages that are not there.
+        /// No input makes it panic, buffer more than the limit, or find messages that were not
+        /// sent.
         #[test]
-        fn arbitrary_bytes_are_survived(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20)) {
+        fn arbitrary_bytes_do_not_panic(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20)) {
             let mut envelopes = Envelopes::new(64);
             let mut pushed = 0;
-            let mut found = 0;
+            let mut parsed = 0;
             for chunk in chunks {
                 pushed += chunk.len();
                 envelopes.push(&chunk);
                 while let Ok(Some(envelope)) = envelopes.next() {
                     prop_assert!(envelope.message.len() <= 64);
-                    found += HEADER + envelope.message.len();
+                    parsed += HEADER + envelope.message.len();
                 }
             }
-            prop_assert_eq!(found + envelopes.buffer.len(), pushed);
+            prop_assert_eq!(parsed + envelopes.buffer.len(), pushed);
         }
     }
 }

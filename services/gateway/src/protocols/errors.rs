@@ -1,4 +1,4 @@
-//! What clients are told that went wrong: one status of gRPC, in the words of each protocol.
+//! Error responses: one gRPC status in the format of each protocol.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use tonic_types::StatusExt as _;
 use super::{Kind, call};
 use crate::quotas::seconds;
 
-/// An answer of one piece.
+/// A response with a complete body.
 pub(super) fn response(
     status: StatusCode,
     content_type: &'static str,
@@ -28,7 +28,7 @@ pub(super) fn response(
     response
 }
 
-/// The status of HTTP for a code of gRPC, as Connect's specification has it; REST uses the same.
+/// The HTTP status for a gRPC code, as Connect's specification defines it. REST uses the same.
 pub(super) fn http_status(code: Code) -> StatusCode {
     let number = match code {
         Code::Ok => 200,
@@ -47,7 +47,7 @@ pub(super) fn http_status(code: Code) -> StatusCode {
     StatusCode::from_u16(number).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// What a code is called, in lower case with underscores.
+/// The name of a code in snake case, as Connect writes it.
 pub(super) fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "ok",
@@ -70,7 +70,7 @@ pub(super) fn name(code: Code) -> &'static str {
     }
 }
 
-/// What Connect says: code, message, and the details as protobuf and, for people, as JSON.
+/// Connect's error object: code, message, and details as protobuf and, for people, as JSON.
 pub(super) fn connect(status: &Status, pool: &DescriptorPool) -> Value {
     let mut error = json!({"code": name(status.code())});
     if !status.message().is_empty() {
@@ -94,13 +94,13 @@ pub(super) fn connect(status: &Status, pool: &DescriptorPool) -> Value {
     error
 }
 
-/// The answer of a Connect call with one answer that went wrong.
+/// The error response to a unary Connect call.
 pub(super) fn connect_response(status: &Status, pool: &DescriptorPool) -> Response<Body> {
     let body = connect(status, pool).to_string();
-    told(status, response(http_status(status.code()), "application/json", body))
+    with_response_headers(status, response(http_status(status.code()), "application/json", body))
 }
 
-/// What is said to whom the guard doesn't let in, in the words of the protocol it wanted.
+/// The response to a refused request, in the format of its protocol.
 pub(super) fn refused(kind: Kind, status: &Status) -> Response<Body> {
     match kind {
         Kind::Grpc | Kind::GrpcWeb => status.clone().into_http(),
@@ -112,23 +112,26 @@ pub(super) fn refused(kind: Kind, status: &Status) -> Response<Body> {
     }
 }
 
-/// A problem as RFC 9457 has it.
+/// A problem response (RFC 9457).
 pub(super) fn problem(status: &Status) -> Response<Body> {
     let http = match crate::status::reason(status).as_deref() {
         Some(crate::status::TOO_LARGE) => StatusCode::PAYLOAD_TOO_LARGE,
         Some(crate::status::TOO_SLOW) => StatusCode::REQUEST_TIMEOUT,
         _ => http_status(status.code()),
     };
-    problem_as(http, status)
+    problem_with_status(http, status)
 }
 
-/// A problem for which HTTP has a more exact status than the code would give.
-pub(super) fn problem_as(http: StatusCode, status: &Status) -> Response<Body> {
-    told(status, response(http, "application/problem+json", problem_json(http, status).to_string()))
+/// A problem response with a more exact HTTP status than the code's.
+pub(super) fn problem_with_status(http: StatusCode, status: &Status) -> Response<Body> {
+    with_response_headers(
+        status,
+        response(http, "application/problem+json", problem_json(http, status).to_string()),
+    )
 }
 
-/// What a problem says: besides RFC 9457's members the code, which fields are wrong, and what the
-/// problem is about.
+/// The members of a problem: those of RFC 9457, the code, the invalid fields, and the subject of
+/// the problem.
 pub(super) fn problem_json(http: StatusCode, status: &Status) -> Value {
     let mut problem = json!({
         "title": http.canonical_reason().unwrap_or("Client Closed Request"),
@@ -156,7 +159,8 @@ pub(super) fn problem_json(http: StatusCode, status: &Status) -> Value {
     problem
 }
 
-/// How a call ended that never got to the services. What is no call at all is its client's mistake.
+/// The code of a call that never reached the services. A request that is not a call is the client's
+/// error.
 pub(super) fn code(response: &Response<Body>) -> Code {
     match response.extensions().get() {
         None | Some(Code::Unknown) => Code::InvalidArgument,
@@ -164,19 +168,18 @@ pub(super) fn code(response: &Response<Body>) -> Code {
     }
 }
 
-/// What a status says besides its words: when to try again, and its metadata; and, for who counts
-/// the call, its code.
-fn told(status: &Status, mut response: Response<Body>) -> Response<Body> {
+/// Adds the retry delay and the metadata of a status to a response, and the code for the metrics.
+fn with_response_headers(status: &Status, mut response: Response<Body>) -> Response<Body> {
     response.extensions_mut().insert(status.code());
     let headers = response.headers_mut();
     if let Some(delay) = status.get_error_details().retry_info().and_then(|info| info.retry_delay) {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(delay).max(1)));
     }
-    append(headers, call::theirs(status.metadata().clone().into_headers()));
+    append(headers, call::application_metadata(status.metadata().clone().into_headers()));
     response
 }
 
-/// Adds headers to headers.
+/// Appends headers.
 pub(super) fn append(headers: &mut HeaderMap, more: HeaderMap) {
     let mut name = None;
     for (next, value) in more {

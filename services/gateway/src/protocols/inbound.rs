@@ -1,10 +1,10 @@
-//! The body of a request on its way in: charged to whoever sends it, and limited in time.
+//! Request bodies: charged to their sender, and limited in time.
 //!
-//! A request may also be answered before its body is read. After such an answer a connection of
-//! HTTP/1.1 is closed, since the next request begins where this one ends. A client that still sends
-//! is told by its system that it is closed (`EPIPE`), which throws the answer away with it. So a
-//! little of the body is read on, and dropped, before the answer: clients that send little read why
-//! they are refused, and keep their connection. With HTTP/2 each request ends by itself.
+//! A request may be answered before its body is read. HTTP/1.1 then closes the connection, because
+//! the next request begins where this body ends. The operating system of a client that is still
+//! sending reports the closed connection (`EPIPE`) and discards the response. So a little of the
+//! body is drained before the response: clients with small bodies can read why they were refused,
+//! and keep their connection. With HTTP/2 each request ends by itself.
 
 use std::{
     error::Error as _,
@@ -37,28 +37,27 @@ use crate::{
     status,
 };
 
-/// Bytes that are read on at most, and those of a caller who is known. Of what is known to be
-/// longer nothing is: it would be closed in the middle all the same.
-const MOST: u64 = 64 * 1024;
-const MOST_OF_KNOWN: u64 = 2 * MAX_REQUEST as u64;
-/// How long whoever sends slowly, or nothing, is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum number of bytes drained, for anonymous and for authenticated callers. A body known to be
+/// longer is not drained: its connection would be closed in any case.
+const MAX_DRAIN_BYTES: u64 = 64 * 1024;
+const MAX_DRAIN_BYTES_OF_CALLER: u64 = 2 * MAX_REQUEST as u64;
+/// How long a slow or silent client is waited for.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What becomes of a request's body.
+/// What happens to the body of a request.
 pub(super) struct Inbound {
     account: Account,
     is_http1: bool,
     /// Whether the body was read to its end.
     is_read: Arc<AtomicBool>,
-    /// The body, if whoever it was given to has dropped it without a look. None where there is
-    /// nothing to read on: no body, HTTP/2, or a client that sends none before it is told to
-    /// (`Expect`), which asking for it would do.
+    /// Receives the body if it was dropped unread. `None` where there is nothing to drain: no body,
+    /// HTTP/2, or a client that sends none before it is told to (`Expect`), which reading would do.
     unread: Option<oneshot::Receiver<Body>>,
 }
 
 impl Inbound {
-    /// From now on the request's body is charged to `account`.
-    pub(super) fn of(request: &mut Request<Body>, account: Account) -> Self {
+    /// Charges the request's body to `account` from now on.
+    pub(super) fn charge(request: &mut Request<Body>, account: Account) -> Self {
         let is_http1 = request.version() <= Version::HTTP_11;
         let is_read = Arc::new(AtomicBool::new(request.body().is_end_stream()));
         let mut inbound = Self {
@@ -70,21 +69,32 @@ impl Inbound {
         if request.body().is_end_stream() {
             return inbound;
         }
-        let (back, unread) = oneshot::channel();
+        let (returned, unread) = oneshot::channel();
         let can_read_on = is_http1 && !request.headers().contains_key(header::EXPECT);
         inbound.unread = can_read_on.then_some(unread);
         let body = std::mem::take(request.body_mut());
-        let back = can_read_on.then_some(back);
-        *request.body_mut() =
-            Body::new(Charged { body, account, is_read, since: Instant::now(), timer: None, back });
+        let returned = can_read_on.then_some(returned);
+        *request.body_mut() = Body::new(ChargedBody {
+            body,
+            account,
+            is_read,
+            last_read_at: Instant::now(),
+            timer: None,
+            returned,
+        });
         inbound
     }
 
-    /// Completes the answer to the request. Reads on before that, if there is something.
-    pub(super) async fn answer(self, mut answer: Response<Body>) -> Response<Body> {
+    /// Completes the response to the request, after draining the body if necessary.
+    pub(super) async fn complete(self, mut answer: Response<Body>) -> Response<Body> {
         if let Some(unread) = self.unread {
             let is_known = matches!(self.account.holder(), Holder::Organization(_));
-            read_on(unread, &self.is_read, if is_known { MOST_OF_KNOWN } else { MOST }).await;
+            drain(
+                unread,
+                &self.is_read,
+                if is_known { MAX_DRAIN_BYTES_OF_CALLER } else { MAX_DRAIN_BYTES },
+            )
+            .await;
         }
         if self.is_http1 && !self.is_read.load(Ordering::Relaxed) {
             answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -93,43 +103,45 @@ impl Inbound {
     }
 }
 
-async fn read_on(mut unread: oneshot::Receiver<Body>, is_read: &AtomicBool, most: u64) {
-    // One that was looked at, or still is somebody's, is theirs.
+async fn drain(mut unread: oneshot::Receiver<Body>, is_read: &AtomicBool, limit: u64) {
+    // A body that was read in part, or is still in use, is not drained.
     let Ok(mut body) = unread.try_recv() else { return };
     let reading = async {
-        let mut left = most;
-        while left > 0 && body.size_hint().lower() <= left {
+        let mut remaining = limit;
+        while remaining > 0 && body.size_hint().lower() <= remaining {
             match body.frame().await {
                 Some(Ok(frame)) => {
-                    left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64))
+                    remaining = remaining
+                        .saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64))
                 }
                 Some(Err(_)) => return,
                 None => return is_read.store(true, Ordering::Relaxed),
             }
         }
     };
-    // Who is too slow for it is answered now.
-    _ = tokio::time::timeout(PATIENCE, reading).await;
+    // A slow client gets its response now.
+    _ = tokio::time::timeout(DRAIN_TIMEOUT, reading).await;
 }
 
-/// A body that is charged as it is read. It goes back when it is dropped before anybody has looked
-/// at it.
-struct Charged {
+/// A body that is charged as it is read. When it is dropped unread, it is sent back.
+struct ChargedBody {
     body: Body,
     account: Account,
     is_read: Arc<AtomicBool>,
-    /// When the last part of it came, or its request.
-    since: Instant,
+    /// When the last part was read, or the request arrived.
+    last_read_at: Instant,
     timer: Option<Pin<Box<Sleep>>>,
-    back: Option<oneshot::Sender<Body>>,
+    returned: Option<oneshot::Sender<Body>>,
 }
 
-impl Charged {
-    /// Ready when the body comes too slowly.
+impl ChargedBody {
+    /// Ready when the body arrives too slowly.
     fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let until = match self.account.body_timeout() {
             BodyTimeout::None => return Poll::Pending,
-            BodyTimeout::Total(timeout) | BodyTimeout::Pause(timeout) => self.since + timeout,
+            BodyTimeout::Total(timeout) | BodyTimeout::Pause(timeout) => {
+                self.last_read_at + timeout
+            }
         };
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
         if timer.deadline() != until {
@@ -139,7 +151,7 @@ impl Charged {
     }
 }
 
-impl http_body::Body for Charged {
+impl http_body::Body for ChargedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -147,15 +159,15 @@ impl http_body::Body for Charged {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        self.back = None;
+        self.returned = None;
         let Poll::Ready(next) = Pin::new(&mut self.body).poll_frame(context) else {
             ready!(self.poll_timeout(context));
-            // Nothing more is read of it.
+            // The body is read no further.
             self.body = Body::empty();
             return Poll::Ready(Some(Err(status::too_slow())));
         };
         if matches!(self.account.body_timeout(), BodyTimeout::Pause(_)) {
-            self.since = Instant::now();
+            self.last_read_at = Instant::now();
         }
         if next.is_none() || self.body.is_end_stream() {
             self.is_read.store(true, Ordering::Relaxed);
@@ -179,16 +191,16 @@ impl http_body::Body for Charged {
     }
 }
 
-impl Drop for Charged {
+impl Drop for ChargedBody {
     fn drop(&mut self) {
-        if let Some(back) = self.back.take() {
-            // Nobody takes it when the request was for no protocol.
-            _ = back.send(std::mem::take(&mut self.body));
+        if let Some(returned) = self.returned.take() {
+            // Fails when the receiver is gone.
+            _ = returned.send(std::mem::take(&mut self.body));
         }
     }
 }
 
-/// An error of the connection; of a body that breaks the rules of HTTP one of the client.
+/// The status of a connection error. A violation of HTTP is the client's error.
 fn malformed(error: Status) -> Status {
     let mut source = error.source();
     while let Some(inner) = source {
@@ -224,23 +236,23 @@ mod tests {
 
     const PIECE: usize = 16 * 1024;
 
-    /// The account of an anonymous request, and of one of an organization.
+    /// The accounts of an anonymous request and of one of an organization.
     fn accounts() -> (Account, Account) {
         let capacity = Arc::new(Capacity::new(&Config::default()));
-        let [anonymous, known] = [(); 2].map(|()| {
+        let [anonymous, authenticated] = [(); 2].map(|()| {
             Account::new(Arc::clone(&capacity), Connection::uncounted(), Holder::Shared, false)
         });
-        known
+        authenticated
             .identify(OrganizationId::from_uuid(Uuid::from_u128(1)))
             .expect("it has nothing unread");
-        (anonymous, known)
+        (anonymous, authenticated)
     }
 
-    /// A request over HTTP/1.1 that sends so many pieces, one each time after so long; and how many
-    /// were taken.
+    /// An HTTP/1.1 request that sends `pieces` pieces, one per `pause`, and a counter of the pieces
+    /// that were read.
     fn request(pieces: usize, pause: Duration) -> (Request<Body>, Arc<AtomicUsize>) {
-        let taken = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&taken);
+        let read_count = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&read_count);
         let pieces = stream::iter(0..pieces).then(move |_| {
             let counter = Arc::clone(&counter);
             async move {
@@ -249,10 +261,10 @@ mod tests {
                 Ok::<_, Status>(Frame::data(Bytes::from_static(&[0; PIECE])))
             }
         });
-        (Request::new(Body::new(StreamBody::new(pieces))), taken)
+        (Request::new(Body::new(StreamBody::new(pieces))), read_count)
     }
 
-    /// A body of so many bytes, none of which comes.
+    /// A body that announces so many bytes and sends none.
     struct Announced(u64);
 
     impl http_body::Body for Announced {
@@ -271,43 +283,43 @@ mod tests {
         }
     }
 
-    /// How long an answer takes that is ready when the request is dropped, and whether it closes
+    /// How long a response takes that is ready when the request is dropped, and whether it closes
     /// the connection.
-    async fn answered(mut request: Request<Body>) -> (Duration, bool) {
+    async fn drain_time(mut request: Request<Body>) -> (Duration, bool) {
         let begun = Instant::now();
-        let inbound = Inbound::of(&mut request, accounts().0);
+        let inbound = Inbound::charge(&mut request, accounts().0);
         drop(request);
-        let answer = inbound.answer(Response::new(Body::empty())).await;
+        let answer = inbound.complete(Response::new(Body::empty())).await;
         (begun.elapsed(), answer.headers().contains_key(header::CONNECTION))
     }
 
-    /// The first error of a body, and how long it took.
-    async fn fails(mut request: Request<Body>, account: Account) -> (Code, Duration) {
+    /// The first error of a body, and the time until then.
+    async fn first_error(mut request: Request<Body>, account: Account) -> (Code, Duration) {
         let begun = Instant::now();
-        _ = Inbound::of(&mut request, account);
+        _ = Inbound::charge(&mut request, account);
         let failure = request.into_body().collect().await.expect_err("it is refused");
         (failure.code(), begun.elapsed())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_little_is_read_on_for_a_moment() {
+    async fn small_unread_body_is_drained() {
         let millis = Duration::from_millis;
         for (pieces, pause, expected, took, closes) in [
             (3, millis(100), 3, millis(300), false),
-            // Beyond what is read at most.
+            // Beyond the maximum.
             (100, millis(10), 4, millis(40), true),
-            // Too slowly.
-            (3, millis(400), 2, PATIENCE, true),
-            (1, millis(60_000), 0, PATIENCE, true),
+            // Too slow.
+            (3, millis(400), 2, DRAIN_TIMEOUT, true),
+            (1, millis(60_000), 0, DRAIN_TIMEOUT, true),
         ] {
-            let (request, taken) = request(pieces, pause);
-            let (elapsed, closed) = answered(request).await;
+            let (request, read_count) = request(pieces, pause);
+            let (elapsed, closed) = drain_time(request).await;
             assert!(
                 elapsed >= took && elapsed < took + millis(9),
                 "{pieces} {pause:?}: {elapsed:?}"
             );
             assert_eq!(
-                (taken.load(Ordering::Relaxed), closed),
+                (read_count.load(Ordering::Relaxed), closed),
                 (expected, closes),
                 "{pieces} {pause:?}"
             );
@@ -315,60 +327,62 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_read_of_what_is_somebody_elses_or_is_not_sent() {
+    async fn read_or_unsent_body_is_not_drained() {
         let pause = Duration::from_millis(10);
-        let (mut of_http2, taken) = request(3, pause);
-        *of_http2.version_mut() = Version::HTTP_2;
-        assert!(!answered(of_http2).await.1, "other streams go on");
-        assert_eq!(taken.load(Ordering::Relaxed), 0);
-        let (mut expecting, taken) = request(3, pause);
-        expecting.headers_mut().insert(header::EXPECT, "100-continue".parse().expect("a value"));
-        assert!(answered(expecting).await.1);
-        assert_eq!(taken.load(Ordering::Relaxed), 0);
-        // Whoever has looked at it has said how far they want it.
-        let (mut looked_at, taken) = request(3, pause);
-        let inbound = Inbound::of(&mut looked_at, accounts().1);
-        looked_at.body_mut().frame().await.expect("there is one").expect("it is read");
-        drop(looked_at);
-        inbound.answer(Response::new(Body::empty())).await;
-        assert_eq!(taken.load(Ordering::Relaxed), 1);
-        let (mut kept, taken) = request(3, pause);
-        let inbound = Inbound::of(&mut kept, accounts().0);
-        inbound.answer(Response::new(Body::empty())).await;
-        assert_eq!(taken.load(Ordering::Relaxed), 0);
-        assert!(!answered(Request::new(Body::empty())).await.1);
-        // What is known to be longer is not waited for either.
-        for (size, waits) in [(MOST, true), (MOST + 1, false)] {
-            let (took, _) = answered(Request::new(Body::new(Announced(size)))).await;
-            assert_eq!(took >= PATIENCE, waits, "{size}");
+        let (mut http2_request, read_count) = request(3, pause);
+        *http2_request.version_mut() = Version::HTTP_2;
+        assert!(!drain_time(http2_request).await.1, "other streams go on");
+        assert_eq!(read_count.load(Ordering::Relaxed), 0);
+        let (mut expecting_request, read_count) = request(3, pause);
+        expecting_request
+            .headers_mut()
+            .insert(header::EXPECT, "100-continue".parse().expect("a value"));
+        assert!(drain_time(expecting_request).await.1);
+        assert_eq!(read_count.load(Ordering::Relaxed), 0);
+        // A reader of the body decides itself how far to read it.
+        let (mut read_request, read_count) = request(3, pause);
+        let inbound = Inbound::charge(&mut read_request, accounts().1);
+        read_request.body_mut().frame().await.expect("there is one").expect("it is read");
+        drop(read_request);
+        inbound.complete(Response::new(Body::empty())).await;
+        assert_eq!(read_count.load(Ordering::Relaxed), 1);
+        let (mut held_request, read_count) = request(3, pause);
+        let inbound = Inbound::charge(&mut held_request, accounts().0);
+        inbound.complete(Response::new(Body::empty())).await;
+        assert_eq!(read_count.load(Ordering::Relaxed), 0);
+        assert!(!drain_time(Request::new(Body::empty())).await.1);
+        // A body known to be longer is not waited for either.
+        for (size, waits) in [(MAX_DRAIN_BYTES, true), (MAX_DRAIN_BYTES + 1, false)] {
+            let (took, _) = drain_time(Request::new(Body::new(Announced(size)))).await;
+            assert_eq!(took >= DRAIN_TIMEOUT, waits, "{size}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn anonymous_body_has_a_second_and_few_bytes() {
+    async fn anonymous_body_is_limited_in_time_and_size() {
         let slow = request(1000, Duration::from_millis(900)).0;
-        let (code, took) = fails(slow, accounts().0).await;
+        let (code, took) = first_error(slow, accounts().0).await;
         assert_eq!(
             (code, took.as_secs()),
             (Code::ResourceExhausted, 0),
             "one piece is too much already"
         );
-        let (code, took) = fails(Request::new(Body::new(Announced(1))), accounts().0).await;
+        let (code, took) = first_error(Request::new(Body::new(Announced(1))), accounts().0).await;
         assert_eq!((code, took.as_secs()), (Code::DeadlineExceeded, 1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn known_callers_body_may_take_long_but_not_pause() {
+    async fn caller_body_may_be_slow_but_not_pause() {
         let mut slow = request(100, Duration::from_secs(9)).0;
-        _ = Inbound::of(&mut slow, accounts().1);
+        _ = Inbound::charge(&mut slow, accounts().1);
         let body = slow.into_body().collect().await.expect("each piece comes in time").to_bytes();
         assert_eq!(body.len(), 100 * PIECE);
-        let (code, took) = fails(request(100, Duration::from_secs(11)).0, accounts().1).await;
+        let (code, took) = first_error(request(100, Duration::from_secs(11)).0, accounts().1).await;
         assert_eq!((code, took.as_secs()), (Code::DeadlineExceeded, 10));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn organization_holds_no_more_bytes_of_bodies_than_its_share() {
+    async fn organization_bodies_are_limited_to_its_share() {
         let capacity = Arc::new(Capacity::new(&Config::default()));
         let account = |organization| {
             let account =

@@ -1,4 +1,4 @@
-//! The methods of the gRPC services, as the protocols find them.
+//! The methods of the gRPC services, by path.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use prost_reflect::{
 };
 use tonic::codegen::http::uri::PathAndQuery;
 
-/// What can be called.
+/// All methods.
 pub(super) struct Methods {
     by_path: HashMap<String, Method>,
     pool: DescriptorPool,
@@ -20,8 +20,8 @@ pub(super) struct Method {
     pub(super) descriptor: MethodDescriptor,
     /// `/package.Service/Method`.
     pub(super) path: PathAndQuery,
-    /// It changes nothing, and so can be called with GET.
-    pub(super) reads: bool,
+    /// Whether it changes nothing, and so can be called with GET.
+    pub(super) is_read_only: bool,
 }
 
 impl Methods {
@@ -37,11 +37,12 @@ impl Methods {
             let path =
                 format!("/{}/{}", descriptor.parent_service().full_name(), descriptor.name());
             let options = descriptor.method_descriptor_proto().options.as_ref();
-            let reads = options.is_some_and(|options| {
+            let is_read_only = options.is_some_and(|options| {
                 options.idempotency_level() == IdempotencyLevel::NoSideEffects
             });
             let streams = descriptor.is_client_streaming() || descriptor.is_server_streaming();
-            let method = Method { descriptor, path: path.parse()?, reads: reads && !streams };
+            let method =
+                Method { descriptor, path: path.parse()?, is_read_only: is_read_only && !streams };
             by_path.insert(path, method);
         }
         Ok(Self { by_path, pool })
@@ -51,7 +52,7 @@ impl Methods {
         self.by_path.get(path)
     }
 
-    /// Every type that is known, those of error details included.
+    /// All types, including those of error details.
     pub(super) fn pool(&self) -> &DescriptorPool {
         &self.pool
     }
@@ -68,22 +69,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_reads_says_so_in_the_contract_and_nothing_else_does() {
+    fn only_read_methods_are_marked_as_read_only() {
         let methods = Methods::new().expect("the descriptors fit together");
         let ours = methods
             .by_path
             .values()
             .filter(|method| method.descriptor.full_name().starts_with("construct.v1."));
-        let mut seen = 0;
+        let mut count = 0;
         for method in ours {
             let name = method.descriptor.name();
-            let reads = name == "WhoAmI"
+            let is_read_only = name == "WhoAmI"
                 || ["Get", "List", "Explain", "Compare", "Diagnose"]
                     .iter()
                     .any(|verb| name.starts_with(verb));
-            assert_eq!(method.reads, reads, "{}", method.descriptor.full_name());
-            seen += 1;
+            assert_eq!(method.is_read_only, is_read_only, "{}", method.descriptor.full_name());
+            count += 1;
         }
-        assert!(seen > 40, "{seen}");
+        assert!(count > 40, "{count}");
     }
 }

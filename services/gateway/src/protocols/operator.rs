@@ -1,11 +1,11 @@
 //! The operator protocol: lines of JSON over TCP or WebSocket, on a port of its own.
 //!
-//! A session is a task: what is said here is seen on every other protocol. Requests of one connection
-//! are worked on side by side, so a cancel never waits behind a stream. What a line may say is in
-//! `request`, what is answered in `answer` and `events`.
+//! A session is a task, and every other protocol sees its messages. Requests of one connection run
+//! concurrently, so a cancel never waits behind a stream. `request` has the requests, `answer` and
+//! `events` have the responses.
 //!
-//! Like the other protocols it is a transcoder before the gRPC services, and knows nothing of who may
-//! do what.
+//! Like the other protocols it is a transcoder in front of the gRPC services, and knows nothing of
+//! authorization.
 
 mod answer;
 mod calls;
@@ -29,54 +29,53 @@ use crate::{
     limit::{Limit, connection::Connections},
     tls::{
         Tls, accept,
-        stream::{Transport, Stream},
+        stream::{Stream, Transport},
     },
 };
 
-/// Connections on which nobody is known yet, and those of one network. Further ones are closed at
-/// once, with the reason.
-const NEWCOMERS: usize = 256;
-const NEWCOMERS_OF_ONE: usize = 64;
-/// Connections of who is known, and those of one network. Behind a proxy that is not trusted all
-/// are. Of a trusted one, WebSockets are counted by whom it asks for as soon as it has said that;
-/// lines as they are say nothing of it.
-const CONNECTIONS: usize = 1024;
-const CONNECTIONS_OF_ONE: usize = 512;
-/// Bytes of a line at most: as for a request of gRPC. Until it is known who is there, much less
+/// Maximum number of unauthenticated connections, in total and per network. Further ones are closed
+/// at once, with the reason.
+const MAX_ANONYMOUS_CONNECTIONS: usize = 256;
+const MAX_ANONYMOUS_CONNECTIONS_PER_NETWORK: usize = 64;
+/// Maximum number of authenticated connections, in total and per network. All connections behind an
+/// untrusted proxy count as one network. WebSockets of a trusted proxy are counted by the client it
+/// names, as soon as it has named it; plain lines name none.
+const MAX_CONNECTIONS: usize = 1024;
+const MAX_CONNECTIONS_PER_NETWORK: usize = 512;
+/// Maximum size of a line, in bytes: that of a gRPC request. Much less before authentication
 /// ([`crate::limit::Account::receive`]).
 const MAX_LINE: usize = crate::server::MAX_REQUEST;
-/// Requests of one connection that are worked on at the same time, streams among them. Further ones
-/// are refused.
-const RUNNING: usize = 64;
-/// Cancels that are worked on beside them: what is to be ended must not stand in the way of what
-/// ends it.
-const CANCELS: usize = 16;
-/// Lines of one connection that are read at once, and how many more each second. Further ones are
-/// refused.
-const BURST: u32 = 100;
-const PER_SECOND: u32 = 50;
-/// How long a client may take to send the first line of a connection.
-const FIRST: Duration = Duration::from_secs(10);
-/// How long a connection with nothing to do may say nothing.
-const IDLE: Duration = Duration::from_secs(600);
-/// How long a client may leave what it is sent unread, when it is time to close the connection.
-const LINGER: Duration = Duration::from_secs(5);
+/// Maximum number of running requests per connection, including streams. Further ones are refused.
+const MAX_RUNNING: usize = 64;
+/// Maximum number of running cancels beyond [`MAX_RUNNING`]: a full connection must still be able
+/// to cancel its requests.
+const MAX_CANCELS: usize = 16;
+/// Maximum number of lines per connection at once, and the rate at which they are replenished.
+/// Further ones are refused.
+const MAX_LINE_BURST: u32 = 100;
+const LINES_PER_SECOND: u32 = 50;
+/// Time for a client to send the first line of a connection.
+const FIRST_LINE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after which a connection without running requests is closed when it is silent.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time for a client to read what it is sent when the connection is about to close.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whole sessions that are read at the same time, those of one organization, and how long one waits
-/// for a place, and for room.
-const SESSIONS: usize = 4;
-const SESSIONS_OF_ONE: usize = 2;
-const ROOM: Duration = Duration::from_secs(10);
+/// Maximum number of whole sessions read at the same time, in total and per organization, and how
+/// long a request waits for a permit and for memory.
+const MAX_SESSIONS: usize = 4;
+const MAX_SESSIONS_PER_ORGANIZATION: usize = 2;
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the operator protocol needs to know.
+/// The configuration of the operator protocol.
 struct Options {
-    /// Who answers when a request names no agent.
+    /// The agent of requests that name none.
     agent: Option<String>,
-    /// Which pages may open a WebSocket.
+    /// Decides which pages may open a WebSocket.
     guard: OriginGuard,
-    /// Sessions that are read as a whole.
+    /// Limits whole sessions that are read at the same time.
     sessions: Limit,
-    /// WebSockets that come by trusted proxies.
+    /// Limits WebSockets of trusted proxies.
     proxied: Limit,
 }
 
@@ -92,10 +91,13 @@ pub(crate) fn spawn(
     lifecycle: &Lifecycle,
 ) -> std::io::Result<()> {
     let address = listener.local_addr()?;
-    let guard =
-        OriginGuard::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts);
-    let sessions = Limit::new(SESSIONS, SESSIONS_OF_ONE);
-    let proxied = Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE);
+    let guard = OriginGuard::new(
+        address.ip().is_loopback(),
+        &config.gateway_origins,
+        &config.gateway_hosts,
+    );
+    let sessions = Limit::new(MAX_SESSIONS, MAX_SESSIONS_PER_ORGANIZATION);
+    let proxied = Limit::new(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_NETWORK);
     let options = Arc::new(Options {
         agent: config.gateway_operator_agent.clone(),
         guard,
@@ -107,8 +109,10 @@ pub(crate) fn spawn(
     tracing::info!(%address, tls = tls.is_some(), "serving the operator protocol");
     let (draining, running) = (lifecycle.draining(), lifecycle.clone());
     lifecycle.spawn_job("operator protocol", async move {
-        let newcomers = Limit::new(NEWCOMERS, NEWCOMERS_OF_ONE);
-        let connections = Connections::new(newcomers, Limit::new(CONNECTIONS, CONNECTIONS_OF_ONE));
+        let anonymous =
+            Limit::new(MAX_ANONYMOUS_CONNECTIONS, MAX_ANONYMOUS_CONNECTIONS_PER_NETWORK);
+        let connections =
+            Connections::new(anonymous, Limit::new(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_NETWORK));
         loop {
             let accepted = tokio::select! {
                 () = draining.cancelled() => return,
@@ -117,14 +121,14 @@ pub(crate) fn spawn(
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of file descriptors, for one: the next attempt would fail at once as
-                    // well.
+                    // The process may be out of file descriptors; the next attempt would fail at
+                    // once as well.
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
-            // Who is gone already needs none.
+            // A client that is gone needs no response.
             let Ok(peer) = stream.peer_addr() else { continue };
             let network = proxies.holder(peer);
             let accepted = connections.accept(network);
@@ -141,7 +145,7 @@ pub(crate) fn spawn(
                 });
                 continue;
             };
-            // Who is not even secured is told nothing.
+            // A client without TLS gets no response.
             let (Ok(accepted), Ok(handshake)) = (accepted, handshakes.take(network, 1)) else {
                 continue;
             };

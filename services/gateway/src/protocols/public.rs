@@ -15,11 +15,11 @@ pub(super) fn is_stream(request: &Request<Body>) -> bool {
     STREAMS.contains(&request.uri().path())
 }
 
-/// A place for a request that opens such a stream; none for any other.
+/// A permit for a request that opens such a stream; `None` for any other request.
 ///
 /// # Errors
 /// `RESOURCE_EXHAUSTED` when there are too many.
-pub(super) fn acquire(
+pub(super) fn acquire_permit(
     capacity: &Capacity,
     holder: Holder,
     request: &Request<Body>,
@@ -28,5 +28,5 @@ pub(super) fn acquire(
         return Ok(None);
     }
     let share = capacity.public_streams.take(holder, 1);
-    share.map(Some).map_err(|full| full.status("streams of its health and its methods"))
+    share.map(Some).map_err(|full| full.status("health and reflection streams"))
 }

@@ -1,8 +1,7 @@
 //! REST: the gRPC methods as resources, by the contract's options ([`routes`]).
 //!
-//! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong
-//! with which field. A stream of events is served as server-sent events, any other as lines of
-//! JSON.
+//! Bodies are proto3's JSON. Errors are problems (RFC 9457) with gRPC's code and the invalid
+//! fields. A stream of events is served as server-sent events, any other stream as lines of JSON.
 
 mod conditional;
 mod document;
@@ -41,12 +40,12 @@ use crate::{Config, deadline::Deadline};
 
 /// The resources.
 pub(super) struct Rest {
-    /// By path, with positions in the place of names, which may differ between verbs.
+    /// By path, with positions instead of names, which may differ between verbs.
     paths: matchit::Router<Vec<Row>>,
-    /// What files say, and how it gets here: neither is JSON.
+    /// The content of files and uploads, which are not JSON.
     files: Files,
     document: Bytes,
-    /// How people log in, if they do.
+    /// How people log in, if an issuer is configured.
     login: Option<Login>,
 }
 
@@ -61,12 +60,12 @@ impl Rest {
         for route in ROUTES.iter() {
             let method = methods.get(&format!("/construct.v1.{}", route.method));
             let method =
-                method.ok_or_else(|| anyhow::anyhow!("{} is no method", route.method))?.clone();
+                method.ok_or_else(|| anyhow::anyhow!("{} is not a method", route.method))?.clone();
             rows.entry(positions(route.path)).or_default().push(Row { route, method });
         }
         let mut paths = matchit::Router::new();
         let all = rows.values().flatten().map(|row| (row.route, &row.method.descriptor));
-        let document = serde_json::to_vec(&document::of(all))?.into();
+        let document = serde_json::to_vec(&document::build(all))?.into();
         for (path, rows) in rows {
             paths.insert(path, rows)?;
         }
@@ -74,22 +73,22 @@ impl Rest {
         Ok(Self { paths, files, document, login: Login::new(config) })
     }
 
-    /// The method that a request calls, if it calls one.
+    /// The method that a request calls, if any.
     pub(super) fn method(&self, request: &Request<Body>) -> Option<&Method> {
         if files::is_for(request.uri().path()) {
             return self.files.method(request);
         }
         let rows = self.paths.at(request.uri().path()).ok()?.value;
-        find(rows, request.method()).map(|row| &row.method)
+        find_row(rows, request.method()).map(|row| &row.method)
     }
 
-    /// Whether what a method answers with is served as server-sent events.
-    pub(super) fn tells_events(method: &Method) -> bool {
+    /// Whether a method's responses are served as server-sent events.
+    pub(super) fn streams_events(method: &Method) -> bool {
         method.streams() && sse::is_for(&method.descriptor.output())
     }
 
-    /// What somebody is told whose credentials are missing or worth nothing (RFC 6750), with where
-    /// to read how one logs in (RFC 9728).
+    /// The challenge for missing or invalid credentials (RFC 6750), with the address of the login
+    /// metadata (RFC 9728).
     pub(super) fn challenge(&self, request: &Request<Body>) -> Option<HeaderValue> {
         let mut parameters = Vec::new();
         if request.headers().contains_key(header::AUTHORIZATION) {
@@ -108,9 +107,9 @@ impl Rest {
     /// Answers a request that is for no other protocol.
     pub(super) async fn serve(&self, inner: Inner, mut request: Request<Body>) -> Response<Body> {
         if *request.method() == Verb::HEAD && !files::is_for(request.uri().path()) {
-            // Whatever can be got can be asked for without its body (RFC 9110, 9.3.2).
+            // HEAD is allowed wherever GET is (RFC 9110, 9.3.2).
             *request.method_mut() = Verb::GET;
-            return bare(self.get(inner, request).await);
+            return without_body(self.get(inner, request).await);
         }
         self.get(inner, request).await
     }
@@ -130,29 +129,30 @@ impl Rest {
                 (Some(login), &Verb::GET) => login.response(&request),
                 (Some(_), _) => not_allowed(&[Verb::GET]),
                 (None, _) => {
-                    let words = "no issuer is configured here (gateway_oidc_issuer): API keys are how one logs in";
-                    errors::problem_as(StatusCode::NOT_FOUND, &Status::not_found(words))
+                    let message =
+                        "no issuer is configured (gateway_oidc_issuer): log in with an API key";
+                    errors::problem_with_status(StatusCode::NOT_FOUND, &Status::not_found(message))
                 }
             };
         }
         if files::is_for(&path) {
             return self.files.serve(inner, request).await;
         }
-        let Ok(found) = self.paths.at(&path) else {
-            let words = "there is no such resource; /openapi.json lists what there is";
-            return errors::problem_as(StatusCode::NOT_FOUND, &Status::not_found(words));
+        let Ok(matched) = self.paths.at(&path) else {
+            let message = "unknown resource; /openapi.json lists the resources";
+            return errors::problem_with_status(StatusCode::NOT_FOUND, &Status::not_found(message));
         };
-        let Some(row) = find(found.value, request.method()) else {
-            let verbs: Vec<_> = found.value.iter().map(|row| row.route.verb.clone()).collect();
+        let Some(row) = find_row(matched.value, request.method()) else {
+            let verbs: Vec<_> = matched.value.iter().map(|row| row.route.verb.clone()).collect();
             return not_allowed(&verbs);
         };
-        let values = found.params.iter().map(|(_, value)| value.to_owned()).collect();
+        let values = matched.params.iter().map(|(_, value)| value.to_owned()).collect();
         row.serve(inner, request, values).await
     }
 }
 
-/// An answer without its body, which says how long that would be.
-fn bare(response: Response<Body>) -> Response<Body> {
+/// A response without its body, but with the body's length.
+fn without_body(response: Response<Body>) -> Response<Body> {
     let length = response.body().size_hint().exact();
     let (mut head, _) = response.into_parts();
     if let Some(length) = length {
@@ -161,8 +161,8 @@ fn bare(response: Response<Body>) -> Response<Body> {
     Response::from_parts(head, Body::empty())
 }
 
-/// The row that a request calls.
-fn find<'a>(rows: &'a [Row], verb: &Verb) -> Option<&'a Row> {
+/// The row of a verb.
+fn find_row<'a>(rows: &'a [Row], verb: &Verb) -> Option<&'a Row> {
     rows.iter()
         .find(|row| row.route.verb == *verb || *verb == Verb::HEAD && row.route.verb == Verb::GET)
 }
@@ -181,14 +181,14 @@ fn positions(path: &str) -> String {
 }
 
 impl Route {
-    /// The fields that stand in the path.
+    /// The fields in the path.
     fn fields(&self) -> impl Iterator<Item = &'static str> {
         self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
     }
 }
 
 impl Row {
-    /// `values` stand in the path.
+    /// Serves a request. `values` are the values in the path.
     async fn serve(
         &self,
         inner: Inner,
@@ -196,40 +196,42 @@ impl Row {
         values: Vec<String>,
     ) -> Response<Body> {
         let method = &self.method;
-        let accepted = Encoding::accepted(request.headers(), &header::ACCEPT_ENCODING);
+        let accepted = Encoding::accepted_by(request.headers(), &header::ACCEPT_ENCODING);
         let (head, body) = request.into_parts();
         let deadline =
             Deadline::of(&head.extensions).unwrap_or_else(|| Deadline::new(None, TIMEOUT));
         let body = match self.route.body {
             Content::None => Ok(Bytes::new()),
-            Content::All(_) | Content::Field(..) => deadline.begin(call::whole(body)).await,
+            Content::All(_) | Content::Field(..) => deadline.begin(call::read_body(body)).await,
         };
         let message = body
-            .and_then(|body| Ok((body, call::place(&head.extensions)?)))
-            .map_err(request::Refused::from);
-        let message = message.and_then(|(body, place)| {
+            .and_then(|body| Ok((body, call::acquire_request_permit(&head.extensions)?)))
+            .map_err(request::RequestError::from);
+        let message = message.and_then(|(body, permit)| {
             let fields = self.route.fields().zip(values);
             Ok((
                 request::message(self.route, &method.descriptor.input(), &head, fields, body)?,
-                place,
+                permit,
             ))
         });
         let (message, _place) = match message {
             Ok(message) => message,
-            Err(request::Refused::Media) => {
-                let words = Status::new(Code::InvalidArgument, "the body must be application/json");
-                let mut response = errors::problem_as(StatusCode::UNSUPPORTED_MEDIA_TYPE, &words);
+            Err(request::RequestError::UnsupportedMedia) => {
+                let message =
+                    Status::new(Code::InvalidArgument, "the body must be application/json");
+                let mut response =
+                    errors::problem_with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE, &message);
                 response
                     .headers_mut()
                     .insert(header::ACCEPT, HeaderValue::from_static("application/json"));
                 return response;
             }
-            Err(request::Refused::Status(status)) => return errors::problem(&status),
+            Err(request::RequestError::Status(status)) => return errors::problem(&status),
         };
         let call = Call { method, head: &head };
         if method.streams() {
-            return match deadline.begin(call.open(inner, call::one(&message))).await {
-                Ok(answers) if Rest::tells_events(method) => {
+            return match deadline.begin(call.open(inner, call::unary_body(&message))).await {
+                Ok(answers) if Rest::streams_events(method) => {
                     sse::response(answers, method.descriptor.output())
                 }
                 Ok(answers) => lines::response(answers, method.descriptor.output()),
@@ -238,30 +240,34 @@ impl Row {
         }
         let reply = deadline.begin(call.unary(inner, &message)).await;
         let reply = reply.and_then(|mut reply| {
-            let version = conditional::answered(&method.descriptor, &reply.message);
+            let version = conditional::response_version(&method.descriptor, &reply.message);
             reply.message = Codec::Json.response(&method.descriptor.output(), reply.message)?;
             Ok((reply, version))
         });
         match reply {
             Ok((reply, Some(version)))
-                if conditional::is_known(self.route, &head.headers, version) =>
+                if conditional::is_current(self.route, &head.headers, version) =>
             {
                 let mut response = Response::new(Body::empty());
                 *response.status_mut() = StatusCode::NOT_MODIFIED;
-                let tag = conditional::tag(version, accepted.packs(&reply.message));
-                told(response, reply.metadata, tag)
+                let tag = conditional::tag(version, accepted.compresses(&reply.message));
+                with_response_headers(response, reply.metadata, tag)
             }
             Ok((reply, version)) => self.response(reply, version, accepted),
             Err(status)
-                if conditional::failed(&head.headers, &method.descriptor.input(), &status) =>
+                if conditional::is_condition_failure(
+                    &head.headers,
+                    &method.descriptor.input(),
+                    &status,
+                ) =>
             {
-                errors::problem_as(StatusCode::PRECONDITION_FAILED, &status)
+                errors::problem_with_status(StatusCode::PRECONDITION_FAILED, &status)
             }
             Err(status) => errors::problem(&status),
         }
     }
 
-    /// `version` is that of what is answered, if it has one.
+    /// `version` is the version of the response's entity, if it has one.
     fn response(
         &self,
         reply: call::Reply,
@@ -275,12 +281,12 @@ impl Row {
             *response.status_mut() = status;
             response
         } else {
-            let packed = accepted.pack(&reply.message);
+            let packed = accepted.compress(&reply.message);
             let compressed = packed.is_some();
             let mut response =
                 errors::response(status, "application/json", packed.unwrap_or(reply.message));
             if compressed {
-                // Of what was put the tag is that of the document, and not of this answer.
+                // After a PUT the tag is that of the document, not of this response.
                 if self.route.verb == Verb::GET {
                     tag = version.and_then(|version| conditional::tag(version, true));
                 }
@@ -290,12 +296,12 @@ impl Row {
             }
             response
         };
-        told(response, reply.metadata, tag)
+        with_response_headers(response, reply.metadata, tag)
     }
 }
 
-/// An answer with what is said of it.
-fn told(
+/// Adds headers to a response.
+fn with_response_headers(
     mut response: Response<Body>,
     metadata: HeaderMap,
     tag: Option<HeaderValue>,
@@ -310,7 +316,7 @@ fn told(
     response
 }
 
-/// What HTTP says when it went well.
+/// The HTTP status of a successful call.
 fn success(route: &Route, method: &prost_reflect::MethodDescriptor) -> StatusCode {
     if method.output().fields().len() == 0 {
         StatusCode::NO_CONTENT
@@ -322,8 +328,8 @@ fn success(route: &Route, method: &prost_reflect::MethodDescriptor) -> StatusCod
 }
 
 fn not_allowed(verbs: &[Verb]) -> Response<Body> {
-    let words = Status::unimplemented("this resource does not know this verb");
-    let mut response = errors::problem_as(StatusCode::METHOD_NOT_ALLOWED, &words);
+    let message = Status::unimplemented("the resource does not accept this HTTP verb");
+    let mut response = errors::problem_with_status(StatusCode::METHOD_NOT_ALLOWED, &message);
     let mut verbs: Vec<_> = verbs.iter().map(Verb::as_str).collect();
     if verbs.contains(&"GET") && !verbs.contains(&"HEAD") {
         verbs.push("HEAD");

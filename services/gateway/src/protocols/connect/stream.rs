@@ -1,4 +1,4 @@
-//! Calls with streams.
+//! Streaming calls.
 
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -31,8 +31,7 @@ use crate::{
 const CONTENT_ENCODING: HeaderName = HeaderName::from_static("connect-content-encoding");
 const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("connect-accept-encoding");
 
-/// Answers a call whose request or answer is a stream. Whatever becomes of the call stands in the
-/// stream's end.
+/// Answers a streaming call. The last envelope has the status of the call.
 pub(super) async fn serve(
     inner: Inner,
     methods: &Methods,
@@ -46,7 +45,7 @@ pub(super) async fn serve(
         Codec::Json => "application/connect+json",
         Codec::Proto => "application/connect+proto",
     };
-    let accepted = Encoding::accepted(&head.headers, &ACCEPT_ENCODING);
+    let accepted = Encoding::accepted_by(&head.headers, &ACCEPT_ENCODING);
     let (mut sending, mut failure) = (None, None);
     let metadata: HeaderMap;
     match open(inner, method, deadline, &head, body, codec).await {
@@ -63,7 +62,7 @@ pub(super) async fn serve(
             ))));
         }
         Err(status) => {
-            metadata = call::theirs(status.metadata().clone().into_headers());
+            metadata = call::application_metadata(status.metadata().clone().into_headers());
             let end = end(Err(&status), methods.pool());
             sending.get_or_insert(Body::new(http_body_util::Full::new(end)));
             failure = Some(status.code());
@@ -83,7 +82,7 @@ pub(super) async fn serve(
     response
 }
 
-/// The answer to a call that is refused before its body is read.
+/// The response to a call that is refused before its body is read.
 pub(super) fn refusal(codec: Codec, status: &Status, methods: &Methods) -> Response<Body> {
     let content_type = match codec {
         Codec::Json => "application/connect+json",
@@ -92,7 +91,10 @@ pub(super) fn refusal(codec: Codec, status: &Status, methods: &Methods) -> Respo
     let mut response =
         errors::response(StatusCode::OK, content_type, end(Err(status), methods.pool()));
     response.extensions_mut().insert(status.code());
-    errors::append(response.headers_mut(), call::theirs(status.metadata().clone().into_headers()));
+    errors::append(
+        response.headers_mut(),
+        call::application_metadata(status.metadata().clone().into_headers()),
+    );
     response
 }
 
@@ -105,13 +107,13 @@ async fn open(
     codec: Codec,
 ) -> Result<Answers, Status> {
     check(&head.headers)?;
-    let encoding = Encoding::of(&head.headers, &CONTENT_ENCODING)?;
+    let encoding = Encoding::from_header(&head.headers, &CONTENT_ENCODING)?;
     let (kind, envelopes) = (method.descriptor.input(), Envelopes::new(MAX_REQUEST));
     let mut receiving = Receiving { body, envelopes, encoding, codec, kind };
     deadline
         .begin(async {
             let first = receiving.next().await?;
-            let _place = call::place(&head.extensions)?;
+            let _permit = call::acquire_request_permit(&head.extensions)?;
             let further = stream::try_unfold(receiving, async |mut receiving| {
                 Ok::<_, Status>(receiving.next().await?.map(|message| (message, receiving)))
             });
@@ -137,27 +139,25 @@ impl Receiving {
             if let Some(Envelope { flags, message }) = self.envelopes.next()? {
                 let message = match (flags, self.encoding) {
                     (0, _) => message,
-                    (COMPRESSED, Encoding::Gzip) => self.encoding.unpack(message)?,
+                    (COMPRESSED, Encoding::Gzip) => self.encoding.decompress(message)?,
                     (COMPRESSED, Encoding::Identity) => {
                         return Err(Status::invalid_argument(
-                            "a message is compressed, and no header says how",
+                            "a message is compressed, but `connect-content-encoding` is missing",
                         ));
                     }
                     _ => {
-                        return Err(Status::invalid_argument(
-                            "an envelope has flags that are not known",
-                        ));
+                        return Err(Status::invalid_argument("an envelope has unknown flags"));
                     }
                 };
                 return self.codec.request(&self.kind, message).map(Some);
             }
             match self.body.frame().await {
                 Some(frame) => {
-                    if let Ok(data) = frame.map_err(call::cut_off)?.into_data() {
+                    if let Ok(data) = frame.map_err(call::interrupted)?.into_data() {
                         self.envelopes.push(&data);
                     }
                 }
-                None if self.envelopes.is_within() => {
+                None if self.envelopes.is_incomplete() => {
                     return Err(Status::invalid_argument("the request ends within a message"));
                 }
                 None => return Ok(None),
@@ -166,8 +166,8 @@ impl Receiving {
     }
 }
 
-/// The answers on their way. The next one is asked for when the client has taken the one before:
-/// whoever reads slowly holds back only their own call.
+/// The response stream. It asks for the next message when the client has taken the previous one: a
+/// slow client delays only its own call.
 struct Sending {
     answers: Answers,
     deadline: Deadline,
@@ -185,7 +185,7 @@ impl Sending {
             other => other,
         };
         match next {
-            Ok(Some(message)) => match self.accepted.pack(&message) {
+            Ok(Some(message)) => match self.accepted.compress(&message) {
                 Some(packed) => (Envelope::encode(COMPRESSED, &packed), false),
                 None => (Envelope::encode(0, &message), false),
             },
@@ -206,7 +206,7 @@ fn end(result: Result<HeaderMap, &Status>, pool: &prost_reflect::DescriptorPool)
         }
     };
     let mut metadata = Map::new();
-    for (name, value) in &call::theirs(trailers) {
+    for (name, value) in &call::application_metadata(trailers) {
         let values = metadata.entry(name.as_str()).or_insert_with(|| json!([]));
         if let (Value::Array(values), Ok(value)) = (values, value.to_str()) {
             values.push(value.into());
@@ -227,10 +227,10 @@ mod tests {
     use super::*;
     use crate::tests::fuzz::fuzz;
 
-    /// Bytes at most of a message in this test.
+    /// Maximum size of a message in this test, in bytes.
     const LIMIT: usize = 4 * 1024;
 
-    /// An envelope, or what only looks like one.
+    /// A valid or malformed envelope.
     fn piece() -> impl Strategy<Value = Vec<u8>> {
         let flags =
             prop_oneof![4 => Just(0), 2 => Just(COMPRESSED), 1 => Just(END), 1 => any::<u8>()];
@@ -238,16 +238,16 @@ mod tests {
             Just(br#"{"task":"t","cursor":"0","types":["*"]}"#.to_vec()),
             Just(br#"{"tsak":1}"#.to_vec()),
             prop::collection::vec(any::<u8>(), 0..64),
-            // What is unpacked may be far larger than it was.
+            // The decompressed message may be far larger than its envelope.
             (0_usize..200_000).prop_map(|size| Encoding::Gzip
-                .pack(&vec![b' '; size].into())
+                .compress(&vec![b' '; size].into())
                 .unwrap_or_default()
                 .to_vec()),
         ];
         prop_oneof![
             9 => (flags, message, -2_i64..3).prop_map(|(flags, message, lie)| {
                 let mut bytes = Envelope::encode(flags, &message).to_vec();
-                // A length that is not quite the message's.
+                // A length that differs slightly from the message's.
                 let length = u32::try_from(message.len() as i64 + if lie.abs() == 2 { lie } else { 0 }).unwrap_or(0);
                 bytes[1..5].copy_from_slice(&length.to_be_bytes());
                 bytes
@@ -256,10 +256,10 @@ mod tests {
         ]
     }
 
-    /// Whatever comes as the body of a call, however it is cut: it ends, and in messages of the
-    /// method's kind before the first error.
+    /// Any body, however it is cut, terminates and yields messages of the method's type before the
+    /// first error.
     #[test]
-    fn random_bodies_are_understood_or_refused() {
+    fn random_bodies_are_parsed_or_refused() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let kind = DESCRIPTORS
             .get_message_by_name("construct.v1.SubscribeRequest")
@@ -282,12 +282,12 @@ mod tests {
             let body = Body::new(StreamBody::new(stream::iter(frames)));
             let envelopes = Envelopes::new(LIMIT);
             let mut receiving = Receiving { body, envelopes, encoding, codec, kind: kind.clone() };
-            let mut seen = 0;
+            let mut message_count = 0;
             while let Ok(Some(message)) = runtime.block_on(receiving.next()) {
-                seen += 1;
+                message_count += 1;
                 prop_assert!(
-                    seen <= pieces.len() * 8 + 40,
-                    "there are more messages than bytes for them"
+                    message_count <= pieces.len() * 8 + 40,
+                    "more messages than the bytes can hold"
                 );
                 if codec == Codec::Json {
                     let read = DynamicMessage::decode(kind.clone(), message);

@@ -1,4 +1,4 @@
-//! What is answered: results, and what went wrong.
+//! Responses: results and failures.
 
 use construct_domain::task::{CONTEXT_TOO_LONG, OUTPUT_LIMIT};
 use construct_proto::v1;
@@ -12,27 +12,27 @@ use crate::{
     status,
 };
 
-/// There was too much of something.
+/// A limit or quota was exceeded.
 const RATE_LIMIT: &str = "RATE_LIMIT_EXCEEDED";
-/// Something that the gateway needs is away, or did not answer in time.
+/// A dependency is unavailable, or did not respond in time.
 const UNAVAILABLE: &str = "UNAVAILABLE";
-/// Something has more in it than there is room for.
+/// The content is too large.
 const TOO_LARGE: &str = "CONTEXT_TOO_LARGE";
-/// After how many seconds another try is welcome, where something is away and nothing else is said.
-const SOON: u64 = 1;
+/// Default retry delay, in seconds, when a dependency is unavailable.
+const DEFAULT_RETRY_SECONDS: u64 = 1;
 
-/// How a request wants to be answered.
+/// The form of a response.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Form {
-    /// By results: each says all of it.
+    /// Results; each is complete.
     #[default]
     Results,
-    /// By events.
+    /// Events.
     Events,
 }
 
-/// What a client is told that went wrong.
+/// An error for the client.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) code: &'static str,
@@ -45,7 +45,7 @@ impl Failure {
         Self { code: "INVALID_REQUEST", message: message.into(), details: Value::Null }
     }
 
-    /// Another try is welcome after some seconds.
+    /// The client may retry after so many seconds.
     pub(super) fn too_many(message: impl Into<String>, after: u64) -> Self {
         Self { code: RATE_LIMIT, message: message.into(), details: json!({"retryAfter": after}) }
     }
@@ -70,13 +70,13 @@ impl Failure {
         Self { code: "TOOL_NOT_AVAILABLE", message: message.into(), details: Value::Null }
     }
 
-    /// How a turn of the model failed.
-    pub(super) fn of_turn(error: &v1::TaskError) -> Self {
+    /// The failure of a turn.
+    pub(super) fn from_turn(error: &v1::TaskError) -> Self {
         let code = if error.code == CONTEXT_TOO_LONG { TOO_LARGE } else { "PROVIDER_ERROR" };
         Self { code, message: error.message.clone(), details: json!({"code": error.code}) }
     }
 
-    /// As one line: of its own, or as a block of a result.
+    /// As a line of its own, or as a block of a result.
     pub(super) fn line(&self, form: Form, id: Option<&str>, session: Option<&str>) -> Value {
         let mut line = match form {
             Form::Results => json!({
@@ -98,7 +98,7 @@ impl Failure {
                 line
             }
         };
-        named(&mut line, id);
+        set_id(&mut line, id);
         line
     }
 
@@ -126,7 +126,7 @@ impl From<Status> for Failure {
             violations.iter().any(|it| it.field == name || it.field == format!("spec.{name}"))
         };
         let code = match status.code() {
-            // An id that cannot be one leads nowhere either.
+            // An invalid id does not exist either.
             Code::NotFound if missing == "agent" => "AGENT_NOT_FOUND",
             Code::InvalidArgument if wrong("agent") => "AGENT_NOT_FOUND",
             Code::NotFound => "SESSION_NOT_FOUND",
@@ -138,47 +138,47 @@ impl From<Status> for Failure {
                 TOO_LARGE
             }
             Code::ResourceExhausted => RATE_LIMIT,
-            // The protocol has no word for a deadline that has passed: what was asked for may have
-            // been done, or not.
+            // The protocol has no code for an exceeded deadline: the request may or may not have
+            // been executed.
             Code::Unavailable | Code::DeadlineExceeded => UNAVAILABLE,
             Code::FailedPrecondition | Code::Aborted | Code::AlreadyExists => "SESSION_ERROR",
             Code::Unauthenticated | Code::PermissionDenied => "UNAUTHORIZED",
             _ => "INTERNAL_ERROR",
         };
-        let mut details = further(&details);
-        // What has passed its deadline may have been done: nobody is invited to have it done twice.
+        let mut details = retry_details(&details);
+        // A request that exceeded its deadline may have been executed, so no retry is suggested.
         if status.code() == Code::Unavailable && details.is_null() {
-            details = json!({"retryAfter": SOON});
+            details = json!({"retryAfter": DEFAULT_RETRY_SECONDS});
         }
         Self { code, message: status.message().to_owned(), details }
     }
 }
 
-/// Which quota is used up, if it is one, and in how many seconds another try is welcome.
-fn further(details: &ErrorDetails) -> Value {
-    let mut further = Map::new();
+/// The exhausted quota, if any, and the retry delay in seconds.
+fn retry_details(details: &ErrorDetails) -> Value {
+    let mut retry_details = Map::new();
     if let Some(violation) = details.quota_failure().and_then(|failure| failure.violations.first())
     {
-        further.insert("quota".to_owned(), violation.quota_id.clone().into());
-        further.insert("limit".to_owned(), violation.quota_value.into());
+        retry_details.insert("quota".to_owned(), violation.quota_id.clone().into());
+        retry_details.insert("limit".to_owned(), violation.quota_value.into());
     }
     if let Some(after) = details.retry_info().and_then(|info| info.retry_delay) {
-        further.insert("retryAfter".to_owned(), seconds(after).max(1).into());
+        retry_details.insert("retryAfter".to_owned(), seconds(after).max(1).into());
     }
-    if further.is_empty() { Value::Null } else { further.into() }
+    if retry_details.is_empty() { Value::Null } else { retry_details.into() }
 }
 
-/// Says what is left of the quotas that a request was counted against, by their names; nothing
-/// where nothing is limited.
-pub(super) fn tell_left(line: &mut Value, metered: &Metered) {
+/// Adds the remaining quotas of a request to a line, by name. Adds nothing where nothing is
+/// limited.
+pub(super) fn add_quotas(line: &mut Value, metered: &Metered) {
     let mut quotas = Map::new();
-    for left in &metered.0 {
-        let (remaining, reset) = (left.remaining.max(0), seconds(left.reset));
-        let mut quota = json!({"limit": left.limit, "remaining": remaining, "reset": reset});
-        if let Some(window) = left.window {
+    for quota_state in &metered.0 {
+        let (remaining, reset) = (quota_state.remaining.max(0), seconds(quota_state.reset));
+        let mut quota = json!({"limit": quota_state.limit, "remaining": remaining, "reset": reset});
+        if let Some(window) = quota_state.window {
             quota["window"] = window.as_secs().into();
         }
-        quotas.insert(left.id.to_owned(), quota);
+        quotas.insert(quota_state.id.to_owned(), quota);
     }
     if !quotas.is_empty() {
         line["rateLimit"] = quotas.into();
@@ -192,7 +192,7 @@ pub(super) struct Outcome<'a> {
     pub(super) agent: &'a str,
     pub(super) content: Vec<Value>,
     pub(super) turns: Vec<Value>,
-    /// There are earlier turns than these.
+    /// There are earlier turns.
     pub(super) is_cut: bool,
     pub(super) usage: (i64, i64),
     pub(super) stop: &'a str,
@@ -213,19 +213,19 @@ impl Outcome<'_> {
         if !self.stop.is_empty() {
             line["stopReason"] = self.stop.into();
         }
-        named(&mut line, id);
+        set_id(&mut line, id);
         line
     }
 }
 
-/// Says which request a line answers.
-pub(super) fn named(line: &mut Value, id: Option<&str>) {
+/// Adds the id of the request to a line.
+pub(super) fn set_id(line: &mut Value, id: Option<&str>) {
     if let Some(id) = id {
         line["id"] = id.into();
     }
 }
 
-/// What ended a turn.
+/// The reason for the end of a turn.
 pub(super) fn stop_reason(turn: &v1::TurnCompleted) -> &'static str {
     match turn.outcome() {
         v1::TurnOutcome::Completed | v1::TurnOutcome::Unspecified => "end_turn",
@@ -247,7 +247,7 @@ mod tests {
     use crate::deadline;
 
     #[test]
-    fn who_may_try_again_is_told_when_whatever_was_too_much_or_away() {
+    fn retryable_failure_has_a_retry_delay() {
         for (status, code, after) in [
             (status::exhausted("full"), "RATE_LIMIT_EXCEEDED", json!({"retryAfter": 10})),
             (status::unavailable("away"), "UNAVAILABLE", json!({"retryAfter": 1})),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_that_end_at_a_limit_say_which_one_in_the_protocols_words() {
+    fn turn_stopped_by_a_limit_has_its_stop_reason() {
         let ended = |outcome: v1::TurnOutcome, code: &str| {
             let error = v1::TaskError { code: code.into(), message: "words".into(), time: None };
             let turn = v1::TurnCompleted {
@@ -272,15 +272,15 @@ mod tests {
                 error: Some(error.clone()),
                 ..Default::default()
             };
-            (stop_reason(&turn), Failure::of_turn(&error).block()["code"].clone())
+            (stop_reason(&turn), Failure::from_turn(&error).block()["code"].clone())
         };
-        for (outcome, code, stop, told) in [
+        for (outcome, code, stop, reported) in [
             (v1::TurnOutcome::Failed, "OUTPUT_LIMIT", "max_tokens", "PROVIDER_ERROR"),
             (v1::TurnOutcome::Failed, "CONTEXT_TOO_LONG", "error", "CONTEXT_TOO_LARGE"),
             (v1::TurnOutcome::Failed, "AUTHENTICATION", "error", "PROVIDER_ERROR"),
             (v1::TurnOutcome::MaxTurns, "MAX_TURNS", "max_turns", "PROVIDER_ERROR"),
         ] {
-            assert_eq!(ended(outcome, code), (stop, json!(told)), "{code}");
+            assert_eq!(ended(outcome, code), (stop, json!(reported)), "{code}");
         }
     }
 }

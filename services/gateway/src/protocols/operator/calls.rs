@@ -1,4 +1,4 @@
-//! The gRPC services, for one connection.
+//! Calls of the gRPC services for one connection.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,21 +22,21 @@ use crate::{
         ProtocolLayer, Shared, TIMEOUT,
         call::{self, Answers, Call},
         methods::Method,
-        outbound::SMALL,
+        outbound::ALWAYS_ALLOWED_BYTES,
     },
     quotas::Metered,
     subscribe::cursor::Cursor,
 };
 
-/// Calls on behalf of whoever is at the other end of a connection.
+/// Makes calls on behalf of the client of a connection.
 #[derive(Clone)]
 pub(super) struct Calls {
     shared: Arc<Shared>,
     caller: Parts,
-    /// Whom the connection is charged to.
+    /// The account that the connection is charged to.
     account: Account,
-    /// What was left of the caller's quotas when something was answered last.
-    left: Arc<Mutex<Metered>>,
+    /// The caller's remaining quotas as of the last response.
+    remaining_quotas: Arc<Mutex<Metered>>,
 }
 
 impl Calls {
@@ -50,29 +50,28 @@ impl Calls {
             Peer::Unknown.into(),
             false,
         );
-        Self { shared, caller, account, left: Arc::default() }
+        Self { shared, caller, account, remaining_quotas: Arc::default() }
     }
 
-    /// Says where the connection comes from. What is left is told on each connection as it was
-    /// there.
+    /// Sets the peer of the connection. Each connection reports its own remaining quotas.
     pub(super) fn with_peer(mut self, peer: TcpConnectInfo) -> Self {
-        self.left = Arc::default();
+        self.remaining_quotas = Arc::default();
         self.caller.extensions.insert(peer);
         self
     }
 
-    /// Charges a connection that was accepted, and whoever is at its other end, from now on. To be
-    /// called when it is known where it comes from.
+    /// Charges an accepted connection and its client from now on. To be called once the peer is
+    /// known.
     pub(super) fn charge(&mut self, connection: Arc<Connection>) {
         let (peer, capacity) =
             (Peer::of(&self.caller.extensions), Arc::clone(self.shared.api.capacity()));
         self.account = Account::new(capacity, connection, peer.into(), false);
         self.caller.extensions.insert(self.account.clone());
-        // Whoever is on this machine is known at once.
+        // A local peer is authenticated at once.
         if !self.caller.headers.contains_key(header::AUTHORIZATION)
             && self.shared.api.gate().trusts(peer)
         {
-            // Has room: nothing was sent yet. If not, its calls are refused.
+            // There is room, because nothing was sent yet. Otherwise its calls are refused.
             _ = self.account.identify(OrganizationId::LOCAL);
         }
     }
@@ -81,9 +80,9 @@ impl Calls {
         &self.account
     }
 
-    /// Takes over what the request for a WebSocket said of its caller. Tells for whom it is, when a
-    /// trusted proxy passes it on.
-    pub(super) fn identify_as(&mut self, headers: &HeaderMap) -> Option<Forwarded> {
+    /// Adopts the headers of a WebSocket request that identify the caller. Returns the client that
+    /// a trusted proxy names.
+    pub(super) fn adopt_headers(&mut self, headers: &HeaderMap) -> Option<Forwarded> {
         self.caller.extensions.insert(Protocol::WebSocket);
         let client = self.shared.proxies.client(&self.caller.extensions, headers);
         if let Some(client) = client {
@@ -101,24 +100,24 @@ impl Calls {
         client
     }
 
-    /// From now on calls are made with a key, and for an organization.
+    /// Makes later calls with a key, and for an organization.
     ///
     /// # Errors
     /// `UNAUTHENTICATED` when the key has characters that no key has.
     pub(super) fn identify(&mut self, key: &str, organization: Option<&str>) -> Result<(), Status> {
         let value = |text: &str| {
             let value = HeaderValue::from_str(text);
-            value.map_err(|_| Status::unauthenticated("this is not a key, or not an organization"))
+            value.map_err(|_| Status::unauthenticated("invalid key or organization"))
         };
         let mut key = value(&format!("Bearer {key}"))?;
         key.set_sensitive(true);
         let organization = organization.map(value).transpose()?;
-        // What is left to another caller is not theirs to know.
-        self.left = Arc::default();
+        // Other callers must not see the remaining quotas.
+        self.remaining_quotas = Arc::default();
         self.caller.headers.insert(header::AUTHORIZATION, key);
         match organization {
             Some(organization) => self.caller.headers.insert("x-organization-id", organization),
-            // One of an earlier log-in is not this one's.
+            // The organization of an earlier log-in does not apply.
             None => self.caller.headers.remove("x-organization-id"),
         };
         Ok(())
@@ -133,7 +132,8 @@ impl Calls {
         Ok(self.write(method, request).await?.0)
     }
 
-    /// The same, and whether the answer was given before: then nothing was done this time.
+    /// Like [`Self::unary`]; also returns whether the response is a stored one, so that this call
+    /// did nothing.
     pub(super) async fn write<A: Message + Default>(
         &self,
         method: &'static str,
@@ -143,8 +143,8 @@ impl Calls {
         let (head, message) = (self.head(deadline), request.encode_to_vec());
         let call = Call { method, head: &head };
         let reply = deadline.begin(call.unary(self.shared.services()?, &message)).await?;
-        self.note(reply.metered);
-        if reply.message.len() > SMALL {
+        self.record_quotas(reply.metered);
+        if reply.message.len() > ALWAYS_ALLOWED_BYTES {
             self.account.check_answer(reply.message.len())?;
         }
         let answer = A::decode(reply.message);
@@ -153,48 +153,54 @@ impl Calls {
         Ok((answer, reply.repeated))
     }
 
-    /// What happens in a task. Without a cursor: from now on, also what the caller does next.
+    /// Subscribes to the events of a task. Without a cursor it begins now, and includes the
+    /// caller's next actions.
     pub(super) async fn subscribe(&self, task: &str, cursor: &str) -> Result<Watch, Status> {
         let request = v1::SubscribeRequest {
             task: task.to_owned(),
             cursor: cursor.to_owned(),
             types: Vec::new(),
         };
-        let body = call::one(&request.encode_to_vec());
+        let body = call::unary_body(&request.encode_to_vec());
         let (method, deadline) =
             (self.method("EventService/Subscribe")?, Deadline::new(None, TIMEOUT));
         let head = self.head(deadline);
         let call = Call { method, head: &head };
         let mut answers = deadline.begin(call.open(self.shared.services()?, body)).await?;
-        self.note(std::mem::take(&mut answers.metered));
-        Ok(Watch { answers, told: None })
+        self.record_quotas(std::mem::take(&mut answers.metered));
+        Ok(Watch { answers, delivered: None })
     }
 
-    /// What happens in a task behind a cursor. The step in which that stands is seen from its
-    /// beginning: how its pieces go on depends on those before.
+    /// Resumes the events of a task after a cursor. The cursor's step is replayed from its
+    /// beginning, because its pieces depend on the earlier ones.
     pub(super) async fn resume(&self, task: &str, cursor: &str) -> Result<Watch, Status> {
-        // What is no cursor is refused as it stands.
-        let told = cursor.parse::<Cursor>().ok();
-        let from =
-            told.map_or_else(|| cursor.to_owned(), |told| Cursor { index: 0, ..told }.to_string());
-        Ok(Watch { told, ..self.subscribe(task, &from).await? })
+        // An invalid cursor is passed on, and refused by the service.
+        let delivered = cursor.parse::<Cursor>().ok();
+        let from = delivered.map_or_else(
+            || cursor.to_owned(),
+            |delivered| Cursor { index: 0, ..delivered }.to_string(),
+        );
+        Ok(Watch { delivered, ..self.subscribe(task, &from).await? })
     }
 
-    /// Says in a line what is left of the caller's quotas.
-    pub(super) fn tell_left(&self, line: &mut Value) {
-        answer::tell_left(line, &self.left.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Adds the caller's remaining quotas to a line.
+    pub(super) fn add_quotas(&self, line: &mut Value) {
+        answer::add_quotas(
+            line,
+            &self.remaining_quotas.lock().unwrap_or_else(PoisonError::into_inner),
+        );
     }
 
-    fn note(&self, metered: Metered) {
-        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = metered;
+    fn record_quotas(&self, metered: Metered) {
+        *self.remaining_quotas.lock().unwrap_or_else(PoisonError::into_inner) = metered;
     }
 
     fn method(&self, method: &'static str) -> Result<&Method, Status> {
-        let found = self.shared.methods.get(&format!("/construct.v1.{method}"));
-        found.ok_or_else(|| Status::unimplemented("there is no such method"))
+        let descriptor = self.shared.methods.get(&format!("/construct.v1.{method}"));
+        descriptor.ok_or_else(|| Status::unimplemented("unknown method"))
     }
 
-    /// Who calls, and until when that must be answered.
+    /// The head of a call: its caller and deadline.
     fn head(&self, deadline: Deadline) -> Parts {
         let mut head = self.caller.clone();
         head.extensions.insert(deadline);
@@ -205,31 +211,32 @@ impl Calls {
 /// The events of a task.
 pub(super) struct Watch {
     answers: Answers,
-    /// Up to where the client has them.
-    told: Option<Cursor>,
+    /// The position up to which the client has the events.
+    delivered: Option<Cursor>,
 }
 
 impl Watch {
-    /// The next event; none when there will be no more.
+    /// The next event; `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<v1::Event>, Status> {
         let Some(message) = self.answers.next().await? else { return Ok(None) };
         let event = v1::Event::decode(message);
         let mut event =
             event.map_err(|error| crate::status::internal("an event cannot be read", &error))?;
-        if let Some(told) = &self.told
+        if let Some(delivered) = &self.delivered
             && let Ok(mut cursor) = event.cursor.parse::<Cursor>()
-            && told.is_past(cursor.step, cursor.index)
+            && delivered.is_past(cursor.step, cursor.index)
         {
-            // A record that comes before what is seen once more: who goes on behind it has that all
-            // the same.
-            (cursor.step, cursor.index) = (told.step, told.index);
+            // A record before the replayed part keeps the client's position as its cursor: a client
+            // that resumes after it has that part already.
+            (cursor.step, cursor.index) = (delivered.step, delivered.index);
             event.cursor = cursor.to_string();
         }
         Ok(Some(event))
     }
 
-    /// Whether the client has an event already.
-    pub(super) fn has_told(&self, event: &v1::Event) -> bool {
-        event.sequence == 0 && self.told.is_some_and(|told| told.is_past(event.step, event.index))
+    /// Whether the client already has an event.
+    pub(super) fn is_delivered(&self, event: &v1::Event) -> bool {
+        event.sequence == 0
+            && self.delivered.is_some_and(|delivered| delivered.is_past(event.step, event.index))
     }
 }

@@ -1,4 +1,4 @@
-//! One connection: reads lines, and works on what they ask for side by side.
+//! One connection: reads lines and runs their requests concurrently.
 
 mod work;
 
@@ -20,12 +20,13 @@ use tracing::Instrument as _;
 
 use self::work::Work;
 use super::{
-    BURST, CANCELS, FIRST, IDLE, LINGER, MAX_LINE, Options, PER_SECOND, RUNNING,
-    answer::{Failure, Form, named},
+    FIRST_LINE_TIMEOUT, IDLE_TIMEOUT, LINES_PER_SECOND, MAX_CANCELS, MAX_LINE, MAX_LINE_BURST,
+    MAX_RUNNING, Options, WRITE_TIMEOUT,
+    answer::{Failure, Form, set_id},
     calls::Calls,
     line::Line,
-    request::{Request, Wanted},
-    wire::{self, Reader, Rewound, Writer},
+    request::{Action, Request},
+    wire::{self, PeekedStream, Reader, Writer},
 };
 use crate::{
     identity::peer::Forwarded,
@@ -38,18 +39,18 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// Lines of streams on their way; behind them the streams wait, each by itself.
-const EVENTS: usize = 16;
-/// After how many seconds who finds the gateway full, or has too many requests, may come back. When
-/// there is a place nobody knows.
-const CROWDED: u64 = 10;
-const BUSY: u64 = 1;
-/// How long what is worked on may take to its end when the gateway stops, and then how long it has
-/// for its last words, and these have to leave. Together less than a process has that stops.
-const FINISH: Duration = Duration::from_secs(2);
-const LAST: Duration = Duration::from_secs(1);
-/// Answers on their way. Those of streams don't stand before them.
-const ANSWERS: usize = 64;
+/// Buffered lines of streams. When the buffer is full, each stream waits by itself.
+const EVENT_BUFFER: usize = 16;
+/// Retry delays, in seconds, when the gateway is full or a connection has too many requests. The
+/// actual time is unknown.
+const CONNECT_RETRY_SECONDS: u64 = 10;
+const REQUEST_RETRY_SECONDS: u64 = 1;
+/// When the gateway stops: how long running requests may take to end, and then how long they have
+/// to send their last lines. Together less than the shutdown time of a process.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// Buffered answers. Lines of streams don't delay them.
+const ANSWER_BUFFER: usize = 64;
 
 pub(super) struct Connection {
     calls: Calls,
@@ -57,51 +58,59 @@ pub(super) struct Connection {
     draining: CancellationToken,
 }
 
-/// Where lines for the client go.
+/// Sends lines to the client.
 #[derive(Clone)]
-pub(super) struct Out {
+pub(super) struct LineSender {
     account: Account,
-    answers: mpsc::Sender<Told>,
-    events: mpsc::Sender<Told>,
+    answers: mpsc::Sender<OutgoingLine>,
+    events: mpsc::Sender<OutgoingLine>,
 }
 
-/// What a line with a whole session holds until it is written: the one place of its connection, and
-/// room.
-pub(super) struct Held {
-    pub(super) place: OwnedSemaphorePermit,
-    pub(super) room: Share,
+/// What a line with a whole session holds until it is written: the connection's session slot, and
+/// memory.
+pub(super) struct SessionHold {
+    pub(super) slot: OwnedSemaphorePermit,
+    pub(super) memory: Share,
 }
 
-/// A line, and what it holds.
-pub(super) struct Told {
+/// A line with the resources it holds.
+pub(super) struct OutgoingLine {
     line: String,
-    _room: Share,
-    _place: Option<OwnedSemaphorePermit>,
+    _memory: Share,
+    _slot: Option<OwnedSemaphorePermit>,
 }
 
-/// The client is gone.
-pub(super) struct Gone;
+/// The client has disconnected.
+pub(super) struct Disconnected;
 
-impl Out {
-    /// A line that doesn't wait behind those of streams.
-    pub(super) async fn answer(&self, line: Value, held: Option<Held>) -> Result<(), Gone> {
-        self.answers.send(self.told(line, held)).await.map_err(|_| Gone)
+impl LineSender {
+    /// Sends a line that doesn't wait behind those of streams.
+    pub(super) async fn answer(
+        &self,
+        line: Value,
+        hold: Option<SessionHold>,
+    ) -> Result<(), Disconnected> {
+        self.answers.send(self.outgoing(line, hold)).await.map_err(|_| Disconnected)
     }
 
-    /// A line of a stream.
-    pub(super) async fn event(&self, line: Value, held: Option<Held>) -> Result<(), Gone> {
-        self.events.send(self.told(line, held)).await.map_err(|_| Gone)
+    /// Sends a line of a stream.
+    pub(super) async fn event(
+        &self,
+        line: Value,
+        hold: Option<SessionHold>,
+    ) -> Result<(), Disconnected> {
+        self.events.send(self.outgoing(line, hold)).await.map_err(|_| Disconnected)
     }
 
-    /// A line as it is sent, charged until the client has read it.
-    fn told(&self, line: Value, held: Option<Held>) -> Told {
+    /// A line, charged until the client has read it.
+    fn outgoing(&self, line: Value, hold: Option<SessionHold>) -> OutgoingLine {
         let line = line.to_string();
-        match held {
-            Some(Held { place, mut room }) => {
-                room.set(line.len());
-                Told { line, _room: room, _place: Some(place) }
+        match hold {
+            Some(SessionHold { slot, mut memory }) => {
+                memory.set(line.len());
+                OutgoingLine { line, _memory: memory, _slot: Some(slot) }
             }
-            None => Told { _room: self.account.answer(line.len()), line, _place: None },
+            None => OutgoingLine { _memory: self.account.answer(line.len()), line, _slot: None },
         }
     }
 }
@@ -113,17 +122,17 @@ impl Connection {
         options: Arc<Options>,
         draining: CancellationToken,
     ) -> Self {
-        // Lines are small and wanted at once. If it cannot be set they come a little later.
+        // Lines are small and urgent. On failure they arrive a little later.
         _ = stream.set_nodelay(true);
-        // If it cannot be set, a client that vanished holds its place until it is written to.
+        // On failure, a client that vanished keeps its connection until the next write.
         _ = SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(SILENCE));
         let calls = calls.with_peer(stream.connect_info());
         Self { calls, options, draining }
     }
 
-    /// Tells the client that there are too many already.
+    /// Tells the client that there are too many connections.
     pub(super) async fn refuse(self, mut stream: TcpStream) {
-        last_words(&mut stream, &crowded()).await;
+        close_with_failure(&mut stream, &too_many_connections()).await;
     }
 
     pub(super) async fn run(
@@ -131,33 +140,44 @@ impl Connection {
         mut stream: Stream,
         accepted: Arc<limit::connection::Connection>,
     ) {
-        let (begun, mut first) = (Instant::now(), [0]);
+        let (start, mut first) = (Instant::now(), [0]);
         let read = tokio::select! {
             () = self.draining.cancelled() => return,
-            read = tokio::time::timeout(FIRST, stream.read(&mut first)) => read,
+            read = tokio::time::timeout(FIRST_LINE_TIMEOUT, stream.read(&mut first)) => read,
         };
-        let mut patience = FIRST.saturating_sub(begun.elapsed());
-        let (reader, writer, _place) = match (read, first[0]) {
+        let mut first_line_timeout = FIRST_LINE_TIMEOUT.saturating_sub(start.elapsed());
+        let (reader, writer, _permit) = match (read, first[0]) {
             (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => {
                 self.calls.charge(accepted);
-                let (reader, writer) =
-                    wire::plain(Rewound::new(first[0], stream), self.calls.account().clone());
+                let (reader, writer) = wire::line_stream(
+                    PeekedStream::new(first[0], stream),
+                    self.calls.account().clone(),
+                );
                 (reader, writer, None)
             }
             (Ok(Ok(1)), b'G') => {
-                let shaking = wire::web(Rewound::new(first[0], stream), &self.options.guard);
-                match tokio::time::timeout(LINGER, shaking).await {
+                let handshake = wire::accept_web_socket(
+                    PeekedStream::new(first[0], stream),
+                    &self.options.guard,
+                );
+                match tokio::time::timeout(WRITE_TIMEOUT, handshake).await {
                     Ok(Ok((socket, headers))) => {
-                        patience = IDLE;
-                        let client = self.calls.identify_as(&headers);
+                        first_line_timeout = IDLE_TIMEOUT;
+                        let client = self.calls.adopt_headers(&headers);
                         self.calls.charge(accepted);
                         let (reader, writer) = socket.split(self.calls.account().clone());
                         match client {
                             None => (reader, writer, None),
                             Some(Forwarded(client)) => {
                                 match self.options.proxied.take(Holder::network(Some(client)), 1) {
-                                    Ok(place) => (reader, writer, Some(place)),
-                                    Err(_) => return last_message(writer, &crowded()).await,
+                                    Ok(permit) => (reader, writer, Some(permit)),
+                                    Err(_) => {
+                                        return close_web_socket_with_failure(
+                                            writer,
+                                            &too_many_connections(),
+                                        )
+                                        .await;
+                                    }
                                 }
                             }
                         }
@@ -166,87 +186,88 @@ impl Connection {
                     Err(_) => return,
                 }
             }
-            // A page can make a browser post to any port, with lines of JSON as the body. Who posts
-            // is not answered.
+            // A page can make a browser post to any port, with lines of JSON as the body. A POST is
+            // not answered.
             _ => {
-                return last_words(
+                return close_with_failure(
                     &mut stream,
-                    &Failure::invalid("lines of JSON are spoken here, or WebSocket"),
+                    &Failure::invalid("expected lines of JSON, or a WebSocket"),
                 )
                 .await;
             }
         };
-        let ((answers, answered), (events, told)) = (mpsc::channel(ANSWERS), mpsc::channel(EVENTS));
-        let mut writing = tokio::spawn(write(writer, answered, told));
+        let ((answers, answer_receiver), (events, event_receiver)) =
+            (mpsc::channel(ANSWER_BUFFER), mpsc::channel(EVENT_BUFFER));
+        let mut writing = tokio::spawn(write(writer, answer_receiver, event_receiver));
         let account = self.calls.account().clone();
         let mut server = Server {
             calls: self.calls,
             options: self.options,
-            out: Out { account, answers, events },
-            room: Arc::new(Semaphore::new(1)),
+            out: LineSender { account, answers, events },
+            session_slot: Arc::new(Semaphore::new(1)),
             running: JoinSet::new(),
             stopping: CancellationToken::new(),
             by_id: HashMap::new(),
-            bucket: Bucket { left: f64::from(BURST), at: Instant::now() },
+            bucket: Bucket { available: f64::from(MAX_LINE_BURST), refilled_at: Instant::now() },
         };
-        let linger = tokio::select! {
+        let flush_timeout = tokio::select! {
             () = self.draining.cancelled() => {
                 server.finish().await;
-                Some(LAST)
+                Some(FLUSH_TIMEOUT)
             }
             _ = &mut writing => None,
-            () = server.serve(reader, patience) => Some(LINGER),
+            () = server.serve(reader, first_line_timeout) => Some(WRITE_TIMEOUT),
         };
         server.running.shutdown().await;
         drop(server);
-        if let Some(linger) = linger
-            && tokio::time::timeout(linger, &mut writing).await.is_err()
+        if let Some(flush_timeout) = flush_timeout
+            && tokio::time::timeout(flush_timeout, &mut writing).await.is_err()
         {
             writing.abort();
         }
     }
 }
 
-fn crowded() -> Failure {
-    Failure::too_many("the gateway has too many connections", CROWDED)
+fn too_many_connections() -> Failure {
+    Failure::too_many("the gateway has too many connections", CONNECT_RETRY_SECONDS)
 }
 
-/// Tells why a connection is closed.
-async fn last_words(stream: &mut (impl AsyncWrite + Unpin), failure: &Failure) {
+/// Sends the reason and closes the connection.
+async fn close_with_failure(stream: &mut (impl AsyncWrite + Unpin), failure: &Failure) {
     let line = format!("{}\n", failure.line(Form::Results, None, None));
-    let telling = async {
+    let sending = async {
         stream.write_all(line.as_bytes()).await?;
         stream.shutdown().await
     };
     // The connection ends in any case.
-    _ = tokio::time::timeout(LINGER, telling).await;
+    _ = tokio::time::timeout(WRITE_TIMEOUT, sending).await;
 }
 
-/// Tells why a WebSocket is closed.
-async fn last_message(mut writer: Writer, failure: &Failure) {
+/// Sends the reason and closes the WebSocket.
+async fn close_web_socket_with_failure(mut writer: Writer, failure: &Failure) {
     let line = failure.line(Form::Results, None, None).to_string();
-    let telling = async {
+    let sending = async {
         _ = writer.write(line).await;
         writer.close().await;
     };
     // The connection ends in any case.
-    _ = tokio::time::timeout(LINGER, telling).await;
+    _ = tokio::time::timeout(WRITE_TIMEOUT, sending).await;
 }
 
-/// Writes lines until nobody has any, or the client doesn't take them.
+/// Writes lines until all senders are gone, or the client stops reading.
 async fn write(
     mut writer: Writer,
-    mut answers: mpsc::Receiver<Told>,
-    mut events: mpsc::Receiver<Told>,
+    mut answers: mpsc::Receiver<OutgoingLine>,
+    mut events: mpsc::Receiver<OutgoingLine>,
 ) {
     loop {
-        let told = tokio::select! {
+        let outgoing = tokio::select! {
             biased;
-            Some(told) = answers.recv() => told,
-            Some(told) = events.recv() => told,
+            Some(line) = answers.recv() => line,
+            Some(line) = events.recv() => line,
             else => return writer.close().await,
         };
-        let Told { line, _room, _place } = told;
+        let OutgoingLine { line, _memory, _slot } = outgoing;
         // A client that does not read breaks the connection.
         if writer.write(line).await.is_err() {
             return;
@@ -254,62 +275,63 @@ async fn write(
     }
 }
 
-/// What a request is known by: to the client, when it is sent again, and on its connection.
-struct Asked {
+/// The ids of a request: the client's, the idempotency key, and the number of its line.
+struct RequestIds {
     id: Option<String>,
     key: Option<String>,
     number: u64,
 }
 
-/// What is known about a connection while it lives.
+/// The state of a connection.
 struct Server {
     calls: Calls,
     options: Arc<Options>,
-    out: Out,
+    out: LineSender,
     /// One session at a time is in memory for a client that doesn't read.
-    room: Arc<Semaphore>,
-    /// Requests that are worked on.
+    session_slot: Arc<Semaphore>,
+    /// The running requests.
     running: JoinSet<()>,
-    /// Cancelled when they have to end at once, and say why.
+    /// Canceled when running requests must end at once, with a reason.
     stopping: CancellationToken,
     by_id: HashMap<String, (AbortHandle, bool)>,
     bucket: Bucket,
 }
 
 impl Server {
-    /// Works until there is nothing more to read. `patience` is how long the first line may take; a
-    /// WebSocket has had one.
-    async fn serve(&mut self, mut lines: Reader, patience: Duration) {
-        let (mut heard, mut number) = (Instant::now(), 0_u64);
+    /// Serves until the client sends no more. `first_line_timeout` is the time for the first line;
+    /// a WebSocket has had one.
+    async fn serve(&mut self, mut lines: Reader, first_line_timeout: Duration) {
+        let (mut last_activity, mut number) = (Instant::now(), 0_u64);
         loop {
             let line = tokio::select! {
                 Some(done) = self.running.join_next_with_id() => {
                     let done = done.map_or_else(|error| error.id(), |(id, ())| id);
-                    // By what ran: a request that was cancelled may have a successor with its id.
+                    // Compares task ids: a canceled request may have a successor with the same
+                    // request id.
                     self.by_id.retain(|_, (handle, _)| handle.id() != done);
-                    heard = Instant::now();
+                    last_activity = Instant::now();
                     continue;
                 }
-                () = tokio::time::sleep_until(heard + if number == 0 { patience } else { IDLE }), if self.running.is_empty() => return,
+                () = tokio::time::sleep_until(last_activity + if number == 0 { first_line_timeout } else { IDLE_TIMEOUT }), if self.running.is_empty() => return,
                 line = lines.next() => line,
             };
             match line {
                 Ok(Some(line)) => {
-                    heard = Instant::now();
+                    last_activity = Instant::now();
                     number += 1;
                     if self.line(line, number).await.is_err() {
                         return;
                     }
                 }
-                // The client asks for nothing more, but may wait for what it has asked for. A
-                // stream has no end to wait for.
+                // The client sends no more requests, but may wait for running ones. A stream has no
+                // end to wait for.
                 Ok(None) => {
-                    for (handle, endless) in self.by_id.values() {
-                        if *endless {
+                    for (handle, is_stream) in self.by_id.values() {
+                        if *is_stream {
                             handle.abort();
                         }
                     }
-                    _ = tokio::time::timeout(IDLE, self.rest()).await;
+                    _ = tokio::time::timeout(IDLE_TIMEOUT, self.join_running()).await;
                     return;
                 }
                 Err(error) => {
@@ -320,68 +342,67 @@ impl Server {
         }
     }
 
-    /// Ends what is worked on, each request with an answer. What follows a session ends by itself
-    /// when the gateway stops, and most of the rest is done soon.
+    /// Ends the running requests, each with an answer. Streams end by themselves when the gateway
+    /// stops, and most other requests end soon.
     async fn finish(&mut self) {
-        if tokio::time::timeout(FINISH, self.rest()).await.is_err() {
+        if tokio::time::timeout(FINISH_TIMEOUT, self.join_running()).await.is_err() {
             self.stopping.cancel();
-            // Whoever doesn't read them is not waited for.
-            _ = tokio::time::timeout(LAST, self.rest()).await;
+            // Clients that don't read are not waited for.
+            _ = tokio::time::timeout(FLUSH_TIMEOUT, self.join_running()).await;
         }
     }
 
-    async fn rest(&mut self) {
+    async fn join_running(&mut self) {
         while self.running.join_next().await.is_some() {}
     }
 
-    async fn line(&mut self, line: Line, number: u64) -> Result<(), Gone> {
+    async fn line(&mut self, line: Line, number: u64) -> Result<(), Disconnected> {
         let text = match line {
             Line::Text(text) => text,
             Line::TooLong => {
                 let failure = Failure::too_large(format!("a line has at most {MAX_LINE} bytes"));
                 return self.fail(&failure, Form::Results, None).await;
             }
-            Line::NoText => {
+            Line::NotUtf8 => {
                 return self
                     .fail(&Failure::invalid("a line must be UTF-8"), Form::Results, None)
                     .await;
             }
         };
-        let refused = if self.bucket.take() {
+        let rejection = if self.bucket.take() {
             None
         } else {
-            Some(Failure::too_many("too many requests in a short time", self.bucket.wait()))
+            Some(Failure::too_many("too many requests per second", self.bucket.wait()))
         };
-        let request = match (refused, serde_json::from_str::<Request>(&text)) {
+        let request = match (rejection, serde_json::from_str::<Request>(&text)) {
             (None, Ok(request)) => request,
-            (refused, read) => {
+            (rejection, read) => {
                 let value: Value = serde_json::from_str(&text).unwrap_or_default();
                 let is_events = value["content"].is_string() || value["form"] == "events";
                 let form = if is_events { Form::Events } else { Form::Results };
-                let unread = read
-                    .err()
-                    .map(|error| Failure::invalid(format!("the request cannot be read: {error}")));
-                let Some(failure) = refused.or(unread) else { return Ok(()) };
+                let parse_failure =
+                    read.err().map(|error| Failure::invalid(format!("invalid request: {error}")));
+                let Some(failure) = rejection.or(parse_failure) else { return Ok(()) };
                 return self.fail(&failure, form, value["id"].as_str()).await;
             }
         };
         let id = request.id.clone();
         let key = match request.key() {
             Ok(key) => key,
-            Err(words) => {
+            Err(message) => {
                 return self
-                    .fail(&Failure::invalid(words), request.wanted.form(), id.as_deref())
+                    .fail(&Failure::invalid(message), request.action.form(), id.as_deref())
                     .await;
             }
         };
-        match request.wanted {
-            Wanted::Auth { key, organization } => {
+        match request.action {
+            Action::Auth { key, organization } => {
                 match self.identify(&key.0, organization.as_deref()).await {
                     Ok(()) => self.answer(json!({"type": "authenticated"}), id.as_deref()).await,
                     Err(status) => self.fail(&status.into(), Form::Results, id.as_deref()).await,
                 }
             }
-            Wanted::Cancel { request: Some(target), .. } => match self
+            Action::Cancel { request: Some(target), .. } => match self
                 .by_id
                 .remove(&format!("id {target}"))
             {
@@ -391,16 +412,16 @@ impl Server {
                         .await
                 }
                 None => {
-                    let failure = Failure::invalid(format!("no request `{target}` is worked on"));
+                    let failure = Failure::invalid(format!("no running request `{target}`"));
                     self.fail(&failure, Form::Results, id.as_deref()).await
                 }
             },
-            wanted => self.start(Asked { id, key, number }, wanted).await,
+            action => self.start(RequestIds { id, key, number }, action).await,
         }
     }
 
-    /// Takes a key, and asks whether it opens anything. Later requests are made with it also when
-    /// it does not: who presents something is judged by it alone.
+    /// Sets the key, and verifies it. Later requests use the key even if it is invalid: a client
+    /// that presents a key is judged by it alone.
     async fn identify(&mut self, key: &str, organization: Option<&str>) -> Result<(), Status> {
         self.calls.identify(key, organization)?;
         let _: v1::WhoAmIResponse =
@@ -408,26 +429,29 @@ impl Server {
         Ok(())
     }
 
-    /// Begins to work on a request.
-    async fn start(&mut self, asked: Asked, wanted: Wanted) -> Result<(), Gone> {
-        let Asked { id, key, number } = asked;
+    /// Starts a request.
+    async fn start(&mut self, ids: RequestIds, action: Action) -> Result<(), Disconnected> {
+        let RequestIds { id, key, number } = ids;
         let name = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
-        let most =
-            if matches!(wanted, Wanted::Cancel { .. }) { RUNNING + CANCELS } else { RUNNING };
-        let failure = if self.running.len() >= most {
+        let limit = if matches!(action, Action::Cancel { .. }) {
+            MAX_RUNNING + MAX_CANCELS
+        } else {
+            MAX_RUNNING
+        };
+        let failure = if self.running.len() >= limit {
             Some(Failure::too_many(
-                format!("at most {RUNNING} requests are worked on at the same time"),
-                BUSY,
+                format!("at most {MAX_RUNNING} requests may run at the same time"),
+                REQUEST_RETRY_SECONDS,
             ))
         } else if self.by_id.contains_key(&name) {
-            Some(Failure::invalid("a request with this id is worked on already"))
+            Some(Failure::invalid("a request with this id is already running"))
         } else {
             None
         };
         if let Some(failure) = failure {
-            return self.fail(&failure, wanted.form(), id.as_deref()).await;
+            return self.fail(&failure, action.form(), id.as_deref()).await;
         }
-        let endless = matches!(wanted, Wanted::Stream { .. });
+        let is_stream = matches!(action, Action::Stream { .. });
         let empty = tracing::field::Empty;
         let span = tracing::info_span!(
             "gateway.request",
@@ -436,46 +460,52 @@ impl Server {
             rpc.method = empty
         );
         let (calls, options) = (self.calls.clone(), Arc::clone(&self.options));
-        let (out, room, stopping) =
-            (self.out.clone(), Arc::clone(&self.room), self.stopping.clone());
-        let work = Work { calls, options, out, room, stopping, id, key };
-        let handle = self.running.spawn(work.run(wanted).instrument(span));
-        self.by_id.insert(name, (handle, endless));
+        let (out, session_slot, stopping) =
+            (self.out.clone(), Arc::clone(&self.session_slot), self.stopping.clone());
+        let work = Work { calls, options, out, session_slot, stopping, id, key };
+        let handle = self.running.spawn(work.run(action).instrument(span));
+        self.by_id.insert(name, (handle, is_stream));
         Ok(())
     }
 
-    async fn fail(&self, failure: &Failure, form: Form, id: Option<&str>) -> Result<(), Gone> {
+    async fn fail(
+        &self,
+        failure: &Failure,
+        form: Form,
+        id: Option<&str>,
+    ) -> Result<(), Disconnected> {
         self.out.answer(failure.line(form, id, None), None).await
     }
 
-    async fn answer(&self, mut line: Value, id: Option<&str>) -> Result<(), Gone> {
-        named(&mut line, id);
-        self.calls.tell_left(&mut line);
+    async fn answer(&self, mut line: Value, id: Option<&str>) -> Result<(), Disconnected> {
+        set_id(&mut line, id);
+        self.calls.add_quotas(&mut line);
         self.out.answer(line, None).await
     }
 }
 
-/// How many lines may still be read at once.
+/// The rate limit of lines.
 struct Bucket {
-    left: f64,
-    at: Instant,
+    available: f64,
+    refilled_at: Instant,
 }
 
 impl Bucket {
     fn take(&mut self) -> bool {
         let now = Instant::now();
-        let gained = (now - self.at).as_secs_f64() * f64::from(PER_SECOND);
-        (self.left, self.at) = ((self.left + gained).min(f64::from(BURST)), now);
-        let fine = self.left >= 1.0;
-        if fine {
-            self.left -= 1.0;
+        let gained = (now - self.refilled_at).as_secs_f64() * f64::from(LINES_PER_SECOND);
+        (self.available, self.refilled_at) =
+            ((self.available + gained).min(f64::from(MAX_LINE_BURST)), now);
+        let is_available = self.available >= 1.0;
+        if is_available {
+            self.available -= 1.0;
         }
-        fine
+        is_available
     }
 
-    /// In how many seconds there is a line again, one at least.
+    /// Seconds until the next line is allowed, at least one.
     fn wait(&self) -> u64 {
-        let missing = (1.0 - self.left).max(0.0) / f64::from(PER_SECOND);
+        let missing = (1.0 - self.available).max(0.0) / f64::from(LINES_PER_SECOND);
         seconds(Duration::from_secs_f64(missing)).max(1)
     }
 }

@@ -1,4 +1,4 @@
-//! What happens in a session, in the words of each form.
+//! Formats the events of a session for each response form.
 
 use std::collections::HashMap;
 
@@ -7,35 +7,35 @@ use serde_json::{Value, json};
 
 use super::{
     answer::{Failure, Form, Outcome, named, stop_reason},
-    session::{said, time},
+    session::{response_block, time},
     tools,
 };
 
 /// How a turn ended.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum TurnEnd {
     Turn(v1::TurnCompleted),
-    /// The message was dropped, or taken back: it gets no turn.
+    /// The message was dropped or superseded: it gets no turn.
     Dropped,
-    /// The session is gone.
+    /// The session was deleted.
     Deleted,
 }
 
-/// Follows one message until its turn is over.
-pub(super) struct Follow {
+/// Follows one message until the end of its turn.
+pub(super) struct MessageFollower {
     pub(super) message: String,
-    /// Turns that come before, as of the task's record `since`.
-    ahead: i64,
+    /// Number of turns before it, as of the task's record `since`.
+    turns_ahead: i64,
     since: u64,
-    /// Whether the message's own record has been seen: what is told before it is of others' turns.
-    sent: bool,
-    /// Whether the session is seen from its beginning on.
-    whole: bool,
+    /// Whether the message's own record was observed: earlier events belong to other turns.
+    is_sent: bool,
+    /// Whether the session is observed from its beginning.
+    from_beginning: bool,
 }
 
-impl Follow {
-    /// `task` as it was after listening began, and before the message was sent. What ended in
-    /// between is told, and counted already.
+impl MessageFollower {
+    /// `task` is the task after subscribing and before sending the message. Turns that ended in
+    /// between are reported, but already counted.
     pub(super) fn new(message: String, task: &v1::Task) -> Self {
         let status = task.status.clone().unwrap_or_default();
         let busy = match status.phase() {
@@ -45,112 +45,121 @@ impl Follow {
         };
         Self {
             message,
-            ahead: status.queued_count + i64::from(busy),
+            turns_ahead: status.queued_count + i64::from(busy),
             since: status.event_sequence,
-            sent: false,
-            whole: false,
+            is_sent: false,
+            from_beginning: false,
         }
     }
 
-    /// Follows a message that an earlier request has sent, by all that happened in the session: its
-    /// turn may be over.
-    pub(super) const fn again(message: String) -> Self {
-        Self { message, ahead: 0, since: 0, sent: false, whole: true }
+    /// Follows a message of an earlier request through all events of the session: its turn may be
+    /// over.
+    pub(super) const fn for_repeated_request(message: String) -> Self {
+        Self { message, turns_ahead: 0, since: 0, is_sent: false, from_beginning: true }
     }
 
-    /// Whether what happens now happens in the message's turn.
+    /// Whether the current events belong to the message's turn.
     pub(super) fn is_ours(&self) -> bool {
-        self.sent && self.ahead <= 0
+        self.is_sent && self.turns_ahead <= 0
     }
 
-    /// Whether an event ends the message's turn.
-    pub(super) fn see(&mut self, event: &v1::Event) -> Option<Ended> {
+    /// Observes an event, and returns the end of the message's turn if it is one.
+    pub(super) fn observe(&mut self, event: &v1::Event) -> Option<TurnEnd> {
         let counted = (1..=self.since).contains(&event.sequence);
-        let gone = match &event.payload {
+        let ended_message = match &event.payload {
             Some(Payload::Message(message)) if event.r#type == "message.created" => {
                 let own = |metadata: &v1::Metadata| metadata.id == self.message;
-                self.sent |= message.metadata.as_ref().is_some_and(own);
-                if self.whole && !self.sent && asked(event).is_some() {
-                    self.ahead += 1;
+                self.is_sent |= message.metadata.as_ref().is_some_and(own);
+                if self.from_beginning && !self.is_sent && requested_turn(event).is_some() {
+                    self.turns_ahead += 1;
                 }
                 return None;
             }
             Some(Payload::TurnCompleted(turn)) if turn.message_id == self.message => {
-                return Some(Ended::Turn(turn.clone()));
+                return Some(TurnEnd::Turn(turn.clone()));
             }
             Some(Payload::TurnCompleted(turn)) => turn.message_id.as_str(),
             Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => {
-                return Some(Ended::Deleted);
+                return Some(TurnEnd::Deleted);
             }
-            _ => dropped(event)?,
+            _ => dropped_message(event)?,
         };
-        if gone == self.message {
-            return Some(Ended::Dropped);
+        if ended_message == self.message {
+            return Some(TurnEnd::Dropped);
         }
         if !counted {
-            self.ahead -= 1;
+            self.turns_ahead -= 1;
         }
         None
     }
 }
 
-/// Passes over the turns that a client has already, when a session is told from its beginning.
-pub(super) struct Passing {
-    /// The last of them.
+/// Skips the turns that a client already has when a session is streamed from its beginning.
+pub(super) struct TurnSkipper {
+    /// The last turn to skip.
     last: String,
-    /// The session's last record as it was looked at: what comes behind is passed over in no case.
-    until: u64,
-    /// What was asked meanwhile and has no answer yet. It is told behind the turns that are passed
-    /// over.
-    begun: Vec<String>,
+    /// The session's last record when it was read. Later events are never skipped.
+    until_sequence: u64,
+    /// Turns that were requested and not answered meanwhile. They are reported after the skipped
+    /// turns.
+    started_turns: Vec<String>,
 }
 
-impl Passing {
-    pub(super) const fn new(last: String, until: u64) -> Self {
-        Self { last, until, begun: Vec::new() }
+impl TurnSkipper {
+    pub(super) const fn new(last: String, until_sequence: u64) -> Self {
+        Self { last, until_sequence, started_turns: Vec::new() }
     }
 
-    /// Passes over an event. When it was the last one: the turns that have begun.
-    pub(super) fn pass(&mut self, event: &v1::Event) -> Option<Vec<String>> {
-        self.begun.extend(asked(event).map(str::to_owned));
+    /// Skips an event. After the last one, returns the turns that have started.
+    pub(super) fn skip(&mut self, event: &v1::Event) -> Option<Vec<String>> {
+        self.started_turns.extend(requested_turn(event).map(str::to_owned));
         let ended = match &event.payload {
             Some(Payload::TurnCompleted(turn)) => Some(turn.message_id.as_str()),
-            _ => dropped(event),
+            _ => dropped_message(event),
         };
         if let Some(ended) = ended {
-            self.begun.retain(|turn| turn != ended);
+            self.started_turns.retain(|turn| turn != ended);
         }
-        let is_last = ended.is_some_and(|ended| ended == self.last) || event.sequence >= self.until;
-        is_last.then(|| std::mem::take(&mut self.begun))
+        let is_last =
+            ended.is_some_and(|ended| ended == self.last) || event.sequence >= self.until_sequence;
+        is_last.then(|| std::mem::take(&mut self.started_turns))
     }
 }
 
-/// Says what happens in a session, event by event.
-pub(super) struct Teller {
+/// Formats the events of a session, one by one.
+pub(super) struct EventFormatter {
     pub(super) form: Form,
     pub(super) id: Option<String>,
     pub(super) session: String,
     pub(super) agent: String,
-    /// Step and block whose text is being told, so that a piece is known as the first of its block.
-    telling: Option<(u64, u32)>,
-    /// Whether the answer that the model is giving was told in pieces.
-    told: bool,
-    /// What calls were given whose results are to come, by their ids. A result says it again,
-    /// because it is all that some clients look at.
+    /// The step and block of the current text, to recognize the first piece of a block.
+    open_block: Option<(u64, u32)>,
+    /// Whether the model's current answer was streamed in pieces.
+    was_streamed: bool,
+    /// The inputs of running calls, by id. A result repeats its input, because some clients read
+    /// only results.
     inputs: HashMap<String, Value>,
 }
 
-impl Teller {
+impl EventFormatter {
     pub(super) fn new(form: Form, id: Option<String>, session: String, agent: String) -> Self {
-        Self { form, id, session, agent, telling: None, told: false, inputs: HashMap::new() }
+        Self {
+            form,
+            id,
+            session,
+            agent,
+            open_block: None,
+            was_streamed: false,
+            inputs: HashMap::new(),
+        }
     }
 
-    /// The lines an event is worth.
-    pub(super) fn tell(&mut self, event: &v1::Event) -> Vec<Value> {
+    /// The lines of an event.
+    pub(super) fn format(&mut self, event: &v1::Event) -> Vec<Value> {
         let mut lines = match &event.payload {
             Some(Payload::MessageDelta(delta)) => self.delta(event.step, delta),
             Some(Payload::MessageRestarted(restarted)) => {
-                (self.telling, self.told) = (None, false);
+                (self.open_block, self.was_streamed) = (None, false);
                 vec![match self.form {
                     Form::Events => json!({"type": "turn-restarted", "reason": restarted.reason}),
                     Form::Results => self.result(Vec::new(), Vec::new(), "restarted"),
@@ -189,20 +198,20 @@ impl Teller {
                 }]
             }
             Some(Payload::TurnCompleted(_)) => {
-                // A turn that was cancelled leaves calls without results.
+                // A canceled turn leaves calls without results.
                 self.inputs.clear();
                 Vec::new()
             }
             _ => Vec::new(),
         };
         for line in &mut lines {
-            self.sign(line, event);
+            self.annotate(line, event);
         }
         lines
     }
 
-    /// Says which session and request a line belongs to, and where it stands.
-    pub(super) fn sign(&self, line: &mut Value, event: &v1::Event) {
+    /// Adds the session, the request and the cursor to a line.
+    pub(super) fn annotate(&self, line: &mut Value, event: &v1::Event) {
         named(line, self.id.as_deref());
         line["sessionID"] = self.session.clone().into();
         line["cursor"] = event.cursor.clone().into();
@@ -221,7 +230,7 @@ impl Teller {
         error: &str,
         at: Option<prost_types::Timestamp>,
     ) -> Value {
-        // Who came back between a call and its result was told of the call before.
+        // A client that reconnected between a call and its result has seen the call already.
         let input = self.inputs.remove(id).unwrap_or_else(|| json!({}));
         let mut call = json!({"id": id, "name": name, "input": input, "result": output, "executedAt": time(at)});
         if !error.is_empty() {
@@ -236,11 +245,11 @@ impl Teller {
     }
 
     fn delta(&mut self, step: u64, delta: &v1::MessageDelta) -> Vec<Value> {
-        // Code is told when it is complete, and thoughts are the model's own.
+        // Code is sent when it is complete; thoughts are not sent.
         let Some(Delta::Text(text)) = &delta.delta else { return Vec::new() };
-        let place = Some((step, delta.block));
-        let first = std::mem::replace(&mut self.telling, place) != place;
-        self.told = true;
+        let block = Some((step, delta.block));
+        let first = std::mem::replace(&mut self.open_block, block) != block;
+        self.was_streamed = true;
         vec![match self.form {
             Form::Events => {
                 json!({"type": if first { "response-block" } else { "response-chunk" }, "content": text})
@@ -257,14 +266,15 @@ impl Teller {
         if source == v1::MessageSource::User {
             return Vec::new();
         }
-        let told = source == v1::MessageSource::Assistant && std::mem::take(&mut self.told);
+        let was_streamed =
+            source == v1::MessageSource::Assistant && std::mem::take(&mut self.was_streamed);
         let mut lines = Vec::new();
         for block in blocks {
             lines.extend(match (&block.block, self.form) {
                 (Some(Block::Text(text)), Form::Events)
                     if source == v1::MessageSource::Assistant =>
                 {
-                    (!told).then(|| json!({"type": "response-block", "content": text.text}))
+                    (!was_streamed).then(|| json!({"type": "response-block", "content": text.text}))
                 }
                 (Some(Block::CodeInterpreterCall(call)), Form::Events) => {
                     Some(tool_call(&call.id, "code_interpreter", json!({"code": call.code})))
@@ -281,7 +291,7 @@ impl Teller {
                         at,
                     ))
                 }
-                (Some(Block::Text(_)), Form::Results) if told => None,
+                (Some(Block::Text(_)), Form::Results) if was_streamed => None,
                 (Some(Block::Text(_) | Block::Attachment(_)), Form::Results)
                     if source != v1::MessageSource::Assistant =>
                 {
@@ -289,10 +299,10 @@ impl Teller {
                 }
                 (Some(Block::CodeInterpreterCall(call)), Form::Results) => {
                     self.inputs.insert(call.id.clone(), json!({"code": call.code}));
-                    said(block).map(|block| self.result(vec![block], Vec::new(), ""))
+                    response_block(block).map(|block| self.result(vec![block], Vec::new(), ""))
                 }
                 (_, Form::Results) => {
-                    said(block).map(|block| self.result(vec![block], Vec::new(), ""))
+                    response_block(block).map(|block| self.result(vec![block], Vec::new(), ""))
                 }
                 _ => None,
             });
@@ -302,7 +312,7 @@ impl Teller {
             && self.form == Form::Results
             && let Some(last) = lines.iter_mut().rfind(is_code)
         {
-            // The model goes on when it knows what its scripts give.
+            // The model continues once it has the results of its scripts.
             last["stopReason"] = "tool_use".into();
         }
         lines
@@ -321,16 +331,16 @@ fn tool_result(id: &str, name: &str, output: &str, error: &str) -> Value {
     line
 }
 
-/// The message that asks for a turn, if an event tells of one.
-pub(super) fn asked(event: &v1::Event) -> Option<&str> {
+/// The message that requests a turn, if the event is one.
+pub(super) fn requested_turn(event: &v1::Event) -> Option<&str> {
     let Some(Payload::Message(message)) = &event.payload else { return None };
     let source = message.status.as_ref().map(v1::MessageStatus::source);
     let is_asked = event.r#type == "message.created" && source == Some(v1::MessageSource::User);
     message.metadata.as_ref().filter(|_| is_asked).map(|metadata| metadata.id.as_str())
 }
 
-/// The message that gets no turn any more, if an event tells of one: it was dropped, or taken back.
-pub(super) fn dropped(event: &v1::Event) -> Option<&str> {
+/// The dropped or superseded message of an event, which gets no turn.
+pub(super) fn dropped_message(event: &v1::Event) -> Option<&str> {
     match &event.payload {
         Some(Payload::Deleted(deleted)) if event.r#type != "task.deleted" => Some(&deleted.id),
         Some(Payload::Message(message)) if event.r#type == "message.updated" => {
@@ -346,13 +356,13 @@ pub(super) fn dropped(event: &v1::Event) -> Option<&str> {
     }
 }
 
-/// The first line of a turn in events.
-pub(super) fn started(turn: &str) -> Value {
+/// The first line of a turn in event form.
+pub(super) fn turn_started(turn: &str) -> Value {
     json!({"type": "turn-started", "turnID": turn})
 }
 
-/// The last line of a turn in events.
-pub(super) fn completed(usage: (i64, i64), turn: &v1::TurnCompleted) -> Value {
+/// The last line of a turn in event form.
+pub(super) fn turn_completed(usage: (i64, i64), turn: &v1::TurnCompleted) -> Value {
     let usage = json!({"input": usage.0, "output": usage.1});
     json!({"type": "turn-completed", "turnID": turn.message_id, "usage": usage, "stopReason": stop_reason(turn)})
 }
@@ -376,7 +386,7 @@ mod tests {
         event("turn.completed", sequence, Payload::TurnCompleted(turn))
     }
 
-    fn sent(message: &str, sequence: u64) -> v1::Event {
+    fn created(message: &str, sequence: u64) -> v1::Event {
         let metadata = Some(v1::Metadata { id: message.into(), ..v1::Metadata::default() });
         event(
             "message.created",
@@ -386,17 +396,17 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_ended_before_the_task_was_read_is_not_counted_a_second_time() {
-        // Listening began at record 4; the turn before ended with record 5, and the task was read
-        // after that.
-        let mut follow = Follow::new("own".into(), &task(v1::TaskPhase::AwaitInput, 5));
-        assert!(follow.see(&ended("other", 5)).is_none() && !follow.is_ours());
-        assert!(follow.see(&sent("own", 6)).is_none() && follow.is_ours());
-        assert!(matches!(follow.see(&ended("own", 9)), Some(Ended::Turn(_))));
+    fn turn_ended_before_the_task_was_read_counts_once() {
+        // The subscription began at record 4. The turn before ended with record 5, and the task was
+        // read after that.
+        let mut follow = MessageFollower::new("own".into(), &task(v1::TaskPhase::AwaitInput, 5));
+        assert!(follow.observe(&ended("other", 5)).is_none() && !follow.is_ours());
+        assert!(follow.observe(&created("own", 6)).is_none() && follow.is_ours());
+        assert!(matches!(follow.observe(&ended("own", 9)), Some(TurnEnd::Turn(_))));
     }
 
-    fn asked(message: &str, sequence: u64) -> v1::Event {
-        let mut event = sent(message, sequence);
+    fn requested_turn(message: &str, sequence: u64) -> v1::Event {
+        let mut event = created(message, sequence);
         let Some(Payload::Message(message)) = &mut event.payload else { panic!("it is a message") };
         let source = v1::MessageSource::User.into();
         message.status = Some(v1::MessageStatus { source, ..v1::MessageStatus::default() });
@@ -404,51 +414,51 @@ mod tests {
     }
 
     #[test]
-    fn turns_that_a_client_has_are_passed_over_and_those_that_have_begun_are_told() {
-        // The second of three turns is the last one the client has. The third was asked for before
-        // that was over, and another one was dropped.
-        let mut passing = Passing::new("second".into(), 9);
-        let gone = v1::Deleted { id: "dropped".into() };
+    fn delivered_turns_are_skipped_and_running_turns_reported() {
+        // The client has the first two of three turns. The third was requested before the second
+        // ended, and another message was dropped.
+        let mut skipper = TurnSkipper::new("second".into(), 9);
+        let deleted = v1::Deleted { id: "dropped".into() };
         for event in [
-            asked("first", 2),
+            requested_turn("first", 2),
             ended("first", 3),
-            asked("second", 4),
-            sent("said", 5),
-            asked("dropped", 6),
-            asked("third", 7),
-            event("message.deleted", 8, Payload::Deleted(gone)),
+            requested_turn("second", 4),
+            created("said", 5),
+            requested_turn("dropped", 6),
+            requested_turn("third", 7),
+            event("message.deleted", 8, Payload::Deleted(deleted)),
         ] {
-            assert_eq!(passing.pass(&event), None);
+            assert_eq!(skipper.skip(&event), None);
         }
-        assert_eq!(passing.pass(&ended("second", 9)), Some(vec!["third".to_owned()]));
-        // What has more turns than there are is told what happens from now on.
-        let mut passing = Passing::new(String::new(), 3);
-        assert_eq!(passing.pass(&asked("first", 2)), None);
-        assert_eq!(passing.pass(&ended("first", 3)), Some(Vec::new()));
+        assert_eq!(skipper.skip(&ended("second", 9)), Some(vec!["third".to_owned()]));
+        // A client that claims more turns than exist gets only new events.
+        let mut skipper = TurnSkipper::new(String::new(), 3);
+        assert_eq!(skipper.skip(&requested_turn("first", 2)), None);
+        assert_eq!(skipper.skip(&ended("first", 3)), Some(Vec::new()));
     }
 
     #[test]
-    fn a_message_that_was_sent_before_is_found_behind_what_happened_earlier() {
-        let mut follow = Follow::again("own".into());
-        // What the agent said asks for no turn.
+    fn repeated_message_is_found_after_earlier_events() {
+        let mut follow = MessageFollower::for_repeated_request("own".into());
+        // The agent's messages request no turn.
         for event in [
-            asked("first", 2),
-            sent("said", 3),
-            asked("second", 4),
+            requested_turn("first", 2),
+            created("said", 3),
+            requested_turn("second", 4),
             ended("first", 5),
-            asked("own", 6),
+            requested_turn("own", 6),
         ] {
-            assert!(follow.see(&event).is_none() && !follow.is_ours());
+            assert!(follow.observe(&event).is_none() && !follow.is_ours());
         }
-        assert!(follow.see(&asked("later", 7)).is_none() && !follow.is_ours());
-        assert!(follow.see(&ended("second", 8)).is_none() && follow.is_ours());
-        assert!(matches!(follow.see(&ended("own", 9)), Some(Ended::Turn(_))));
+        assert!(follow.observe(&requested_turn("later", 7)).is_none() && !follow.is_ours());
+        assert!(follow.observe(&ended("second", 8)).is_none() && follow.is_ours());
+        assert!(matches!(follow.observe(&ended("own", 9)), Some(TurnEnd::Turn(_))));
     }
 
     #[test]
-    fn what_others_are_told_is_not_ours() {
-        let mut follow = Follow::new("own".into(), &task(v1::TaskPhase::InvokeModel, 5));
-        assert!(follow.see(&sent("own", 6)).is_none() && !follow.is_ours());
-        assert!(follow.see(&ended("other", 7)).is_none() && follow.is_ours());
+    fn events_of_other_turns_are_not_ours() {
+        let mut follow = MessageFollower::new("own".into(), &task(v1::TaskPhase::InvokeModel, 5));
+        assert!(follow.observe(&created("own", 6)).is_none() && !follow.is_ours());
+        assert!(follow.observe(&ended("other", 7)).is_none() && follow.is_ours());
     }
 }

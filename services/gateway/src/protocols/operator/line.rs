@@ -1,4 +1,4 @@
-//! Lines of a byte stream.
+//! Splits a byte stream into lines.
 
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -7,57 +7,58 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Line {
     Text(String),
-    /// It had more bytes than a line may have; they were passed over.
+    /// It was longer than the limit, and was skipped.
     TooLong,
-    /// It was no UTF-8.
-    NoText,
+    /// It was not UTF-8.
+    NotUtf8,
 }
 
-/// Splits bytes into lines, however they were cut on their way. Holds one line at most.
+/// Splits bytes into lines, however they were chunked. Buffers at most one line.
 #[derive(Debug)]
 pub(super) struct Splitter {
     buffer: BytesMut,
-    /// How much of the buffer is known to have no end of a line.
-    searched: usize,
+    /// Length of the part of the buffer without a newline.
+    searched_bytes: usize,
     /// Within a line that is too long.
-    passing: bool,
+    is_skipping: bool,
     limit: usize,
 }
 
 impl Splitter {
     pub(super) fn new(limit: usize) -> Self {
-        Self { buffer: BytesMut::new(), searched: 0, passing: false, limit }
+        Self { buffer: BytesMut::new(), searched_bytes: 0, is_skipping: false, limit }
     }
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next line that is complete. Empty lines are passed over.
+    /// The next complete line. Skips empty lines.
     pub(super) fn next(&mut self) -> Option<Line> {
         loop {
-            let Some(end) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n')
+            let Some(end) =
+                self.buffer[self.searched_bytes..].iter().position(|byte| *byte == b'\n')
             else {
                 if self.buffer.len() > self.limit {
-                    self.passing = true;
+                    self.is_skipping = true;
                 }
-                if self.passing {
+                if self.is_skipping {
                     self.buffer.clear();
                 }
-                self.searched = self.buffer.len();
+                self.searched_bytes = self.buffer.len();
                 return None;
             };
-            let line = self.buffer.split_to(self.searched + end);
+            let line = self.buffer.split_to(self.searched_bytes + end);
             self.buffer.advance(1);
-            self.searched = 0;
-            if std::mem::take(&mut self.passing) || line.len() > self.limit {
+            self.searched_bytes = 0;
+            if std::mem::take(&mut self.is_skipping) || line.len() > self.limit {
                 return Some(Line::TooLong);
             }
             let line = line.strip_suffix(b"\r").unwrap_or(&line);
             match std::str::from_utf8(line) {
                 Ok(text) if text.trim().is_empty() => {}
                 Ok(text) => return Some(Line::Text(text.to_owned())),
-                Err(_) => return Some(Line::NoText),
+                Err(_) => return Some(Line::NotUtf8),
             }
         }
     }
@@ -74,7 +75,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { source, splitter: Splitter::new(limit) }
     }
 
-    /// The next line; none at the end of the stream. May be dropped and called again.
+    /// The next line; `None` at the end of the stream. Cancel-safe.
     pub(super) async fn next(&mut self) -> std::io::Result<Option<Line>> {
         loop {
             if let Some(line) = self.splitter.next() {
@@ -98,19 +99,19 @@ mod tests {
 
     fn all(chunks: &[&[u8]], limit: usize) -> Vec<Line> {
         let mut splitter = Splitter::new(limit);
-        let mut found = Vec::new();
+        let mut lines = Vec::new();
         for chunk in chunks {
             splitter.push(chunk);
-            found.extend(std::iter::from_fn(|| splitter.next()));
+            lines.extend(std::iter::from_fn(|| splitter.next()));
         }
-        found
+        lines
     }
 
     #[test]
-    fn lines_end_where_they_end() {
+    fn lines_are_split_at_newlines() {
         let text = |text: &str| Line::Text(text.to_owned());
         let bytes = b"{}\n\n  \r\n{\"a\":1}\r\n\xff\n0123456789\nok\nrest";
-        let expected = [text("{}"), text("{\"a\":1}"), Line::NoText, Line::TooLong, text("ok")];
+        let expected = [text("{}"), text("{\"a\":1}"), Line::NotUtf8, Line::TooLong, text("ok")];
         assert_eq!(all(&[bytes], 8), expected);
         for cut in 0..bytes.len() {
             assert_eq!(all(&[&bytes[..cut], &bytes[cut..]], 8), expected, "cut at {cut}");
@@ -118,10 +119,10 @@ mod tests {
     }
 
     proptest! {
-        /// However bytes are cut, the lines are the same, and memory holds no more than a line and
-        /// what was pushed last.
+        /// The lines do not depend on chunk boundaries, and the buffer holds no more than a line
+        /// and the last chunk.
         #[test]
-        fn cuts_change_nothing(bytes in prop::collection::vec(prop_oneof![Just(b'\n'), Just(b'x'), any::<u8>()], 0..200), cuts in prop::collection::vec(0_usize..200, 0..8)) {
+        fn chunk_boundaries_do_not_matter(bytes in prop::collection::vec(prop_oneof![Just(b'\n'), Just(b'x'), any::<u8>()], 0..200), cuts in prop::collection::vec(0_usize..200, 0..8)) {
             let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(bytes.len())).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
             let chunks: Vec<_> = cuts.windows(2).map(|pair| &bytes[pair[0]..pair[1]]).collect();

@@ -1,5 +1,4 @@
-//! What a line may ask for. Fields that are not known are passed over: clients of earlier systems
-//! send some.
+//! The requests of the protocol. Unknown fields are ignored: clients of older systems send some.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use construct_domain::FileId;
@@ -10,36 +9,35 @@ use uuid::Uuid;
 
 use super::answer::Form;
 
-/// Characters of a key at most: the services take 128, and what is done under it follows.
-const KEY: usize = 120;
+/// Maximum number of characters of a key: the services accept 128, and a suffix is appended.
+const MAX_KEY_CHARS: usize = 120;
 
 /// One request.
 #[derive(Debug, Deserialize)]
 pub(super) struct Request {
-    /// The client's name for it. Every answer to it has it; without one the gateway makes none up.
+    /// The client's id of the request. Every response has it; the gateway generates none.
     #[serde(default)]
     pub(super) id: Option<String>,
-    /// What it is known by when it is sent again, if the id is no UUID.
+    /// The idempotency key of the request, if the id is no UUID.
     #[serde(default, rename = "idempotencyKey")]
     key: Option<String>,
     #[serde(flatten)]
-    pub(super) wanted: Wanted,
+    pub(super) action: Action,
 }
 
 impl Request {
-    /// What a request is known by that is sent again: its key, or an id that no other request has.
-    /// None: each time it is another one.
+    /// The idempotency key of the request: its key, or an id that no other request has. `None`:
+    /// each repetition is a new request.
     ///
     /// # Errors
-    /// What is wrong with the key, in words.
+    /// The error in the key.
     pub(super) fn key(&self) -> Result<Option<String>, &'static str> {
         let Some(key) = self.key.as_ref().filter(|key| !key.is_empty()) else {
             let id = self.id.as_ref().and_then(|id| Uuid::try_parse(id).ok());
             return Ok(id.filter(|id| !id.is_nil()).map(|id| id.to_string()));
         };
-        // What is said of the keys that are made of it would be about a field that the client
-        // doesn't know.
-        if key.len() > KEY || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        // The services' errors about derived keys would name a field that the client doesn't know.
+        if key.len() > MAX_KEY_CHARS || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err("`idempotencyKey` has 1 to 120 visible ASCII characters");
         }
         Ok(Some(key.clone()))
@@ -48,38 +46,38 @@ impl Request {
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Wanted {
-    /// With which key everything after it is asked for.
+pub(super) enum Action {
+    /// Sets the key of all later requests.
     Auth {
         key: Key,
         #[serde(default, rename = "organizationID")]
         organization: Option<String>,
     },
-    /// A new session for one question.
+    /// Starts a session with one message.
     SendContextRequest {
         context: Context,
         #[serde(default, rename = "agentID")]
         agent: Option<String>,
     },
-    /// A question, answered when the turn is over.
-    Query(Say),
-    /// A question, answered at once with the session it is asked in.
-    Dispatch(Say),
-    /// What happens in a session.
+    /// A message; the answer follows when the turn is over.
+    Query(Prompt),
+    /// A message; the answer follows at once and names the session.
+    Dispatch(Prompt),
+    /// Streams a session.
     Stream {
         #[serde(rename = "sessionID")]
         session: String,
-        /// Exactly where to go on: `cursor` of the last event seen.
+        /// The position to resume after: `cursor` of the last event received.
         #[serde(default)]
         cursor: Option<String>,
-        /// How many turns the client has already.
+        /// Number of turns that the client already has.
         #[serde(default, rename = "lastTurn")]
         turns: usize,
-        /// How it was told before.
+        /// The form of the response.
         #[serde(default)]
         form: Form,
     },
-    /// Ends the turn that runs in a session, or, with the id of another request, only that request.
+    /// Cancels the running turn of a session or, with the id of another request, only that request.
     Cancel {
         #[serde(default, rename = "sessionID")]
         session: Option<String>,
@@ -104,18 +102,20 @@ pub(super) enum Wanted {
     },
 }
 
-impl Wanted {
-    /// How it wants to be answered.
+impl Action {
+    /// The form of its response.
     pub(super) fn form(&self) -> Form {
         match self {
-            Self::Query(say) | Self::Dispatch(say) if say.content.is_some() => Form::Events,
+            Self::Query(prompt) | Self::Dispatch(prompt) if prompt.content.is_some() => {
+                Form::Events
+            }
             Self::Stream { form, .. } => *form,
             _ => Form::Results,
         }
     }
 }
 
-/// A key; it is shown nowhere.
+/// A key; `Debug` does not show it.
 #[derive(Deserialize)]
 pub(super) struct Key(pub(super) String);
 
@@ -143,32 +143,31 @@ pub(super) struct Project {
     pub(super) path: String,
 }
 
-/// Something is said, in a session or in a new one. With `content` it is answered by events, with
-/// `messages` by results.
+/// A message to a session or a new one. With `content` it is answered by events, with `messages` by
+/// results.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Say {
+pub(super) struct Prompt {
     #[serde(default, rename = "sessionID")]
     pub(super) session: Option<String>,
     #[serde(default, rename = "agentID")]
     pub(super) agent: Option<String>,
     #[serde(default)]
-    pub(super) messages: Vec<Said>,
+    pub(super) messages: Vec<PromptMessage>,
     #[serde(default)]
     pub(super) content: Option<String>,
-    /// Uploaded ones, by id, are attached. Others are of the workspace; the agent is told their
-    /// names.
+    /// Files by id are attached. Others are in the workspace, and the agent gets their names.
     #[serde(default)]
     pub(super) files: Vec<String>,
-    /// The client's own; it comes back with `turn-started`.
+    /// The client's own data; `turn-started` returns it.
     #[serde(default)]
     pub(super) metadata: Option<Value>,
-    /// All that the session's scripts may call.
+    /// The only tools that the session's scripts may call.
     #[serde(default)]
     pub(super) tools: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Said {
+pub(super) struct PromptMessage {
     role: String,
     content: Vec<Block>,
 }
@@ -189,69 +188,70 @@ enum Block {
     },
 }
 
-impl Say {
+impl Prompt {
     /// The message's blocks.
     ///
     /// # Errors
-    /// What is wrong with the request, in words.
+    /// The error in the request.
     pub(super) fn blocks(&self) -> Result<Vec<v1::Block>, &'static str> {
         let mut blocks = Vec::new();
         blocks.extend(self.content.clone().map(text));
-        for said in &self.messages {
-            if said.role != "user" {
+        for message in &self.messages {
+            if message.role != "user" {
                 return Err(
-                    "messages have the role `user`: what the agent said is known to its session",
+                    "messages must have the role `user`: the session already has the agent's messages",
                 );
             }
-            for block in &said.content {
+            for block in &message.content {
                 blocks.push(match block {
-                    Block::Text { text: words } => text(words.clone()),
-                    Block::Image { url, mime_type } => image(url, mime_type)?,
-                    Block::File { path } => file(path),
+                    Block::Text { text } => text_block(text.clone()),
+                    Block::Image { url, mime_type } => image_block(url, mime_type)?,
+                    Block::File { path } => file_block(path),
                 });
             }
         }
-        blocks.extend(self.files.iter().map(|path| file(path)));
+        blocks.extend(self.files.iter().map(|path| file_block(path)));
         if blocks.is_empty() {
-            return Err("there is nothing to say: give `messages` or `content`");
+            return Err("`messages` or `content` is required");
         }
         Ok(blocks)
     }
 }
 
-pub(super) fn text(text: String) -> v1::Block {
+pub(super) fn text_block(text: String) -> v1::Block {
     v1::Block { block: Some(v1::block::Block::Text(v1::Text { text })) }
 }
 
-fn attached(attachment: v1::Attachment) -> v1::Block {
+fn attachment_block(attachment: v1::Attachment) -> v1::Block {
     v1::Block { block: Some(v1::block::Block::Attachment(attachment)) }
 }
 
-/// The id of an uploaded file, as clients write it: alone, or as the address of the file or of what
-/// it says.
-fn uploaded(text: &str) -> Option<v1::Block> {
+/// An uploaded file by its id, alone or as the address of the file or of its content.
+fn uploaded_file(text: &str) -> Option<v1::Block> {
     let id = text.strip_prefix("/v1/files/").unwrap_or(text);
     let id: FileId = id.strip_suffix("/content").unwrap_or(id).parse().ok()?;
-    Some(attached(v1::Attachment { file: id.to_string(), ..v1::Attachment::default() }))
+    Some(attachment_block(v1::Attachment { file: id.to_string(), ..v1::Attachment::default() }))
 }
 
-/// A file that was uploaded, or one of the workspace.
-fn file(path: &str) -> v1::Block {
-    uploaded(path).unwrap_or_else(|| text(format!("File: {path}")))
+/// An uploaded file, or one of the workspace.
+fn file_block(path: &str) -> v1::Block {
+    uploaded_file(path).unwrap_or_else(|| text_block(format!("File: {path}")))
 }
 
-/// An image that stands in its own address, or was uploaded. The gateway fetches nothing from
-/// elsewhere.
-fn image(url: &str, mime_type: &str) -> Result<v1::Block, &'static str> {
-    const WORDS: &str = "an image's url has to be `data:<type>;base64,…`, or `/v1/files/<id>` of one that was uploaded";
-    if let Some(uploaded) = uploaded(url) {
-        return Ok(uploaded);
+/// An image as a data URL or an uploaded file. The gateway fetches nothing from elsewhere.
+fn image_block(url: &str, mime_type: &str) -> Result<v1::Block, &'static str> {
+    const IMAGE_URL_ERROR: &str =
+        "an image's url must be `data:<type>;base64,…`, or `/v1/files/<id>` of an uploaded image";
+    if let Some(uploaded_file) = uploaded_file(url) {
+        return Ok(uploaded_file);
     }
-    let (kind, data) =
-        url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,")).ok_or(WORDS)?;
+    let (kind, data) = url
+        .strip_prefix("data:")
+        .and_then(|rest| rest.split_once(";base64,"))
+        .ok_or(IMAGE_URL_ERROR)?;
     let media_type = if kind.is_empty() { mime_type } else { kind }.to_owned();
-    let data = STANDARD.decode(data).map_err(|_| WORDS)?;
-    Ok(attached(v1::Attachment { media_type, data, ..v1::Attachment::default() }))
+    let data = STANDARD.decode(data).map_err(|_| IMAGE_URL_ERROR)?;
+    Ok(attachment_block(v1::Attachment { media_type, data, ..v1::Attachment::default() }))
 }
 
 #[cfg(test)]
@@ -268,7 +268,7 @@ mod tests {
     const SECRET: &str = "ct_that-nobody-is-to-see";
 
     #[test]
-    fn a_request_is_known_by_its_key_or_by_an_id_that_is_its_own() {
+    fn request_is_identified_by_its_key_or_unique_id() {
         const ID: &str = "0b9f8c1e-5d3a-4c67-9a51-0d7c1a2b3c4d";
         let key = |fields: Value| {
             let mut line = json!({"type": "list_sessions"});
@@ -293,34 +293,36 @@ mod tests {
     }
 
     #[test]
-    fn uploaded_files_are_attached_and_others_are_named() {
+    fn uploaded_files_are_attached_and_others_named() {
         const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
-        let say =
-            |request: Value| serde_json::from_value::<Say>(request).expect("a request").blocks();
+        let prompt =
+            |request: Value| serde_json::from_value::<Prompt>(request).expect("a request").blocks();
         let files =
             [FILE.to_owned(), format!("/v1/files/{FILE}"), format!("/v1/files/{FILE}/content")];
         for name in &files {
             let image = json!([{"role": "user", "content": [{"type": "image", "url": name}]}]);
-            let shown = say(json!({"messages": image, "files": [name]})).expect("it is understood");
+            let shown =
+                prompt(json!({"messages": image, "files": [name]})).expect("it is understood");
             let expected =
-                attached(v1::Attachment { file: FILE.into(), ..v1::Attachment::default() });
+                attachment_block(v1::Attachment { file: FILE.into(), ..v1::Attachment::default() });
             assert_eq!(shown, [expected.clone(), expected], "{name}");
         }
         for name in
             ["src/main.rs", "file_1", "/v1/files/", &format!("https://elsewhere/v1/files/{FILE}")]
         {
-            let shown = say(json!({"content": "look", "files": [name]})).expect("it is understood");
-            assert_eq!(shown[1], text(format!("File: {name}")));
+            let shown =
+                prompt(json!({"content": "look", "files": [name]})).expect("it is understood");
+            assert_eq!(shown[1], text_block(format!("File: {name}")));
             let image = json!([{"role": "user", "content": [{"type": "image", "url": name}]}]);
             assert!(
-                say(json!({"messages": image}))
-                    .is_err_and(|words| words.contains("/v1/files/<id>")),
+                prompt(json!({"messages": image}))
+                    .is_err_and(|error| error.contains("/v1/files/<id>")),
                 "{name}"
             );
         }
     }
 
-    /// What stands in requests, and what nobody expects there.
+    /// Expected and unexpected values of requests.
     fn value() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),
@@ -387,7 +389,7 @@ mod tests {
         )
     }
 
-    /// A line: a request that is nearly right, with a few bytes changed or not; or noise.
+    /// A nearly valid request with a few bytes changed or not, or noise.
     fn line() -> impl Strategy<Value = Vec<u8>> {
         let request =
             (kind(), prop::collection::vec((name(), value()), 0..8)).prop_map(|(kind, fields)| {
@@ -407,7 +409,7 @@ mod tests {
             }
             bytes
         });
-        // An opening bracket may be written more often than a parser's stack bears.
+        // Nested brackets may be deeper than a parser's stack allows.
         let deep = (
             prop::sample::select(&["[", "{\"a\":", "{\"type\":\"query\",\"metadata\":["][..]),
             0_usize..5_000,
@@ -416,11 +418,10 @@ mod tests {
         prop_oneof![8 => changed, 1 => prop::collection::vec(any::<u8>(), 0..200), 1 => deep]
     }
 
-    /// Whatever comes over a connection, however it is cut: nothing panics, every line is told from
-    /// the others, a key is shown nowhere, and what is understood has something to say or says why
-    /// not.
+    /// For any input, however it is cut: nothing panics, all lines are separated, a key is never
+    /// shown, and a parsed request has blocks or an error.
     #[test]
-    fn random_lines_are_understood_or_refused() {
+    fn random_lines_are_parsed_or_refused() {
         let input = (
             prop::collection::vec(line(), 1..6),
             prop::collection::vec(any::<prop::sample::Index>(), 0..6),
@@ -431,21 +432,21 @@ mod tests {
                 cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
             let mut splitter = Splitter::new(64 * 1024);
-            let mut found = Vec::new();
+            let mut lines = Vec::new();
             for pair in cuts.windows(2) {
                 splitter.push(&bytes[pair[0]..pair[1]]);
-                found.extend(std::iter::from_fn(|| splitter.next()));
+                lines.extend(std::iter::from_fn(|| splitter.next()));
             }
-            prop_assert!(found.len() < bytes.split(|byte| *byte == b'\n').count());
-            for line in found {
+            prop_assert!(lines.len() < bytes.split(|byte| *byte == b'\n').count());
+            for line in lines {
                 let Line::Text(text) = line else { continue };
                 let Ok(request) = serde_json::from_str::<Request>(&text) else { continue };
                 let shown = format!("{request:?}");
-                if let Wanted::Auth { key, .. } = &request.wanted {
+                if let Action::Auth { key, .. } = &request.action {
                     prop_assert!(key.0.len() < 8 || !shown.contains(&key.0), "{shown}");
                 }
-                if let Wanted::Query(say) | Wanted::Dispatch(say) = &request.wanted {
-                    prop_assert!(say.blocks().map_or(true, |blocks| !blocks.is_empty()));
+                if let Action::Query(prompt) | Action::Dispatch(prompt) = &request.action {
+                    prop_assert!(prompt.blocks().map_or(true, |blocks| !blocks.is_empty()));
                 }
             }
             Ok(())

@@ -1,4 +1,4 @@
-//! A session: a task, its transcript as turns.
+//! A session: a task with its transcript as turns.
 
 use std::collections::HashMap;
 
@@ -14,50 +14,51 @@ use super::{
 };
 use crate::limit::Share;
 
-/// The latest messages of a session that are shown at most, and how many bytes they may have.
+/// Maximum number of messages shown of a session, the latest ones, and their maximum size in bytes.
 /// Nobody reads more in one line.
-const MESSAGES: usize = 10_000;
-const BYTES: usize = 8 << 20;
-/// Bytes of what tools were given and gave that a session is shown with at most; of the oldest
-/// calls it is left out.
-const KEPT: usize = 4 << 20;
+const MAX_MESSAGES: usize = 10_000;
+const MAX_BYTES: usize = 8 << 20;
+/// Maximum size of the inputs and outputs of tools shown in a session, in bytes. Those of the
+/// oldest calls are dropped.
+const MAX_TOOL_BYTES: usize = 4 << 20;
 
-/// Messages that are read at once. Each can have a megabyte.
-const PAGE: i32 = 32;
-/// How often what is shown of a session is in memory: as it was read, and as it is told.
-const FORMS: usize = 2;
+/// Messages read at once. Each can have a megabyte.
+const PAGE_SIZE: i32 = 32;
+/// Number of copies of a session in memory: as read, and as sent.
+const COPIES: usize = 2;
 
-/// A session as it stands.
+/// The current state of a session.
 pub(super) struct Session {
     pub(super) task: v1::Task,
     pub(super) turns: Vec<Turn>,
-    /// Turns before these are not shown.
+    /// Earlier turns are not shown.
     pub(super) is_cut: bool,
 }
 
-/// A user's message, and what came of it.
+/// A user's message and the response to it.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     /// Id of the user's message.
     pub(super) id: String,
-    asked: Vec<Value>,
-    pub(super) said: Vec<Value>,
+    request: Vec<Value>,
+    pub(super) response: Vec<Value>,
     tools: Vec<Value>,
     pub(super) usage: (i64, i64),
     time: Option<String>,
 }
 
 impl Session {
-    /// The session of a task. `room` grows with what is in memory of it.
+    /// Loads the session of a task. `memory` grows with its size.
     pub(super) async fn load(
         calls: &Calls,
         task: v1::Task,
-        room: &mut Share,
+        memory: &mut Share,
     ) -> Result<Self, Failure> {
         let mut latest = Latest::default();
-        // From the latest on, so that of a long session the end is shown.
+        // Reads from the latest message, so that the end of a long session is shown.
         let order_by = "position desc".to_owned();
-        let mut page = v1::PageRequest { page_size: PAGE, order_by, ..v1::PageRequest::default() };
+        let mut page =
+            v1::PageRequest { page_size: PAGE_SIZE, order_by, ..v1::PageRequest::default() };
         loop {
             let request = v1::ListMessagesRequest {
                 task: task
@@ -71,8 +72,8 @@ impl Session {
             let found: v1::ListMessagesResponse =
                 calls.unary("MessageService/ListMessages", &request).await?;
             let bytes: usize = found.messages.iter().map(v1::Message::encoded_len).sum();
-            room.grow(FORMS * bytes).map_err(|full| full.status("sessions that are not read"))?;
-            let is_cut = !latest.extend(found.messages, MESSAGES, BYTES, KEPT);
+            memory.grow(COPIES * bytes).map_err(|full| full.status("unread sessions"))?;
+            let is_cut = !latest.extend(found.messages, MAX_MESSAGES, MAX_BYTES, MAX_TOOL_BYTES);
             page.page_token = found.page.unwrap_or_default().next_page_token;
             if is_cut || page.page_token.is_empty() {
                 return Ok(Self { task, turns: turns(latest.messages.into_iter().rev()), is_cut });
@@ -84,7 +85,7 @@ impl Session {
         self.task.spec.as_ref().map_or("", |spec| &spec.agent)
     }
 
-    /// A result about the turn of a message: what the agent said in it, and every turn up to now.
+    /// A result for the turn of a message: the agent's response, and all turns so far.
     pub(super) fn outcome<'a>(
         &'a mut self,
         session: &'a str,
@@ -93,9 +94,9 @@ impl Session {
     ) -> Outcome<'a> {
         let turn = self.turns.iter().find(|turn| turn.id == message);
         Outcome {
-            content: turn.map(|turn| turn.said.clone()).unwrap_or_default(),
+            content: turn.map(|turn| turn.response.clone()).unwrap_or_default(),
             usage: turn.map(|turn| turn.usage).unwrap_or_default(),
-            turns: std::mem::take(&mut self.turns).into_iter().map(Turn::shown).collect(),
+            turns: std::mem::take(&mut self.turns).into_iter().map(Turn::into_json).collect(),
             session,
             agent: self.agent(),
             is_cut: self.is_cut,
@@ -103,10 +104,10 @@ impl Session {
         }
     }
 
-    /// The session as it is listed, and with its turns when it is exported.
-    pub(super) fn exported(self) -> Value {
-        let mut session = listed(&self.task);
-        session["turns"] = self.turns.into_iter().map(Turn::shown).collect();
+    /// The summary of the session with its turns.
+    pub(super) fn export(self) -> Value {
+        let mut session = summary(&self.task);
+        session["turns"] = self.turns.into_iter().map(Turn::into_json).collect();
         if self.is_cut {
             session["turnsCut"] = true.into();
         }
@@ -114,8 +115,8 @@ impl Session {
     }
 }
 
-/// What a list says about a session.
-pub(super) fn listed(task: &v1::Task) -> Value {
+/// The summary of a session.
+pub(super) fn summary(task: &v1::Task) -> Value {
     let metadata = task.metadata.clone().unwrap_or_default();
     let (spec, status) =
         (task.spec.clone().unwrap_or_default(), task.status.clone().unwrap_or_default());
@@ -130,7 +131,7 @@ pub(super) fn listed(task: &v1::Task) -> Value {
     })
 }
 
-/// A time as RFC 3339 has it.
+/// A time in RFC 3339.
 pub(super) fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
     let time = time?;
     jiff::Timestamp::new(time.seconds, time.nanos).ok().map(|time| time.to_string())
@@ -140,26 +141,25 @@ pub(super) fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
 #[derive(Default)]
 struct Latest {
     messages: Vec<v1::Message>,
-    /// What all have, and what their tools were given and gave.
+    /// Size of all messages, and of the inputs and outputs of their tools, in bytes.
     bytes: usize,
-    kept: usize,
+    tool_bytes: usize,
 }
 
 impl Latest {
-    /// Adds earlier messages. False: no further ones, because there are so many, or they have so
-    /// many bytes.
+    /// Adds earlier messages. Returns `false` when a limit is reached.
     fn extend(
         &mut self,
         earlier: Vec<v1::Message>,
         messages: usize,
         bytes: usize,
-        kept: usize,
+        tool_bytes: usize,
     ) -> bool {
         for mut message in earlier {
-            self.kept +=
-                uses(&message).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
-            if self.kept > kept {
-                forget(&mut message);
+            self.tool_bytes +=
+                tool_uses(&message).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
+            if self.tool_bytes > tool_bytes {
+                drop_tool_data(&mut message);
             }
             self.bytes += message.encoded_len();
             if self.messages.len() == messages || self.bytes > bytes {
@@ -172,21 +172,21 @@ impl Latest {
 }
 
 /// The tool calls of a message.
-fn uses(message: &v1::Message) -> impl Iterator<Item = &v1::ToolUse> {
+fn tool_uses(message: &v1::Message) -> impl Iterator<Item = &v1::ToolUse> {
     message.spec.iter().flat_map(|spec| &spec.blocks).flat_map(|block| match &block.block {
         Some(Block::CodeInterpreterResult(result)) => result.tool_uses.as_slice(),
         _ => &[],
     })
 }
 
-/// Leaves out what is kept of a message's calls.
-fn forget(message: &mut v1::Message) {
+/// Drops the inputs and outputs of a message's calls.
+fn drop_tool_data(message: &mut v1::Message) {
     let blocks = message.spec.iter_mut().flat_map(|spec| &mut spec.blocks);
-    let uses = blocks.flat_map(|block| match &mut block.block {
+    let tool_uses = blocks.flat_map(|block| match &mut block.block {
         Some(Block::CodeInterpreterResult(result)) => result.tool_uses.as_mut_slice(),
         _ => &mut [],
     });
-    for it in uses {
+    for it in tool_uses {
         it.arguments.clear();
         it.result.clear();
     }
@@ -194,19 +194,19 @@ fn forget(message: &mut v1::Message) {
 
 fn turns(messages: impl Iterator<Item = v1::Message>) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
-    // Scripts whose results are to come, by the ids of their calls.
+    // Scripts without results so far, by the ids of their calls.
     let mut scripts = HashMap::new();
     for message in messages {
         let (spec, status) = (message.spec.unwrap_or_default(), message.status.unwrap_or_default());
         let metadata = message.metadata.unwrap_or_default();
         if status.source() == v1::MessageSource::User {
-            let asked = spec.blocks.iter().filter_map(asked).collect();
+            let request = spec.blocks.iter().filter_map(request_block).collect();
             let time = time(metadata.created_at);
-            turns.push(Turn { id: metadata.id, asked, time, ..Turn::default() });
+            turns.push(Turn { id: metadata.id, request, time, ..Turn::default() });
             continue;
         }
-        // What is said before anybody asked belongs to no turn; a copied conversation may begin
-        // like that, and one that is cut.
+        // Responses before the first user message belong to no turn: a forked or cut conversation
+        // may begin with them.
         let Some(turn) = turns.last_mut() else { continue };
         if let Some(usage) = &status.usage {
             turn.usage.0 += usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens;
@@ -218,33 +218,33 @@ fn turns(messages: impl Iterator<Item = v1::Message>) -> Vec<Turn> {
             }
             if let Some(Block::CodeInterpreterResult(result)) = &block.block {
                 let script = scripts.remove(&result.id);
-                turn.tools.extend(executed(result, script, time(metadata.created_at)));
+                turn.tools.extend(script_calls(result, script, time(metadata.created_at)));
             } else if status.source() == v1::MessageSource::Assistant {
-                turn.said.extend(said(block));
+                turn.response.extend(response_block(block));
             }
         }
     }
     turns
 }
 
-fn asked(block: &v1::Block) -> Option<Value> {
+fn request_block(block: &v1::Block) -> Option<Value> {
     match block.block.as_ref()? {
         Block::Text(text) => Some(json!({"type": "text", "text": text.text})),
         Block::Attachment(it) if it.media_type.starts_with("image/") => {
-            Some(json!({"type": "image", "url": address(it), "mimeType": it.media_type}))
+            Some(json!({"type": "image", "url": attachment_url(it), "mimeType": it.media_type}))
         }
         Block::Attachment(it) if it.file.is_empty() => {
             Some(json!({"type": "file", "path": it.name, "size": it.data.len()}))
         }
-        Block::Attachment(it) => {
-            Some(json!({"type": "file", "path": it.name, "size": it.size, "url": address(it)}))
-        }
+        Block::Attachment(it) => Some(
+            json!({"type": "file", "path": it.name, "size": it.size, "url": attachment_url(it)}),
+        ),
         _ => None,
     }
 }
 
-/// Where what is attached can be had: at the gateway, or in the address itself.
-fn address(attachment: &v1::Attachment) -> String {
+/// The address of an attachment: at the gateway, or a data URL.
+fn attachment_url(attachment: &v1::Attachment) -> String {
     match attachment.file.as_str() {
         "" => {
             format!("data:{};base64,{}", attachment.media_type, STANDARD.encode(&attachment.data))
@@ -253,22 +253,22 @@ fn address(attachment: &v1::Attachment) -> String {
     }
 }
 
-/// What the agent said, as a block of a response.
-pub(super) fn said(block: &v1::Block) -> Option<Value> {
+/// A block of the agent's response.
+pub(super) fn response_block(block: &v1::Block) -> Option<Value> {
     match block.block.as_ref()? {
         Block::Text(text) => Some(json!({"type": "text", "text": text.text})),
         Block::CodeInterpreterCall(call) => {
             Some(json!({"type": "code", "language": "javascript", "source": call.code}))
         }
         Block::Attachment(it) if it.media_type.starts_with("image/") => {
-            Some(json!({"type": "image", "url": address(it), "alt": it.name}))
+            Some(json!({"type": "image", "url": attachment_url(it), "alt": it.name}))
         }
         _ => None,
     }
 }
 
-/// A script, and the tools it called, with what was kept of what they were given and gave.
-fn executed(
+/// A script and its tool calls, with their stored inputs and outputs.
+fn script_calls(
     result: &v1::CodeInterpreterResult,
     script: Option<String>,
     time: Option<String>,
@@ -303,11 +303,11 @@ fn executed(
 }
 
 impl Turn {
-    pub(super) fn shown(self) -> Value {
+    pub(super) fn into_json(self) -> Value {
         json!({
             "id": self.id,
-            "request": {"role": "user", "content": self.asked},
-            "response": {"role": "assistant", "content": self.said},
+            "request": {"role": "user", "content": self.request},
+            "response": {"role": "assistant", "content": self.response},
             "toolCalls": self.tools,
             "usage": {"inputTokens": self.usage.0, "outputTokens": self.usage.1},
             "time": self.time,
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_oldest_calls_it_is_left_out_what_tools_were_given_and_gave() {
+    fn tool_data_of_the_oldest_calls_is_dropped() {
         let mut latest = Latest::default();
         for (more, expected) in [
             (vec![5, 4], vec![5, 4]),
@@ -346,18 +346,18 @@ mod tests {
             (vec![1, 0, 3], vec![5, 4, 1, 0, 0, 0]),
         ] {
             assert!(latest.extend(more.into_iter().map(message).collect(), 100, 1000, 10));
-            let left = latest
+            let remaining = latest
                 .messages
                 .iter()
-                .flat_map(uses)
+                .flat_map(tool_uses)
                 .map(|it| it.arguments.len() + it.result.len());
-            assert_eq!(left.collect::<Vec<_>>(), expected);
+            assert_eq!(remaining.collect::<Vec<_>>(), expected);
         }
-        assert!(latest.messages.iter().flat_map(uses).all(|it| it.name == "grep"));
+        assert!(latest.messages.iter().flat_map(tool_uses).all(|it| it.name == "grep"));
     }
 
     #[test]
-    fn the_latest_messages_are_kept_up_to_a_number_and_to_a_size() {
+    fn latest_messages_are_limited_in_number_and_size() {
         let mut latest = Latest::default();
         assert!(latest.extend(vec![message(1), message(1)], 3, 1000, 10));
         assert!(!latest.extend(vec![message(1), message(1)], 3, 1000, 10));
@@ -366,7 +366,7 @@ mod tests {
         assert!(latest.extend(vec![message(0), message(0)], 100, 2 * one, 10));
         assert!(!latest.extend(vec![message(0)], 100, 2 * one, 10));
         assert_eq!(latest.messages.len(), 2);
-        // What is left out of it does not count.
+        // Dropped data does not count.
         let (mut latest, bare) = (Latest::default(), message(0).encoded_len());
         assert!(latest.extend(vec![message(20)], 100, bare, 10));
     }

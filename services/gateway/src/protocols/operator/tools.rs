@@ -1,11 +1,11 @@
-//! The tools that scripts can call, by name: who offers others to a session would offer nothing.
-//! And their calls, as they are told.
+//! The tools that scripts can call, by name, and the format of their calls. A session cannot offer
+//! other tools.
 
 use construct_domain::policy::{Action, MAX_PATTERN_BYTES, MAX_PATTERNS, Policy, Rule, Subject};
 use serde_json::{Value, json};
 
-/// Each tool by its name, and by its other names. The interpreter has them; a test compares this
-/// with its list.
+/// The tools with their aliases. The interpreter implements them; a test compares this list with
+/// the interpreter's.
 const TOOLS: [(&str, &[&str]); 29] = [
     ("read_file", &["read"]),
     ("create_file", &["write"]),
@@ -37,26 +37,25 @@ const TOOLS: [(&str, &[&str]); 29] = [
     ("getenv", &[]),
     ("pwd", &[]),
 ];
-/// No tool, but judged like one: a module of the workspace that a script uses.
+/// Not a tool, but subject to policies like one: the import of a workspace module by a script.
 const IMPORT: &str = "import";
-/// Characters of a name that are told back.
-const SHOWN: usize = 100;
+/// Maximum number of characters of a name in an error.
+const MAX_NAME_CHARS: usize = 100;
 
-/// What is said about the first of these that no tool is called. They are globs, as in every
-/// policy.
-pub(super) fn missing(wanted: &[String]) -> Option<String> {
-    // More of them are refused as a policy with too many patterns.
-    let missing = wanted.iter().take(MAX_PATTERNS).find(|pattern| !is_known(pattern))?;
-    let shown: String = missing.chars().take(SHOWN).collect();
-    let known: Vec<&str> = TOOLS
+/// The error for the first pattern that matches no tool. Patterns are globs, as in every policy.
+pub(super) fn unknown_tool(patterns: &[String]) -> Option<String> {
+    // A policy with more patterns is refused later.
+    let unknown_tool = patterns.iter().take(MAX_PATTERNS).find(|pattern| !matches_tool(pattern))?;
+    let name: String = unknown_tool.chars().take(MAX_NAME_CHARS).collect();
+    let names: Vec<&str> = TOOLS
         .iter()
         .flat_map(|(name, others)| [*name].into_iter().chain(others.iter().copied()))
         .collect();
-    Some(format!("tool `{shown}` is not available; there are {}", known.join(", ")))
+    Some(format!("unknown tool `{name}`; the tools are {}", names.join(", ")))
 }
 
-fn is_known(pattern: &str) -> bool {
-    // No policy takes a longer one, and it must not be compiled.
+fn matches_tool(pattern: &str) -> bool {
+    // Policies refuse longer patterns, and they must not be compiled.
     if pattern.len() > MAX_PATTERN_BYTES {
         return false;
     }
@@ -75,15 +74,14 @@ fn is_known(pattern: &str) -> bool {
     TOOLS.iter().any(|(name, others)| allowed(&[*name]) || allowed(others)) || allowed(&[IMPORT])
 }
 
-/// What a call is named by, as it happens and later: its script, and its number in that.
+/// The id of a call, live and later: its script, and its number in the script.
 pub(super) fn id(script: &str, step: &str, number: u32) -> String {
-    // An interpreter of an earlier release names the step alone.
+    // An older interpreter names only the step.
     let of = if script.is_empty() { step } else { script };
     format!("{of}/{number}")
 }
 
-/// What a tool was given, as an object. What was cut off on its way is no JSON any more, and told
-/// as a text.
+/// The input of a tool as an object. Truncated input is no longer JSON, and becomes a string.
 pub(super) fn input(arguments: &str) -> Value {
     match serde_json::from_str(arguments) {
         Ok(input @ Value::Object(_)) => input,
@@ -97,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_tool_was_given_is_an_object_whatever_is_left_of_it() {
+    fn truncated_tool_input_is_still_an_object() {
         assert_eq!(input(r#"{"path":"a"}"#), json!({"path": "a"}));
         assert_eq!(input(""), json!({}));
         assert_eq!(input(r#"{"content":"xx…"#), json!({"text": r#"{"content":"xx…"#}));
@@ -109,11 +107,11 @@ mod tests {
     }
 
     #[test]
-    fn the_tools_are_those_of_the_interpreter() {
+    fn tools_match_the_interpreter() {
         let path =
             concat!(env!("CARGO_MANIFEST_DIR"), "/../interpreter/guest/quickjs/src/tools.json");
         let text = std::fs::read_to_string(path).expect("the interpreter's list is there");
-        // Of each tool: its name, …, its other names.
+        // Per tool: its name, …, its aliases.
         let listed: Vec<Value> = serde_json::from_str(&text).expect("it is JSON");
         let listed: Vec<_> = listed.iter().map(|tool| json!([tool[0], tool[4]])).collect();
         let own: Vec<_> = TOOLS.iter().map(|(name, others)| json!([name, others])).collect();
@@ -121,11 +119,11 @@ mod tests {
     }
 
     #[test]
-    fn what_no_tool_is_called_is_missing_and_the_others_are_named() {
-        let missing = |wanted: &[&str]| {
-            missing(&wanted.iter().map(|tool| (*tool).to_owned()).collect::<Vec<_>>())
+    fn unknown_tool_is_named_and_known_tools_are_listed() {
+        let unknown_tool = |patterns: &[&str]| {
+            unknown_tool(&patterns.iter().map(|tool| (*tool).to_owned()).collect::<Vec<_>>())
         };
-        for known in [
+        for names in [
             &["bash", "read", "write"][..],
             &["execute_command"],
             &["tasks.*"],
@@ -133,19 +131,21 @@ mod tests {
             &["*"],
             &[],
         ] {
-            assert_eq!(missing(known), None, "{known:?}");
+            assert_eq!(unknown_tool(names), None, "{names:?}");
         }
-        for (wanted, named) in [
+        for (patterns, named) in [
             (&["read", "readFile"][..], "`readFile`"),
             (&["tsks.*"][..], "`tsks.*`"),
             (&[""][..], "``"),
         ] {
-            let words = missing(wanted).expect("it is missing");
+            let message = unknown_tool(patterns).expect("it is missing");
             assert!(
-                words.contains(named) && words.contains("bash") && words.contains("tools.search"),
-                "{words}"
+                message.contains(named)
+                    && message.contains("bash")
+                    && message.contains("tools.search"),
+                "{message}"
             );
         }
-        assert!(missing(&["x".repeat(1 << 20).as_str()]).expect("it is missing").len() < 1000);
+        assert!(unknown_tool(&["x".repeat(1 << 20).as_str()]).expect("it is missing").len() < 1000);
     }
 }

@@ -1,5 +1,5 @@
-//! How lines travel: over TCP (or TLS) as they are, or as the messages of a WebSocket. The first
-//! byte of a connection tells which.
+//! The transport of lines: plain over TCP (or TLS), or as messages of a WebSocket. The first byte
+//! of a connection decides.
 
 use std::{
     io,
@@ -27,26 +27,26 @@ use super::{
     MAX_LINE,
     line::{Line, Lines},
 };
-use crate::{limit::Account, protocols::guard::Guard, tls::stream::Stream};
+use crate::{limit::Account, protocols::guard::OriginGuard, tls::stream::Stream};
 
 /// Bytes that a WebSocket reads at once.
-const READ: usize = 4 * 1024;
+const WEB_SOCKET_READ_BYTES: usize = 4 * 1024;
 
-/// A connection of which one byte was read to see what is spoken. It is the first that is read.
-pub(super) struct Rewound {
+/// A connection whose first byte was read to detect the transport. The byte is read again first.
+pub(super) struct PeekedStream {
     first: Option<u8>,
     stream: Stream,
-    /// Charged for what is read; none: nobody is yet.
+    /// The account charged for reads, once there is one.
     account: Option<Account>,
 }
 
-impl Rewound {
+impl PeekedStream {
     pub(super) const fn new(first: u8, stream: Stream) -> Self {
         Self { first: Some(first), stream, account: None }
     }
 }
 
-impl AsyncRead for Rewound {
+impl AsyncRead for PeekedStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -69,7 +69,7 @@ impl AsyncRead for Rewound {
     }
 }
 
-impl AsyncWrite for Rewound {
+impl AsyncWrite for PeekedStream {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -89,33 +89,35 @@ impl AsyncWrite for Rewound {
 
 pub(super) struct Reader {
     wire: Wire,
-    /// Charged for a line until it is there.
+    /// The account charged for a line until it is complete.
     account: Account,
 }
 
 enum Wire {
-    Tcp(Lines<ReadHalf<Rewound>>),
-    Web(SplitStream<WebSocketStream<Rewound>>),
+    Tcp(Lines<ReadHalf<PeekedStream>>),
+    Web(SplitStream<WebSocketStream<PeekedStream>>),
 }
 
 pub(super) enum Writer {
-    Tcp(WriteHalf<Rewound>),
-    Web(SplitSink<WebSocketStream<Rewound>, Message>),
+    Tcp(WriteHalf<PeekedStream>),
+    Web(SplitSink<WebSocketStream<PeekedStream>, Message>),
 }
 
-/// Lines as they are.
-pub(super) fn plain(mut stream: Rewound, account: Account) -> (Reader, Writer) {
+/// Plain lines.
+pub(super) fn line_stream(mut stream: PeekedStream, account: Account) -> (Reader, Writer) {
     stream.account = Some(account.clone());
     let (reader, writer) = tokio::io::split(stream);
     (Reader { wire: Wire::Tcp(Lines::new(reader, MAX_LINE)), account }, Writer::Tcp(writer))
 }
 
-/// The server's side of a WebSocket, if the guard lets it in, and the headers it was asked for
-/// with.
+/// Accepts a WebSocket if the guard allows it, and returns the headers of its request.
 ///
 /// # Errors
-/// When it is not let in, or is no WebSocket; the client has been told.
-pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(WebSocket, HeaderMap), Error> {
+/// When it is refused or is not a WebSocket; the client has been answered.
+pub(super) async fn accept_web_socket(
+    stream: PeekedStream,
+    guard: &OriginGuard,
+) -> Result<(WebSocket, HeaderMap), Error> {
     let mut headers = HeaderMap::new();
     let check = |request: &Request, response: Response| -> Result<Response, ErrorResponse> {
         headers.clone_from(request.headers());
@@ -125,17 +127,17 @@ pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(WebSocket, He
             refusal
         })
     };
-    // Small reads: what comes behind a log-in is read when it is known who sends it.
+    // Small reads: data after a log-in is read only when the caller is known.
     let config = WebSocketConfig::default()
-        .read_buffer_size(READ)
+        .read_buffer_size(WEB_SOCKET_READ_BYTES)
         .max_message_size(Some(MAX_LINE))
         .max_frame_size(Some(MAX_LINE));
     let socket = accept_hdr_async_with_config(stream, check, Some(config)).await?;
     Ok((WebSocket(socket), headers))
 }
 
-/// A WebSocket that was let in.
-pub(super) struct WebSocket(WebSocketStream<Rewound>);
+/// An accepted WebSocket.
+pub(super) struct WebSocket(WebSocketStream<PeekedStream>);
 
 impl WebSocket {
     pub(super) fn split(mut self, account: Account) -> (Reader, Writer) {
@@ -146,10 +148,10 @@ impl WebSocket {
 }
 
 impl Reader {
-    /// The next line; none at the end. May be dropped and called again.
+    /// The next line; `None` at the end. Cancel-safe.
     pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
         let line = self.wire.next().await?;
-        // What has come of the next one is a few KiB.
+        // At most a few KiB of the next line are buffered.
         self.account.consume(usize::MAX);
         Ok(line)
     }
@@ -164,12 +166,12 @@ impl Wire {
         loop {
             return match reader.next().await {
                 Some(Ok(Message::Text(text))) => Ok(Some(Line::Text(text.as_str().to_owned()))),
-                Some(Ok(Message::Binary(_))) => Ok(Some(Line::NoText)),
-                // They are answered within.
+                Some(Ok(Message::Binary(_))) => Ok(Some(Line::NotUtf8)),
+                // The library answers them.
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
                 Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed)) | None => Ok(None),
-                // The rest of it would have to be read; the next attempt finds the connection
-                // broken.
+                // The rest of the message would have to be read. The next attempt finds the
+                // connection broken.
                 Some(Err(Error::Capacity(CapacityError::MessageTooLong { .. }))) => {
                     Ok(Some(Line::TooLong))
                 }
@@ -189,14 +191,14 @@ impl Writer {
             Self::Tcp(writer) => {
                 line.push('\n');
                 writer.write_all(line.as_bytes()).await?;
-                // TLS keeps what the socket doesn't take at once.
+                // TLS buffers what the socket doesn't accept at once.
                 writer.flush().await
             }
             Self::Web(writer) => writer.send(Message::text(line)).await.map_err(io::Error::other),
         }
     }
 
-    /// Says that nothing follows.
+    /// Sends the end of the stream.
     pub(super) async fn close(&mut self) {
         // The connection ends in any case.
         _ = match self {

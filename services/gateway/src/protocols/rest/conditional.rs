@@ -1,6 +1,6 @@
-//! Conditional requests (RFC 9110, section 13) about what has versions: the version is the entity
-//! tag, `"7"`, and `"7-gzip"` of an answer that is compressed. Other entities have a revision that
-//! not everything they show raises, so that it would be no tag.
+//! Conditional requests (RFC 9110, section 13) for entities with versions. The version is the
+//! entity tag, `"7"`, and `"7-gzip"` for a compressed response. Other entities have a revision that
+//! some visible changes don't raise, so it cannot be a tag.
 
 use construct_proto::v1::State;
 use prost::Message as _;
@@ -14,28 +14,28 @@ use tonic_types::StatusExt as _;
 use super::routes::Route;
 use crate::protocols::codec::invalid;
 
-/// What stands in the place of a version that no document has.
-const NONE: i64 = i64::MAX;
-/// The field that says which version is expected; 0: none at all.
-pub(super) const EXPECTED: &str = "expected_version";
-/// What a tag of something compressed ends with.
-const GZIP: &str = "-gzip";
+/// The version that no document has.
+const NO_VERSION: i64 = i64::MAX;
+/// The field with the expected version; 0 means none.
+pub(super) const EXPECTED_FIELD: &str = "expected_version";
+/// The suffix of the tag of a compressed response.
+const GZIP_SUFFIX: &str = "-gzip";
 
-/// Whether what a method answers has a version.
+/// Whether a method's response has a version.
 pub(super) fn has_version(method: &MethodDescriptor) -> bool {
     method.output().full_name() == "construct.v1.State"
 }
 
-/// Whether a request may name the version that it expects.
+/// Whether a request may name an expected version.
 pub(super) fn may_expect(request: &MessageDescriptor) -> bool {
-    request.get_field_by_name(EXPECTED).is_some()
+    request.get_field_by_name(EXPECTED_FIELD).is_some()
 }
 
-/// Which version a request expects that changes something.
+/// The version that a changing request expects.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for conditions that are not about one version.
-pub(super) fn expected(
+/// `INVALID_ARGUMENT` for conditions that do not name one version.
+pub(super) fn expected_version(
     headers: &HeaderMap,
     request: &MessageDescriptor,
 ) -> Result<Option<i64>, Status> {
@@ -47,15 +47,19 @@ pub(super) fn expected(
     match (matches.as_slice(), none_match.as_slice()) {
         ([], []) => Ok(None),
         ([], [any]) if any == "*" => Ok(Some(0)),
-        // Of a weak one nobody can say that it is exactly this version.
-        ([one], []) if one != "*" => Ok(Some(version(one).unwrap_or(NONE))),
-        (_, []) => Err(invalid("if-match", "must be the entity tag of one version")),
-        _ => Err(invalid("if-none-match", "must be `*`, and alone, for what changes something")),
+        // A weak tag does not identify one exact version.
+        ([one], []) if one != "*" => Ok(Some(version(one).unwrap_or(NO_VERSION))),
+        (_, []) => Err(invalid("if-match", "must be one strong entity tag")),
+        _ => Err(invalid("if-none-match", "must be only `*` for a request that changes something")),
     }
 }
 
-/// Whether a refusal is that of a condition in the headers.
-pub(super) fn failed(headers: &HeaderMap, request: &MessageDescriptor, status: &Status) -> bool {
+/// Whether a status is the failure of a condition in the headers.
+pub(super) fn is_condition_failure(
+    headers: &HeaderMap,
+    request: &MessageDescriptor,
+    status: &Status,
+) -> bool {
     let conditional =
         [header::IF_MATCH, header::IF_NONE_MATCH].iter().any(|name| headers.contains_key(name));
     conditional
@@ -66,22 +70,23 @@ pub(super) fn failed(headers: &HeaderMap, request: &MessageDescriptor, status: &
         })
 }
 
-/// The version of what is answered, if it has one.
-pub(super) fn answered(method: &MethodDescriptor, answer: &[u8]) -> Option<i64> {
+/// The version of a response, if it has one.
+pub(super) fn response_version(method: &MethodDescriptor, answer: &[u8]) -> Option<i64> {
     let state = has_version(method).then(|| State::decode(answer).ok()).flatten()?;
     Some(state.version)
 }
 
-/// Whether the client has this version already.
-pub(super) fn is_known(route: &Route, headers: &HeaderMap, is: i64) -> bool {
-    let weak = |tag: &String| version(tag.strip_prefix("W/").unwrap_or(tag)) == Some(is);
+/// Whether the client already has this version.
+pub(super) fn is_current(route: &Route, headers: &HeaderMap, current: i64) -> bool {
+    let weak = |tag: &String| version(tag.strip_prefix("W/").unwrap_or(tag)) == Some(current);
     route.verb == Verb::GET
         && tags(headers, &header::IF_NONE_MATCH).iter().any(|tag| tag == "*" || weak(tag))
 }
 
 /// The entity tag of a version.
 pub(super) fn tag(version: i64, is_compressed: bool) -> Option<HeaderValue> {
-    HeaderValue::try_from(format!("\"{version}{}\"", if is_compressed { GZIP } else { "" })).ok()
+    HeaderValue::try_from(format!("\"{version}{}\"", if is_compressed { GZIP_SUFFIX } else { "" }))
+        .ok()
 }
 
 /// The tags in all headers of this name.
@@ -94,10 +99,10 @@ fn tags(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
         .collect()
 }
 
-/// The version that a strong tag is of.
+/// The version of a strong tag.
 fn version(tag: &str) -> Option<i64> {
     let inner = tag.strip_prefix('"')?.strip_suffix('"')?;
-    inner.strip_suffix(GZIP).unwrap_or(inner).parse().ok().filter(|version| *version > 0)
+    inner.strip_suffix(GZIP_SUFFIX).unwrap_or(inner).parse().ok().filter(|version| *version > 0)
 }
 
 #[cfg(test)]
@@ -111,11 +116,11 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_names_one_version_or_that_there_is_none() {
+    fn condition_names_one_version_or_none() {
         let put =
             DESCRIPTORS.get_message_by_name("construct.v1.PutStateRequest").expect("it is there");
         let wants = |fields: &[(HeaderName, &'static str)]| {
-            expected(&headers(fields), &put).map_err(|status| status.code())
+            expected_version(&headers(fields), &put).map_err(|status| status.code())
         };
         let (matches, none) = (header::IF_MATCH, header::IF_NONE_MATCH);
         assert_eq!(wants(&[]), Ok(None));
@@ -123,7 +128,7 @@ mod tests {
             assert_eq!(wants(&[(matches.clone(), tag)]), Ok(Some(7)), "{tag}");
         }
         for tag in ["W/\"7\"", "7", "\"x\"", "\"0\"", "\"-1\""] {
-            assert_eq!(wants(&[(matches.clone(), tag)]), Ok(Some(NONE)), "{tag}");
+            assert_eq!(wants(&[(matches.clone(), tag)]), Ok(Some(NO_VERSION)), "{tag}");
         }
         assert_eq!(wants(&[(none.clone(), "*")]), Ok(Some(0)));
         for wrong in [
@@ -137,7 +142,8 @@ mod tests {
         let task =
             DESCRIPTORS.get_message_by_name("construct.v1.UpdateTaskRequest").expect("it is there");
         assert_eq!(
-            expected(&headers(&[(header::IF_MATCH, "\"7\"")]), &task).expect("it is not looked at"),
+            expected_version(&headers(&[(header::IF_MATCH, "\"7\"")]), &task)
+                .expect("it is not looked at"),
             None
         );
     }

@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 document, from the contract with its options and comments.
+//! The OpenAPI 3.1 document, built from the contract with its options and comments.
 
 mod comments;
 mod schemas;
@@ -17,17 +17,17 @@ use super::{
     sse, success,
 };
 
-const ABOUT: &str = "Construct turns a language model into a dependable worker. The same methods are served as gRPC, gRPC-Web \
+const DESCRIPTION: &str = "Construct turns a language model into a dependable worker. The same methods are served as gRPC, gRPC-Web \
                      and Connect on this port; docs/api.md shows each.\n\nBodies are proto3's JSON: fields are in lower camel case, \
-                     64-bit integers are strings, bytes are base64, times are RFC 3339. What has its default value is left out. Fields \
+                     64-bit integers are strings, bytes are base64, times are RFC 3339. Default values are omitted. Fields \
                      that are not known are refused.";
 
-const LEFT: &str = "How much is left of each quota that holds for the caller (`r`), and in how many seconds there is all of it again (`t`), e.g. \
-                    `\"requests_per_minute\";r=597;t=1`. Where nothing is limited there is no such field.";
-const POLICY: &str = "Which quotas these are, with their limits (`q`) and windows in seconds (`w`), e.g. `\"requests_per_minute\";q=600;w=60`.";
+const RATE_LIMIT_DESCRIPTION: &str = "The remaining amount of each quota of the caller (`r`), and the seconds until it is full again (`t`), e.g. \
+                    `\"requests_per_minute\";r=597;t=1`. Absent where nothing is limited.";
+const RATE_LIMIT_POLICY_DESCRIPTION: &str = "The quotas with their limits (`q`) and windows in seconds (`w`), e.g. `\"requests_per_minute\";q=600;w=60`.";
 
-/// The document for some routes with their methods.
-pub(super) fn of<'a>(
+/// Builds the document for some routes with their methods.
+pub(super) fn build<'a>(
     routes: impl Iterator<Item = (&'static Route, &'a MethodDescriptor)> + Clone,
 ) -> Value {
     let comments = Comments::read();
@@ -43,7 +43,7 @@ pub(super) fn of<'a>(
         let service = method.parent_service();
         let tag = service.name().trim_end_matches("Service").to_owned();
         if !tags.iter().any(|known: &Value| known["name"] == tag) {
-            tags.push(json!({"name": tag, "description": comments.of(service.parent_file().name(), service.path())}));
+            tags.push(json!({"name": tag, "description": comments.for_path(service.parent_file().name(), service.path())}));
         }
         let mut operation = operation(route, method, &comments, &mut schemas);
         operation["tags"] = json!([tag]);
@@ -54,7 +54,7 @@ pub(super) fn of<'a>(
             ids.insert(id.clone());
         }
         operation["operationId"] = id.into();
-        let path = paths.entry(shown(route.path)).or_insert_with(|| json!({}));
+        let path = paths.entry(display_path(route.path)).or_insert_with(|| json!({}));
         path[route.verb.as_str().to_lowercase()] = operation;
     }
     uploads::add(&mut paths);
@@ -65,7 +65,7 @@ pub(super) fn of<'a>(
         "info": {
             "title": "Construct",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": ABOUT,
+            "description": DESCRIPTION,
             "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -75,12 +75,12 @@ pub(super) fn of<'a>(
         "components": {
             "schemas": all,
             "headers": {
-                "RateLimit": {"description": LEFT, "schema": {"type": "string"}},
-                "RateLimit-Policy": {"description": POLICY, "schema": {"type": "string"}},
+                "RateLimit": {"description": RATE_LIMIT_DESCRIPTION, "schema": {"type": "string"}},
+                "RateLimit-Policy": {"description": RATE_LIMIT_POLICY_DESCRIPTION, "schema": {"type": "string"}},
             },
-            "responses": {"TooMuch": too_much()},
+            "responses": {"TooMuch": too_many_requests()},
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": "A key. In local mode none is asked for."},
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key. Local mode needs none."},
             },
         },
     })
@@ -93,35 +93,33 @@ fn operation(
     schemas: &mut Schemas<'_>,
 ) -> Value {
     let input = method.input();
-    let words = comments.of(method.parent_file().name(), method.path());
-    let summary = humanised(method.name());
+    let description = comments.for_path(method.parent_file().name(), method.path());
+    let summary = sentence_case(method.name());
     let mut operation = json!({"summary": summary});
-    if !words.is_empty() {
-        operation["description"] = words.into();
+    if !description.is_empty() {
+        operation["description"] = description.into();
     }
     let mut parameters: Vec<Value> =
         route.fields().map(|path| path_parameter(&input, path, schemas)).collect();
     for (_, field) in request::parameters(&input, route) {
         let mut parameter =
             json!({"name": field.json_name(), "in": "query", "schema": schemas.field(&field)});
-        describe(&mut parameter, &schemas.words(&field));
+        describe(&mut parameter, &schemas.description(&field));
         parameters.push(parameter);
     }
     if let Some(key) = input.get_field_by_name("idempotency_key") {
-        let words =
-            "A request that is sent again with its key is done once, and answered as at first.";
+        let description = "A request repeated with the same key is executed once and gets the first response again.";
         let schema = schemas.field(&key);
-        parameters.push(json!({"name": "Idempotency-Key", "in": "header", "schema": schema, "description": words}));
+        parameters.push(json!({"name": "Idempotency-Key", "in": "header", "schema": schema, "description": description}));
     }
-    let header = |name: &str, words: &str| json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": words});
+    let header = |name: &str, description: &str| json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": description});
     if conditional::may_expect(&input) {
-        let words =
-            "The entity tag of a version: nothing is done unless the document has it (412).";
-        parameters.push(header("If-Match", words));
+        let description = "The entity tag of a version: the request fails (412) unless the document has this version.";
+        parameters.push(header("If-Match", description));
         if route.verb == Verb::PUT {
             parameters.push(header(
                 "If-None-Match",
-                "`*`: nothing is done unless there is no document (412).",
+                "`*`: the request fails (412) if the document exists.",
             ));
         }
     }
@@ -133,12 +131,12 @@ fn operation(
     let streams = method.is_server_streaming();
     let events = streams && sse::is_for(&method.output());
     if events {
-        let words = "The id of the last event seen; it wins over `cursor`.";
+        let description = "The id of the last event received; overrides `cursor`.";
         let schema = json!({"type": "string"});
-        parameters.push(json!({"name": "Last-Event-ID", "in": "header", "schema": schema, "description": words}));
+        parameters.push(json!({"name": "Last-Event-ID", "in": "header", "schema": schema, "description": description}));
     }
     if method.name() == "DownloadFile" {
-        // Over HTTP that is what `Range` is for.
+        // HTTP uses `Range` for this.
         parameters.retain(|parameter| parameter["in"] != "query");
     }
     if !parameters.is_empty() {
@@ -146,7 +144,7 @@ fn operation(
     }
     let (schema, example, required) = match route.body {
         Content::None => (Value::Null, "", false),
-        Content::All(example) => (rest_of(&input, route, schemas), example, example != "{}"),
+        Content::All(example) => (body_schema(&input, route, schemas), example, example != "{}"),
         Content::Field(name, example) => (
             input.get_field_by_name(name).map_or(Value::Null, |field| schemas.field(&field)),
             example,
@@ -154,7 +152,7 @@ fn operation(
         ),
     };
     if !schema.is_null() {
-        // The examples are part of this program; a test reads each.
+        // The examples are compiled in; a test parses each.
         let example: Value = serde_json::from_str(example).unwrap_or_default();
         let content = json!({"application/json": {"schema": schema, "example": example}});
         operation["requestBody"] = json!({"required": required, "content": content});
@@ -162,72 +160,70 @@ fn operation(
     let status = success(route, method);
     let mut answer = json!({"description": status.canonical_reason().unwrap_or_default()});
     if events {
-        let words = "Server-sent events: each one's data is such a message, its id the cursor to go on after it.";
+        let description = "Server-sent events: the data of each is such a message, its id the cursor to resume after it.";
         let schema = schemas.message(&method.output());
-        answer =
-            json!({"description": words, "content": {"text/event-stream": {"schema": schema}}});
+        answer = json!({"description": description, "content": {"text/event-stream": {"schema": schema}}});
     } else if method.name() == "DownloadFile" {
-        let words = "What the file says. A range can be asked for, and what is known already by its `ETag` (the SHA-256).";
+        let description = "The content of the file. Supports ranges, and conditional requests by `ETag` (the SHA-256).";
         let schema = json!({"type": "string", "format": "binary"});
-        answer = json!({"description": words, "content": {"application/octet-stream": {"schema": schema}}});
+        answer = json!({"description": description, "content": {"application/octet-stream": {"schema": schema}}});
     } else if streams {
-        let words =
-            "Lines, each with such a message. When the last is not whole, the answer was cut off.";
+        let description = "Lines, each with such a message. An incomplete last line means that the response was cut off.";
         let schema = schemas.message(&method.output());
-        answer =
-            json!({"description": words, "content": {"application/x-ndjson": {"schema": schema}}});
+        answer = json!({"description": description, "content": {"application/x-ndjson": {"schema": schema}}});
     } else if status.as_u16() != 204 {
         answer["content"] =
             json!({"application/json": {"schema": schemas.message(&method.output())}});
     }
     answer["headers"] = quota_headers().into();
     if conditional::has_version(method) {
-        let words = "The entity tag of the version.";
-        answer["headers"]["ETag"] = json!({"description": words, "schema": {"type": "string"}});
+        let description = "The entity tag of the version.";
+        answer["headers"]["ETag"] =
+            json!({"description": description, "schema": {"type": "string"}});
     }
     operation["responses"] = json!({
         status.as_str(): answer,
         "429": {"$ref": "#/components/responses/TooMuch"},
-        "4XX": known_problem("The request cannot be done as it is."),
-        "default": known_problem("The request could not be done at the moment."),
+        "4XX": problem_response("The request is invalid or not allowed in the current state."),
+        "default": problem_response("The request failed; a retry may succeed."),
     });
     if tagged {
         operation["responses"]["304"] = json!({"description": "The client has this version."});
     }
     if conditional::may_expect(&input) {
-        operation["responses"]["412"] = known_problem("The document has another version.");
+        operation["responses"]["412"] = problem_response("The document has another version.");
     }
     operation
 }
 
-/// The answer to a request that went wrong in a known way.
-fn known_problem(words: &str) -> Value {
+/// The response for a known error.
+fn problem_response(description: &str) -> Value {
     let problem = json!({"$ref": "#/components/schemas/Problem"});
-    json!({"description": words, "content": {"application/problem+json": {"schema": problem}}})
+    json!({"description": description, "content": {"application/problem+json": {"schema": problem}}})
 }
 
-/// The answer to whom a quota refuses, or who finds the gateway too busy.
-fn too_much() -> Value {
-    let mut response = known_problem(
-        "A quota is used up (`quotas` says which), or there is too much of something at the moment.",
+/// The response when a quota is exhausted or the gateway is too busy.
+fn too_many_requests() -> Value {
+    let mut response = problem_response(
+        "A quota is exhausted (`quotas` says which), or too much is in use at the moment.",
     );
-    let words = "After how many seconds another try is welcome.";
+    let description = "Seconds after which to retry.";
     response["headers"] = quota_headers().into();
     response["headers"]["Retry-After"] =
-        json!({"description": words, "schema": {"type": "integer"}});
+        json!({"description": description, "schema": {"type": "integer"}});
     response
 }
 
-/// The headers that every answer to a caller with quotas has.
+/// The headers of every response to a caller with quotas.
 fn quota_headers() -> Map<String, Value> {
     let refer =
         |name: &str| (name.to_owned(), json!({"$ref": format!("#/components/headers/{name}")}));
     ["RateLimit", "RateLimit-Policy"].map(refer).into_iter().collect()
 }
 
-/// A path as readers know it: two verbs of one resource call its places the same, wherever the
-/// field stands in the request.
-fn shown(path: &str) -> String {
+/// A path for readers: all verbs of a resource use the same parameter names, wherever the field is
+/// in the request.
+fn display_path(path: &str) -> String {
     let part = |part: &str| match part.strip_prefix('{') {
         Some(field) => format!("{{{}", field.rsplit('.').next().unwrap_or_default()),
         None => part.to_owned(),
@@ -241,7 +237,7 @@ fn path_parameter(input: &MessageDescriptor, path: &str, schemas: &mut Schemas<'
         json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
     if let Some(field) = field_at(input, path) {
         parameter["schema"] = schemas.field(&field);
-        describe(&mut parameter, &schemas.words(&field));
+        describe(&mut parameter, &schemas.description(&field));
     }
     parameter
 }
@@ -257,8 +253,8 @@ fn field_at(kind: &MessageDescriptor, path: &str) -> Option<FieldDescriptor> {
     }
 }
 
-/// The fields of a request that stand neither in its path nor in a header.
-fn rest_of(input: &MessageDescriptor, route: &Route, schemas: &mut Schemas<'_>) -> Value {
+/// The fields of a request that are neither in its path nor in a header.
+fn body_schema(input: &MessageDescriptor, route: &Route, schemas: &mut Schemas<'_>) -> Value {
     let elsewhere = |field: &FieldDescriptor| {
         field.name() == "idempotency_key" || route.fields().any(|path| path == field.name())
     };
@@ -271,9 +267,9 @@ fn rest_of(input: &MessageDescriptor, route: &Route, schemas: &mut Schemas<'_>) 
     schema
 }
 
-fn describe(value: &mut Value, words: &str) {
-    if !words.is_empty() {
-        value["description"] = words.into();
+fn describe(value: &mut Value, description: &str) {
+    if !description.is_empty() {
+        value["description"] = description.into();
     }
 }
 
@@ -302,17 +298,17 @@ fn problem() -> Value {
 }
 
 /// `CreateModelProvider` as `Create model provider`.
-fn humanised(name: &str) -> String {
-    let mut words = String::new();
+fn sentence_case(name: &str) -> String {
+    let mut sentence = String::new();
     for (index, letter) in name.chars().enumerate() {
         if index > 0 && letter.is_ascii_uppercase() {
-            words.push(' ');
-            words.push(letter.to_ascii_lowercase());
+            sentence.push(' ');
+            sentence.push(letter.to_ascii_lowercase());
         } else {
-            words.push(letter);
+            sentence.push(letter);
         }
     }
-    words
+    sentence
 }
 
 fn lower_camel(name: &str) -> String {

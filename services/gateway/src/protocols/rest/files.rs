@@ -1,6 +1,6 @@
-//! What files say, as HTTP knows it: `/v1/files/{file}/content` with ranges and conditions
-//! ([`content`]), and uploads that go on where they were cut, by the protocol tus 1.0.0 below
-//! `/v1/files/uploads` ([`tus`]). Both are made of calls of `FileService`, as every protocol.
+//! The content of files over HTTP: `/v1/files/{file}/content` with ranges and conditions
+//! ([`content`]), and resumable uploads by tus 1.0.0 under `/v1/files/uploads` ([`tus`]). Like
+//! every protocol, both call `FileService`.
 
 mod content;
 mod tus;
@@ -29,29 +29,29 @@ use crate::{
 
 const UPLOADS: &str = "/v1/files/uploads";
 
-/// The methods that this is made of.
+/// The methods that the resources call.
 pub(super) struct Files {
     create: Method,
     upload: Method,
     get: Method,
     delete: Method,
     download: Method,
-    /// Bytes of a file at most.
+    /// Maximum size of a file, in bytes.
     max_bytes: u64,
 }
 
-/// What a path names.
+/// The resource of a path.
 enum Resource<'p> {
-    /// What the file of this id says.
+    /// The content of a file, by id.
     Content(&'p str),
-    /// Where uploads begin.
+    /// The collection of uploads.
     Uploads,
-    /// The upload of the file of this id.
+    /// The upload of a file, by id.
     Upload(&'p str),
 }
 
 impl<'p> Resource<'p> {
-    fn of(path: &'p str) -> Option<Self> {
+    fn parse(path: &'p str) -> Option<Self> {
         if let Some(rest) = path.strip_prefix(UPLOADS) {
             return match rest.strip_prefix('/') {
                 None if rest.is_empty() => Some(Self::Uploads),
@@ -66,14 +66,14 @@ impl<'p> Resource<'p> {
 
 /// Whether a path is served here.
 pub(super) fn is_for(path: &str) -> bool {
-    Resource::of(path).is_some()
+    Resource::parse(path).is_some()
 }
 
 impl Files {
     pub(super) fn new(methods: &Methods, max_bytes: u64) -> anyhow::Result<Self> {
         let method = |name: &str| {
             let method = methods.get(&format!("/construct.v1.FileService/{name}"));
-            method.cloned().ok_or_else(|| anyhow::anyhow!("{name} is no method"))
+            method.cloned().ok_or_else(|| anyhow::anyhow!("{name} is not a method"))
         };
         Ok(Self {
             create: method("CreateFile")?,
@@ -85,9 +85,9 @@ impl Files {
         })
     }
 
-    /// The method that a request is about: who may not call it does not get further.
+    /// The method of a request, for authorization.
     pub(super) fn method(&self, request: &Request<Body>) -> Option<&Method> {
-        match (Resource::of(request.uri().path())?, tus::verb(request)) {
+        match (Resource::parse(request.uri().path())?, tus::verb(request)) {
             (Resource::Content(_), Verb::GET | Verb::HEAD) => Some(&self.download),
             (Resource::Uploads, Verb::POST) => Some(&self.create),
             (Resource::Upload(_), Verb::HEAD) => Some(&self.get),
@@ -101,31 +101,31 @@ impl Files {
         let verb = tus::verb(&request);
         let (head, body) = request.into_parts();
         let path = head.uri.path().to_owned();
-        let work = Work { files: self, inner: Mutex::new(inner), head: &head };
-        match Resource::of(&path) {
+        let work = FileRequest { files: self, inner: Mutex::new(inner), head: &head };
+        match Resource::parse(&path) {
             Some(Resource::Content(file)) => match verb {
                 Verb::GET | Verb::HEAD => work.content(file, verb == Verb::HEAD).await,
                 _ => super::not_allowed(&[Verb::GET, Verb::HEAD]),
             },
             Some(Resource::Uploads) => work.uploads(&verb, body).await,
             Some(Resource::Upload(file)) => work.upload(&verb, file, body).await,
-            None => errors::problem_as(
+            None => errors::problem_with_status(
                 StatusCode::NOT_FOUND,
-                &Status::not_found("there is no such resource"),
+                &Status::not_found("unknown resource"),
             ),
         }
     }
 }
 
-/// A request that is worked on.
-struct Work<'a> {
+/// A request in progress.
+struct FileRequest<'a> {
     files: &'a Files,
-    /// The services, of which each call has its own.
+    /// The services; each call uses a clone.
     inner: Mutex<Inner>,
     head: &'a Parts,
 }
 
-impl Work<'_> {
+impl FileRequest<'_> {
     /// Calls a method that answers with a file.
     async fn call(
         &self,
@@ -140,7 +140,7 @@ impl Work<'_> {
     async fn unary(&self, method: &Method, message: &impl prost::Message) -> Result<Bytes, Status> {
         let call = Call { method, head: self.head };
         let message = message.encode_to_vec();
-        let _place = call::place(&self.head.extensions)?;
+        let _permit = call::acquire_request_permit(&self.head.extensions)?;
         Ok(Deadline::new(None, TIMEOUT).begin(call.unary(self.inner(), &message)).await?.message)
     }
 

@@ -16,9 +16,8 @@ use crate::{
     status,
 };
 
-/// A line for each answer. The next is asked for when the client has taken the one before. An
-/// answer that goes wrong halfway is cut off, which clients notice, because there is no place left
-/// to say why.
+/// One line per message. Asks for the next message when the client has taken the previous one. An
+/// error cuts the stream off, which clients notice; a line cannot report it.
 pub(super) fn response(mut answers: Answers, kind: MessageDescriptor) -> Response<Body> {
     let metadata = std::mem::take(&mut answers.metadata);
     let lines = stream::unfold(Some((answers, kind)), async |state| {

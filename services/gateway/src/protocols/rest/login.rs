@@ -1,8 +1,8 @@
-//! What a program has to know to log people in: protected resource metadata (RFC 9728). Whoever
-//! asks is told.
+//! The metadata that clients need to log people in: protected resource metadata (RFC 9728). It
+//! needs no credentials.
 //!
-//! Its own members have no standard: which client programs are at the issuer, and whom its tokens
-//! have to be for.
+//! Two members are not standardized: the client programs registered at the issuer, and the audience
+//! of its tokens.
 
 use serde_json::{Value, json};
 use tonic::{
@@ -15,11 +15,11 @@ use crate::Config;
 
 pub(super) const PATH: &str = "/.well-known/oauth-protected-resource";
 
-/// What a proxy that speaks TLS for the gateway says of how it was asked.
+/// The header in which a TLS proxy names the scheme of the original request.
 const FORWARDED: &str = "x-forwarded-proto";
 
 pub(super) struct Login {
-    /// All but what the gateway is called, which is what it was asked as.
+    /// Everything but the resource, which is the address that was requested.
     metadata: Value,
     secure: bool,
 }
@@ -45,12 +45,12 @@ impl Login {
         metadata["resource"] = self.resource(request).into();
         let mut response =
             errors::response(StatusCode::OK, "application/json", metadata.to_string());
-        // It depends on how it was asked for.
+        // The resource depends on the requested address.
         response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 
-    /// What the gateway was asked as. Who lies about it is told the lie.
+    /// The address that the client requested. A client that lies about it gets its own lie.
     pub(super) fn resource(&self, request: &Request<Body>) -> String {
         let text = |headers: &HeaderMap, name: &str| {
             headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
@@ -61,7 +61,7 @@ impl Login {
         let host = target.or_else(|| text(headers, "host")).unwrap_or_default();
         let secure = self.secure
             || text(headers, FORWARDED).is_some_and(|schemes| {
-                // Of several proxies, the first is the one that was asked.
+                // Of several proxies, the first names the original address.
                 schemes
                     .split(',')
                     .next()

@@ -1,4 +1,4 @@
-//! A request of REST as one message: its fields come from the path, the query, headers and the
+//! Converts a REST request to a message: its fields come from the path, the query, headers and the
 //! body.
 
 use bytes::Bytes;
@@ -19,30 +19,30 @@ use crate::protocols::{
     content_type,
 };
 
-/// Messages whose fields are parameters of the query as if they were the request's own.
+/// Messages whose fields are query parameters as if they were the request's own.
 const FLATTENED: [&str; 2] = ["page", "filter"];
 
-/// Why there is no message.
-pub(super) enum Refused {
+/// Why a request cannot be converted.
+pub(super) enum RequestError {
     /// The body is not JSON.
-    Media,
+    UnsupportedMedia,
     Status(Status),
 }
 
-impl From<Status> for Refused {
+impl From<Status> for RequestError {
     fn from(status: Status) -> Self {
         Self::Status(status)
     }
 }
 
-/// The request as a message in protobuf.
+/// The request as a protobuf message.
 pub(super) fn message(
     route: &Route,
     kind: &MessageDescriptor,
     head: &Parts,
     path: impl Iterator<Item = (&'static str, String)>,
     body: Bytes,
-) -> Result<Bytes, Refused> {
+) -> Result<Bytes, RequestError> {
     let mut request = match route.body {
         Content::None => Map::new(),
         Content::All(_) => match json_body(&head.headers, body)? {
@@ -61,27 +61,26 @@ pub(super) fn message(
             .decode_utf8()
             .map_err(|_| invalid(field, "must be UTF-8"))?
             .into_owned();
-        put(&mut request, kind, field, text.into())?;
+        set_field(&mut request, kind, field, text.into())?;
     }
     for (name, text) in form_urlencoded::parse(head.uri.query().unwrap_or_default().as_bytes()) {
-        parameter(&mut request, kind, route, &name, &text)?;
+        set_parameter(&mut request, kind, route, &name, &text)?;
     }
-    if let Some(key) = header_of(&head.headers, kind, "idempotency-key", "idempotency_key")? {
-        put(&mut request, kind, "idempotency_key", key.into())?;
+    if let Some(key) = header_field(&head.headers, kind, "idempotency-key", "idempotency_key")? {
+        set_field(&mut request, kind, "idempotency_key", key.into())?;
     }
-    if let Some(version) = conditional::expected(&head.headers, kind)? {
-        put(&mut request, kind, conditional::EXPECTED, version.to_string().into())?;
+    if let Some(version) = conditional::expected_version(&head.headers, kind)? {
+        set_field(&mut request, kind, conditional::EXPECTED_FIELD, version.to_string().into())?;
     }
-    // A browser that comes back asks with the same parameters as at first, but this says where it
-    // stands by now.
-    if let Some(cursor) = header_of(&head.headers, kind, "last-event-id", "cursor")? {
+    // A reconnecting browser repeats its parameters, but this header has its current position.
+    if let Some(cursor) = header_field(&head.headers, kind, "last-event-id", "cursor")? {
         request.insert("cursor".to_owned(), cursor.into());
     }
     Ok(codec::message(kind, &Value::Object(request))?)
 }
 
-/// A header that is a field of the request.
-fn header_of<'a>(
+/// The value of a header that is a field of the request.
+fn header_field<'a>(
     headers: &'a HeaderMap,
     kind: &MessageDescriptor,
     header: &'static str,
@@ -96,20 +95,20 @@ fn header_of<'a>(
 }
 
 /// The body, if there is one.
-fn json_body(headers: &HeaderMap, body: Bytes) -> Result<Option<Value>, Refused> {
-    let bytes = Encoding::of(headers, &header::CONTENT_ENCODING)?.unpack(body)?;
+fn json_body(headers: &HeaderMap, body: Bytes) -> Result<Option<Value>, RequestError> {
+    let bytes = Encoding::from_header(headers, &header::CONTENT_ENCODING)?.decompress(body)?;
     if bytes.is_empty() {
         return Ok(None);
     }
     if content_type(headers) != "application/json" {
-        return Err(Refused::Media);
+        return Err(RequestError::UnsupportedMedia);
     }
     Ok(Some(serde_json::from_slice(&bytes).map_err(|error| invalid("", &error.to_string()))?))
 }
 
-/// Sets a field by its path, e.g. `spec.task`. What stands somewhere else already is refused: one
-/// of the two would be ignored.
-fn put(
+/// Sets a field by its path, e.g. `spec.task`. A field that is set already is refused: one of the
+/// two values would be ignored.
+fn set_field(
     into: &mut Map<String, Value>,
     kind: &MessageDescriptor,
     path: &str,
@@ -119,40 +118,40 @@ fn put(
     let field = kind.get_field_by_name(name).ok_or_else(|| invalid(path, "is not a field"))?;
     let Some(rest) = rest else {
         if into.contains_key(name) || into.contains_key(field.json_name()) {
-            return Err(invalid(path, "stands in two places of the request"));
+            return Err(invalid(path, "is set in two places of the request"));
         }
         into.insert(name.to_owned(), value);
         return Ok(());
     };
     match (into.entry(name).or_insert_with(|| json!({})), field.kind()) {
-        (Value::Object(inner), Kind::Message(kind)) => put(inner, &kind, rest, value),
+        (Value::Object(inner), Kind::Message(kind)) => set_field(inner, &kind, rest, value),
         _ => Err(invalid(name, "must be a JSON object")),
     }
 }
 
-/// Sets a field from a parameter of the query.
-fn parameter(
+/// Sets a field from a query parameter.
+fn set_parameter(
     request: &mut Map<String, Value>,
     kind: &MessageDescriptor,
     route: &Route,
     name: &str,
     text: &str,
 ) -> Result<(), Status> {
-    // `google.api.http` calls the field of a message `filter.agent`.
+    // `google.api.http` names a message's field `filter.agent`.
     let (message, own) =
         name.split_once('.').map_or((None, name), |(message, own)| (Some(message), own));
-    let mut known = parameters(kind, route);
-    let (within, field) = known
-        .find(|(within, field)| {
-            (message.is_none() || message == *within)
+    let mut parameters = parameters(kind, route);
+    let (parent, field) = parameters
+        .find(|(parent, field)| {
+            (message.is_none() || message == *parent)
                 && (field.name() == own || field.json_name() == own)
         })
         .ok_or_else(|| invalid(name, "is not a parameter of this resource"))?;
-    let into = match within {
+    let into = match parent {
         None => request,
-        Some(within) => match request.entry(within).or_insert_with(|| json!({})) {
+        Some(parent) => match request.entry(parent).or_insert_with(|| json!({})) {
             Value::Object(inner) => inner,
-            _ => return Err(invalid(within, "must be a JSON object")),
+            _ => return Err(invalid(parent, "must be a JSON object")),
         },
     };
     let value = match field.kind() {
@@ -161,12 +160,12 @@ fn parameter(
             "false" => Value::Bool(false),
             _ => return Err(invalid(name, "must be true or false")),
         },
-        // Numbers, times and names of values: JSON has all of them as text as well.
+        // JSON accepts numbers, times and enum names as strings as well.
         _ => text.into(),
     };
     if !field.is_list() {
         if into.insert(field.name().to_owned(), value).is_some() {
-            return Err(invalid(name, "stands in two places of the request"));
+            return Err(invalid(name, "is set in two places of the request"));
         }
     } else if let Value::Array(values) = into.entry(field.name()).or_insert_with(|| json!([])) {
         values.push(value);
@@ -174,8 +173,8 @@ fn parameter(
     Ok(())
 }
 
-/// What may stand in the query of a route: the fields that stand nowhere else, and the message they
-/// stand in, if it isn't the request itself.
+/// The query parameters of a route: the fields that are nowhere else, with the message that
+/// contains each, unless it is the request itself.
 pub(super) fn parameters(
     kind: &MessageDescriptor,
     route: &Route,
@@ -187,18 +186,18 @@ pub(super) fn parameters(
             field.name() == "idempotency_key" || route.fields().any(|path| path == field.name())
         }
     };
-    // A field that is empty in one of two routes of a method is the resource itself: it has no
-    // place in the query.
+    // A field that is empty in one of two routes of a method is the resource itself, so it is not a
+    // query parameter.
     let resource = |field: &FieldDescriptor| route.path == "/v1/events" && field.name() == "task";
-    let mut found = Vec::new();
+    let mut fields = Vec::new();
     for field in kind.fields().filter(|field| !elsewhere(field) && !resource(field)) {
         let flattened = FLATTENED.into_iter().find(|name| *name == field.name());
         match (flattened, field.kind()) {
-            (Some(within), Kind::Message(inner)) => {
-                found.extend(inner.fields().map(|field| (Some(within), field)))
+            (Some(parent), Kind::Message(inner)) => {
+                fields.extend(inner.fields().map(|field| (Some(parent), field)))
             }
-            _ => found.push((None, field)),
+            _ => fields.push((None, field)),
         }
     }
-    found.into_iter()
+    fields.into_iter()
 }

@@ -1,5 +1,5 @@
-//! Every route of REST, as the contract's options `google.api.http` and `example` say: which method
-//! it calls, and where the fields of the request stand.
+//! The REST routes, from the contract's options `google.api.http` and `example`: the method of each
+//! route, and the source of each field of its request.
 
 use std::sync::LazyLock;
 
@@ -21,12 +21,12 @@ pub(crate) struct Route {
     pub(crate) body: Content,
 }
 
-/// What the body of a request holds. Fields that stand neither in it nor in the path are parameters
-/// of the query; the idempotency key is a header.
+/// What the body of a request contains. Fields that are neither in the body nor in the path are
+/// query parameters; the idempotency key is a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
     None,
-    /// All fields that don't stand in the path, with an example.
+    /// All fields that are not in the path, with an example.
     All(&'static str),
     /// One field, with an example.
     Field(&'static str, &'static str),
@@ -36,7 +36,7 @@ pub(crate) enum Content {
 pub(crate) static ROUTES: LazyLock<Vec<Route>> =
     LazyLock::new(|| construct_proto::methods().flat_map(routes).collect());
 
-/// The routes of a method. Texts are leaked: there is one table for the life of the process.
+/// The routes of a method. Strings are leaked: there is one table for the life of the process.
 fn routes(method: MethodDescriptor) -> Vec<Route> {
     let name: &str = format!("{}/{}", method.parent_service().name(), method.name()).leak();
     let example = options::example(&method).map_or("{}", |example| example.leak());
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_method_of_the_contract_has_a_route() {
+    fn contract_methods_have_routes() {
         for method in construct_proto::methods() {
             let name = format!("{}/{}", method.parent_service().name(), method.name());
             assert!(
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_paths_are_single_fields_of_the_request() {
+    fn path_parameters_are_singular_fields() {
         for route in ROUTES.iter() {
             let places =
                 route.path.split('/').filter(|part| part.contains(['{', '}', '*', '=', ':']));

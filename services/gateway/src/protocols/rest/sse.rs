@@ -1,9 +1,9 @@
-//! Server-sent events: what happens, for browsers and for `curl`.
+//! Server-sent events, for browsers and for `curl`.
 //!
-//! Each event is sent without a name, so that one handler gets all of them; its type stands in it.
-//! Its id is the subscription's cursor: who comes back with it as `Last-Event-ID`, as browsers do
-//! by themselves, misses nothing and gets nothing twice. `event: end` says that nothing will
-//! follow, `event: problem` why the stream ends before.
+//! Events have no SSE name, so that one handler receives all of them; the type is in the data. The
+//! id is the subscription's cursor: a client that returns with it as `Last-Event-ID`, as browsers
+//! do by themselves, misses nothing and gets nothing twice. `event: end` says that no event will
+//! follow; `event: problem` says why the stream ends early.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -23,23 +23,23 @@ use crate::{
     status,
 };
 
-/// How often a client hears something, so that it and everything between knows that the stream
-/// lives.
-const HEARTBEAT: Duration = Duration::from_secs(15);
-/// Told to each client at once: after how many milliseconds it comes back.
-const WELCOME: &str = "retry: 1000\n\n";
-const BEAT: &str = ": alive\n\n";
+/// The interval of heartbeats. They show the client and all intermediaries that the stream is
+/// alive.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
+/// The first line of a stream: the client reconnects after so many milliseconds.
+const RETRY_LINE: &str = "retry: 1000\n\n";
+const HEARTBEAT_LINE: &str = ": alive\n\n";
 
-/// Whether a stream of these is one of events, which can be resumed by their cursors.
+/// Whether a stream of this type is a stream of events, which can be resumed by cursor.
 pub(super) fn is_for(kind: &MessageDescriptor) -> bool {
     kind.get_field_by_name("cursor").is_some()
 }
 
-/// A stream of events. Its next event is asked for when the client has taken the one before, so
-/// whoever reads slowly holds back only their own subscription.
+/// A stream of events. It asks for the next event when the client has taken the previous one, so a
+/// slow client delays only its own subscription.
 pub(super) fn response(mut answers: Answers, kind: MessageDescriptor) -> Response<Body> {
     let metadata = std::mem::take(&mut answers.metadata);
-    let events = Events { answers, kind, begun: false };
+    let events = Events { answers, kind, has_begun: false };
     let body = StreamBody::new(stream::unfold(Some(events), async |events| {
         let mut events = events?;
         let (text, last) = events.next().await;
@@ -53,7 +53,7 @@ pub(super) fn response(mut answers: Answers, kind: MessageDescriptor) -> Respons
     errors::append(headers, metadata);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // nginx would keep events back until it has a page of them.
+    // nginx would buffer events until it has a page of them.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -61,17 +61,17 @@ pub(super) fn response(mut answers: Answers, kind: MessageDescriptor) -> Respons
 struct Events {
     answers: Answers,
     kind: MessageDescriptor,
-    begun: bool,
+    has_begun: bool,
 }
 
 impl Events {
-    /// What to send next, and whether it is the last.
+    /// The next text to send, and whether it is the last.
     async fn next(&mut self) -> (Cow<'static, str>, bool) {
-        if !std::mem::replace(&mut self.begun, true) {
-            return (WELCOME.into(), false);
+        if !std::mem::replace(&mut self.has_begun, true) {
+            return (RETRY_LINE.into(), false);
         }
-        let next = match tokio::time::timeout(HEARTBEAT, self.answers.next()).await {
-            Err(_) => return (BEAT.into(), false),
+        let next = match tokio::time::timeout(HEARTBEAT_INTERVAL, self.answers.next()).await {
+            Err(_) => return (HEARTBEAT_LINE.into(), false),
             Ok(next) => next,
         };
         match next.and_then(|message| message.map(|message| self.event(message)).transpose()) {
@@ -89,7 +89,7 @@ impl Events {
             .map_err(|error| status::internal("an event cannot be read", &error))?;
         let json = serde_json::to_string(&message)
             .map_err(|error| status::internal("an event cannot be written as JSON", &error))?;
-        // Only a stream of events has a cursor; another one couldn't be resumed.
+        // Only a stream of events has a cursor; another stream couldn't be resumed.
         let id = match message.get_field_by_name("cursor").as_deref() {
             Some(Value::String(cursor)) => format!("id: {cursor}\n"),
             _ => String::new(),
@@ -107,7 +107,7 @@ mod tests {
     use crate::protocols::envelope::Envelope;
 
     #[tokio::test(start_paused = true)]
-    async fn a_quiet_stream_has_a_heartbeat() {
+    async fn quiet_stream_has_a_heartbeat() {
         let event = v1::Event { cursor: "7.1.0".into(), ..v1::Event::default() }.encode_to_vec();
         let (sender, receiver) = tokio::sync::mpsc::channel::<Bytes>(1);
         let body = StreamBody::new(stream::unfold(receiver, async |mut receiver| {
@@ -116,16 +116,16 @@ mod tests {
         }));
         let kind =
             DESCRIPTORS.get_message_by_name("construct.v1.Event").expect("it is in the contract");
-        let mut events = Events { answers: Answers::of(Body::new(body)), kind, begun: false };
-        assert_eq!(events.next().await, (WELCOME.into(), false));
-        let begun = tokio::time::Instant::now();
-        assert_eq!(events.next().await, (BEAT.into(), false));
-        assert_eq!(events.next().await, (BEAT.into(), false));
-        assert_eq!(begun.elapsed(), 2 * HEARTBEAT);
-        // Half an event when the heart beats is not lost.
+        let mut events = Events { answers: Answers::new(Body::new(body)), kind, has_begun: false };
+        assert_eq!(events.next().await, (RETRY_LINE.into(), false));
+        let start = tokio::time::Instant::now();
+        assert_eq!(events.next().await, (HEARTBEAT_LINE.into(), false));
+        assert_eq!(events.next().await, (HEARTBEAT_LINE.into(), false));
+        assert_eq!(start.elapsed(), 2 * HEARTBEAT_INTERVAL);
+        // Half an event is not lost at a heartbeat.
         let bytes = Envelope::encode(0, &event);
         sender.send(bytes.slice(..7)).await.expect("it is read");
-        assert_eq!(events.next().await, (BEAT.into(), false));
+        assert_eq!(events.next().await, (HEARTBEAT_LINE.into(), false));
         sender.send(bytes.slice(7..)).await.expect("it is read");
         let (text, last) = events.next().await;
         assert_eq!((&*text, last), ("id: 7.1.0\ndata: {\"cursor\":\"7.1.0\"}\n\n", false));

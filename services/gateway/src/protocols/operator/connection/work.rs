@@ -1,4 +1,4 @@
-//! What is done for one request.
+//! The execution of one request.
 
 use std::sync::Arc;
 
@@ -8,44 +8,47 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{BUSY, Gone, Held, Out};
+use super::{Disconnected, LineSender, REQUEST_RETRY_SECONDS, SessionHold};
 use crate::{
     protocols::operator::{
-        Options, ROOM,
-        answer::{Failure, Form, Outcome, named, stop_reason},
+        Options, SESSION_TIMEOUT,
+        answer::{Failure, Form, Outcome, set_id, stop_reason},
         calls::{Calls, Watch},
-        events::{Ended, Follow, Passing, Teller, asked, completed, dropped, started},
-        request::{Project, Say, Wanted, text},
-        session::{Session, Turn, listed},
+        events::{
+            EventFormatter, MessageFollower, TurnEnd, TurnSkipper, dropped_message, requested_turn,
+            turn_completed, turn_started,
+        },
+        request::{Action, Project, Prompt, text_block},
+        session::{Session, Turn, summary},
         tools,
     },
     status,
 };
 
-/// Room for a session of which nothing was read yet.
+/// Memory reserved for a session before any of it is read, in bytes.
 const SMALL_SESSION: usize = 64 * 1024;
 
 pub(super) struct Work {
     pub(super) calls: Calls,
     pub(super) options: Arc<Options>,
-    pub(super) out: Out,
-    pub(super) room: Arc<Semaphore>,
+    pub(super) out: LineSender,
+    pub(super) session_slot: Arc<Semaphore>,
     pub(super) stopping: CancellationToken,
     pub(super) id: Option<String>,
-    /// What the request is known by when it is sent again.
+    /// The idempotency key of the request.
     pub(super) key: Option<String>,
 }
 
-/// Why a request is over before its end.
+/// Why a request ends early.
 enum Stop {
-    Gone,
-    /// With the session it is about, if that is known.
+    Disconnected,
+    /// With the request's session, if known.
     Failed(Failure, Option<String>),
 }
 
-impl From<Gone> for Stop {
-    fn from(_: Gone) -> Self {
-        Self::Gone
+impl From<Disconnected> for Stop {
+    fn from(_: Disconnected) -> Self {
+        Self::Disconnected
     }
 }
 
@@ -70,54 +73,54 @@ struct Message {
     blocks: Vec<v1::Block>,
 }
 
-/// A message that was accepted.
-struct Sent {
+/// An accepted message.
+struct AcceptedMessage {
     session: String,
     agent: String,
-    follow: Follow,
+    follow: MessageFollower,
     watch: Watch,
 }
 
-/// What is known of the turns of a session.
+/// The turns of a session so far.
 #[derive(Default)]
-struct Known {
-    /// The session's last record when it was looked at.
-    until: u64,
+struct SessionTurns {
+    /// The session's last record when it was read.
+    until_sequence: u64,
     /// Each with its usage.
     turns: Vec<(String, (i64, i64))>,
     is_cut: bool,
 }
 
-impl Known {
+impl SessionTurns {
     fn usage(&self, turn: &str) -> (i64, i64) {
         self.turns.iter().find(|(id, _)| id == turn).map(|(_, usage)| *usage).unwrap_or_default()
     }
 
-    /// Passes over so many turns. Which ones these are is not known when it cannot be counted from
-    /// the first.
-    fn passing(&self, turns: usize) -> Option<Passing> {
+    /// Skips the first `turns` turns. `None` when there is nothing to skip, or when a cut session
+    /// makes counting impossible.
+    fn skipper(&self, turns: usize) -> Option<TurnSkipper> {
         if turns == 0 || self.is_cut {
             return None;
         }
         let last = self.turns.get(turns - 1).map(|(id, _)| id.clone());
-        Some(Passing::new(last.unwrap_or_default(), self.until))
+        Some(TurnSkipper::new(last.unwrap_or_default(), self.until_sequence))
     }
 }
 
 impl Work {
-    pub(super) async fn run(self, wanted: Wanted) {
-        let form = wanted.form();
-        let goes_on = form == Form::Events || matches!(wanted, Wanted::Stream { .. });
+    pub(super) async fn run(self, action: Action) {
+        let form = action.form();
+        let is_stream = form == Form::Events || matches!(action, Action::Stream { .. });
         let done = tokio::select! {
             biased;
-            done = self.do_it(wanted, form) => done,
+            done = self.execute(action, form) => done,
             () = self.stopping.cancelled() => Err(status::unavailable("the gateway is stopping: connect again").into()),
         };
         if let Err(Stop::Failed(failure, session)) = done {
             let line = failure.line(form, self.id.as_deref(), session.as_deref());
-            // Behind what the request has told so far: nothing of it follows. A client that is gone
-            // needs no answer.
-            _ = if goes_on {
+            // It follows the lines that the request has sent, and ends the request. A disconnected
+            // client needs no answer.
+            _ = if is_stream {
                 self.out.event(line, None).await
             } else {
                 self.out.answer(line, None).await
@@ -125,47 +128,47 @@ impl Work {
         }
     }
 
-    async fn do_it(&self, wanted: Wanted, form: Form) -> Result<(), Stop> {
-        match wanted {
-            Wanted::SendContextRequest { context, agent } => {
+    async fn execute(&self, action: Action, form: Form) -> Result<(), Stop> {
+        match action {
+            Action::SendContextRequest { context, agent } => {
                 let project =
                     context.project.unwrap_or(Project { name: String::new(), path: String::new() });
                 let mut blocks = Vec::new();
                 if !project.name.is_empty() {
-                    blocks.push(text(format!("Project: {}", project.name)));
+                    blocks.push(text_block(format!("Project: {}", project.name)));
                 }
-                blocks.push(text(context.message));
+                blocks.push(text_block(context.message));
                 let workspace = project.path;
                 let message =
                     Message { session: None, agent, tools: context.tools, workspace, blocks };
-                let sent = self.send(message).await?;
-                self.wait(sent).await
+                let accepted = self.send(message).await?;
+                self.wait_for_turn(accepted).await
             }
-            Wanted::Query(say) | Wanted::Dispatch(say) if form == Form::Events => {
-                let metadata = say.metadata.clone();
-                let sent = self.send(message(say)?).await?;
-                self.tell(sent, metadata).await
+            Action::Query(prompt) | Action::Dispatch(prompt) if form == Form::Events => {
+                let metadata = prompt.metadata.clone();
+                let accepted = self.send(message(prompt)?).await?;
+                self.stream_turn(accepted, metadata).await
             }
-            Wanted::Query(say) => {
-                let sent = self.send(message(say)?).await?;
-                self.wait(sent).await
+            Action::Query(prompt) => {
+                let accepted = self.send(message(prompt)?).await?;
+                self.wait_for_turn(accepted).await
             }
-            Wanted::Dispatch(say) => {
-                let sent = self.send(message(say)?).await?;
-                let (session, agent) = (&sent.session, &sent.agent);
+            Action::Dispatch(prompt) => {
+                let accepted = self.send(message(prompt)?).await?;
+                let (session, agent) = (&accepted.session, &accepted.agent);
                 let outcome = Outcome { session, agent, stop: "dispatched", ..Outcome::default() };
                 self.answer(outcome.line(None)).await
             }
-            Wanted::Stream { session, cursor, turns, form } => {
+            Action::Stream { session, cursor, turns, form } => {
                 let cursor = cursor.filter(|cursor| !cursor.is_empty());
                 match form {
                     Form::Results => self.stream(session, cursor, turns).await,
                     Form::Events => self.stream_events(session, cursor, turns).await,
                 }
             }
-            Wanted::Cancel { session, .. } => {
-                let session =
-                    session.ok_or_else(|| Failure::invalid("give `sessionID`, or `requestID`"))?;
+            Action::Cancel { session, .. } => {
+                let session = session
+                    .ok_or_else(|| Failure::invalid("`sessionID` or `requestID` is required"))?;
                 let request = v1::CancelTaskRequest {
                     task: session.clone(),
                     reason: "The operator's client cancelled it.".to_owned(),
@@ -174,31 +177,31 @@ impl Work {
                 let _: v1::Task = self.calls.unary("TaskService/CancelTask", &request).await?;
                 self.answer(json!({"type": "cancelled", "sessionID": session})).await
             }
-            Wanted::ListSessions { agent, page_size, page_token } => {
+            Action::ListSessions { agent, page_size, page_token } => {
                 let page = v1::PageRequest { page_size, page_token, ..v1::PageRequest::default() };
                 let filter = v1::list_tasks_request::Filter {
                     agent,
                     ..v1::list_tasks_request::Filter::default()
                 };
                 let request = v1::ListTasksRequest { page: Some(page), filter: Some(filter) };
-                let found: v1::ListTasksResponse =
+                let listed: v1::ListTasksResponse =
                     self.calls.unary("TaskService/ListTasks", &request).await?;
-                let sessions: Vec<_> = found.tasks.iter().map(listed).collect();
-                let next = found.page.unwrap_or_default().next_page_token;
+                let sessions: Vec<_> = listed.tasks.iter().map(summary).collect();
+                let next = listed.page.unwrap_or_default().next_page_token;
                 self.answer(
                     json!({"type": "sessions", "sessions": sessions, "nextPageToken": next}),
                 )
                 .await
             }
-            Wanted::ExportSession { session } => {
-                let (loaded, held) = self.load(&session).await?;
+            Action::ExportSession { session } => {
+                let (loaded, hold) = self.load(&session).await?;
                 self.answer_holding(
-                    json!({"type": "session", "session": loaded.exported()}),
-                    Some(held),
+                    json!({"type": "session", "session": loaded.export()}),
+                    Some(hold),
                 )
                 .await
             }
-            Wanted::DeleteSession { session } => {
+            Action::DeleteSession { session } => {
                 let request = v1::DeleteTaskRequest {
                     task: session.clone(),
                     ..v1::DeleteTaskRequest::default()
@@ -207,8 +210,8 @@ impl Work {
                     self.calls.unary("TaskService/DeleteTask", &request).await?;
                 self.answer(json!({"type": "session-deleted", "sessionID": session})).await
             }
-            // The connection itself does that.
-            Wanted::Auth { .. } => Ok(()),
+            // The connection handles it.
+            Action::Auth { .. } => Ok(()),
         }
     }
 
@@ -216,21 +219,28 @@ impl Work {
         self.answer_holding(line, None).await
     }
 
-    async fn answer_holding(&self, mut line: Value, held: Option<Held>) -> Result<(), Stop> {
-        named(&mut line, self.id.as_deref());
-        self.calls.tell_left(&mut line);
-        Ok(self.out.answer(line, held).await?)
+    async fn answer_holding(&self, mut line: Value, hold: Option<SessionHold>) -> Result<(), Stop> {
+        set_id(&mut line, self.id.as_deref());
+        self.calls.add_quotas(&mut line);
+        Ok(self.out.answer(line, hold).await?)
     }
 
-    /// A session, and what it, and the line that is made of it, hold. A client has one in memory
-    /// until it has read it; so has its organization few while they are read, and no more of all
-    /// than it may leave unread.
-    async fn load(&self, session: &str) -> Result<(Session, Held), Failure> {
-        let crowded =
-            || Failure::too_many("the gateway shows too many sessions at the moment", BUSY);
-        // Nobody closes it.
-        let place = Arc::clone(&self.room).acquire_owned().await.map_err(|_| crowded())?;
-        // Whose it is, is known then.
+    /// Loads a session, with the permits and memory that it and its line hold. A client has one
+    /// session in memory until it has read it. Its organization reads few at the same time, and may
+    /// not leave more unread than its share.
+    async fn load(&self, session: &str) -> Result<(Session, SessionHold), Failure> {
+        let too_many_sessions = || {
+            Failure::too_many(
+                "the gateway is reading too many sessions at the moment",
+                REQUEST_RETRY_SECONDS,
+            )
+        };
+        // The semaphore is never closed.
+        let slot = Arc::clone(&self.session_slot)
+            .acquire_owned()
+            .await
+            .map_err(|_| too_many_sessions())?;
+        // Now the organization is known.
         let task = self.task(session).await?;
         let account = self.calls.account();
         let reading = async {
@@ -239,9 +249,10 @@ impl Work {
                 account.wait_for_answer(SMALL_SESSION).await,
             )
         };
-        let (_reading, mut room) =
-            tokio::time::timeout(ROOM, reading).await.map_err(|_| crowded())?;
-        Ok((Session::load(&self.calls, task, &mut room).await?, Held { place, room }))
+        let (_reading, mut memory) = tokio::time::timeout(SESSION_TIMEOUT, reading)
+            .await
+            .map_err(|_| too_many_sessions())?;
+        Ok((Session::load(&self.calls, task, &mut memory).await?, SessionHold { slot, memory }))
     }
 
     async fn task(&self, session: &str) -> Result<v1::Task, Failure> {
@@ -254,12 +265,14 @@ impl Work {
         Ok(self.task(session).await?.spec.unwrap_or_default().agent)
     }
 
-    /// Sends a message, to a new session if it is for none.
-    async fn send(&self, message: Message) -> Result<Sent, Stop> {
+    /// Sends a message, to a new session if none is named.
+    async fn send(&self, message: Message) -> Result<AcceptedMessage, Stop> {
         let task: v1::Task = match message.session {
             Some(session) => {
                 if message.tools.is_some() {
-                    return Err(Failure::invalid("tools are chosen when a session begins").into());
+                    return Err(
+                        Failure::invalid("`tools` is allowed only for a new session").into()
+                    );
                 }
                 let request = v1::GetTaskRequest { task: session };
                 let task: v1::Task = self.calls.unary("TaskService/GetTask", &request).await?;
@@ -273,19 +286,16 @@ impl Work {
                 task
             }
             None => {
-                if let Some(words) = message.tools.as_deref().and_then(tools::missing) {
-                    return Err(Failure::no_tool(words).into());
+                if let Some(error) = message.tools.as_deref().and_then(tools::unknown_tool) {
+                    return Err(Failure::no_tool(error).into());
                 }
                 let agent = message.agent.or_else(|| self.options.agent.clone());
-                let none = || {
-                    Failure::no_agent(
-                        "name an agent with `agentID`: none is configured for requests without",
-                    )
-                };
+                let none =
+                    || Failure::no_agent("`agentID` is required: no default agent is configured");
                 let spec = v1::TaskSpec {
                     agent: agent.ok_or_else(none)?,
                     workspace: message.workspace,
-                    policy: message.tools.map(only).unwrap_or_default(),
+                    policy: message.tools.map(allow_only).unwrap_or_default(),
                     ..v1::TaskSpec::default()
                 };
                 let request =
@@ -296,10 +306,10 @@ impl Work {
         let session = task.metadata.clone().unwrap_or_default().id;
         let agent = task.spec.clone().unwrap_or_default().agent;
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
-        // Listening begins before the message is sent, so that nothing of its turn is missed.
+        // Subscribes before sending the message, so that no event of its turn is missed.
         let watch =
             self.calls.subscribe(&session, "").await.map_err(|status| failed(status.into()))?;
-        // Read again, now that it is listened: a turn that has ended since the first look would be
+        // Reads the task again after subscribing: a turn that ended since the first read would be
         // waited for.
         let request = v1::GetTaskRequest { task: session.clone() };
         let task: Result<v1::Task, Status> =
@@ -312,90 +322,110 @@ impl Work {
         };
         let request =
             v1::CreateMessageRequest { spec: Some(spec), idempotency_key: self.key("message") };
-        let sent: Result<(v1::Message, bool), Status> =
+        let accepted: Result<(v1::Message, bool), Status> =
             self.calls.write("MessageService/CreateMessage", &request).await;
-        let (sent, is_repeated) = sent.map_err(|status| failed(status.into()))?;
-        let message = sent.metadata.unwrap_or_default().id;
+        let (accepted, is_repeated) = accepted.map_err(|status| failed(status.into()))?;
+        let message = accepted.metadata.unwrap_or_default().id;
         if !is_repeated {
-            return Ok(Sent { session, agent, follow: Follow::new(message, &task), watch });
+            return Ok(AcceptedMessage {
+                session,
+                agent,
+                follow: MessageFollower::new(message, &task),
+                watch,
+            });
         }
-        // What has happened to it since the first time is not told any more: it is looked for in
-        // the records, from the session's beginning on.
+        // For a repeated request, events of the past are not sent again: they are searched for in
+        // the records, from the session's beginning.
         let watch =
             self.calls.subscribe(&session, "0").await.map_err(|status| failed(status.into()))?;
-        Ok(Sent { session, agent, follow: Follow::again(message), watch })
+        Ok(AcceptedMessage {
+            session,
+            agent,
+            follow: MessageFollower::for_repeated_request(message),
+            watch,
+        })
     }
 
-    /// Under which key a part of the request is done only once, however often it is sent; none if
-    /// it has none. The keys of an organization's calls are told from each other by nothing else.
+    /// The idempotency key of a part of the request; empty if the request has none. All calls of an
+    /// organization share one key space, so parts need distinct keys.
     fn key(&self, part: &str) -> String {
         self.key.as_ref().map(|key| format!("{key}/{part}")).unwrap_or_default()
     }
 
-    /// Waits for the turn's end, and answers with all of it.
-    async fn wait(&self, mut sent: Sent) -> Result<(), Stop> {
-        let failed = |failure: Failure| Stop::Failed(failure, Some(sent.session.clone()));
+    /// Waits for the end of the turn, and answers with the whole turn.
+    async fn wait_for_turn(&self, mut accepted: AcceptedMessage) -> Result<(), Stop> {
+        let failed = |failure: Failure| Stop::Failed(failure, Some(accepted.session.clone()));
         let turn = loop {
-            let event = sent.watch.next().await.map_err(|status| failed(status.into()))?;
-            let Some(event) = event else { return Err(failed(gone())) };
-            match sent.follow.see(&event) {
+            let event = accepted.watch.next().await.map_err(|status| failed(status.into()))?;
+            let Some(event) = event else { return Err(failed(session_deleted())) };
+            match accepted.follow.observe(&event) {
                 None => {}
-                Some(Ended::Turn(turn)) => break turn,
-                Some(Ended::Dropped) => return Err(failed(never())),
-                Some(Ended::Deleted) => return Err(failed(gone())),
+                Some(TurnEnd::Turn(turn)) => break turn,
+                Some(TurnEnd::Dropped) => return Err(failed(message_dropped())),
+                Some(TurnEnd::Deleted) => return Err(failed(session_deleted())),
             }
         };
-        let (mut session, held) = self.load(&sent.session).await.map_err(failed)?;
-        let mut outcome = session.outcome(&sent.session, &sent.follow.message, stop_reason(&turn));
-        outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
-        self.answer_holding(outcome.line(None), Some(held)).await
+        let (mut session, hold) = self.load(&accepted.session).await.map_err(failed)?;
+        let mut outcome =
+            session.outcome(&accepted.session, &accepted.follow.message, stop_reason(&turn));
+        outcome.content.extend(turn.error.as_ref().map(|error| Failure::from_turn(error).block()));
+        self.answer_holding(outcome.line(None), Some(hold)).await
     }
 
-    /// Tells the turn as it happens.
-    async fn tell(&self, mut sent: Sent, metadata: Option<Value>) -> Result<(), Stop> {
-        let failed = |failure: Failure| Stop::Failed(failure, Some(sent.session.clone()));
-        let mut teller =
-            Teller::new(Form::Events, self.id.clone(), sent.session.clone(), sent.agent);
-        let message = sent.follow.message.clone();
-        let mut line = started(&message);
-        line["sessionID"] = sent.session.clone().into();
+    /// Streams the events of the turn.
+    async fn stream_turn(
+        &self,
+        mut accepted: AcceptedMessage,
+        metadata: Option<Value>,
+    ) -> Result<(), Stop> {
+        let failed = |failure: Failure| Stop::Failed(failure, Some(accepted.session.clone()));
+        let mut formatter = EventFormatter::new(
+            Form::Events,
+            self.id.clone(),
+            accepted.session.clone(),
+            accepted.agent,
+        );
+        let message = accepted.follow.message.clone();
+        let mut line = turn_started(&message);
+        line["sessionID"] = accepted.session.clone().into();
         if let Some(metadata) = metadata {
             line["metadata"] = metadata;
         }
-        named(&mut line, self.id.as_deref());
-        self.calls.tell_left(&mut line);
+        set_id(&mut line, self.id.as_deref());
+        self.calls.add_quotas(&mut line);
         self.out.event(line, None).await?;
         loop {
-            let event = sent.watch.next().await.map_err(|status| failed(status.into()))?;
-            let Some(event) = event else { return Err(failed(gone())) };
-            match sent.follow.see(&event) {
-                None if sent.follow.is_ours() => {
-                    for line in teller.tell(&event) {
+            let event = accepted.watch.next().await.map_err(|status| failed(status.into()))?;
+            let Some(event) = event else { return Err(failed(session_deleted())) };
+            match accepted.follow.observe(&event) {
+                None if accepted.follow.is_ours() => {
+                    for line in formatter.format(&event) {
                         self.out.event(line, None).await?;
                     }
                 }
                 None => {}
-                Some(Ended::Turn(turn)) => {
-                    let known = self.known(&sent.session).await.map_err(failed)?;
-                    let mut line = completed(known.usage(&turn.message_id), &turn);
-                    teller.sign(&mut line, &event);
+                Some(TurnEnd::Turn(turn)) => {
+                    let turns_so_far =
+                        self.session_turns(&accepted.session).await.map_err(failed)?;
+                    let mut line = turn_completed(turns_so_far.usage(&turn.message_id), &turn);
+                    formatter.annotate(&mut line, &event);
                     return Ok(self.out.event(line, None).await?);
                 }
-                Some(Ended::Dropped) => return Err(failed(never())),
-                Some(Ended::Deleted) => return Err(failed(gone())),
+                Some(TurnEnd::Dropped) => return Err(failed(message_dropped())),
+                Some(TurnEnd::Deleted) => return Err(failed(session_deleted())),
             }
         }
     }
 
-    async fn known(&self, session: &str) -> Result<Known, Failure> {
-        let (loaded, _held) = self.load(session).await?;
-        let until = loaded.task.status.as_ref().map_or(0, |status| status.event_sequence);
+    async fn session_turns(&self, session: &str) -> Result<SessionTurns, Failure> {
+        let (loaded, _hold) = self.load(session).await?;
+        let until_sequence = loaded.task.status.as_ref().map_or(0, |status| status.event_sequence);
         let turns = loaded.turns.iter().map(|turn| (turn.id.clone(), turn.usage)).collect();
-        Ok(Known { until, turns, is_cut: loaded.is_cut })
+        Ok(SessionTurns { until_sequence, turns, is_cut: loaded.is_cut })
     }
 
-    /// Tells in events what happens in a session until the client, or the session, is gone: from a
-    /// cursor on, or else from its beginning without so many turns.
+    /// Streams the events of a session until the client or the session is gone: after a cursor, or
+    /// from the beginning without the first `turns` turns.
     async fn stream_events(
         &self,
         session: String,
@@ -405,52 +435,53 @@ impl Work {
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
         let watch = self.calls.resume(&session, cursor.as_deref().unwrap_or("0")).await;
         let mut watch = watch.map_err(|status| failed(status.into()))?;
-        let mut known = match self.known(&session).await {
-            // Of a session that is deleted already only its end is left.
-            Err(failure) if failure.code == "SESSION_NOT_FOUND" => Known::default(),
-            known => known.map_err(failed)?,
+        let mut turns_so_far = match self.session_turns(&session).await {
+            // Of a deleted session only its end is left.
+            Err(failure) if failure.code == "SESSION_NOT_FOUND" => SessionTurns::default(),
+            turns_so_far => turns_so_far.map_err(failed)?,
         };
-        let mut passing = cursor.is_none().then(|| known.passing(turns)).flatten();
-        let mut teller = Teller::new(Form::Events, self.id.clone(), session.clone(), String::new());
+        let mut skipper = cursor.is_none().then(|| turns_so_far.skipper(turns)).flatten();
+        let mut formatter =
+            EventFormatter::new(Form::Events, self.id.clone(), session.clone(), String::new());
         while let Some(event) = watch.next().await.map_err(|status| failed(status.into()))? {
-            if watch.has_told(&event) {
-                teller.tell(&event);
+            if watch.is_delivered(&event) {
+                formatter.format(&event);
                 continue;
             }
-            let lines: Vec<Value> = match &mut passing {
-                Some(passed) => {
-                    let Some(begun) = passed.pass(&event) else { continue };
-                    passing = None;
-                    begun.iter().map(|turn| started(turn)).collect()
+            let lines: Vec<Value> = match &mut skipper {
+                Some(active) => {
+                    let Some(started_turns) = active.skip(&event) else { continue };
+                    skipper = None;
+                    started_turns.iter().map(|turn| turn_started(turn)).collect()
                 }
                 None => {
-                    // Once for all that has happened before, and then at each turn's end.
+                    // Loads the usage once for all past turns, and then at the end of each turn.
                     if matches!(event.payload, Some(Payload::TurnCompleted(_)))
-                        && event.sequence > known.until
+                        && event.sequence > turns_so_far.until_sequence
                     {
-                        match self.known(&session).await {
-                            Ok(newer) => known = newer,
+                        match self.session_turns(&session).await {
+                            Ok(newer) => turns_so_far = newer,
                             Err(failure) if failure.code == "SESSION_NOT_FOUND" => {}
                             Err(failure) => return Err(failed(failure)),
                         }
                     }
-                    let begins = asked(&event).map(started);
-                    begins
+                    let start_line = requested_turn(&event).map(turn_started);
+                    start_line
                         .into_iter()
-                        .chain(teller.tell(&event))
-                        .chain(ends(&event, &known))
+                        .chain(formatter.format(&event))
+                        .chain(turn_end_line(&event, &turns_so_far))
                         .collect()
                 }
             };
             for mut line in lines {
-                teller.sign(&mut line, &event);
+                formatter.annotate(&mut line, &event);
                 self.out.event(line, None).await?;
             }
         }
-        Err(failed(gone()))
+        Err(failed(session_deleted()))
     }
 
-    /// Tells what happens in a session until the client, or the session, is gone.
+    /// Streams the results of a session until the client or the session is gone.
     async fn stream(
         &self,
         session: String,
@@ -458,55 +489,55 @@ impl Work {
         turns: usize,
     ) -> Result<(), Stop> {
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
-        // Listening begins before the first look, so that nothing falls between.
+        // Subscribes before reading, so that nothing is missed in between.
         let watch = self.calls.resume(&session, cursor.as_deref().unwrap_or_default()).await;
         let mut watch = watch.map_err(|status| failed(status.into()))?;
         let mut start = Outcome { session: &session, stop: "stream_start", ..Outcome::default() };
         let mut agent = String::new();
-        let mut room = None;
-        // With a cursor everything else is told by events. Of a session that is deleted already
-        // only its end is left.
-        let looked = match cursor {
+        let mut hold = None;
+        // With a cursor, everything else comes from events. Of a deleted session only its end is
+        // left.
+        let loaded_start = match cursor {
             Some(_) => self.agent(&session).await.map(|found| agent = found),
-            None => self.load(&session).await.map(|(loaded, held)| {
+            None => self.load(&session).await.map(|(loaded, session_hold)| {
                 loaded.agent().clone_into(&mut agent);
-                // Which ones the client has is not known when it cannot be counted from the first.
-                let known = if loaded.is_cut { 0 } else { turns };
-                (start.is_cut, room) = (loaded.is_cut, Some(held));
-                start.turns.extend(loaded.turns.into_iter().skip(known).map(Turn::shown));
+                // In a cut session, turns cannot be counted from the first, so none are skipped.
+                let delivered = if loaded.is_cut { 0 } else { turns };
+                (start.is_cut, hold) = (loaded.is_cut, Some(session_hold));
+                start.turns.extend(loaded.turns.into_iter().skip(delivered).map(Turn::into_json));
             }),
         };
-        match looked {
+        match loaded_start {
             Err(failure) if failure.code != "SESSION_NOT_FOUND" => return Err(failed(failure)),
             _ => {}
         }
-        let mut teller =
-            Teller::new(Form::Results, self.id.clone(), session.clone(), agent.clone());
+        let mut formatter =
+            EventFormatter::new(Form::Results, self.id.clone(), session.clone(), agent.clone());
         let mut line = Outcome { agent: &agent, ..start }.line(self.id.as_deref());
-        self.calls.tell_left(&mut line);
-        self.out.event(line, room).await?;
+        self.calls.add_quotas(&mut line);
+        self.out.event(line, hold).await?;
         while let Some(event) = watch.next().await.map_err(|status| failed(status.into()))? {
-            let lines = teller.tell(&event);
-            if watch.has_told(&event) {
+            let lines = formatter.format(&event);
+            if watch.is_delivered(&event) {
                 continue;
             }
             for line in lines {
                 self.out.event(line, None).await?;
             }
             if let Some(Payload::TurnCompleted(turn)) = &event.payload {
-                let (mut loaded, held) = match self.load(&session).await {
+                let (mut loaded, hold) = match self.load(&session).await {
                     Ok(loaded) => loaded,
-                    // Deleted meanwhile: the stream tells that next.
+                    // The session was deleted; the stream reports that next.
                     Err(failure) if failure.code == "SESSION_NOT_FOUND" => continue,
                     Err(failure) => return Err(failed(failure)),
                 };
                 let mut outcome = loaded.outcome(&session, &turn.message_id, stop_reason(turn));
                 outcome
                     .content
-                    .extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
+                    .extend(turn.error.as_ref().map(|error| Failure::from_turn(error).block()));
                 let mut line = outcome.line(None);
-                teller.sign(&mut line, &event);
-                self.out.event(line, Some(held)).await?;
+                formatter.annotate(&mut line, &event);
+                self.out.event(line, Some(hold)).await?;
             }
         }
         let outcome =
@@ -515,30 +546,30 @@ impl Work {
     }
 }
 
-/// The last line of a turn, if an event ends one.
-fn ends(event: &v1::Event, known: &Known) -> Option<Value> {
+/// The last line of a turn, if the event ends one.
+fn turn_end_line(event: &v1::Event, turns_so_far: &SessionTurns) -> Option<Value> {
     if let Some(Payload::TurnCompleted(turn)) = &event.payload {
-        return Some(completed(known.usage(&turn.message_id), turn));
+        return Some(turn_completed(turns_so_far.usage(&turn.message_id), turn));
     }
-    let turn = dropped(event)?;
-    let mut line = never().line(Form::Events, None, None);
+    let turn = dropped_message(event)?;
+    let mut line = message_dropped().line(Form::Events, None, None);
     line["turnID"] = turn.into();
     Some(line)
 }
 
-fn message(say: Say) -> Result<Message, Failure> {
-    let blocks = say.blocks().map_err(Failure::invalid)?;
+fn message(prompt: Prompt) -> Result<Message, Failure> {
+    let blocks = prompt.blocks().map_err(Failure::invalid)?;
     Ok(Message {
-        session: say.session,
-        agent: say.agent,
-        tools: say.tools,
+        session: prompt.session,
+        agent: prompt.agent,
+        tools: prompt.tools,
         workspace: String::new(),
         blocks,
     })
 }
 
-/// The rules that let scripts call some tools and no others.
-fn only(tools: Vec<String>) -> Vec<v1::PolicyRule> {
+/// Policy rules that allow scripts to call these tools only.
+fn allow_only(tools: Vec<String>) -> Vec<v1::PolicyRule> {
     let deny = v1::PolicyRule {
         action: v1::PolicyAction::Deny.into(),
         reason: "The client offers other tools only.".to_owned(),
@@ -557,10 +588,10 @@ fn only(tools: Vec<String>) -> Vec<v1::PolicyRule> {
     ]
 }
 
-fn gone() -> Failure {
+fn session_deleted() -> Failure {
     Failure::missing("the session was deleted")
 }
 
-fn never() -> Failure {
+fn message_dropped() -> Failure {
     Failure::dropped("the message was dropped before its turn came")
 }

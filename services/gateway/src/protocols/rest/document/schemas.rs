@@ -12,30 +12,30 @@ use serde_json::{Map, Value, json};
 use super::comments::Comments;
 use crate::validate::formats;
 
-/// Schemas of the messages that were asked for, and of what they are made of.
+/// Schemas of the requested messages and of the messages they contain.
 pub(super) struct Schemas<'a> {
     comments: &'a Comments,
-    known: BTreeMap<String, Value>,
-    /// Full names of fields of messages that stand in a path, and so need not be in a body.
-    bound: HashSet<String>,
+    schemas: BTreeMap<String, Value>,
+    /// Full names of fields that are in a path, and so need not be in a body.
+    bound_fields: HashSet<String>,
 }
 
 impl<'a> Schemas<'a> {
-    pub(super) fn new(comments: &'a Comments, bound: HashSet<String>) -> Self {
-        Self { comments, known: BTreeMap::new(), bound }
+    pub(super) fn new(comments: &'a Comments, bound_fields: HashSet<String>) -> Self {
+        Self { comments, schemas: BTreeMap::new(), bound_fields }
     }
 
     pub(super) fn finish(self) -> Map<String, Value> {
-        self.known.into_iter().collect()
+        self.schemas.into_iter().collect()
     }
 
-    /// What the contract says about a field.
-    pub(super) fn words(&self, field: &FieldDescriptor) -> String {
+    /// The contract's comment on a field.
+    pub(super) fn description(&self, field: &FieldDescriptor) -> String {
         self.comments.of(field.parent_file().name(), field.path()).to_owned()
     }
 
-    /// The schema of a message: what refers to it, except for well-known ones, which JSON writes in
-    /// its own ways.
+    /// A reference to the schema of a message, or the schema itself for well-known types, which
+    /// have JSON forms of their own.
     pub(super) fn message(&mut self, kind: &MessageDescriptor) -> Value {
         match kind.full_name() {
             "google.protobuf.Timestamp" => return json!({"type": "string", "format": "date-time"}),
@@ -46,9 +46,9 @@ impl<'a> Schemas<'a> {
             _ => {}
         }
         let name = short(kind.full_name());
-        if !self.known.contains_key(&name) {
-            // Known before its fields are looked at: a message may be within itself.
-            self.known.insert(name.clone(), Value::Null);
+        if !self.schemas.contains_key(&name) {
+            // Inserted before its fields: a message may contain itself.
+            self.schemas.insert(name.clone(), Value::Null);
             let mut properties = Map::new();
             for field in kind.fields() {
                 properties.insert(field.json_name().to_owned(), self.described(&field));
@@ -58,20 +58,20 @@ impl<'a> Schemas<'a> {
             if !properties.is_empty() {
                 schema["properties"] = properties.into();
             }
-            // What is redacted is left out of answers, which have the same schema.
+            // Redacted fields are absent from responses, which have the same schema.
             let in_body = |field: &FieldDescriptor| {
-                !options::is_redacted(field) && !self.bound.contains(field.full_name())
+                !options::is_redacted(field) && !self.bound_fields.contains(field.full_name())
             };
             require(&mut schema, kind.fields().filter(in_body));
-            self.known.insert(name.clone(), schema);
+            self.schemas.insert(name.clone(), schema);
         }
-        refer(&name)
+        reference(&name)
     }
 
-    /// The schema of a field, with what the contract says about it.
+    /// The schema of a field with its description.
     pub(super) fn described(&mut self, field: &FieldDescriptor) -> Value {
         let mut schema = self.field(field);
-        super::describe(&mut schema, &self.words(field));
+        super::describe(&mut schema, &self.description(field));
         schema
     }
 
@@ -80,22 +80,22 @@ impl<'a> Schemas<'a> {
         if field.is_map()
             && let Kind::Message(entry) = field.kind()
         {
-            let value = self.one(entry.map_entry_value_field().kind());
+            let value = self.value_schema(entry.map_entry_value_field().kind());
             return json!({"type": "object", "additionalProperties": value});
         }
         let rule = options::rule(field);
-        let mut one = self.one(field.kind());
-        constrain(&mut one, field, &rule);
+        let mut value_schema = self.value_schema(field.kind());
+        constrain(&mut value_schema, field, &rule);
         if !field.is_list() {
-            return one;
+            return value_schema;
         }
-        let mut list = json!({"type": "array", "items": one});
-        set(&mut list, "minItems", rule.min_items.filter(|least| *least > 0));
-        set(&mut list, "maxItems", rule.max_items);
+        let mut list = json!({"type": "array", "items": value_schema});
+        insert_some(&mut list, "minItems", rule.min_items.filter(|least| *least > 0));
+        insert_some(&mut list, "maxItems", rule.max_items);
         list
     }
 
-    fn one(&mut self, kind: Kind) -> Value {
+    fn value_schema(&mut self, kind: Kind) -> Value {
         match kind {
             Kind::Double | Kind::Float => json!({"type": "number"}),
             Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => {
@@ -120,14 +120,14 @@ impl<'a> Schemas<'a> {
                     &mut schema,
                     self.comments.of(kind.parent_file().name(), kind.path()),
                 );
-                self.known.entry(name.clone()).or_insert(schema);
-                refer(&name)
+                self.schemas.entry(name.clone()).or_insert(schema);
+                reference(&name)
             }
         }
     }
 }
 
-/// Names the fields that must be given.
+/// Marks required fields.
 pub(super) fn require(schema: &mut Value, fields: impl Iterator<Item = FieldDescriptor>) {
     let required: Vec<_> = fields.filter(|field| options::rule(field).required).collect();
     if !required.is_empty() {
@@ -135,34 +135,40 @@ pub(super) fn require(schema: &mut Value, fields: impl Iterator<Item = FieldDesc
     }
 }
 
-/// Adds to the schema of a value what its field's rule says, as far as JSON Schema has words for
-/// it. 64-bit integers are texts in JSON, which have no bounds.
+/// Adds a field's rule to its schema, as far as JSON Schema can express it. 64-bit integers are
+/// strings in JSON, which have no bounds.
 fn constrain(schema: &mut Value, field: &FieldDescriptor, rule: &FieldRule) {
     match field.kind() {
         Kind::String => {
-            // No text has more characters than bytes.
-            set(schema, "maxLength", rule.max_chars.or(rule.max_bytes));
-            set(schema, "minLength", rule.min_chars.or(rule.min_bytes.map(|least| least.min(1))));
+            // A string never has more characters than bytes.
+            insert_some(schema, "maxLength", rule.max_chars.or(rule.max_bytes));
+            insert_some(
+                schema,
+                "minLength",
+                rule.min_chars.or(rule.min_bytes.map(|least| least.min(1))),
+            );
             if let Some(pattern) = pattern(rule) {
-                // What is empty is not given.
+                // An empty value counts as absent.
                 let may_be_empty = !rule.required && !field.supports_presence() && !field.is_list();
                 schema["pattern"] =
                     if may_be_empty { format!("^$|{pattern}") } else { pattern }.into();
             }
         }
-        // In base64, three bytes are four characters.
-        Kind::Bytes => {
-            set(schema, "maxLength", rule.max_bytes.map(|most| u64::from(most).div_ceil(3) * 4))
-        }
+        // Base64 writes three bytes as four characters.
+        Kind::Bytes => insert_some(
+            schema,
+            "maxLength",
+            rule.max_bytes.map(|most| u64::from(most).div_ceil(3) * 4),
+        ),
         Kind::Int32 | Kind::Uint32 | Kind::Double => {
-            set(schema, "minimum", rule.min);
-            set(schema, "maximum", rule.max);
+            insert_some(schema, "minimum", rule.min);
+            insert_some(schema, "maximum", rule.max);
         }
         _ => {}
     }
 }
 
-/// The regular expression that a text matches.
+/// The regular expression for a string.
 fn pattern(rule: &FieldRule) -> Option<String> {
     const UUID: &str = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}";
     let name = |format| formats::pattern(format).map(str::to_owned);
@@ -175,22 +181,22 @@ fn pattern(rule: &FieldRule) -> Option<String> {
     match rule.reference.as_str() {
         "" => name(rule.format()),
         "secret" => Some(format!("{}|^secret_{UUID}$", name(Format::SecretName)?)),
-        // An id has the form of a name as well.
+        // An id also has the form of a name.
         _ => name(Format::Name),
     }
 }
 
-fn set(schema: &mut Value, name: &str, value: Option<impl Into<Value>>) {
+fn insert_some(schema: &mut Value, name: &str, value: Option<impl Into<Value>>) {
     if let Some(value) = value {
         schema[name] = value.into();
     }
 }
 
-/// A name within the contract's package.
+/// A name without the contract's package.
 fn short(name: &str) -> String {
     name.strip_prefix("construct.v1.").unwrap_or(name).to_owned()
 }
 
-fn refer(name: &str) -> Value {
+fn reference(name: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{name}")})
 }

@@ -24,11 +24,12 @@ fn document() -> Value {
 }
 
 #[test]
-fn every_route_is_in_the_document() {
+fn document_contains_every_route() {
     let document = document();
     let mut ids = HashSet::new();
     for route in ROUTES.iter() {
-        let operation = &document["paths"][shown(route.path)][route.verb.as_str().to_lowercase()];
+        let operation =
+            &document["paths"][display_path(route.path)][route.verb.as_str().to_lowercase()];
         let id = operation["operationId"]
             .as_str()
             .unwrap_or_else(|| panic!("{} {} is missing", route.verb, route.path));
@@ -65,7 +66,7 @@ fn every_route_is_in_the_document() {
 }
 
 #[test]
-fn uploads_are_in_the_document_and_every_operation_says_that_there_may_be_too_much() {
+fn document_contains_uploads_and_429_responses() {
     let document = document();
     let (mut ids, mut uploads) = (HashSet::new(), Vec::new());
     for (path, operations) in document["paths"].as_object().expect("paths") {
@@ -107,7 +108,7 @@ fn uploads_are_in_the_document_and_every_operation_says_that_there_may_be_too_mu
 }
 
 #[test]
-fn every_reference_leads_somewhere_and_every_schema_is_referred_to() {
+fn references_and_schemas_match() {
     fn walk(value: &Value, document: &Value) {
         match value {
             Value::Object(fields) => {
@@ -129,7 +130,7 @@ fn every_reference_leads_somewhere_and_every_schema_is_referred_to() {
 }
 
 #[test]
-fn every_example_is_what_its_schema_says_and_what_its_method_takes() {
+fn examples_match_their_schemas_and_methods() {
     let document = document();
     for (route, method) in routes() {
         let (example, field) = match route.body {
@@ -141,7 +142,7 @@ fn every_example_is_what_its_schema_says_and_what_its_method_takes() {
             serde_json::from_str(example).unwrap_or_else(|error| panic!("{}: {error}", route.path));
         let pointer = format!(
             "/paths/{}/{}/requestBody/content/application~1json",
-            shown(route.path).replace('/', "~1"),
+            display_path(route.path).replace('/', "~1"),
             route.verb.as_str().to_lowercase()
         );
         let content = document.pointer(&pointer).unwrap_or_else(|| panic!("{pointer} is missing"));
@@ -158,7 +159,7 @@ fn every_example_is_what_its_schema_says_and_what_its_method_takes() {
 }
 
 #[test]
-fn limits_of_the_contract_are_in_the_document() {
+fn document_contains_the_limits_of_the_contract() {
     let document = document();
     let at = |pointer: &str| {
         document.pointer(pointer).cloned().unwrap_or_else(|| panic!("{pointer} is missing"))
@@ -182,12 +183,12 @@ fn limits_of_the_contract_are_in_the_document() {
     let parameters = at("/paths/~1v1~1tasks/get/parameters");
     let size = parameters.as_array().and_then(|all| all.iter().find(|it| it["name"] == "pageSize"));
     assert_eq!(size.map(|size| size["schema"]["maximum"].clone()), Some(json!(100)));
-    // What stands in the path is not required in the body as well.
+    // Fields in the path are not required in the body as well.
     assert!(document.pointer("/components/schemas/MessageSpec/required").is_none());
 }
 
 #[test]
-fn paths_are_told_apart_by_their_places() {
+fn display_paths_are_distinct() {
     assert_eq!(positions("/v1/tasks/{spec.task}/messages"), "/v1/tasks/{0}/messages");
     assert_eq!(positions("/v1/{a}/{b}"), "/v1/{0}/{1}");
 }

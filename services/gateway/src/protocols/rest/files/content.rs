@@ -1,5 +1,5 @@
-//! What a file says. It comes from somebody, and may be a page that wants to do something: browsers
-//! save it, take it for nothing but what it is called, and run nothing of it.
+//! The content of files. It is untrusted and may be a malicious page, so browsers are told to save
+//! it, not to guess its type, and to run nothing in it.
 
 use construct_proto::v1;
 use futures::stream;
@@ -13,7 +13,7 @@ use tonic::{
     codegen::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header},
 };
 
-use super::Work;
+use super::FileRequest;
 use crate::{
     deadline::Deadline,
     protocols::{
@@ -24,11 +24,11 @@ use crate::{
     status,
 };
 
-/// What stands in `filename*` as it is (RFC 8187).
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-const NOTHING: HeaderValue = HeaderValue::from_static("default-src 'none'; sandbox");
+/// Characters that `filename*` does not escape (RFC 8187).
+const UNESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const SANDBOX_POLICY: HeaderValue = HeaderValue::from_static("default-src 'none'; sandbox");
 
-impl Work<'_> {
+impl FileRequest<'_> {
     pub(super) async fn content(&self, file: &str, is_head: bool) -> Response<Body> {
         let file = match self.get(file).await {
             Ok(file) => file,
@@ -36,19 +36,19 @@ impl Work<'_> {
         };
         let (spec, state) = (file.spec.unwrap_or_default(), file.status.unwrap_or_default());
         if state.state() != v1::FileState::Ready {
-            let words = match state.state() {
+            let message = match state.state() {
                 v1::FileState::Refused => format!("the file was refused: {}", state.reason),
                 _ => "the file is not ready yet".to_owned(),
             };
-            return errors::problem_as(
+            return errors::problem_with_status(
                 StatusCode::CONFLICT,
-                &status::precondition("NOT_READY", "file", words),
+                &status::precondition("NOT_READY", "file", message),
             );
         }
         let tag = format!("\"{}\"", state.sha256);
         let request = &self.head.headers;
-        let mut headers = about(&spec, &tag);
-        if known(request, &tag) {
+        let mut headers = content_headers(&spec, &tag);
+        if is_cached(request, &tag) {
             headers.remove(header::CONTENT_TYPE);
             return with(StatusCode::NOT_MODIFIED, headers, Body::empty());
         }
@@ -56,7 +56,7 @@ impl Work<'_> {
         let range = match range(request, &tag, size) {
             Ok(range) => range,
             Err(Unsatisfiable) => {
-                let mut response = errors::problem_as(
+                let mut response = errors::problem_with_status(
                     StatusCode::RANGE_NOT_SATISFIABLE,
                     &Status::out_of_range(format!("the file has {size} bytes")),
                 );
@@ -81,11 +81,13 @@ impl Work<'_> {
         }
         let id = file.metadata.unwrap_or_default().id;
         let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let wanted =
+        let request_message =
             v1::DownloadFileRequest { file: id, offset: number(begin), length: number(length) }
                 .encode_to_vec();
         let call = Call { method: &self.files.download, head: self.head };
-        match Deadline::new(None, TIMEOUT).begin(call.open(self.inner(), call::one(&wanted))).await
+        match Deadline::new(None, TIMEOUT)
+            .begin(call.open(self.inner(), call::unary_body(&request_message)))
+            .await
         {
             Ok(answers) => with(code, headers, pieces(answers)),
             Err(refusal) => errors::problem(&refusal),
@@ -93,8 +95,8 @@ impl Work<'_> {
     }
 }
 
-/// The next piece is asked for when the client has taken the one before. What goes wrong halfway
-/// ends the connection before all was sent.
+/// Asks for the next piece when the client has taken the previous one. An error ends the connection
+/// before everything was sent.
 fn pieces(answers: Answers) -> Body {
     let pieces = stream::try_unfold(answers, async |mut answers| {
         let Some(message) = answers.next().await? else { return Ok::<_, Status>(None) };
@@ -118,22 +120,22 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: String) {
     }
 }
 
-/// What is said of the content, whatever of it is sent.
-fn about(spec: &v1::FileSpec, tag: &str) -> HeaderMap {
+/// The headers that describe the content, whatever range of it is sent.
+fn content_headers(spec: &v1::FileSpec, tag: &str) -> HeaderMap {
     let mut headers = HeaderMap::new();
     set(&mut headers, header::CONTENT_TYPE, spec.media_type.clone());
     set(&mut headers, header::ETAG, tag.to_owned());
     set(&mut headers, header::CONTENT_DISPOSITION, disposition(&spec.name));
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    // It never changes, but who may read it does.
+    // The content never changes, but the permission to read it does.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::CONTENT_SECURITY_POLICY, NOTHING);
+    headers.insert(header::CONTENT_SECURITY_POLICY, SANDBOX_POLICY);
     headers.append(header::VARY, HeaderValue::from_static("authorization, x-organization-id"));
     headers
 }
 
-/// To be saved under its name; in ASCII for those who know nothing else.
+/// Saves the file under its name, with an ASCII fallback for old clients.
 fn disposition(name: &str) -> String {
     let plain = |letter: char| match letter {
         ' '..='~' if !matches!(letter, '"' | '\\' | '/' | '%') => letter,
@@ -145,34 +147,35 @@ fn disposition(name: &str) -> String {
     } else {
         format!(
             "attachment; filename=\"{ascii}\"; filename*=UTF-8''{}",
-            utf8_percent_encode(name, PLAIN)
+            utf8_percent_encode(name, UNESCAPED)
         )
     }
 }
 
-/// Whether the client has it already.
-fn known(headers: &HeaderMap, tag: &str) -> bool {
+/// Whether the client already has the content.
+fn is_cached(headers: &HeaderMap, tag: &str) -> bool {
     headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).any(
         |tags| {
             tags.split(',')
-                .map(|known| known.trim().trim_start_matches("W/"))
-                .any(|known| known == "*" || known == tag)
+                .map(|candidate| candidate.trim().trim_start_matches("W/"))
+                .any(|candidate| candidate == "*" || candidate == tag)
         },
     )
 }
 
-/// No byte of the file is in the range.
+/// The range has no byte of the file.
 #[derive(Debug, PartialEq, Eq)]
 struct Unsatisfiable;
 
-/// The range that is asked for, its end excluded. What is not one range is no question for one, and
-/// answered with everything.
+/// The requested range, its end excluded. Anything but a single range is ignored, and the whole
+/// file is sent.
 fn range(headers: &HeaderMap, tag: &str, size: u64) -> Result<Option<(u64, u64)>, Unsatisfiable> {
     let Some(value) = headers.get(header::RANGE).and_then(|value| value.to_str().ok()) else {
         return Ok(None);
     };
-    // A part of something else is of no use.
-    if headers.get(header::IF_RANGE).is_some_and(|wanted| wanted.as_bytes() != tag.as_bytes()) {
+    // A range of other content is useless.
+    if headers.get(header::IF_RANGE).is_some_and(|validator| validator.as_bytes() != tag.as_bytes())
+    {
         return Ok(None);
     }
     let Some((first, last)) =
@@ -208,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_what_rfc_9110_says() {
+    fn ranges_follow_rfc_9110() {
         let tag = "\"abc\"";
         for (value, if_range, expected) in [
             ("bytes=0-0", None, Ok(Some((0, 1)))),
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_say_anything_else_in_a_header() {
+    fn file_name_cannot_inject_headers() {
         for (name, expected) in [
             ("report.pdf", "attachment; filename=\"report.pdf\""),
             (
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_has_is_told_by_its_tag() {
+    fn cached_content_is_recognized_by_its_tag() {
         for (value, expected) in [
             ("\"a\"", true),
             ("W/\"a\"", true),
@@ -262,7 +265,7 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             set(&mut headers, header::IF_NONE_MATCH, value.to_owned());
-            assert_eq!(known(&headers, "\"a\""), expected, "{value}");
+            assert_eq!(is_cached(&headers, "\"a\""), expected, "{value}");
         }
     }
 }

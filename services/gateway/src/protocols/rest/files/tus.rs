@@ -1,5 +1,6 @@
-//! Uploads by tus 1.0.0 (<https://tus.io/protocols/resumable-upload>) with its extensions creation, creation-with-upload, expiration and
-//! termination. A body is passed on in parts as it comes, so that of one that is cut all parts but the last are there.
+//! Uploads by tus 1.0.0 (<https://tus.io/protocols/resumable-upload>) with its extensions creation,
+//! creation-with-upload, expiration and termination. A body is passed on in parts as it arrives. So
+//! of an interrupted body, all parts but the last are stored.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tonic::{
 };
 use tonic_types::StatusExt as _;
 
-use super::{UPLOADS, Work};
+use super::{FileRequest, UPLOADS};
 use crate::{
     limit::Account,
     protocols::{call, codec::invalid, content_type, errors},
@@ -38,38 +39,37 @@ const OFFSET: HeaderName = HeaderName::from_static("upload-offset");
 const LENGTH: HeaderName = HeaderName::from_static("upload-length");
 const METADATA: HeaderName = HeaderName::from_static("upload-metadata");
 const EXPIRES: HeaderName = HeaderName::from_static("upload-expires");
-const INSTEAD: HeaderName = HeaderName::from_static("x-http-method-override");
+const METHOD_OVERRIDE: HeaderName = HeaderName::from_static("x-http-method-override");
 
-/// After which time a body is not read any further, and is answered with how far it came: a server
-/// gives an answer some time only, and the client goes on from there.
-const READ: Duration = Duration::from_secs(12);
+/// Time after which a body is read no further, and the response reports the progress. A server must
+/// respond within some time, and the client continues from there.
+const READ_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// What a request wants done. Some clients can say nothing but POST, and say what they mean in a
-/// header.
+/// The verb of a request. Some clients can only send POST, and put the verb in a header.
 pub(super) fn verb(request: &Request<Body>) -> Verb {
-    let instead = request.headers().get(INSTEAD).filter(|_| request.method() == Verb::POST);
+    let instead = request.headers().get(METHOD_OVERRIDE).filter(|_| request.method() == Verb::POST);
     instead
         .and_then(|verb| Verb::from_bytes(verb.as_bytes()).ok())
         .unwrap_or_else(|| request.method().clone())
 }
 
-impl Work<'_> {
-    /// Where uploads begin.
+impl FileRequest<'_> {
+    /// Serves the collection of uploads.
     pub(super) async fn uploads(&self, verb: &Verb, body: Body) -> Response<Body> {
         let answer = match *verb {
             Verb::OPTIONS => Ok(self.options()),
             Verb::POST => self.create(body).await,
             _ => Ok(super::super::not_allowed(&[Verb::OPTIONS, Verb::POST])),
         };
-        told(answer)
+        with_version(answer)
     }
 
-    /// One upload.
+    /// Serves one upload.
     pub(super) async fn upload(&self, verb: &Verb, file: &str, body: Body) -> Response<Body> {
         let answer = match *verb {
             Verb::OPTIONS => Ok(self.options()),
-            Verb::HEAD => self.look(file).await,
-            Verb::PATCH => self.go_on(file, body).await,
+            Verb::HEAD => self.head(file).await,
+            Verb::PATCH => self.patch(file, body).await,
             Verb::DELETE => self.end(file).await,
             _ => Ok(super::super::not_allowed(&[
                 Verb::OPTIONS,
@@ -78,7 +78,7 @@ impl Work<'_> {
                 Verb::DELETE,
             ])),
         };
-        told(answer)
+        with_version(answer)
     }
 
     fn options(&self) -> Response<Body> {
@@ -100,7 +100,7 @@ impl Work<'_> {
                 "filename" | "name" => spec.name = value,
                 "filetype" | "type" => spec.media_type = value,
                 "sha256" => spec.sha256 = value,
-                // What else a client says of its file is its own business.
+                // Other metadata of the client is ignored.
                 _ => {}
             }
         }
@@ -110,13 +110,15 @@ impl Work<'_> {
         let key =
             headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default();
         let request = v1::CreateFileRequest { spec: Some(spec), idempotency_key: key.to_owned() };
-        let file =
-            self.call(&self.files.create, &request).await.map_err(|status| refused(&status))?;
+        let file = self
+            .call(&self.files.create, &request)
+            .await
+            .map_err(|status| refused_response(&status))?;
         let id = file.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default();
         let is_missing =
             file.status.as_ref().is_some_and(|it| it.state() == v1::FileState::Uploading);
         let file = if content_type(headers) == BODY && is_missing {
-            // What does not get here now comes later.
+            // Bytes that are missing now are sent later.
             self.parts(file, body).await?
         } else {
             file
@@ -128,46 +130,47 @@ impl Work<'_> {
         Ok(response)
     }
 
-    async fn look(&self, file: &str) -> Result<Response<Body>, Response<Body>> {
+    async fn head(&self, file: &str) -> Result<Response<Body>, Response<Body>> {
         self.version()?;
-        let file = self.get(file).await.map_err(|status| refused(&status))?;
-        is_refused(&file)?;
+        let file = self.get(file).await.map_err(|status| refused_response(&status))?;
+        ensure_not_refused(&file)?;
         let mut response = state(StatusCode::OK, &file);
         let spec = file.spec.unwrap_or_default();
         let headers = response.headers_mut();
         headers.insert(LENGTH, HeaderValue::from(spec.size));
-        // What is kept of what the client said.
-        let kept =
+        // The stored part of the client's metadata.
+        let metadata =
             [("filename", &spec.name), ("filetype", &spec.media_type), ("sha256", &spec.sha256)];
-        let said = kept.iter().filter(|(_, value)| !value.is_empty());
-        let said: Vec<_> =
-            said.map(|(key, value)| format!("{key} {}", STANDARD.encode(value))).collect();
-        if let Ok(said) = HeaderValue::try_from(said.join(",")) {
-            headers.insert(METADATA, said);
+        let encoded = metadata.iter().filter(|(_, value)| !value.is_empty());
+        let encoded: Vec<_> =
+            encoded.map(|(key, value)| format!("{key} {}", STANDARD.encode(value))).collect();
+        if let Ok(encoded) = HeaderValue::try_from(encoded.join(",")) {
+            headers.insert(METADATA, encoded);
         }
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         Ok(response)
     }
 
-    async fn go_on(&self, file: &str, body: Body) -> Result<Response<Body>, Response<Body>> {
+    async fn patch(&self, file: &str, body: Body) -> Result<Response<Body>, Response<Body>> {
         self.version()?;
         let headers = &self.head.headers;
         if content_type(headers) != BODY {
-            let words = Status::invalid_argument(format!("the body must be {BODY}"));
-            return Err(errors::problem_as(StatusCode::UNSUPPORTED_MEDIA_TYPE, &words));
+            let message = Status::invalid_argument(format!("the body must be {BODY}"));
+            return Err(errors::problem_with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE, &message));
         }
         let offset = number(headers, &OFFSET)?;
-        let file = self.get(file).await.map_err(|status| refused(&status))?;
-        is_refused(&file)?;
+        let file = self.get(file).await.map_err(|status| refused_response(&status))?;
+        ensure_not_refused(&file)?;
         let received = received(&file);
         if offset != received {
-            let words = Status::aborted(format!("the upload goes on at {received}"));
-            let mut response = errors::problem_as(StatusCode::CONFLICT, &words);
+            let message =
+                Status::aborted(format!("wrong offset: continue the upload at {received}"));
+            let mut response = errors::problem_with_status(StatusCode::CONFLICT, &message);
             response.headers_mut().insert(OFFSET, HeaderValue::from(received));
             return Err(response);
         }
         let file = self.parts(file, body).await?;
-        is_refused(&file)?;
+        ensure_not_refused(&file)?;
         Ok(state(StatusCode::NO_CONTENT, &file))
     }
 
@@ -175,14 +178,16 @@ impl Work<'_> {
         self.version()?;
         let request =
             v1::DeleteFileRequest { file: file.to_owned(), ..v1::DeleteFileRequest::default() };
-        self.unary(&self.files.delete, &request).await.map_err(|status| refused(&status))?;
+        self.unary(&self.files.delete, &request)
+            .await
+            .map_err(|status| refused_response(&status))?;
         Ok(empty(StatusCode::NO_CONTENT))
     }
 
-    /// Uploads a body, part by part, and says how far the file came. Of a body that ends halfway
-    /// what was read is uploaded.
+    /// Uploads a body in parts, and returns the file with its progress. Of an interrupted body, the
+    /// received part is uploaded.
     async fn parts(&self, mut file: v1::File, mut body: Body) -> Result<v1::File, Response<Body>> {
-        let until = Instant::now() + READ;
+        let until = Instant::now() + READ_TIMEOUT;
         let mut part = BytesMut::new();
         let mut cut = None;
         loop {
@@ -195,7 +200,7 @@ impl Work<'_> {
                     false
                 }
                 Ok(Some(Err(error))) => {
-                    cut = Some(call::cut_off(error));
+                    cut = Some(call::interrupted(error));
                     true
                 }
                 Ok(None) | Err(_) => true,
@@ -205,7 +210,7 @@ impl Work<'_> {
                 file = self.part(&file, data).await?;
             }
             if is_last {
-                return cut.map_or(Ok(file), |status| Err(refused(&status)));
+                return cut.map_or(Ok(file), |status| Err(refused_response(&status)));
             }
         }
     }
@@ -214,7 +219,10 @@ impl Work<'_> {
         let id = file.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default();
         let size = data.len();
         let request = v1::UploadPartRequest { file: id, offset: received(file), data: data.into() };
-        let file = self.call(&self.files.upload, &request).await.map_err(|status| refused(&status));
+        let file = self
+            .call(&self.files.upload, &request)
+            .await
+            .map_err(|status| refused_response(&status));
         if let Some(account) = self.head.extensions.get::<Account>() {
             account.consume(size);
         }
@@ -222,22 +230,22 @@ impl Work<'_> {
     }
 
     /// # Errors
-    /// `412` when the client speaks another version.
+    /// `412` when the client uses another version.
     fn version(&self) -> Result<(), Response<Body>> {
         if self.head.headers.get(RESUMABLE) == Some(&VERSION) {
             return Ok(());
         }
-        let words = Status::failed_precondition(
-            "uploads are tus 1.0.0: the header Tus-Resumable has to say so",
+        let message = Status::failed_precondition(
+            "uploads use tus 1.0.0: set the header `Tus-Resumable: 1.0.0`",
         );
-        let mut response = errors::problem_as(StatusCode::PRECONDITION_FAILED, &words);
+        let mut response = errors::problem_with_status(StatusCode::PRECONDITION_FAILED, &message);
         response.headers_mut().insert(VERSIONS, VERSION);
         Err(response)
     }
 }
 
-/// Every answer says which version it is of.
-fn told(answer: Result<Response<Body>, Response<Body>>) -> Response<Body> {
+/// Adds the tus version to a response.
+fn with_version(answer: Result<Response<Body>, Response<Body>>) -> Response<Body> {
     let mut response = answer.unwrap_or_else(|refusal| refusal);
     response.headers_mut().insert(RESUMABLE, VERSION);
     response
@@ -253,7 +261,7 @@ fn received(file: &v1::File) -> i64 {
     file.status.as_ref().map_or(0, |status| status.received)
 }
 
-/// How far a file is, and until when it can go on.
+/// The progress of a file, and its expiry time.
 fn state(code: StatusCode, file: &v1::File) -> Response<Body> {
     let mut response = empty(code);
     response.headers_mut().insert(OFFSET, HeaderValue::from(received(file)));
@@ -268,26 +276,26 @@ fn state(code: StatusCode, file: &v1::File) -> Response<Body> {
 }
 
 /// # Errors
-/// What a client that would try again is told when the file was refused: it is of no use.
-fn is_refused(file: &v1::File) -> Result<(), Response<Body>> {
+/// `422` when the file was refused: a retry is useless.
+fn ensure_not_refused(file: &v1::File) -> Result<(), Response<Body>> {
     match &file.status {
         Some(status) if status.state() == v1::FileState::Refused => {
-            let words =
+            let message =
                 Status::failed_precondition(format!("the file was refused: {}", status.reason));
-            Err(errors::problem_as(StatusCode::UNPROCESSABLE_ENTITY, &words))
+            Err(errors::problem_with_status(StatusCode::UNPROCESSABLE_ENTITY, &message))
         }
         _ => Ok(()),
     }
 }
 
-fn refused(status: &Status) -> Response<Body> {
+fn refused_response(status: &Status) -> Response<Body> {
     let details = status.get_error_details();
     let is_size = details
         .bad_request()
         .is_some_and(|wrong| wrong.field_violations.iter().any(|it| it.field == "spec.size"));
     match status.code() {
         Code::InvalidArgument if is_size => {
-            errors::problem_as(StatusCode::PAYLOAD_TOO_LARGE, status)
+            errors::problem_with_status(StatusCode::PAYLOAD_TOO_LARGE, status)
         }
         _ => errors::problem(status),
     }
@@ -328,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_client_says_of_its_file_is_read_or_refused() {
+    fn upload_metadata_is_parsed_or_refused() {
         let read = |text: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(METADATA, HeaderValue::try_from(text).expect("a header"));
