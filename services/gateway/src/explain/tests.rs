@@ -83,7 +83,7 @@ fn code(calls: usize) -> Stage {
     Stage::Code { calls: vec!["call".into(); calls] }
 }
 
-/// Every state a task can be in, with what must be said about it.
+/// Every state of a task, with text that its explanation must have.
 fn states() -> Vec<(StoredTask, &'static str)> {
     let with = |change: &dyn Fn(&mut StoredTask)| {
         let mut task = stored_task();
@@ -102,7 +102,7 @@ fn states() -> Vec<(StoredTask, &'static str)> {
             task.state.next_wake = Some(LATER);
         })
     };
-    let (flying, stopping) =
+    let (in_flight, stopping) =
         (StepState::InFlight { deadline: LATER }, StepState::Cancelling { deadline: LATER });
     let mut failed = running(Stage::Model, StepState::Backoff { until: LATER });
     let error =
@@ -120,7 +120,7 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     });
     let mut stopped = running(code(1), stopping.clone());
     stopped.state.cancel = Some("wrong way".into());
-    let mut suspending = running(Stage::Model, flying.clone());
+    let mut suspending = running(Stage::Model, in_flight.clone());
     suspending.state.suspend = true;
     let mut parked = running(
         code(1),
@@ -137,17 +137,17 @@ fn states() -> Vec<(StoredTask, &'static str)> {
         (with(&|task| task.queued_count = 1), "take the message that waits"),
         (with(&|task| task.queued_count = 3), "take the next of 3 messages"),
         (
-            running(Stage::Model, flying.clone()),
+            running(Stage::Model, in_flight.clone()),
             "the answer of the model `m` for the agent `ada`, attempt 2",
         ),
         (
-            running(Stage::Compact { through: 7, kept: vec![1], replaced: 9 }, flying.clone()),
+            running(Stage::Compact { through: 7, kept: vec![1], replaced: 9 }, in_flight.clone()),
             "a summary of the conversation up to message 7",
         ),
         (stuck, "the last turn was ended: it ran in circles (STUCK)"),
         (unreadable, "a person to repair it: turn: missing field"),
-        (running(code(1), flying.clone()), "the script of the model"),
-        (running(code(2), flying), "the 2 scripts of the model"),
+        (running(code(1), in_flight.clone()), "the script of the model"),
+        (running(code(2), in_flight), "the 2 scripts of the model"),
         (failed, "failed: the vendor is busy (OVERLOADED)"),
         (stopped, "the last words of a script"),
         (running(code(1), stopping), "the last words of a script"),
@@ -244,7 +244,7 @@ fn only_waits_for_people_have_no_deadline() {
         let explanation = explain(&task, None, &[], None);
         let person = explanation.released_by.starts_with("a person")
             || explanation.released_by.starts_with("a user");
-        // What a script that is put away waits for is not kept for ever.
+        // The approvals of a suspended script expire.
         let step = task
             .state
             .step
@@ -267,7 +267,7 @@ fn step_in_flight_has_id_attempt_and_deadline() {
     assert_eq!(explanation.deadline, Some(convert::time(LATER)));
 }
 
-fn at(command: Whereabouts) -> Mesh {
+fn mesh_at(command: Whereabouts) -> Mesh {
     Mesh { found: Found { command: Some(command), ..Found::default() }, ..Mesh::default() }
 }
 
@@ -289,10 +289,10 @@ fn reconcile_failure_is_explained_in_every_state() {
         let (words, _) =
             plain.waiting_for.split_once(" (it is a subtask").unwrap_or((&plain.waiting_for, ""));
         assert!(explanation.waiting_for.starts_with(words), "{explanation:?}");
-        let says = format!(
+        let expected = format!(
             "; the reconciler cannot look at the task, and has tried 3 times in a row since {NOW:.0}: {error}"
         );
-        assert!(explanation.waiting_for.contains(&says), "{explanation:?}");
+        assert!(explanation.waiting_for.contains(&expected), "{explanation:?}");
         assert!(
             explanation
                 .released_by
@@ -301,7 +301,7 @@ fn reconcile_failure_is_explained_in_every_state() {
         assert!(explanation.released_by.ends_with(&plain.released_by));
         assert_eq!(explanation.next_wake, Some(convert::time(LATER)));
         assert_eq!(
-            explanation.last_error.map(|told| (told.code, told.message)),
+            explanation.last_error.map(|last| (last.code, last.message)),
             Some((RECONCILE_FAILED.to_owned(), error.clone()))
         );
     }
@@ -309,20 +309,20 @@ fn reconcile_failure_is_explained_in_every_state() {
 
 #[test]
 fn task_at_rest_does_not_wait_for_the_reconciler() {
-    let (mut rested, mut asked_of_the_mesh) = (0, 0);
+    let (mut at_rest_count, mut active_count) = (0, 0);
     for (task, _) in states() {
         let words = explain(&task, None, &[], None).released_by;
         if at_rest(&task) {
-            rested += 1;
+            at_rest_count += 1;
             assert!(
                 !words.contains("the reconciler service") && task.state.turn.is_none(),
                 "{words}"
             );
         } else {
-            asked_of_the_mesh += 1;
+            active_count += 1;
         }
     }
-    assert!(rested >= 2 && asked_of_the_mesh >= 8, "{rested} {asked_of_the_mesh}");
+    assert!(at_rest_count >= 2 && active_count >= 8, "{at_rest_count} {active_count}");
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn command_location_is_explained_only_for_steps_in_flight() {
         (Whereabouts::Taken, "is being worked on", "service, with the "),
         (Whereabouts::Nowhere, "is about to be put into the queue of", "the reconciler service"),
     ];
-    let mut told = 0;
+    let mut count = 0;
     for (task, _) in states() {
         let in_flight = task.state.turn.is_some()
             && !task.state.suspend
@@ -350,7 +350,7 @@ fn command_location_is_explained_only_for_steps_in_flight() {
             "{plain:?}"
         );
         for (command, words, who) in places {
-            let mesh = at(command);
+            let mesh = mesh_at(command);
             let explanation = explain(&task, None, &[], Some(&mesh));
             assert_eq!(explanation.waiting_for.contains(words), in_flight, "{explanation:?}");
             assert!(!in_flight || explanation.released_by.contains(who), "{explanation:?}");
@@ -358,12 +358,12 @@ fn command_location_is_explained_only_for_steps_in_flight() {
                 (&explanation.since, &explanation.deadline),
                 (&plain.since, &plain.deadline)
             );
-            told += usize::from(in_flight);
+            count += usize::from(in_flight);
         }
     }
-    assert_eq!(told, 4 * places.len());
+    assert_eq!(count, 4 * places.len());
     let (task, _) = states().swap_remove(3);
-    let mesh = at(withheld);
+    let mesh = mesh_at(withheld);
     let words = explain(&task, None, &[], Some(&mesh)).waiting_for;
     assert!(
         words.contains("128 of the organization's") && words.contains("40 more wait before it"),
@@ -373,8 +373,8 @@ fn command_location_is_explained_only_for_steps_in_flight() {
 
 #[test]
 fn model_call_reports_missing_providers_service() {
-    let mesh = Mesh { no_providers: Some(NOW), ..at(Whereabouts::Taken) };
-    let mut told = 0;
+    let mesh = Mesh { no_providers: Some(NOW), ..mesh_at(Whereabouts::Taken) };
+    let mut count = 0;
     for (task, _) in states() {
         let explanation = explain(&task, None, &[], Some(&mesh));
         let asks = match (&task.state.turn, &task.state.step) {
@@ -387,29 +387,34 @@ fn model_call_reports_missing_providers_service() {
             },
             _ => false,
         };
-        let says = "; no process of the providers service is there since 2023-11-14T22:13:20Z";
-        assert_eq!(explanation.waiting_for.ends_with(says), asks, "{}", explanation.waiting_for);
+        let expected = "; no process of the providers service is there since 2023-11-14T22:13:20Z";
+        assert_eq!(
+            explanation.waiting_for.ends_with(expected),
+            asks,
+            "{}",
+            explanation.waiting_for
+        );
         assert_eq!(
             explanation.released_by.starts_with("the operator, by starting the providers service"),
             asks
         );
-        // Whoever had it is gone.
+        // The worker that had the command has stopped.
         assert!(
             !asks || !explanation.waiting_for.contains("is being worked on"),
             "{explanation:?}"
         );
-        told += usize::from(asks);
+        count += usize::from(asks);
     }
-    assert!(told >= 3, "{told}");
+    assert!(count >= 3, "{count}");
 }
 
 #[test]
 fn backoff_reports_next_attempt_and_attempt_limit() {
-    let pauses = |task: &StoredTask| {
+    let is_backoff = |task: &StoredTask| {
         matches!(task.state.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. }))
     };
     let (mut task, _) =
-        states().into_iter().find(|(task, _)| pauses(task)).expect("it is one of the states");
+        states().into_iter().find(|(task, _)| is_backoff(task)).expect("it is one of the states");
     let explanation = explain(&task, None, &[], None);
     let until = Some(convert::time(LATER));
     assert_eq!((&explanation.deadline, &explanation.next_wake), (&until, &until));
@@ -421,7 +426,7 @@ fn backoff_reports_next_attempt_and_attempt_limit() {
         explanation.waiting_for.contains("1 of 5 calls of the vendor have failed"),
         "{explanation:?}"
     );
-    // A service of ours was away: the vendor was never called.
+    // A service was unavailable: the vendor was not called.
     task.state.step.as_mut().expect("it has a step").attempt = 1;
     let explanation = explain(&task, None, &[], None);
     assert!(explanation.waiting_for.ends_with("the tries have no end"), "{explanation:?}");
@@ -429,7 +434,7 @@ fn backoff_reports_next_attempt_and_attempt_limit() {
 
 #[test]
 fn pending_approvals_are_named() {
-    let asked = StoredApproval {
+    let approval = StoredApproval {
         id: ApprovalId::from_uuid(Uuid::from_u128(9)),
         organization: OrganizationId::LOCAL,
         task: TaskId::from_uuid(Uuid::from_u128(1)),
@@ -452,16 +457,16 @@ fn pending_approvals_are_named() {
     task.state.phase = Phase::AwaitApproval;
     task.state.turn = Some(turn(code(1)));
     task.state.step = Some(step(StepState::Suspended {
-        waits: vec![asked.call.clone()],
+        waits: vec![approval.call.clone()],
         awaits: Vec::new(),
         results: Vec::new(),
     }));
-    let explanation = explain(&task, None, std::slice::from_ref(&asked), None);
+    let explanation = explain(&task, None, std::slice::from_ref(&approval), None);
     assert!(
-        explanation.waiting_for.contains(&format!("create_file ({})", asked.id)),
+        explanation.waiting_for.contains(&format!("create_file ({})", approval.id)),
         "{explanation:?}"
     );
-    assert_eq!(explanation.approvals, [asked.id.to_string()]);
+    assert_eq!(explanation.approvals, [approval.id.to_string()]);
     let end = NOW + construct_domain::approval::APPROVAL_TIMEOUT;
     assert_eq!(
         (explanation.deadline, explanation.next_wake),
@@ -471,8 +476,8 @@ fn pending_approvals_are_named() {
 
 #[test]
 fn unserved_pool_is_reported_where_scripts_wait() {
-    let says = "; no interpreter serves the pool `cpu-4` since 2023-11-14T22:13:20Z";
-    let mut spoken = 0;
+    let expected = "; no interpreter serves the pool `cpu-4` since 2023-11-14T22:13:20Z";
+    let mut reported = 0;
     for (task, _) in states() {
         let mesh = Mesh { no_interpreter: Some(NOW), ..Mesh::default() };
         let explanation = explain(&task, None, &[], Some(&mesh));
@@ -484,12 +489,17 @@ fn unserved_pool_is_reported_where_scripts_wait() {
             },
             _ => false,
         };
-        assert_eq!(explanation.waiting_for.ends_with(says), waits, "{}", explanation.waiting_for);
+        assert_eq!(
+            explanation.waiting_for.ends_with(expected),
+            waits,
+            "{}",
+            explanation.waiting_for
+        );
         assert_eq!(
             explanation.released_by.contains("starting an interpreter that serves `cpu-4`"),
             waits
         );
-        spoken += usize::from(waits);
+        reported += usize::from(waits);
     }
-    assert!(spoken >= 4, "{spoken}");
+    assert!(reported >= 4, "{reported}");
 }
