@@ -240,7 +240,7 @@ async fn approval_is_decided_once_and_published() {
     let mut wakes = gateway.nats.bus().await.consume_tasks(partition::for_task(id), options);
     let wake = wait_for("a wake", async {
         loop {
-            let delivery = wakes.next().await.expect("the consumer lives");
+            let delivery = wakes.next().await.expect("the consumer is open");
             let reason = match &delivery.message {
                 TaskMessage::Wake(wake) => wake.reason.clone(),
                 TaskMessage::Result(_) => String::new(),

@@ -89,7 +89,7 @@ async fn invalid_budget_names_each_wrong_field() {
     let expected =
         ["spec.task", "spec.limit_pico_usd", "spec.period", "spec.task", "spec.token_id"];
     assert_eq!(fields(&status), expected);
-    let unknown = v1::BudgetSpec { agent: "nobody".into(), ..spec() };
+    let unknown = v1::BudgetSpec { agent: "unknown".into(), ..spec() };
     expect_error(client.create_budget(create(unknown)).await, Code::NotFound);
     let missing = v1::BudgetSpec { task: TaskId::from_uuid(Uuid::nil()).to_string(), ..spec() };
     expect_error(client.create_budget(create(missing)).await, Code::NotFound);
@@ -98,7 +98,7 @@ async fn invalid_budget_names_each_wrong_field() {
         fields(&expect_error(client.get_costs(costs).await, Code::InvalidArgument)),
         ["group", "task"]
     );
-    let unknown = v1::GetCostsRequest { agent: "nobody".into(), ..Default::default() };
+    let unknown = v1::GetCostsRequest { agent: "unknown".into(), ..Default::default() };
     expect_error(client.get_costs(unknown).await, Code::NotFound);
     let deleted = AgentId::from_uuid(Uuid::nil()).to_string();
     let costs = v1::GetCostsRequest { agent: deleted, ..Default::default() };

@@ -132,7 +132,7 @@ async fn provider_key_is_sealed_at_rest_and_never_shown() {
     let key: [u8; 32] = std::array::from_fn(|index| index as u8);
     let keyring = Keyring::new("test", [("test".to_owned(), key)]).expect("a keyring");
     let opened =
-        keyring.open(&id.to_string(), &stored.key.expect("it has a key")).expect("it opens");
+        keyring.open(&id.to_string(), &stored.key.expect("it has a key")).expect("it is valid");
     assert_eq!(secrecy::ExposeSecret::expose_secret(&opened), SECRET.as_bytes());
     let events = gateway
         .store()
@@ -347,7 +347,7 @@ async fn model_used_as_fallback_cannot_be_deleted() {
     assert_eq!(spec.hedge_after, Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }));
     expect_error(update(&[("m", 0)]).await, Code::InvalidArgument);
     expect_error(update(&[("x", 0), ("x", 1)]).await, Code::InvalidArgument);
-    expect_error(update(&[("nobody", 0)]).await, Code::NotFound);
+    expect_error(update(&[("unknown", 0)]).await, Code::NotFound);
 
     let delete = || v1::DeleteModelRequest { model: "x".into(), ..Default::default() };
     expect_error(gateway.models().delete_model(delete()).await, Code::FailedPrecondition);

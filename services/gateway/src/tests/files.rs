@@ -249,7 +249,7 @@ async fn file_that_fails_its_check_is_refused_and_removed() {
             folder(&gateway)
                 .head(OrganizationId::LOCAL, &Sha256::digest(content))
                 .await
-                .expect("looked"),
+                .expect("it is read"),
             None
         );
     }

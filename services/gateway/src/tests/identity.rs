@@ -164,7 +164,7 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
     assert!(!format!("{made:?}").contains(&made.key));
     let shown = made.api_key.clone().expect("set");
     assert!(made.key.starts_with(&shown.prefix) && made.key.len() > 40);
-    let me = who_am_i(gateway.channel(), Some(&made.key), None).await.expect("it opens");
+    let me = who_am_i(gateway.channel(), Some(&made.key), None).await.expect("it is valid");
     assert_eq!(
         (me.role(), me.scopes.as_slice()),
         (v1::Role::Member, ["admin".to_owned()].as_slice())
@@ -180,7 +180,7 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
     expect_error(create(&made.key, v1::Role::Admin, &["admin"]).await, Code::PermissionDenied);
     let lesser =
         create(&made.key, v1::Role::Unspecified, &["tasks:read"]).await.expect("it is less").key;
-    let me = who_am_i(gateway.channel(), Some(&lesser), None).await.expect("it opens");
+    let me = who_am_i(gateway.channel(), Some(&lesser), None).await.expect("it is valid");
     assert_eq!((me.role(), me.scopes), (v1::Role::Member, vec!["tasks:read".to_owned()]));
     expect_error(create(&lesser, v1::Role::Viewer, &["tasks:read"]).await, Code::PermissionDenied);
     // A key is valid for one organization.
@@ -202,7 +202,7 @@ async fn api_key_is_limited_to_its_grants_until_revoked() {
     assert!(listed.api_keys.iter().all(|key| key.last_used_at.is_some()), "{listed:?}");
     // Of several uses in one minute the first is recorded.
     let recorded = listed.api_keys[0].last_used_at;
-    who_am_i(gateway.channel(), Some(&lesser), None).await.expect("it opens");
+    who_am_i(gateway.channel(), Some(&lesser), None).await.expect("it is valid");
     let again = keys(&gateway)
         .list_api_keys(v1::ListApiKeysRequest::default())
         .await
@@ -255,7 +255,7 @@ async fn setup_code_is_exchanged_only_once() {
     let tries = futures::future::join_all((0..8).map(|_| exchange())).await;
     let made: Vec<_> = tries.into_iter().filter_map(Result::ok).collect();
     assert_eq!(made.len(), 1);
-    let me = who_am_i(gateway.channel(), Some(&made[0].key), None).await.expect("it opens");
+    let me = who_am_i(gateway.channel(), Some(&made[0].key), None).await.expect("it is valid");
     assert_eq!((me.role(), me.scopes), (v1::Role::Viewer, vec!["tasks:read".to_owned()]));
     // A program that creates an organization gets a setup code for it. A repeated request does not
     // get it again.
@@ -277,7 +277,7 @@ async fn setup_code_is_exchanged_only_once() {
         .expect("it is exchanged")
         .into_inner()
         .key;
-    let me = who_am_i(gateway.channel(), Some(&new_key), None).await.expect("it opens");
+    let me = who_am_i(gateway.channel(), Some(&new_key), None).await.expect("it is valid");
     assert_eq!(
         (me.organization_id.clone(), me.role()),
         (id(made.organization.expect("set").metadata), v1::Role::Owner)
@@ -302,7 +302,7 @@ async fn repeated_failures_limit_tokens_but_not_valid_keys() {
     };
     _ = wait_until("guessing is stopped", guess, |code| *code == Code::ResourceExhausted).await;
     // Keys and setup codes are always checked, also new ones.
-    who_am_i(gateway.channel(), Some(&good), None).await.expect("it opens");
+    who_am_i(gateway.channel(), Some(&good), None).await.expect("it is valid");
     let (_, fresh) = create_key(
         &gateway,
         (OrganizationId::LOCAL, UserId::LOCAL),
@@ -311,7 +311,7 @@ async fn repeated_failures_limit_tokens_but_not_valid_keys() {
         None,
     )
     .await;
-    who_am_i(gateway.channel(), Some(&fresh), None).await.expect("it opens");
+    who_am_i(gateway.channel(), Some(&fresh), None).await.expect("it is valid");
     for _ in 0..10 {
         expect_error(
             who_am_i(gateway.channel(), Some("ct_guess"), None).await,
@@ -382,8 +382,9 @@ async fn user_signs_in_and_joins_by_invitation() {
         .await
         .expect("it is made");
     let team = id(team.into_inner().organization.expect("set").metadata);
-    let taken = client.create_organization(with_key(organization_spec("team"), Some(&ada))).await;
-    expect_error(taken, Code::AlreadyExists);
+    let duplicate =
+        client.create_organization(with_key(organization_spec("team"), Some(&ada))).await;
+    expect_error(duplicate, Code::AlreadyExists);
     let invite = v1::CreateInvitationRequest {
         email: "Bob@Example.com ".into(),
         role: v1::Role::Admin.into(),
@@ -463,7 +464,7 @@ async fn user_signs_in_and_joins_by_invitation() {
         .expect("it is made");
     let program = made.into_inner().key;
     assert_eq!(
-        who_am_i(gateway.channel(), Some(&program), None).await.expect("it opens").role(),
+        who_am_i(gateway.channel(), Some(&program), None).await.expect("it is valid").role(),
         v1::Role::Admin
     );
     let lowered = client
@@ -474,7 +475,7 @@ async fn user_signs_in_and_joins_by_invitation() {
         .await;
     lowered.expect("she may");
     assert_eq!(
-        who_am_i(gateway.channel(), Some(&program), None).await.expect("it opens").role(),
+        who_am_i(gateway.channel(), Some(&program), None).await.expect("it is valid").role(),
         v1::Role::Viewer
     );
     let removed = client

@@ -275,8 +275,10 @@ async fn every_protocol_reports_refusals_and_remaining_quota() {
     }
     let (mut errors, mut limit) = (BTreeMap::new(), Value::Null);
     while errors.len() < 2 {
-        let line =
-            wait_for("an answer", lines.next_line()).await.expect("it lives").expect("it goes on");
+        let line = wait_for("an answer", lines.next_line())
+            .await
+            .expect("it is open")
+            .expect("it continues");
         let line: Value = serde_json::from_str(&line).expect("JSON");
         if line["type"] == "authenticated" {
             limit = line["rateLimit"]["requests_per_minute"].clone();
@@ -326,7 +328,7 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
     let (owner, calm) = create_team(&gateway, "calm").await;
     create_agent_for(&gateway, &calm).await;
     // A request that fails after it was admitted uses nothing.
-    let spec = v1::TaskSpec { agent: "nobody".into(), ..v1::TaskSpec::default() };
+    let spec = v1::TaskSpec { agent: "unknown".into(), ..v1::TaskSpec::default() };
     for _ in 0..3 {
         let wrong =
             v1::CreateTaskRequest { spec: Some(spec.clone()), ..v1::CreateTaskRequest::default() };
@@ -357,7 +359,7 @@ async fn exhausted_daily_quota_still_answers_repeated_requests() {
     store
         .step_usage_record(owner, task.parse().expect("an id"), None, &step_usage, now)
         .await
-        .expect("booked");
+        .expect("it is recorded");
     // Counts are cached for a moment.
     let refusal = wait_until("the tokens are counted", || send("again"), Result::is_err).await;
     let resume = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() };
@@ -414,7 +416,7 @@ async fn usage_is_listed_in_pages() {
         let at = format!("2026-05-0{day}T12:00:00Z").parse().expect("a time");
         let booked =
             gateway.store().step_usage_record(OrganizationId::LOCAL, task, None, &entry, at).await;
-        booked.expect("booked");
+        booked.expect("it is recorded");
     }
     let time = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
     let filter = v1::list_usage_request::Filter {
@@ -499,7 +501,7 @@ async fn record_usage(gateway: &Gateway, organization: OrganizationId, task: &st
         .store()
         .step_usage_record(organization, task, None, &step_usage, now)
         .await
-        .expect("booked");
+        .expect("it is recorded");
 }
 
 #[tokio::test]

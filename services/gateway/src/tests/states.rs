@@ -39,7 +39,7 @@ async fn next_changes(stream: &mut Streaming<v1::StateEvent>, count: usize) -> V
         let next = wait_for("a change", stream.message()).await;
         events.push(
             next.unwrap_or_else(|status| panic!("{status:?}, after {events:?}"))
-                .expect("the stream goes on"),
+                .expect("the stream continues"),
         );
     }
     events
@@ -298,8 +298,8 @@ async fn watcher_gets_missed_and_then_new_versions() {
         client.watch_states(watch(&[], &changed[0].cursor)).await.expect("it begins").into_inner();
     let missed = next_changes(&mut back, 3).await;
     assert_eq!(ids(&missed), ["pinned@1", "settings@3", "storage@2"]);
-    let gone = missed[2].state.as_ref().expect("set");
-    assert!(gone.deleted && gone.json.is_empty());
+    let deleted = missed[2].state.as_ref().expect("set");
+    assert!(deleted.deleted && deleted.json.is_empty());
     client.put_state(put("storage", "{}")).await.expect("it is put");
     assert_eq!(ids(&next_changes(&mut back, 1).await), ["storage@3"]);
     // A document that was erased is reported as deleted, as when a member was removed and joined
@@ -309,9 +309,9 @@ async fn watcher_gets_missed_and_then_new_versions() {
         .await
         .expect("it begins")
         .into_inner();
-    let gone = next_changes(&mut ghost, 1).await;
-    assert_eq!((ids(&gone), gone[0].cursor.as_str()), (vec!["designs@0".to_owned()], ""));
-    assert!(gone[0].state.as_ref().is_some_and(|state| state.deleted));
+    let deleted = next_changes(&mut ghost, 1).await;
+    assert_eq!((ids(&deleted), deleted[0].cursor.as_str()), (vec!["designs@0".to_owned()], ""));
+    assert!(deleted[0].state.as_ref().is_some_and(|state| state.deleted));
     client.put_state(put("designs", "{}")).await.expect("it is put");
     assert_eq!(ids(&next_changes(&mut ghost, 1).await), ["designs@1"]);
     let end = expect_error(client.watch_states(watch(&[], "7")).await, Code::InvalidArgument);

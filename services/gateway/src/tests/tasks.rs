@@ -39,7 +39,7 @@ async fn task_can_be_created_updated_and_deleted() {
     let stale =
         v1::UpdateTaskRequest { revision: found.metadata.expect("set").revision, ..update.clone() };
     expect_error(tasks.update_task(stale).await, Code::Aborted);
-    let unknown = v1::UpdateTaskRequest { agent: Some("nobody".into()), ..update };
+    let unknown = v1::UpdateTaskRequest { agent: Some("unknown".into()), ..update };
     expect_error(tasks.update_task(unknown).await, Code::NotFound);
 
     let suspend = v1::SuspendTaskRequest { task: task.clone(), ..Default::default() };
@@ -240,7 +240,7 @@ async fn accepted_message_wakes_the_reconciler() {
     let bus = gateway.nats.bus().await;
     let mut consumer = bus
         .consume_tasks(partition::for_task(id), ConsumeOptions::new(1, CancellationToken::new()));
-    let delivery = wait_for("a wake", consumer.next()).await.expect("it goes on");
+    let delivery = wait_for("a wake", consumer.next()).await.expect("it continues");
     let TaskMessage::Wake(wake) = delivery.message else { panic!("a wake") };
     assert_eq!(
         (wake.task_id, wake.organization_id),

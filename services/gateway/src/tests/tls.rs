@@ -247,7 +247,7 @@ async fn connect_operator(
 ) -> io::Result<TlsConnection> {
     let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(der(ca)).expect("it is taken");
+    roots.add(der(ca)).expect("it is valid");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -357,13 +357,13 @@ async fn renewed_certificate_is_loaded_and_connections_stay_open() {
     wait_until("the new certificate is used", reconnect, Result::is_ok).await.expect("it is");
     connect(&gateway, trust(&ca.pem())).await.expect_err("the old one is not");
     // Existing connections stay open.
-    list_agents(old.clone()).await.expect("it goes on");
+    list_agents(old.clone()).await.expect("it continues");
     v1::model_provider_service_client::ModelProviderServiceClient::new(old)
         .create_model_provider(provider("p"))
         .await
-        .expect("it goes on");
+        .expect("it continues");
     let event =
-        wait_for("an event", stream.message()).await.expect("it goes on").expect("an event");
+        wait_for("an event", stream.message()).await.expect("it continues").expect("an event");
     assert_eq!(event.r#type, "provider.created");
 }
 

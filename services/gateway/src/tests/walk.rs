@@ -305,7 +305,7 @@ async fn every_method_enforces_its_role_and_scope() {
     let foreign = create_key(&gateway, elsewhere, Role::Owner, &all, None).await.1;
     let unknown = credential::mint(credential::KEY).expect("there is randomness").0;
     let strangers = [
-        ("nobody", None),
+        ("no credentials", None),
         ("a revoked key", Some(&revoked)),
         ("an expired key", Some(&expired)),
         ("an unknown key", Some(&unknown)),
@@ -819,7 +819,7 @@ async fn scan_token_opens_only_its_own_task() {
         .store()
         .step_usage_record(OrganizationId::LOCAL, explores, None, &used, now)
         .await
-        .expect("booked");
+        .expect("it is recorded");
     let counted = construct_store::CountSelection::ALL;
     let counts = gateway
         .store()

@@ -133,9 +133,9 @@ async fn answered_write_has_entry_with_caller_objects_and_protocol() {
     let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
     let socket =
         tokio_tungstenite::client_async(format!("ws://{}/", gateway.operator), stream).await;
-    let (mut socket, _) = socket.expect("it is let in");
+    let (mut socket, _) = socket.expect("it connects");
     socket.send(Frame::text(line.to_string())).await.expect("it reads");
-    wait_for("an answer", socket.next()).await.expect("it answers").expect("it lives");
+    wait_for("an answer", socket.next()).await.expect("it answers").expect("it is open");
     for protocol in ["operator", "websocket"] {
         let entries: Vec<_> = entries(&gateway)
             .await
@@ -222,12 +222,15 @@ async fn sign_in_and_key_changes_are_audited_without_secrets() {
     let mut client =
         v1::organization_service_client::OrganizationServiceClient::new(gateway.channel());
     for _ in 0..2 {
-        client.who_am_i(with_key(v1::WhoAmIRequest {}, Some(&token))).await.expect("she is let in");
+        client
+            .who_am_i(with_key(v1::WhoAmIRequest {}, Some(&token)))
+            .await
+            .expect("she is authenticated");
     }
     let ada = client
         .who_am_i(with_key(v1::WhoAmIRequest {}, Some(&token)))
         .await
-        .expect("she is let in")
+        .expect("she is authenticated")
         .into_inner();
     let own = entries_of(&gateway, ada.organization_id.parse().expect("an id")).await;
     assert_eq!(own.len(), 1, "{own:?}");
@@ -456,10 +459,10 @@ async fn audit_peer_is_the_client_only_behind_a_trusted_proxy() {
         request.headers_mut().insert(FORWARDED_FOR, FORWARDED.parse().expect("a value"));
         let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
         let (mut socket, _) =
-            tokio_tungstenite::client_async(request, stream).await.expect("it is let in");
+            tokio_tungstenite::client_async(request, stream).await.expect("it connects");
         let ask = json!({"id": "1", "type": "list_sessions"});
         socket.send(Frame::text(ask.to_string())).await.expect("it reads");
-        wait_for("an answer", socket.next()).await.expect("it answers").expect("it lives");
+        wait_for("an answer", socket.next()).await.expect("it answers").expect("it is open");
         for protocol in ["sse", "connect", "websocket"] {
             let peers = || async {
                 let entries =
@@ -501,7 +504,7 @@ async fn long_audit_trail_is_exported_completely_and_in_order() {
     let mut exported = exported.expect("it is exported").into_inner();
     let mut count = 0;
     while let Some(entry) =
-        wait_for("the next entry", exported.message()).await.expect("it goes on")
+        wait_for("the next entry", exported.message()).await.expect("it continues")
     {
         assert_eq!(entry.objects, [count.to_string()]);
         count += 1;
@@ -548,7 +551,7 @@ async fn write_without_audit_entry_is_not_done() {
     let stranger = with_key(v1::ListAgentsRequest::default(), Some("ct_x"));
     expect_error(gateway.agents().list_agents(stranger).await, Code::Unauthenticated);
     expect_error(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
-    gateway.agents().list_agents(v1::ListAgentsRequest::default()).await.expect("reading goes on");
+    gateway.agents().list_agents(v1::ListAgentsRequest::default()).await.expect("reads succeed");
     gateway.database.refuse_audit(false).await;
     // The write without an entry was not done. Refusals are written later.
     let bob = v1::GetAgentRequest { agent: "bob".into() };

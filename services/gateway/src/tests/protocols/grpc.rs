@@ -89,7 +89,7 @@ async fn every_service_accepts_compressed_requests() {
         .expect("it answers")
         .into_inner();
     let answer =
-        wait_for("a list", answers.message()).await.expect("it goes well").expect("there is one");
+        wait_for("a list", answers.message()).await.expect("it succeeds").expect("there is one");
     let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
         panic!("{answer:?}")
     };
@@ -164,7 +164,7 @@ async fn subscription_ends_at_the_client_deadline() {
     let answer =
         call(&gateway, "application/grpc-web+proto", "EventService/Subscribe", &subscription, "2S")
             .await;
-    let bytes = wait_for("the stream ends", answer.bytes()).await.expect("it ends well");
+    let bytes = wait_for("the stream ends", answer.bytes()).await.expect("a body");
     let text = String::from_utf8_lossy(&bytes);
     assert!(text.contains("task.created"), "{text}");
     assert!(text.contains(&format!("grpc-status:{DEADLINE_EXCEEDED}")), "{text}");
@@ -230,7 +230,7 @@ async fn stopping_gateway_finishes_calls_and_sends_goaway() {
             }
         }
     });
-    wait_for("HTTP/2 begins", idle.readable()).await.expect("it lives");
+    wait_for("HTTP/2 begins", idle.readable()).await.expect("it is open");
     wait_for("the call is under way", requests.recv()).await.expect("a request");
     gateway.context.lifecycle().stop("the test wants it to");
     let kinds = wait_for("the connection is closed", frames_until_closed(idle)).await;
@@ -238,6 +238,6 @@ async fn stopping_gateway_finishes_calls_and_sends_goaway() {
     assert!(!running.is_finished(), "the call was canceled");
     answer.notify_one();
     let answer =
-        wait_for("the call ends", running).await.expect("it does not panic").expect("it goes well");
+        wait_for("the call ends", running).await.expect("it does not panic").expect("it succeeds");
     assert!(answer.into_inner().keys[0].accepted);
 }

@@ -155,7 +155,7 @@ async fn unauthenticated_sender_of_a_body_still_gets_the_refusal() {
     }
 }
 
-/// How often it is said that somebody may not call, in the words of any protocol.
+/// The number of refusals, in the form of any protocol.
 fn refusals(answers: &str) -> usize {
     let answers = answers.to_lowercase().replace(": ", ":");
     ["\"code\":\"unauthenticated\"", "grpc-status:16"]

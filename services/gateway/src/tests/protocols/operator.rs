@@ -41,8 +41,8 @@ impl Client {
     async fn next(&mut self) -> Value {
         let line = wait_for("the next line", self.lines.next_line())
             .await
-            .expect("it lives")
-            .expect("it goes on");
+            .expect("it is open")
+            .expect("it continues");
         serde_json::from_str(&line).expect("JSON")
     }
 
@@ -888,7 +888,7 @@ async fn websocket_carries_lines_and_refuses_web_pages() {
         }
     };
     assert!(open("https://evil.example").await.is_err());
-    let (mut socket, _) = open("").await.expect("it is let in");
+    let (mut socket, _) = open("").await.expect("it connects");
     let ask = json!({"id": "1", "type": "list_sessions"});
     socket.send(Frame::text(ask.to_string())).await.expect("it reads");
     let Some(Ok(Frame::Text(text))) = wait_for("an answer", socket.next()).await else {

@@ -306,7 +306,7 @@ impl Events {
     }
 
     async fn line(&mut self) -> Option<String> {
-        wait_for("the next line", self.lines.next_line()).await.expect("the stream lives")
+        wait_for("the next line", self.lines.next_line()).await.expect("the stream is open")
     }
 
     /// The next event: its name, its id and its data.
@@ -417,7 +417,7 @@ async fn stalled_reader_does_not_delay_other_readers() {
     let mut buffer = vec![0; 1 << 20];
     wait_for("all of it", async {
         while seen < 12 * long.len() {
-            let read = stream.read(&mut buffer).await.expect("the stream lives");
+            let read = stream.read(&mut buffer).await.expect("the stream is open");
             assert!(read > 0, "closed after {seen} bytes");
             seen += read;
         }

@@ -279,7 +279,7 @@ async fn every_protocol_enforces_the_access_of_grpc() {
     };
     let rows =
         [rest_calls(&ids), file_calls(&unknown_id(&ids["file"])), vec![begin], connect_get_calls()];
-    let mut asked = 0;
+    let mut sent = 0;
     for call in rows.iter().flatten() {
         let asking: Vec<&Caller> =
             callers.iter().filter(|caller| caller.is_informative_for(call.access)).collect();
@@ -297,10 +297,10 @@ async fn every_protocol_enforces_the_access_of_grpc() {
                 ),
             }
             assert_ne!(status, 500, "{what}");
-            asked += 1;
+            sent += 1;
         }
     }
-    assert!(asked > 2400, "{asked}");
+    assert!(sent > 2400, "{sent}");
 
     check_references(&gateway, &http, &foreign, &ids).await;
     check_lists(&gateway, &http, &silent, &ids).await;
@@ -460,8 +460,8 @@ impl Operator {
         loop {
             let line = wait_for(kind, self.lines.next_line())
                 .await
-                .expect("it lives")
-                .expect("it goes on");
+                .expect("it is open")
+                .expect("it continues");
             let line: Value = serde_json::from_str(&line).expect("JSON");
             if line["id"] == id.as_str() {
                 return line;
@@ -482,18 +482,18 @@ fn operator_requests(ids: &Ids) -> Vec<(&'static str, Value, &'static str)> {
     vec![
         ("cancel", json!({"sessionID": nothing}), "TaskService/CancelTask"),
         ("delete_session", json!({"sessionID": nothing}), "TaskService/DeleteTask"),
-        ("dispatch", json!({"agentID": "nobody", "messages": hello}), "TaskService/CreateTask"),
+        ("dispatch", json!({"agentID": "unknown", "messages": hello}), "TaskService/CreateTask"),
         // Reading a session does not include sending to it.
         ("dispatch", json!({"sessionID": own, "messages": hello}), "MessageService/CreateMessage"),
-        ("dispatch", json!({"agentID": "nobody", "content": "hello"}), "TaskService/CreateTask"),
+        ("dispatch", json!({"agentID": "unknown", "content": "hello"}), "TaskService/CreateTask"),
         ("export_session", json!({"sessionID": own}), "TaskService/GetTask"),
         ("list_sessions", json!({}), "TaskService/ListTasks"),
-        ("query", json!({"agentID": "nobody", "messages": hello}), "TaskService/CreateTask"),
-        ("query", json!({"agentID": "nobody", "content": "hello"}), "TaskService/CreateTask"),
+        ("query", json!({"agentID": "unknown", "messages": hello}), "TaskService/CreateTask"),
+        ("query", json!({"agentID": "unknown", "content": "hello"}), "TaskService/CreateTask"),
         ("query", json!({"sessionID": nothing, "messages": hello}), "TaskService/GetTask"),
         (
             "send_context_request",
-            json!({"agentID": "nobody", "context": {"userMessage": "hello"}}),
+            json!({"agentID": "unknown", "context": {"userMessage": "hello"}}),
             "TaskService/CreateTask",
         ),
         ("stream", json!({"sessionID": nothing}), "EventService/Subscribe"),
