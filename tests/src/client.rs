@@ -1,8 +1,7 @@
-//! A small client of the public API: what a test says to the mesh and asks of it.
+//! A small client of the public API.
 //!
-//! Questions are level-triggered: they look at what the API says until it says what is waited for.
-//! While a service is down the API may answer `UNAVAILABLE` or nothing at all; a question is then
-//! simply asked again.
+//! Waits poll the API until it reports the expected state. While a service is down, the API may
+//! answer `UNAVAILABLE` or not at all; the request is then repeated.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -21,21 +20,21 @@ use uuid::Uuid;
 
 use crate::{recorder::Recorder, transcript::Transcript, wait::until};
 
-/// How long a turn may take before a test gives up on it. Long enough for what a crash costs at
-/// most: a command that its dead worker held is delivered again after seconds, one that NATS lost
-/// is sent again within half a minute, and a turn has several.
+/// The time limit of a turn. It covers the worst case of a crash: a command of a dead worker is
+/// redelivered after seconds, one that NATS lost is sent again within half a minute, and a turn has
+/// several commands.
 pub const TURN_TIMEOUT: Duration = Duration::from_secs(170);
-/// Messages read at once.
+/// Messages per page.
 const PAGE_SIZE: i32 = 100;
 
-/// A connection to the gateway that outlives the gateway's restarts.
+/// A connection to the gateway that survives restarts of the gateway.
 #[derive(Debug, Clone)]
 pub struct Client {
     channel: Channel,
 }
 
 impl Client {
-    /// A client on `channel`.
+    /// A client that uses `channel`.
     pub fn new(channel: Channel) -> Self {
         Self { channel }
     }
@@ -110,10 +109,10 @@ impl Client {
         EventServiceClient::new(self.channel.clone()).max_decoding_message_size(64 << 20)
     }
 
-    /// A new task for `agent`; without a workspace it gets one of its own.
+    /// Creates a task for `agent`. Without a workspace it gets its own.
     ///
     /// # Errors
-    /// What the gateway answers.
+    /// The gateway's status.
     pub async fn create_task(
         &self,
         agent: &str,
@@ -128,10 +127,10 @@ impl Client {
         .await
     }
 
-    /// A new task as `spec` says.
+    /// Creates a task from `spec`.
     ///
     /// # Errors
-    /// What the gateway answers.
+    /// The gateway's status.
     pub async fn create_task_with(&self, spec: v1::TaskSpec) -> Result<Conversation, Status> {
         let request =
             v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() };
@@ -139,13 +138,13 @@ impl Client {
         Ok(self.conversation(&id(task.metadata.as_ref())))
     }
 
-    /// A task that somebody else began.
+    /// A task that exists already.
     pub fn conversation(&self, task: &str) -> Conversation {
         Conversation { client: self.clone(), task: task.into() }
     }
 }
 
-/// One task, as its user sees it.
+/// One task as its user sees it.
 #[derive(Debug, Clone)]
 pub struct Conversation {
     client: Client,
@@ -158,21 +157,21 @@ impl Conversation {
         &self.task
     }
 
-    /// The client it was begun with.
+    /// The client that the task was created with.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Sends a message, once.
+    /// Sends a message once.
     ///
     /// # Errors
-    /// What the gateway answers.
+    /// The gateway's status.
     pub async fn send(&self, text: &str) -> Result<v1::Message, Status> {
         self.send_as(text, "").await
     }
 
-    /// Sends a message until the gateway says that it has it. The same key goes with each try, so
-    /// that it is accepted once.
+    /// Sends a message until the gateway confirms it. Every attempt has the same idempotency key,
+    /// so that the message is accepted once.
     pub async fn submit(&self, text: &str) -> v1::Message {
         let key = Uuid::now_v7().to_string();
         retry_unavailable("the gateway to accept a message", async || {
@@ -193,16 +192,16 @@ impl Conversation {
         Ok(self.client.messages().create_message(request).await?.into_inner())
     }
 
-    /// Sends a message and waits until everything said so far is dealt with.
+    /// Sends a message and waits until the task is idle.
     pub async fn ask(&self, text: &str) -> v1::Task {
         self.submit(text).await;
         self.wait_until_idle().await
     }
 
-    /// The task as it is now.
+    /// The current task.
     ///
     /// # Errors
-    /// What the gateway answers.
+    /// The gateway's status.
     pub async fn task(&self) -> Result<v1::Task, Status> {
         Ok(self
             .client
@@ -212,7 +211,7 @@ impl Conversation {
             .into_inner())
     }
 
-    /// Waits until nothing is left to do: no turn, and no message that waits for one.
+    /// Waits until the task is idle: no turn and no queued message.
     pub async fn wait_until_idle(&self) -> v1::Task {
         self.wait_for_task("the task to settle", |task, status| {
             let _ = task;
@@ -221,19 +220,19 @@ impl Conversation {
         .await
     }
 
-    /// Waits until the task is in this phase.
+    /// Waits until the task is in `phase`.
     pub async fn wait_for_phase(&self, phase: v1::TaskPhase) -> v1::Task {
         self.wait_for_task(phase.as_str_name(), |_, status| status.phase() == phase).await
     }
 
-    /// Waits until the task is as `predicate`.
+    /// Waits until `predicate` accepts the task.
     pub async fn wait_for_task(
         &self,
         what: &str,
         predicate: impl Fn(&v1::Task, &v1::TaskStatus) -> bool,
     ) -> v1::Task {
         let what = format!("{what} ({})", self.task);
-        // Who has waited nearly in vain asks why.
+        // Shortly before the timeout, ask for the reason as well.
         let late = std::time::Instant::now() + TURN_TIMEOUT.mul_f32(0.9);
         until(&what, TURN_TIMEOUT, async || match self.task().await {
             Ok(task) => {
@@ -252,7 +251,7 @@ impl Conversation {
         .await
     }
 
-    /// Suspends the task, trying until the gateway does.
+    /// Suspends the task; repeats the request until the gateway accepts it.
     pub async fn suspend(&self) {
         let request = v1::SuspendTaskRequest {
             task: self.task.to_string(),
@@ -307,21 +306,21 @@ impl Conversation {
             .unwrap_or_else(|status| panic!("{what} is refused: {status}"));
     }
 
-    /// Why the task does not go on.
+    /// Explains why the task does not continue.
     ///
     /// # Errors
-    /// What the gateway answers.
+    /// The gateway's status.
     pub async fn explain(&self) -> Result<v1::TaskExplanation, Status> {
         let request = v1::ExplainTaskRequest { task: self.task.to_string() };
         Ok(self.client.tasks().explain_task(request).await?.into_inner())
     }
 
-    /// All messages, in transcript order, those that wait last.
+    /// All messages in transcript order; queued ones last.
     pub async fn transcript(&self) -> Transcript {
         self.read_full_transcript(false).await
     }
 
-    /// The same with the messages that were put include_superseded.
+    /// The same, including superseded messages.
     pub async fn full_transcript(&self) -> Transcript {
         self.read_full_transcript(true).await
     }
@@ -356,13 +355,12 @@ impl Conversation {
         }
     }
 
-    /// Records all events of the task from its beginning, connecting again whenever the connection
-    /// is lost.
+    /// Records all events of the task from its beginning. Reconnects when the connection is lost.
     pub fn record(&self) -> Recorder {
         Recorder::start(self.client.events(), self.subscription(), None)
     }
 
-    /// The same, dropping the connection on purpose after every `every` events.
+    /// The same, but closes the connection after every `every` events.
     pub fn record_interrupted(&self, every: usize) -> Recorder {
         Recorder::start(self.client.events(), self.subscription(), Some(every))
     }
@@ -377,28 +375,28 @@ impl Conversation {
     }
 }
 
-/// The blocks of a message that is text.
+/// The blocks of a text message.
 pub fn text_blocks(text: &str) -> Vec<v1::Block> {
     vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: text.to_owned() })) }]
 }
 
-/// The id in an entity's metadata.
+/// The id of an entity.
 pub fn id(metadata: Option<&v1::Metadata>) -> String {
     metadata.map(|metadata| metadata.id.clone()).unwrap_or_default()
 }
 
-/// Whether asking again may help: the gateway or what it needs is away, or the connection broke in
-/// the middle.
+/// Whether a retry may help: the gateway or one of its dependencies is unavailable, or the
+/// connection broke.
 pub fn is_unavailable(status: &Status) -> bool {
     use std::error::Error as _;
     status.source().is_some()
         || matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded)
 }
 
-/// Asks again while the gateway, or what it needs, is away.
+/// Repeats a request while the gateway or one of its dependencies is unavailable.
 ///
 /// # Errors
-/// Any other answer than that.
+/// Any other status.
 pub async fn retry_unavailable<T>(
     what: &str,
     mut ask: impl AsyncFnMut() -> Result<T, Status>,
@@ -410,7 +408,7 @@ pub async fn retry_unavailable<T>(
     .await
 }
 
-/// Waits until the file at `path` holds what `predicate` accepts.
+/// Waits until `wanted` accepts the content of the file at `path`.
 pub async fn wait_for_file(path: &Path, predicate: impl Fn(&str) -> bool) -> String {
     until(&format!("the content of {}", path.display()), TURN_TIMEOUT, async || {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;

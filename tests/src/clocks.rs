@@ -1,6 +1,5 @@
-//! Machines whose clocks are set while services run on them: libfaketime says what time it is, in
-//! each process whose clock the test has given to it. The monotonic clock, which nobody can set,
-//! stays as it is.
+//! Sets the clocks of machines while services run on them. libfaketime reports the time to each
+//! process that uses a clock of the test. The monotonic clock, which cannot be set, stays as it is.
 
 use std::{
     fs, io,
@@ -9,15 +8,15 @@ use std::{
 
 use anyhow::Context as _;
 
-/// Names the library, where it is not where Debian's package puts it.
+/// Names the library when it is not where Debian's package installs it.
 const LIBRARY_VARIABLE: &str = "CONSTRUCT_TEST_FAKETIME";
 
-/// Whether the caller wants tests without clocks that jump, where libfaketime cannot be had.
+/// Whether tests with clock jumps are disabled, for machines without libfaketime.
 pub fn are_disabled() -> bool {
     std::env::var_os("CONSTRUCT_TEST_CLOCKS").is_some_and(|clocks| clocks == "off")
 }
 
-/// Clocks in a folder, each a file that says by how many seconds it is wrong.
+/// Clocks in a folder. Each is a file with its offset in seconds.
 #[derive(Debug)]
 pub struct Clocks {
     library: PathBuf,
@@ -25,7 +24,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Clocks that are right, in a folder that is there.
+    /// Correct clocks in an existing folder.
     ///
     /// # Errors
     /// When libfaketime is not installed.
@@ -33,20 +32,20 @@ impl Clocks {
         Ok(Self { library: library()?, folder: folder.to_owned() })
     }
 
-    /// Sets a clock by so many seconds, forward or backward, from what it says now.
+    /// Moves a clock by `seconds`, forward or backward, relative to its current time.
     ///
     /// # Errors
     /// When its file cannot be written.
     pub fn jump(&self, name: &str, seconds: i64) -> io::Result<()> {
         let offset = self.offset(name) + seconds;
         let path = self.path(name);
-        // At once: whoever reads half a number would be somewhere else.
+        // Replace the file atomically: a reader of half a number would jump elsewhere.
         let new = path.with_extension("new");
         fs::write(&new, format!("{offset:+}\n"))?;
         fs::rename(new, path)
     }
 
-    /// By how many seconds a clock is wrong.
+    /// The offset of a clock in seconds.
     pub fn offset(&self, name: &str) -> i64 {
         fs::read_to_string(self.path(name))
             .ok()
@@ -54,9 +53,9 @@ impl Clocks {
             .unwrap_or_default()
     }
 
-    /// The words that begin a program which goes by this clock. The variables are set by the last
-    /// of the programs that begin it: each that loads the library leaves something to the next one
-    /// of the same process.
+    /// The command line prefix of a program that uses this clock. The last program of the prefix
+    /// sets the variables: each one that loads the library leaves state to the next program of the
+    /// same process.
     ///
     /// # Errors
     /// When its file cannot be written.
@@ -77,10 +76,10 @@ impl Clocks {
     }
 }
 
-/// Removes what the library has left in shared memory for a process that was killed.
+/// Removes the shared memory that the library leaves behind for a killed process.
 pub(crate) fn cleanup(process: u32) {
     for name in [format!("sem.faketime_sem_{process}"), format!("faketime_shm_{process}")] {
-        // Of a process that ended in good order there is nothing.
+        // A process that ended normally leaves nothing.
         let _ = fs::remove_file(Path::new("/dev/shm").join(name));
     }
 }

@@ -1,4 +1,4 @@
-//! What takes the traces of a mesh: a real OTLP receiver over gRPC, which keeps every span.
+//! A real OTLP receiver over gRPC that keeps every span of a mesh.
 
 use std::{
     collections::BTreeMap,
@@ -18,12 +18,12 @@ use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status, transport::Server, transport::server::TcpIncoming};
 
-/// A span as it was exported.
+/// An exported span.
 #[derive(Debug, Clone)]
 pub struct Span {
     /// `service.name` of the process.
     pub service: String,
-    /// What it is called.
+    /// The span's name.
     pub name: String,
     /// In hexadecimal digits.
     pub trace: String,
@@ -33,20 +33,20 @@ pub struct Span {
     pub parent: String,
     /// Its side of an exchange, such as `SPAN_KIND_CLIENT`.
     pub kind: &'static str,
-    /// Whether it says that it failed.
+    /// Whether its status is an error.
     pub failed: bool,
-    /// What it tells, as text.
+    /// Its attributes as text.
     pub attributes: BTreeMap<String, String>,
 }
 
 impl Span {
-    /// An attribute; empty when there is none of this name.
+    /// An attribute; empty when it is missing.
     pub fn attribute(&self, name: &str) -> &str {
         self.attributes.get(name).map_or("", String::as_str)
     }
 }
 
-/// The receiver. It ends when this is dropped.
+/// The receiver. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Collector {
     address: SocketAddr,
@@ -55,7 +55,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// A receiver on a port of its own.
+    /// Starts a receiver on a free port.
     pub async fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let address = listener.local_addr().expect("it has an address");
@@ -73,17 +73,17 @@ impl Collector {
         Self { address, spans, _stop: stop.drop_guard() }
     }
 
-    /// What processes are told to export to (`OTEL_EXPORTER_OTLP_ENDPOINT`).
+    /// The endpoint that processes export to (`OTEL_EXPORTER_OTLP_ENDPOINT`).
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// What came so far.
+    /// All spans received so far.
     pub fn spans(&self) -> Vec<Span> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What came so far of one trace.
+    /// The received spans of one trace.
     pub fn trace(&self, trace: &str) -> Vec<Span> {
         self.spans().into_iter().filter(|span| span.trace == trace).collect()
     }

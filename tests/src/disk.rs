@@ -1,10 +1,9 @@
-//! Small disks that can be full, without the rights of an administrator: file systems in memory
-//! that only a process which does nothing else sees, and whoever is started beside it. They are
-//! gone with that process, whatever ends it.
+//! Small disks that can be full, without administrator rights: in-memory file systems in the
+//! namespace of a holder process. Only the holder and the programs started inside see them. They
+//! vanish with the holder, however it ends.
 //!
-//! It needs what the sandbox of commands needs as well: namespaces of users. A limit of a process's
-//! files (`RLIMIT_FSIZE`) would be another error, and a file system in a file (a loop device) an
-//! administrator's.
+//! This needs user namespaces, as the sandbox of commands does. A limit of file sizes
+//! (`RLIMIT_FSIZE`) would cause another error, and a loop device needs an administrator.
 
 use std::{
     fs,
@@ -16,31 +15,30 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-/// What fills a disk up; beside what else is on it.
+/// The file that fills a disk up, beside its other content.
 const BALLAST: &str = "ballast";
-/// Makes a file system of so many MiB over each of the folders, says so, and stays until its input
-/// ends, which is the test's end.
+/// Mounts a file system of so many MiB over each folder, reports that, and stays until its input
+/// ends, which is the end of the test.
 const HOLDER: &str = "while [ $# -gt 0 ]; do mount -t tmpfs -o \"mode=700,size=$2m\" tmpfs \"$1\" || exit 1; shift 2; done; echo ready; exec cat";
 
-/// Disks that are seen by the same processes.
+/// Disks that the same processes see.
 #[derive(Debug)]
 pub struct Disks {
     holder: Child,
-    /// Closed with this value.
+    /// Closed when this value is dropped.
     _stay: ChildStdin,
-    /// What makes a process another user's; empty: it stays the test's.
+    /// The prefix that starts a process as another user; empty for the test's own user.
     user: Vec<String>,
-    /// That user.
+    /// The ids of that user.
     ids: (u32, u32),
 }
 
 impl Disks {
-    /// Disks of so many MiB, each over a folder that is there, for processes of the test's user, or
-    /// of another one.
+    /// Mounts a disk over each existing folder, with a size in MiB, for processes of the test's
+    /// user or of another one.
     ///
     /// # Errors
-    /// When the system does not let users make file systems of their own, which the error then
-    /// says.
+    /// When the system does not let users mount file systems; the error says so.
     pub fn mount(folders: &[(&Path, u32)], user: Option<&str>) -> anyhow::Result<Self> {
         let user: Vec<String> = match user {
             None => Vec::new(),
@@ -68,7 +66,7 @@ impl Disks {
         Ok(disks)
     }
 
-    /// What a program that sees the disks is started by, in the process that is begun.
+    /// The command line prefix of a program that sees the disks. The process stays the same.
     pub fn launch_prefix(&self) -> Vec<String> {
         let holder = self.holder.id().to_string();
         let enter =
@@ -84,18 +82,18 @@ impl Disks {
         words
     }
 
-    /// Where the test itself finds what lies at this path on a disk.
+    /// Where the test finds a path of the disk.
     pub fn host_path(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.holder.id()));
         root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Fills the disk over a folder up to the last byte.
+    /// Fills the disk over a folder to the last byte.
     ///
     /// # Errors
-    /// When it cannot be written to for another reason than that it is full.
+    /// When writing fails for another reason than a full disk.
     pub fn fill(&self, folder: &Path) -> anyhow::Result<()> {
-        // From inside, as the user who writes there: another one may not exist there.
+        // From inside, as the user who writes there: another one may not exist in that namespace.
         let said = self.run_inside("exec cat /dev/zero >> \"$0\"", folder)?;
         ensure!(
             said.contains("No space left on device"),
@@ -105,7 +103,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Makes room again.
+    /// Frees the space again.
     ///
     /// # Errors
     /// When that fails.
@@ -119,7 +117,7 @@ impl Disks {
         Ok(())
     }
 
-    /// What a line of shell complains of that has the path of the ballast.
+    /// Runs a line of shell with the ballast's path; returns its standard error.
     fn run_inside(&self, script: &str, folder: &Path) -> io::Result<String> {
         let ballast = folder.join(BALLAST).display().to_string();
         let words = ["sh".to_owned(), "-c".to_owned(), script.to_owned(), ballast];
@@ -131,20 +129,20 @@ impl Disks {
 
 impl Drop for Disks {
     fn drop(&mut self) {
-        // What still runs inside keeps its disks until it ends.
+        // Processes that still run inside keep the disks until they end.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
 }
 
-/// The user whose programs these words start.
+/// The id of the user as whom the prefix starts programs.
 fn id(user: &[String], which: &str) -> anyhow::Result<u32> {
     let said = command(user, &["id".to_owned(), which.to_owned()]).output()?;
     let said = String::from_utf8(said.stdout)?;
     said.trim().parse().with_context(|| format!("there is no such user: {user:?}"))
 }
 
-/// A command of some words, begun by others.
+/// A command from a prefix and its own words.
 pub(crate) fn command(prefix: &[String], words: &[String]) -> Command {
     let mut all = prefix.iter().chain(words);
     let mut command = Command::new(all.next().map_or("true", String::as_str));
@@ -152,10 +150,10 @@ pub(crate) fn command(prefix: &[String], words: &[String]) -> Command {
     command
 }
 
-/// The user as whom PostgreSQL runs where the test is root, which it refuses to be.
+/// The user to run PostgreSQL as when the test is root, which PostgreSQL refuses to be.
 ///
 /// # Errors
-/// When the test's own user cannot be found out.
+/// When the test's own user cannot be determined.
 pub fn unprivileged_user() -> io::Result<Option<&'static str>> {
     Ok((fs::metadata("/proc/self")?.uid() == 0).then_some("postgres"))
 }

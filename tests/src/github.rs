@@ -1,9 +1,9 @@
-//! A GitHub to test against: a real HTTP server with the REST API's shapes, and a second one that
-//! gives the archives out, as codeload.github.com does. It counts limits, answers conditional
-//! requests, verifies what an app signs, and breaks on demand.
+//! A GitHub for tests: a real HTTP server with the shapes of the REST API, and a second one that
+//! serves archives, as codeload.github.com does. It enforces rate limits, answers conditional
+//! requests, verifies what an app signs, and fails on demand.
 //!
-//! What it was sent and should not have been stands in [`GitHubServer::complaints`]; a test that
-//! ends well has none.
+//! Requests that it should not have received are in [`GitHubServer::complaints`]; a passing test
+//! has none.
 
 mod archive;
 
@@ -31,50 +31,50 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::archive::tarball;
 
-/// The app's private key. It was made for these tests and opens nothing.
+/// The app's private key. It was created for these tests and gives access to nothing.
 pub const APP_KEY: &str = include_str!("github/app.pem");
 /// Its public half.
 const APP_PUBLIC_KEY: &[u8] = include_bytes!("github/app.pub.pem");
 /// The app's client id.
 pub const APP: &str = "Iv1.0123456789abcdef";
-/// Where the app is installed.
+/// The id of the app's installation.
 pub const INSTALLATION: u64 = 4242;
-/// A personal token that may see everything.
+/// A personal token that may read everything.
 pub const TOKEN: &str = concat!("ghp_", "thisIsTheTokenOfATestAndOpensNothing");
 
-/// What goes wrong with one request.
+/// How one request fails.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// This status, with a message as GitHub has them.
+    /// This status, with a message in GitHub's form.
     Status(u16),
-    /// 403: the hour's requests are used up; they begin anew after so many seconds.
+    /// 403: the hourly limit is used up; it resets after so many seconds.
     Primary(i64),
     /// 429 with so many seconds in `Retry-After`.
     Secondary(u64),
     /// A redirect to this address.
     Redirect(String),
-    /// Never answered.
+    /// No answer.
     Hang,
-    /// Of an archive: so many bytes of it, and then the connection breaks.
+    /// For archives: the connection breaks after so many bytes.
     Truncate(usize),
-    /// Of an archive: one byte, and then nothing more.
+    /// For archives: one byte, then nothing more.
     Drip,
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedRequest {
-    /// Whether it came to the API, and not to where archives are.
+    /// Whether it went to the API and not to the archive server.
     pub api: bool,
     /// E.g. `/repos/octo/hello`.
     pub path: String,
-    /// Whether it asked for what has changed only.
+    /// Whether it was conditional.
     pub conditional: bool,
-    /// What it was answered.
+    /// The status of the answer.
     pub status: u16,
 }
 
-/// The server. It ends when this is dropped.
+/// The server. It stops when it is dropped.
 #[derive(Debug)]
 pub struct GitHubServer {
     api: SocketAddr,
@@ -88,9 +88,9 @@ struct GitHub {
     codeload: String,
     repositories: BTreeMap<String, Repository>,
     renamed: BTreeMap<String, String>,
-    /// Owners that are people and no organizations.
+    /// Owners that are users, not organizations.
     people: BTreeSet<String>,
-    /// Tokens of installations that are valid.
+    /// Valid installation tokens.
     tokens: BTreeSet<String>,
     issued: u32,
     lifetime: i64,
@@ -150,8 +150,8 @@ impl GitHubServer {
         format!("http://{}/api/v3", self.api)
     }
 
-    /// Commits files to a repository's default branch, making the repository when there is none;
-    /// gives the commit's id.
+    /// Commits files to a repository's default branch, and creates the repository when it is
+    /// missing. Returns the commit's id.
     pub fn commit(&self, repository: &str, files: &[(&str, &[u8])]) -> String {
         let id = commit_id(repository, files);
         let folder = format!("{}-{}", repository.replace('/', "-"), &id[..7]);
@@ -160,7 +160,7 @@ impl GitHubServer {
         id
     }
 
-    /// The same with an archive of one's own making.
+    /// The same with a given archive.
     pub fn commit_archive(&self, repository: &str, id: &str, archive: impl Into<Bytes>) {
         let mut github = self.github();
         let repository = github.repositories.entry(repository.to_owned()).or_default();
@@ -171,13 +171,13 @@ impl GitHubServer {
         repository.archives.insert(id.to_owned(), archive.into());
     }
 
-    /// Makes a repository without commits.
+    /// Creates a repository without commits.
     pub fn create(&self, repository: &str) {
         self.github().repositories.entry(repository.to_owned()).or_default().branch =
             "main".to_owned();
     }
 
-    /// Lets an owner be a person: no organization has this name.
+    /// Makes an owner a user: no organization has this name.
     pub fn add_user(&self, name: &str) {
         self.github().people.insert(name.to_owned());
     }
@@ -189,7 +189,7 @@ impl GitHubServer {
         });
     }
 
-    /// Lets nobody see a repository without a credential.
+    /// Makes a repository invisible without a credential.
     pub fn make_private(&self, repository: &str) {
         self.change(repository, |repository| repository.private = true);
     }
@@ -209,38 +209,38 @@ impl GitHubServer {
         );
     }
 
-    /// Has the next request go wrong whose path contains this; several are played in their order.
+    /// Lets the next request fail whose path contains `path`. Several faults are played in order.
     pub fn fail(&self, path: &str, fault: Fault) {
         self.github().faults.push_back((path.to_owned(), fault));
     }
 
-    /// So many requests are left until the limit begins anew after so many seconds. Conditional
-    /// ones that find nothing new are free.
+    /// Leaves so many requests until the limit resets after so many seconds. Conditional requests
+    /// whose answer is unchanged are free.
     pub fn limit(&self, requests: u32, reset: i64) {
         self.github().remaining = Some((requests, now() + reset));
     }
 
-    /// Tokens of the app that are made from now on end after so many seconds.
+    /// Tokens that the app is issued from now on expire after so many seconds.
     pub fn token_lifetime(&self, seconds: i64) {
         self.github().lifetime = seconds;
     }
 
-    /// Takes back the tokens of the app.
+    /// Revokes the app's tokens.
     pub fn revoke_tokens(&self) {
         self.github().tokens.clear();
     }
 
-    /// How many tokens the app was given.
+    /// The number of tokens that the app was issued.
     pub fn issued_tokens(&self) -> u32 {
         self.github().issued
     }
 
-    /// The requests so far.
+    /// The requests received so far.
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.github().asked.clone()
     }
 
-    /// What it was sent and should not have been.
+    /// Requests that it should not have received.
     pub fn complaints(&self) -> Vec<String> {
         self.github().complaints.clone()
     }
@@ -350,7 +350,7 @@ async fn answer_codeload(State(shared): State<Arc<Mutex<GitHub>>>, request: Requ
         None => (kind, archive).into_response(),
         Some(Fault::Truncate(bytes)) => {
             let part = archive.slice(..bytes.min(archive.len()));
-            // The head and the part are to be on their way before the connection breaks.
+            // Let the head and the part leave before the connection breaks.
             let cut = futures::stream::once(async {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 Err(std::io::Error::other("cut"))
@@ -415,7 +415,7 @@ impl GitHub {
         response
     }
 
-    /// Gives the app a token for what it has signed.
+    /// Issues a token to the app for its signed assertion.
     fn token(
         &mut self,
         method: &Method,
@@ -580,7 +580,7 @@ fn with_etag(body: &Value) -> Response {
     (headers, body).into_response()
 }
 
-/// Of a segment of a path: `%2F` is a slash in a branch's name.
+/// Decodes a path segment: `%2F` is a slash in a branch's name.
 fn percent_decode(text: &str) -> String {
     text.replace("%2F", "/").replace("%2f", "/")
 }

@@ -1,9 +1,8 @@
-//! A GitLab to test against: a real HTTP server with the shapes of its REST API. It counts limits,
-//! answers conditional requests, gives the archives out itself, as GitLab does, and breaks on
-//! demand.
+//! A GitLab for tests: a real HTTP server with the shapes of its REST API. It enforces rate limits,
+//! answers conditional requests, serves archives itself, as GitLab does, and fails on demand.
 //!
-//! What it was sent and should not have been stands in [`GitLabServer::complaints`]; a test that
-//! ends well has none.
+//! Requests that it should not have received are in [`GitLabServer::complaints`]; a passing test
+//! has none.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,44 +27,44 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::github::{commit_id, tarball};
 
-/// A personal token whose user is a member of every project that not everybody may see.
+/// A personal token whose user is a member of every private project.
 pub const TOKEN: &str = concat!("glpat-", "thisIsOfATest_Opens0");
-/// Where the credential stands.
+/// The header with the credential.
 const PRIVATE_TOKEN: HeaderName = HeaderName::from_static("private-token");
-/// How many requests there are in a minute, as the headers say.
+/// The requests per minute that the headers report.
 const LIMIT: i64 = 600;
 
-/// What goes wrong with one request.
+/// How one request fails.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// This status, with a message as GitLab has them.
+    /// This status, with a message in GitLab's form.
     Status(u16),
-    /// 429 of the server's doorkeeper: no JSON, and so many seconds in `Retry-After`.
+    /// 429 of the server's front end: no JSON, with so many seconds in `Retry-After`.
     Throttled(u64),
-    /// 429 of one endpoint's own limit: it names no time, and its headers tell of another limit.
+    /// 429 of an endpoint's own limit: it names no time, and its headers describe another limit.
     TooOften,
     /// A redirect to this address.
     Redirect(String),
-    /// Of an archive: so many bytes of it, and then the connection breaks.
+    /// For archives: the connection breaks after so many bytes.
     Truncate(usize),
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedRequest {
-    /// E.g. `/projects/group%2Fname/repository/commits/main`, as it was sent.
+    /// E.g. `/projects/group%2Fname/repository/commits/main`, as received.
     pub path: String,
     /// E.g. `sha=…`.
     pub query: String,
-    /// Whether it came with a credential.
+    /// Whether it had a credential.
     pub credential: bool,
-    /// Whether it asked for what has changed only.
+    /// Whether it was conditional.
     pub conditional: bool,
-    /// What it was answered.
+    /// The status of the answer.
     pub status: u16,
 }
 
-/// The server. It ends when this is dropped.
+/// The server. It stops when it is dropped.
 #[derive(Debug)]
 pub struct GitLabServer {
     address: SocketAddr,
@@ -78,7 +77,7 @@ struct GitLab {
     base: String,
     projects: BTreeMap<String, Project>,
     renamed: BTreeMap<String, String>,
-    /// Namespaces that are people's.
+    /// Namespaces that belong to users.
     users: Vec<String>,
     remaining: Option<(i64, i64)>,
     faults: VecDeque<(String, Fault)>,
@@ -90,7 +89,7 @@ struct GitLab {
 struct Project {
     number: usize,
     visibility: &'static str,
-    /// None until something is committed.
+    /// None before the first commit.
     branch: Option<&'static str>,
     /// Branches and tags.
     references: BTreeMap<String, String>,
@@ -120,12 +119,12 @@ impl GitLabServer {
         lock(&self.shared)
     }
 
-    /// The server's address, e.g. `http://127.0.0.1:4242`; the API lies below it.
+    /// The server's address, e.g. `http://127.0.0.1:4242`; the API is below it.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Makes a project that everybody may see and that nothing was committed to, in its groups.
+    /// Creates a public project without commits, and its groups.
     pub fn create(&self, project: &str) {
         let mut gitlab = self.gitlab();
         let number = gitlab.projects.len() + 1;
@@ -138,8 +137,8 @@ impl GitLabServer {
         });
     }
 
-    /// Commits files to a project's default branch, making the project when there is none; gives
-    /// the commit's id.
+    /// Commits files to a project's default branch, and creates the project when it is missing.
+    /// Returns the commit's id.
     pub fn commit(&self, project: &str, files: &[(&str, &[u8])]) -> String {
         self.create(project);
         let id = commit_id(project, files);
@@ -153,14 +152,14 @@ impl GitLabServer {
         id
     }
 
-    /// Tags a commit, or makes a branch of it.
+    /// Creates a tag or a branch at a commit.
     pub fn tag(&self, project: &str, tag: &str, id: &str) {
         self.change(project, |project| {
             project.references.insert(tag.to_owned(), id.to_owned());
         });
     }
 
-    /// Lets nobody see a project but its members.
+    /// Makes a project visible to its members only.
     pub fn make_private(&self, project: &str) {
         self.change(project, |project| project.visibility = "private");
     }
@@ -174,7 +173,7 @@ impl GitLabServer {
         }
     }
 
-    /// Makes a first part of paths a person's, and no group.
+    /// Makes the first segment of paths a user and not a group.
     pub fn add_user(&self, name: &str) {
         self.gitlab().users.push(name.to_owned());
     }
@@ -183,22 +182,22 @@ impl GitLabServer {
         change(self.gitlab().projects.get_mut(project).expect("the project was made before"));
     }
 
-    /// Has the next request go wrong whose path contains this; several are played in their order.
+    /// Lets the next request fail whose path contains `path`. Several faults are played in order.
     pub fn fail(&self, path: &str, fault: Fault) {
         self.gitlab().faults.push_back((path.to_owned(), fault));
     }
 
-    /// So many requests are left until the limit begins anew after so many seconds.
+    /// Leaves so many requests until the limit resets after so many seconds.
     pub fn limit(&self, requests: i64, reset: i64) {
         self.gitlab().remaining = Some((requests, now() + reset));
     }
 
-    /// The requests so far.
+    /// The requests received so far.
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.gitlab().asked.clone()
     }
 
-    /// What it was sent and should not have been.
+    /// Requests that it should not have received.
     pub fn complaints(&self) -> Vec<String> {
         self.gitlab().complaints.clone()
     }
@@ -229,7 +228,7 @@ fn redirect(status: u16, to: &str) -> Response {
     (status_code(status), [(header::LOCATION, to.to_owned())]).into_response()
 }
 
-/// What a limit says of itself.
+/// Adds the headers of the rate limit.
 fn limits(response: &mut Response, remaining: i64, reset: i64) {
     for (name, value) in
         [("ratelimit-limit", LIMIT), ("ratelimit-remaining", remaining), ("ratelimit-reset", reset)]
@@ -249,7 +248,7 @@ async fn answer(State(shared): State<Arc<Mutex<GitLab>>>, request: Request) -> R
         if !headers.contains_key(header::USER_AGENT) {
             complain("no user agent");
         }
-        // One of GitHub's kind, and one in an address, which every log on the way keeps.
+        // A GitHub token, and one in the address, which every log on the way keeps.
         if headers.contains_key(header::AUTHORIZATION)
             || headers.contains_key(header::COOKIE)
             || query.contains("token")
@@ -289,7 +288,7 @@ impl GitLab {
             Some(Fault::Redirect(to)) => redirect(302, &to),
             Some(Fault::Truncate(bytes)) => {
                 let whole = self.answer(path, query, headers);
-                // The head and the part are to be on their way before the connection breaks.
+                // Let the head and the part leave before the connection breaks.
                 let cut = futures::stream::once(async {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     Err(std::io::Error::other("cut"))
@@ -320,7 +319,7 @@ impl GitLab {
         if tag.is_some() && headers.get(header::IF_NONE_MATCH) == tag {
             response = (StatusCode::NOT_MODIFIED, response.headers().clone()).into_response();
         }
-        // Here, unlike at GitHub, what has not changed counts as well.
+        // Unlike at GitHub, an unchanged answer counts as well.
         let (remaining, reset) = match &mut self.remaining {
             Some((remaining, reset)) => {
                 *remaining -= 1;
@@ -476,7 +475,7 @@ fn with_etag(body: &Value) -> Response {
     (headers, body).into_response()
 }
 
-/// Of a segment of a path: `%2F` is a slash in a project's path or a branch's name.
+/// Decodes a path segment: `%2F` is a slash in a project's path or a branch's name.
 fn percent_decode(text: &str) -> String {
     text.replace("%2F", "/").replace("%2f", "/")
 }

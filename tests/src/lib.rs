@@ -1,4 +1,4 @@
-//! Tests of the whole mesh, on real PostgreSQL and NATS.
+//! End-to-end tests of the mesh on real PostgreSQL and NATS.
 
 pub mod client;
 pub mod clocks;

@@ -1,5 +1,5 @@
-//! A whole mesh for one test: its own PostgreSQL database, its own NATS server, and the four
-//! services as processes that can be killed and started again.
+//! A mesh for one test: its own PostgreSQL database, its own NATS server, and the four services as
+//! processes that can be killed and restarted.
 
 mod faults;
 mod processes;
@@ -31,19 +31,19 @@ use crate::{
     disk::Disks,
 };
 
-/// Services listen on ports from here on.
+/// The first port that services listen on.
 const FIRST_PORT: u16 = 12_000;
 
-/// How long a service may take to stop: the grace it gives its work, and a little for itself.
+/// The time limit for stopping a service: the grace period of its work, and a little for itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What a service logs that did what it may not do at NATS.
+/// What a service logs when NATS denies it a permission.
 const REFUSED_BY_NATS: &str = "NATS does not allow this to us";
 
 /// One of the services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
-    /// The outward faces.
+    /// Serves the API.
     Gateway,
     /// Decides about tasks.
     Reconciler,
@@ -51,18 +51,18 @@ pub enum Service {
     Interpreter,
     /// Calls models.
     Providers,
-    /// Talks to Slack; started where a test asks for it.
+    /// Talks to Slack; started on request.
     Slack,
-    /// Looks through repositories; started where a test asks for it.
+    /// Scans repositories; started on request.
     Scanner,
 }
 
 impl Service {
-    /// Those that every mesh has.
+    /// The services of every mesh.
     pub const ALL: [Self; 4] =
         [Self::Gateway, Self::Reconciler, Self::Interpreter, Self::Providers];
 
-    /// Clients of the gateway, which a mesh has where a test wants them.
+    /// The clients of the gateway, which a mesh has on request.
     pub const CLIENTS: [Self; 2] = [Self::Slack, Self::Scanner];
 
     const fn name(self) -> &'static str {
@@ -76,7 +76,7 @@ impl Service {
         }
     }
 
-    /// As whom it connects to NATS.
+    /// The service's NATS user.
     pub const fn user(self) -> User {
         match self {
             Self::Gateway => User::Gateway,
@@ -92,33 +92,33 @@ impl Service {
 /// A running mesh. Everything ends and is deleted when it is dropped.
 #[derive(Debug)]
 pub struct Mesh {
-    /// Where services write their logs and data.
+    /// The folder with logs and data of the services.
     home: TempDir,
-    /// The folder with what the tools may touch. Where there are disks, one lies over it, and
-    /// services have their data there as well.
+    /// The folder that tools may use. With disks, one is mounted here, and the services' data is
+    /// here as well.
     service_dir: TempDir,
     workspace: PathBuf,
     data: PathBuf,
-    /// None: it is a folder like any other.
+    /// None: the folders are ordinary ones.
     disks: Option<Disks>,
-    /// The clocks of services; none: they go by the machine's.
+    /// The clocks of the services; none: the machine's.
     clocks: Option<Clocks>,
-    /// Processes that went by clocks of the test's.
+    /// Processes that used clocks of the test.
     faked_clock_pids: Mutex<Vec<u32>>,
     /// Its PostgreSQL database.
     pub database: Database,
     /// Its NATS server.
     pub nats: NatsServer,
-    /// Over it lies the disk of the server's streams, where there is one.
+    /// The folder under the disk of the NATS streams, if it has one.
     store: Option<TempDir>,
     gateway: SocketAddr,
     slack: SocketAddr,
     health: BTreeMap<Service, SocketAddr>,
     processes: BTreeMap<Service, Child>,
-    /// Further processes of services; none where one was ended.
+    /// Additional processes of services; none where one has ended.
     replicas: Vec<Option<(Service, Child)>>,
     environment: Vec<(String, String)>,
-    /// Where the services' programs are; none: beside the test.
+    /// The folder with the services' programs; none: the test's own.
     programs: Option<PathBuf>,
 }
 
@@ -128,23 +128,23 @@ impl Mesh {
         Self::start_with(&[]).await
     }
 
-    /// The same with replica environment variables for every service.
+    /// The same with additional environment variables for every service.
     pub async fn start_with(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let mut mesh = Self::prepare(environment).await?;
         mesh.start_services().await?;
         Ok(mesh)
     }
 
-    /// Everything but the services.
+    /// Prepares everything but the services.
     pub async fn prepare(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
-        // A reconciler makes the streams. Tests that begin with other services have them from the
-        // beginning.
+        // Usually a reconciler creates the streams. Tests that start other services first need them
+        // from the beginning.
         drop(nats.bus().await);
         Self::from_parts(database, nats, environment)
     }
 
-    /// The same on a database of the caller's.
+    /// The same on the given database.
     ///
     /// # Errors
     /// As [`Mesh::prepare`].
@@ -154,7 +154,8 @@ impl Mesh {
         Self::from_parts(database, nats, &[])
     }
 
-    /// Everything but the services, without schema and streams, which the first of them make.
+    /// Prepares everything but the services, without schema and streams, which the first services
+    /// create.
     ///
     /// # Errors
     /// As [`Mesh::prepare`].
@@ -198,18 +199,18 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// Sets an environment variable for every service that is started from now on.
+    /// Sets an environment variable for services that are started from now on.
     pub fn set_env(&mut self, key: &str, value: impl Into<String>) {
         self.environment.push((key.to_owned(), value.into()));
     }
 
-    /// Services that are started from now on are those of this folder; none: those that were built
+    /// Services that are started from now on use the programs of this folder; none: those built
     /// beside the test.
     pub fn set_programs_dir(&mut self, folder: Option<PathBuf>) {
         self.programs = folder;
     }
 
-    /// Brings the schema up to date, as a deployment does before it replaces anything.
+    /// Migrates the schema, as a deployment does before it replaces anything.
     ///
     /// # Errors
     /// When that fails.
@@ -238,25 +239,25 @@ impl Mesh {
         &self.workspace
     }
 
-    /// Where the test finds what services and tools have at this path.
+    /// Where the test finds a path of services and tools.
     pub fn host_path(&self, path: &Path) -> PathBuf {
         self.disks.as_ref().map_or_else(|| path.to_owned(), |disks| disks.host_path(path))
     }
 
-    /// Where the files of scans lie.
+    /// The folder with the files of scans.
     pub fn scans(&self) -> PathBuf {
         self.workspace().join("scans")
     }
 
-    /// Where the services write their logs and data.
+    /// The folder with logs and data of the services.
     pub fn home(&self) -> &Path {
         self.home.path()
     }
 
-    /// A new directory of this name in the workspace, for tests with several tasks.
+    /// Creates a directory of this name in the workspace, for tests with several tasks.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
         let path = self.workspace().join(name);
         fs::create_dir(self.host_path(&path))
@@ -264,10 +265,10 @@ impl Mesh {
         Ok(path)
     }
 
-    /// A client of the gateway; it outlives the gateway's restarts.
+    /// A client of the gateway; it survives restarts of the gateway.
     ///
     /// # Errors
-    /// When the gateway's address is none, which cannot be.
+    /// When the gateway's address is invalid, which is impossible.
     pub fn client(&self) -> anyhow::Result<Client> {
         Ok(Client::new(self.channel()?))
     }
@@ -277,17 +278,17 @@ impl Mesh {
         format!("http://{}", self.gateway)
     }
 
-    /// Where Slack's requests are served, by a service that listens there.
+    /// The address at which the Slack service serves requests.
     pub const fn slack_address(&self) -> SocketAddr {
         self.slack
     }
 
-    /// The same as an address for browsers.
+    /// The same as a URL for browsers.
     pub fn slack_url(&self) -> String {
         format!("http://{}", self.slack)
     }
 
-    /// What a service logged so far.
+    /// The log of a service so far.
     pub fn log(&self, service: Service) -> String {
         fs::read_to_string(self.log_path(service)).unwrap_or_default()
     }
@@ -296,18 +297,18 @@ impl Mesh {
         self.home.path().join(format!("{}.log", service.name()))
     }
 
-    /// A connection to the gateway; made when first used, so that it outlives the gateway's
-    /// restart.
+    /// A connection to the gateway. It connects on first use, so that it survives restarts of the
+    /// gateway.
     pub fn channel(&self) -> anyhow::Result<Channel> {
         Ok(Channel::from_shared(self.gateway_url())?.connect_lazy())
     }
 
-    /// A connection to the mesh, to tap and to disturb it.
+    /// A connection to the bus, to observe and to disturb it.
     pub async fn bus(&self) -> Bus {
         self.nats.bus().await
     }
 
-    /// Makes a scripted provider of this name with its model and agent, all called `name`.
+    /// Creates a scripted provider with its model and agent, all called `name`.
     pub async fn scripted_agent(
         &self,
         name: &str,
@@ -322,7 +323,7 @@ impl Mesh {
         self.agent(name, provider).await
     }
 
-    /// Makes a provider, and a model and an agent of the same name that use it.
+    /// Creates a provider, and a model and an agent of the same name that use it.
     pub async fn agent(
         &self,
         name: &str,
@@ -361,8 +362,8 @@ impl Mesh {
         Ok(agent.into_inner())
     }
 
-    /// How the work queues stand. For the end of a test that has failed, where nothing can be
-    /// waited for but by another thread.
+    /// The state of the work queues, printed when a test has failed. At that point only another
+    /// thread can wait for it.
     fn queues(&self) -> String {
         let described = async {
             let mut text = String::new();
@@ -415,11 +416,11 @@ impl Drop for Mesh {
     }
 }
 
-/// A command that passes a program a socket, as systemd does: at descriptor 3, with variables that
-/// say so. It needs this standard input.
+/// A command that passes a socket to a program, as systemd does: at descriptor 3, with the
+/// variables for it. It needs the returned standard input.
 ///
 /// # Errors
-/// When there can be no other descriptor of the socket.
+/// When the socket's descriptor cannot be duplicated.
 pub fn with_socket(
     program: &Path,
     arguments: &[&str],
@@ -446,7 +447,8 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The compiled guest is kept between tests: compiling it takes seconds in an unoptimized build.
+/// The folder with the compiled guest, which tests share: compiling it takes seconds in an
+/// unoptimized build.
 ///
 /// # Errors
 /// When the services are not built.
@@ -455,14 +457,13 @@ pub fn guest_cache() -> anyhow::Result<PathBuf> {
     Ok(binary.with_file_name("guest-cache"))
 }
 
-/// A port of this machine that nobody listens on, and that no other test takes until this process
-/// ends. It lies below those that the system gives to outgoing connections, so that none of these
-/// takes it while the service that listens on it is down.
+/// An unused port of this machine that no other test takes until this process ends. It is below the
+/// range for outgoing connections, so that none of these takes it while its service is down.
 ///
 /// # Errors
 /// When ports cannot be reserved in the folder for temporary files.
 pub fn free_address() -> anyhow::Result<SocketAddr> {
-    /// Ports of this process: locked files.
+    /// Reserved ports of this process: locked files.
     static RESERVED: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let ports = std::env::temp_dir().join("construct-test-ports");
     fs::create_dir_all(&ports)?;

@@ -1,4 +1,4 @@
-//! A PostgreSQL server of a trial's own, on a disk that can be full.
+//! A PostgreSQL server for one trial, on a disk that can be full.
 
 use std::{
     fs::{self, File},
@@ -21,16 +21,16 @@ use crate::{
     wait::until,
 };
 
-/// What its disk holds, in MiB: the cluster takes 30, and each copy of the schema 10.
+/// The size of its disk in MiB: the cluster takes 30, each copy of the schema 10.
 const DISK_SIZE_MIB: u32 = 320;
-/// How long it may take to start, recovery included.
+/// The time limit for a start, including recovery.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The server. It is gone with this value.
+/// The server. It is deleted when it is dropped.
 #[derive(Debug)]
 pub struct PostgresServer {
     disks: Disks,
-    /// Over it lies its disk; its log lies beside.
+    /// The folder under its disk; the log is beside it.
     folder: TempDir,
     programs: PathBuf,
     address: SocketAddr,
@@ -39,7 +39,7 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Makes a cluster and starts it.
+    /// Creates a cluster and starts it.
     ///
     /// # Errors
     /// When that fails.
@@ -49,7 +49,7 @@ impl PostgresServer {
         fs::create_dir(&disk)?;
         let user = unprivileged_user()?;
         if user.is_some() {
-            // Another user's processes have to reach the folder, not what is in it.
+            // Processes of another user must reach the folder, but not its content.
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
             let owned = command(
                 &[],
@@ -74,7 +74,7 @@ impl PostgresServer {
         Ok(server)
     }
 
-    /// Its address, password included.
+    /// Its URL with the password.
     pub fn url(&self) -> String {
         format!("postgres://construct:{}@{}/postgres", self.password, self.address)
     }
@@ -87,8 +87,8 @@ impl PostgresServer {
         self.disks.fill(&self.disk())
     }
 
-    /// Makes room on its disk, and does what whoever looks after it does: starts it again if it has
-    /// ended. Says whether that was so.
+    /// Frees the space of its disk, and restarts it if it has ended, as an operator would. Returns
+    /// whether it had ended.
     ///
     /// # Errors
     /// When that fails.
@@ -97,10 +97,10 @@ impl PostgresServer {
         self.ensure_running().await
     }
 
-    /// Ends its first process as the system does to one that takes too much memory: `kill -9`. The
-    /// others are left to themselves, and end as they come to notice; its lock file stays.
+    /// Kills its first process with `kill -9`, as the kernel does when memory runs out. The other
+    /// processes end when they notice; the lock file stays.
     ///
-    /// # Errors
+    /// When it is not running.
     /// When it does not run.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("it was started")?;
@@ -109,12 +109,12 @@ impl PostgresServer {
         Ok(())
     }
 
-    /// Has it run, as whoever looks after it does: starts it if it has ended, again and again,
-    /// since it refuses to run as long as one of the processes that were left to themselves has the
-    /// shared memory. Says whether it had ended.
+    /// Makes sure that it runs, as an operator would: starts it if it has ended, repeatedly,
+    /// because it refuses to run while an orphaned process still holds the shared memory. Returns
+    /// whether it had ended.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// When it does not start again.
     pub async fn ensure_running(&mut self) -> anyhow::Result<bool> {
         let mut ended = false;
         let deadline = tokio::time::Instant::now() + START_TIMEOUT;
@@ -187,7 +187,7 @@ impl PostgresServer {
             "max_wal_size=32MB",
             "min_wal_size=2MB",
             "timezone=UTC",
-            // A checkpoint is what else writes to a full disk.
+            // Checkpoints also write to a full disk.
             "checkpoint_timeout=30s",
         ] {
             words.extend(["-c".to_owned(), option.to_owned()]);
@@ -222,8 +222,8 @@ impl PostgresServer {
 impl Drop for PostgresServer {
     fn drop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        // At once, without a checkpoint: nobody wants the data. Its children end with it, which
-        // `kill -9` would leave to themselves.
+        // Stop immediately, without a checkpoint: the data is not needed. The children end as well,
+        // which `kill -9` would orphan.
         let _ =
             command(&[], &["kill".to_owned(), "-QUIT".to_owned(), child.id().to_string()]).status();
         let _ = child.wait();
@@ -238,8 +238,8 @@ impl Drop for PostgresServer {
     }
 }
 
-/// Where the server's programs are: `CONSTRUCT_TEST_POSTGRES`, or the newest that Debian's packages
-/// have installed.
+/// The folder with the server's programs: `CONSTRUCT_TEST_POSTGRES`, or the newest version that
+/// Debian's packages installed.
 fn programs() -> anyhow::Result<PathBuf> {
     if let Some(named) = std::env::var_os("CONSTRUCT_TEST_POSTGRES") {
         return Ok(named.into());
@@ -260,8 +260,8 @@ mod tests {
 
     use super::*;
 
-    /// Says that it begins, and computes for seconds, without a look at whether the first process
-    /// is there.
+    /// Reports that it began, then computes for seconds without checking whether the first process
+    /// is alive.
     const BUSY: &str = "DO $$ BEGIN RAISE NOTICE 'begun'; \
                         PERFORM count(*) FROM (SELECT generate_series(1, 30000000)) AS numbers; END $$";
 

@@ -1,6 +1,6 @@
-//! A TCP proxy that can cut a service off from what it talks to, hold everything up, at once or at
-//! a certain piece, slow it down, and let it through again. One before NATS can also hold
-//! everything up at a certain message, and have messages come late, in another order, and twice.
+//! A TCP proxy that can cut a service off from a server, hold all traffic, at once or at a given
+//! piece, slow it down, and restore it. A proxy in front of NATS can also stop at a given message,
+//! and delay, reorder and duplicate messages.
 
 mod disorder;
 mod frames;
@@ -25,7 +25,7 @@ pub use traps::Moment;
 use disorder::{Disorder, Stops};
 use traps::{Catch, MessageTrap, PieceTrap, TextTrap, TrapObserver, Traps, lock};
 
-/// A proxy in front of one server; ends when dropped.
+/// A proxy in front of one server. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -35,26 +35,26 @@ pub struct Proxy {
     abort: AbortHandle,
 }
 
-/// An end of the connections.
+/// A side of the connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Whoever connects to the proxy.
+    /// The process that connects to the proxy.
     Client,
-    /// What stands behind it.
+    /// The server behind the proxy.
     Server,
 }
 
-/// What becomes of what is sent.
+/// How the proxy treats traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Open,
-    /// Connections end at once.
+    /// Connections are closed at once.
     Cut,
-    /// Connections stand, and nothing passes.
+    /// Connections stay open, and nothing passes.
     Held,
-    /// Each piece is so late.
+    /// Each piece is delayed by this time.
     Slow(Duration),
-    /// Some messages are late, and some come twice; which ones follows from the number.
+    /// Some messages are late, and some come twice; the seed selects them.
     Disordered(u64),
 }
 
@@ -65,7 +65,7 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Lets everything through to `upstream` (`host:port`).
+    /// Passes everything to `upstream` (`host:port`).
     ///
     /// # Errors
     /// When no port is free.
@@ -73,7 +73,7 @@ impl Proxy {
         Self::start_with(upstream, false).await
     }
 
-    /// The same before NATS: this one can [`Proxy::disorder`] messages.
+    /// The same in front of NATS: this proxy can [`Proxy::disorder`] messages.
     ///
     /// # Errors
     /// As [`Proxy::start`].
@@ -91,7 +91,7 @@ impl Proxy {
             let mut number = 0;
             while let Ok((client, _)) = listener.accept().await {
                 number += 1;
-                // While cut off, a connection is closed as soon as it stands.
+                // While cut off, close a connection as soon as it is accepted.
                 if *state.borrow() != Mode::Cut {
                     let connection = (number, knows_messages);
                     tokio::spawn(pass(
@@ -113,31 +113,31 @@ impl Proxy {
         })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Closes every connection, and each new one, until [`Proxy::restore`].
+    /// Closes every existing and new connection until [`Proxy::restore`].
     pub fn cut(&self) {
         self.mode.send_replace(Mode::Cut);
     }
 
-    /// Leaves connections standing, but lets nothing through until [`Proxy::restore`]; then
-    /// everything comes, in order.
+    /// Keeps connections open and lets nothing pass until [`Proxy::restore`]; then everything
+    /// arrives in order.
     pub fn hold(&self) {
         self.mode.send_replace(Mode::Held);
     }
 
-    /// Lets everything through late, each piece by `delay`, until [`Proxy::restore`].
+    /// Delays each piece by `delay` until [`Proxy::restore`].
     pub fn slow(&self, delay: Duration) {
         self.mode.send_replace(Mode::Slow(delay));
     }
 
-    /// Holds back some messages, in both directions, while later ones of the same connection pass,
-    /// and has some from the server come twice, until [`Proxy::restore`]; what is late then still
-    /// comes late. Everything else passes at once. The same seed chooses the same of what comes in
-    /// the same order.
+    /// Delays some messages in both directions, while later ones of the same connection pass, and
+    /// duplicates some messages of the server, until [`Proxy::restore`]. Delayed messages still
+    /// arrive late after that. Everything else passes at once. A seed selects the same messages of
+    /// the same input.
     ///
     /// # Panics
     /// When it was not started with [`Proxy::start_nats`].
@@ -146,29 +146,28 @@ impl Proxy {
         self.mode.send_replace(Mode::Disordered(seed));
     }
 
-    /// Lets everything through again.
+    /// Lets everything pass again.
     pub fn restore(&self) {
         self.mode.send_replace(Mode::Open);
     }
 
-    /// Closes every connection with what it holds, and lets new ones through once all are closed.
+    /// Closes every connection with its held data, and accepts new ones once all are closed.
     pub async fn reset(&self) {
         self.cut();
-        // One is who accepts connections.
+        // One receiver belongs to the accept loop.
         while self.mode.receiver_count() > 1 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         self.restore();
     }
 
-    /// How many pieces came from there.
+    /// The number of pieces that came from `end`.
     pub fn piece_count(&self, end: End) -> u64 {
         *lock(&self.traps).piece_count_mut(end)
     }
 
-    /// Has this proxy and `others` let nothing through any more as soon as the `nth` piece from now
-    /// has come from `end`, which is not passed on either; says when. It takes the place of an
-    /// earlier trap.
+    /// Holds this proxy and `others` when the `nth` piece from now comes from `end`; that piece
+    /// does not pass. The receiver reports it. Replaces an earlier trap.
     pub fn trap(&self, end: End, nth: u64, others: &[&Self]) -> oneshot::Receiver<()> {
         let (catch, sprung_receiver) = self.catch(others);
         let mut traps = lock(&self.traps);
@@ -177,9 +176,9 @@ impl Proxy {
         sprung_receiver
     }
 
-    /// The same at a moment of the next piece from a client that has this text in it; with `after`,
-    /// of the next one on the connection of a piece with that text. What is answered to it is the
-    /// next piece that the server sends on its connection.
+    /// The same at the next piece of a client that contains `text`; with `after`, the next one on
+    /// the connection of a piece with that text. The answer to it is the server's next piece on its
+    /// connection.
     pub fn trap_text(
         &self,
         moment: Moment,
@@ -194,8 +193,8 @@ impl Proxy {
         sprung_receiver
     }
 
-    /// The same at a moment of the `nth` message from now that a client sends to a subject that
-    /// begins so; with `after`, from when a message was sent to one that begins like that.
+    /// The same at the `nth` message from now that a client sends to a subject with this prefix;
+    /// with `after`, counted from a message to a subject with that prefix.
     ///
     /// # Panics
     /// When it was not started with [`Proxy::start_nats`].
@@ -220,32 +219,32 @@ impl Proxy {
         (Catch { holds, sprung }, sprung_receiver)
     }
 
-    /// Takes the traps away that have not sprung.
+    /// Removes the traps that have not sprung.
     pub fn disarm(&self) {
         let mut traps = lock(&self.traps);
         (traps.piece, traps.text, traps.message) = (None, None, None);
     }
 
-    /// `url` with the proxy in the place of its server.
+    /// `url` with the proxy's address in place of its server's.
     ///
     /// # Panics
-    /// When the address names no host and port.
+    /// When the URL has no host and port.
     pub fn proxied_url(&self, url: &str) -> String {
         url.replacen(&authority(url), &self.address.to_string(), 1)
     }
 }
 
-/// `host:port` of an address.
+/// The `host:port` of a URL.
 ///
 /// # Panics
-/// When it names none.
+/// When it has none.
 pub fn authority(url: &str) -> String {
     let uri: tonic::transport::Uri = url.parse().expect("a test server has a valid address");
     let authority = uri.authority().expect("a test server's address names a host");
     authority.as_str().rsplit('@').next().unwrap_or_default().to_owned()
 }
 
-/// The connection has a number, and messages of it can be told apart or not.
+/// Handles one connection. It has a number, and its messages are parsed or not.
 async fn pass(
     client: TcpStream,
     upstream: String,
@@ -267,7 +266,8 @@ async fn pass(
     }
 }
 
-/// Passes on what comes, each piece after it was counted; in order, unless messages are disordered.
+/// Copies one direction and counts each piece before it passes. The order is kept unless messages
+/// are disordered.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -307,14 +307,14 @@ async fn copy(
         let passed = disorder.pass(&piece[..length], seed, stops)?;
         to.write_all(&passed.at_once).await?;
         if !passed.stopped.is_empty() {
-            // A trap has sprung, and nothing passes until somebody lets it.
+            // A trap has sprung: nothing passes until the proxy is restored.
             wait_until_open(&mut mode).await?;
             to.write_all(&passed.stopped).await?;
         }
     }
 }
 
-/// Returns when something that is late can be passed on.
+/// Returns when a delayed message can pass.
 async fn due(disorder: Option<&Disorder>) {
     match disorder {
         Some(disorder) => disorder.due().await,
@@ -322,9 +322,9 @@ async fn due(disorder: Option<&Disorder>) {
     }
 }
 
-/// Waits until something may pass.
+/// Waits until traffic may pass.
 async fn wait_until_open(mode: &mut watch::Receiver<Mode>) -> io::Result<Mode> {
-    // An error: the proxy is gone with its test.
+    // An error means that the proxy was dropped with its test.
     let now = mode.wait_for(|mode| *mode != Mode::Held).await.map_or(Mode::Cut, |mode| *mode);
     if now == Mode::Cut { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(now) }
 }

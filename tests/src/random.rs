@@ -1,8 +1,8 @@
-//! Randomness that comes from one number, so that what failed can be done again.
+//! Reproducible randomness from one seed.
 
 use std::time::Duration;
 
-/// The number to begin with, from the environment.
+/// The environment variable with the seed.
 pub const SEED: &str = "CONSTRUCT_SEED";
 
 /// SplitMix64: small, and the same on every machine.
@@ -10,12 +10,12 @@ pub const SEED: &str = "CONSTRUCT_SEED";
 pub struct Random(u64);
 
 impl Random {
-    /// Always the same for one seed.
+    /// A generator with a fixed sequence per seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// The next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -23,26 +23,26 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// One below `limit`.
+    /// The next number below `limit`.
     pub fn next_below(&mut self, limit: u64) -> u64 {
         self.draw() % limit
     }
 
-    /// So many milliseconds, the last one excluded.
+    /// A duration in milliseconds in `from..to`.
     pub fn millis(&mut self, from: u64, to: u64) -> Duration {
         Duration::from_millis(from + self.next_below(to - from))
     }
 
-    /// One of them.
+    /// A random item.
     pub fn choose<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.next_below(items.len() as u64) as usize]
     }
 }
 
-/// A number that the environment names; hexadecimal ones begin with `0x`.
+/// A number from the environment; hexadecimal ones begin with `0x`.
 ///
 /// # Panics
-/// When it names something else.
+/// When the value is not a number.
 pub fn from_env(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     let number = text
@@ -51,14 +51,13 @@ pub fn from_env(variable: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|error| panic!("{variable} is not a number: {error}")))
 }
 
-/// A number that nobody has chosen.
+/// An unpredictable seed.
 pub fn random_seed() -> u64 {
     // The low bits of a version 7 UUID are random.
     uuid::Uuid::now_v7().as_u128() as u64
 }
 
-/// The seed that [`SEED`] names, or a fresh one. It is printed: whoever sees the test fail can name
-/// it.
+/// The seed from [`SEED`], or a random one. It is printed, so that a failure can be reproduced.
 pub fn seed() -> u64 {
     let seed = from_env(SEED).unwrap_or_else(random_seed);
     eprintln!("{SEED}={seed:#018x}");
@@ -77,7 +76,7 @@ mod tests {
         };
         assert_eq!(numbers(7), numbers(7));
         assert_ne!(numbers(7), numbers(8));
-        // What others get who have written the same down: the first of seed 0.
+        // The published first value of seed 0.
         assert_eq!(Random::new(0).draw(), 0xE220_A839_7B1D_CDAF);
     }
 

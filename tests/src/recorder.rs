@@ -1,5 +1,5 @@
-//! Everything a subscriber of a task gets to see, recorded in the background, whatever happens to
-//! its connection.
+//! Records everything that a subscriber of a task receives, in the background, across lost
+//! connections.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use crate::{
     wait::{self, until},
 };
 
-/// A recording that goes on until it is dropped.
+/// A recording that continues until it is dropped.
 pub struct Recorder {
     shared: Arc<Mutex<Recording>>,
     abort: AbortHandle,
@@ -28,7 +28,7 @@ pub struct Recorder {
 struct Recording {
     events: Vec<Event>,
     connections: usize,
-    /// How the stream ended for good, when it did.
+    /// How the stream ended for good, if it did.
     end: Option<Result<(), Status>>,
     last_error: Option<Status>,
 }
@@ -48,8 +48,8 @@ impl Drop for Recorder {
 }
 
 impl Recorder {
-    /// Records what `request` subscribes to. With `every`, the stream is dropped after so many
-    /// events, and resumed with the cursor of the last.
+    /// Records the subscription of `request`. With `every`, the stream is dropped after so many
+    /// events and resumed with the last cursor.
     pub fn start(
         client: EventServiceClient<Channel>,
         request: SubscribeRequest,
@@ -65,22 +65,22 @@ impl Recorder {
         lock(&self.shared)
     }
 
-    /// What was seen so far, in order.
+    /// The events so far, in order.
     pub fn events(&self) -> Vec<Event> {
         self.lock().events.clone()
     }
 
-    /// Looks at what was seen so far, without taking a copy.
+    /// Reads the events so far without a copy.
     pub fn with_events<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
         read(&self.lock().events)
     }
 
-    /// How often it connected.
+    /// The number of connections so far.
     pub fn connections(&self) -> usize {
         self.lock().connections
     }
 
-    /// Waits until it is connected for the first time.
+    /// Waits until the first connection.
     pub async fn wait_until_connected(&self) {
         until("a connection", TURN_TIMEOUT, async || match self.connections() {
             0 => Err(self.lock().last_error.clone()),
@@ -89,7 +89,7 @@ impl Recorder {
         .await;
     }
 
-    /// Waits until what was seen so far is as `predicate`.
+    /// Waits until `predicate` accepts the events so far.
     pub async fn wait_until(&self, what: &str, predicate: impl Fn(&[Event]) -> bool) -> Vec<Event> {
         until(what, TURN_TIMEOUT, async || {
             let events = self.events();
@@ -111,7 +111,7 @@ impl Recorder {
         .await
     }
 
-    /// Waits until the record with this sequence was seen, and gives everything up to it.
+    /// Waits for the record with this sequence, and returns everything up to it.
     pub async fn wait_for_sequence(&self, sequence: u64) -> Vec<Event> {
         let what = format!("the record {sequence}");
         let mut events = self
@@ -125,7 +125,7 @@ impl Recorder {
         events
     }
 
-    /// Waits until the server has ended the stream.
+    /// Waits until the server ends the stream.
     pub async fn wait_for_end(&self) -> Result<(), Status> {
         until("the end of the stream", TURN_TIMEOUT, async || {
             let end = self.lock().end.clone();
@@ -181,7 +181,7 @@ async fn record(
     }
 }
 
-/// An event in a few words, for a test that fails.
+/// A short description of an event, for failure messages.
 pub fn describe(event: &Event) -> String {
     match event.sequence {
         0 => format!("{}@{}/{:x}", event.r#type, event.step, event.index),
@@ -194,13 +194,13 @@ pub fn types(events: &[Event]) -> Vec<&str> {
     events.iter().map(|event| event.r#type.as_str()).collect()
 }
 
-/// The records alone.
+/// The records only.
 pub fn records(events: &[Event]) -> Vec<&Event> {
     events.iter().filter(|event| event.sequence > 0).collect()
 }
 
-/// Panics unless the records are numbered 1, 2, 3, …, and the progress of each step rises and ends
-/// before the record that ends the step.
+/// Panics unless the records are numbered 1, 2, 3, …, and the progress of each step is increasing
+/// and ends before the record that ends the step.
 pub fn check_order(events: &[Event]) {
     let seen = || events.iter().map(describe).collect::<Vec<_>>();
     let numbers: Vec<u64> = records(events).iter().map(|event| event.sequence).collect();
@@ -245,7 +245,7 @@ pub fn check_order(events: &[Event]) {
     assert_eq!(ids.len(), events.len(), "two events have the same id: {:?}", seen());
 }
 
-/// The text that was streamed of `step`; what was streamed before a restart is void.
+/// The streamed text of `step`. A restart discards the text before it.
 pub fn streamed_text(events: &[Event], step: u64) -> String {
     let mut text = String::new();
     let mut next = 0;

@@ -1,28 +1,29 @@
 //! Real repositories to scan: packages of the public registries, which `./dev test` fetches, and
-//! large ones that are put together from such packages.
+//! large ones assembled from them.
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-/// A command line in Rust, made with clap's derive.
+/// A command line tool in Rust that uses clap's derive.
 pub const RUST: &str = "hexyl-0.14.0.crate";
-/// A command line in Python, made with click.
+/// A command line tool in Python that uses click.
 pub const PYTHON: &str = "sqlite_utils-3.38.tar.gz";
-/// A command line in JavaScript, made with commander.
+/// A command line tool in JavaScript that uses commander.
 pub const NODE: &str = "svgo-3.3.2.tgz";
 
-/// A monorepo that `./dev test` puts together from those and two large ones: Django, with commands
-/// made with argparse, and core-js. It is packed as GitHub packs repositories.
+/// A monorepo that `./dev test` assembles from those and two large packages: Django, with commands
+/// that use argparse, and core-js. It is packed as GitHub packs repositories.
 pub const MONOREPO: &str = "monorepo-1.tar.gz";
-/// Its files.
+/// Its number of files.
 pub const MONOREPO_FILES: i64 = 10_549;
 
-/// Where an archive lies that was fetched.
+/// The path of a fetched archive.
 ///
 /// # Panics
-/// When it wasn't: `./dev test` fetches it, and says where it is in `CONSTRUCT_TEST_REPOSITORIES`.
+/// When it is missing: `./dev test` fetches it, and names the folder in
+/// `CONSTRUCT_TEST_REPOSITORIES`.
 pub fn package(name: &str) -> PathBuf {
     let folder = std::env::var_os("CONSTRUCT_TEST_REPOSITORIES");
     let folder = folder.expect("CONSTRUCT_TEST_REPOSITORIES is set; run the tests with ./dev test");
@@ -31,14 +32,14 @@ pub fn package(name: &str) -> PathBuf {
     path
 }
 
-/// Larger files are not copied: what is tested is how many there are.
+/// Larger files are not copied: the test is about the number of files.
 const MAX_COPIED: u64 = 4 * 1024;
 
-/// Puts a workspace together from the crates that cargo has unpacked for this project: at least so
-/// many files, in folders by crate; small ones. Gives how many there are.
+/// Assembles a workspace from the small files of the crates that cargo has unpacked for this
+/// project: at least `files`, in folders by crate. Returns their number.
 ///
 /// # Errors
-/// When the disk fails, or there are not as many.
+/// When the disk fails, or there are too few files.
 pub fn monorepo(into: &Path, files: usize) -> io::Result<usize> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));

@@ -1,9 +1,8 @@
-//! A Slack to test against: a real HTTP server that speaks the Web API in the shapes of its
-//! documentation, keeps the state of channels, checks what it is sent (tokens, scopes, arguments,
-//! limits) and signs what it sends.
+//! A Slack for tests: a real HTTP server with the documented shapes of the Web API. It keeps the
+//! state of channels, checks requests (tokens, scopes, arguments, limits) and signs what it sends.
 //!
-//! What it was sent and should not have been stands in [`SlackServer::complaints`]; a test that
-//! ends well has none.
+//! Requests that it should not have received are in [`SlackServer::complaints`]; a passing test has
+//! none.
 
 mod methods;
 mod serve;
@@ -24,19 +23,19 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{http, mesh::Mesh};
 
-/// Of the app; requests are signed with it.
+/// The app's signing secret for requests.
 pub const SIGNING_SECRET: &str = "8f742231b10e8888abcd99yyyzzz85a5";
 /// The app's id for OAuth.
 pub const CLIENT_ID: &str = "111.222";
 /// The app's secret for OAuth.
 pub const CLIENT_SECRET: &str = "client-secret-of-the-test";
-/// Lets one connect workspaces.
+/// The key for connecting workspaces.
 pub const CONNECT_KEY: &str = "the-key-for-connecting";
 /// The app-level token.
 pub const APP_TOKEN: &str = "xapp-1-test";
-/// The workspace that is installed.
+/// The installed workspace.
 pub const TEAM: &str = "T0TEAM1";
-/// Another workspace, in which the app can be installed, too.
+/// Another workspace that the app can be installed in.
 pub const OTHER_TEAM: &str = "T0TEAM2";
 /// The app's user.
 pub const BOT: &str = "U0BOT";
@@ -48,15 +47,15 @@ pub const BOB: &str = "U0BOB";
 pub const CARL: &str = "U0CARL";
 /// A guest.
 pub const GUEST: &str = "U0GUEST";
-/// Somebody of another workspace.
+/// A user of another workspace.
 pub const STRANGER: &str = "U0OTHER";
 /// A member of the other workspace.
 pub const DORA: &str = "U0DORA";
-/// A channel that the app is in.
+/// A channel with the app.
 pub const CHANNEL: &str = "C0GENERAL";
-/// A channel of the other workspace that it is in.
+/// A channel with the app in the other workspace.
 pub const OTHER_CHANNEL: &str = "C0OTHER";
-/// A channel that it is not in.
+/// A channel without the app.
 pub const PRIVATE: &str = "C0PRIVATE";
 /// Ann's direct messages with the app.
 pub const DIRECT: &str = "D0ANN";
@@ -66,32 +65,32 @@ pub const DIRECT: &str = "D0ANN";
 pub struct Call {
     /// E.g. `chat.postMessage`.
     pub method: String,
-    /// The arguments, of whichever form.
+    /// The arguments, from any encoding.
     pub arguments: Value,
-    /// When it came.
+    /// The time of the call.
     pub at: Instant,
 }
 
-/// What goes wrong with one call.
+/// How one call fails.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// 429, with so many seconds in `Retry-After`. Nothing is done.
+    /// 429, with so many seconds in `Retry-After`. The call has no effect.
     Limited(u64),
-    /// This status; nothing is done.
+    /// This status; the call has no effect.
     Status(u16),
-    /// This status, although it is done.
+    /// This status, although the call takes effect.
     DoneAnd(u16),
     /// Refused with this code.
     Refuse(&'static str),
-    /// Done at once, and answered after so long.
+    /// Takes effect at once, and is answered after this time.
     DoneAfter(Duration),
-    /// Never answered; nothing is done.
+    /// No answer and no effect.
     Hang,
-    /// Never answered, although it is done.
+    /// No answer, although the call takes effect.
     DoneAndHang,
 }
 
-/// The server. It ends when this is dropped.
+/// The server. It stops when it is dropped.
 #[derive(Debug)]
 pub struct SlackServer {
     address: SocketAddr,
@@ -99,21 +98,21 @@ pub struct SlackServer {
     _stop: DropGuard,
 }
 
-/// What the server knows.
+/// The server's state.
 #[derive(Debug, Default)]
 pub(crate) struct Slack {
     base: String,
-    /// Valid bot tokens, and what they may.
+    /// Valid bot tokens with their scopes.
     tokens: BTreeMap<String, BTreeSet<String>>,
-    /// Of which workspace each is.
+    /// The workspace of each token.
     teams: BTreeMap<String, String>,
-    /// What tokens are renewed with, and what they are given for first; of which workspace each is.
+    /// Refresh tokens and first authorization codes, with their workspaces.
     refresh: BTreeMap<String, String>,
     codes: BTreeMap<String, String>,
     issued: u32,
-    /// Whether tokens end.
+    /// Whether tokens expire.
     rotates: bool,
-    /// Whether the app is installed in a whole Enterprise organization.
+    /// Whether the app is installed in an Enterprise organization.
     org_wide: bool,
     users: BTreeMap<String, Value>,
     channels: BTreeMap<String, Vec<Value>>,
@@ -131,17 +130,17 @@ pub(crate) struct Slack {
     ephemeral_messages: Vec<Value>,
     responses: Vec<Value>,
     seen_triggers: u32,
-    /// Where Socket Mode connects to.
+    /// The address for Socket Mode.
     socket: String,
-    /// What is sent over it, to whichever connection is first.
+    /// Messages to send over Socket Mode, to the first connection that asks.
     outgoing: VecDeque<Value>,
-    /// What was sent and is not confirmed.
+    /// Sent messages without confirmation.
     unconfirmed: BTreeMap<String, Value>,
     confirmed: BTreeSet<String>,
-    /// What confirmations carried.
+    /// The payloads of confirmations.
     answers: BTreeMap<String, Value>,
     connections: usize,
-    /// Rises when all connections are to break.
+    /// Increased to break all connections.
     broken: usize,
 }
 
@@ -153,8 +152,7 @@ pub(crate) struct File {
 }
 
 impl SlackServer {
-    /// A server with a workspace of some people and channels, in which the app is not installed
-    /// yet.
+    /// A server with a workspace of some users and channels, in which the app is not installed yet.
     pub async fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let address = listener.local_addr().expect("it has an address");
@@ -209,12 +207,12 @@ impl SlackServer {
         lock(&self.shared)
     }
 
-    /// Where it is, e.g. `http://127.0.0.1:4242`.
+    /// The server's URL, e.g. `http://127.0.0.1:4242`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Tells the services of a mesh about this Slack.
+    /// Configures the services of a mesh for this Slack.
     pub fn configure(&self, mesh: &mut Mesh) {
         mesh.set_env("CONSTRUCT_SLACK_LISTEN", mesh.slack_address().to_string());
         mesh.set_env("CONSTRUCT_SLACK_PUBLIC_URL", mesh.slack_url());
@@ -230,17 +228,17 @@ impl SlackServer {
         mesh.set_env("CONSTRUCT_SLACK_TASK_URL", "https://construct.example/tasks/{task}");
     }
 
-    /// Tokens end after so long from now on.
+    /// Tokens expire from now on.
     pub fn rotate_tokens(&self) {
         self.slack().rotates = true;
     }
 
-    /// From now on people agree to an installation in their whole Enterprise organization.
+    /// From now on, users agree to an installation in their whole Enterprise organization.
     pub fn install_org_wide(&self) {
         self.slack().org_wide = true;
     }
 
-    /// Gives a code that the app can have a token for, as when somebody has agreed to its
+    /// Returns a code that the app can exchange for a token, as after a user's consent to the
     /// installation.
     pub fn authorize(&self) -> String {
         self.authorize_in(TEAM)
@@ -254,11 +252,11 @@ impl SlackServer {
         code
     }
 
-    /// Connects a workspace to the organization that a set-up code was made in, through the form.
-    /// Gives the status and the words of the last page.
+    /// Connects a workspace to the organization of a setup code through the form. Returns the
+    /// status and the text of the last page.
     ///
     /// # Errors
-    /// Whatever the browser fails with.
+    /// Any error of the browser.
     pub async fn connect_workspace(
         &self,
         mesh: &Mesh,
@@ -284,7 +282,7 @@ impl SlackServer {
         Ok((done.status().as_u16(), done.text().await?))
     }
 
-    /// Installs the app in a workspace of the mesh, as its admin would: through a browser.
+    /// Installs the app in a workspace of the mesh through a browser, as an admin would.
     pub async fn install(&self, mesh: &Mesh) -> anyhow::Result<String> {
         self.install_in(mesh, TEAM).await
     }
@@ -292,7 +290,7 @@ impl SlackServer {
     /// The same in one of the two workspaces.
     ///
     /// # Errors
-    /// Whatever the service or the browser fails with.
+    /// Any error of the service or the browser.
     pub async fn install_in(&self, mesh: &Mesh, team: &str) -> anyhow::Result<String> {
         let browser = http::client().redirect(reqwest::redirect::Policy::none()).build()?;
         let begun = browser
@@ -311,13 +309,13 @@ impl SlackServer {
         Ok(done.text().await?)
     }
 
-    /// Makes the tokens useless, as when somebody revokes them.
+    /// Revokes all tokens.
     pub fn revoke_tokens(&self) {
         self.slack().tokens.clear();
     }
 
-    /// Has the next call of a method go wrong, or, as `files-pri` or `upload`, the next download or
-    /// upload of a file; several are played in their order.
+    /// Lets the next call of a method fail, or the next download (`files-pri`) or upload (`upload`)
+    /// of a file. Several faults are played in order.
     pub fn fail(&self, method: &str, fault: Fault) {
         self.slack().faults.push_back((method.to_owned(), fault));
     }
@@ -327,12 +325,12 @@ impl SlackServer {
         self.slack().calls.iter().filter(|call| call.method == method).cloned().collect()
     }
 
-    /// What it was sent and should not have been.
+    /// Requests that it should not have received.
     pub fn complaints(&self) -> Vec<String> {
         self.slack().complaints.clone()
     }
 
-    /// Somebody says something; gives the message's `ts`. Nobody is told of it yet.
+    /// Adds a user's message and returns its `ts`. No event is sent yet.
     pub fn add_message(
         &self,
         channel: &str,
@@ -355,7 +353,7 @@ impl SlackServer {
         ts
     }
 
-    /// A file that somebody has put there.
+    /// Adds a user's file.
     pub fn add_file(&self, name: &str, mimetype: &str, content: &[u8]) -> Value {
         let mut slack = self.slack();
         let id = format!("F{}", slack.files.len());
@@ -373,8 +371,8 @@ impl SlackServer {
         slack.channels.entry(channel.to_owned()).or_default().retain(|message| message["ts"] != ts);
     }
 
-    /// Somebody's words to the app: in a channel with its name, or directly. Gives the message's
-    /// `ts`, and the event of it.
+    /// Adds a user's message to the app: a mention in a channel, or a direct message. Returns its
+    /// `ts` and its event.
     pub fn ask(
         &self,
         channel: &str,
@@ -402,7 +400,7 @@ impl SlackServer {
         (ts, self.envelope(event))
     }
 
-    /// An event as Slack sends it, under a new id.
+    /// An event as Slack sends it, with a new id.
     pub fn envelope(&self, event: Value) -> Value {
         let mut slack = self.slack();
         slack.issued += 1;
@@ -415,7 +413,7 @@ impl SlackServer {
         })
     }
 
-    /// An event as Slack sends it of the other workspace.
+    /// An event of the other workspace as Slack sends it.
     pub fn envelope_of_other(&self, event: Value) -> Value {
         let mut envelope = self.envelope(event);
         envelope["team_id"] = OTHER_TEAM.into();
@@ -423,17 +421,17 @@ impl SlackServer {
         envelope
     }
 
-    /// Lets a message become too old to be edited.
+    /// Makes a message too old to be edited.
     pub fn expire_edits(&self, ts: &str) {
         self.slack().old.insert(ts.to_owned());
     }
 
-    /// Sends an event to the service; the status it is answered with.
+    /// Sends an event to the service; returns the status.
     pub async fn send_event(&self, mesh: &Mesh, envelope: &Value) -> anyhow::Result<u16> {
         self.send_event_to(&mesh.slack_url(), envelope).await
     }
 
-    /// The same to the service at an address, whatever is done with its mesh meanwhile.
+    /// The same to the service at an address, whatever happens to its mesh.
     ///
     /// # Errors
     /// When it does not answer.
@@ -442,7 +440,7 @@ impl SlackServer {
         Ok(self.post(service, "events", "application/json", body).await?.status().as_u16())
     }
 
-    /// What the service answers to somebody who types in a menu that asks it for choices.
+    /// The service's answer to typing in a menu with external options.
     ///
     /// # Errors
     /// When it does not answer.
@@ -454,7 +452,7 @@ impl SlackServer {
         Ok(serde_json::from_str(&answer.text().await?)?)
     }
 
-    /// Sends what somebody did with a button or form.
+    /// Sends a user's action with a button or form.
     pub async fn send_action(&self, mesh: &Mesh, payload: &Value) -> anyhow::Result<u16> {
         let body = form(&[("payload", &payload.to_string())]);
         Ok(self
@@ -464,12 +462,12 @@ impl SlackServer {
             .as_u16())
     }
 
-    /// Lets the app use a token as if it had been installed from its settings.
+    /// Gives the app a token, as if it were installed from its settings.
     pub fn give_token(&self) -> String {
         self.slack().give_token(TEAM)
     }
 
-    /// Somebody presses the button with this action in a message.
+    /// Presses the button with this action in a message.
     pub async fn press(
         &self,
         mesh: &Mesh,
@@ -485,7 +483,7 @@ impl SlackServer {
         self.send_action(mesh, &self.press_payload((user, channel), &message, button)).await
     }
 
-    /// What Slack sends when somebody presses a button of a message.
+    /// The payload that Slack sends when a user presses a button of a message.
     pub fn press_payload(
         &self,
         (user, channel): (&str, &str),
@@ -514,7 +512,7 @@ impl SlackServer {
         buttons.find(|button| button["action_id"] == action)
     }
 
-    /// Somebody gives the slash command.
+    /// Sends a user's slash command.
     pub async fn command(
         &self,
         mesh: &Mesh,
@@ -536,7 +534,8 @@ impl SlackServer {
         Ok(answer.text().await?)
     }
 
-    /// What Slack sends when somebody gives the slash command (<https://docs.slack.dev/interactivity/implementing-slash-commands>).
+    /// The payload of a slash command
+    /// (<https://docs.slack.dev/interactivity/implementing-slash-commands>).
     pub fn command_payload(&self, user: &str, channel: &str, text: &str) -> Value {
         let mut slack = self.slack();
         slack.seen_triggers += 1;
@@ -570,12 +569,12 @@ impl SlackServer {
             .await?)
     }
 
-    /// A message, as it is now.
+    /// The current state of a message.
     pub fn message(&self, channel: &str, ts: &str) -> Option<Value> {
         self.slack().channels.get(channel)?.iter().find(|message| message["ts"] == ts).cloned()
     }
 
-    /// What the app has posted into a thread, in order.
+    /// The app's posts in a thread, in order.
     pub fn posts(&self, channel: &str, thread: &str) -> Vec<Value> {
         let slack = self.slack();
         let messages = slack.channels.get(channel).into_iter().flatten();
@@ -585,7 +584,7 @@ impl SlackServer {
             .collect()
     }
 
-    /// What the app has posted into a channel, outside of threads.
+    /// The app's posts in a channel outside of threads.
     pub fn channel_posts(&self, channel: &str) -> Vec<Value> {
         let slack = self.slack();
         let messages = slack.channels.get(channel).into_iter().flatten();
@@ -595,7 +594,7 @@ impl SlackServer {
             .collect()
     }
 
-    /// Files that are shown in a thread.
+    /// The files shown in a thread.
     pub fn shown_files(&self, channel: &str, thread: &str) -> Vec<String> {
         let slack = self.slack();
         let place = format!("{channel}.{thread}");
@@ -603,36 +602,36 @@ impl SlackServer {
         shown.map(|file| String::from_utf8_lossy(&file.content).into_owned()).collect()
     }
 
-    /// What was said to single persons.
+    /// Ephemeral messages to single users.
     pub fn ephemeral_messages(&self) -> Vec<Value> {
         self.slack().ephemeral_messages.clone()
     }
 
-    /// What commands were answered with.
+    /// The responses to commands.
     pub fn responses(&self) -> Vec<Value> {
         self.slack().responses.clone()
     }
 
-    /// Somebody's home.
+    /// A user's home.
     pub fn home(&self, user: &str) -> Option<Value> {
         self.slack().home.get(user).cloned()
     }
 
-    /// Forms that were opened.
+    /// The opened forms.
     pub fn forms(&self) -> Vec<Value> {
         self.slack().forms.clone()
     }
 
-    /// What links were unfurled to.
+    /// The unfurled links.
     pub fn unfurls(&self) -> Vec<Value> {
         self.slack().unfurls.clone()
     }
 }
 
-/// The state and the cookie with which a browser was sent to Slack.
+/// The state and the cookie of a browser's redirect to Slack.
 ///
 /// # Errors
-/// When it was sent nowhere.
+/// When there was no redirect.
 pub fn oauth_redirect(begun: &reqwest::Response) -> anyhow::Result<(String, String)> {
     let header =
         |name| begun.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -643,12 +642,12 @@ pub fn oauth_redirect(begun: &reqwest::Response) -> anyhow::Result<(String, Stri
     Ok((state.unwrap_or_default(), cookie))
 }
 
-/// The workspace that a channel is in.
+/// The workspace of a channel.
 fn team_of(channel: &str) -> &'static str {
     if channel == OTHER_CHANNEL { OTHER_TEAM } else { TEAM }
 }
 
-/// All text that a message shows.
+/// All visible text of a message.
 pub fn visible_text(message: &Value) -> String {
     let blocks = message["blocks"].as_array().cloned().unwrap_or_default();
     let texts = blocks.iter().map(|block| {

@@ -1,8 +1,7 @@
-//! A program in a terminal of its own: what a person types, and what the person sees.
+//! A program in its own terminal: what a person types, and what the person sees.
 //!
-//! The terminal is a real pseudo-terminal, what it shows is worked out by a terminal emulator, and
-//! the program is started by a shell, as a person starts it: the shell is what notices when the
-//! terminal is not given back as it was.
+//! The terminal is a real pseudo-terminal, and a terminal emulator computes what it shows. A shell
+//! starts the program, as it does for a person: it notices when the terminal is not restored.
 
 use std::{
     ffi::OsStr,
@@ -26,7 +25,7 @@ use crate::{client::TURN_TIMEOUT, wait::until};
 
 /// Ends a line.
 pub const ENTER: &str = "\r";
-/// The escape key. What is typed right behind it would be read as one key with it.
+/// The escape key. Keys typed directly after it would be read as one key with it.
 pub const ESC: &str = "\x1b";
 /// The tab key.
 pub const TAB: &str = "\t";
@@ -38,11 +37,11 @@ pub const CTRL_D: &str = "\x04";
 /// Rows and columns.
 const SIZE: (u16, u16) = (50, 100);
 
-/// What the shell says when the program has ended.
+/// What the shell prints when the program has ended.
 const EXIT_MARK: &str = "~ the program has ended";
 
-/// Notes how the terminal is before and after the program, its process id and its exit code, as
-/// files. Ctrl-C reaches the whole foreground; the shell outlives it.
+/// Writes the terminal's state before and after the program, its process id and its exit code to
+/// files. Ctrl-C reaches the whole foreground; the shell survives it.
 const SHELL: &str = r#"
 trap : INT
 dir=$1
@@ -55,10 +54,10 @@ printf '%s\n' "$EXIT_MARK"
 read -r _
 "#;
 
-/// Around what a terminal that knows these marks draws at once.
+/// The marks around output that a terminal draws at once.
 const FRAME: (&[u8], &[u8]) = (b"\x1b[?2026h", b"\x1b[?2026l");
 
-/// A terminal in which a program runs. Everything ends when it is dropped.
+/// A terminal with a program. Everything ends when it is dropped.
 pub struct Terminal {
     keyboard: OwnedWritePty,
     shared: Arc<Mutex<Screen>>,
@@ -68,12 +67,12 @@ pub struct Terminal {
     notes: TempDir,
 }
 
-/// What is and was on the screen.
+/// The current and the earlier content of the screen.
 struct Screen {
     emulator: Parser,
-    /// Written, and not shown yet because the frame it belongs to is not whole.
+    /// Output that is not shown yet because its frame is incomplete.
     pending: Vec<u8>,
-    /// Every picture there was, one after the other.
+    /// Every distinct screen content, in order.
     pictures: Vec<String>,
 }
 
@@ -93,10 +92,10 @@ impl Drop for Terminal {
 }
 
 impl Terminal {
-    /// Runs a program with these arguments, and with these environment variables only.
+    /// Runs a program with these arguments and only these environment variables.
     ///
     /// # Errors
-    /// When the system gives no terminal, or the shell does not start.
+    /// When the system provides no terminal, or the shell does not start.
     pub fn run<A: AsRef<OsStr>>(
         program: &Path,
         arguments: &[A],
@@ -128,7 +127,7 @@ impl Terminal {
         let shown = Arc::clone(&shared);
         let reader = tokio::spawn(async move {
             let mut buffer = [0; 4096];
-            // A terminal that nobody uses any more ends with an error.
+            // Reading from an abandoned terminal ends with an error.
             while let Ok(count @ 1..) = screen.read(&mut buffer).await {
                 lock(&shown).write(&buffer[..count]);
             }
@@ -136,17 +135,17 @@ impl Terminal {
         Ok(Self { keyboard, shared, reader: reader.abort_handle(), _shell: shell, notes })
     }
 
-    /// What is on the screen.
+    /// The current screen content.
     pub fn screen(&self) -> String {
         lock(&self.shared).emulator.screen().contents()
     }
 
-    /// Every picture that was on the screen, one after the other.
+    /// Every distinct screen content so far, in order.
     pub fn pictures(&self) -> Vec<String> {
         lock(&self.shared).pictures.clone()
     }
 
-    /// Types.
+    /// Types keys.
     pub async fn press(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).await.expect("the terminal takes keys");
     }
@@ -156,7 +155,7 @@ impl Terminal {
         self.press(&format!("{text}{ENTER}")).await;
     }
 
-    /// Waits until this is on the screen, on one line or broken at the edge.
+    /// Waits until the screen contains this text, on one line or wrapped.
     pub async fn wait_for_text(&self, text: &str) {
         self.wait_for_screen(&format!("{text:?} on the screen"), |screen| {
             contains_text(screen, text)
@@ -164,7 +163,7 @@ impl Terminal {
         .await;
     }
 
-    /// Waits until the screen is as `predicate`.
+    /// Waits until `predicate` accepts the screen.
     pub async fn wait_for_screen(&self, what: &str, predicate: impl Fn(&str) -> bool) {
         until(what, TURN_TIMEOUT, async || {
             let screen = self.screen();
@@ -180,7 +179,7 @@ impl Terminal {
     /// Sends a signal (`TERM`, …) to the program.
     ///
     /// # Errors
-    /// When the program does not run.
+    /// When the program is not running.
     pub fn signal(&self, name: &str) -> anyhow::Result<()> {
         let status =
             Command::new("kill").args([&format!("-{name}"), &self.read_note("pid")?]).status()?;
@@ -188,10 +187,10 @@ impl Terminal {
         Ok(())
     }
 
-    /// Waits for the program to end, and gives its exit code.
+    /// Waits for the program to end; returns its exit code.
     ///
     /// # Panics
-    /// When it left the terminal in another state than it found it in.
+    /// When it left the terminal in a changed state.
     pub async fn wait_for_exit(self) -> i32 {
         self.wait_for_text(EXIT_MARK).await;
         let note = |name: &str| self.read_note(name).expect("the shell wrote it down");
@@ -247,7 +246,7 @@ impl Screen {
     }
 }
 
-/// Whether a screen has this text, on one line or broken at the edge.
+/// Whether a screen contains this text, on one line or wrapped.
 pub fn contains_text(screen: &str, text: &str) -> bool {
     screen.contains(text) || screen.replace('\n', "").contains(text)
 }

@@ -1,4 +1,4 @@
-//! What every transcript has to be, whatever happened while it was written.
+//! The invariants of every transcript, whatever happened while it was written.
 
 use std::collections::BTreeSet;
 
@@ -6,22 +6,22 @@ use construct_proto::v1::{
     CodeInterpreterCall, CodeInterpreterResult, Message, MessageSource, MessageStatus, block::Block,
 };
 
-/// All messages of a task: those of the transcript in order, then those without a place in it.
+/// All messages of a task: those with a position in order, then those without.
 #[derive(Debug, Clone)]
 pub struct Transcript {
-    /// As the API lists them.
+    /// In the API's order.
     pub messages: Vec<Message>,
 }
 
 impl Transcript {
-    /// A transcript as it was read.
+    /// A transcript from a list of messages.
     pub fn new(messages: Vec<Message>) -> Self {
         Self { messages }
     }
 
-    /// Panics unless the transcript is whole: positions 1, 2, 3, …; each answer's calls followed by
-    /// exactly their results; the user's messages `said`, each once, in this order, and each dealt
-    /// with.
+    /// Panics unless the transcript is complete: positions 1, 2, 3, …; each answer's calls followed
+    /// by exactly their results; the user's messages `said`, each once, in this order, and each
+    /// handled.
     pub fn check(&self, said: &[&str]) -> &Self {
         let placed = self.placed_messages();
         let positions: Vec<i64> = placed.iter().map(|message| status(message).position).collect();
@@ -82,39 +82,39 @@ impl Transcript {
         self
     }
 
-    /// Messages with a place in the transcript.
+    /// Messages with a position in the transcript.
     pub fn placed_messages(&self) -> Vec<&Message> {
         self.messages.iter().filter(|message| status(message).position > 0).collect()
     }
 
-    /// Messages without one: they wait, or were dropped.
+    /// Messages without a position: queued or dropped.
     pub fn unplaced_messages(&self) -> Vec<&Message> {
         self.messages.iter().filter(|message| status(message).position == 0).collect()
     }
 
-    /// What the assistant wrote, message by message.
+    /// The assistant's texts, message by message.
     pub fn answers(&self) -> Vec<String> {
         self.from_source(MessageSource::Assistant).into_iter().map(text).collect()
     }
 
-    /// The messages of one source that have a place.
+    /// The messages of one source that have a position.
     pub fn from_source(&self, wanted: MessageSource) -> Vec<&Message> {
         self.placed_messages().into_iter().filter(|message| source(message) == wanted).collect()
     }
 
-    /// All results of scripts, in order.
+    /// All script results, in order.
     pub fn results(&self) -> Vec<CodeInterpreterResult> {
         self.placed_messages().into_iter().flat_map(results).collect()
     }
 
-    /// The only result there is.
+    /// The only script result.
     pub fn result(&self) -> CodeInterpreterResult {
         let mut results = self.results();
         assert_eq!(results.len(), 1, "one result is expected:\n{}", self.show());
         results.remove(0)
     }
 
-    /// For a test that fails.
+    /// A description for failure messages.
     pub fn show(&self) -> String {
         use std::fmt::Write as _;
         let mut shown = String::new();
@@ -136,7 +136,7 @@ pub fn status(message: &Message) -> MessageStatus {
     message.status.clone().unwrap_or_default()
 }
 
-/// Who wrote a message.
+/// The author of a message.
 pub fn source(message: &Message) -> MessageSource {
     status(message).source()
 }
@@ -150,7 +150,7 @@ pub fn text(message: &Message) -> String {
     texts.collect()
 }
 
-/// The scripts a message wants to run.
+/// The scripts that a message wants to run.
 pub fn calls(message: &Message) -> Vec<CodeInterpreterCall> {
     let calls = blocks(message).filter_map(|block| match block {
         Block::CodeInterpreterCall(call) => Some(call.clone()),
@@ -159,7 +159,7 @@ pub fn calls(message: &Message) -> Vec<CodeInterpreterCall> {
     calls.collect()
 }
 
-/// The results a message tells.
+/// The script results in a message.
 pub fn results(message: &Message) -> Vec<CodeInterpreterResult> {
     let results = blocks(message).filter_map(|block| match block {
         Block::CodeInterpreterResult(result) => Some(result.clone()),

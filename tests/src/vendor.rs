@@ -1,9 +1,9 @@
-//! A model vendor to test against: a real HTTP server that speaks the vendors' wire formats,
-//! answers what it is told to, and keeps what it was asked.
+//! A model vendor for tests: a real HTTP server that speaks the vendors' wire formats, plays given
+//! answers, and records its requests.
 //!
-//! Replies are played in the order they were queued ([`VendorServer::reply`]); when none is left,
-//! the handler given to [`VendorServer::answering`] decides, and without one the server answers
-//! 500, which no test can mistake for success.
+//! Replies are played in the order they were queued ([`VendorServer::reply`]). When none is left,
+//! the handler of [`VendorServer::answering`] decides; without one the server answers 500, which no
+//! test can mistake for success.
 
 pub mod anthropic;
 pub mod bedrock;
@@ -40,32 +40,32 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Larger requests are refused; no test sends one.
 const MAX_REQUEST: usize = 64 * 1024 * 1024;
-/// How long a connection that is about to break stands still.
+/// How long a connection waits before it breaks.
 const FLUSH: Duration = Duration::from_millis(10);
 
-/// What the server was asked once.
+/// A received request.
 #[derive(Debug, Clone)]
 pub struct Captured {
     /// E.g. `/v1/messages`.
     pub path: String,
-    /// What follows the question mark; empty when nothing does.
+    /// The query string without the question mark; may be empty.
     pub query: String,
-    /// As received; names in lower case.
+    /// As received; names in lowercase.
     pub headers: HeaderMap,
-    /// Null when it was not JSON.
+    /// Null when it is not JSON.
     pub body: Value,
-    /// The client's end of the connection, which tells connections apart.
+    /// The client's end of the connection, which identifies the connection.
     pub peer: SocketAddr,
 }
 
 impl Captured {
-    /// A header's value; empty when there is none.
+    /// A header's value; empty when it is missing.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 }
 
-/// What the server answers once.
+/// One answer of the server.
 #[derive(Debug, Clone)]
 pub struct Reply {
     status: StatusCode,
@@ -73,7 +73,7 @@ pub struct Reply {
     body: Bytes,
     /// Bytes of each write; 0: all at once.
     piece: usize,
-    /// Before each write.
+    /// The delay before each write.
     pause: Duration,
     ending: BodyEnd,
     /// The first write waits until this is true.
@@ -82,7 +82,7 @@ pub struct Reply {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BodyEnd {
-    /// The body is whole.
+    /// The body is complete.
     Whole,
     /// The connection breaks in the middle of the body.
     Broken,
@@ -91,17 +91,17 @@ enum BodyEnd {
 }
 
 impl Reply {
-    /// A stream of server-sent events, as they stand on the wire.
+    /// A stream of server-sent events in wire form.
     pub fn stream(events: impl Into<String>) -> Self {
         Self::new(200, "text/event-stream; charset=utf-8", events.into())
     }
 
-    /// A stream of any kind, as it stands on the wire.
+    /// A stream of any kind in wire form.
     pub fn bytes(content_type: &'static str, body: impl Into<Bytes>) -> Self {
         Self::new(200, content_type, body)
     }
 
-    /// A body of JSON, usually an error.
+    /// A JSON body, usually an error.
     pub fn json(status: u16, body: &Value) -> Self {
         Self::new(status, "application/json", body.to_string())
     }
@@ -125,7 +125,7 @@ impl Reply {
         }
     }
 
-    /// With a further header.
+    /// With an additional header.
     #[must_use]
     pub fn header(mut self, name: &'static str, value: &str) -> Self {
         self.headers.insert(
@@ -152,7 +152,7 @@ impl Reply {
         self
     }
 
-    /// Nothing of the body comes before `gate` is true or gone.
+    /// The body waits until `gate` is true or dropped.
     #[must_use]
     pub fn behind(mut self, gate: watch::Receiver<bool>) -> Self {
         self.gate = Some(gate);
@@ -165,13 +165,13 @@ impl Reply {
         self.end_after(bytes, BodyEnd::Broken)
     }
 
-    /// The body ends after `bytes`, as if it were whole.
+    /// The body ends after `bytes`, as if it were complete.
     #[must_use]
     pub fn truncated_after(self, bytes: usize) -> Self {
         self.end_after(bytes, BodyEnd::Whole)
     }
 
-    /// Nothing more comes after `bytes`, until the client goes.
+    /// Nothing more comes after `bytes`, until the client disconnects.
     #[must_use]
     pub fn silent_after(self, bytes: usize) -> Self {
         self.end_after(bytes, BodyEnd::Silent)
@@ -186,7 +186,7 @@ impl Reply {
 
 type Handler = dyn Fn(&Captured) -> Reply + Send + Sync;
 
-/// The server; stops when dropped.
+/// The server. It stops when it is dropped.
 pub struct VendorServer {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -197,7 +197,7 @@ struct Shared {
     replies: Mutex<VecDeque<Reply>>,
     requests: Mutex<Vec<Captured>>,
     handler: Option<Box<Handler>>,
-    /// Answers whose body is being written or waits.
+    /// The number of answers whose body is being written or waits.
     open: AtomicUsize,
 }
 
@@ -208,12 +208,12 @@ impl fmt::Debug for VendorServer {
 }
 
 impl VendorServer {
-    /// A server that answers what is queued.
+    /// A server that plays queued answers.
     pub async fn start() -> Self {
         Self::serve(None).await
     }
 
-    /// A server that decides by the request when nothing is queued.
+    /// A server that calls `handler` when nothing is queued.
     pub async fn answering(handler: impl Fn(&Captured) -> Reply + Send + Sync + 'static) -> Self {
         Self::serve(Some(Box::new(handler))).await
     }
@@ -241,28 +241,29 @@ impl VendorServer {
         Self { address, shared, _stop: stop.drop_guard() }
     }
 
-    /// Where it listens, e.g. `http://127.0.0.1:41234`.
+    /// The server's URL, e.g. `http://127.0.0.1:41234`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Queues what the next request is answered with.
+    /// Queues the answer to the next request.
     pub fn reply(&self, reply: Reply) -> &Self {
         lock(&self.shared.replies).push_back(reply);
         self
     }
 
-    /// Takes back what is queued next, when nobody was answered with it.
+    /// Removes the next queued answer, if it has not been used.
     pub fn take(&self) -> Option<Reply> {
         lock(&self.shared.replies).pop_front()
     }
 
-    /// What it was asked so far, oldest first.
+    /// The requests so far, oldest first.
     pub fn requests(&self) -> Vec<Captured> {
         lock(&self.shared.requests).clone()
     }
 
-    /// Answers that are still being written: 0 once every client has gone or has everything.
+    /// The number of answers that are still being written: 0 once every client has disconnected or
+    /// has everything.
     pub fn open_answers(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
     }
@@ -319,8 +320,8 @@ fn body_of(reply: Reply, shared: Arc<Shared>) -> Body {
             return match ending {
                 BodyEnd::Whole => None,
                 BodyEnd::Broken => {
-                    // Only while its source has nothing to give is a body flushed: without this
-                    // pause, what stands before the break would never leave the server.
+                    // A body is flushed only while its source has nothing to give: without this
+                    // delay, the part before the break would never leave the server.
                     tokio::time::sleep(FLUSH).await;
                     Some((Err(std::io::Error::other("the test breaks the connection")), None))
                 }

@@ -1,12 +1,11 @@
-//! Waiting for a condition, never for time to pass: a wait that fails says what it saw last.
+//! Waits for conditions, never for time to pass. A failed wait reports the last state it saw.
 
 use std::{fmt::Debug, time::Duration};
 
-/// How often a condition is looked at.
+/// The time between two checks of a condition.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks again and again until `check` gives `Ok`; panics with its last `Err` when that takes longer
-/// than `timeout`.
+/// Calls `check` until it returns `Ok`. Panics with the last `Err` after `timeout`.
 pub async fn until<T, E: Debug>(
     what: &str,
     timeout: Duration,

@@ -2,8 +2,8 @@
 
 use flate2::{Compression, write::GzEncoder};
 
-/// Files in one folder, behind a global header with the commit's id. Nothing is checked: tests pack
-/// what nobody should.
+/// Files in one folder, after a global header with the commit's id. Nothing is checked: tests pack
+/// invalid archives as well.
 pub fn tarball(folder: &str, commit: &str, files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     let comment = format!("52 comment={commit}\n");

@@ -1,4 +1,4 @@
-//! A mesh on disks that can be full, and with clocks that can be set.
+//! A mesh on disks that can be full and with clocks that can be set.
 
 use std::{fs, path::Path};
 
@@ -12,22 +12,22 @@ use crate::{
     disk::Disks,
 };
 
-/// What the disks hold, in MiB.
+/// Sizes of the disks in MiB.
 const SERVICES_DISK: u32 = 64;
 const NATS_DISK: u32 = 64;
 
-/// A disk of a mesh that has disks of its own.
+/// A disk of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disk {
     /// The streams.
     Nats,
-    /// What services keep in files, and the folders that tasks work in.
+    /// The services' files and the tasks' folders.
     Services,
 }
 
 impl Mesh {
-    /// Everything but the services, on small disks that can be full ([`Mesh::fill`]), and with
-    /// clocks that can be set ([`Mesh::jump`]).
+    /// Prepares everything but the services, on small disks that can be full ([`Mesh::fill`]) and
+    /// with clocks that can be set ([`Mesh::jump`]).
     ///
     /// # Errors
     /// As [`Mesh::prepare`], and when the machine does not allow it.
@@ -57,15 +57,15 @@ impl Mesh {
     /// Fills a disk.
     ///
     /// # Errors
-    /// When the mesh has none of its own.
+    /// When the mesh has no disks of its own.
     pub fn fill(&self, disk: Disk) -> anyhow::Result<()> {
         self.disks()?.fill(self.disk_path(disk)?)
     }
 
-    /// Makes room on a disk again.
+    /// Frees the space of a disk again.
     ///
     /// # Errors
-    /// When the mesh has none of its own.
+    /// When the mesh has no disks of its own.
     pub fn clear(&self, disk: Disk) -> anyhow::Result<()> {
         self.disks()?.clear(self.disk_path(disk)?)
     }
@@ -83,8 +83,8 @@ impl Mesh {
         }
     }
 
-    /// Sets the clock of a service's machine by so many seconds, forward or backward: of its first
-    /// process, or of its replica ones. Who is started later goes by the same clock.
+    /// Moves the clock of a service's machine by `seconds`, forward or backward: that of its first
+    /// process or that of its replicas. Processes that start later use the same clock.
     ///
     /// # Errors
     /// When the mesh has no clocks of its own.
@@ -94,7 +94,7 @@ impl Mesh {
     }
 }
 
-/// The name of the clock of a service's first process, or of its replica ones.
+/// The name of the clock of a service's first process or of its replicas.
 pub(super) fn clock(service: Service, replica: bool) -> String {
     format!("{}{}", service.name(), if replica { "-replica" } else { "" })
 }

@@ -1,4 +1,4 @@
-//! The services of a mesh as processes: how they are started, asked how they are, and ended.
+//! The services of a mesh as processes: start, readiness, metrics and end.
 
 use std::{
     fs::{self, File},
@@ -19,25 +19,25 @@ use crate::{
     http, wait,
 };
 
-/// How long a service may take to become ready. The interpreter's first start on a machine compiles
-/// its guest.
+/// The time limit for a service to become ready. The interpreter's first start on a machine
+/// compiles its guest.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Says where NATS is.
+/// The variable with NATS' address.
 const NATS_URL: &str = "CONSTRUCT_NATS_URL";
 
-/// What tokens for models are signed with.
+/// The key that model tokens are signed with.
 const TOKEN_KEY: &str = "test:AGRjYmE5ODc2NTQzMjEwZmVkY2JhOTg3NjU0MzIxMA8=";
 
 impl Mesh {
-    /// Starts a service that does not run.
+    /// Starts a service that is not running.
     pub fn spawn(&mut self, service: Service) -> anyhow::Result<()> {
         let child = self.launch(service, false, self.health[&service], None)?;
         self.processes.insert(service, child);
         Ok(())
     }
 
-    /// Starts a service that does not run, and passes it a socket, as systemd does.
+    /// Starts a service that is not running and passes it a socket, as systemd does.
     ///
     /// # Errors
     /// When it does not start.
@@ -51,8 +51,8 @@ impl Mesh {
         Ok(())
     }
 
-    /// Starts another process of a service that does not listen, and waits until it is ready. It
-    /// runs as long as the mesh, unless it is ended by the number that this gives.
+    /// Starts a replica of a service that does not listen, and waits until it is ready. It runs as
+    /// long as the mesh, unless it is stopped by the returned number.
     ///
     /// # Errors
     /// When it does not start.
@@ -69,8 +69,8 @@ impl Mesh {
         Ok(self.replicas.len() - 1)
     }
 
-    /// Starts another process of a service that does not listen, and gives its number; it need not
-    /// be ready.
+    /// Starts a replica of a service that does not listen, without waiting for readiness. Returns
+    /// its number.
     ///
     /// # Errors
     /// When it does not start.
@@ -80,10 +80,10 @@ impl Mesh {
         Ok(self.replicas.len() - 1)
     }
 
-    /// Ends a replica process as a crash would.
+    /// Kills a replica as a crash would.
     ///
     /// # Errors
-    /// When it does not run.
+    /// When it is not running.
     pub fn kill_replica(&mut self, replica: usize) -> anyhow::Result<()> {
         let (_, mut child) = self.replicas[replica].take().context("the process does not run")?;
         child.kill()?;
@@ -91,16 +91,16 @@ impl Mesh {
         Ok(())
     }
 
-    /// Asks a replica process to stop, and waits until it has. Gives its exit code.
+    /// Asks a replica to stop and waits for it. Returns its exit code.
     ///
     /// # Errors
-    /// When it does not run, or does not end.
+    /// When it is not running or does not stop.
     pub async fn stop_replica(&mut self, replica: usize) -> anyhow::Result<i32> {
         let (service, child) = self.replicas[replica].take().context("the process does not run")?;
         stop_process(service, child).await
     }
 
-    /// The process id of a replica process.
+    /// The process id of a replica.
     pub fn replica_pid(&self, replica: usize) -> Option<u32> {
         self.replicas[replica].as_ref().map(|(_, child)| child.id())
     }
@@ -114,8 +114,8 @@ impl Mesh {
     ) -> anyhow::Result<Child> {
         let program = self.program(service)?;
         let log = File::options().append(true).create(true).open(self.log_path(service))?;
-        // Each service is at NATS who it is, so that every test shows that it may do what it needs,
-        // and also behind a proxy.
+        // Each service uses its own NATS user, also behind a proxy, so that every test shows that
+        // its permissions suffice.
         let nats = self
             .environment
             .iter()
@@ -169,7 +169,7 @@ impl Mesh {
         Ok(child)
     }
 
-    /// Starts every service that does not run, and waits until all are ready.
+    /// Starts every service that is not running, and waits until all are ready.
     pub async fn start_services(&mut self) -> anyhow::Result<()> {
         for service in Service::ALL {
             if !self.processes.contains_key(&service) {
@@ -182,7 +182,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// What a service says of its readiness: the status code and the body.
+    /// A service's readiness: the status code and the body.
     ///
     /// # Errors
     /// When it does not answer.
@@ -201,7 +201,7 @@ impl Mesh {
         Ok(http::client().build()?.get(&url).send().await?.error_for_status()?.text().await?)
     }
 
-    /// Waits until the metrics of a service hold this line.
+    /// Waits until the metrics of a service contain `line`.
     pub async fn wait_for_metric(&self, service: Service, line: &str) {
         wait::until(line, TURN_TIMEOUT, async || {
             let page = self.metrics(service).await.unwrap_or_else(|error| format!("{error:#}"));
@@ -210,7 +210,7 @@ impl Mesh {
         .await;
     }
 
-    /// Waits until a service says that it is ready.
+    /// Waits until a service reports that it is ready.
     pub async fn wait_until_ready(&mut self, service: Service) -> anyhow::Result<()> {
         let url = format!("http://{}/readyz", self.health[&service]);
         let client = http::client().build()?;
@@ -236,7 +236,7 @@ impl Mesh {
         }
     }
 
-    /// Ends a service as a crash would: `kill -9`.
+    /// Kills a service as a crash would: `kill -9`.
     pub fn kill(&mut self, service: Service) -> anyhow::Result<()> {
         if let Some(mut child) = self.processes.remove(&service) {
             child.kill()?;
@@ -245,10 +245,10 @@ impl Mesh {
         Ok(())
     }
 
-    /// Asks a service to stop, as a deploy does, and waits until it has. Gives its exit code.
+    /// Asks a service to stop, as a deployment does, and waits for it. Returns its exit code.
     ///
     /// # Errors
-    /// When it does not run, or does not end.
+    /// When it is not running or does not stop.
     pub async fn stop(&mut self, service: Service) -> anyhow::Result<i32> {
         let child = self.processes.remove(&service).context("the service does not run")?;
         stop_process(service, child).await
@@ -261,12 +261,12 @@ impl Mesh {
         self.wait_until_ready(service).await
     }
 
-    /// Stops a service where it stands, as a machine that hangs would, until [`Mesh::resume`].
+    /// Freezes a service, as a hanging machine would, until [`Mesh::resume`].
     pub fn pause(&self, service: Service) -> anyhow::Result<()> {
-        self.signal(service, "-STOP_TIMEOUT")
+        self.signal(service, "-STOP")
     }
 
-    /// Lets a paused service go on.
+    /// Continues a paused service.
     pub fn resume(&self, service: Service) -> anyhow::Result<()> {
         self.signal(service, "-CONT")
     }
@@ -278,23 +278,23 @@ impl Mesh {
         Ok(())
     }
 
-    /// The process id of a service that runs.
+    /// The process id of a running service.
     pub fn pid(&self, service: Service) -> Option<u32> {
         self.processes.get(&service).map(Child::id)
     }
 
-    /// Memory that a service holds, in bytes.
+    /// The resident memory of a service in bytes.
     ///
     /// # Errors
-    /// When it does not run.
+    /// When it is not running.
     pub fn resident_memory(&self, service: Service) -> anyhow::Result<u64> {
         self.memory(service, "VmRSS:")
     }
 
-    /// Memory that a service has held at most so far, in bytes.
+    /// The peak memory of a service in bytes.
     ///
     /// # Errors
-    /// When it does not run.
+    /// When it is not running.
     pub fn peak_memory(&self, service: Service) -> anyhow::Result<u64> {
         self.memory(service, "VmHWM:")
     }
@@ -308,7 +308,7 @@ impl Mesh {
     }
 }
 
-/// Asks a process to stop and waits until it has.
+/// Asks a process to stop and waits for it.
 async fn stop_process(service: Service, mut child: Child) -> anyhow::Result<i32> {
     Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
     let deadline = tokio::time::Instant::now() + STOP_TIMEOUT;

@@ -1,5 +1,4 @@
-//! Messages of one direction of a connection that come late, so that later ones overtake them, and
-//! twice.
+//! Delayed, reordered and duplicated messages in one direction of a connection.
 
 use std::{collections::BTreeMap, io, mem};
 
@@ -11,46 +10,46 @@ use super::{
 };
 use crate::random::Random;
 
-/// Whether a message is the last one to pass.
+/// Whether nothing may pass from this message on.
 pub(super) type Stops<'a> = &'a (dyn Fn(&[u8]) -> bool + Sync);
 
-/// What is passed on of a piece.
+/// The parts of a piece that pass now and later.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Released {
     pub(super) at_once: Vec<u8>,
-    /// From a message on that may not pass yet.
+    /// From the first message on that may not pass yet.
     pub(super) stopped: Vec<u8>,
 }
 
-/// Of so many messages one is late.
+/// One of so many messages is late.
 const LATE_ONE_IN: u64 = 4;
-/// How late it may be, in milliseconds.
+/// The bounds of its delay in milliseconds.
 const MIN_DELAY_MS: u64 = 5;
 const MAX_DELAY_MS: u64 = 500;
-/// Of so many messages from the server one comes twice. A client's do not: what it sends again it
-/// says to be the same.
+/// One of so many messages of the server is duplicated. A client's are not: it marks its own
+/// retransmissions as such.
 const DUPLICATE_ONE_IN: u64 = 8;
 
-/// What is known of one direction.
+/// The state of one direction.
 #[derive(Debug)]
 pub(super) struct Disorder {
     frames: Frames,
     from: End,
     connection: u64,
-    /// What is not passed on yet of the frame that has begun.
+    /// The part of the current frame that has not been passed on.
     begun: Vec<u8>,
-    /// Whether some of that frame was passed on: nothing may come between that and its end.
+    /// Whether a part of that frame was passed on: nothing may come before its end.
     partially_sent: bool,
-    /// What is late, and when it is passed on.
+    /// Delayed messages by the time at which they pass.
     late: BTreeMap<(Instant, u64), Vec<u8>>,
     count: u64,
-    /// What the choice is made by.
+    /// The seed that selects messages.
     seed: Option<u64>,
     random: Random,
 }
 
 impl Disorder {
-    /// The direction of the connection with this number that comes from an end.
+    /// The direction from `from` of the connection with this number.
     pub(super) fn new(connection: u64, from: End) -> Self {
         Self {
             frames: Frames::default(),
@@ -65,11 +64,11 @@ impl Disorder {
         }
     }
 
-    /// What is passed on when a piece has come: all of it, unless there is a seed, or messages have
-    /// to be looked at and one of them `stops`.
+    /// The output for a piece: all of it, unless there is a seed, or messages have to be inspected
+    /// and one of them `stops`.
     ///
     /// # Errors
-    /// When that is not NATS's protocol.
+    /// When the input is not NATS' protocol.
     pub(super) fn pass(
         &mut self,
         mut piece: &[u8],
@@ -103,7 +102,7 @@ impl Disorder {
         Ok(passed)
     }
 
-    /// Whether a message is late. It may be one that comes twice, the second time late in any case.
+    /// Whether a message is delayed. It may also be duplicated; the duplicate is always late.
     fn hold_back(&mut self, frame: &[u8]) -> bool {
         if self.from == End::Server && self.random.next_below(DUPLICATE_ONE_IN) == 0 {
             self.delay(frame);
@@ -121,16 +120,16 @@ impl Disorder {
         self.late.insert((due, self.count), frame.to_vec());
     }
 
-    /// Returns when something that is late can be passed on.
+    /// Returns when a delayed message can pass.
     pub(super) async fn due(&self) {
         match self.late.first_key_value() {
             Some(((due, _), _)) if !self.partially_sent => sleep_until(*due).await,
-            // It waits for what comes next.
+            // Wait for more input.
             _ => std::future::pending().await,
         }
     }
 
-    /// What is late and is passed on now.
+    /// The delayed messages that are due.
     pub(super) fn take_due(&mut self) -> Vec<u8> {
         let (now, mut taken) = (Instant::now(), Vec::new());
         while let Some(first) = self.late.first_entry()
@@ -141,7 +140,7 @@ impl Disorder {
         taken
     }
 
-    /// Everything that is late, and what has come of a frame without its end: nothing more comes.
+    /// All delayed messages and the incomplete frame, at the end of the input.
     pub(super) fn take_all(&mut self) -> Vec<u8> {
         let late = mem::take(&mut self.late).into_values();
         let mut taken = if self.partially_sent { Vec::new() } else { late.flatten().collect() };
@@ -159,7 +158,7 @@ mod tests {
     const MESSAGES: usize = 200;
 
     impl Disorder {
-        /// What passes at once when nothing is looked at.
+        /// The output of a piece that is not inspected.
         fn passed(&mut self, piece: &[u8], seed: Option<u64>) -> Vec<u8> {
             let Released { at_once, stopped } = self.pass(piece, seed, None).unwrap();
             assert!(stopped.is_empty());
@@ -172,7 +171,7 @@ mod tests {
         format!("MSG a.b 7 {}\r\n{payload}\r\n", payload.len()).into_bytes()
     }
 
-    /// The messages in what was passed on, in order.
+    /// The numbers of the messages in some output, in order.
     fn numbers(passed: &[u8]) -> Vec<usize> {
         let text = std::str::from_utf8(passed).unwrap();
         let payloads = text
@@ -182,7 +181,7 @@ mod tests {
         payloads.map(|number| number.parse::<usize>().unwrap()).collect()
     }
 
-    /// What becomes of some messages, that come one each millisecond.
+    /// The output for messages that arrive one per millisecond.
     async fn passed(
         disorder: &mut Disorder,
         messages: std::ops::Range<usize>,
@@ -249,7 +248,7 @@ mod tests {
         }
     }
 
-    /// A disturbance begins and ends anywhere.
+    /// A disturbance starts and ends at any byte.
     #[tokio::test(start_paused = true)]
     async fn frames_stay_whole_when_disorder_begins_and_ends() {
         let all: Vec<u8> = (0..20).flat_map(message).collect();
@@ -267,7 +266,7 @@ mod tests {
         }
     }
 
-    /// What is late when the disorder is over does not come into the middle of a frame.
+    /// A message that is late when the disorder ends does not split a frame.
     #[tokio::test(start_paused = true)]
     async fn late_frame_waits_for_the_end_of_another() {
         let mut disorder = Disorder::new(1, End::Client);
@@ -302,7 +301,7 @@ mod tests {
                 "split at {at}"
             );
         }
-        // What is partially_sent there goes on.
+        // A frame that has been sent in part continues.
         let mut disorder = Disorder::new(1, End::Client);
         let (before, behind) = third.split_at(5);
         assert_eq!(disorder.passed(before, None), before);

@@ -1,40 +1,40 @@
-//! Where the operations of NATS's protocol begin and end in what comes in pieces: each is a line,
-//! and a message's is followed by its payload
+//! Finds the boundaries of NATS' protocol operations in a byte stream: each is a line, and a
+//! message's line is followed by its payload
 //! (<https://docs.nats.io/reference/reference-protocols/nats-protocol>).
 
 use std::io;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A message, on its way to the server or from there.
+    /// A message to or from the server.
     Message,
-    /// Everything else that is said.
+    /// Any other operation.
     Word,
 }
 
-/// Operations that are followed by a payload, whose length is their last word. With headers (`H`)
-/// that is the length of both.
+/// Operations with a payload, whose length is their last word. With headers (`H`), that is the
+/// length of both.
 const MESSAGES: [&[u8]; 4] = [b"MSG", b"HMSG", b"PUB", b"HPUB"];
 
-/// The line end behind a payload.
+/// The line end after a payload.
 const LINE_END: usize = 2;
 
-/// Tells frames apart. What they hold is not kept.
+/// Splits input into frames, without keeping their content.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
-    /// The line that has begun, up to here.
+    /// The incomplete current line.
     line: Vec<u8>,
-    /// What is still to come of the payload behind a line that is complete; 0: none is.
+    /// The bytes that are missing of the payload after a complete line; 0: none.
     left: usize,
 }
 
 impl Frames {
-    /// How much of the beginning of `piece` belongs to the frame that has begun, and what that is
-    /// if it ends there; if it does not, all of the piece belongs to it.
+    /// The number of bytes at the beginning of `piece` that belong to the current frame, and the
+    /// frame's kind if it ends there; otherwise all of the piece belongs to it.
     ///
     /// # Errors
-    /// When that is not the protocol.
+    /// When the input is not the protocol.
     pub(super) fn next(&mut self, piece: &[u8]) -> io::Result<(usize, Option<Kind>)> {
         let mut length = 0;
         if self.left == 0 {
@@ -57,7 +57,7 @@ impl Frames {
     }
 }
 
-/// The length of the payload that follows a line.
+/// The length of the payload after a line.
 fn payload(line: &[u8]) -> io::Result<Option<usize>> {
     let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     let operation = words.next().unwrap_or_default();
@@ -71,7 +71,7 @@ fn payload(line: &[u8]) -> io::Result<Option<usize>> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Where a message goes, and where it says that its answer goes.
+/// The subject and the reply subject of a message.
 pub(super) fn address(frame: &[u8]) -> Option<(&str, Option<&str>)> {
     let line = frame.split(|byte| *byte == b'\n').next()?;
     let words: Vec<&str> = std::str::from_utf8(line).ok()?.split_ascii_whitespace().collect();
@@ -91,7 +91,7 @@ pub(super) fn address(frame: &[u8]) -> Option<(&str, Option<&str>)> {
 mod tests {
     use super::*;
 
-    /// What passes in both directions, one frame each, with payloads that look like frames.
+    /// Frames of both directions, with payloads that look like frames.
     const EXCHANGE: [(&[u8], Kind); 13] = [
         (b"INFO {\"server_id\":\"a\",\"max_payload\":1048576}\r\n", Kind::Word),
         (b"CONNECT {\"verbose\":true,\"headers\":true}\r\n", Kind::Word),
@@ -108,7 +108,7 @@ mod tests {
         (b"-ERR 'Permissions Violation for Publish to \"MSG 5\"'\r\n", Kind::Word),
     ];
 
-    /// The frames in what comes in these pieces.
+    /// The frames in these pieces.
     fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<(Vec<u8>, Kind)> {
         let (mut told, mut frame, mut found) = (Frames::default(), Vec::new(), Vec::new());
         for mut piece in pieces {
@@ -157,7 +157,7 @@ mod tests {
     fn message_frame_yields_subject_and_reply() {
         let found: Vec<_> = EXCHANGE.iter().filter_map(|(frame, _)| address(frame)).collect();
         let (there, back) = (("a.b", None), ("a.b", Some("reply.to")));
-        // In lower letters no client of ours writes it.
+        // In lowercase; no client of ours writes it this way.
         assert_eq!(found, [there, back, there, there, there]);
         assert_eq!(address(b"HPUB a.b reply.to 12 12\r\n"), Some(back));
         assert_eq!(address(b"HMSG a.b 7 reply.to 12 12\r\n"), Some(back));

@@ -1,4 +1,4 @@
-//! Places at which a proxy lets nothing through any more.
+//! Points at which a proxy stops all traffic.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,8 +6,8 @@ use tokio::sync::{oneshot, watch};
 
 use super::{End, Mode, frames};
 
-/// What came, and where to stop. A piece is what was there when it was read: one message, a few, or
-/// a part of one.
+/// The pieces so far, and the points to stop at. A piece is the content of one read: one message,
+/// several, or a part of one.
 #[derive(Debug, Default)]
 pub(super) struct Traps {
     from_client: u64,
@@ -17,7 +17,7 @@ pub(super) struct Traps {
     pub(super) message: Option<MessageTrap>,
 }
 
-/// At a piece.
+/// Stops at a piece.
 #[derive(Debug)]
 pub(super) struct PieceTrap {
     pub(super) end: End,
@@ -25,45 +25,45 @@ pub(super) struct PieceTrap {
     pub(super) catch: Catch,
 }
 
-/// At a piece from a client that has a text in it.
+/// Stops at a client's piece that contains a text.
 #[derive(Debug)]
 pub(super) struct TextTrap {
     pub(super) moment: Moment,
     pub(super) text: String,
-    /// A text of a piece that has to come before; none: has come.
+    /// A text that an earlier piece has to contain; none: it has passed.
     pub(super) after: Option<String>,
-    /// The connection that it came on, and no other one counts then.
+    /// The connection of that piece; only this one counts from then on.
     pub(super) on: Option<u64>,
-    /// The connection it came on, if it has.
+    /// The connection of the matching piece, if it came.
     pub(super) matched_on: Option<u64>,
     pub(super) catch: Catch,
 }
 
-/// At a message that a client sends.
+/// Stops at a client's message.
 #[derive(Debug)]
 pub(super) struct MessageTrap {
     pub(super) moment: Moment,
-    /// How its subject begins.
+    /// The prefix of its subject.
     pub(super) subject: String,
-    /// How the subject of one begins that has to come before; none: has come.
+    /// The prefix of the subject of a required earlier message; none: it has passed.
     pub(super) after: Option<String>,
-    /// How many are still to come, this one included.
+    /// The number of messages still to come, including this one.
     pub(super) left: u64,
-    /// Where the answer goes to the one that has come.
+    /// The reply subject of the message that came.
     pub(super) answer: Option<String>,
     pub(super) catch: Catch,
 }
 
-/// When in the life of something that a client sends.
+/// A moment in the life of what a client sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     /// It does not arrive.
     Sent,
-    /// It has arrived. What is answered to it does not.
+    /// It arrives, and the answer to it does not.
     Answered,
 }
 
-/// What happens when a trap springs.
+/// The action of a trap.
 #[derive(Debug)]
 pub(super) struct Catch {
     pub(super) holds: Vec<Arc<watch::Sender<Mode>>>,
@@ -75,7 +75,7 @@ impl Catch {
         for mode in &self.holds {
             mode.send_replace(Mode::Held);
         }
-        // Nobody may be waiting for it any more.
+        // The receiver may be gone.
         let _ = self.sprung.send(());
     }
 }
@@ -88,7 +88,7 @@ impl Traps {
         }
     }
 
-    /// Counts a piece, and looks at it, before it is passed on.
+    /// Counts and inspects a piece before it passes.
     fn note(&mut self, (end, connection): (End, u64), piece: &[u8]) {
         *self.piece_count_mut(end) += 1;
         let count = *self.piece_count_mut(end);
@@ -100,7 +100,7 @@ impl Traps {
         }
     }
 
-    /// Looks at a message before it is passed on; true when it is not.
+    /// Inspects a message before it passes; true when it must not pass.
     fn stops(&mut self, end: End, message: &[u8]) -> bool {
         let Some((subject, reply)) = frames::address(message) else { return false };
         let stops = self.message.take_if(|trap| match end {
@@ -116,7 +116,7 @@ impl Traps {
 }
 
 impl TextTrap {
-    /// Whether it springs at a piece.
+    /// Whether the trap springs at a piece.
     fn springs_at(&mut self, end: End, connection: u64, piece: &[u8]) -> bool {
         match end {
             End::Server => self.matched_on == Some(connection),
@@ -143,7 +143,7 @@ impl TextTrap {
 }
 
 impl MessageTrap {
-    /// Whether it springs at a client's message.
+    /// Whether the trap springs at a client's message.
     fn springs_at(&mut self, subject: &str, reply: Option<&str>) -> bool {
         if let Some(after) = &self.after {
             if subject.starts_with(after.as_str()) {
@@ -177,12 +177,12 @@ impl TrapObserver {
         lock(&self.traps).note((self.end, self.connection), piece);
     }
 
-    /// Whether messages have to be looked at.
+    /// Whether messages have to be inspected.
     pub(super) fn is_set(&self) -> bool {
         lock(&self.traps).message.is_some()
     }
 
-    /// Looks at a message before it is passed on; true when it is not.
+    /// Inspects a message before it passes; true when it must not pass.
     pub(super) fn stops(&self, message: &[u8]) -> bool {
         lock(&self.traps).stops(self.end, message)
     }
@@ -202,7 +202,7 @@ mod tests {
         (Catch { holds: vec![Arc::clone(&mode)], sprung }, sprung_receiver, mode)
     }
 
-    /// What a client says and hears, in order, until the trap springs; gives how much of it passed.
+    /// What a client sends and receives, in order, until the trap springs; returns how much passed.
     fn passed(moment: Moment, after: Option<&str>, nth: u64) -> usize {
         let said: [(End, &[u8]); 7] = [
             (End::Client, b"HPUB a.x inbox.1 12 12\r\nNATS/1.0\r\n\r\n\r\n"),
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(passed(Moment::Sent, Some("c."), 1), 7);
     }
 
-    /// How much of what clients say and a server answers passes before the trap for this text
+    /// The number of pieces of several clients and a server that pass before the trap for this text
     /// springs.
     fn passed_before(
         text: (&str, Option<&str>),

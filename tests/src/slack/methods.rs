@@ -1,5 +1,6 @@
-//! The methods of the Web API. Answers have the fields of the examples in Slack's documentation, whose page stands beside each
-//! (`https://docs.slack.dev/reference/methods/` and the method's name), with the ids of these tests.
+//! The methods of the Web API. Answers have the fields of the examples in Slack's documentation,
+//! whose page is named beside each (`https://docs.slack.dev/reference/methods/` and the method's
+//! name), with the ids of these tests.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +11,16 @@ use super::{
     TEAM,
 };
 
-/// The shortest time between two edits of a message that is not complained about. Slack's own limit
-/// is per workspace; the promise is one a second. The service keeps it by its own clock when it
-/// sends; here it is looked at when requests arrive, and on a busy machine the first of two may be
-/// on its way for most of that second. Edits without any pause are still seen.
+/// The shortest time between two edits of a message that is accepted without a complaint. Slack's
+/// own limit is per workspace; the promise is one edit per second. The service measures it when it
+/// sends, this server when requests arrive, and on a busy machine the first of two may be on its
+/// way for most of that second. Edits without any delay are still detected.
 const MIN_EDIT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Characters of all blocks of a message. Slack takes a few more.
+/// The maximal number of characters of all blocks of a message. Slack accepts a few more.
 const MAX_CHARACTERS: usize = 12_000;
 
-/// What the app is given.
+/// The app's scopes.
 const SCOPES: &str = "app_mentions:read,channels:history,chat:write,commands,files:read,files:write,links:read,links:write,\
                       users:read,im:history";
 
@@ -28,7 +29,7 @@ fn refuse(code: &str) -> Value {
 }
 
 impl Slack {
-    /// Names for messages rise with time, whoever posts them.
+    /// Message ids increase with time across all users.
     pub(crate) fn next_ts(&mut self) -> String {
         self.clock += 1_000_123;
         format!("{}.{:06}", self.clock / 1_000_000, self.clock % 1_000_000)
@@ -38,7 +39,7 @@ impl Slack {
         self.complaints.push(what);
     }
 
-    /// Carries a call out.
+    /// Executes a call.
     pub(crate) fn call(&mut self, method: &str, authorization: &str, arguments: &Value) -> Value {
         if method == "oauth.v2.access" {
             return self.access(authorization, arguments);
@@ -173,7 +174,7 @@ impl Slack {
         if self.rotates {
             self.refresh.insert(refresh.clone(), team);
             answer["refresh_token"] = refresh.into();
-            // Less than what a token is renewed before its end.
+            // Shorter than the time before its expiry at which a token is renewed.
             answer["expires_in"] = 600.into();
         }
         answer
@@ -218,7 +219,7 @@ impl Slack {
         if let Err(refusal) = self.check_blocks("chat.postMessage", arguments) {
             return refusal;
         }
-        // A person's id means the conversation with them.
+        // A user's id means the conversation with them.
         let channel = match arguments["channel"].as_str().unwrap_or_default() {
             ANN => DIRECT.to_owned(),
             channel => channel.to_owned(),
@@ -369,7 +370,8 @@ impl Slack {
     }
 }
 
-/// The messages of a thread, each with what says so (<https://docs.slack.dev/reference/methods/conversations.replies>).
+/// The messages of a thread, each marked as part of it
+/// (<https://docs.slack.dev/reference/methods/conversations.replies>).
 fn threaded(mut messages: Vec<Value>, thread: &str) -> Vec<Value> {
     let replies: Vec<Value> =
         messages.iter().filter(|message| message["ts"] != thread).cloned().collect();
@@ -389,7 +391,8 @@ fn threaded(mut messages: Vec<Value>, thread: &str) -> Vec<Value> {
     messages
 }
 
-/// A view as it is answered with (<https://docs.slack.dev/reference/methods/views.open>, `views.publish` alike).
+/// A view as it is answered (<https://docs.slack.dev/reference/methods/views.open>, likewise
+/// `views.publish`).
 fn view(sent: &Value, team: &str, id: &str) -> Value {
     let mut view = json!({
         "id": id, "team_id": team, "app_id": "A0APP", "bot_id": "B0BOT", "hash": "156772938.1827394", "state": {"values": {}},
@@ -402,7 +405,7 @@ fn view(sent: &Value, team: &str, id: &str) -> Value {
     view
 }
 
-/// A page of messages; metadata only where it is asked for.
+/// A page of messages; metadata only on request.
 fn page(mut messages: Vec<Value>, arguments: &Value) -> Value {
     if arguments["include_all_metadata"] != "true" {
         for message in &mut messages {

@@ -1,4 +1,4 @@
-//! The server: which requests are calls of the Web API, and what goes wrong with them.
+//! The server: routes requests to the Web API and plays faults.
 
 use std::{
     sync::{Arc, Mutex},
@@ -19,7 +19,7 @@ use super::{Call, Fault, Slack, lock};
 const MAX_REQUEST: usize = 64 * 1024 * 1024;
 
 impl Slack {
-    /// Notes a call, and what goes wrong with it.
+    /// Records a call; returns its fault.
     fn record_call(&mut self, method: &str, arguments: &Value) -> Option<Fault> {
         self.calls.push(Call {
             method: method.to_owned(),
@@ -110,7 +110,7 @@ pub(super) async fn answer(State(shared): State<Arc<Mutex<Slack>>>, request: Req
     }
 }
 
-/// What is not the Web API: files, and where commands are answered.
+/// Requests outside of the Web API: files, and responses to commands.
 fn other(shared: &Mutex<Slack>, path: &str, authorization: &str, body: &[u8]) -> Response {
     let mut slack = lock(shared);
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
@@ -131,7 +131,7 @@ fn other(shared: &Mutex<Slack>, path: &str, authorization: &str, body: &[u8]) ->
             let known = slack.tokens.contains_key(authorization.trim_start_matches("Bearer "));
             match slack.files.get(*file) {
                 Some(file) if known => file.content.clone().into_response(),
-                // As Slack does: a page for people.
+                // A page for people, as Slack does.
                 _ => "<!DOCTYPE html><html>Sign in</html>".into_response(),
             }
         }

@@ -1,5 +1,6 @@
-//! Socket Mode (<https://docs.slack.dev/apis/events-api/using-socket-mode>): what Slack sends over a WebSocket. What was not confirmed when a connection ends
-//! is sent once more over the next one when it is an event; commands and interactions are lost.
+//! Socket Mode (<https://docs.slack.dev/apis/events-api/using-socket-mode>): what Slack sends over
+//! a WebSocket. Events that were not confirmed when a connection ends are sent once more over the
+//! next one; commands and interactions are lost.
 
 use std::{
     sync::{Arc, Mutex},
@@ -13,11 +14,11 @@ use tokio_tungstenite::{accept_async, tungstenite::Message};
 
 use super::{Slack, SlackServer, lock};
 
-/// How often it is looked whether there is something to send.
+/// The time between two checks for messages to send.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl SlackServer {
-    /// Sends something over Socket Mode; gives the id it is confirmed by.
+    /// Sends a message over Socket Mode; returns the id of its confirmation.
     pub fn send_over_socket(&self, kind: &str, payload: &Value) -> String {
         let mut slack = self.slack();
         slack.issued += 1;
@@ -29,7 +30,7 @@ impl SlackServer {
         id
     }
 
-    /// The same, of a kind that may be answered at once.
+    /// The same for a kind that may be answered with the confirmation.
     pub fn ask_over_socket(&self, kind: &str, payload: &Value) -> String {
         let id = self.send_over_socket(kind, payload);
         if let Some(envelope) =
@@ -40,7 +41,7 @@ impl SlackServer {
         id
     }
 
-    /// Slack ends a connection of Socket Mode, for this reason (`warning`, `refresh_requested`,
+    /// Ends a connection of Socket Mode with this reason (`warning`, `refresh_requested`,
     /// `link_disabled`).
     pub fn disconnect(&self, reason: &str) {
         let debug = json!({"host": "wss-111.slack.com"});
@@ -49,35 +50,34 @@ impl SlackServer {
             .push_back(json!({"type": "disconnect", "reason": reason, "debug_info": debug}));
     }
 
-    /// Sends what is not confirmed once more, as Slack does with events when it has waited long
-    /// enough.
+    /// Resends unconfirmed messages, as Slack does with events after a while.
     pub fn resend_over_socket(&self) {
         self.slack().resend("timeout");
     }
 
-    /// Breaks all connections of Socket Mode, with no word of farewell.
+    /// Breaks all connections of Socket Mode without a closing message.
     pub fn break_connections(&self) {
         self.slack().broken += 1;
     }
 
-    /// What came with the confirmation of something.
+    /// The payload of a confirmation.
     pub fn answer_over_socket(&self, envelope: &str) -> Option<Value> {
         self.slack().answers.get(envelope).cloned()
     }
 
-    /// Whether something was confirmed over Socket Mode.
+    /// Whether a message was confirmed over Socket Mode.
     pub fn is_confirmed(&self, envelope: &str) -> bool {
         self.slack().confirmed.contains(envelope)
     }
 
-    /// Connections of Socket Mode that were made so far.
+    /// The number of Socket Mode connections so far.
     pub fn connections(&self) -> usize {
         self.slack().connections
     }
 }
 
 impl Slack {
-    /// Has the events that are not confirmed sent once more.
+    /// Resends the unconfirmed events.
     pub(super) fn resend(&mut self, why: &str) {
         for (_, mut envelope) in std::mem::take(&mut self.unconfirmed) {
             if envelope["type"] == "events_api" {
@@ -161,8 +161,8 @@ async fn connection(stream: TcpStream, shared: Arc<Mutex<Slack>>) -> Option<()> 
     }
 }
 
-/// A connection that is to be replaced: it takes what is still confirmed, and nothing is sent over
-/// it any more.
+/// A connection that is being replaced: it accepts confirmations, and nothing is sent over it any
+/// more.
 async fn drain(
     mut socket: tokio_tungstenite::WebSocketStream<TcpStream>,
     shared: &Mutex<Slack>,

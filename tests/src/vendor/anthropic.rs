@@ -1,4 +1,4 @@
-//! What Anthropic's Messages API answers, in the form its documentation records.
+//! The answers of Anthropic's Messages API, in the form of its documentation.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::Reply;
 
-/// An answer put together block by block.
+/// An answer assembled block by block.
 #[derive(Debug, Clone)]
 pub struct Answer {
     blocks: Vec<Value>,
@@ -42,14 +42,14 @@ impl Answer {
         self
     }
 
-    /// With a block of thinking.
+    /// With a thinking block.
     #[must_use]
     pub fn and_thinking(mut self, text: &str, signature: &str) -> Self {
         self.blocks.push(json!({"type": "thinking", "thinking": text, "signature": signature}));
         self
     }
 
-    /// With a block of thinking that is not shown.
+    /// With a redacted thinking block.
     #[must_use]
     pub fn and_redacted(mut self, data: &str) -> Self {
         self.blocks.push(json!({"type": "redacted_thinking", "data": data}));
@@ -70,14 +70,14 @@ impl Answer {
         self
     }
 
-    /// BodyEnd for another reason.
+    /// With another stop reason.
     #[must_use]
     pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.stop_reason = reason.to_owned();
         self
     }
 
-    /// Having used these tokens.
+    /// With this token usage.
     #[must_use]
     pub fn with_usage(
         mut self,
@@ -91,7 +91,7 @@ impl Answer {
         self
     }
 
-    /// The events on the wire.
+    /// The events in wire form.
     pub fn wire(&self) -> String {
         let mut wire = String::new();
         let mut event = |data: Value| {
@@ -155,7 +155,7 @@ impl Answer {
     }
 }
 
-/// The field of a block that comes in pieces.
+/// The field of a block that is streamed in pieces.
 fn field_of(block: &Value) -> Option<&'static str> {
     match block["type"].as_str()? {
         "tool_use" => Some("input"),
@@ -171,7 +171,7 @@ pub fn error(status: u16, kind: &str, message: &str) -> Reply {
         .header("request-id", "req_018EeWyXxfu5pfWkrYcMdjWG")
 }
 
-/// An error within the stream, on the wire.
+/// An error within the stream, in wire form.
 pub fn error_event(kind: &str, message: &str) -> String {
     format!("event: error\ndata: {}\n\n", error_body(kind, message))
 }
@@ -180,8 +180,8 @@ fn error_body(kind: &str, message: &str) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_018EeWyXxfu5pfWkrYcMdjWG"})
 }
 
-/// A text with a thinking block before it, recorded as the documentation shows it: with blocks,
-/// deltas and events that a reader who does not know them has to skip.
+/// A text after a thinking block, recorded from the documentation: with blocks, deltas and events
+/// that an unaware reader must skip.
 pub const RECORDED_THINKING: &str = include_str!("recorded/anthropic-thinking.sse");
 
 /// The documentation's example of a streamed tool call: `get_weather` for San Francisco.
@@ -193,7 +193,8 @@ pub(super) fn pieces(text: &str) -> Vec<String> {
     chars.chunks(7).map(|piece| piece.iter().collect()).collect()
 }
 
-/// What `/v1/messages/count_tokens` answers (<https://docs.claude.com/en/api/messages-count-tokens>).
+/// The answer of `/v1/messages/count_tokens`
+/// (<https://docs.claude.com/en/api/messages-count-tokens>).
 pub fn count(tokens: u32) -> Reply {
     Reply::json(200, &json!({"input_tokens": tokens}))
 }

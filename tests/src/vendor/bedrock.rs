@@ -1,15 +1,16 @@
-//! What AWS Bedrock answers to `ConverseStream`: events in the form of its reference
-//! (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>), each in a message of
-//! the event stream encoding (<https://smithy.io/2.0/aws/amazon-eventstream.html>).
+//! The answers of AWS Bedrock to `ConverseStream`: events in the form of its reference
+//! (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>),
+//! each in a message of the event stream encoding
+//! (<https://smithy.io/2.0/aws/amazon-eventstream.html>).
 
 use serde_json::{Value, json};
 
 use super::{Reply, anthropic::pieces};
 
-/// What the service calls its streams.
+/// The content type of its streams.
 pub const CONTENT_TYPE: &str = "application/vnd.amazon.eventstream";
 
-/// A message with these headers, already encoded, and this payload.
+/// A message with these encoded headers and this payload.
 ///
 /// # Panics
 /// When it is larger than four gibibytes.
@@ -58,7 +59,7 @@ pub fn exception(name: &str, payload: &str) -> Vec<u8> {
     message(&headers, payload.as_bytes())
 }
 
-/// An error within the stream that is not modeled.
+/// An unmodeled error within the stream.
 pub fn error(code: &str, text: &str) -> Vec<u8> {
     message(
         &headers(&[(":message-type", "error"), (":error-code", code), (":error-message", text)]),
@@ -71,7 +72,7 @@ pub fn refusal(status: u16, kind: &str, message: &str) -> Reply {
     Reply::json(status, &json!({"message": message})).header("x-amzn-errortype", kind)
 }
 
-/// An answer put together block by block.
+/// An answer assembled block by block.
 #[derive(Debug, Clone)]
 pub struct Answer {
     blocks: Vec<Value>,
@@ -106,21 +107,21 @@ impl Answer {
         self
     }
 
-    /// With a block of reasoning.
+    /// With a reasoning block.
     #[must_use]
     pub fn and_reasoning(mut self, text: &str, signature: &str) -> Self {
         self.blocks.push(json!({"reasoningContent": {"text": text, "signature": signature}}));
         self
     }
 
-    /// BodyEnd for another reason.
+    /// With another stop reason.
     #[must_use]
     pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.stop_reason = reason.to_owned();
         self
     }
 
-    /// Having used these tokens.
+    /// With this token usage.
     #[must_use]
     pub fn with_usage(
         mut self,
@@ -134,7 +135,7 @@ impl Answer {
         self
     }
 
-    /// The messages on the wire.
+    /// The messages in wire form.
     pub fn wire(&self) -> Vec<u8> {
         let mut wire = event("messageStart", r#"{"p":"abcdefgh","role":"assistant"}"#);
         let mut say = |name: &str, payload: Value| wire.extend(event(name, &payload.to_string()));
@@ -174,7 +175,8 @@ impl Answer {
     }
 }
 
-/// The events of a recording: lines of a name and a payload, and comments that begin with `#`.
+/// The encoded events of a recording: lines of a name and a payload, and comments that begin with
+/// `#`.
 ///
 /// # Panics
 /// When a line has no payload.
@@ -190,7 +192,8 @@ pub fn recorded(lines: &str) -> Vec<u8> {
 /// A text and a call in the form of the user guide's examples.
 pub const RECORDED_CALL: &str = include_str!("recorded/bedrock-converse-stream.txt");
 
-/// What `CountTokens` answers (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_CountTokens.html>).
+/// The answer of `CountTokens`
+/// (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_CountTokens.html>).
 pub fn count(tokens: u32) -> Reply {
     Reply::json(200, &json!({"inputTokens": tokens}))
 }

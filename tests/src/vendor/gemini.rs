@@ -1,4 +1,4 @@
-//! What Google's Gemini API answers to `streamGenerateContent?alt=sse`, in the form of its
+//! The answers of Google's Gemini API to `streamGenerateContent?alt=sse`, in the form of its
 //! reference (<https://ai.google.dev/api/generate-content>).
 
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Reply, anthropic::pieces};
 
-/// An answer put together part by part.
+/// An answer assembled part by part.
 #[derive(Debug, Clone)]
 pub struct Answer {
     parts: Vec<Value>,
@@ -35,7 +35,7 @@ impl Answer {
         self
     }
 
-    /// With a summary of what it thought.
+    /// With a summary of its thoughts.
     #[must_use]
     pub fn and_thought(mut self, text: &str) -> Self {
         self.parts
@@ -43,7 +43,7 @@ impl Answer {
         self
     }
 
-    /// With a call of `code_interpreter`; an empty signature is none.
+    /// With a call of `code_interpreter`; without a signature if it is empty.
     #[must_use]
     pub fn and_code(mut self, id: &str, code: &str, signature: &str) -> Self {
         let mut part =
@@ -62,14 +62,14 @@ impl Answer {
         self
     }
 
-    /// BodyEnd for another reason.
+    /// With another finish reason.
     #[must_use]
     pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.finish_reason = reason.to_owned();
         self
     }
 
-    /// Having used these tokens; those that were cached are part of the prompt.
+    /// With this token usage; cached tokens are part of the prompt.
     #[must_use]
     pub fn with_usage(mut self, prompt: u32, cached: u32, candidates: u32, thoughts: u32) -> Self {
         self.usage = json!({
@@ -79,7 +79,7 @@ impl Answer {
         self
     }
 
-    /// The events on the wire.
+    /// The events in wire form.
     pub fn wire(&self) -> String {
         let mut wire = String::new();
         let last = self.parts.len().saturating_sub(1);
@@ -109,7 +109,7 @@ pub fn error(status: u16, name: &str, message: &str, details: &[Value]) -> Reply
     Reply::json(status, &error_body(status, name, message, details))
 }
 
-/// An error within the stream, on the wire.
+/// An error within the stream, in wire form.
 pub fn error_event(status: u16, name: &str, message: &str) -> String {
     format!("data: {}\r\n\r\n", error_body(status, name, message, &[]))
 }
@@ -118,17 +118,17 @@ fn error_body(status: u16, name: &str, message: &str, details: &[Value]) -> Valu
     json!({"error": {"code": status, "message": message, "status": name, "details": details}})
 }
 
-/// Two parallel calls of which the first carries the signature, as the guide to thought signatures
-/// shows it.
+/// Two parallel calls of which the first carries the signature, from the guide to thought
+/// signatures.
 pub const RECORDED_CALLS: &str = include_str!("recorded/gemini-function-calls.sse");
 
-/// What `countTokens` answers (<https://ai.google.dev/api/tokens>).
+/// The answer of `countTokens` (<https://ai.google.dev/api/tokens>).
 pub fn count(tokens: u32) -> Reply {
     let details = json!([{"modality": "TEXT", "tokenCount": tokens}]);
     Reply::json(200, &json!({"totalTokens": tokens, "promptTokensDetails": details}))
 }
 
-/// What `batchEmbedContents` answers (<https://ai.google.dev/api/embeddings>).
+/// The answer of `batchEmbedContents` (<https://ai.google.dev/api/embeddings>).
 pub fn vectors(vectors: &[Vec<f32>]) -> Reply {
     let embeddings: Vec<Value> = vectors.iter().map(|values| json!({"values": values})).collect();
     Reply::json(200, &json!({"embeddings": embeddings}))

@@ -1,4 +1,5 @@
-//! What Ollama answers to `/api/chat`, in the form of its reference (<https://docs.ollama.com/api/chat>).
+//! The answers of Ollama to `/api/chat`, in the form of its reference
+//! (<https://docs.ollama.com/api/chat>).
 
 use std::fmt::Write as _;
 
@@ -6,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::{Reply, anthropic::pieces};
 
-/// What the server calls its streams.
+/// The content type of its streams.
 pub const CONTENT_TYPE: &str = "application/x-ndjson";
 
-/// An answer put together piece by piece.
+/// An answer assembled piece by piece.
 #[derive(Debug, Clone)]
 pub struct Answer {
     messages: Vec<Value>,
@@ -49,21 +50,21 @@ impl Answer {
         self
     }
 
-    /// BodyEnd for another reason.
+    /// With another stop reason.
     #[must_use]
     pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.done_reason = reason.to_owned();
         self
     }
 
-    /// Having used these tokens.
+    /// With this token usage.
     #[must_use]
     pub fn with_usage(mut self, read: u32, written: u32) -> Self {
         self.usage = Some((read, written));
         self
     }
 
-    /// The lines on the wire.
+    /// The lines in wire form.
     pub fn wire(&self) -> String {
         let mut wire = String::new();
         let mut line = |line: Value| {
@@ -95,10 +96,10 @@ pub fn error_body(message: &str) -> Value {
     json!({"error": message})
 }
 
-/// A thought and a call, as the reference and the guides to thinking and to tool calling show them.
+/// A thought and a call, from the reference and the guides to thinking and tool calling.
 pub const RECORDED_CALL: &str = include_str!("recorded/ollama-chat.ndjson");
 
-/// What `/api/embed` answers (<https://docs.ollama.com/api/embed>).
+/// The answer of `/api/embed` (<https://docs.ollama.com/api/embed>).
 pub fn vectors(vectors: &[Vec<f32>], tokens: u32) -> Reply {
     Reply::json(
         200,

@@ -1,5 +1,5 @@
-//! What OpenAI's Chat Completions API answers, in the form its documentation records, and what
-//! servers compatible with it make of that.
+//! The answers of OpenAI's Chat Completions API, in the form of its documentation, and the variants
+//! of compatible servers.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Reply, anthropic::pieces};
 
-/// An answer put together piece by piece.
+/// An answer assembled piece by piece.
 #[derive(Debug, Clone)]
 pub struct Answer {
     thoughts: Vec<Value>,
@@ -33,8 +33,7 @@ impl Answer {
         }
     }
 
-    /// Having thought before, e.g. `{"reasoning_content": "Hm."}`: what stands in a delta of its
-    /// own.
+    /// With thinking before the text, e.g. `{"reasoning_content": "Hm."}`, in its own delta.
     #[must_use]
     pub fn thinking(mut self, delta: Value) -> Self {
         self.thoughts.push(delta);
@@ -47,7 +46,7 @@ impl Answer {
         self.and_call(id, "code_interpreter", &json!({"code": code}).to_string())
     }
 
-    /// With a call of any tool, its arguments as they stand on the wire.
+    /// With a call of any tool, its arguments in wire form.
     #[must_use]
     pub fn and_call(mut self, id: &str, name: &str, arguments: &str) -> Self {
         self.calls.push((id.to_owned(), name.to_owned(), arguments.to_owned()));
@@ -55,14 +54,14 @@ impl Answer {
         self
     }
 
-    /// BodyEnd for another reason.
+    /// With another finish reason.
     #[must_use]
     pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.finish_reason = reason.to_owned();
         self
     }
 
-    /// Reporting this usage; none: the server counts nothing.
+    /// With this usage; none: the server counts nothing.
     #[must_use]
     pub fn with_usage(mut self, usage: Option<Value>) -> Self {
         self.usage = usage;
@@ -76,7 +75,7 @@ impl Answer {
         self
     }
 
-    /// The events on the wire.
+    /// The events in wire form.
     pub fn wire(&self) -> String {
         let mut wire = String::new();
         let mut event = |choices: Value, usage: Value| {
@@ -135,14 +134,14 @@ pub fn error(status: u16, code: &str, kind: &str, message: &str) -> Reply {
     )
 }
 
-/// The vendor's own: a text and a call.
+/// The vendor's own example: a text and a call.
 pub const RECORDED_CALL: &str = include_str!("recorded/openai-chat-call.sse");
 
-/// An answer as xAI streams it: what it has used so far with every event, a call whole, and
-/// reasoning that is left out of what was written but not out of the total.
+/// An answer as xAI streams it: the usage so far with every event, a call in one piece, and
+/// reasoning that counts toward the total only.
 pub const RECORDED_XAI: &str = include_str!("recorded/xai-reasoning.sse");
 
-/// A call as Ollama streams it: whole in one event, every call with the index 0.
+/// A call as Ollama streams it: in one event, every call with the index 0.
 pub const RECORDED_OLLAMA: &str = include_str!("recorded/ollama-tool-calls.sse");
 
 /// A text as OpenRouter streams it: comments while it waits, the usage with the last choice.
@@ -154,8 +153,9 @@ pub const RECORDED_DEEPSEEK: &str = include_str!("recorded/deepseek-reasoning.ss
 /// A call after reasoning as OpenRouter streams it.
 pub const RECORDED_OPENROUTER_REASONING: &str = include_str!("recorded/openrouter-reasoning.sse");
 
-/// What `/embeddings` answers (<https://platform.openai.com/docs/api-reference/embeddings/create>), the last vector first: their
-/// order is said by their index.
+/// The answer of `/embeddings`
+/// (<https://platform.openai.com/docs/api-reference/embeddings/create>), the last vector first: the
+/// index gives their order.
 pub fn vectors(vectors: &[Vec<f32>], tokens: u32) -> Reply {
     let items = vectors.iter().enumerate().rev();
     let data: Vec<Value> = items

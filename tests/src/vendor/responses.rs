@@ -1,4 +1,4 @@
-//! What OpenAI's Responses API answers, in the form of its reference
+//! The answers of OpenAI's Responses API, in the form of its reference
 //! (<https://platform.openai.com/docs/api-reference/responses-streaming>).
 
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Reply, anthropic::pieces};
 
-/// An answer put together item by item.
+/// An answer assembled item by item.
 #[derive(Debug, Clone)]
 pub struct Answer {
     items: Vec<Value>,
@@ -47,7 +47,7 @@ impl Answer {
         self
     }
 
-    /// With reasoning of which only a summary is shown.
+    /// With reasoning of which only a summary is visible.
     #[must_use]
     pub fn and_reasoning(mut self, summary: &str, encrypted: &str) -> Self {
         self.items.push(json!({"id": "rs_1", "type": "reasoning", "encrypted_content": encrypted,
@@ -55,14 +55,14 @@ impl Answer {
         self
     }
 
-    /// BodyEnd before it is complete.
+    /// With an incomplete end.
     #[must_use]
     pub fn incomplete(mut self, reason: &str) -> Self {
         self.incomplete = Some(reason.to_owned());
         self
     }
 
-    /// Having used these tokens; those that were cached are part of the input.
+    /// With this token usage; cached tokens are part of the input.
     #[must_use]
     pub fn with_usage(mut self, input: u32, cached: u32, output: u32) -> Self {
         self.usage = json!({"input_tokens": input, "input_tokens_details": {"cached_tokens": cached},
@@ -70,7 +70,7 @@ impl Answer {
         self
     }
 
-    /// The events on the wire.
+    /// The events in wire form.
     pub fn wire(&self) -> String {
         let mut wire = String::new();
         let mut number = 0;
@@ -137,7 +137,7 @@ impl Answer {
     }
 }
 
-/// A failure within the stream, on the wire.
+/// A failure within the stream, in wire form.
 pub fn failed_event(code: &str, message: &str) -> String {
     let error = json!({"code": code, "message": message});
     let data = json!({"type": "response.failed", "sequence_number": 9,
@@ -151,7 +151,8 @@ pub const RECORDED_TEXT: &str = include_str!("recorded/openai-responses-text.sse
 /// The guide's example of a streamed function call.
 pub const RECORDED_CALL: &str = include_str!("recorded/openai-responses-call.sse");
 
-/// What `/responses/input_tokens` answers (<https://platform.openai.com/docs/api-reference/responses/input-tokens>).
+/// The answer of `/responses/input_tokens`
+/// (<https://platform.openai.com/docs/api-reference/responses/input-tokens>).
 pub fn count(tokens: u32) -> Reply {
     Reply::json(200, &json!({"object": "response.input_tokens", "input_tokens": tokens}))
 }
