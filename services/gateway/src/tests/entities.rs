@@ -132,7 +132,7 @@ async fn provider_key_is_sealed_at_rest_and_never_shown() {
     let key: [u8; 32] = std::array::from_fn(|index| index as u8);
     let keyring = Keyring::new("test", [("test".to_owned(), key)]).expect("a keyring");
     let opened =
-        keyring.open(&id.to_string(), &stored.key.expect("it has a key")).expect("it is valid");
+        keyring.open(&id.to_string(), &stored.key.expect("it has a key")).expect("it decrypts");
     assert_eq!(secrecy::ExposeSecret::expose_secret(&opened), SECRET.as_bytes());
     let events = gateway
         .store()

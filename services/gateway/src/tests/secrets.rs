@@ -70,7 +70,7 @@ async fn secret_value_is_sealed_with_its_own_key_and_never_shown() {
         gateway.store().secret_find(OrganizationId::LOCAL, &id).await.expect("it is stored");
     let key: [u8; 32] = std::array::from_fn(|index| 31 - index as u8);
     let keyring = Keyring::new("s1", [("s1".to_owned(), key)]).expect("a keyring");
-    let opened = keyring.open(&stored.id.to_string(), &stored.value).expect("it is valid");
+    let opened = keyring.open(&stored.id.to_string(), &stored.value).expect("it decrypts");
     assert_eq!(secrecy::ExposeSecret::expose_secret(&opened), format!("{VALUE}-new").as_bytes());
     let events = gateway
         .store()
@@ -231,5 +231,5 @@ async fn secrets_are_resealed_when_their_key_changes() {
     assert_eq!(store.secret_reseal_all(&both, now).await.expect("they are read").resealed, 1);
     let stored = store.secret_find(OrganizationId::LOCAL, "TOKEN").await.expect("it is there");
     assert_eq!(stored.value.key_id, "s2");
-    only.open(&id.to_string(), &stored.value).expect("it is valid");
+    only.open(&id.to_string(), &stored.value).expect("it decrypts");
 }
