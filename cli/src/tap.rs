@@ -71,7 +71,7 @@ impl TapArgs {
         loop {
             let message = tokio::select! {
                 message = messages.next() => message,
-                refusal = bus.refused() => return Err(Failure::failed(refusal)),
+                refusal = bus.permission_violation() => return Err(Failure::failed(refusal)),
             };
             let Some(message) = message else { break };
             let shown = Shown {

@@ -1,4 +1,4 @@
-//! What must be so after a trial.
+//! The invariants that hold after a trial.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,12 +17,11 @@ use construct_tests::{
 
 use crate::load::{BUDGET_EXHAUSTED, EFFECTS, Job, Kind};
 
-/// How it begins, what is said of a message that its user has withdrawn: by a cancel, or by taking
-/// the conversation back.
+/// The prefixes of the errors of messages that their users withdrew, by a cancel or a rewind.
 const WITHDRAWN: [&str; 2] = ["cancelled", "the conversation was taken back"];
 
-/// Why a message may fail when what it needs is away for longer than it is tried again. What was
-/// given up because workers died is the only failure of our own; any other one is a defect.
+/// Why a message may fail when a dependency is away for longer than the retries last. Work that was
+/// abandoned because workers died is the only failure of our own; any other is a defect.
 fn may_fail(job: &Job, error: &v1::TaskError) -> bool {
     match error.code.as_str() {
         "BUDGET_EXHAUSTED" => job.budget().is_some(),
@@ -32,23 +31,23 @@ fn may_fail(job: &Job, error: &v1::TaskError) -> bool {
     }
 }
 
-/// What came of a trial.
+/// The outcome of a trial.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     messages: usize,
     effects: usize,
     unknown: usize,
     failed: usize,
-    /// Messages that the tight budget has ended, which is no failure.
+    /// Messages that the tight budget ended, which is no failure.
     stopped: usize,
-    /// Messages that their users thought better of before they were answered, which is none either.
+    /// Messages that their users withdrew before the answer, which is no failure either.
     withdrawn: usize,
     subtasks: usize,
     calls: i64,
 }
 
 impl Report {
-    /// Side effects of unknown outcome, and messages that failed.
+    /// Side effects of unknown outcome, and failed messages.
     pub(crate) const fn interrupted(&self) -> usize {
         self.unknown + self.failed
     }
@@ -65,16 +64,15 @@ impl std::fmt::Display for Report {
     }
 }
 
-/// Panics with what is not as promised.
+/// Panics with every broken promise.
 pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Report {
     let mut report = Report::default();
-    // Nothing goes wrong any more, so that it works.
+    // No faults are injected any more, so that everything works.
     futures::future::join_all(jobs.iter().map(last_message)).await;
     for job in jobs {
         check_conversation(mesh, job, &mut report).await;
     }
-    // That some are interrupted is what chaos is for. When it is every tenth, it is not what ended
-    // them.
+    // Chaos may interrupt some of them. If it is every tenth, there is another cause.
     let few = |of: usize| of / 10 + 3;
     assert!(
         report.failed <= few(report.messages) && report.unknown <= few(report.effects),
@@ -86,7 +84,7 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Report {
     report
 }
 
-/// One more message of a job, which is answered.
+/// Sends one more message to a job, which must be answered.
 async fn last_message(job: &Job) {
     if let Some(budget) = job.budget() {
         budget.raise(job).await;
@@ -126,7 +124,7 @@ async fn check_conversation(mesh: &Mesh, job: &Job, report: &mut Report) {
             task.usage.unwrap_or_default().cost_pico_usd + check_subtasks(job, report).await;
         check_money(job, spent, report).await;
     }
-    // Those who follow have seen the same, without a gap and nothing twice.
+    // Subscribers have seen the same, without gap or duplicate.
     let events = job.recorder.wait_for_sequence(task.event_sequence).await;
     check_order(&events);
     for turn in events.iter().filter_map(|event| match &event.payload {
@@ -143,8 +141,8 @@ async fn check_conversation(mesh: &Mesh, job: &Job, report: &mut Report) {
     assert!(why.waiting_for.contains("a message from a user"), "{why:?}");
 }
 
-/// What was said and has a place in the transcript: everything, but for what was dropped before its
-/// turn, which says so.
+/// The sent messages that have a position in the transcript: all but those that were dropped before
+/// their turn and say so.
 fn placed<'a>(job: &Job, said: &'a [String], transcript: &Transcript) -> Vec<&'a str> {
     let mut dropped = BTreeSet::new();
     for message in transcript.unplaced_messages() {
@@ -158,14 +156,13 @@ fn placed<'a>(job: &Job, said: &'a [String], transcript: &Transcript) -> Vec<&'a
     said.iter().map(String::as_str).filter(|text| !dropped.contains(*text)).collect()
 }
 
-/// What a task and its subtasks have used is what the ledger says and what their budget has paid,
-/// and nothing stays set aside.
+/// The usage of a task and its subtasks equals the ledger and the charges of their budget, and
+/// nothing stays reserved.
 async fn check_money(job: &Job, spent: i64, report: &mut Report) {
     let Some(budget) = job.budget() else { return };
     let (client, limit) = (job.conversation.client(), *budget.limit.lock().unwrap());
     let request = v1::GetBudgetRequest { budget: budget.id.clone() };
-    // For a call that is not wanted any more, and whose worker has died, money stays set aside for
-    // two minutes.
+    // For an abandoned call whose worker died, money stays reserved for two minutes.
     let seen = until("nothing to be set aside", TURN_TIMEOUT, async || {
         let seen = client
             .budgets()
@@ -190,8 +187,8 @@ async fn check_money(job: &Job, spent: i64, report: &mut Report) {
     report.calls += costs.calls;
 }
 
-/// Each was begun once, with one message that is answered, and none is still at work. Gives what
-/// they have cost.
+/// Each subtask was created once, with one answered message, and none is still active. Returns
+/// their cost.
 async fn check_subtasks(job: &Job, report: &mut Report) -> i64 {
     let client = job.conversation.client();
     let filter = v1::list_tasks_request::Filter {
@@ -226,7 +223,7 @@ async fn check_subtasks(job: &Job, report: &mut Report) -> i64 {
     cost
 }
 
-/// No effect twice, and none missing without a word.
+/// No effect happened twice, and none is missing without a report.
 fn check_effects(folder: &Path, said: &[&str], transcript: &Transcript, report: &mut Report) {
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     let log = std::fs::read_to_string(folder.join("effects.log")).unwrap_or_default();
@@ -267,7 +264,7 @@ fn check_effects(folder: &Path, said: &[&str], transcript: &Transcript, report: 
                     transcript.show()
                 );
             }
-            // The script did not get to its end: then its result, or the message, says why, and not
+            // The script did not reach its end: then its result or the message says why, and not
             // those of another message.
             None => {
                 let report = results.iter().any(|result| !result.error.is_empty())
@@ -282,7 +279,7 @@ fn check_effects(folder: &Path, said: &[&str], transcript: &Transcript, report: 
     }
 }
 
-/// Each message of the user with what was said up to the next.
+/// Each user message with the messages up to the next one.
 fn turns(transcript: &Transcript) -> Vec<Vec<&v1::Message>> {
     let mut turns: Vec<Vec<&v1::Message>> = Vec::new();
     for message in transcript.placed_messages() {
@@ -296,12 +293,12 @@ fn turns(transcript: &Transcript) -> Vec<Vec<&v1::Message>> {
     turns
 }
 
-/// No message waits for anybody, and none could not be understood.
+/// No message waits for a consumer, and none was undecodable.
 async fn check_queues_empty(mesh: &Mesh) {
     until("the queues to be empty", TURN_TIMEOUT, async || {
         let mut left = BTreeMap::new();
         for stream in [Stream::Task, Stream::Model, Stream::Code] {
-            let waiting = mesh.nats.waiting(stream).await;
+            let waiting = mesh.nats.pending_messages(stream).await;
             if waiting > 0 {
                 left.insert(stream.name(), waiting);
             }
@@ -310,10 +307,10 @@ async fn check_queues_empty(mesh: &Mesh) {
     })
     .await;
     for stream in [Stream::Task, Stream::Model, Stream::Code] {
-        let held = mesh.nats.messages(stream).await;
+        let held = mesh.nats.message_count(stream).await;
         if held > 0 {
-            // NATS 2.9 keeps what it was killed before it had removed; the next command of the task
-            // takes its place.
+            // NATS 2.9 keeps messages that it had not removed when it was killed; the task's next
+            // command replaces them.
             println!("{}: {held} messages that were acknowledged are still held", stream.name());
         }
     }

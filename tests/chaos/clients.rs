@@ -1,5 +1,4 @@
-//! Clients of the mesh that remember on their own what they are at: questions in Slack, and scans
-//! of a repository.
+//! Clients of the mesh with their own durable state: questions in Slack and scans of a repository.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,10 +22,9 @@ use jiff::Timestamp;
 use prost::Message as _;
 use serde_json::{Value, json};
 
-/// How long a question or a step of a scan may take: what fails is tried again after up to a
-/// minute.
+/// The time limit of a question or a step of a scan: failures are retried after up to a minute.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(240);
-/// How long Slack waits before it tells of an event once more.
+/// How long Slack waits before it resends an event.
 const SLACK_RETRY_INTERVAL: Duration = Duration::from_secs(3);
 
 const REPOSITORY: &str = "octo/ledger";
@@ -42,20 +40,20 @@ if __name__ == "__main__":
     main()
 "#;
 
-/// Slack and a forge, and what was asked for.
+/// Slack, a repository host, and the requests so far.
 pub(crate) struct Clients {
     slack: SlackServer,
     github: GitHubServer,
-    /// Where the Slack service listens.
+    /// The address of the Slack service.
     service: String,
     client: Client,
-    /// Each question with its place in the channel.
+    /// Each question with its position in the channel.
     questions: Mutex<Vec<(String, String)>>,
     /// Each scan with its hand-over.
     scans: Mutex<BTreeMap<String, String>>,
 }
 
-/// What the model that explores has found.
+/// The finding of the exploring model.
 fn candidate() -> Value {
     json!({
         "name": "total", "description": "Adds numbers up.", "category": "report", "score": 80,
@@ -69,7 +67,7 @@ fn candidate() -> Value {
     })
 }
 
-/// Asks until the gateway is there to answer.
+/// Repeats a request while the gateway is unavailable.
 async fn retry_unavailable<T>(
     mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>,
 ) -> T {
@@ -80,7 +78,7 @@ async fn retry_unavailable<T>(
 }
 
 impl Clients {
-    /// Tells the services that are to be started where Slack and the forge are.
+    /// Configures the services for Slack and the repository host before they start.
     pub(crate) async fn prepare(mesh: &mut Mesh) -> Self {
         let (slack, github) = (SlackServer::start().await, GitHubServer::start().await);
         slack.configure(mesh);
@@ -99,7 +97,7 @@ impl Clients {
         }
     }
 
-    /// Starts them.
+    /// Starts the services.
     pub(crate) async fn begin(&self, mesh: &mut Mesh) {
         let found = format!("```json\n{}\n```", json!({"candidates": [candidate()]}));
         mesh.scripted_agent("helper", &json!([{"text": "You said: {{last_user_text}}"}]))
@@ -113,7 +111,7 @@ impl Clients {
         self.slack.install(mesh).await.unwrap();
     }
 
-    /// Asks in Slack and has the repository scanned, one after the other, until it is `over`.
+    /// Alternates between questions in Slack and scans of the repository until it is `over`.
     pub(crate) async fn work(&self, over: &AtomicBool) {
         let asking = async {
             for n in 0_usize.. {
@@ -134,7 +132,7 @@ impl Clients {
         tokio::join!(asking, scanning);
     }
 
-    /// Somebody mentions the app, and waits for the answer.
+    /// Mentions the app and waits for the answer.
     async fn ask(&self, words: &str) {
         let (ts, event) = self.slack.ask(CHANNEL, ANN, None, words, json!([]));
         until("Slack's event to be taken", REQUEST_TIMEOUT, async || {
@@ -161,7 +159,7 @@ impl Clients {
         .await;
     }
 
-    /// Has the repository scanned, accepts what is found, and hands it over.
+    /// Scans the repository, accepts the findings, and hands them over.
     async fn scan(&self, n: usize) {
         let scans = self.client.scans();
         let spec = v1::ScanSpec {
@@ -208,7 +206,7 @@ impl Clients {
         self.scans.lock().unwrap().insert(scan, handed.hand_over_id);
     }
 
-    /// Panics with what is not as promised; says what there was.
+    /// Panics with every broken promise; returns a summary.
     pub(crate) async fn check(&self, mesh: &Mesh) -> String {
         let questions = self.questions.lock().unwrap().clone();
         let scans = self.scans.lock().unwrap().clone();
@@ -231,7 +229,7 @@ impl Clients {
         })
         .await;
         let report: Vec<mesh_v1::ToolCreate> =
-            mesh.nats.stored(Stream::Tool).await.into_iter().map(decoded).collect();
+            mesh.nats.stored_messages(Stream::Tool).await.into_iter().map(decoded).collect();
         let pairs: BTreeMap<_, _> =
             report.iter().map(|tool| (tool.scan_id.clone(), tool.hand_over_id.clone())).collect();
         assert_eq!((report.len(), &pairs), (scans.len(), &scans), "each scan is handed over once");
@@ -246,7 +244,7 @@ impl Clients {
         format!("{} questions in Slack, {} scans", questions.len(), scans.len())
     }
 
-    /// What all tasks were asked, those of Slack among them.
+    /// The user messages of all tasks, including those from Slack.
     async fn asked_messages(&self) -> Vec<String> {
         let mut page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
         let mut asked = Vec::new();
@@ -278,7 +276,7 @@ impl Clients {
         }
     }
 
-    /// The scans there are.
+    /// The existing scans.
     async fn list_scans(&self) -> Vec<String> {
         let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
         let request = v1::ListScansRequest { page: Some(page), ..v1::ListScansRequest::default() };

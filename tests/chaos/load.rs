@@ -1,5 +1,5 @@
-//! What is worked on meanwhile: conversations whose every message has side effects, done by their
-//! scripts or by subtasks of them.
+//! The load: conversations whose messages all have side effects, from their scripts or from
+//! subtasks.
 
 use std::{
     path::PathBuf,
@@ -20,32 +20,32 @@ use serde_json::{Value, json};
 
 use crate::people;
 
-/// What is said of a turn that there was no money for.
+/// The error of a turn without budget.
 pub(crate) const BUDGET_EXHAUSTED: &str = "the budget of the task is exhausted";
 
-/// Side effects of each message.
+/// The side effects of each message.
 pub(crate) const EFFECTS: usize = 6;
 
-/// What the subtasks' conversation may cost at first, and how much more each time that was not
-/// enough, in 10⁻¹² dollars: some messages, and what is set aside for two or three calls at a time.
+/// The initial budget of the conversation with subtasks, and each increase when it is exhausted, in
+/// 10⁻¹² dollars: some messages, and the reservations of two or three calls at a time.
 const BUDGET: i64 = 600_000_000_000;
 
-/// Whose money it is. It is raised where it is not enough.
+/// A budget that is raised when it is exhausted.
 #[derive(Debug)]
 pub(crate) struct Budget {
     pub(crate) id: String,
     pub(crate) limit: Mutex<i64>,
 }
 
-/// Who does the work of a conversation, and what its user is like.
+/// How the work of a conversation is done, and how its user behaves.
 pub(crate) enum Kind {
-    /// Its scripts do it.
+    /// Its scripts do the work.
     Works,
-    /// Subtasks do, which may cost so much together with it.
+    /// Subtasks do the work, with this shared budget.
     Delegates(Budget),
-    /// Its scripts do, and ask somebody about some of it.
+    /// Its scripts do the work, and some calls need approval.
     Asks,
-    /// Its scripts do, if they get to it: the user thinks better of every message.
+    /// Its scripts do the work, if they get to it: the user withdraws every message.
     Fickle,
 }
 
@@ -64,8 +64,8 @@ impl Job {
     }
 }
 
-/// Each effect is a line or a file of its own, named after the message. What is not known is taken
-/// down, as the model is asked to.
+/// Each effect is its own line or file, named after the message. Unknown outcomes are noted, as the
+/// model is asked to.
 fn script() -> Value {
     let code = [
         "const message = {{json last_user_text}}, unknown = [];",
@@ -91,9 +91,9 @@ fn script() -> Value {
     ]})
 }
 
-/// Each half of a message's effects is a subtask's. What that does not know is taken down as well,
-/// and so is all of one that has not completed: for itself where there was no money for it, which
-/// is no interruption.
+/// Each half of a message's effects is done by a subtask. Effects that it reports as unknown are
+/// noted as well, and so are all effects of a subtask that did not complete; separately where the
+/// budget was exhausted, which is no interruption.
 fn manager() -> Value {
     let code = [
         "const message = {{json last_user_text}}, unknown = [], unpaid = [], halves = [[1, 2, 3], [4, 5, 6]], begun = [];",
@@ -147,7 +147,7 @@ impl Budget {
         Self { id: id(budget.metadata.as_ref()), limit: Mutex::new(BUDGET) }
     }
 
-    /// Lets it be more.
+    /// Raises the budget.
     pub(crate) async fn raise(&self, job: &Job) {
         let limit_pico_usd = *self.limit.lock().unwrap() + BUDGET;
         let raise = v1::UpdateBudgetRequest {
@@ -164,7 +164,7 @@ impl Budget {
     }
 }
 
-/// Begins all conversations.
+/// Starts all conversations.
 pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
     for (name, script) in
         [("worker", script()), ("careful", script()), ("manager", manager()), ("hand", worker())]
@@ -177,7 +177,7 @@ pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
     for (n, agent) in ["manager", "careful", "worker", "worker", "worker"].into_iter().enumerate() {
         let folder = mesh.folder(&format!("job-{n}")).unwrap();
         let workspace = folder.display().to_string();
-        // With a title no call is made for one, which would be left out without money.
+        // With a title no model call is made for one, which would be skipped without budget.
         let title = format!("Job {n}");
         let spec =
             v1::TaskSpec { agent: agent.to_owned(), workspace, title, ..v1::TaskSpec::default() };
@@ -194,8 +194,8 @@ pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
     jobs
 }
 
-/// Sends messages until it is `over`. Fickle users think better of each, at times that follow from
-/// the seed.
+/// Sends messages until it is `over`. Fickle users withdraw each one, at times that follow from the
+/// seed.
 pub(crate) async fn run_conversations(jobs: &[Job], seed: u64, over: &AtomicBool) {
     let speaking = (1..).zip(jobs).map(async |(n, job)| match job.kind {
         Kind::Fickle => people::change_messages(job, Random::new(seed.rotate_left(n)), over).await,
@@ -204,7 +204,7 @@ pub(crate) async fn run_conversations(jobs: &[Job], seed: u64, over: &AtomicBool
     futures::future::join_all(speaking).await;
 }
 
-/// Some messages are sent while the one before them is worked on, some after.
+/// Some messages are sent while the previous one is processed, some afterwards.
 async fn send_messages(job: &Job, over: &AtomicBool) {
     for n in 0.. {
         let text = format!("m{n}");

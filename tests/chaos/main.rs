@@ -1,10 +1,10 @@
-//! The mesh under load while everything it consists of is killed, stopped, cut off, frozen and
-//! slowed down at random, while its messages overtake each other, its disks are full and its clocks
-//! jump: two processes of each service, NATS and PostgreSQL. After each trial every promise is
-//! checked. In trials of their own Slack and the scanner are at work as well.
+//! The mesh under load while all its parts are killed, stopped, cut off, frozen and slowed down at
+//! random, its messages are reordered, its disks are full and its clocks jump: two processes of
+//! each service, NATS and PostgreSQL. After each trial every promise is checked. In some trials
+//! Slack and the scanner are active as well.
 //!
-//! `./dev chaos mesh` runs many trials; the tests run a few. A trial is a seed: `CONSTRUCT_SEED=…
-//! ./dev chaos mesh` does the same again, as far as the machine lets it.
+//! `./dev chaos mesh` runs many trials; the tests run a few. A trial is defined by a seed:
+//! `CONSTRUCT_SEED=… ./dev chaos mesh` repeats it, as far as the machine allows.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails with what it met")]
 
 mod check;
@@ -24,10 +24,10 @@ use construct_tests::{
 
 use crate::plan::{Kind, Plan};
 
-/// Trials of one kind when `CONSTRUCT_TRIALS` does not say how many.
+/// Trials of one kind when `CONSTRUCT_TRIALS` is not set.
 const TRIALS: u64 = 2;
 
-/// One trial of a kind that the seed chooses, so that every run of the tests covers another part.
+/// One trial of a kind that the seed selects, so that every run of the tests covers another part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mesh_under_random_faults_keeps_its_promises() {
     let seed = random::from_env(random::SEED).unwrap_or_else(random::random_seed);

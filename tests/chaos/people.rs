@@ -1,5 +1,5 @@
-//! What people want meanwhile: that a task be suspended, that a turn be stopped or a message be
-//! another one, that a call be made after all, that a message come at its time.
+//! The actions of people during a trial: suspending tasks, canceling turns, rewinding and editing
+//! messages, approving calls, and scheduling messages.
 
 use std::{
     collections::BTreeSet,
@@ -31,14 +31,14 @@ use uuid::Uuid;
 
 use crate::load::{Job, Kind};
 
-/// How often somebody looks whether they are asked.
+/// The time between two checks for pending approvals.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 fn key() -> String {
     Uuid::now_v7().to_string()
 }
 
-/// Has the agent's scripts wait for a person before they make a file.
+/// Makes the agent's scripts wait for approval before they create a file.
 pub(crate) async fn ask_before_files(client: &Client, agent: &str) {
     let tools = vec!["create_file".to_owned()];
     let rule =
@@ -51,8 +51,7 @@ pub(crate) async fn ask_before_files(client: &Client, agent: &str) {
     client.agents().update_agent(update).await.unwrap();
 }
 
-/// Does the `work` while somebody approves every call that scripts of these conversations ask
-/// about.
+/// Does the `work` while every pending call of these conversations is approved.
 pub(crate) async fn approving<T>(jobs: &[Job], work: impl Future<Output = T>) -> T {
     let asked = jobs.iter().filter(|job| matches!(job.kind, Kind::Asks));
     let attentive = join_all(asked.map(|job| approve(&job.conversation)));
@@ -97,8 +96,8 @@ async fn approve(conversation: &Conversation) -> Infallible {
     }
 }
 
-/// Suspends a conversation for a moment, again and again, whatever it is at, until it is `over`;
-/// then all go on.
+/// Suspends a conversation for a moment, again and again, in any phase, until it is `over`; then
+/// all continue.
 pub(crate) async fn suspend_at_random(jobs: &[Job], mut random: Random, over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         let at = random.next_below(jobs.len() as u64) as usize;
@@ -110,8 +109,8 @@ pub(crate) async fn suspend_at_random(jobs: &[Job], mut random: Random, over: &A
     }
 }
 
-/// Sends messages until it is `over`, and stops each one's turn, takes the conversation back to
-/// before it, or says something else in its place, wherever that has got to.
+/// Sends messages until it is `over`, and cancels each one's turn, rewinds the conversation to
+/// before it, or edits it, in any phase.
 pub(crate) async fn change_messages(job: &Job, mut random: Random, over: &AtomicBool) {
     let Job { conversation, said, .. } = job;
     for n in 0.. {
@@ -133,7 +132,7 @@ pub(crate) async fn change_messages(job: &Job, mut random: Random, over: &Atomic
     }
 }
 
-/// Takes the conversation back to before a message, unless that still waits for its turn.
+/// Rewinds the conversation to before a message, unless that is still queued.
 async fn rewind(conversation: &Conversation, message: String) {
     let (task, idempotency_key) = (conversation.id().to_owned(), key());
     let request = v1::RewindTaskRequest {
@@ -146,7 +145,7 @@ async fn rewind(conversation: &Conversation, message: String) {
     was_accepted(retry_unavailable("the conversation to be taken back", rewind).await);
 }
 
-/// Says something else in the place of a message, unless that still waits for its turn.
+/// Edits a message, unless it is still queued.
 async fn edit(conversation: &Conversation, message: String, better: &str) -> bool {
     let request =
         v1::EditMessageRequest { message, blocks: text_blocks(better), idempotency_key: key() };
@@ -164,7 +163,7 @@ fn was_accepted<T>(answer: Result<T, tonic::Status>) -> bool {
     false
 }
 
-/// A conversation whose messages come by the clock.
+/// A conversation with scheduled messages.
 pub(crate) struct Clock {
     conversation: Conversation,
     schedules: Mutex<Vec<String>>,
@@ -177,7 +176,7 @@ impl Clock {
         Self { conversation, schedules: Mutex::default() }
     }
 
-    /// Has one message after the other sent soon, until it is `over`.
+    /// Schedules one message after the other for the near future, until it is `over`.
     pub(crate) async fn work(&self, mut random: Random, over: &AtomicBool) {
         let schedules = self.conversation.client().schedules();
         for n in 0.. {
@@ -199,11 +198,11 @@ impl Clock {
                 let request =
                     v1::CreateScheduleRequest { spec: Some(spec), idempotency_key: key() };
                 match schedules.clone().create_schedule(request).await {
-                    // Its time may be over when the request arrives.
+                    // Its time may have passed when the request arrives.
                     Err(late) if is_unavailable(&late) || late.code() == Code::InvalidArgument => {
                         Err(late)
                     }
-                    // It was accepted before, and the answer did not arrive.
+                    // An earlier attempt was accepted, and its answer was lost.
                     Err(taken) if taken.code() == Code::AlreadyExists => Ok(()),
                     answer => {
                         answer.map(drop).map_err(|refused| panic!("{name} is refused: {refused:?}"))
@@ -219,7 +218,7 @@ impl Clock {
         }
     }
 
-    /// Panics unless each message has come once and was answered; gives how many there were.
+    /// Panics unless each message came once and was answered; returns their number.
     pub(crate) async fn check(&self) -> usize {
         let mut schedules = self.conversation.client().schedules();
         let expected: BTreeSet<String> = self.schedules.lock().unwrap().iter().cloned().collect();

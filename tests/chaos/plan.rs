@@ -1,4 +1,4 @@
-//! What is done in a trial, all of it from one number.
+//! The faults of a trial, all derived from one seed.
 
 use std::{fmt, time::Duration};
 
@@ -7,80 +7,80 @@ use construct_tests::{
     random::Random,
 };
 
-/// Disturbances of a trial.
+/// The number of disturbances in a trial.
 const DISTURBANCES: usize = 8;
 
-/// How many disorders there are.
+/// The number of disorder seeds.
 const SEEDS: u64 = 1 << 16;
 
-/// The two networks that services are started in, each with its own way to NATS and to PostgreSQL.
+/// The two networks that services are started in, each with its own paths to NATS and PostgreSQL.
 pub(crate) const ZONES: usize = 2;
 
-/// What services talk to.
+/// A server that services talk to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Server {
     Nats,
     PostgreSql,
 }
 
-/// One thing that goes wrong, and for how long.
+/// One fault and its duration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Disturbance {
-    /// `kill -9`; another one after a while.
+    /// `kill -9`, and a new process after a while.
     Kill(Service, Duration),
-    /// The same of the second process of a service.
+    /// The same for the second process of a service.
     KillReplica(Service, Duration),
-    /// As a deploy does.
+    /// A graceful restart, as in a deployment.
     Restart(Service),
-    /// NATS is killed, and started with what it had on disk.
+    /// NATS is killed, and restarted with its data.
     KillNats(Duration),
     /// NATS hangs.
     FreezeNats(Duration),
-    /// All connections to PostgreSQL end, in the middle of whatever they did; where the server is
-    /// the trial's own, it crashes.
+    /// All connections to PostgreSQL end in the middle of their work; a server of the trial itself
+    /// crashes.
     CrashPostgreSql,
-    /// PostgreSQL's first process is killed, which leaves the others to themselves, and it is
-    /// started again after a while.
+    /// PostgreSQL's first process is killed, which orphans the others, and the server is restarted
+    /// after a while.
     KillPostgreSql(Duration),
-    /// A network's connections end, and no new ones can be made.
+    /// A network's connections end, and new ones fail.
     Cut(usize, Server, Duration),
-    /// Nothing arrives any more, but connections stand.
+    /// Nothing arrives any more, but connections stay open.
     Hold(usize, Server, Duration),
-    /// Everything takes longer.
+    /// Everything is delayed.
     Slow(usize, Server, Duration, Duration),
-    /// Messages between a network and NATS come late and overtake each other, and some come twice;
-    /// which ones follows from the number.
+    /// Messages between a network and NATS are delayed, reordered, and some duplicated; the seed
+    /// selects them.
     Disorder(usize, u64, Duration),
-    /// Reconcilers hear that all others leave, so that each takes everything for its own.
+    /// Reconcilers are told that all others leave, so that each takes all partitions.
     Lie(Duration),
-    /// Nothing more can be written to the disk of NATS, or of the services; then there is room
-    /// again, and NATS is started anew.
+    /// The disk of NATS or of the services is full; then there is space again, and NATS is
+    /// restarted.
     FullDisk(Disk, Duration),
-    /// The same of PostgreSQL's disk.
+    /// The same for PostgreSQL's disk.
     FullPostgreSql(Duration),
-    /// The clock of the machine with a service's first process, or with its further one, is set by
-    /// so many seconds while that runs.
+    /// The clock of the machine with a service's first process, or with its replica, is moved by so
+    /// many seconds while the service runs.
     Jump(Service, bool, i64),
 }
 
-/// What goes wrong in a trial.
+/// The kinds of faults in a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Everything,
-    /// Disks are full, and there are kills.
+    /// Full disks, and kills.
     Disks,
-    /// Clocks jump, and there are kills.
+    /// Clock jumps, and kills.
     Clocks,
-    /// Slack and the scanner are at work, and are killed and cut off with everything else.
+    /// Slack and the scanner are active, and are killed and cut off like everything else.
     Clients,
 }
 
-/// A trial.
+/// The plan of a trial.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) kind: Kind,
     pub(crate) seed: u64,
-    /// Each after a pause.
+    /// The disturbances, each after a delay.
     pub(crate) disturbances: Vec<(Duration, Disturbance)>,
 }
 
@@ -94,8 +94,8 @@ impl Plan {
     }
 }
 
-/// The `n`th disturbance. Of disks six are full, of clocks six are set; of both kinds two are
-/// kills. Where clients are at work, every second one is of one of them.
+/// The `n`th disturbance. Six disks are full, or six clocks jump; both kinds have two kills. With
+/// clients, every second disturbance is one of a client.
 fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
     match kind {
         Kind::Everything => any(random),
@@ -116,8 +116,8 @@ fn client(random: &mut Random) -> Disturbance {
     }
 }
 
-/// What may be around clients. A disk of NATS that is full is not: it may lose what Slack was told
-/// is taken.
+/// A disturbance around clients. NATS' disk is never full: it may lose events that Slack was told
+/// are accepted.
 fn client_environment(random: &mut Random) -> Disturbance {
     loop {
         let disturbance = any(random);
@@ -147,7 +147,7 @@ fn full_disk(which: usize, random: &mut Random) -> Disturbance {
     }
 }
 
-/// By a minute to two days, forward as often as backward.
+/// By a minute to two days, equally often forward and backward.
 fn clock_jump(random: &mut Random) -> Disturbance {
     let service = random.choose(&Service::ALL);
     let (longest, sign) = (random.choose(&[600, 7_200, 172_800]), random.choose(&[1, -1]));

@@ -35,14 +35,14 @@ use crate::{
     plan::{Disturbance, Kind, Plan, Server, ZONES},
 };
 
-/// Of so many wakes and results one comes twice, the second time late.
+/// One of so many wakes and results is duplicated; the second copy is late.
 const DUPLICATE_ONE_IN: u64 = 4;
-/// How long one try to find out why a conversation does not go on may take.
+/// The time limit of one attempt to explain why a conversation does not continue.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Services with two processes.
+/// The services with two processes.
 const REPLICATED: [Service; 3] = [Service::Reconciler, Service::Interpreter, Service::Providers];
 
-/// A network: the ways to the servers.
+/// A network: the proxies to the servers.
 struct Zone {
     nats: Proxy,
     database: Proxy,
@@ -50,7 +50,7 @@ struct Zone {
 
 struct Trial {
     mesh: Mesh,
-    /// After the mesh, whose database is dropped there.
+    /// Dropped after the mesh, whose database is dropped there.
     postgres: PostgresServer,
     zones: Vec<Zone>,
     random: Random,
@@ -58,7 +58,7 @@ struct Trial {
     lies: Vec<AbortHandle>,
 }
 
-/// Does what is planned while there is work to do, and checks what came of it.
+/// Performs the plan while there is load, and checks the outcome.
 pub(crate) async fn run(plan: &Plan) -> Report {
     let (mut trial, clients) = Box::pin(Trial::start(plan)).await;
     let jobs = load::begin(&trial.mesh).await;
@@ -69,7 +69,7 @@ pub(crate) async fn run(plan: &Plan) -> Report {
         for (pause, disturbance) in &plan.disturbances {
             sleep(*pause).await;
             trial.disturb(disturbance).await;
-            if let Some(said) = trial.mesh.nats.keep().await {
+            if let Some(said) = trial.mesh.nats.restart_if_ended().await {
                 eprintln!("NATS had ended: it is started again; it said\n{said}");
             }
             check_explanations(&trial.mesh, &jobs).await;
@@ -103,8 +103,9 @@ pub(crate) async fn run(plan: &Plan) -> Report {
     people::approving(&jobs, check::check(&trial.mesh, &jobs)).await
 }
 
-/// Every conversation says why it does not go on, and when it will be looked at again, in agreement
-/// with its row. The gateway, or what it needs, may be away still: it is asked until it answers.
+/// Every conversation explains why it does not continue and when it is reconciled next, in
+/// agreement with its row. The gateway or its dependencies may still be away: the request is
+/// repeated until it is answered.
 async fn check_explanations(mesh: &Mesh, jobs: &[Job]) {
     futures::future::join_all(jobs.iter().map(async |job| {
         let (row, why) = until("the gateway to say why", TURN_TIMEOUT, async || {
@@ -133,8 +134,8 @@ async fn check_explanations(mesh: &Mesh, jobs: &[Job]) {
     .await;
 }
 
-/// Why a conversation does not go on, and its row, if that has not changed meanwhile: then one is
-/// about the other.
+/// The explanation of a conversation and its row, if the row has not changed in between: only then
+/// do they refer to the same state.
 async fn explanation_and_row(
     mesh: &Mesh,
     job: &Job,
@@ -160,8 +161,8 @@ async fn explanation_and_row(
     if is_same { Ok((after, why)) } else { Err("it has changed meanwhile".to_owned()) }
 }
 
-/// The same of every task and subtask, whoever can be asked: a look from outside, which goes past
-/// the ways that are disturbed. PostgreSQL itself may have been.
+/// The same for every task and subtask, also those that no client asks for: a check from outside,
+/// past the disturbed networks. PostgreSQL itself may have been disturbed.
 async fn check_all_explained(mesh: &Mesh) {
     let asked = timeout(Duration::from_millis(300), mesh.database.stuck_tasks()).await;
     if let Ok(Ok(forgotten)) = asked {
@@ -202,7 +203,7 @@ impl Trial {
         (trial, clients)
     }
 
-    /// Whatever is started next is in this network.
+    /// Services that start from now on use this network.
     fn enter_zone(&mut self, zone: usize) {
         let Zone { nats, database } = &self.zones[zone];
         let (nats, database) = (
@@ -238,8 +239,7 @@ impl Trial {
                 self.replicas.push((service, replica));
             }
             Disturbance::Restart(service) => {
-                // It may be cut off and so unable to end in good order; that it ends is all that
-                // counts.
+                // It may be cut off and unable to stop gracefully; it only has to end.
                 let _ = self.mesh.stop(service).await;
                 self.enter_any_zone();
                 self.mesh.spawn(service).unwrap();
@@ -285,8 +285,8 @@ impl Trial {
                 full(length, || self.mesh.fill(disk)).await;
                 self.mesh.clear(disk).unwrap();
                 if disk == Disk::Nats {
-                    // Some of its streams may stand still for ever: whoever looks after it does
-                    // this, and it does not end by itself.
+                    // Some of its streams may be stuck for good: an operator does this, and it does
+                    // not end by itself.
                     self.mesh.nats.restart().await;
                 }
             }
@@ -316,7 +316,7 @@ impl Trial {
         }
     }
 
-    /// From here on nothing goes wrong any more.
+    /// Ends all faults.
     async fn repair(&mut self) {
         for lie in self.lies.drain(..) {
             lie.abort();
@@ -331,7 +331,7 @@ impl Trial {
     }
 }
 
-/// Keeps a disk full: what servers give back meanwhile is taken at once.
+/// Keeps a disk full: space that servers free meanwhile is taken at once.
 async fn full(length: Duration, fill: impl Fn() -> anyhow::Result<()>) {
     let end = Instant::now() + length;
     while Instant::now() < end {
@@ -340,10 +340,10 @@ async fn full(length: Duration, fill: impl Fn() -> anyhow::Result<()>) {
     }
 }
 
-/// Tells each reconciler, as soon as another one says that it lives, that it leaves.
+/// Reports to each reconciler that another one leaves, as soon as that one says that it is alive.
 async fn publish_false_departures(bus: Bus, length: Duration) {
     let end = Instant::now() + length;
-    let Ok(mut beats) = bus.hear_beats().await else { return };
+    let Ok(mut beats) = bus.subscribe_beats().await else { return };
     loop {
         tokio::select! {
             () = sleep_until(end) => return,
@@ -351,21 +351,21 @@ async fn publish_false_departures(bus: Bus, length: Duration) {
                 let Some(beat) = beat else { return };
                 let address = subject::ReconcilerBeat { instance: beat.instance.clone() };
                 if !beat.leaves {
-                    let _ = bus.tell_beat(&address, &ReconcilerBeat { leaves: true, ..beat }).await;
+                    let _ = bus.publish_beat(&address, &ReconcilerBeat { leaves: true, ..beat }).await;
                 }
             }
         }
     }
 }
 
-/// Has some wakes and results come twice, and out of order.
+/// Duplicates some wakes and results, out of order.
 fn duplicate(bus: Bus, seed: u64) -> AbortHandle {
     let mut random = Random::new(seed.rotate_left(32));
     let duplicating = async move {
         let Ok(mut messages) = bus.tap("construct.v1.cmd.task.>").await else { return };
         let mut done: Vec<RawMessage> = Vec::new();
         while let Some(message) = messages.next().await {
-            // What was sent from here comes by here.
+            // Messages that were published here are received here as well.
             if let Some(at) = done.iter().position(|sent| sent.payload == message.payload) {
                 done.swap_remove(at);
                 continue;
@@ -378,7 +378,7 @@ fn duplicate(bus: Bus, seed: u64) -> AbortHandle {
             let bus = bus.clone();
             tokio::spawn(async move {
                 sleep(late).await;
-                let _ = bus.publish_again(&message).await;
+                let _ = bus.republish(&message).await;
             });
         }
     };

@@ -1,7 +1,7 @@
-//! A new version takes the place of the one before it while tasks are at work.
+//! A new version replaces the previous one while tasks are active.
 //!
-//! `./dev chaos upgrade [COMMIT]` builds the version before and begins with that, with its schema
-//! and its streams; the tests begin with this one, which takes its own place.
+//! `./dev chaos upgrade [COMMIT]` builds the previous version and starts with its programs, schema
+//! and streams; the tests start with the current version, which replaces itself.
 
 use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
 
@@ -13,11 +13,11 @@ use tokio::time::sleep;
 
 use crate::{check, load, people};
 
-/// Where the programs of the version before are.
+/// The variable with the folder of the previous version's programs.
 const PREVIOUS_VARIABLE: &str = "CONSTRUCT_PREVIOUS";
-/// How long things stay as they are between two steps.
+/// The time between two steps.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
-/// Services with two processes.
+/// The services with two processes.
 const REPLICATED: [Service; 3] = [Service::Reconciler, Service::Interpreter, Service::Providers];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,8 +35,8 @@ async fn upgrade_under_load_is_not_noticed() {
     let upgrading = async {
         sleep(SETTLE_TIME).await;
         mesh.set_programs_dir(None);
-        // As a deployment does: first the schema, on which the version before works for a while,
-        // then one process after the other.
+        // As in a deployment: first the schema, with which the previous version keeps working for a
+        // while, then one process after the other.
         mesh.migrate().await.unwrap();
         sleep(SETTLE_TIME).await;
         for (service, replica) in replicas {

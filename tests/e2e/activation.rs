@@ -1,5 +1,5 @@
-//! A socket that somebody else listens on, as systemd does: who connects waits, the mesh starts,
-//! and nobody is ever refused.
+//! A listening socket that another process owns, as with systemd: clients wait while the mesh
+//! starts, and none is refused.
 
 use std::{
     fs,
@@ -33,10 +33,10 @@ use tonic::{Status, transport::Endpoint};
 
 use crate::identity::REQUIRED;
 
-/// How long a whole mesh may take to start, with servers whose data is made anew.
+/// The time limit for the start of a mesh, with servers whose data is created.
 const START_TIMEOUT: Duration = Duration::from_secs(400);
 
-/// A socket that is listened on, and by its number which file it is.
+/// A listening socket, its path, and its inode number.
 fn listen(folder: &Path) -> (UnixListener, PathBuf, u64) {
     let path = folder.join("gateway.socket");
     let socket = UnixListener::bind(&path).unwrap();
@@ -45,7 +45,7 @@ fn listen(folder: &Path) -> (UnixListener, PathBuf, u64) {
     (socket, path, number)
 }
 
-/// A request of somebody who is connected. It needs all of the gateway, the database included.
+/// A request of a connected client. It needs the whole gateway, including the database.
 async fn ask(path: &Path) -> JoinHandle<Result<ListAgentsResponse, Status>> {
     let channel =
         Endpoint::from_shared(format!("unix:{}", path.display())).unwrap().connect().await.unwrap();
@@ -61,11 +61,11 @@ async fn inherited_socket_is_served_by_gateway_and_its_successor() {
     let mut mesh = Mesh::prepare(&[REQUIRED]).await.unwrap();
     let (socket, path, number) = listen(mesh.home());
     for _ in 0..2 {
-        // Nobody serves now.
+        // No process serves yet.
         let asked = ask(&path).await;
         mesh.spawn_with_socket(Service::Gateway, &socket).unwrap();
         let answer = timeout(TURN_TIMEOUT, asked).await.expect("it is answered").unwrap();
-        // Without credentials, where everybody else has to log in: by who it is.
+        // Without credentials, although logins are required: authenticated by the peer's user.
         assert_eq!(answer.unwrap().agents.len(), 0);
         assert_eq!(mesh.stop(Service::Gateway).await.unwrap(), 0);
         assert_eq!(
@@ -75,7 +75,7 @@ async fn inherited_socket_is_served_by_gateway_and_its_successor() {
         );
     }
 
-    // What others could open would make them the operator.
+    // A socket that other users could open would make them the operator.
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
     mesh.spawn_with_socket(Service::Gateway, &socket).unwrap();
     let refused = mesh.wait_until_ready(Service::Gateway).await.unwrap_err().to_string();
@@ -83,7 +83,7 @@ async fn inherited_socket_is_served_by_gateway_and_its_successor() {
     assert_eq!(fs::metadata(&path).unwrap().ino(), number);
 }
 
-/// An installation of its own, run by the script that people run.
+/// An installation, run by the script that people use.
 struct Installation {
     home: TempDir,
     script: PathBuf,
@@ -105,7 +105,7 @@ impl Installation {
         let lines =
             ports.map(|name| format!("dev_port_{name}={}\n", free_address().unwrap().port()));
         fs::write(installation.home.path().join("env"), lines.collect::<String>()).unwrap();
-        // What the services of the other tests have compiled serves here as well.
+        // Shares the guest that other tests' services have compiled.
         let cache = guest_cache().unwrap();
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).unwrap();
         symlink(cache, installation.home.path().join("cache")).unwrap();
@@ -133,7 +133,7 @@ impl Installation {
             .unwrap()
     }
 
-    /// Where the operator protocol is served, as people are told.
+    /// The address of the operator protocol, as printed for people.
     fn operator(&self) -> Option<String> {
         let text = fs::read_to_string(self.home.path().join("env")).unwrap();
         text.lines()
@@ -141,7 +141,7 @@ impl Installation {
             .map(str::to_owned)
     }
 
-    /// The process of this name.
+    /// The process id of this name.
     fn process(&self, name: &str) -> Option<String> {
         let text = fs::read_to_string(self.home.path().join(format!("run/{name}.pid"))).ok()?;
         text.split(' ').next().map(str::to_owned)
@@ -150,7 +150,7 @@ impl Installation {
 
 impl Drop for Installation {
     fn drop(&mut self) {
-        // Whatever a test that failed has left.
+        // Ends the processes that a failed test left.
         let mut down = Command::new(&self.script);
         _ = self.configure(&mut down).arg("down").stderr(Stdio::null()).status();
     }
@@ -165,7 +165,7 @@ async fn wait_for_exit(daemon: &mut Child) -> ExitStatus {
         .await
 }
 
-/// What a line of the operator protocol is answered.
+/// The answer to a line of the operator protocol.
 async fn send_line(operator: &str, line: &Value) -> Value {
     let mut stream = TcpStream::connect(operator).await.unwrap();
     stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
@@ -198,14 +198,14 @@ async fn first_request_starts_mesh_and_supervisor_restarts_services() {
     let operator = installation.operator().expect("nobody else has its port");
     let sessions = send_line(&operator, &json!({"id": "1", "type": "list_sessions"})).await;
     assert_eq!(sessions["type"], "sessions", "{sessions}");
-    // A second gateway, without the socket, would leave whoever connects waiting for ever.
+    // A second gateway without the socket would leave clients waiting for ever.
     let mut up = Command::new(&installation.script);
     let refused = installation.configure(&mut up).args(["up", "--built"]).output().unwrap();
     let errors = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && errors.contains("the daemon runs this mesh"), "{errors}");
 
-    // Something of it dies: nothing stays, the service manager sees a failure, and who connects
-    // meanwhile is served by the next.
+    // A process dies: everything stops, the service manager sees a failure, and clients that
+    // connect meanwhile are served by the next instance.
     signal("-KILL", &installation.process("reconciler").unwrap());
     assert_eq!(next_notification(&manager).await, "STOPPING=1");
     assert_eq!(wait_for_exit(&mut daemon).await.code(), Some(1));
@@ -213,7 +213,7 @@ async fn first_request_starts_mesh_and_supervisor_restarts_services() {
         installation.process("postgres").is_none() && installation.process("gateway").is_none()
     );
     assert_eq!(fs::metadata(&path).unwrap().ino(), number);
-    // Without the operator protocol, whose port another mesh may have by now.
+    // Without the operator protocol, whose port another mesh may have taken by now.
     let taken = TcpListener::bind(&operator).unwrap();
     let asked = ask(&path).await;
     let mut daemon = installation.daemon(&socket, &manager_path);

@@ -1,4 +1,4 @@
-//! Lists, and what the gateway says of itself.
+//! Lists, health and reflection of the gateway.
 
 use construct_proto::v1::{self, MessageSource, TaskPhase};
 use construct_tests::{client::id, http, mesh::Mesh, transcript};
@@ -90,7 +90,7 @@ async fn lists_are_filtered_ordered_and_paged() {
     let earlier = v1::list_tasks_request::Filter { created_before: third, ..any.clone() };
     assert_eq!(list(earlier, "created_at", 2).await.unwrap(), ids[..3]);
 
-    // Messages: by place, by author, from a place on.
+    // Messages: by position, by author, from a position on.
     let conversation = client.create_task("one", None).await.unwrap();
     for text in ["a", "b", "c"] {
         conversation.ask(text).await;

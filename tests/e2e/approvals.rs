@@ -1,5 +1,5 @@
-//! A script that needs a person waits for days and restarts, as nothing but rows and a journal, and
-//! goes on as if it had never stopped.
+//! A script that needs an approval waits across restarts as rows and a journal, and continues as if
+//! it had never stopped.
 
 use std::process::Stdio;
 
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::read;
 
-/// The file `log` counts how often each call was made.
+/// The file `log` counts the executions of each call.
 pub(crate) const SCRIPT: [&str; 7] = [
     "print('before');",
     "execute_command('echo open >> log');",
@@ -36,7 +36,7 @@ fn policy() -> Vec<v1::PolicyRule> {
     }]
 }
 
-/// A task whose agent must ask before it writes secrets, and which has come to that point.
+/// A task whose agent needs approval before it writes secrets, and which waits for one.
 pub(crate) struct AwaitingApproval {
     pub(crate) conversation: Conversation,
     recorder: Recorder,
@@ -65,7 +65,7 @@ impl AwaitingApproval {
         Self { conversation, recorder, approval: id(&approval) }
     }
 
-    /// The turn is over; what the script returned.
+    /// Waits until the turn is over; returns the script's result.
     pub(crate) async fn result(&self) -> String {
         let status = self.conversation.wait_until_idle().await.status.unwrap();
         let transcript = self.conversation.transcript().await;
@@ -108,7 +108,7 @@ async fn state(mesh: &Mesh, approval: &str) -> ApprovalState {
     approval_service(mesh).get_approval(request).await.unwrap().into_inner().status.unwrap().state()
 }
 
-/// Runs a command of the command line; its JSON.
+/// Runs the command line; returns its JSON output.
 pub(crate) async fn construct(mesh: &Mesh, arguments: &[&str]) -> Value {
     let done = tokio::process::Command::new(binary("construct").unwrap())
         .env_clear()
@@ -122,10 +122,10 @@ pub(crate) async fn construct(mesh: &Mesh, arguments: &[&str]) -> Value {
     serde_json::from_slice(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
 }
 
-/// Waits until no command stands in the queue of scripts: nothing of the script is held by anybody.
+/// Waits until no command is in the scripts' queue: no process holds anything of the script.
 pub(crate) async fn wait_until_nothing_in_flight(mesh: &Mesh) {
     until("the queue of scripts to be empty", TURN_TIMEOUT, async || {
-        match mesh.nats.messages(Stream::Code).await {
+        match mesh.nats.message_count(Stream::Code).await {
             0 => Ok(()),
             messages => Err(format!("{messages} commands")),
         }
@@ -181,7 +181,7 @@ async fn rejected_call_throws_in_script_and_script_continues() {
     assert!(told.contains("ApprovalRejected: ") && told.contains("use the vault"), "{told}");
     assert!(!mesh.workspace().join("secrets").exists());
     assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
-    // What is over stays as it was decided.
+    // A decision is final.
     let again = v1::DecideApprovalRequest {
         approval: asking.approval.clone(),
         decision: v1::decide_approval_request::Decision::Approve.into(),
@@ -217,8 +217,8 @@ async fn task_canceled_awaiting_approval_reports_completed_calls() {
 #[tokio::test]
 async fn approved_call_runs_once_when_interpreter_crashes_after_it() {
     let mut mesh = Mesh::start().await.unwrap();
-    // What is approved is under way for a while, so that it can be interrupted, and leaves a line
-    // when it begins.
+    // The approved call takes a while, so that it can be interrupted, and writes a line when it
+    // starts.
     let script = [
         "let told;",
         "try { execute_command('echo begun >> log; sleep 3; echo done >> log'); told = 'done' }",

@@ -1,5 +1,5 @@
-//! Who depends on whom, held against `tests/architecture.txt`, so that a new edge is a visible line
-//! in a diff; and what is deliberately absent.
+//! The crates' dependencies must equal `tests/architecture.txt`, so that a new edge is a visible
+//! line in a diff; excluded dependencies must be absent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,9 +9,9 @@ use std::{
 
 use serde_json::Value;
 
-/// Crates that have one user each.
+/// Crates with a single user each.
 const WATCHED: [&str; 6] = ["async-nats", "ractor", "reqwest", "rustls", "sqlx", "wasmtime"];
-/// What no finished code holds. Written so that this file does not hold it either.
+/// Text that finished code does not contain. Split, so that this file does not contain it either.
 const ABSENT: [&str; 4] = [
     concat!("to", "do!("),
     concat!("unimpl", "emented!("),
@@ -26,7 +26,7 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
-/// Crate by crate, what it depends on: always, and for its tests.
+/// The dependencies of each crate: always, and for its tests.
 fn graph() -> BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -107,13 +107,13 @@ fn dependency_rules_hold() {
     };
     for service in services {
         // The benchmarks and the tests start the services' programs; one benchmark measures the
-        // sandbox by itself.
+        // sandbox alone.
         only(
             service,
             if service == "construct-interpreter" { &["construct-benches"] } else { &[] },
         );
     }
-    // The benchmarks measure the floor, which is both used bare.
+    // The benchmarks measure the baseline, which uses both directly.
     only("sqlx", &["construct-store", "construct-benches"]);
     only("async-nats", &["construct-bus", "construct-benches"]);
     only("ractor", &["construct-reconciler"]);

@@ -1,4 +1,4 @@
-//! Files of messages, through the whole mesh: shown to the model as the vendor takes them, saved by
+//! Files in messages through the whole mesh: shown to the model in the vendor's form, saved by
 //! scripts, and named when they are not shown.
 
 use construct_bus::files::{Sha256, Store};
@@ -15,7 +15,7 @@ use construct_tests::{
 use serde_json::{Value, json};
 use tonic::transport::Channel;
 
-/// A picture of one pixel.
+/// An image of one pixel.
 const PNG: &[u8] = &[
     0x89, b'P', b'N', b'G', 0x0D, 0x0A, 0x1A, 0x0A, 0, 0, 0, 13, b'I', b'H', b'D', b'R', 0, 0, 0,
     1, 0, 0, 0, 1, 8, 6, 0, 0, 0, 0x1F, 0x15, 0xC4, 0x89, 0, 0, 0, 13, b'I', b'D', b'A', b'T',
@@ -24,7 +24,7 @@ const PNG: &[u8] = &[
 ];
 const PNG_BASE64: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 
-/// Bytes of one part.
+/// The size of one part in bytes.
 const PART_SIZE: usize = 1 << 20;
 
 fn files(mesh: &Mesh) -> FileServiceClient<Channel> {
@@ -67,7 +67,7 @@ async fn begin(mesh: &Mesh, name: &str, vendor: &VendorServer) -> Conversation {
     mesh.client().unwrap().create_task_with(spec).await.unwrap()
 }
 
-/// Says something and shows files; waits until that is answered.
+/// Sends a text with files and waits for the answer.
 async fn send_with_files(conversation: &Conversation, text: &str, files: &[&str]) {
     let words = Block::Text(v1::Text { text: text.into() });
     let shown = files.iter().map(|file| {
@@ -84,7 +84,7 @@ async fn send_with_files(conversation: &Conversation, text: &str, files: &[&str]
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
 }
 
-/// What the user's message in this place says to the vendor.
+/// The content of a user message in a vendor's request.
 fn content(request: &Value, message: usize) -> &Vec<Value> {
     request["messages"][message]["content"].as_array().unwrap()
 }
@@ -99,8 +99,8 @@ async fn files_are_shown_saved_and_named_across_the_mesh() {
     tokio::join!(image_and_table(&mesh), files_beyond_one_call(&mesh));
 }
 
-/// The picture is shown; the table is too large for that, and a script looks into it. Then the
-/// picture is deleted.
+/// The image is shown; the table is too large for that, and a script reads it. Then the image is
+/// deleted.
 async fn image_and_table(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     let conversation = begin(mesh, "reader", &vendor).await;
@@ -184,6 +184,6 @@ async fn files_beyond_one_call(mesh: &Mesh) {
             (&json!("document"), 11_184_812)
         );
     }
-    // While there was room it was shown.
+    // It was shown while there was space.
     assert_eq!(content(&requests[1].body, 0)[2]["type"], "document");
 }

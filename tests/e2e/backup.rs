@@ -1,5 +1,5 @@
-//! Backup and restore with the parts of `./dev backup` and `./dev restore` that know nothing of
-//! homes: what comes back is what was there, and goes on from there.
+//! Backup and restore with the parts of `./dev backup` and `./dev restore` that do not depend on
+//! homes: everything is restored and continues.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
-/// Runs statements of the shell after the parts of `./dev`.
+/// Runs shell statements after the parts of `./dev`.
 fn shell(mesh: &Mesh, statements: &str, arguments: &[&Path]) -> Output {
     let url = reqwest::Url::parse(mesh.database.url()).unwrap();
     let places = format!(
@@ -61,7 +61,7 @@ fn run(mesh: &Mesh, statements: &str, arguments: &[&Path]) {
     assert!(done.status.success(), "{statements}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// What is said of a command that has to fail.
+/// The standard error of a command that has to fail.
 fn failure_of(mesh: &Mesh, statements: &str, arguments: &[&Path]) -> String {
     let done = shell(mesh, statements, arguments);
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -81,7 +81,7 @@ async fn start(mesh: &mut Mesh) {
     mesh.start_services().await.unwrap();
 }
 
-/// Everything that a home holds is lost.
+/// Deletes everything that a home holds.
 async fn destroy(mesh: &Mesh) {
     mesh.database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public").await;
     fs::remove_dir_all(mesh.home().join("data")).unwrap();
@@ -145,13 +145,13 @@ async fn restored_backup_continues_its_tasks() {
     talk.ask("read").await;
     let transcript = talk.transcript().await;
     assert!(transcript.check(&["write", "read"]).show().contains("kept"), "{}", transcript.show());
-    // The parked script goes on from its journal: what it had done is not done again.
+    // The suspended script continues from its journal: completed calls are not repeated.
     construct(&mesh, &["approval", "approve", &asking.approval, "-o", "json"]).await;
     asking.result().await;
     assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
 
-    // The same without its streams: what the script had done is not known, which is said, and it is
-    // not done again.
+    // The same without its streams: the outcome of the script's calls is unknown, which is
+    // reported, and they are not repeated.
     stop(&mut mesh).await;
     run(
         &mesh,
@@ -181,7 +181,7 @@ async fn incomplete_or_incompatible_backup_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (backup, keys) = (folder.path().join("backup"), folder.path().join("master.key"));
     let with_keys = "key_files=([master]=\"$2\"); ";
-    // The name of a key without one is that which the services give it.
+    // A key without a name has the name that the services give it.
     fs::write(
         &keys,
         "# two\nold:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\nAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\n",

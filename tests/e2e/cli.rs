@@ -1,4 +1,4 @@
-//! The command line, as a person or a script uses it.
+//! The command line, used by people and scripts.
 
 mod attachments;
 mod control;
@@ -24,7 +24,7 @@ use tokio::{
     time::timeout,
 };
 
-/// What a command did.
+/// The output of a command.
 #[derive(Debug)]
 struct CommandOutput {
     status: ExitStatus,
@@ -55,11 +55,11 @@ fn command(gateway: &str, arguments: &[&str]) -> tokio::process::Command {
     command
 }
 
-/// A command that runs.
+/// A running command.
 struct Job {
     child: Child,
     errors: BufReader<ChildStderr>,
-    /// What was read of its standard error.
+    /// The standard error read so far.
     told: String,
 }
 
@@ -76,7 +76,7 @@ impl Job {
         );
     }
 
-    /// Waits for a line with this on standard error.
+    /// Waits for a line on standard error that contains `part`.
     async fn wait_for_error_line(&mut self, part: &str) -> String {
         loop {
             let from = self.told.len();
@@ -88,9 +88,9 @@ impl Job {
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the command ends.
     async fn wait(mut self) -> CommandOutput {
-        // Both at once: who writes more than a pipe holds waits for a reader.
+        // Read both at once: a process that writes more than a pipe holds waits for a reader.
         let rest = async {
             tokio::join!(self.errors.read_to_string(&mut self.told), self.child.wait_with_output())
         };
@@ -105,7 +105,7 @@ impl Job {
     }
 }
 
-/// Starts a command and gives it all it is to read.
+/// Starts a command and writes its input.
 async fn spawn(mesh: &Mesh, arguments: &[&str], input: &str) -> Job {
     let mut child = command(&mesh.gateway_url(), arguments).stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -119,7 +119,7 @@ async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> CommandOutpu
     spawn(mesh, arguments, input).await.wait().await
 }
 
-/// A command in a terminal of its own.
+/// Runs a command in its own terminal.
 fn terminal(mesh: &Mesh, arguments: &[&str]) -> Terminal {
     let environment = [("CONSTRUCT_GATEWAY_URL", mesh.gateway_url())];
     let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
@@ -194,7 +194,7 @@ async fn cli_runs_jobs_and_questions() {
     assert_eq!(nobody.code(), 1, "{nobody:?}");
     assert!(nobody.errors.contains("nobody"), "{nobody:?}");
 
-    // Nobody is there.
+    // No gateway is there.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let away =
         command(&format!("http://127.0.0.1:{port}"), &["task", "list"]).output().await.unwrap();
@@ -225,12 +225,12 @@ async fn tap_prints_messages_of_the_mesh() {
         .await
         .unwrap();
     let mut tap = command(&mesh.gateway_url(), &["tap", "-o", "json"])
-        .env("CONSTRUCT_NATS_URL", mesh.nats.url_of(User::Tap))
+        .env("CONSTRUCT_NATS_URL", mesh.nats.url_for(User::Tap))
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
     let client = mesh.client().unwrap();
-    // It listens once it tells of anything at all.
+    // It is subscribed once it prints anything.
     let first = until("the first message", TURN_TIMEOUT, async || {
         client.create_task("worker", None).await.unwrap();
         let line = timeout(std::time::Duration::from_millis(300), lines.next_line()).await;
@@ -258,13 +258,13 @@ async fn tap_prints_messages_of_the_mesh() {
         if missing.is_empty() { Ok(()) } else { Err((missing, seen.last().cloned())) }
     })
     .await;
-    // Payloads are decoded: what is to be run, of which task, can be read.
+    // Payloads are decoded: they show the script and the task.
     let script = seen.iter().find(|line| line.contains(".CodeExecute\"")).unwrap();
     assert!(script.contains("\"1 + 1\"") && script.contains(conversation.id()), "{script}");
 
     // For people, and of one kind.
     let mut tap = command(&mesh.gateway_url(), &["tap", "construct.v1.evt.>"])
-        .env("CONSTRUCT_NATS_URL", mesh.nats.url_of(User::Tap))
+        .env("CONSTRUCT_NATS_URL", mesh.nats.url_for(User::Tap))
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
@@ -277,7 +277,7 @@ async fn tap_prints_messages_of_the_mesh() {
     let line = line.unwrap().unwrap();
     assert!(line.contains("evt.") && line.contains("task.created"), "{line}");
 
-    // NATS is elsewhere.
+    // NATS has another address.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let nats = format!("nats://127.0.0.1:{port}");
     let away = construct(&mesh, &["tap", "--nats", &nats], "").await;

@@ -1,5 +1,5 @@
-//! Pools of interpreters: a task's scripts run where it says, with that pool's limits, and wait for
-//! it when nobody serves it.
+//! Pools of interpreters: a task's scripts run in the pool it names, with its limits, and wait
+//! while no process serves it.
 
 use construct_proto::v1::{self, TurnOutcome};
 use construct_tests::{
@@ -12,7 +12,7 @@ use serde_json::json;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-/// 96 MiB: more than a script of `cpu-2` may have, less than what the pool `bench` is given here.
+/// 96 MiB: more than a script of `cpu-2` may use, less than the limit of the pool `bench` here.
 const LARGE: &str = "new Uint8Array(96 << 20).fill(1).length >> 20";
 
 #[tokio::test]
@@ -48,7 +48,7 @@ async fn operator_pool_is_served_by_own_process_with_own_limits() {
         client.create_task_with(spec).await
     };
 
-    // What does not exist is refused, and what does is named.
+    // Unknown pools are refused, and the existing ones are named.
     let refused = begin("gpu").await.expect_err("there is no such pool");
     assert_refused(&refused, "spec.compute");
     let update = v1::UpdateAgentRequest {
@@ -61,7 +61,7 @@ async fn operator_pool_is_served_by_own_process_with_own_limits() {
         "compute",
     );
 
-    // The same script, two pools; and one workspace for both.
+    // The same script in two pools with one workspace.
     let (small, large) = (begin("").await.unwrap(), begin("bench").await.unwrap());
     assert_eq!(small.task().await.unwrap().spec.unwrap().compute, "cpu-2");
     assert_eq!(large.task().await.unwrap().spec.unwrap().compute, "bench");
@@ -77,7 +77,7 @@ async fn operator_pool_is_served_by_own_process_with_own_limits() {
         assert_eq!(command.subject, expected);
     }
 
-    // Without its process, a task of the pool waits and says for what; others go on.
+    // Without its process, a task of the pool waits and names the reason; others continue.
     mesh.kill(Service::Interpreter).unwrap();
     large.submit("read").await;
     wait_for_explanation(&large, "; no interpreter serves the pool `bench` since ").await;
@@ -91,14 +91,14 @@ async fn operator_pool_is_served_by_own_process_with_own_limits() {
     assert!(large.transcript().await.answers().pop().unwrap().contains("from one pool"));
 
     // A workspace that no interpreter of the pool has described yet: not even the model can be
-    // asked.
+    // called.
     mesh.wait_until_ready(Service::Interpreter).await.unwrap();
     mesh.kill(Service::Interpreter).unwrap();
     let own =
         v1::TaskSpec { agent: "worker".into(), compute: "bench".into(), ..Default::default() };
     let own = client.create_task_with(own).await.unwrap();
     own.submit("large").await;
-    // With what is behind that.
+    // With the reason behind that.
     wait_for_explanation(&own, "no interpreter of the pool `bench` describes its tools: ").await;
     wait_for_explanation(&own, "; no interpreter serves the pool `bench` since ").await;
     mesh.spawn(Service::Interpreter).unwrap();

@@ -1,5 +1,5 @@
-//! What goes beyond plain text, through the whole mesh: images and files, thinking that has to come
-//! back, models that cannot call tools.
+//! Content beyond plain text through the whole mesh: images and files, thinking that must be
+//! returned to the vendor, and models without tool calls.
 
 use construct_proto::v1::{self, TurnOutcome, block::Block};
 use construct_tests::{
@@ -58,7 +58,7 @@ async fn images_thinking_and_toolless_models_work_across_the_mesh() {
     );
 }
 
-/// The image alone is larger than what NATS takes in one message.
+/// The image alone is larger than NATS' message limit.
 async fn large_image_and_thinking(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     vendor

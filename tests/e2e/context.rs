@@ -1,4 +1,4 @@
-//! Conversations that are longer than their model can see, and models that run in circles.
+//! Conversations beyond their model's context window, and models in loops.
 
 use construct_proto::v1::{self, MessageSource, TurnOutcome, event::Payload};
 use construct_tests::{
@@ -9,10 +9,10 @@ use construct_tests::{
 };
 use serde_json::json;
 
-/// A summary with all that one has to have.
+/// A summary with all required sections.
 const SUMMARY: &str = "# Goal\nTo remember.\n# Facts\n# Done\n# Open\nNothing.";
 
-/// Has the model see so many tokens, of which it may answer with a thousand.
+/// Sets the context window of a model, of which the answer may have a thousand tokens.
 async fn set_context_window(client: &Client, model: &str, tokens: i64) {
     let request = v1::UpdateModelRequest {
         model: model.to_owned(),
@@ -23,7 +23,7 @@ async fn set_context_window(client: &Client, model: &str, tokens: i64) {
     client.models().update_model(request).await.unwrap();
 }
 
-/// Words of about so many tokens, as vendors count.
+/// A text of about so many tokens, as vendors count.
 fn text_of_tokens(tokens: usize) -> String {
     format!("Remember this: {}", "abc ".repeat(tokens))
 }
@@ -36,7 +36,7 @@ fn compactions(events: &[v1::Event]) -> Vec<v1::ContextCompacted> {
     compacted.collect()
 }
 
-/// Fills a conversation until it is summed up.
+/// Fills a conversation until it is compacted.
 async fn fill(conversation: &Conversation) -> v1::TaskStatus {
     for _ in 0..12 {
         let status = conversation.ask(&text_of_tokens(2_000)).await.status.unwrap();
@@ -87,7 +87,7 @@ async fn long_conversation_is_compacted_repeatedly_and_stays_listed() {
     let answer = i64::from(transcript.answers().len() as u32);
     assert!(answer * 2 == last.message_count, "a summary is no message");
 
-    // A copy goes on with the summary, and who goes back to before it is shown the originals.
+    // A fork continues with the summary, and a rewind to before it shows the originals.
     let end = transcript.messages.last().unwrap();
     let request = v1::ForkTaskRequest {
         task: conversation.id().to_owned(),
@@ -132,7 +132,7 @@ async fn compaction_survives_worker_crashes_and_is_explained() {
     for _ in 0..3 {
         conversation.ask(&text_of_tokens(3_000)).await;
     }
-    // The same conversation goes on with an agent whose model sees less.
+    // The same conversation continues with an agent whose model has a smaller window.
     mesh.scripted_agent("small", &script).await.unwrap();
     set_context_window(&client, "small", 16_000).await;
     let request = v1::UpdateTaskRequest {
@@ -168,7 +168,7 @@ async fn compaction_survives_worker_crashes_and_is_explained() {
     assert!(matches!(told.as_slice(), [one] if one.summary), "{told:?}");
 }
 
-/// The system prompt that a model was sent.
+/// The system prompt of a model's request.
 fn system_prompt(request: &Captured) -> &str {
     request.body["system"][0]["text"].as_str().unwrap_or_default()
 }
@@ -237,7 +237,7 @@ async fn pinned_facts_are_in_every_call_after_compaction_and_fallback() {
         "{after:?}"
     );
 
-    // It has its place in what the model can see.
+    // Its size counts toward the context window.
     let long = "abc ".repeat(500);
     let without = conversation.ask(&text_of_tokens(10)).await.status.unwrap();
     pin(None, &[PORT, &long, &long]).await;
@@ -245,8 +245,8 @@ async fn pinned_facts_are_in_every_call_after_compaction_and_fallback() {
     assert!(with.context_tokens > without.context_tokens + 500, "{with:?} after {without:?}");
     conversation.ask(&text_of_tokens(3_500)).await;
 
-    // What is pinned in between is told from the next call on, also to a model that sees less, for
-    // which the conversation is summed up again.
+    // A fact that is pinned in between is in every call from the next one on, also with a smaller
+    // model, for which the conversation is compacted again.
     pin(Some("small"), &[PORT, ANN]).await;
     let status = conversation.ask(&text_of_tokens(100)).await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
@@ -274,7 +274,7 @@ async fn prompt_refused_as_too_long_is_compacted_and_retried() {
     let script = json!({
         "summary": {"text": ""},
         "conversations": [
-            // The fifth answer that is shown, which it is as long as nothing is left out.
+            // The fifth visible answer; it is that one while nothing is left out.
             {"match": "too much", "count": "total", "turns": [
                 fits, fits, fits, fits,
                 {"text": "unused", "fault": {"class": "context_too_long", "message": "too many tokens", "times": 0}},
@@ -295,7 +295,7 @@ async fn prompt_refused_as_too_long_is_compacted_and_retried() {
         conversation.transcript().await.answers().last().map(String::as_str),
         Some("That fits.")
     );
-    // No summary could be had, as the model had nothing to say: the oldest exchanges are left out.
+    // No summary was possible, as the model's answer was empty: the oldest exchanges are left out.
     let told = compactions(&recorder.wait_for_sequence(status.event_sequence).await);
     assert!(
         matches!(told.as_slice(), [one] if !one.summary && one.text.contains("left out")),

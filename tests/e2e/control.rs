@@ -1,5 +1,5 @@
-//! What people ask for while a task works: cancelling and suspending wherever it is, messages that
-//! do not wait, and taking a conversation back, changing it and copying it.
+//! Control of an active task: canceling and suspending in every phase, interrupting messages, and
+//! rewinding, editing and forking a conversation.
 
 mod latency;
 
@@ -18,7 +18,7 @@ use tonic::Code;
 
 use crate::{is_running, wait_for_process_end};
 
-/// Sends a message that does not wait for the turn that runs.
+/// Sends a message that interrupts the running turn.
 async fn interrupt(conversation: &Conversation, words: &str) -> v1::Message {
     let block = v1::block::Block::Text(v1::Text { text: words.to_owned() });
     let spec = v1::MessageSpec {
@@ -73,7 +73,7 @@ async fn fork(
     Ok(conversation.client().conversation(&id(task.metadata.as_ref())))
 }
 
-/// The user's message with these words.
+/// The user message with this text.
 fn user_message<'a>(transcript: &'a Transcript, words: &str) -> &'a v1::Message {
     let found = transcript.messages.iter().find(|message| text(message) == words);
     found.unwrap_or_else(|| panic!("{words:?} was not said:\n{}", transcript.show()))
@@ -189,7 +189,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     before.check(&["one", "a script", "three"]);
     assert_eq!(before.answers(), ["1: one", "", "It is 2, 2 asked.", "3: three"]);
 
-    // A copy up to the script's end: its own task, its own transcript, and nothing owed.
+    // A fork up to the script's end: its own task and transcript, and nothing pending.
     let answer = before.from_source(MessageSource::Assistant)[2];
     let copy = fork(&conversation, answer).await.unwrap();
     let copied = copy.task().await.unwrap();
@@ -212,7 +212,7 @@ async fn conversation_is_rewound_edited_and_forked() {
         "the original is as it was"
     );
 
-    // At the message that calls the script, its result comes along.
+    // A fork at the message that calls the script includes the result.
     let at_call =
         fork(&conversation, before.from_source(MessageSource::Assistant)[1]).await.unwrap();
     at_call.ask("other").await;
@@ -220,8 +220,8 @@ async fn conversation_is_rewound_edited_and_forked() {
     transcript.check(&["one", "a script", "other"]);
     assert_eq!(transcript.answers(), ["1: one", "", "3: other"]);
 
-    // While a script runs, and while the reconciler is dead, a message is sent anew; the same
-    // request twice is once.
+    // While a script runs and the reconciler is dead, a message is edited; the repeated request has
+    // one effect.
     conversation.submit("slow").await;
     wait_for_file(&folder.join("begun"), |_| true).await;
     mesh.kill(Service::Reconciler).unwrap();
@@ -246,7 +246,7 @@ async fn conversation_is_rewound_edited_and_forked() {
         conversation.transcript().await.placed_messages().into_iter().map(text).collect();
     assert_eq!(shown, ["one", "1: one", "two", "2: two"]);
 
-    // What was put aside is kept in its place: no gap, each script with its result.
+    // Superseded messages keep their positions: no gap, each script with its result.
     let whole = conversation.full_transcript().await;
     whole.check(&["one", "a script", "three", "slow", "two"]);
     let aside =
@@ -254,7 +254,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     assert_eq!(aside, whole.messages.len() - 4, "{}", whole.show());
     assert!(errors(&whole)[3].contains("taken back"), "{}", whole.show());
 
-    // Back to the beginning, and on.
+    // Rewound to the beginning, and continued.
     let first = user_message(&whole, "one").clone();
     rewind(&conversation, &first, true).await.unwrap();
     let rewound = |_: &v1::Task, status: &v1::TaskStatus| status.phase() == TaskPhase::AwaitInput;
@@ -266,7 +266,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     assert_eq!(conversation.transcript().await.answers(), ["2: again"]);
     let events = recorder.wait_for_sequence(task.status.clone().unwrap().event_sequence).await;
     check_order(&events);
-    // What was spent for what is not shown any more stays spent.
+    // The cost of superseded messages stays charged.
     let spent: i64 = conversation
         .full_transcript()
         .await

@@ -1,6 +1,5 @@
-//! The first promises: whatever is killed in the middle of a job and started again, the job is
-//! finished, nothing is lost, nothing is done twice, and what may or may not have been done is
-//! said.
+//! The first promises: after every crash during a job, the job is finished, nothing is lost,
+//! nothing is done twice, and unknown outcomes are reported.
 
 mod boundaries;
 
@@ -22,10 +21,10 @@ use serde_json::{Value, json};
 
 use crate::{is_running, read, wait_for_process_end};
 
-/// Side effects of a job.
+/// The side effects of a job.
 const EFFECTS: u32 = 24;
 
-/// A job: the model speaks, a script has one side effect after another, the model speaks again.
+/// A job: the model answers, a script has one side effect after another, the model answers again.
 fn script(code: &[&str]) -> Value {
     json!({"turns": [
         {"text": "I shall do that now, one thing after the other, carefully.", "code": [code], "tokens_per_second": 40},
@@ -33,8 +32,7 @@ fn script(code: &[&str]) -> Value {
     ]})
 }
 
-/// Each effect is a line of its own or a file of its own, and an unknown outcome is taken down, as
-/// the prompt asks.
+/// Each effect is its own line or file, and unknown outcomes are noted, as the prompt asks.
 const SEQUENTIAL: [&str; 13] = [
     "const unknown = [];",
     "for (let n = 1; n <= 24; n++) {",
@@ -87,7 +85,7 @@ impl Job {
         job
     }
 
-    /// One that is not told to begin yet, whose script has so many side effects.
+    /// A job that has not been started, whose script has so many side effects.
     async fn prepare(mesh: &Mesh, workspace: &Path, effects: u32) -> Self {
         let conversation =
             mesh.client().unwrap().create_task("worker", Some(workspace)).await.unwrap();
@@ -95,30 +93,30 @@ impl Job {
         Self { conversation, recorder, effects }
     }
 
-    /// The model is in the middle of its first answer.
+    /// Waits until the model is in the middle of its first answer.
     async fn wait_for_first_answer(&self) {
         self.recorder.wait_for_count("message.delta", 3).await;
         self.assert_phase(TaskPhase::InvokeModel).await;
     }
 
-    /// The script is in the middle of its side effects.
+    /// Waits until the script is in the middle of its side effects.
     async fn wait_for_effects(&self) {
         self.recorder.wait_for_count("tool.result", 8).await;
         self.assert_phase(TaskPhase::ExecuteTools).await;
     }
 
-    /// How much of the script was seen so far.
+    /// The number of tool results received so far.
     fn script_event_count(&self) -> usize {
         self.recorder.events().iter().filter(|event| event.r#type == "tool.result").count()
     }
 
-    /// What is killed now is killed in the middle.
+    /// A kill at this point is in the middle of the phase.
     async fn assert_phase(&self, phase: TaskPhase) {
         let status = self.conversation.task().await.unwrap().status.unwrap();
         assert_eq!(status.phase(), phase, "the job is faster than the test");
     }
 
-    /// The model is in the middle of its last answer.
+    /// Waits until the model is in the middle of its last answer.
     async fn wait_for_last_answer(&self) {
         let is_delta = |event: &&Event| event.step == 3 && event.r#type == "message.delta";
         let what = "deltas of the last answer";
@@ -126,7 +124,7 @@ impl Job {
         self.assert_phase(TaskPhase::InvokeModel).await;
     }
 
-    /// The job is done as promised. Gives the effects whose outcome the script was told is unknown.
+    /// Checks the promises of the job. Returns the effects whose outcome was reported as unknown.
     async fn check(&self, workspace: &Path) -> BTreeSet<u32> {
         let status = self.conversation.wait_until_idle().await.status.unwrap();
         let transcript = self.conversation.transcript().await;
@@ -242,7 +240,7 @@ async fn job_survives_partition_from_postgresql() {
     let job = Job::begin(&mesh, &SEQUENTIAL).await;
     job.wait_for_effects().await;
     proxy.cut();
-    // The script goes on to its end meanwhile, and its result waits.
+    // The script continues to its end meanwhile, and its result waits.
     job.recorder.wait_for_count("tool.result", EFFECTS as usize).await;
     proxy.restore();
     assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new());
@@ -276,7 +274,7 @@ async fn job_survives_partition_from_nats() {
     let job = Job::begin(&mesh, &SEQUENTIAL).await;
     job.wait_for_effects().await;
     proxy.cut();
-    // Without its journal a script must not go on, and waits.
+    // Without its journal a script must not continue, and waits.
     until("the interpreter to notice", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Interpreter);
         if log.contains("a journal cannot be written yet") {
@@ -291,7 +289,7 @@ async fn job_survives_partition_from_nats() {
     assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
 }
 
-/// On one connection nothing overtakes, in truth; between servers, and with redeliveries, it does.
+/// A single connection never reorders in reality; several servers and redeliveries do.
 #[tokio::test]
 async fn job_survives_reordered_and_duplicated_messages() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
@@ -457,7 +455,7 @@ async fn replicas_share_the_work_and_repeat_nothing() {
         jobs.push((Job::begin_in(&mesh, &folder).await, folder));
     }
     jobs[0].0.recorder.wait_for_count("tool.result", 4).await;
-    // The others go on with what these had.
+    // The remaining processes continue the work.
     for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
         mesh.kill(service).unwrap();
     }
@@ -478,7 +476,7 @@ async fn script_canceled_before_delivery_never_runs() {
     mesh.scripted_agent("worker", &script).await.unwrap();
     let conversation =
         mesh.client().unwrap().create_task("worker", Some(mesh.workspace())).await.unwrap();
-    // The reconciler has learnt which tools there are before the interpreter is gone.
+    // The reconciler has learned the available tools before the interpreter is gone.
     conversation.ask("hello").await;
     mesh.kill(Service::Interpreter).unwrap();
     conversation.submit("write").await;
@@ -488,7 +486,7 @@ async fn script_canceled_before_delivery_never_runs() {
     assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
     mesh.spawn(Service::Interpreter).unwrap();
     mesh.wait_until_ready(Service::Interpreter).await.unwrap();
-    // Whatever was still queued would be run before this.
+    // Anything still queued would run before this.
     conversation.ask("look").await;
     let transcript = conversation.transcript().await;
     assert_eq!(transcript.answers().last().map(String::as_str), Some("0"));

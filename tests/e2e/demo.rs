@@ -1,5 +1,5 @@
-//! The job of `./dev demo`: its script says the same words about every workspace, and its report
-//! says what is in this one.
+//! The job of `./dev demo`: its script is the same for every workspace, and its report describes
+//! this one.
 
 use std::path::Path;
 

@@ -1,8 +1,7 @@
-//! Scripts whose interpreter is killed, `kill -9`, again and again: they are gone on with each
-//! time, repeat nothing, and know the same each time. The moments come from a seed, which is
-//! printed: `CONSTRUCT_SEED=… ./dev test -E 'test(durable::)'` chooses the same again, as far as
-//! the machine lets it. `CONSTRUCT_TRIALS` says how often is killed in all; `./dev chaos kills`
-//! does it a thousand times.
+//! Scripts whose interpreter is killed repeatedly with `kill -9`: they continue each time, repeat
+//! nothing, and see the same values each time. The times come from a seed, which is printed:
+//! `CONSTRUCT_SEED=… ./dev test -E 'test(durable::)'` repeats them, as far as the machine allows.
+//! `CONSTRUCT_TRIALS` is the total number of kills; `./dev chaos kills` does a thousand.
 //!
 //! More trials, within one process, are the interpreter's own tests: `./dev chaos scripts`.
 
@@ -25,18 +24,17 @@ use construct_tests::{
 use serde::Deserialize;
 use serde_json::json;
 
-/// Side effects of a script.
+/// The side effects of a script.
 const EFFECTS: u32 = 60;
-/// How often an interpreter is killed at the most while the same scripts run: less often than it
-/// takes for scripts that kill.
+/// The maximal number of kills while the same scripts run: fewer than the limit at which a script
+/// counts as killing its interpreter.
 const KILLS: u64 = 10;
-/// Kills for each of the two shapes when `CONSTRUCT_TRIALS` does not say how many.
+/// Kills for each of the two shapes when `CONSTRUCT_TRIALS` is not set.
 const TRIALS: u64 = 3;
-/// Scripts that run at the same time: one kill interrupts all of them.
+/// Concurrent scripts: one kill interrupts all of them.
 const JOBS: usize = 4;
 
-/// Each effect says with it what the script knows, so that a run that knew something else would be
-/// seen.
+/// Each effect writes what the script knows, so that a replay with other values would be detected.
 const PRELUDE: &str = r"
 const job = pwd().split('/').pop();
 const notes = {}, unknown = [], twice = [], order = [];
@@ -77,19 +75,19 @@ for (let group = 0; group < 12; group++) {
 ({ notes, unknown, twice })
 ";
 
-/// The script's value.
+/// The script's result.
 #[derive(Debug, Deserialize)]
 struct Account {
     notes: BTreeMap<u32, String>,
     unknown: BTreeSet<u32>,
-    /// Files that were there before they were made.
+    /// Files that existed before they were created.
     twice: BTreeSet<u32>,
 }
 
-/// What requests have brought, by the job that made them.
+/// The bodies of requests, by job.
 type Requests = Arc<Mutex<BTreeMap<String, Vec<String>>>>;
 
-/// A server that is not killed, and notes each request. It takes its time before and after.
+/// A server that is not killed, and records each request. It takes some time before and after.
 async fn server() -> (SocketAddr, Requests) {
     let requests = Requests::default();
     let noted = Arc::clone(&requests);
@@ -115,11 +113,11 @@ struct Job {
 }
 
 impl Job {
-    /// What its effects have written, in no order.
+    /// The output of its effects, in no order.
     fn effects(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.folder.join("effects.log")).unwrap_or_default();
         let files = std::fs::read_dir(self.folder.join("made")).into_iter().flatten().flatten();
-        // What is written has another name until it is there as a whole.
+        // A file has another name until it is complete.
         let files = files.filter(|file| {
             file.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok())
         });
@@ -131,12 +129,12 @@ impl Job {
     async fn is_over(&self) -> bool {
         let Ok(task) = self.conversation.task().await else { return false };
         let status = task.status.unwrap_or_default();
-        // As it does before its message is taken up.
+        // Also before its message is processed.
         status.phase() == TaskPhase::AwaitInput && status.queued_count == 0
     }
 
-    /// Waits until there is an effect more; false when the script is over before. A process that
-    /// gets no further than the one before it would count as one that the script has killed.
+    /// Waits until there is one more effect; false when the script is over before. A process that
+    /// gets no further than the previous one would count as one that the script has killed.
     async fn makes_progress(&self, before: usize) -> bool {
         until("a script to go on", TURN_TIMEOUT, async || {
             if self.effects().len() > before {
@@ -147,8 +145,8 @@ impl Job {
         .await
     }
 
-    /// Holds what happened against what the script says; gives how many effects there were, and of
-    /// how many the outcome is unknown.
+    /// Compares what happened with the script's account; returns the number of effects and of
+    /// unknown outcomes.
     async fn check(&self, kills: u64, at_once: u64) -> (u64, u64) {
         let status = self.conversation.wait_until_idle().await.status.unwrap();
         let transcript = self.conversation.transcript().await;
@@ -184,8 +182,8 @@ impl Job {
     }
 }
 
-/// Kills the interpreter while the jobs run, at most so often, and says how often, and how many
-/// scripts that has interrupted.
+/// Kills the interpreter at most so often while the jobs run. Returns the number of kills and of
+/// interrupted scripts.
 async fn kill(mesh: &mut Mesh, jobs: &[Job], most: u64, random: &mut Random) -> (u64, u64) {
     let (mut kills, mut interrupted) = (0, 0);
     let mut seen = vec![0; jobs.len()];
@@ -206,7 +204,7 @@ async fn kill(mesh: &mut Mesh, jobs: &[Job], most: u64, random: &mut Random) -> 
     (kills, interrupted)
 }
 
-/// `at_once` effects of a script can be under way.
+/// `at_once` effects of a script can run concurrently.
 async fn survives_kills(script: &str, at_once: u64) {
     let mut random = Random::new(random::seed());
     let wanted = random::from_env("CONSTRUCT_TRIALS").map_or(TRIALS, |trials| trials.div_ceil(2));

@@ -1,5 +1,5 @@
-//! An organization is deleted while it works and while services are killed: nobody gets in any
-//! more, and soon nothing is left of it.
+//! An organization is deleted while it works and while services are killed: it loses access at
+//! once, and soon nothing is left of it.
 
 use construct_bus::topology::Stream;
 use construct_tests::{
@@ -29,7 +29,7 @@ async fn active_organization_is_erased_while_services_crash() {
         .as_str()
         .unwrap()
         .to_owned();
-    // A script that runs for longer than anybody waits.
+    // A script that runs longer than any test waits.
     let script =
         json!({"turns": [{"code": "execute_command('echo > begun; sleep 600', {timeout_seconds: 590})"}]}).to_string();
     output(
@@ -83,7 +83,7 @@ async fn active_organization_is_erased_while_services_crash() {
     }
     let id: construct_domain::OrganizationId = organization.parse().unwrap();
     let id = id.uuid().to_string();
-    // That its folder has to go is the last that is known of it.
+    // The last row about it says that its folder has to be deleted.
     until("nothing of it to be left in the database", TURN_TIMEOUT, async || {
         let contents = mesh.database.contents().await;
         let of_it =
@@ -94,12 +94,12 @@ async fn active_organization_is_erased_while_services_crash() {
     .await;
     assert!(!files.exists(), "its files are gone with it");
     until("its events to be gone from NATS", TURN_TIMEOUT, async || {
-        let events = mesh.nats.stored(Stream::Events).await;
+        let events = mesh.nats.stored_messages(Stream::Events).await;
         let left = events.iter().filter(|event| event.subject.contains(&organization)).count();
         if left == 0 { Ok(()) } else { Err(left) }
     })
     .await;
-    // The others have everything, and work.
+    // The other organization has everything, and works.
     let tasks = json_output(&mesh, blue, &["task", "list"], "").await;
     assert_eq!(tasks["tasks"].as_array().unwrap().len(), 1, "{tasks}");
     assert!(output(&mesh, Some(blue), &work, "").await.contains("blue sees"));

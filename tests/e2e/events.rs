@@ -1,5 +1,5 @@
-//! Subscriptions: no gap and no duplicate, however often the connection breaks, and whoever is
-//! killed.
+//! Subscriptions: no gap and no duplicate, however often the connection breaks and whichever
+//! service is killed.
 
 use construct_proto::v1::{self, Event, event::Payload};
 use construct_tests::{
@@ -25,12 +25,11 @@ fn script() -> serde_json::Value {
 async fn subscription_broken_after_any_event_resumes_exactly() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
-    // With a title, none is made after the turn.
+    // With a title, none is created after the turn.
     let spec =
         v1::TaskSpec { agent: "worker".into(), title: "Looking".into(), ..v1::TaskSpec::default() };
     let conversation = mesh.client().unwrap().create_task_with(spec).await.unwrap();
-    // Somebody listens who does not read, on a connection of his own: that is nobody else's
-    // business.
+    // A subscriber that does not read, on its own connection, does not affect others.
     let mut idle = mesh
         .client()
         .unwrap()
@@ -56,12 +55,12 @@ async fn subscription_broken_after_any_event_resumes_exactly() {
         unread.push(idle.message().await.unwrap().expect("the stream goes on"));
     }
     assert_eq!(ids(&unread), ids(&whole));
-    // Who comes late sees the same.
+    // A late subscriber sees the same.
     let late = conversation.record().wait_for_sequence(last).await;
     check_whole(&conversation, &late);
     assert_eq!(ids(&late), ids(&whole));
 
-    // Globs choose types; numbers and cursors stay those of the whole stream.
+    // Globs select types; numbers and cursors stay those of the whole stream.
     let subscribe = |types: &[&str], cursor: &str| {
         let types = types.iter().map(|kind| (*kind).to_owned()).collect();
         let request = v1::SubscribeRequest {
@@ -80,7 +79,7 @@ async fn subscription_broken_after_any_event_resumes_exactly() {
     assert_eq!(types(&some), wanted);
     let tools = subscribe(&["tool.*"], "0").wait_for_count("tool.result", 12).await;
     assert_eq!(tools.len(), 24);
-    // Without a cursor only what is new is told.
+    // Without a cursor only new events arrive.
     let new = subscribe(&[], "");
     new.wait_until_connected().await;
     let last = conversation.ask("more").await.status.unwrap().event_sequence;
@@ -158,7 +157,7 @@ async fn organization_events_report_entity_changes() {
         ..v1::UpdateAgentRequest::default()
     };
     let updated = client.agents().update_agent(update.clone()).await.unwrap().into_inner();
-    // The same again is no further change, nor is one that is refused.
+    // An identical update is no change, and neither is a refused one.
     client.agents().update_agent(update).await.unwrap();
     let late = v1::UpdateAgentRequest {
         agent: "worker".into(),
@@ -199,7 +198,7 @@ async fn organization_events_report_entity_changes() {
             "provider.deleted"
         ]
     );
-    // Each tells the whole entity as it is from then on, or the id of what is gone.
+    // Each event has the whole new entity, or the id of the deleted one.
     let payloads: Vec<Payload> =
         events.iter().skip(3).filter_map(|event| event.payload.clone()).collect();
     let deleted = |id: String| Payload::Deleted(v1::Deleted { id });
@@ -223,7 +222,7 @@ async fn organization_events_report_entity_changes() {
 
 #[tokio::test]
 async fn changes_of_queued_messages_are_published_once_and_in_order() {
-    // The reconciler comes later: until then everything waits.
+    // The reconciler starts later: until then everything is queued.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
     mesh.wait_until_ready(Service::Gateway).await.unwrap();
@@ -258,7 +257,7 @@ async fn changes_of_queued_messages_are_published_once_and_in_order() {
     client.messages().delete_message(delete.clone()).await.unwrap();
     client.messages().delete_message(delete).await.unwrap_err();
     conversation.cancel("changed my mind").await;
-    // Said after the cancel and before anybody looked at it: this one stays.
+    // Sent after the cancel and before the reconcile: this message stays.
     let kept = id(conversation.submit("kept").await.metadata.as_ref());
     mesh.spawn(Service::Reconciler).unwrap();
 
@@ -289,7 +288,7 @@ async fn changes_of_queued_messages_are_published_once_and_in_order() {
         let status = transcript::status(dropped);
         assert!(status.position == 0 && status.error.starts_with("cancelled"), "{status:?}");
         assert!(status.processed_at.is_some());
-        // What is told is what is kept.
+        // The events equal the stored messages.
         let kept =
             listed.messages.iter().find(|message| &id(message.metadata.as_ref()) == expected);
         assert_eq!(kept, Some(dropped));
@@ -302,14 +301,14 @@ async fn changes_of_queued_messages_are_published_once_and_in_order() {
         .collect();
     assert_eq!(waiting, [kept]);
 
-    // Globs leave out the others.
+    // Globs filter out the others.
     let mine: Vec<String> =
         ids(&events.iter().filter(|event| event.r#type == updated).cloned().collect::<Vec<_>>());
     assert_eq!(ids(&changed.wait_for_count(updated, 3).await), mine);
     assert_eq!(types(&withdrawn.wait_for_count("message.deleted", 1).await), ["message.deleted"]);
 }
 
-/// Whatever the connection went through, this is what a subscriber has to have seen of [`script`].
+/// The events of [`script`] that a subscriber must have seen, whatever happened to its connection.
 fn check_whole(conversation: &Conversation, events: &[Event]) {
     check_order(events);
     assert!(events.iter().all(|event| event.task_id == conversation.id()));

@@ -193,7 +193,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
     let mut expires = metadata.created_at.unwrap();
     expires.seconds += 3600;
     let client = mesh.client().unwrap();
-    let bus = mesh.nats.bus_of(User::Providers).await;
+    let bus = mesh.nats.bus_for(User::Providers).await;
     let address = subject::Spending { organization: metadata.organization_id.parse().unwrap() };
     let organization = metadata.organization_id;
     let patience = Duration::from_secs(5);

@@ -18,12 +18,12 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// The pause before a client comes back to a gateway that is away.
+/// The delay before a client reconnects to an unavailable gateway.
 const RECONNECT_DELAY: Duration = Duration::from_millis(20);
 const WORDS: &str = "I shall look into it, and tell you about all of it in so many words that there is time to be cut off in the middle.";
 
-/// What a client of server-sent events is given, who comes back with the id of the last one
-/// whenever the stream breaks.
+/// The events of a client of server-sent events that reconnects with the last id whenever the
+/// stream breaks.
 pub(crate) fn follow_events(url: String, seen: watch::Sender<Vec<Value>>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let client = http::client().build().unwrap();
@@ -33,7 +33,7 @@ pub(crate) fn follow_events(url: String, seen: watch::Sender<Vec<Value>>) -> Joi
             if !last.is_empty() {
                 request = request.header("last-event-id", &last);
             }
-            // The gateway may be away.
+            // The gateway may be unavailable.
             let Ok(mut response) = request.send().await else {
                 tokio::time::sleep(RECONNECT_DELAY).await;
                 continue;
@@ -56,8 +56,7 @@ pub(crate) fn follow_events(url: String, seen: watch::Sender<Vec<Value>>) -> Joi
     })
 }
 
-/// What a client of the operator protocol is given, who comes back with the cursor of the last
-/// line.
+/// The lines of a client of the operator protocol that reconnects with the last cursor.
 fn follow_session(
     address: SocketAddr,
     session: String,
@@ -78,8 +77,8 @@ fn follow_session(
             let mut lines = BufReader::new(stream).lines();
             while let Ok(Some(line)) = lines.next_line().await {
                 let Ok(line) = serde_json::from_str::<Value>(&line) else { break };
-                // A gateway that has just begun says that it is not ready: the request is over, and
-                // made again.
+                // A gateway that has just started reports that it is not ready: the request ends
+                // and is repeated.
                 if line["stopReason"] == "error" {
                     tokio::time::sleep(RECONNECT_DELAY).await;
                     break;
@@ -93,7 +92,7 @@ fn follow_session(
     })
 }
 
-/// Waits until what a client was given is as wanted.
+/// Waits until `wanted` accepts what a client received.
 async fn wait_for_received(
     what: &str,
     seen: &watch::Sender<Vec<Value>>,

@@ -54,7 +54,7 @@ async fn reconcile_failures(mesh: &Mesh) -> u64 {
 /// Waits until wakes and results are all taken in.
 async fn wait_until_consumed(mesh: &Mesh) {
     until("wakes and results to be taken in", TURN_TIMEOUT, async || {
-        match mesh.nats.waiting(Stream::Task).await {
+        match mesh.nats.pending_messages(Stream::Task).await {
             0 => Ok(()),
             waiting => Err(waiting),
         }
@@ -393,7 +393,7 @@ async fn turn_with_undecodable_command_fails_at_once_with_reason() {
     mesh.stop(Service::Providers).await.unwrap();
     conversation.submit("hello").await;
     let command = until("the command", TURN_TIMEOUT, async || {
-        let mut commands = mesh.nats.stored(Stream::Model).await;
+        let mut commands = mesh.nats.stored_messages(Stream::Model).await;
         if commands.len() == 1 { Ok(commands.remove(0)) } else { Err(commands.len()) }
     })
     .await;
@@ -401,7 +401,7 @@ async fn turn_with_undecodable_command_fails_at_once_with_reason() {
     let task: TaskId = conversation.id().parse().unwrap();
     let step = conversation.explain().await.unwrap().step_id.parse().unwrap();
     bus.withdraw(&subject::ModelInvoke::new(Pool::model_default(), task), step).await.unwrap();
-    bus.publish_again(&RawMessage { payload: vec![0xff_u8; 3].into(), ..command }).await.unwrap();
+    bus.republish(&RawMessage { payload: vec![0xff_u8; 3].into(), ..command }).await.unwrap();
     mesh.spawn(Service::Providers).unwrap();
 
     let status = conversation.wait_until_idle().await.status.unwrap();

@@ -304,6 +304,6 @@ async fn typed_secret_value_is_not_echoed() {
         Terminal::run(&binary("construct").unwrap(), &arguments, &environment).unwrap();
     person.wait_for_text("value of TYPED:").await;
     person.press(CTRL_C).await;
-    person.wait_for_text("nothing was given").await;
+    person.wait_for_text("no input").await;
     assert_eq!(person.wait_for_exit().await, 2);
 }

@@ -80,7 +80,7 @@ async fn result(conversation: &Conversation) -> String {
 
 async fn wait_until_nothing_in_flight(mesh: &Mesh) {
     until("the queue of scripts to be empty", TURN_TIMEOUT, async || {
-        match mesh.nats.messages(Stream::Code).await {
+        match mesh.nats.message_count(Stream::Code).await {
             0 => Ok(()),
             messages => Err(format!("{messages} commands")),
         }
@@ -140,7 +140,7 @@ async fn script_awaiting_subtasks_survives_crash_of_every_service() {
     // The answers come while nobody decides; then everything dies.
     mesh.kill(Service::Reconciler).unwrap();
     until("the answers to wait", TURN_TIMEOUT, async || {
-        match mesh.nats.messages(Stream::Model).await {
+        match mesh.nats.message_count(Stream::Model).await {
             0 => Ok(()),
             messages => Err(format!("{messages} model calls")),
         }

@@ -1,4 +1,4 @@
-//! Large payloads, stored under their SHA-256. Written once, verified on every read.
+//! Large payloads, stored under their SHA-256. ProgressCount once, verified on every read.
 //!
 //! Blobs are not flushed to disk one by one: JetStream does not do so with the messages that refer
 //! to them either, and PostgreSQL is the truth for both.
@@ -21,18 +21,18 @@ use sha2::{Digest as _, Sha256};
 /// How long a blob is kept after it was last put: a day longer than the longest that a message
 /// which refers to it is kept. (A command is kept until a worker takes it, but after this time
 /// nobody waits for its result any more.)
-pub const KEPT: Duration = Duration::from_secs(31 * 24 * 3600);
+pub const RETENTION: Duration = Duration::from_secs(31 * 24 * 3600);
 
 /// A blob that is put again keeps its age when it is younger than this, so that putting one often
 /// writes it once.
-const FRESH: Duration = Duration::from_secs(24 * 3600);
+const REFRESH_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Where blobs are in their folder.
 const ROOT: &str = "sha256";
 
 /// What a clean-up removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Removed {
+pub struct RemovedBlobs {
     /// Blobs.
     pub blobs: u64,
     /// Their bytes.
@@ -83,7 +83,7 @@ impl Reference {
         self.size
     }
 
-    fn of(content: &[u8]) -> Self {
+    fn from_content(content: &[u8]) -> Self {
         let hash = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
         Self { hash, size: content.len() as u64 }
     }
@@ -104,16 +104,16 @@ impl FromStr for Reference {
     type Err = crate::subject::Invalid;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || crate::subject::Invalid::new("not a reference to a blob", text);
+        let invalid = || crate::subject::Invalid::new("not a reference to a blob", text);
         let (hash, size) = text
             .strip_prefix("sha256:")
             .and_then(|rest| rest.split_once(";size="))
-            .ok_or_else(wrong)?;
+            .ok_or_else(invalid)?;
         let canonical =
             hash.len() == 64 && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         match size.parse() {
             Ok(size) if canonical => Ok(Self { hash: hash.to_owned(), size }),
-            _ => Err(wrong()),
+            _ => Err(invalid()),
         }
     }
 }
@@ -145,7 +145,7 @@ impl Store {
     /// # Errors
     /// When the storage fails.
     pub async fn put(&self, content: Bytes) -> Result<Reference, Error> {
-        let (content, reference) = blocking(content, Reference::of).await?;
+        let (content, reference) = blocking(content, Reference::from_content).await?;
         let created = self
             .files
             .put_opts(&reference.path(), content.clone().into(), PutMode::Create.into())
@@ -153,7 +153,7 @@ impl Store {
         match created {
             Ok(_) => Ok(reference),
             Err(object_store::Error::AlreadyExists { .. }) => {
-                let young = self.age(&reference).await?.is_some_and(|age| age < FRESH);
+                let young = self.age(&reference).await?.is_some_and(|age| age < REFRESH_AGE);
                 match self.get(&reference).await {
                     Ok(_) if young => return Ok(reference),
                     // An old one gets a new lease, and a damaged one is healed: whoever was told
@@ -184,7 +184,7 @@ impl Store {
             }
             Err(error) => return Err(Error::Storage(error)),
         };
-        let (content, found) = blocking(read, Reference::of).await?;
+        let (content, found) = blocking(read, Reference::from_content).await?;
         if found == *reference { Ok(content) } else { Err(Error::Corrupt(reference.clone())) }
     }
 
@@ -206,8 +206,8 @@ impl Store {
     ///
     /// # Errors
     /// When the storage fails; what was removed until then stays removed.
-    pub async fn remove_older_than(&self, before: Timestamp) -> Result<Removed, Error> {
-        let mut removed = Removed::default();
+    pub async fn remove_older_than(&self, before: Timestamp) -> Result<RemovedBlobs, Error> {
+        let mut removed = RemovedBlobs::default();
         // What people uploaded lies beside them, and is kept until somebody deletes it.
         let mut all = self.files.list(Some(&Path::from(ROOT)));
         while let Some(blob) = all.try_next().await.map_err(Error::Storage)? {
@@ -219,7 +219,8 @@ impl Store {
             }
             match self.files.delete(&blob.location).await {
                 Ok(()) => {
-                    removed = Removed { blobs: removed.blobs + 1, bytes: removed.bytes + blob.size }
+                    removed =
+                        RemovedBlobs { blobs: removed.blobs + 1, bytes: removed.bytes + blob.size }
                 }
                 // Another process was first.
                 Err(object_store::Error::NotFound { .. }) => {}
@@ -263,7 +264,7 @@ mod tests {
 
     const MONTHS: Duration = Duration::from_secs(90 * 24 * 3600);
 
-    fn grow_old(folder: &std::path::Path, reference: &Reference) {
+    fn make_old(folder: &std::path::Path, reference: &Reference) {
         let file = std::fs::File::options()
             .append(true)
             .open(folder.join(reference.path().as_ref()))
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_puts_any_more_is_removed() {
+    async fn blob_not_put_again_is_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::open(folder.path()).expect("opened");
         let [old, put_again, young] = [&b"old"[..], b"put again", b"young"].map(Bytes::from_static);
@@ -280,17 +281,17 @@ mod tests {
         for content in [&old, &put_again, &young] {
             references.push(store.put(content.clone()).await.expect("put"));
         }
-        grow_old(folder.path(), &references[0]);
-        grow_old(folder.path(), &references[1]);
+        make_old(folder.path(), &references[0]);
+        make_old(folder.path(), &references[1]);
         store.put(put_again.clone()).await.expect("put again");
-        let removed = store.remove_older_than(Timestamp::now() - KEPT).await.expect("cleaned");
-        assert_eq!(removed, Removed { blobs: 1, bytes: 3 });
+        let removed = store.remove_older_than(Timestamp::now() - RETENTION).await.expect("cleaned");
+        assert_eq!(removed, RemovedBlobs { blobs: 1, bytes: 3 });
         assert!(matches!(store.get(&references[0]).await, Err(Error::Missing(_))));
         assert_eq!(store.get(&references[1]).await.expect("kept"), put_again);
         assert_eq!(store.get(&references[2]).await.expect("kept"), young);
         assert_eq!(
-            store.remove_older_than(Timestamp::now() - KEPT).await.expect("cleaned"),
-            Removed::default()
+            store.remove_older_than(Timestamp::now() - RETENTION).await.expect("cleaned"),
+            RemovedBlobs::default()
         );
         for _ in 0..2 {
             store.remove(&references[2]).await.expect("removed, or gone already");

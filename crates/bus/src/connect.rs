@@ -20,17 +20,17 @@ use tokio_util::sync::CancellationToken;
 use crate::{blob, metrics, permissions::User, topology};
 
 /// The longest wait between two attempts to reconnect.
-const RECONNECT_MAX: Duration = Duration::from_secs(1);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
 /// How soon the topology is looked after again when that failed.
-const ENSURE_AGAIN: Duration = Duration::from_secs(2);
+const ENSURE_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// How often who makes the streams looks whether they are still there: nobody else can make one
 /// that was taken away.
-const LOOK: Duration = Duration::from_secs(15);
+const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How soon it looks again after the server was away, or when it has found something.
-const LOOK_CLOSELY: Duration = Duration::from_secs(2);
+const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long one request to JetStream's API may take.
 const API_TIMEOUT: Duration = Duration::from_secs(2);
@@ -178,7 +178,7 @@ pub(crate) struct Inner {
     replicas: Option<NonZeroUsize>,
     connection: watch::Receiver<Connection>,
     refused: watch::Receiver<Option<String>>,
-    trouble: watch::Sender<Option<String>>,
+    topology_error: watch::Sender<Option<String>>,
     /// Random per process, so that the ids made from it and a counter are unique in the mesh.
     unique: String,
     counter: AtomicU64,
@@ -212,7 +212,9 @@ impl Bus {
             .ping_interval(Duration::from_secs(10))
             .reconnect_delay_callback(|attempt| {
                 // The first attempt at once: a restarted server is often back already.
-                Duration::from_millis(20).saturating_mul(1_u32 << attempt.min(6)).min(RECONNECT_MAX)
+                Duration::from_millis(20)
+                    .saturating_mul(1_u32 << attempt.min(6))
+                    .min(MAX_RECONNECT_DELAY)
                     * u32::from(attempt > 1)
             })
             .event_callback(move |event| {
@@ -238,7 +240,7 @@ impl Bus {
                 replicas: options.replicas,
                 connection,
                 refused,
-                trouble: watch::Sender::new(None),
+                topology_error: watch::Sender::new(None),
                 unique,
                 counter,
             }),
@@ -254,7 +256,7 @@ impl Bus {
     pub async fn ensure_topology(&self) -> Result<(), topology::Error> {
         match self.inner.user {
             Some(user) if !user.makes_streams() => {
-                topology::expect(&self.inner.jetstream, user.streams()).await
+                topology::check_streams(&self.inner.jetstream, user.streams()).await
             }
             _ => topology::ensure(&self.inner.jetstream, self.inner.replicas).await,
         }
@@ -263,20 +265,26 @@ impl Bus {
     /// Ensures the topology anew after every reconnect, and now and then where it is ours to make,
     /// until `stop`: a server that comes back may have lost its data, and without its streams
     /// nothing could be said any more. Every service runs it after [`Bus::ensure_topology`].
-    pub async fn keep_topology(self, stop: CancellationToken) {
+    pub async fn maintain_topology(self, stop: CancellationToken) {
         let mut connection = self.connection();
         connection.borrow_and_update();
         let makes = self.inner.user.is_some_and(User::makes_streams);
-        let (mut due, mut unseen, mut unread) = (false, topology::Unseen::default(), false);
+        let (mut due, mut stuck_messages, mut failed) =
+            (false, topology::StuckMessages::default(), false);
         // How many more looks follow one another closely, as after a reconnect: it takes two to
         // find what nobody gets.
         let mut close = 0_u32;
         loop {
             let pause = async {
                 match (due, makes) {
-                    (true, _) => tokio::time::sleep(ENSURE_AGAIN).await,
+                    (true, _) => tokio::time::sleep(ENSURE_RETRY_DELAY).await,
                     (false, true) => {
-                        tokio::time::sleep(if close > 0 { LOOK_CLOSELY } else { LOOK }).await
+                        tokio::time::sleep(if close > 0 {
+                            CLOSE_CHECK_INTERVAL
+                        } else {
+                            CHECK_INTERVAL
+                        })
+                        .await
                     }
                     (false, false) => std::future::pending().await,
                 }
@@ -289,12 +297,12 @@ impl Bus {
                     let all = topology::Stream::ALL.map(topology::Stream::name);
                     let slack = topology::slack_consumer();
                     if !due
-                        && topology::expect(&self.inner.jetstream, all).await.is_ok()
+                        && topology::check_streams(&self.inner.jetstream, all).await.is_ok()
                         && topology::ensure_consumer(&self.inner.jetstream, &slack).await.is_ok()
                     {
-                        self.inner.trouble.send_replace(None);
-                        unread = self.look(&mut unseen, unread).await;
-                        close = if unseen.is_empty() { close.saturating_sub(1) } else { 1 };
+                        self.inner.topology_error.send_replace(None);
+                        failed = self.check_stuck_messages(&mut stuck_messages, failed).await;
+                        close = if stuck_messages.is_empty() { close.saturating_sub(1) } else { 1 };
                         continue;
                     }
                 }
@@ -305,7 +313,7 @@ impl Bus {
             }
             due = match self.ensure_topology().await {
                 Ok(()) => {
-                    if self.inner.trouble.send_replace(None).is_some() {
+                    if self.inner.topology_error.send_replace(None).is_some() {
                         tracing::info!("the streams answer again");
                     }
                     close = 2;
@@ -313,14 +321,14 @@ impl Bus {
                 }
                 Err(error) => {
                     let reason = format!("{error}, although there is a connection");
-                    if self.inner.trouble.send_replace(Some(reason)).is_none() {
+                    if self.inner.topology_error.send_replace(Some(reason)).is_none() {
                         let source = std::error::Error::source(&error);
                         tracing::error!(%error, source, "the streams could not be looked after; trying again. If NATS's disk was full, restart NATS");
                     }
                     if makes && error.is_refusal() {
                         // What is wrong with one of them keeps nothing in the others from being
                         // found.
-                        unread = self.look(&mut unseen, unread).await;
+                        failed = self.check_stuck_messages(&mut stuck_messages, failed).await;
                     }
                     true
                 }
@@ -330,13 +338,17 @@ impl Bus {
 
     /// Looks for messages that nobody gets. Whether that failed; once is said, when it had not
     /// failed the last time.
-    async fn look(&self, unseen: &mut topology::Unseen, failed_before: bool) -> bool {
-        let looked = unseen.look(&self.inner.jetstream).await;
-        if let (Err(error), false) = (&looked, failed_before) {
+    async fn check_stuck_messages(
+        &self,
+        stuck_messages: &mut topology::StuckMessages,
+        failed_before: bool,
+    ) -> bool {
+        let checked = stuck_messages.check(&self.inner.jetstream).await;
+        if let (Err(error), false) = (&checked, failed_before) {
             let source = std::error::Error::source(error);
             tracing::warn!(%error, source, "a queue could not be looked through for messages that nobody gets; it goes on being tried");
         }
-        looked.is_err()
+        checked.is_err()
     }
 
     /// Whether there is a connection at this moment.
@@ -359,7 +371,7 @@ impl Bus {
 
     /// Waits until the server refuses something that we are not allowed, which nothing else tells,
     /// and says what. What was refused before is said at once.
-    pub async fn refused(&self) -> String {
+    pub async fn permission_violation(&self) -> String {
         let mut refused = self.inner.refused.clone();
         match refused.wait_for(Option::is_some).await.map(|refusal| refusal.clone()) {
             Ok(Some(refusal)) => refusal,
@@ -368,10 +380,10 @@ impl Bus {
         }
     }
 
-    /// Why the streams cannot be used although there is a connection, as [`Bus::keep_topology`]
+    /// Why the streams cannot be used although there is a connection, as [`Bus::maintain_topology`]
     /// finds it. Nothing: they can, as far as is known.
-    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
-        self.inner.trouble.subscribe()
+    pub fn topology_error(&self) -> watch::Receiver<Option<String>> {
+        self.inner.topology_error.subscribe()
     }
 
     /// An id that nobody else in the mesh has.
@@ -388,7 +400,7 @@ enum Login {
 }
 
 impl Login {
-    fn of(address: &ServerAddr) -> Result<Option<Self>, AddressError> {
+    fn from_address(address: &ServerAddr) -> Result<Option<Self>, AddressError> {
         let decode = |text: &str| match percent_decode_str(text).decode_utf8() {
             Ok(text) => Ok(text.into_owned()),
             Err(_) => Err(AddressError::Encoding),
@@ -429,7 +441,7 @@ fn parse_address(url: &str) -> Result<(Vec<ServerAddr>, Option<Login>), AddressE
         if address.host().is_empty() {
             return Err(AddressError::Host);
         }
-        let Some(found) = Login::of(&address)? else {
+        let Some(found) = Login::from_address(&address)? else {
             servers.push(address);
             continue;
         };

@@ -1,7 +1,7 @@
 //! Taking commands from work queues: bounded, alive as long as the process, and honest about what
 //! cannot be read.
 
-mod dead;
+mod dead_letter;
 mod inbound;
 mod pull;
 mod slots;

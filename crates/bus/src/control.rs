@@ -16,14 +16,14 @@ use crate::{
 };
 
 /// How long the server may take to confirm a subscription.
-pub(crate) const CONFIRM: Duration = Duration::from_secs(2);
+pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many questions of a kind one process answers at a time; further ones wait.
-pub const ANSWERS: usize = 16;
+pub const MAX_CONCURRENT_ANSWERS: usize = 16;
 
 /// How many questions of a kind are taken from NATS at the same time, so that the time of those
 /// that wait for their turn runs.
-const TAKEN: usize = 1024;
+const MAX_QUEUED_QUESTIONS: usize = 1024;
 
 /// Subscribing.
 pub mod subscribe {
@@ -85,7 +85,7 @@ impl Bus {
     ///
     /// # Errors
     /// When the payload names no step, or the client is closed.
-    pub async fn broadcast(
+    pub async fn publish_cancel(
         &self,
         address: &Cancel,
         cancel: &CancelStep,
@@ -216,7 +216,7 @@ impl Bus {
         }
     }
 
-    /// Answers a pool's requests for tools until told to stop, up to [`ANSWERS`] at a time. The
+    /// Answers a pool's requests for tools until told to stop, up to [`MAX_CONCURRENT_ANSWERS`] at a time. The
     /// pool's interpreters share them.
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl Bus {
         self.answer(&Tools { pool: pool.clone() }, stop, answer).await
     }
 
-    /// Answers what is asked at an address until told to stop, up to [`ANSWERS`] at a time. The
+    /// Answers what is asked at an address until told to stop, up to [`MAX_CONCURRENT_ANSWERS`] at a time. The
     /// processes of the address's group share the questions; without a group all hear them. One
     /// that gets no answer (`None`) runs into its time limit. What is done for an answer is
     /// dropped, wherever it is by then, when whoever asked no longer waits for it.
@@ -260,22 +260,22 @@ impl Bus {
         };
         let questions = questions.map_err(subscribe::Error::Refused)?;
         self.flush().await?;
-        let places = Semaphore::new(ANSWERS);
-        let (answer, places, stop) = (&answer, &places, &stop);
+        let slots = Semaphore::new(MAX_CONCURRENT_ANSWERS);
+        let (answer, slots, stop) = (&answer, &slots, &stop);
         questions
             .take_until(stop.cancelled())
-            .for_each_concurrent(TAKEN, |question| async move {
-                let (subject, patience) =
-                    (question.subject.clone(), patience(question.headers.as_ref()));
+            .for_each_concurrent(MAX_QUEUED_QUESTIONS, |question| async move {
+                let (subject, timeout) =
+                    (question.subject.clone(), requested_timeout(question.headers.as_ref()));
                 let answering = async {
                     // One whose turn does not come before the end gets no answer.
-                    let Some(Ok(_place)) = stop.run_until_cancelled(places.acquire()).await else {
+                    let Some(Ok(_slot)) = stop.run_until_cancelled(slots.acquire()).await else {
                         return Ok(());
                     };
                     self.answer_one(address, question, answer).await
                 };
-                let answered = match patience {
-                    Some(patience) => tokio::time::timeout(patience, answering).await,
+                let answered = match timeout {
+                    Some(timeout) => tokio::time::timeout(timeout, answering).await,
                     None => Ok(answering.await),
                 };
                 match answered {
@@ -284,7 +284,7 @@ impl Bus {
                         tracing::warn!(%subject, error = &*error, "a question was not answered")
                     }
                     Err(_elapsed) => {
-                        tracing::debug!(%subject, ?patience, "nobody waits for an answer any more")
+                        tracing::debug!(%subject, ?timeout, "nobody waits for an answer any more")
                     }
                 }
             })
@@ -321,7 +321,7 @@ impl Bus {
             client.publish(inbox, bytes::Bytes::new()).await.ok()?;
             answer.next().await
         };
-        match tokio::time::timeout(CONFIRM, round_trip).await {
+        match tokio::time::timeout(CONFIRM_TIMEOUT, round_trip).await {
             Ok(Some(_)) => Ok(()),
             _ => Err(subscribe::Error::Unconfirmed),
         }
@@ -329,7 +329,7 @@ impl Bus {
 }
 
 /// How long whoever asks waits. None: nobody says, or it cannot be read; people ask by hand, too.
-fn patience(headers: Option<&HeaderMap>) -> Option<Duration> {
+fn requested_timeout(headers: Option<&HeaderMap>) -> Option<Duration> {
     headers?.get(TIMEOUT)?.as_str().parse().ok().map(Duration::from_millis)
 }
 
@@ -338,9 +338,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_long_it_is_waited_for_is_read_and_what_is_malformed_is_as_if_it_were_not_there() {
-        assert_eq!(patience(None), None);
-        assert_eq!(patience(Some(&HeaderMap::new())), None);
+    fn timeout_header_malformed_is_ignored() {
+        assert_eq!(requested_timeout(None), None);
+        assert_eq!(requested_timeout(Some(&HeaderMap::new())), None);
         for (text, expected) in [
             ("250", Some(Duration::from_millis(250))),
             ("0", Some(Duration::ZERO)),
@@ -354,7 +354,7 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(TIMEOUT, text);
-            assert_eq!(patience(Some(&headers)), expected, "{text}");
+            assert_eq!(requested_timeout(Some(&headers)), expected, "{text}");
         }
     }
 }

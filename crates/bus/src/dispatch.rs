@@ -16,9 +16,9 @@ use construct_domain::{StepId, TaskId};
 
 use crate::{
     Bus,
-    envelope::{ORGANIZATION, STEP, STEP_NUMBER, STEP_ROUND, Sealed},
-    publish::{DEADLINE, Error, Expect, Refusal},
-    subject::{self, Address as _, Command, Commanded},
+    envelope::{ORGANIZATION, STEP, STEP_NUMBER, STEP_ROUND, SealedMessage},
+    publish::{DEADLINE, Error, Expectation, Refusal},
+    subject::{self, Address as _, Command, CommandStep},
     topology::{ConsumerRow, Stream},
 };
 
@@ -55,12 +55,12 @@ impl Bus {
     ) -> Result<Dispatch, Error> {
         let end = Instant::now() + DEADLINE;
         let sealed = self.seal_command(address, message).await?;
-        let Commanded { step: step_id, number, round, .. } = A::commanded(message);
+        let CommandStep { step: step_id, number, round, .. } = A::command_step(message);
         let subject = address.subject();
         let mut superseded = None;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            match self.deliver(&subject, sealed.clone(), Expect::last(0), left).await {
+            match self.deliver(&subject, sealed.clone(), Expectation::last(0), left).await {
                 Ok(_) => {
                     return Ok(superseded
                         .map_or(Dispatch::Published, |step_id| Dispatch::Superseded { step_id }));
@@ -69,15 +69,15 @@ impl Bus {
                 Err(Refusal::WrongLast) => {}
             }
             // Acknowledged between the two requests: then the place is free now.
-            let Some(standing) = self.standing(A::STREAM, &subject).await? else { continue };
-            if standing.step_id == step_id && standing.round == round {
+            let Some(queued) = self.find_queued(A::STREAM, &subject).await? else { continue };
+            if queued.step_id == step_id && queued.round == round {
                 return Ok(Dispatch::AlreadyQueued);
             }
-            if (standing.number, standing.round) > (number, round) {
-                return Ok(Dispatch::Stale { number: standing.number });
+            if (queued.number, queued.round) > (number, round) {
+                return Ok(Dispatch::Stale { number: queued.number });
             }
-            self.remove(A::STREAM, standing.sequence).await?;
-            superseded = Some(standing.step_id);
+            self.remove(A::STREAM, queued.sequence).await?;
+            superseded = Some(queued.step_id);
         }
     }
 
@@ -87,9 +87,9 @@ impl Bus {
         &self,
         address: &A,
         message: &A::Message,
-    ) -> Result<Sealed, Error> {
+    ) -> Result<SealedMessage, Error> {
         let mut sealed = self.seal_for(address, message).await?;
-        let Commanded { organization, number, round, .. } = A::commanded(message);
+        let CommandStep { organization, number, round, .. } = A::command_step(message);
         sealed.headers.insert(ORGANIZATION, organization);
         sealed.headers.insert(STEP_NUMBER, number.to_string());
         sealed.headers.insert(STEP_ROUND, round.to_string());
@@ -102,9 +102,9 @@ impl Bus {
     /// # Errors
     /// When the server cannot be reached.
     pub async fn withdraw<A: Command>(&self, address: &A, step: StepId) -> Result<(), Error> {
-        match self.standing(A::STREAM, &address.subject()).await? {
-            Some(standing) if standing.step_id == step.to_string() => {
-                self.remove(A::STREAM, standing.sequence).await
+        match self.find_queued(A::STREAM, &address.subject()).await? {
+            Some(queued) if queued.step_id == step.to_string() => {
+                self.remove(A::STREAM, queued.sequence).await
             }
             Some(_) | None => Ok(()),
         }
@@ -116,29 +116,28 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached. Then it may have been taken back.
-    pub async fn withdraw_untaken<A: Command>(
+    pub async fn withdraw_undelivered<A: Command>(
         &self,
         address: &A,
         consumer: &ConsumerRow,
         step: StepId,
     ) -> Result<Option<bool>, Error> {
-        let standing = self.standing(A::STREAM, &address.subject()).await?;
-        let Some(standing) = standing.filter(|standing| standing.step_id == step.to_string())
-        else {
+        let queued = self.find_queued(A::STREAM, &address.subject()).await?;
+        let Some(queued) = queued.filter(|queued| queued.step_id == step.to_string()) else {
             return Ok(None);
         };
-        if self.reached(consumer).await? >= standing.sequence {
+        if self.last_delivered(consumer).await? >= queued.sequence {
             return Ok(Some(false));
         }
         let stream =
             self.inner.jetstream.get_stream_no_info(A::STREAM.name()).await.map_err(rejected)?;
-        stream.delete_message(standing.sequence).await.map_err(rejected)?;
+        stream.delete_message(queued.sequence).await.map_err(rejected)?;
         // It may have been handed out in between.
-        Ok(Some(self.reached(consumer).await? < standing.sequence))
+        Ok(Some(self.last_delivered(consumer).await? < queued.sequence))
     }
 
     /// Up to where a queue was handed out.
-    async fn reached(&self, consumer: &ConsumerRow) -> Result<u64, Error> {
+    async fn last_delivered(&self, consumer: &ConsumerRow) -> Result<u64, Error> {
         let state = self.inspect_consumer(consumer).await.map_err(rejected)?;
         Ok(state.map_or(0, |state| state.reached))
     }
@@ -153,23 +152,23 @@ impl Bus {
         step: StepId,
         round: u32,
     ) -> Result<bool, Error> {
-        Ok(self.queued_at(address, step, round).await?.is_some())
+        Ok(self.queue_position(address, step, round).await?.is_some())
     }
 
     /// The sequence in its stream at which this command waits for a worker, or is being worked on.
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn queued_at<A: Command>(
+    pub async fn queue_position<A: Command>(
         &self,
         address: &A,
         step: StepId,
         round: u32,
     ) -> Result<Option<u64>, Error> {
-        let standing = self.standing(A::STREAM, &address.subject()).await?;
-        let own = standing
-            .filter(|standing| standing.step_id == step.to_string() && standing.round == round);
-        Ok(own.map(|standing| standing.sequence))
+        let queued = self.find_queued(A::STREAM, &address.subject()).await?;
+        let own =
+            queued.filter(|queued| queued.step_id == step.to_string() && queued.round == round);
+        Ok(own.map(|queued| queued.sequence))
     }
 
     /// Whether a worker's result for a step of the task waits to be taken in. One of another step
@@ -177,9 +176,11 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn result_waits(&self, task: TaskId, step: StepId) -> Result<bool, Error> {
+    pub async fn has_queued_result(&self, task: TaskId, step: StepId) -> Result<bool, Error> {
         let (subject, step) = (subject::TaskResult::new(task).subject(), step.to_string());
-        let Some(newest) = self.standing(Stream::Task, &subject).await? else { return Ok(false) };
+        let Some(newest) = self.find_queued(Stream::Task, &subject).await? else {
+            return Ok(false);
+        };
         if newest.step_id == step {
             return Ok(true);
         }
@@ -190,11 +191,11 @@ impl Bus {
         while from < newest.sequence {
             match stream.get_first_raw_message_by_subject(&subject, from).await {
                 Ok(message) => {
-                    let standing = Standing::read(message.sequence, &message.headers);
-                    if standing.step_id == step {
+                    let queued = QueuedCommand::read(message.sequence, &message.headers);
+                    if queued.step_id == step {
                         return Ok(true);
                     }
-                    from = standing.sequence + 1;
+                    from = queued.sequence + 1;
                 }
                 Err(error) => match error.kind() {
                     RawMessageErrorKind::NoMessageFound => break,
@@ -207,11 +208,15 @@ impl Bus {
     }
 
     /// What stands on a command's subject.
-    async fn standing(&self, stream: Stream, subject: &str) -> Result<Option<Standing>, Error> {
+    async fn find_queued(
+        &self,
+        stream: Stream,
+        subject: &str,
+    ) -> Result<Option<QueuedCommand>, Error> {
         let stream =
             self.inner.jetstream.get_stream_no_info(stream.name()).await.map_err(rejected)?;
         match stream.get_last_raw_message_by_subject(subject).await {
-            Ok(message) => Ok(Some(Standing::read(message.sequence, &message.headers))),
+            Ok(message) => Ok(Some(QueuedCommand::read(message.sequence, &message.headers))),
             Err(error) => match error.kind() {
                 LastRawMessageErrorKind::NoMessageFound => Ok(None),
                 LastRawMessageErrorKind::Other => Err(Error::Timeout),
@@ -234,14 +239,14 @@ impl Bus {
     }
 }
 
-struct Standing {
+struct QueuedCommand {
     sequence: u64,
     step_id: String,
     number: u64,
     round: u32,
 }
 
-impl Standing {
+impl QueuedCommand {
     /// A command without these headers was published by hand; it counts as the earliest.
     fn read(sequence: u64, headers: &HeaderMap) -> Self {
         let text = |name| headers.get(name).map(|value| value.as_str());

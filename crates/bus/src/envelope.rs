@@ -87,14 +87,14 @@ impl OpenError {
 
 /// A message ready to be sent.
 #[derive(Debug, Clone)]
-pub(crate) struct Sealed {
+pub(crate) struct SealedMessage {
     pub(crate) headers: HeaderMap,
     pub(crate) payload: Bytes,
 }
 
 impl Bus {
     /// Encodes a payload and its headers; a large one is stored as a blob first.
-    pub(crate) async fn seal<M: Message>(&self, message: &M) -> Result<Sealed, SealError> {
+    pub(crate) async fn seal<M: Message>(&self, message: &M) -> Result<SealedMessage, SealError> {
         let size = message.encoded_len();
         let blobs = self.inner.blobs.as_ref();
         let limit = if blobs.is_some() { PAYLOAD_LIMIT } else { INLINE_LIMIT };
@@ -110,7 +110,7 @@ impl Bus {
             headers.insert(BLOB, reference.to_string());
             payload = Bytes::new();
         }
-        Ok(Sealed { headers, payload })
+        Ok(SealedMessage { headers, payload })
     }
 
     /// The payload's bytes, fetched and verified when the message only refers to them.
@@ -150,9 +150,9 @@ impl Bus {
     }
 }
 
-struct Carrier<'a>(&'a mut HeaderMap);
+struct HeaderInjector<'a>(&'a mut HeaderMap);
 
-impl Injector for Carrier<'_> {
+impl Injector for HeaderInjector<'_> {
     fn set(&mut self, key: &str, value: String) {
         // An empty `tracestate` says nothing.
         if !value.is_empty() {
@@ -161,9 +161,9 @@ impl Injector for Carrier<'_> {
     }
 }
 
-struct Carried<'a>(&'a HeaderMap);
+struct HeaderExtractor<'a>(&'a HeaderMap);
 
-impl Extractor for Carried<'_> {
+impl Extractor for HeaderExtractor<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(async_nats::HeaderValue::as_str)
     }
@@ -177,7 +177,7 @@ impl Extractor for Carried<'_> {
 fn inject(headers: &mut HeaderMap) {
     let context = Span::current().context();
     global::get_text_map_propagator(|propagator| {
-        propagator.inject_context(&context, &mut Carrier(headers))
+        propagator.inject_context(&context, &mut HeaderInjector(headers))
     });
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn extract(headers: Option<&HeaderMap>) -> Context {
         // On an empty base: the receiver's current span, if any, is none of the publisher's
         // business.
         Some(headers) => global::get_text_map_propagator(|propagator| {
-            propagator.extract_with_context(&Context::new(), &Carried(headers))
+            propagator.extract_with_context(&Context::new(), &HeaderExtractor(headers))
         }),
         None => Context::new(),
     }

@@ -42,7 +42,7 @@ pub struct Position {
 
 impl Position {
     /// Where an event stands. Meaningful for progress, i.e. when it has a step and no sequence.
-    pub const fn of(event: &Event) -> Self {
+    pub const fn from_event(event: &Event) -> Self {
         Self { step: event.step, index: event.index }
     }
 }
@@ -57,7 +57,10 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn live(&self, watch: &Watch) -> Result<BoxStream<'static, Event>, subscribe::Error> {
+    pub async fn subscribe_events(
+        &self,
+        watch: &Watch,
+    ) -> Result<BoxStream<'static, Event>, subscribe::Error> {
         let filters = match *watch {
             Watch::Task { organization, task } => {
                 vec![TaskEvent::all(organization, task), Delta { organization, task }.subject()]

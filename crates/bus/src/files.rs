@@ -32,7 +32,7 @@ pub use sha256::Sha256;
 
 /// Most bytes that are held of a content at a time: of a part that is put together with others, and
 /// of what is read.
-pub const PIECE: usize = 512 * 1024;
+pub const CHUNK_BYTES: usize = 512 * 1024;
 
 /// Beside `sha256/`, where blobs are.
 const ROOT: &str = "files";
@@ -94,7 +94,7 @@ impl PartName {
 
 /// What parts gave together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredContent {
     /// The hash of it.
     pub sha256: Sha256,
     /// Bytes.
@@ -104,14 +104,14 @@ pub struct Stored {
 /// Parts that were put together and are no file yet: first somebody looks through them.
 #[derive(Debug)]
 pub struct Assembled {
-    stored: Stored,
+    stored: StoredContent,
     location: Path,
     content: PathBuf,
 }
 
 impl Assembled {
     /// What it is.
-    pub const fn stored(&self) -> Stored {
+    pub const fn stored(&self) -> StoredContent {
         self.stored
     }
 
@@ -179,7 +179,7 @@ impl Store {
         self.delete(&part_path(organization, file, part)).await
     }
 
-    /// Puts parts together, in their order. Holds [`PIECE`] bytes of them at a time.
+    /// Puts parts together, in their order. Holds [`CHUNK_BYTES`] bytes of them at a time.
     ///
     /// # Errors
     /// When a part is missing or the storage fails.
@@ -205,7 +205,11 @@ impl Store {
         }
         whole.complete().await.map_err(Error::Storage)?;
         let content = self.files.path_to_filesystem(&location).map_err(Error::Storage)?;
-        Ok(Assembled { stored: Stored { sha256: Sha256::of(hasher), size }, location, content })
+        Ok(Assembled {
+            stored: StoredContent { sha256: Sha256::from_hasher(hasher), size },
+            location,
+            content,
+        })
     }
 
     /// Makes what was assembled a file, all at once. What is there with the same name is the same,
@@ -217,7 +221,7 @@ impl Store {
         &self,
         organization: OrganizationId,
         whole: Assembled,
-    ) -> Result<Stored, Error> {
+    ) -> Result<StoredContent, Error> {
         let to = content_path(organization, &whole.stored.sha256);
         self.files.rename(&whole.location, &to).await.map_err(Error::storage)?;
         Ok(whole.stored)
@@ -239,7 +243,7 @@ impl Store {
         }
     }
 
-    /// Reads a content in pieces of at most [`PIECE`] bytes: all of it, or the range of it, as far
+    /// Reads a content in pieces of at most [`CHUNK_BYTES`] bytes: all of it, or the range of it, as far
     /// as it has that. Who reads goes on though the file is deleted meanwhile. The hash is not
     /// compared.
     ///
@@ -271,7 +275,7 @@ impl Store {
         }
         let content = found.bytes().await.map_err(Error::storage)?;
         let (content, hasher) = hash(content, sha2::Sha256::new()).await?;
-        if Sha256::of(hasher) == *sha256 { Ok(content) } else { Err(Error::Corrupt) }
+        if Sha256::from_hasher(hasher) == *sha256 { Ok(content) } else { Err(Error::Corrupt) }
     }
 
     /// Removes a content. Idempotent.
@@ -346,7 +350,7 @@ impl Store {
                 if left.is_empty() {
                     return Ok(None);
                 }
-                let end = left.end.min(left.start + PIECE as u64);
+                let end = left.end.min(left.start + CHUNK_BYTES as u64);
                 let piece = read_at(file, left.start..end).await?;
                 Ok(Some((piece, end..left.end)))
             }
@@ -375,7 +379,7 @@ fn content_path(organization: OrganizationId, sha256: &Sha256) -> Path {
 
 async fn read_at(file: Arc<File>, range: Range<u64>) -> Result<Bytes, Error> {
     let read = tokio::task::spawn_blocking(move || {
-        let length = usize::try_from(range.end - range.start).unwrap_or(PIECE);
+        let length = usize::try_from(range.end - range.start).unwrap_or(CHUNK_BYTES);
         let mut piece = BytesMut::zeroed(length);
         file.read_exact_at(&mut piece, range.start).map(|()| piece.freeze())
     });

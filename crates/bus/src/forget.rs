@@ -16,7 +16,7 @@ impl Bus {
     /// # Errors
     /// When the server does not do it.
     pub async fn forget_organization(&self, organization: OrganizationId) -> Result<(), Error> {
-        for (stream, subjects) in subject::of_organization(organization) {
+        for (stream, subjects) in subject::organization_subjects(organization) {
             let stream = self
                 .inner
                 .jetstream

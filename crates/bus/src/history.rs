@@ -23,23 +23,23 @@ use crate::{
 };
 
 /// How long reading is begun anew after failures.
-const DEADLINE: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause between two tries.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Messages asked for at a time; with the largest inline payload this is 64 MiB.
-const BATCH: usize = 256;
+const BATCH_MESSAGES: usize = 256;
 
 /// How long one batch may take.
-const BATCH_TIME: Duration = Duration::from_secs(2);
+const BATCH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// After how much inactivity the server forgets the reader, should we die before saying so.
-const FORGOTTEN: Duration = Duration::from_secs(30);
+const READER_TTL: Duration = Duration::from_secs(30);
 
 /// How much is kept of what is read of a task's progress on one subject, in bytes: the newest. A
 /// script may make ten thousand calls, with 4 KiB shown of what each is given and gives.
-const KEPT: usize = 4 * 1024 * 1024;
+const MAX_REPLAY_BYTES: usize = 4 * 1024 * 1024;
 
 /// Why history could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,7 @@ pub struct Bookmark {
 #[cfg(any(test, feature = "testing"))]
 impl Bookmark {
     /// One that differs from others of another number.
-    pub const fn of_tests(read: u64) -> Self {
+    pub const fn for_tests(read: u64) -> Self {
         Self { generation: 1, read: [read; 3] }
     }
 }
@@ -142,9 +142,9 @@ impl Bus {
                 let message = message.message;
                 let length = message.length;
                 match self.open::<Event>(message.headers.as_ref(), message.payload).await {
-                    Ok(event) if after.is_none_or(|after| Position::of(&event) > after) => {
+                    Ok(event) if after.is_none_or(|after| Position::from_event(&event) > after) => {
                         bytes += length;
-                        sorted.insert(Position::of(&event), event);
+                        sorted.insert(Position::from_event(&event), event);
                     }
                     Ok(_) => {}
                     // Whoever looks on should see the rest rather than nothing.
@@ -183,14 +183,14 @@ impl Bus {
     }
 
     /// What a limits stream has on a subject without wildcards behind the sequence `read`, oldest
-    /// first, and [`KEPT`] at most.
+    /// first, and [`MAX_REPLAY_BYTES`] at most.
     async fn read(
         &self,
         stream: Stream,
         subject: &str,
         read: u64,
     ) -> Result<VecDeque<(u64, Message)>, Error> {
-        let end = Instant::now() + DEADLINE;
+        let end = Instant::now() + READ_TIMEOUT;
         loop {
             // Boxed, because the future of the retries would be large.
             match Box::pin(self.read_once(stream, subject, read)).await {
@@ -200,7 +200,7 @@ impl Bus {
                 }
                 Err(error) => {
                     tracing::debug!(stream = stream.name(), subject, %error, "reading again");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
         }
@@ -216,13 +216,14 @@ impl Bus {
         // before it, which takes the longer the more the stream holds (milliseconds for thousands
         // of subjects); where a subject begins it knows at once.
         let known = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
-        let Some(last) = found(known.get_last_raw_message_by_subject(subject).await)? else {
+        let Some(last) = message_if_present(known.get_last_raw_message_by_subject(subject).await)?
+        else {
             return Ok(VecDeque::new());
         };
         if last.sequence <= read {
             return Ok(VecDeque::new());
         }
-        match found(known.get_first_raw_message_by_subject(subject, read + 1).await)? {
+        match message_if_present(known.get_first_raw_message_by_subject(subject, read + 1).await)? {
             Some(first) => self.read_range(stream, subject, first.sequence, last.sequence).await,
             // Meanwhile it grew too old.
             None => Ok(VecDeque::new()),
@@ -231,39 +232,40 @@ impl Bus {
 
     /// The same, one message after another: for who may not make consumers of the stream, because
     /// it publishes into it as well.
-    pub(crate) async fn read_one_by_one(
+    pub(crate) async fn read_singly(
         &self,
         stream: Stream,
         subject: &str,
     ) -> Result<Vec<StreamMessage>, Error> {
-        let mut end = Instant::now() + DEADLINE;
+        let mut end = Instant::now() + READ_TIMEOUT;
         let mut messages: Vec<StreamMessage> = Vec::new();
         loop {
             let before = messages.len();
-            match Box::pin(self.read_on(stream, subject, &mut messages)).await {
+            match Box::pin(self.read_more(stream, subject, &mut messages)).await {
                 Ok(()) => return Ok(messages),
                 // One that is long may take its time, as long as it goes on.
-                Err(_) if messages.len() > before => end = Instant::now() + DEADLINE,
+                Err(_) if messages.len() > before => end = Instant::now() + READ_TIMEOUT,
                 Err(source) if Instant::now() >= end => {
                     return Err(Error::Read { stream: stream.name(), source });
                 }
                 Err(error) => {
                     tracing::debug!(stream = stream.name(), subject, %error, "reading again");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
         }
     }
 
     /// Reads what there is behind what was read, up to what is last when it begins.
-    async fn read_on(
+    async fn read_more(
         &self,
         stream: Stream,
         subject: &str,
         messages: &mut Vec<StreamMessage>,
     ) -> Result<(), async_nats::Error> {
         let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
-        let Some(last) = found(stream.get_last_raw_message_by_subject(subject).await)? else {
+        let Some(last) = message_if_present(stream.get_last_raw_message_by_subject(subject).await)?
+        else {
             return Ok(());
         };
         loop {
@@ -271,8 +273,9 @@ impl Bus {
             if read >= last.sequence {
                 return Ok(());
             }
-            let Some(next) =
-                found(stream.get_first_raw_message_by_subject(subject, read + 1).await)?
+            let Some(next) = message_if_present(
+                stream.get_first_raw_message_by_subject(subject, read + 1).await,
+            )?
             else {
                 return Ok(());
             };
@@ -295,7 +298,7 @@ impl Bus {
             deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },
             ack_policy: AckPolicy::None,
             filter_subject: subject.to_owned(),
-            inactive_threshold: FORGOTTEN,
+            inactive_threshold: READER_TTL,
             memory_storage: true,
             ..Default::default()
         };
@@ -313,7 +316,7 @@ impl Bus {
 }
 
 /// That there is no message is no failure.
-fn found(
+fn message_if_present(
     message: Result<StreamMessage, LastRawMessageError>,
 ) -> Result<Option<StreamMessage>, async_nats::Error> {
     match message {
@@ -332,7 +335,8 @@ async fn drain(
     let (mut messages, mut bytes) = (VecDeque::new(), 0);
     loop {
         let mut came = false;
-        let mut batch = reader.fetch().max_messages(BATCH).expires(BATCH_TIME).messages().await?;
+        let mut batch =
+            reader.fetch().max_messages(BATCH_MESSAGES).expires(BATCH_TIMEOUT).messages().await?;
         while let Some(message) = batch.next().await {
             let message = message?;
             let (sequence, behind) = {
@@ -342,7 +346,7 @@ async fn drain(
             came = true;
             bytes += message.length;
             messages.push_back((sequence, message));
-            while bytes > KEPT
+            while bytes > MAX_REPLAY_BYTES
                 && let Some((_, oldest)) = messages.pop_front()
             {
                 bytes -= oldest.length;

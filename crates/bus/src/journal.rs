@@ -19,14 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Bus, blob,
-    envelope::{OpenError, Sealed},
+    envelope::{OpenError, SealedMessage},
     history,
-    publish::{self, DEADLINE, Expect, Refusal},
+    publish::{self, DEADLINE, Expectation, Refusal},
     subject::{self, Address as _},
     topology::Stream,
 };
 
-pub use closed::CLOSED_KEPT;
+pub use closed::CLOSED_RETENTION;
 
 /// Why a journal could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -63,17 +63,17 @@ impl Error {
 
 /// How long a missing blob is waited for: where the folder is a network share, it may be on its
 /// way.
-const ON_ITS_WAY: Duration = Duration::from_secs(2);
+const BLOB_WAIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The pause between two looks for it.
-const LOOK: Duration = Duration::from_millis(50);
+const BLOB_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The pause before an entry is tried again.
-const APPEND_AGAIN: Duration = Duration::from_millis(250);
+const APPEND_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// What a journal holds.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedJournal {
     /// The entries in order, without those that cannot be read.
     pub entries: Vec<JournalEntry>,
     /// Sequence of the newest one, readable or not; 0 when there is none.
@@ -133,7 +133,7 @@ impl Journal {
                     tracing::warn!(%step, %error, "a journal cannot be written yet");
                     tokio::select! {
                         () = give_up.cancelled() => return Err(error),
-                        () = tokio::time::sleep(APPEND_AGAIN) => {}
+                        () = tokio::time::sleep(APPEND_RETRY_DELAY) => {}
                     }
                 }
                 done => return done,
@@ -151,10 +151,10 @@ impl Journal {
         let address = subject::Journal { step };
         let subject = address.subject();
         let sealed = self.bus.seal_for(&address, entry).await.map_err(Error::Publish)?;
-        let expect = Expect::unique_after(id.to_owned(), expected_last);
+        let expect = Expectation::unique_after(id.to_owned(), expected_last);
         match self.bus.deliver(&subject, sealed, expect, DEADLINE).await {
             Ok(ack) => Ok(ack.sequence),
-            Err(Refusal::WrongLast) => self.refused(&subject, id, expected_last).await,
+            Err(Refusal::WrongLast) => self.resolve_refusal(&subject, id, expected_last).await,
             Err(Refusal::Failed(error)) => Err(Error::Publish(error)),
         }
     }
@@ -162,7 +162,12 @@ impl Journal {
     /// Whether the entry that stands in our way is our own, from a try whose acknowledgement was
     /// lost. Older servers recognize the duplicate themselves; newer ones check the sequence first
     /// and refuse it.
-    async fn refused(&self, subject: &str, id: &str, expected_last: u64) -> Result<u64, Error> {
+    async fn resolve_refusal(
+        &self,
+        subject: &str,
+        id: &str,
+        expected_last: u64,
+    ) -> Result<u64, Error> {
         // Without an answer it is unknown whether the entry was written, which is what a timeout
         // means.
         let unknown = || Error::Publish(publish::Error::Timeout);
@@ -194,20 +199,17 @@ impl Journal {
     ///
     /// # Errors
     /// When the stream, or the blob of an entry, cannot be read now.
-    pub async fn load(&self, step: StepId) -> Result<Loaded, Error> {
+    pub async fn load(&self, step: StepId) -> Result<LoadedJournal, Error> {
         let address = subject::Journal { step };
-        let messages = self
-            .bus
-            .read_one_by_one(Stream::Journal, &address.subject())
-            .await
-            .map_err(Error::Read)?;
+        let messages =
+            self.bus.read_singly(Stream::Journal, &address.subject()).await.map_err(Error::Read)?;
         let last = messages.last().map_or(0, |message| message.sequence);
         let mut entries = Vec::with_capacity(messages.len());
         let mut unreadable = None;
-        let patience = Instant::now() + ON_ITS_WAY;
+        let blob_deadline = Instant::now() + BLOB_WAIT_TIMEOUT;
         for message in messages {
             let sequence = message.sequence;
-            match self.open(&address, &message, patience).await {
+            match self.open(&address, &message, blob_deadline).await {
                 Ok(entry) => entries.push(entry),
                 Err(source) => {
                     let retryable = source.is_retryable()
@@ -221,15 +223,15 @@ impl Journal {
                 }
             }
         }
-        Ok(Loaded { entries, last, unreadable })
+        Ok(LoadedJournal { entries, last, unreadable })
     }
 
-    /// One entry of a journal; a missing blob is waited for until `patience`.
+    /// One entry of a journal; a missing blob is waited for until `blob_deadline`.
     async fn open(
         &self,
         address: &subject::Journal,
         message: &StreamMessage,
-        patience: Instant,
+        blob_deadline: Instant,
     ) -> Result<JournalEntry, OpenError> {
         loop {
             match self
@@ -240,8 +242,8 @@ impl Journal {
                 Ok(entry) => {
                     return address.check(&entry).map(|()| entry).map_err(OpenError::Invalid);
                 }
-                Err(OpenError::Blob(blob::Error::Missing(_))) if Instant::now() < patience => {
-                    tokio::time::sleep(LOOK).await;
+                Err(OpenError::Blob(blob::Error::Missing(_))) if Instant::now() < blob_deadline => {
+                    tokio::time::sleep(BLOB_POLL_INTERVAL).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -249,7 +251,7 @@ impl Journal {
     }
 
     /// Ends an execution for good: whoever still runs it fails at its next entry, and whoever would
-    /// begin it again finds that it is over. Of the journal only that is kept, for [`CLOSED_KEPT`].
+    /// begin it again finds that it is over. Of the journal only that is kept, for [`CLOSED_RETENTION`].
     ///
     /// A full stream refuses also the entry that would give room back. Then the journal is emptied
     /// first, but for its last entry, which keeps out whoever would begin the execution again in
@@ -258,10 +260,11 @@ impl Journal {
     /// # Errors
     /// When the server cannot be reached, or has no room all the same; may be repeated.
     pub async fn close(&self, step: StepId) -> Result<(), Error> {
-        let (subject, sealed) = self.closing(step).await?;
+        let (subject, sealed) = self.closing_entry(step).await?;
         let id = self.bus.unique_id();
-        let close =
-            || self.bus.deliver(&subject, sealed.clone(), Expect::unique(id.clone()), DEADLINE);
+        let close = || {
+            self.bus.deliver(&subject, sealed.clone(), Expectation::unique(id.clone()), DEADLINE)
+        };
         let mut closed = close().await;
         if let Err(Refusal::Failed(publish::Error::Full)) = closed {
             tracing::warn!(%step, "the journals are full: one that is over is emptied before it is closed");
@@ -289,19 +292,19 @@ impl Journal {
     /// # Errors
     /// When the server cannot be reached, or not everything that was written since `wanted` may
     /// still be there.
-    pub async fn close_unbegun(&self, step: StepId, wanted: Timestamp) -> Result<bool, Error> {
-        if self.kept_since().await? > wanted {
+    pub async fn close_unstarted(&self, step: StepId, wanted: Timestamp) -> Result<bool, Error> {
+        if self.retained_since().await? > wanted {
             return Err(Error::Lost);
         }
-        let (subject, sealed) = self.closing(step).await?;
+        let (subject, sealed) = self.closing_entry(step).await?;
         let id = format!("unbegun {step}");
         match self
             .bus
-            .deliver(&subject, sealed, Expect::unique_after(id.clone(), 0), DEADLINE)
+            .deliver(&subject, sealed, Expectation::unique_after(id.clone(), 0), DEADLINE)
             .await
         {
             Ok(_) => Ok(true),
-            Err(Refusal::WrongLast) => match self.refused(&subject, &id, 0).await {
+            Err(Refusal::WrongLast) => match self.resolve_refusal(&subject, &id, 0).await {
                 Ok(_) => Ok(true),
                 Err(Error::Conflict) => Ok(false),
                 Err(error) => Err(error),
@@ -311,7 +314,7 @@ impl Journal {
     }
 
     /// The last entry of a journal, and where it goes.
-    async fn closing(&self, step: StepId) -> Result<(String, Sealed), Error> {
+    async fn closing_entry(&self, step: StepId) -> Result<(String, SealedMessage), Error> {
         let address = subject::Journal { step };
         let entry = journal_entry::Entry::Closed(JournalClosed {});
         let entry = JournalEntry {
@@ -320,7 +323,7 @@ impl Journal {
             ..JournalEntry::default()
         };
         let mut sealed = self.bus.seal_for(&address, &entry).await.map_err(Error::Publish)?;
-        closed::mark(&mut sealed.headers);
+        closed::mark_closed(&mut sealed.headers);
         Ok((address.subject(), sealed))
     }
 
@@ -328,7 +331,7 @@ impl Journal {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn kept_since(&self) -> Result<Timestamp, Error> {
+    pub async fn retained_since(&self) -> Result<Timestamp, Error> {
         let jetstream = &self.bus.inner.jetstream;
         let stream = jetstream.get_stream(Stream::Journal.name()).await;
         let stream = stream.map_err(|error| {

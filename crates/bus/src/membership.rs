@@ -9,22 +9,22 @@ use jiff::Timestamp;
 use crate::{Bus, control::subscribe, publish::Error as PublishError, subject::ReconcilerBeat};
 
 /// How long the last word of a process may take.
-const LAST_WORD: Duration = Duration::from_secs(1);
+const LEAVE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Bus {
     /// Tells all reconcilers, oneself included, that this one lives.
     ///
     /// # Errors
     /// When the beat names another process than the address, or the client is closed.
-    pub async fn tell_beat(
+    pub async fn publish_beat(
         &self,
         address: &ReconcilerBeat,
         beat: &mesh::ReconcilerBeat,
     ) -> Result<(), PublishError> {
-        self.tell(address, beat).await?;
+        self.publish_core(address, beat).await?;
         if beat.leaves {
             // The process may be gone before the client gets to it by itself.
-            let _ = tokio::time::timeout(LAST_WORD, self.inner.client.flush()).await;
+            let _ = tokio::time::timeout(LEAVE_FLUSH_TIMEOUT, self.inner.client.flush()).await;
         }
         Ok(())
     }
@@ -33,20 +33,24 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn hear_beats(
+    pub async fn subscribe_beats(
         &self,
     ) -> Result<BoxStream<'static, mesh::ReconcilerBeat>, subscribe::Error> {
-        self.hear(ReconcilerBeat::filter()).await
+        self.subscribe_decoded(ReconcilerBeat::filter()).await
     }
 
     /// Hears from the reconcilers what time it is, twice a second from each.
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn hear_time(&self) -> Result<BoxStream<'static, Timestamp>, subscribe::Error> {
+    pub async fn subscribe_time(&self) -> Result<BoxStream<'static, Timestamp>, subscribe::Error> {
         let time = |beat: mesh::ReconcilerBeat| {
             beat.time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok())
         };
-        Ok(self.hear_beats().await?.filter_map(move |beat| std::future::ready(time(beat))).boxed())
+        Ok(self
+            .subscribe_beats()
+            .await?
+            .filter_map(move |beat| std::future::ready(time(beat)))
+            .boxed())
     }
 }

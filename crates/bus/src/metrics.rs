@@ -19,7 +19,7 @@ const STREAM: &str = "messaging.destination.name";
 const CONSUMER: &str = "messaging.consumer.group.name";
 
 /// In seconds: from a message that is taken at once to one that nobody took for minutes.
-const WAITS: [f64; 14] =
+const WAIT_BOUNDARIES: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
 /// Made when first used, which is after the process has set its telemetry up.
@@ -42,7 +42,7 @@ impl Instruments {
                 .with_description(
                     "How long messages waited in a work queue until a worker had them first",
                 )
-                .with_boundaries(WAITS.to_vec())
+                .with_boundaries(WAIT_BOUNDARIES.to_vec())
                 .build(),
             pending: meter
                 .u64_gauge("construct.bus.pending")
@@ -112,8 +112,8 @@ pub(crate) fn delivered(row: &ConsumerRow, delivery: u32, published: i64) {
 }
 
 /// A message has become a dead letter.
-pub(crate) fn dead(of: Stream) {
-    INSTRUMENTS.dead.add(1, &[stream(of)]);
+pub(crate) fn dead_letter(from: Stream) {
+    INSTRUMENTS.dead.add(1, &[stream(from)]);
 }
 
 fn stream(stream: Stream) -> KeyValue {

@@ -18,11 +18,11 @@ pub use server::config;
 use self::rules::Rules;
 use crate::{
     subject::{
-        BreakerCensus, BreakerNews, BreakerState, Budgets, Cancel, Census, CheckProvider,
+        BreakerState, BreakerUpdate, BreakersRequest, Budgets, Cancel, Census, CheckProvider,
         CodeExecute, CountTokens, Delta, EntityEvent, Journal, ListRepositories, ListVendorModels,
-        ModelInvoke, Models, ReconcilerBeat, ScanNews, ScanRun, Service, SlackDelivery, Spending,
-        StateNews, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate, Tools, Whereabouts,
-        everything,
+        ModelInvoke, Models, ReconcilerBeat, ScanRun, ScanUpdate, Service, SlackDelivery, Spending,
+        StateUpdate, StepLocation, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate, Tools,
+        all_subjects,
     },
     topology::{self, Stream},
 };
@@ -116,18 +116,18 @@ impl User {
             Self::Providers => providers(rules),
             Self::Reconciler => reconciler(rules),
             Self::Scanner => rules
-                .takes(
+                .consumes(
                     Stream::Scan,
                     &topology::scan_consumer().durable,
                     Some(&topology::scan_consumer().filter),
                 )
-                .stores::<ScanNews>()
+                .stores::<ScanUpdate>()
                 .stores::<ToolCreate>()
                 .answers::<ListRepositories>(),
             Self::Slack => rules
-                .takes(Stream::Slack, &topology::slack_consumer().durable, None)
+                .consumes(Stream::Slack, &topology::slack_consumer().durable, None)
                 .stores::<SlackDelivery>(),
-            Self::Tap => rules.hears(everything()),
+            Self::Tap => rules.subscribes(all_subjects()),
         }
     }
 }
@@ -138,7 +138,7 @@ pub struct Permissions {
     /// Subjects it may publish to.
     pub publish: Vec<String>,
     /// What of these it may not.
-    pub never: Vec<String>,
+    pub deny: Vec<String>,
     /// Subjects it may subscribe to.
     pub subscribe: Vec<String>,
 }
@@ -157,15 +157,15 @@ fn gateway(rules: Rules) -> Rules {
         .asks::<ListVendorModels>()
         .asks::<ListRepositories>()
         .asks::<Tools>()
-        .asks::<Whereabouts>()
-        .hears_all::<TaskEvent>()
-        .hears_all::<Delta>()
-        .hears_all::<ScanNews>()
-        .tells::<StateNews>()
-        .hears_all::<StateNews>()
-        // Dead letters: told, removed, and published where they were found.
-        .reads(Stream::Dead)
-        .removes(Stream::Dead)
+        .asks::<StepLocation>()
+        .subscribes_all::<TaskEvent>()
+        .subscribes_all::<Delta>()
+        .subscribes_all::<ScanUpdate>()
+        .publishes::<StateUpdate>()
+        .subscribes_all::<StateUpdate>()
+        // DeadLetters letters: told, removed, and published where they were found.
+        .reads(Stream::DeadLetters)
+        .removes(Stream::DeadLetters)
         .stores::<TaskResult>()
         .stores::<Spending>()
         .stores::<SlackDelivery>()
@@ -175,9 +175,9 @@ fn gateway(rules: Rules) -> Rules {
         // What subscribers missed. Of what it reads through consumers, it publishes nothing.
         .reads_through_consumers(Stream::Deltas, &[rules::pattern::<Delta>()])
         .reads_through_consumers(Stream::Events, &[TaskEvent::any_tool()])
-        .never(TaskEvent::any_tool());
+        .denies(TaskEvent::any_tool());
     let rules = EntityEvent::KINDS.iter().fold(rules, |rules, kind| {
-        rules.stores_at(Stream::Events, EntityEvent::any(kind)).hears(EntityEvent::any(kind))
+        rules.stores_at(Stream::Events, EntityEvent::any(kind)).subscribes(EntityEvent::any(kind))
     });
     // `construct doctor`.
     Stream::ALL.into_iter().fold(rules, Rules::inspects)
@@ -186,14 +186,14 @@ fn gateway(rules: Rules) -> Rules {
 fn interpreter(rules: Rules) -> Rules {
     rules
         // Pools have any name, and their consumers are made by who serves them.
-        .takes(Stream::Code, "*", Some(&rules::pattern::<CodeExecute>()))
+        .consumes(Stream::Code, "*", Some(&rules::pattern::<CodeExecute>()))
         .stores::<TaskResult>()
         .stores::<Journal>()
         .reads(Stream::Journal)
         .stores_at(Stream::Events, TaskEvent::any_tool())
-        .hears_at(&Cancel { service: Service::Interpreter })
+        .subscribes_at(&Cancel { service: Service::Interpreter })
         // What time it is.
-        .hears_all::<ReconcilerBeat>()
+        .subscribes_all::<ReconcilerBeat>()
         .asks::<Census>()
         .asks::<Subtasks>()
         .answers::<Tools>()
@@ -201,17 +201,17 @@ fn interpreter(rules: Rules) -> Rules {
 
 fn providers(rules: Rules) -> Rules {
     rules
-        .takes(Stream::Model, "*", Some(&rules::pattern::<ModelInvoke>()))
+        .consumes(Stream::Model, "*", Some(&rules::pattern::<ModelInvoke>()))
         .stores::<TaskResult>()
         .stores::<Delta>()
         .stores::<Spending>()
-        .tells::<BreakerNews>()
-        .tells::<BreakerCensus>()
-        .hears_all::<BreakerNews>()
-        .hears_all::<BreakerCensus>()
-        .hears_at(&Cancel { service: Service::Providers })
+        .publishes::<BreakerUpdate>()
+        .publishes::<BreakersRequest>()
+        .subscribes_all::<BreakerUpdate>()
+        .subscribes_all::<BreakersRequest>()
+        .subscribes_at(&Cancel { service: Service::Providers })
         // What time it is.
-        .hears_all::<ReconcilerBeat>()
+        .subscribes_all::<ReconcilerBeat>()
         .asks::<Models>()
         .asks::<Budgets>()
         .answers::<BreakerState>()
@@ -223,8 +223,8 @@ fn providers(rules: Rules) -> Rules {
 /// It commands the others and makes what they need, so it is trusted with the streams.
 fn reconciler(rules: Rules) -> Rules {
     let rules = rules
-        .takes(Stream::Task, "*", None)
-        .takes(Stream::Spending, &topology::spending_consumer().durable, None)
+        .consumes(Stream::Task, "*", None)
+        .consumes(Stream::Spending, &topology::spending_consumer().durable, None)
         .stores::<TaskWake>()
         .stores::<ModelInvoke>()
         .stores::<CodeExecute>()
@@ -249,15 +249,15 @@ fn reconciler(rules: Rules) -> Rules {
         .removes(Stream::Journal)
         .purges(Stream::Journal)
         .reads_through_consumers(Stream::Journal, &[])
-        .tells::<Cancel>()
-        .tells::<ReconcilerBeat>()
-        .hears_all::<ReconcilerBeat>()
+        .publishes::<Cancel>()
+        .publishes::<ReconcilerBeat>()
+        .subscribes_all::<ReconcilerBeat>()
         .asks::<Tools>()
         .answers::<Census>()
         .answers::<Models>()
         .answers::<Budgets>()
         .answers::<Subtasks>()
-        .answers::<Whereabouts>();
+        .answers::<StepLocation>();
     let rules = EntityEvent::KINDS
         .iter()
         .fold(rules, |rules, kind| rules.stores_at(Stream::Events, EntityEvent::any(kind)));

@@ -16,18 +16,18 @@ use construct_proto::v1::Event;
 
 use crate::{
     Bus, Connection, blob,
-    envelope::{STEP, SealError, Sealed},
-    subject::{EventAddress, Invalid, Stored},
+    envelope::{STEP, SealError, SealedMessage},
+    subject::{EventAddress, Invalid, StreamAddress},
 };
 
 /// How long a publish is repeated unless something else is said.
 pub const DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long one attempt waits for its acknowledgement.
-const ATTEMPT: Duration = Duration::from_millis(1500);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The pause after an attempt that failed at once.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Why something could not be published.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +117,7 @@ impl Bus {
     /// # Errors
     /// When the payload does not belong on the subject or is too large, or when the deadline
     /// passed; see [`Error`].
-    pub async fn publish<A: Stored>(
+    pub async fn publish<A: StreamAddress>(
         &self,
         address: &A,
         message: &A::Message,
@@ -129,7 +129,7 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::publish`].
-    pub async fn publish_within<A: Stored>(
+    pub async fn publish_within<A: StreamAddress>(
         &self,
         address: &A,
         message: &A::Message,
@@ -137,7 +137,7 @@ impl Bus {
     ) -> Result<Ack, Error> {
         let sealed = self.seal_for(address, message).await?;
         let key = A::duplicate_key(message).unwrap_or_else(|| self.unique_id());
-        match self.deliver(&address.subject(), sealed, Expect::unique(key), deadline).await {
+        match self.deliver(&address.subject(), sealed, Expectation::unique(key), deadline).await {
             Ok(ack) => Ok(ack),
             Err(Refusal::Failed(error)) => Err(error),
             Err(Refusal::WrongLast) => Err(unexpected_refusal()),
@@ -162,7 +162,7 @@ impl Bus {
         event: &Event,
         deadline: Duration,
     ) -> Result<Ack, Error> {
-        match EventAddress::of(event).map_err(Error::Invalid)? {
+        match EventAddress::from_event(event).map_err(Error::Invalid)? {
             EventAddress::Task(address) => self.publish_within(&address, event, deadline).await,
             EventAddress::Entity(address) => self.publish_within(&address, event, deadline).await,
             EventAddress::Delta(address) => self.publish_within(&address, event, deadline).await,
@@ -170,11 +170,11 @@ impl Bus {
     }
 
     /// Checks a payload against its address and puts it into a message.
-    pub(crate) async fn seal_for<A: Stored>(
+    pub(crate) async fn seal_for<A: StreamAddress>(
         &self,
         address: &A,
         message: &A::Message,
-    ) -> Result<Sealed, Error> {
+    ) -> Result<SealedMessage, Error> {
         address.check(message).map_err(Error::Invalid)?;
         let mut sealed = self.seal(message).await?;
         if let Some(step) = A::step(message) {
@@ -187,15 +187,15 @@ impl Bus {
     pub(crate) async fn deliver(
         &self,
         subject: &str,
-        sealed: Sealed,
-        expect: Expect,
+        sealed: SealedMessage,
+        expect: Expectation,
         deadline: Duration,
     ) -> Result<Ack, Refusal> {
         let end = Instant::now() + deadline;
         let mut connection = self.connection();
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let up = wait_up(&mut connection);
+            let up = wait_connected(&mut connection);
             let Ok(generation) = tokio::time::timeout(left, up).await else {
                 return Err(Refusal::Failed(Error::Disconnected));
             };
@@ -203,9 +203,9 @@ impl Bus {
             let attempt =
                 self.attempt(subject, sealed.headers.clone(), sealed.payload.clone(), &expect);
             let outcome = tokio::select! {
-                outcome = tokio::time::timeout(left.min(ATTEMPT), attempt) => outcome,
+                outcome = tokio::time::timeout(left.min(ATTEMPT_TIMEOUT), attempt) => outcome,
                 // The acknowledgement of a broken connection never comes.
-                () = changed_from(&mut connection, generation) => Ok(Err(Refusal::Failed(Error::Disconnected))),
+                () = connection_changed(&mut connection, generation) => Ok(Err(Refusal::Failed(Error::Disconnected))),
             };
             let error = match outcome {
                 Ok(Ok(ack)) => return Ok(ack),
@@ -214,11 +214,13 @@ impl Bus {
                 Err(_elapsed) => Error::Timeout,
             };
             // An attempt that is given no time would only replace a clear answer by "not in time".
-            if !error.is_retryable() || end.saturating_duration_since(Instant::now()) <= 2 * PAUSE {
+            if !error.is_retryable()
+                || end.saturating_duration_since(Instant::now()) <= 2 * RETRY_DELAY
+            {
                 return Err(Refusal::Failed(error));
             }
             tracing::debug!(subject, %error, "publishing again");
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
@@ -227,7 +229,7 @@ impl Bus {
         subject: &str,
         headers: HeaderMap,
         payload: Bytes,
-        expect: &Expect,
+        expect: &Expectation,
     ) -> Result<Ack, Refusal> {
         let future = self
             .inner
@@ -247,12 +249,12 @@ impl Bus {
 
 /// What the stream must check before it accepts.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Expect {
+pub(crate) struct Expectation {
     message_id: Option<String>,
     last_on_subject: Option<u64>,
 }
 
-impl Expect {
+impl Expectation {
     pub(crate) fn unique(message_id: String) -> Self {
         Self { message_id: Some(message_id), last_on_subject: None }
     }
@@ -310,7 +312,7 @@ pub(crate) fn unexpected_refusal() -> Error {
 }
 
 /// Waits for a connection and gives its generation.
-async fn wait_up(connection: &mut tokio::sync::watch::Receiver<Connection>) -> u64 {
+async fn wait_connected(connection: &mut tokio::sync::watch::Receiver<Connection>) -> u64 {
     loop {
         if let Connection::Up { generation } = *connection.borrow_and_update() {
             return generation;
@@ -323,7 +325,7 @@ async fn wait_up(connection: &mut tokio::sync::watch::Receiver<Connection>) -> u
 }
 
 /// Waits until the connection is another one, or lost.
-pub(crate) async fn changed_from(
+pub(crate) async fn connection_changed(
     connection: &mut tokio::sync::watch::Receiver<Connection>,
     generation: u64,
 ) {

@@ -14,8 +14,8 @@
 //! construct.v1.delta.<org>.task.<task>                      Delta
 //! construct.v1.journal.<step>                               Journal
 //! construct.v1.ctl.<service>.all.cancel                     Cancel
-//! construct.v1.ctl.providers.<instance>.breaker             BreakerNews
-//! construct.v1.ctl.providers.all.breakers                   BreakerCensus
+//! construct.v1.ctl.providers.<instance>.breaker             BreakerUpdate
+//! construct.v1.ctl.providers.all.breakers                   BreakersRequest
 //! construct.v1.ctl.providers.any.<question>                 BreakerState, CheckProvider, ListVendorModels, CountTokens
 //! construct.v1.ctl.interpreter.pool.<pool>.tools            Tools
 //! construct.v1.ctl.reconciler.<instance>.beat               ReconcilerBeat
@@ -23,15 +23,15 @@
 //! construct.v1.ctl.reconciler.models                        Models
 //! construct.v1.ctl.reconciler.budgets                       Budgets
 //! construct.v1.ctl.reconciler.subtasks                      Subtasks
-//! construct.v1.ctl.reconciler.whereabouts                   Whereabouts
+//! construct.v1.ctl.reconciler.whereabouts                   StepLocation
 //! construct.v1.cmd.spending.<org>                           Spending
 //! construct.v1.cmd.slack.<kind>.<team>                     SlackDelivery
 //! construct.v1.cmd.scan.run.<org>.<scan>                    ScanRun
 //! construct.v1.cmd.tool.create.<org>                        ToolCreate
-//! construct.v1.evt.<org>.scan.<scan>                        ScanNews
+//! construct.v1.evt.<org>.scan.<scan>                        ScanUpdate
 //! construct.v1.ctl.scanner.any.repositories                 ListRepositories
-//! construct.v1.ctl.gateway.<org>.state                      StateNews
-//! construct.v1.dead.<stream>                                Dead
+//! construct.v1.ctl.gateway.<org>.state                      StateUpdate
+//! construct.v1.dead.<stream>                                DeadLetters
 //! ```
 
 mod census;
@@ -44,29 +44,29 @@ mod scan;
 mod slack;
 mod spending;
 mod state;
+mod step_location;
 mod subtasks;
 mod tokens;
-mod whereabouts;
 
 use std::fmt::Debug;
 
-pub use census::{ASKED_AT_ONCE, Census};
+pub use census::{Census, MAX_CENSUS_TASKS};
 pub(crate) use command::partition_token;
 pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
-pub use control::{Cancel, Dead, Journal, Service, Tools};
+pub use control::{Cancel, DeadLetters, Journal, Service, Tools};
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
-pub(crate) use event::{EventAddress, of_organization};
+pub(crate) use event::{EventAddress, organization_subjects};
 pub use membership::ReconcilerBeat;
 pub use providers::{
-    BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels,
+    BreakerState, BreakerUpdate, BreakersRequest, CheckProvider, CountTokens, ListVendorModels,
 };
-pub use scan::{ListRepositories, ScanNews, ScanRun, ToolCreate};
+pub use scan::{ListRepositories, ScanRun, ScanUpdate, ToolCreate};
 pub use slack::{SlackDelivery, SlackKind};
 pub use spending::{Budgets, Models, Spending};
-pub use state::StateNews;
+pub use state::StateUpdate;
+pub use step_location::StepLocation;
 pub use subtasks::Subtasks;
-pub(crate) use tokens::everything;
-pub use whereabouts::Whereabouts;
+pub(crate) use tokens::all_subjects;
 
 use crate::{Message, topology::Stream};
 
@@ -121,7 +121,7 @@ pub trait Question: Address {
 }
 
 /// An address whose messages are kept in a stream.
-pub trait Stored: Address {
+pub trait StreamAddress: Address {
     /// The stream that keeps them.
     const STREAM: Stream;
 
@@ -139,15 +139,15 @@ pub trait Stored: Address {
 }
 
 /// A command of which at most one per subject may be waiting or in flight.
-pub trait Command: Stored {
-    /// Which step is commanded.
-    fn commanded(message: &Self::Message) -> Commanded<'_>;
+pub trait Command: StreamAddress {
+    /// Which step is command_step.
+    fn command_step(message: &Self::Message) -> CommandStep<'_>;
 }
 
 /// The step of a command. Numbers rise within a task, and rounds within a step, so that what is
 /// earlier gives way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Commanded<'a> {
+pub struct CommandStep<'a> {
     /// Whose task it is of.
     pub organization: &'a str,
     /// Its id.

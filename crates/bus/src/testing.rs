@@ -16,19 +16,19 @@ use tempfile::TempDir;
 
 use crate::{
     Bus, ConnectOptions, Message, RawMessage, User,
-    envelope::{BLOB, Sealed, TYPE},
+    envelope::{BLOB, SealedMessage, TYPE},
     permissions,
-    publish::{self, Expect, Refusal},
+    publish::{self, Expectation, Refusal},
     subject,
     tap::sorted,
     topology::Stream,
 };
 
 /// How long a server may take to start.
-const START: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How often is looked whether it has.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A nats-server with JetStream, on a port of its own. Killed when dropped.
 ///
@@ -46,11 +46,11 @@ pub struct NatsServer {
     store: PathBuf,
     /// What it is started by: a program and its arguments, followed by the server's. Empty: by
     /// nobody.
-    starter: Vec<String>,
+    launcher: Vec<String>,
 }
 
 /// Who is let in without a password, and may do everything: the test itself.
-const TEST: &str = "test";
+const TEST_USER: &str = "test";
 
 fn password(user: &str) -> String {
     format!("p-{user}")
@@ -58,7 +58,7 @@ fn password(user: &str) -> String {
 
 impl NatsServer {
     /// Starts a server and waits until it accepts connections. Who connects without a password may
-    /// do everything; services connect as [`NatsServer::url_of`] says, and may do what the table of
+    /// do everything; services connect as [`NatsServer::url_for`] says, and may do what the table of
     /// [`permissions`] allows them.
     ///
     /// # Panics
@@ -73,7 +73,7 @@ impl NatsServer {
     /// When it cannot be started; the message says why.
     pub async fn start_configured(lines: &str) -> Self {
         let users = format!(
-            "no_auth_user: {TEST}\nauthorization {{ include \"permissions.conf\" }}\n{lines}\n"
+            "no_auth_user: {TEST_USER}\nauthorization {{ include \"permissions.conf\" }}\n{lines}\n"
         );
         Self::start_with(users).await
     }
@@ -93,11 +93,12 @@ impl NatsServer {
     ///
     /// # Panics
     /// When it cannot be started; the message says why.
-    pub async fn start_by(starter: Vec<String>, store: PathBuf) -> Self {
-        let users =
-            format!("no_auth_user: {TEST}\nauthorization {{ include \"permissions.conf\" }}\n");
+    pub async fn start_through(launcher: Vec<String>, store: PathBuf) -> Self {
+        let users = format!(
+            "no_auth_user: {TEST_USER}\nauthorization {{ include \"permissions.conf\" }}\n"
+        );
         let mut server = Self::configured(users);
-        (server.store, server.starter) = (store, starter);
+        (server.store, server.launcher) = (store, launcher);
         server.launch().await;
         server
     }
@@ -121,7 +122,7 @@ impl NatsServer {
             port: 0,
             configuration,
             store,
-            starter: Vec::new(),
+            launcher: Vec::new(),
         }
     }
 
@@ -131,12 +132,12 @@ impl NatsServer {
     }
 
     /// Where a service connects, as itself.
-    pub fn url_of(&self, user: User) -> String {
-        Self::address_of(&self.url, user)
+    pub fn url_for(&self, user: User) -> String {
+        Self::address_for(&self.url, user)
     }
 
     /// An address of the server, or of a proxy before it, for a service.
-    pub fn address_of(url: &str, user: User) -> String {
+    pub fn address_for(url: &str, user: User) -> String {
         url.replacen("://", &format!("://{}:{}@", user.name(), password(user.name())), 1)
     }
 
@@ -188,10 +189,10 @@ impl NatsServer {
         let stopped = || {
             fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| stat.contains(") T "))
         };
-        let deadline = Instant::now() + START;
+        let deadline = Instant::now() + START_TIMEOUT;
         while !stopped() {
             assert!(Instant::now() < deadline, "the server does not stop");
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -228,7 +229,7 @@ impl NatsServer {
     ///
     /// # Panics
     /// When it cannot be started.
-    pub async fn keep(&mut self) -> Option<String> {
+    pub async fn restart_if_ended(&mut self) -> Option<String> {
         let child = self.child.as_mut()?;
         child.try_wait().expect("an own child can be asked for")?;
         let said = self.log();
@@ -240,7 +241,7 @@ impl NatsServer {
     ///
     /// # Panics
     /// When the server does not say.
-    pub async fn messages(&self, stream: Stream) -> u64 {
+    pub async fn message_count(&self, stream: Stream) -> u64 {
         let bus = self.bus().await;
         let mut stream =
             bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
@@ -252,7 +253,7 @@ impl NatsServer {
     ///
     /// # Panics
     /// When the server does not say.
-    pub async fn stored(&self, stream: Stream) -> Vec<RawMessage> {
+    pub async fn stored_messages(&self, stream: Stream) -> Vec<RawMessage> {
         let bus = self.bus().await;
         let stream =
             bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
@@ -279,12 +280,12 @@ impl NatsServer {
     }
 
     /// How many messages of a queue somebody is still to get: not given to anybody yet, or given
-    /// and not acknowledged. A server that was killed may hold more ([`NatsServer::messages`]):
+    /// and not acknowledged. A server that was killed may hold more ([`NatsServer::message_count`]):
     /// what was acknowledged just before, and whose removal was not on disk yet.
     ///
     /// # Panics
     /// When the server does not say.
-    pub async fn waiting(&self, stream: Stream) -> u64 {
+    pub async fn pending_messages(&self, stream: Stream) -> u64 {
         let bus = self.bus().await;
         let stream =
             bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
@@ -353,7 +354,7 @@ impl NatsServer {
     ///
     /// # Panics
     /// When the server does not do it.
-    pub async fn bound(&self, stream: Stream, bytes: i64) {
+    pub async fn limit_bytes(&self, stream: Stream, bytes: i64) {
         let bus = self.bus().await;
         let found =
             bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
@@ -368,7 +369,7 @@ impl NatsServer {
     ///
     /// # Panics
     /// When the server does not do it.
-    pub async fn remove(&self, stream: Stream) {
+    pub async fn remove_stream(&self, stream: Stream) {
         let bus = self.bus().await;
         bus.inner.jetstream.delete_stream(stream.name()).await.expect("the stream can be deleted");
     }
@@ -377,8 +378,8 @@ impl NatsServer {
     ///
     /// # Panics
     /// When the server does not do it.
-    pub async fn lose(&self, stream: Stream) {
-        self.remove(stream).await;
+    pub async fn recreate_stream(&self, stream: Stream) {
+        self.remove_stream(stream).await;
         self.bus().await.ensure_topology().await.expect("the server accepts the topology");
     }
 
@@ -397,9 +398,9 @@ impl NatsServer {
     ///
     /// # Panics
     /// When the server does not let it in.
-    pub async fn bus_of(&self, user: User) -> Bus {
+    pub async fn bus_for(&self, user: User) -> Bus {
         let options = ConnectOptions::new(user.name()).blobs(self.blobs()).user(user);
-        Bus::connect(&self.url_of(user), options).await.expect("the user may connect")
+        Bus::connect(&self.url_for(user), options).await.expect("the user may connect")
     }
 
     async fn launch(&mut self) {
@@ -416,7 +417,8 @@ impl NatsServer {
             store = self.store().display().to_string(),
         );
         fs::write(&config, text).expect("the temporary folder can be written to");
-        let test = format!("users: [\n  {{user: {TEST}, password: {}}}\n", password(TEST));
+        let test =
+            format!("users: [\n  {{user: {TEST_USER}, password: {}}}\n", password(TEST_USER));
         let users = permissions::config().replacen("users: [\n", &test, 1);
         fs::write(dir.join("permissions.conf"), users)
             .expect("the temporary folder can be written to");
@@ -424,7 +426,7 @@ impl NatsServer {
         let log =
             fs::File::create(dir.join("nats.log")).expect("the temporary folder can be written to");
         let binary = binary();
-        let mut words = self.starter.iter().map(OsStr::new).chain([binary.as_os_str()]);
+        let mut words = self.launcher.iter().map(OsStr::new).chain([binary.as_os_str()]);
         let child = Command::new(words.next().expect("the server's program is one"))
             .args(words)
             .arg("--config")
@@ -436,7 +438,7 @@ impl NatsServer {
             .spawn()
             .unwrap_or_else(|error| panic!("{binary:?} cannot be started: {error}"));
         let child = self.child.insert(child);
-        let end = Instant::now() + START;
+        let end = Instant::now() + START_TIMEOUT;
         loop {
             if let Some(url) = read_ports_file(&dir, child.id()) {
                 let port = url.rsplit(':').next().and_then(|port| port.parse().ok());
@@ -449,7 +451,7 @@ impl NatsServer {
                 let log = fs::read_to_string(dir.join("nats.log")).unwrap_or_default();
                 panic!("nats-server did not start (exit: {ended:?}):\n{log}");
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
@@ -509,7 +511,7 @@ impl Bus {
     ) -> Result<(), publish::Error> {
         let sealed = self.seal(message).await?;
         match self
-            .deliver(subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE)
+            .deliver(subject, sealed, Expectation::unique(self.unique_id()), publish::DEADLINE)
             .await
         {
             Ok(_) => Ok(()),
@@ -527,11 +529,14 @@ impl Bus {
         address: &A,
         message: &A::Message,
     ) -> Result<(), publish::Error> {
-        let sealed = Sealed {
+        let sealed = SealedMessage {
             payload: vec![0xff_u8; 3].into(),
             ..self.seal_command(address, message).await?
         };
-        match self.deliver(&address.subject(), sealed, Expect::last(0), publish::DEADLINE).await {
+        match self
+            .deliver(&address.subject(), sealed, Expectation::last(0), publish::DEADLINE)
+            .await
+        {
             Ok(_) => Ok(()),
             Err(Refusal::Failed(error)) => Err(error),
             Err(Refusal::WrongLast) => Err(publish::unexpected_refusal()),
@@ -542,16 +547,21 @@ impl Bus {
     ///
     /// # Errors
     /// As [`Bus::publish`].
-    pub async fn publish_again(&self, tapped: &RawMessage) -> Result<(), publish::Error> {
+    pub async fn republish(&self, tapped: &RawMessage) -> Result<(), publish::Error> {
         let mut headers = HeaderMap::new();
         for (name, value) in
             tapped.headers.iter().filter(|(name, _)| !name.starts_with("Nats-") && name != BLOB)
         {
             headers.insert(name.as_str(), value.as_str());
         }
-        let sealed = Sealed { headers, payload: tapped.payload.clone() };
+        let sealed = SealedMessage { headers, payload: tapped.payload.clone() };
         match self
-            .deliver(&tapped.subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE)
+            .deliver(
+                &tapped.subject,
+                sealed,
+                Expectation::unique(self.unique_id()),
+                publish::DEADLINE,
+            )
             .await
         {
             Ok(_) => Ok(()),

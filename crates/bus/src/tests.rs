@@ -5,11 +5,11 @@ mod events;
 mod journal;
 mod permissions;
 mod publish;
+mod stuck_messages;
 mod subjects;
 mod tls;
 mod topology;
 mod trace;
-mod unseen;
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::{ConsumeOptions, Consumer, Delivery};
 
 /// Longer than anything here takes when it works.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const ORGANIZATION: OrganizationId = OrganizationId::LOCAL;
 
@@ -102,9 +102,9 @@ fn options(max_in_flight: usize) -> ConsumeOptions {
 }
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
+    match tokio::time::timeout(TIMEOUT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {PATIENCE:?} in vain: {what}"),
+        Err(_) => panic!("waited {TIMEOUT:?} in vain: {what}"),
     }
 }
 

@@ -1,17 +1,17 @@
 //! The one table of streams and consumers, and how it is brought about at the server.
 
 mod ensure;
-mod unseen;
+mod stuck_messages;
 
 use std::time::Duration;
 
 use construct_domain::partition;
 
 pub use ensure::Error;
-pub(crate) use ensure::{ensure, ensure_consumer, expect, find_consumer};
-pub(crate) use unseen::Unseen;
+pub(crate) use ensure::{check_streams, ensure, ensure_consumer, find_consumer};
+pub(crate) use stuck_messages::StuckMessages;
 #[cfg(test)]
-pub(crate) use unseen::skip;
+pub(crate) use stuck_messages::purge_first;
 
 use crate::subject::{Pool, partition_token};
 
@@ -35,7 +35,7 @@ pub enum Stream {
     /// Scripts to run.
     Code,
     /// What was given up.
-    Dead,
+    DeadLetters,
     /// Live text.
     Deltas,
     /// What happened.
@@ -60,7 +60,7 @@ impl Stream {
     /// Every stream, alphabetically.
     pub const ALL: [Self; 11] = [
         Self::Code,
-        Self::Dead,
+        Self::DeadLetters,
         Self::Deltas,
         Self::Events,
         Self::Journal,
@@ -76,7 +76,7 @@ impl Stream {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Code => "CONSTRUCT_CODE",
-            Self::Dead => "CONSTRUCT_DEAD",
+            Self::DeadLetters => "CONSTRUCT_DEAD",
             Self::Deltas => "CONSTRUCT_DELTAS",
             Self::Events => "CONSTRUCT_EVENTS",
             Self::Journal => "CONSTRUCT_JOURNAL",
@@ -224,7 +224,7 @@ const STREAMS: &[StreamRow] = &[
         why: "kept for longer than a script waits for people, because it goes on from here; dropping the oldest would silently let a side effect run twice; a refused entry stops the call before it starts",
     },
     StreamRow {
-        stream: Stream::Dead,
+        stream: Stream::DeadLetters,
         subject: "construct.v1.dead.>",
         retention: Retention::Limits,
         max_age: HOUR.saturating_mul(24 * 30),

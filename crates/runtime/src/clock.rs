@@ -18,19 +18,19 @@ use tokio_util::sync::CancellationToken;
 
 /// How often PostgreSQL is asked. A machine that slept finds its monotonic clock behind for so long
 /// at most.
-const ASK: Duration = Duration::from_secs(5);
+const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// How often while it does not say.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// An answer that took longer says too little.
-const PRECISE: Duration = Duration::from_secs(1);
+const MAX_ROUND_TRIP: Duration = Duration::from_secs(1);
 /// What was heard before this does not count against what is heard now: PostgreSQL's own clock may
 /// have been set back meanwhile.
-const REMEMBERED: Duration = Duration::from_secs(600);
+const ANCHOR_TTL: Duration = Duration::from_secs(600);
 /// How long a worker waits at its start until somebody says what time it is: it is said every half
 /// second, unless nobody is there.
-const FIRST_WORD: Duration = Duration::from_millis(700);
+const FIRST_TIME_TIMEOUT: Duration = Duration::from_millis(700);
 /// How far the machine's clock may be away before that is said.
-const NOTEWORTHY: SignedDuration = SignedDuration::from_secs(10);
+const MAX_SKEW: SignedDuration = SignedDuration::from_secs(10);
 
 static CLOCK: Clock = Clock::new();
 
@@ -42,14 +42,14 @@ pub fn now() -> Timestamp {
 /// Takes the time from who knows it.
 ///
 /// # Errors
-/// Those of `ask`.
-pub async fn take<E, Asked: Future<Output = Result<Timestamp, E>>>(
-    ask: impl FnOnce() -> Asked,
+/// Those of `query`.
+pub async fn sync_once<E, Query: Future<Output = Result<Timestamp, E>>>(
+    query: impl FnOnce() -> Query,
 ) -> Result<(), E> {
     let began = Instant::now();
-    let time = ask().await?;
+    let time = query().await?;
     let took = began.elapsed();
-    if took <= PRECISE || !CLOCK.is_set() {
+    if took <= MAX_ROUND_TRIP || !CLOCK.is_set() {
         CLOCK.set(time + took / 2, Instant::now());
     }
     Ok(())
@@ -57,32 +57,32 @@ pub async fn take<E, Asked: Future<Output = Result<Timestamp, E>>>(
 
 /// Hears the time from who knows it, for as long as it is said. Gives back what goes on with it,
 /// after the first word or when that takes long.
-pub async fn listen<S: Stream<Item = Timestamp> + Unpin>(
+pub async fn sync_from_stream<S: Stream<Item = Timestamp> + Unpin>(
     mut times: S,
     stop: CancellationToken,
 ) -> impl Future<Output = ()> {
-    if let Ok(Some(time)) = tokio::time::timeout(FIRST_WORD, times.next()).await {
-        CLOCK.hear(time, Instant::now());
+    if let Ok(Some(time)) = tokio::time::timeout(FIRST_TIME_TIMEOUT, times.next()).await {
+        CLOCK.observe(time, Instant::now());
     }
     async move {
         while let Some(Some(time)) = stop.run_until_cancelled(times.next()).await {
-            CLOCK.hear(time, Instant::now());
+            CLOCK.observe(time, Instant::now());
         }
     }
 }
 
 /// Takes it again and again, and says when the machine's own clock is wrong, and no longer.
-pub async fn follow<E, Asked: Future<Output = Result<Timestamp, E>>>(
-    ask: impl Fn() -> Asked,
+pub async fn keep_synced<E, Query: Future<Output = Result<Timestamp, E>>>(
+    query: impl Fn() -> Query,
     stop: CancellationToken,
 ) {
     let mut wrong = false;
-    let mut pause = ASK;
-    while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+    let mut delay = SYNC_INTERVAL;
+    while stop.run_until_cancelled(tokio::time::sleep(delay)).await.is_some() {
         // Why PostgreSQL does not answer is said by who wants something of it.
-        pause = if take(&ask).await.is_ok() { ASK } else { ASK_AGAIN };
+        delay = if sync_once(&query).await.is_ok() { SYNC_INTERVAL } else { RETRY_INTERVAL };
         let off = Timestamp::now().duration_since(now());
-        let is_wrong = off.abs() > NOTEWORTHY;
+        let is_wrong = off.abs() > MAX_SKEW;
         if is_wrong && !wrong {
             tracing::warn!(
                 seconds = off.as_secs(),
@@ -132,11 +132,11 @@ impl Clock {
     }
 
     /// It was this time when it was said, and is later now.
-    fn hear(&self, said: Timestamp, at: Instant) {
+    fn observe(&self, time: Timestamp, at: Instant) {
         let known =
-            self.anchor().filter(|anchor| at.saturating_duration_since(anchor.at) < REMEMBERED);
-        if known.is_none_or(|anchor| anchor.now(at) < said) {
-            self.set(said, at);
+            self.anchor().filter(|anchor| at.saturating_duration_since(anchor.at) < ANCHOR_TTL);
+        if known.is_none_or(|anchor| anchor.now(at) < time) {
+            self.set(time, at);
         }
     }
 }
@@ -145,7 +145,7 @@ impl Clock {
 mod tests {
     use super::*;
 
-    fn at(second: i64) -> Timestamp {
+    fn seconds(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("a time")
     }
 
@@ -156,12 +156,12 @@ mod tests {
             Timestamp::now().duration_since(clock.now(began)).abs() < SignedDuration::from_mins(1),
             "its own at first"
         );
-        clock.set(at(1_000), began);
-        assert_eq!(clock.now(began + Duration::from_secs(7)), at(1_007));
-        clock.set(at(500), began + Duration::from_secs(10));
+        clock.set(seconds(1_000), began);
+        assert_eq!(clock.now(began + Duration::from_secs(7)), seconds(1_007));
+        clock.set(seconds(500), began + Duration::from_secs(10));
         assert_eq!(
             clock.now(began + Duration::from_secs(11)),
-            at(501),
+            seconds(501),
             "PostgreSQL's clock was set back"
         );
     }
@@ -170,19 +170,19 @@ mod tests {
     fn words_that_were_held_up_do_not_set_it_back() {
         let (clock, began) = (Clock::new(), Instant::now());
         let later = |seconds| began + Duration::from_secs(seconds);
-        clock.hear(at(1_000), began);
-        clock.hear(at(990), later(5));
-        assert_eq!(clock.now(later(5)), at(1_005));
-        clock.hear(at(1_020), later(10));
-        assert_eq!(clock.now(later(10)), at(1_020), "it was behind");
-        clock.hear(at(400), later(10 + 599));
-        assert_eq!(clock.now(later(609)), at(1_619));
-        clock.hear(at(400), later(610));
-        assert_eq!(clock.now(later(610)), at(400), "for long nothing later was heard");
+        clock.observe(seconds(1_000), began);
+        clock.observe(seconds(990), later(5));
+        assert_eq!(clock.now(later(5)), seconds(1_005));
+        clock.observe(seconds(1_020), later(10));
+        assert_eq!(clock.now(later(10)), seconds(1_020), "it was behind");
+        clock.observe(seconds(400), later(10 + 599));
+        assert_eq!(clock.now(later(609)), seconds(1_619));
+        clock.observe(seconds(400), later(610));
+        assert_eq!(clock.now(later(610)), seconds(400), "for long nothing later was heard");
     }
 
     #[tokio::test]
     async fn who_does_not_answer_changes_nothing() {
-        assert_eq!(take(async || Err::<Timestamp, _>("away")).await, Err("away"));
+        assert_eq!(sync_once(async || Err::<Timestamp, _>("away")).await, Err("away"));
     }
 }

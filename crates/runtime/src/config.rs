@@ -86,7 +86,7 @@ impl Invalid {
 
     /// A required key that no source sets.
     pub fn missing(key: &'static str) -> Self {
-        let variable = variable_of(key);
+        let variable = variable_name(key);
         Self::new(
             key,
             format!(
@@ -157,6 +157,6 @@ fn place(origin: &Origin) -> String {
 }
 
 /// The environment variable of a key.
-pub(crate) fn variable_of(key: &str) -> String {
+pub(crate) fn variable_name(key: &str) -> String {
     format!("{PREFIX}{}", key.to_uppercase())
 }

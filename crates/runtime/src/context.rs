@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::{Common, Latch, Lifecycle, Readiness, Stopped, retry};
+use crate::{Common, Latch, Lifecycle, Readiness, Stopping, retry};
 
 /// Version of the whole product: all its crates are released together.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -67,13 +67,13 @@ impl Context {
     /// Tries until it works or the process is told to stop; see [`retry::connect_with_retry`].
     ///
     /// # Errors
-    /// [`Stopped`] when the process is told to stop first.
+    /// [`Stopping`] when the process is told to stop first.
     pub async fn connect_with_retry<T, E, F>(
         &self,
         name: &str,
         latch: &Latch,
         attempt: impl FnMut() -> F,
-    ) -> Result<T, Stopped>
+    ) -> Result<T, Stopping>
     where
         F: Future<Output = Result<T, E>>,
         E: Into<anyhow::Error>,

@@ -18,7 +18,7 @@ use crate::{
 const EXIT_CONFIGURATION: u8 = 2;
 
 /// How long threads that block may take to end after everything else has.
-const LAST_THREADS: Duration = Duration::from_secs(1);
+const THREAD_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 const CONFIGURATION_HELP: &str = "\
 Configuration: defaults, then the configuration file (TOML), then the environment, where the key `nats_url` is \
@@ -50,12 +50,12 @@ pub fn main<C: ServiceConfig>(
     service: &'static str,
     run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
 ) -> ExitCode {
-    main_of(service, env::args_os(), run)
+    main_with_arguments(service, env::args_os(), run)
 }
 
 /// The same for a program that has looked at its arguments itself, and passes on those that are
 /// left; the first is the program's name.
-pub fn main_of<C: ServiceConfig>(
+pub fn main_with_arguments<C: ServiceConfig>(
     service: &'static str,
     arguments: impl IntoIterator<Item = OsString>,
     run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
@@ -70,18 +70,18 @@ pub fn main_of<C: ServiceConfig>(
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_CONFIGURATION));
         }
     };
-    let loaded = match Loaded::<C>::load(&arguments) {
+    let loaded = match LoadedConfig::<C>::load(&arguments) {
         Ok(loaded) => loaded,
-        Err(error) => return misconfigured(&name, &error),
+        Err(error) => return report_config_error(&name, &error),
     };
     if arguments.print_config {
         match loaded.describe() {
             Ok(text) => print!("{text}"),
-            Err(error) => return misconfigured(&name, &error),
+            Err(error) => return report_config_error(&name, &error),
         }
     }
     if let Err(error) = loaded.validate() {
-        return misconfigured(&name, &error);
+        return report_config_error(&name, &error);
     }
     if arguments.check_config {
         println!("{name}: the configuration is valid");
@@ -102,7 +102,7 @@ pub fn main_of<C: ServiceConfig>(
 /// write them to.
 fn execute<C: ServiceConfig>(
     service: &'static str,
-    loaded: Loaded<C>,
+    loaded: LoadedConfig<C>,
     run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
     let context = Context::new(service, loaded.common.clone());
@@ -124,13 +124,13 @@ fn execute<C: ServiceConfig>(
     let code = runtime.block_on(Box::pin(supervise(&context, loaded, run)));
     // Spans leave through the runtime, so it goes last.
     telemetry.shutdown();
-    runtime.shutdown_timeout(LAST_THREADS);
+    runtime.shutdown_timeout(THREAD_SHUTDOWN_TIMEOUT);
     Ok(code)
 }
 
 async fn supervise<C: ServiceConfig>(
     context: &Context,
-    loaded: Loaded<C>,
+    loaded: LoadedConfig<C>,
     run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
 ) -> ExitCode {
     tracing::info!(instance = context.instance_id(), version = context.version(), "starting");
@@ -159,14 +159,14 @@ async fn supervise<C: ServiceConfig>(
 }
 
 /// Both parts of the configuration, and the sources they came from.
-struct Loaded<C> {
+struct LoadedConfig<C> {
     sources: Sources,
     common: Common,
     config: C,
     unknown_keys: Vec<String>,
 }
 
-impl<C: ServiceConfig> Loaded<C> {
+impl<C: ServiceConfig> LoadedConfig<C> {
     fn load(arguments: &Arguments) -> Result<Self, config::Error> {
         let sources = Sources::from_process(arguments.config.as_deref())?;
         let (common, config) = (sources.load()?, sources.load()?);
@@ -196,7 +196,7 @@ fn parse_arguments(
     Arguments::from_arg_matches(&matches)
 }
 
-fn misconfigured(name: &str, error: &config::Error) -> ExitCode {
+fn report_config_error(name: &str, error: &config::Error) -> ExitCode {
     eprintln!("{name}: {}", Chain(error));
     ExitCode::from(EXIT_CONFIGURATION)
 }

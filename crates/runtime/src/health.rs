@@ -25,7 +25,7 @@ use crate::{Context, metrics};
 /// What must be in place before the process is ready. Clones are the same.
 #[derive(Clone)]
 pub struct Readiness {
-    latches: Arc<watch::Sender<Vec<Waiting>>>,
+    latches: Arc<watch::Sender<Vec<Condition>>>,
     draining: CancellationToken,
 }
 
@@ -33,13 +33,13 @@ pub struct Readiness {
 /// are dropped.
 #[derive(Clone)]
 pub struct Latch {
-    latches: Arc<watch::Sender<Vec<Waiting>>>,
+    latches: Arc<watch::Sender<Vec<Condition>>>,
     index: usize,
 }
 
 /// A condition and why it does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Waiting {
+pub struct Condition {
     /// What is waited for, such as `nats`.
     pub name: String,
     /// Why, in words. Nothing means that the latch is set; such conditions are not in a [`Report`].
@@ -54,7 +54,7 @@ pub struct Report {
     /// The process takes in nothing new, because it is about to end.
     pub draining: bool,
     /// What is not in place.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<Condition>,
 }
 
 impl Readiness {
@@ -68,7 +68,7 @@ impl Readiness {
         let mut index = 0;
         self.latches.send_modify(|latches| {
             index = latches.len();
-            latches.push(Waiting { name: name.into(), reason: Some("starting".to_owned()) });
+            latches.push(Condition { name: name.into(), reason: Some("starting".to_owned()) });
         });
         Latch { latches: Arc::clone(&self.latches), index }
     }
@@ -100,7 +100,7 @@ impl Readiness {
     pub fn subscribe(&self) -> Changes {
         let mut changed = self.latches.subscribe();
         changed.mark_changed();
-        Changes { readiness: self.clone(), changed, told_draining: false }
+        Changes { readiness: self.clone(), changed, reported_draining: false }
     }
 
     /// Returns when the process is ready.
@@ -134,8 +134,8 @@ impl Latch {
 /// Reports one after the other, see [`Readiness::subscribe`].
 pub struct Changes {
     readiness: Readiness,
-    changed: watch::Receiver<Vec<Waiting>>,
-    told_draining: bool,
+    changed: watch::Receiver<Vec<Condition>>,
+    reported_draining: bool,
 }
 
 impl Changes {
@@ -145,10 +145,10 @@ impl Changes {
         tokio::select! {
             // The sender lives in `self.readiness`, so this cannot fail.
             _ = self.changed.changed() => {}
-            () = self.readiness.draining.cancelled(), if !self.told_draining => {}
+            () = self.readiness.draining.cancelled(), if !self.reported_draining => {}
         }
         let report = self.readiness.report();
-        self.told_draining = report.draining;
+        self.reported_draining = report.draining;
         report
     }
 }

@@ -21,9 +21,9 @@ pub mod telemetry;
 
 pub use config::{Common, ServiceConfig};
 pub use context::Context;
-pub use entry::{main, main_of};
+pub use entry::{main, main_with_arguments};
 pub use health::{Latch, Readiness};
-pub use lifecycle::{Lifecycle, Stopped};
+pub use lifecycle::{Lifecycle, Stopping};
 pub use master_key::{MasterKey, MasterKeys, OpenError};
 pub use model_token::ModelToken;
 pub use scan_token::ScanToken;

@@ -36,7 +36,7 @@ pub(crate) use signals::watch as watch_signals;
 
 /// How long dropped tasks get to let go after a hard stop. A task that needs longer is stuck in
 /// code that never yields, and the process ends without it.
-const LETTING_GO: Duration = Duration::from_secs(1);
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Exit code when work had to be cut off.
 const EXIT_CUT_OFF: u8 = 3;
@@ -55,9 +55,9 @@ struct Shared {
     hard_stop: CancellationToken,
     /// Names of what runs, by a number that only tells equal names apart.
     running: watch::Sender<BTreeMap<u64, Name>>,
-    next_entry: AtomicU64,
+    next_id: AtomicU64,
     signals: AtomicU64,
-    ending: Mutex<Outcome>,
+    outcome: Mutex<Outcome>,
 }
 
 /// How the process ended.
@@ -117,7 +117,7 @@ pub enum Error {
 /// not a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the service is stopping")]
-pub struct Stopped;
+pub struct Stopping;
 
 impl std::fmt::Debug for Lifecycle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -133,9 +133,9 @@ impl Lifecycle {
             draining: CancellationToken::new(),
             hard_stop: CancellationToken::new(),
             running: watch::Sender::new(BTreeMap::new()),
-            next_entry: AtomicU64::new(0),
+            next_id: AtomicU64::new(0),
             signals: AtomicU64::new(0),
-            ending: Mutex::new(Outcome::default()),
+            outcome: Mutex::new(Outcome::default()),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -177,7 +177,7 @@ impl Lifecycle {
     ) where
         E: Into<anyhow::Error> + Send + 'static,
     {
-        let entry = self.enter(name.into());
+        let entry = self.register(name.into());
         tokio::spawn(async move {
             let lifecycle = &entry.lifecycle;
             let name = entry.name.to_string();
@@ -210,7 +210,7 @@ impl Lifecycle {
         name: impl Into<Cow<'static, str>>,
         job: impl Future<Output = ()> + Send + 'static,
     ) {
-        let entry = self.enter(name.into());
+        let entry = self.register(name.into());
         tokio::spawn(async move {
             if let Some(Err(message)) = entry.lifecycle.until_hard_stop(job).await {
                 tracing::error!(task = %entry.name, message, "job panicked");
@@ -222,13 +222,13 @@ impl Lifecycle {
     /// still runs cannot be waited for.
     ///
     /// `start` spawns what the service consists of and returns; its error is a failure of the
-    /// process, except [`Stopped`] while draining. When `start` returns and nothing was spawned,
+    /// process, except [`Stopping`] while draining. When `start` returns and nothing was spawned,
     /// the work is done and the process ends.
     pub async fn run_until_stopped(
         &self,
         start: impl Future<Output = anyhow::Result<()>>,
     ) -> Outcome {
-        let starting = self.enter("start".into());
+        let start_task = self.register("start".into());
         let mut work = pin!(async move {
             match self.until_hard_stop(start).await {
                 None | Some(Ok(Ok(()))) => {}
@@ -236,11 +236,11 @@ impl Lifecycle {
                     self.fail(Error::Panicked { task: "start".to_owned(), message })
                 }
                 Some(Ok(Err(error)))
-                    if self.is_draining() && error.chain().any(|cause| cause.is::<Stopped>()) => {}
+                    if self.is_draining() && error.chain().any(|cause| cause.is::<Stopping>()) => {}
                 Some(Ok(Err(source))) => self.fail(Error::Start { source }),
             }
-            drop(starting);
-            self.idle().await;
+            drop(start_task);
+            self.wait_idle().await;
         });
         let shared = &self.shared;
         let finished = tokio::select! {
@@ -254,14 +254,14 @@ impl Lifecycle {
                 }
             },
         };
-        if !finished && time::timeout(LETTING_GO, &mut work).await.is_err() {
+        if !finished && time::timeout(DROP_TIMEOUT, &mut work).await.is_err() {
             tracing::error!(tasks = ?self.names(), "tasks are stuck and cannot be dropped; leaving without them");
         }
-        std::mem::take(&mut *self.ending())
+        std::mem::take(&mut *self.outcome())
     }
 
     /// What a signal means: the first one drains, the second one is now.
-    pub(crate) fn signalled(&self, signal: &str) {
+    pub(crate) fn on_signal(&self, signal: &str) {
         match self.shared.signals.fetch_add(1, Ordering::Relaxed) {
             0 => self.stop(signal),
             _ => self.cut_off(signal),
@@ -274,7 +274,7 @@ impl Lifecycle {
         }
         let names = self.names();
         tracing::warn!(reason, tasks = ?names, "giving up what still runs");
-        self.ending().cut_off = names;
+        self.outcome().cut_off = names;
         self.shared.draining.cancel();
         self.shared.hard_stop.cancel();
     }
@@ -283,49 +283,49 @@ impl Lifecycle {
     fn fail(&self, error: Error) {
         tracing::error!(error = %Chain(&error), "the service cannot go on");
         self.stop(&error.to_string());
-        self.ending().failure.get_or_insert(error);
+        self.outcome().failure.get_or_insert(error);
     }
 
     /// The output of the future, or what its panic said; nothing if the hard stop came first.
     async fn until_hard_stop<F: Future>(&self, future: F) -> Option<Result<F::Output, String>> {
         tokio::select! {
             biased;
-            ended = AssertUnwindSafe(future).catch_unwind() => Some(ended.map_err(|panic| message_of(&*panic))),
+            ended = AssertUnwindSafe(future).catch_unwind() => Some(ended.map_err(|panic| panic_message(&*panic))),
             () = self.shared.hard_stop.cancelled() => None,
         }
     }
 
-    async fn idle(&self) {
+    async fn wait_idle(&self) {
         let mut running = self.shared.running.subscribe();
         // The sender lives in `self`, so the wait can only end with an empty map.
         let _ = running.wait_for(BTreeMap::is_empty).await;
     }
 
-    fn enter(&self, name: Name) -> Entry {
-        let id = self.shared.next_entry.fetch_add(1, Ordering::Relaxed);
+    fn register(&self, name: Name) -> RunningTask {
+        let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
         self.shared.running.send_modify(|running| {
             running.insert(id, name.clone());
         });
-        Entry { lifecycle: self.clone(), id, name }
+        RunningTask { lifecycle: self.clone(), id, name }
     }
 
     fn names(&self) -> Vec<String> {
         self.shared.running.borrow().values().map(|name| name.to_string()).collect()
     }
 
-    fn ending(&self) -> MutexGuard<'_, Outcome> {
-        self.shared.ending.lock().unwrap_or_else(PoisonError::into_inner)
+    fn outcome(&self) -> MutexGuard<'_, Outcome> {
+        self.shared.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Something that runs, for as long as this exists.
-struct Entry {
+struct RunningTask {
     lifecycle: Lifecycle,
     id: u64,
     name: Name,
 }
 
-impl Drop for Entry {
+impl Drop for RunningTask {
     fn drop(&mut self) {
         self.lifecycle.shared.running.send_modify(|running| {
             running.remove(&self.id);
@@ -335,7 +335,7 @@ impl Drop for Entry {
 
 /// The text of a panic: a literal or a formatted string, unless somebody panicked with a value of
 /// their own.
-fn message_of(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     if let Some(text) = panic.downcast_ref::<&str>() {
         (*text).to_owned()
     } else if let Some(text) = panic.downcast_ref::<String>() {

@@ -103,7 +103,7 @@ mod tests {
         MasterKeys::parse(text).unwrap()
     }
 
-    fn at(second: i64) -> Timestamp {
+    fn seconds(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -115,37 +115,37 @@ mod tests {
             key: "key_1".into(),
             models: vec!["opus".into(), "mini".into()],
             budget_pico_usd: 2_000_000_000_000,
-            expires_at: at(1_000),
+            expires_at: seconds(1_000),
         }
     }
 
     #[test]
     fn a_token_says_what_it_was_made_of_until_it_expires() {
         let text = token().sign(&keys(KEY));
-        assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(999)), Ok(token()));
+        assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), seconds(999)), Ok(token()));
         assert_eq!(
-            ModelToken::verify(text.expose(), &keys(KEY), at(1_000)),
+            ModelToken::verify(text.expose(), &keys(KEY), seconds(1_000)),
             Err(VerifyError::Expired)
         );
         let plain =
             ModelToken { task: String::new(), key: String::new(), budget_pico_usd: 0, ..token() };
         let text = plain.sign(&keys(KEY));
-        assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(0)), Ok(plain));
+        assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), seconds(0)), Ok(plain));
     }
 
     #[test]
     fn a_retired_key_still_verifies_and_a_strange_one_never_does() {
         let text = token().sign(&keys(KEY));
         let rotated = keys(&format!("{OTHER},{KEY}"));
-        assert!(ModelToken::verify(text.expose(), &rotated, at(0)).is_ok());
+        assert!(ModelToken::verify(text.expose(), &rotated, seconds(0)).is_ok());
         assert_eq!(
-            ModelToken::verify(text.expose(), &keys(OTHER), at(0)),
+            ModelToken::verify(text.expose(), &keys(OTHER), seconds(0)),
             Err(VerifyError::Invalid)
         );
         // The same id, another key.
         let forged = OTHER.replace("k2", "k1");
         assert_eq!(
-            ModelToken::verify(text.expose(), &keys(&forged), at(0)),
+            ModelToken::verify(text.expose(), &keys(&forged), seconds(0)),
             Err(VerifyError::Invalid)
         );
     }
@@ -158,7 +158,7 @@ mod tests {
             let mut changed = text.as_bytes().to_vec();
             changed[at_byte] = if changed[at_byte] == b'A' { b'B' } else { b'A' };
             let changed = String::from_utf8(changed).unwrap();
-            let verified = ModelToken::verify(&changed, &keys(KEY), at(0));
+            let verified = ModelToken::verify(&changed, &keys(KEY), seconds(0));
             // The last character of a part has bits that say nothing.
             assert!(verified.is_err() || verified == Ok(token()), "{at_byte}");
         }
@@ -174,13 +174,13 @@ mod tests {
             for signature in ["", "AAAA"] {
                 let forged = format!("{header}.{claims}.{signature}");
                 assert_eq!(
-                    ModelToken::verify(&forged, &keys(KEY), at(0)),
+                    ModelToken::verify(&forged, &keys(KEY), seconds(0)),
                     Err(VerifyError::Invalid)
                 );
             }
         }
         for text in ["", "a", "a.b", "a.b.c", &"x".repeat(MAX_BYTES + 1)] {
-            assert_eq!(ModelToken::verify(text, &keys(KEY), at(0)), Err(VerifyError::Invalid));
+            assert_eq!(ModelToken::verify(text, &keys(KEY), seconds(0)), Err(VerifyError::Invalid));
         }
     }
 
@@ -195,6 +195,6 @@ mod tests {
             &EncodingKey::from_secret(key.active().expose()),
         )
         .unwrap();
-        assert_eq!(ModelToken::verify(&text, &key, at(0)), Err(VerifyError::Invalid));
+        assert_eq!(ModelToken::verify(&text, &key, seconds(0)), Err(VerifyError::Invalid));
     }
 }

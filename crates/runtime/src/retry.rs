@@ -8,7 +8,7 @@ use backon::{BackoffBuilder as _, ConstantBuilder, ExponentialBuilder, Retryable
 use tokio::{net::TcpListener, time};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Latch, Stopped};
+use crate::{Latch, Stopping};
 
 /// A peer that accepts the connection and then says nothing must look like one that is down.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,13 +37,13 @@ pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 /// not at every attempt: a service that waits for an hour leaves one line.
 ///
 /// # Errors
-/// [`Stopped`] when `draining` is cancelled first.
+/// [`Stopping`] when `draining` is cancelled first.
 pub async fn connect_with_retry<T, E, F>(
     name: &str,
     latch: &Latch,
     draining: &CancellationToken,
     mut attempt: impl FnMut() -> F,
-) -> Result<T, Stopped>
+) -> Result<T, Stopping>
 where
     F: Future<Output = Result<T, E>>,
     E: Into<anyhow::Error>,
@@ -59,7 +59,7 @@ where
     loop {
         let tried = tokio::select! {
             tried = time::timeout(ATTEMPT_TIMEOUT, attempt()) => tried,
-            () = draining.cancelled() => return Err(Stopped),
+            () = draining.cancelled() => return Err(Stopping),
         };
         let reason = match tried {
             Ok(Ok(connection)) => {
@@ -80,7 +80,7 @@ where
         }
         tokio::select! {
             () = time::sleep(delays.next().unwrap_or(LONGEST_DELAY)) => {}
-            () = draining.cancelled() => return Err(Stopped),
+            () = draining.cancelled() => return Err(Stopping),
         }
     }
 }
@@ -90,7 +90,7 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::{Common, Context, health::Waiting};
+    use crate::{Common, Context, health::Condition};
 
     #[tokio::test]
     async fn connection_is_tried_until_it_works_and_the_latch_says_why_not() {
@@ -110,7 +110,7 @@ mod tests {
             .await;
         assert_eq!(connected, Ok(3));
         let reason =
-            |text: &str| vec![Waiting { name: "nats".to_owned(), reason: Some(text.to_owned()) }];
+            |text: &str| vec![Condition { name: "nats".to_owned(), reason: Some(text.to_owned()) }];
         assert_eq!(seen, [reason("starting"), reason("refused"), reason("refused")]);
         assert!(readiness.report().ready);
     }
@@ -126,7 +126,7 @@ mod tests {
                 std::future::pending::<io::Result<()>>()
             })
             .await;
-        assert_eq!(connected, Err(Stopped));
+        assert_eq!(connected, Err(Stopping));
     }
 
     #[tokio::test]
@@ -140,7 +140,7 @@ mod tests {
                 async { Err(io::Error::other("refused")) }
             })
             .await;
-        assert_eq!(connected, Err(Stopped));
+        assert_eq!(connected, Err(Stopping));
     }
 
     #[tokio::test]

@@ -92,7 +92,7 @@ mod tests {
         MasterKeys::parse(text).unwrap()
     }
 
-    fn at(second: i64) -> Timestamp {
+    fn seconds(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -102,20 +102,20 @@ mod tests {
             organization: "org_1".into(),
             task: "task_1".into(),
             user: "user_1".into(),
-            expires_at: at(1_000),
+            expires_at: seconds(1_000),
         }
     }
 
     #[test]
     fn a_token_says_what_it_was_made_of_until_it_expires() {
         let text = token().sign(&keys(KEY));
-        assert_eq!(ScanToken::verify(text.expose(), &keys(KEY), at(999)), Ok(token()));
+        assert_eq!(ScanToken::verify(text.expose(), &keys(KEY), seconds(999)), Ok(token()));
         assert_eq!(
-            ScanToken::verify(text.expose(), &keys(KEY), at(1_000)),
+            ScanToken::verify(text.expose(), &keys(KEY), seconds(1_000)),
             Err(VerifyError::Expired)
         );
         assert_eq!(
-            ScanToken::verify(text.expose(), &keys(OTHER), at(0)),
+            ScanToken::verify(text.expose(), &keys(OTHER), seconds(0)),
             Err(VerifyError::Invalid)
         );
     }
@@ -125,7 +125,7 @@ mod tests {
         let keys = keys(KEY);
         let scan = token().sign(&keys);
         let bare = scan.expose().strip_prefix(PREFIX).unwrap();
-        assert_eq!(ModelToken::verify(bare, &keys, at(0)), Err(VerifyError::Invalid));
+        assert_eq!(ModelToken::verify(bare, &keys, seconds(0)), Err(VerifyError::Invalid));
         let model = ModelToken {
             id: "t".into(),
             organization: "org_1".into(),
@@ -133,10 +133,10 @@ mod tests {
             key: String::new(),
             models: vec!["m".into()],
             budget_pico_usd: 0,
-            expires_at: at(1_000),
+            expires_at: seconds(1_000),
         };
         let text = format!("{PREFIX}{}", model.sign(&keys).expose());
-        assert_eq!(ScanToken::verify(&text, &keys, at(0)), Err(VerifyError::Invalid));
+        assert_eq!(ScanToken::verify(&text, &keys, seconds(0)), Err(VerifyError::Invalid));
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
             let mut changed = text.expose().as_bytes().to_vec();
             changed[at_byte] = if changed[at_byte] == b'A' { b'B' } else { b'A' };
             let changed = String::from_utf8(changed).unwrap();
-            let verified = ScanToken::verify(&changed, &keys(KEY), at(0));
+            let verified = ScanToken::verify(&changed, &keys(KEY), seconds(0));
             // The last character of a part has bits that say nothing.
             assert!(verified.is_err() || verified == Ok(token()), "{at_byte}");
         }

@@ -426,7 +426,7 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
 }
 
 /// None for `UNSPECIFIED`.
-pub fn to_missed(missed: v1::MissedRuns) -> Option<MissedRunPolicy> {
+pub fn to_missed_run_policy(missed: v1::MissedRuns) -> Option<MissedRunPolicy> {
     match missed {
         v1::MissedRuns::Unspecified => None,
         v1::MissedRuns::Skip => Some(MissedRunPolicy::Skip),
@@ -559,7 +559,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
 }
 
 /// What everything below a task comes to.
-pub fn below(below: &DescendantTotals) -> v1::TasksBelow {
+pub fn descendant_totals(below: &DescendantTotals) -> v1::TasksBelow {
     v1::TasksBelow {
         count: below.count,
         at_work: below.at_work,

@@ -9,11 +9,11 @@ fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().collect();
     if arguments.get(1).is_some_and(|mode| mode == migrate::MODE) {
         arguments.remove(1);
-        return construct_runtime::main_of("gateway", arguments, migrate::run);
+        return construct_runtime::main_with_arguments("gateway", arguments, migrate::run);
     }
     if arguments.get(1).is_some_and(|mode| mode == first_key::MODE) {
         arguments.remove(1);
-        return construct_runtime::main_of("gateway", arguments, first_key::run);
+        return construct_runtime::main_with_arguments("gateway", arguments, first_key::run);
     }
     if arguments.get(1).is_some_and(|mode| mode == rotation::MODE) {
         let command = match rotation::Command::parse(arguments.drain(1..).skip(1)) {
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
             }
         };
         let run = async |rotation::Config {}, context: &_| rotation::run(command, context).await;
-        return construct_runtime::main_of("gateway", arguments, run);
+        return construct_runtime::main_with_arguments("gateway", arguments, run);
     }
     construct_runtime::main("gateway", construct_gateway::run)
 }

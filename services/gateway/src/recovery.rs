@@ -1,6 +1,6 @@
 //! `RecoveryService`: what was given up, taken up again by hand.
 
-use construct_bus::{Bus, dead};
+use construct_bus::{Bus, dead_letter};
 use construct_proto::v1::{
     self, DeadLetter, DropDeadLetterRequest, DropDeadLetterResponse, GetDeadLetterRequest,
     ListDeadLettersRequest, ListDeadLettersResponse, RedriveDeadLetterRequest,
@@ -13,11 +13,11 @@ use tonic::{Request, Response, Status};
 use crate::{api::Api, convert, events, quotas::Wanted, status, validate};
 
 /// Letters of a list when the request doesn't say.
-const LETTERS: usize = 50;
+const DEFAULT_PAGE_SIZE: usize = 50;
 
-fn letter(found: dead::Numbered) -> DeadLetter {
+fn to_proto(found: dead_letter::StoredLetter) -> DeadLetter {
     let redrivable = found.check().is_ok();
-    let dead::Numbered { number, letter } = found;
+    let dead_letter::StoredLetter { number, letter } = found;
     DeadLetter {
         id: number,
         stream: letter.stream,
@@ -31,26 +31,26 @@ fn letter(found: dead::Numbered) -> DeadLetter {
     }
 }
 
-fn refused(number: u64, error: &dead::Error) -> Status {
+fn to_status(number: u64, error: &dead_letter::Error) -> Status {
     let cause =
         || std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     match error {
-        dead::Error::NotFound => Status::not_found(format!("dead letter `{number}` not found")),
-        dead::Error::Command | dead::Error::Subject | dead::Error::Headers => {
+        dead_letter::Error::NotFound => Status::not_found(format!("dead letter `{number}` not found")),
+        dead_letter::Error::Command | dead_letter::Error::Subject | dead_letter::Error::Headers => {
             Status::failed_precondition(error.to_string())
         }
-        dead::Error::Read(_) => Status::data_loss(format!("{error}{}", cause())),
-        dead::Error::Server(_) => status::unavailable(error.to_string()),
-        dead::Error::Publish(source) if source.is_retryable() => {
+        dead_letter::Error::Read(_) => Status::data_loss(format!("{error}{}", cause())),
+        dead_letter::Error::Server(_) => status::unavailable(error.to_string()),
+        dead_letter::Error::Publish(source) if source.is_retryable() => {
             status::unavailable(format!("{error}{}", cause()))
         }
-        dead::Error::Publish(_) => Status::failed_precondition(format!("{error}{}", cause())),
+        dead_letter::Error::Publish(_) => Status::failed_precondition(format!("{error}{}", cause())),
     }
 }
 
 fn render(task: &StoredTask) -> WriteOutput {
     let task = convert::task(task);
-    events::rendered("task.updated", Payload::Task(Box::new(task.clone())), &task)
+    events::write_output("task.updated", Payload::Task(Box::new(task.clone())), &task)
 }
 
 #[tonic::async_trait]
@@ -61,12 +61,12 @@ impl RecoveryService for Api {
     ) -> Result<Response<ListDeadLettersResponse>, Status> {
         let (context, request) = self.begin_request(request)?;
         let limit = match request.limit.unsigned_abs() {
-            0 => LETTERS,
+            0 => DEFAULT_PAGE_SIZE,
             limit => limit as usize,
         };
         let bus: &Bus = context.backend.publisher.bus();
         let letters =
-            bus.dead_letters(request.after, limit).await.map_err(|error| refused(0, &error))?;
+            bus.dead_letters(request.after, limit).await.map_err(|error| to_status(0, &error))?;
         Ok(Response::new(ListDeadLettersResponse {
             letters: letters.into_iter().map(letter).collect(),
         }))
@@ -77,10 +77,10 @@ impl RecoveryService for Api {
         request: Request<GetDeadLetterRequest>,
     ) -> Result<Response<DeadLetter>, Status> {
         let (context, request) = self.begin_request(request)?;
-        let found = context.backend.publisher.bus().dead_letter(request.letter).await;
+        let found = context.backend.publisher.bus().find_dead_letter(request.letter).await;
         found
-            .map(|found| Response::new(letter(found)))
-            .map_err(|error| refused(request.letter, &error))
+            .map(|found| Response::new(to_proto(found)))
+            .map_err(|error| to_status(request.letter, &error))
     }
 
     async fn redrive_dead_letter(
@@ -89,7 +89,7 @@ impl RecoveryService for Api {
     ) -> Result<Response<RedriveDeadLetterResponse>, Status> {
         let (context, request) = self.begin_request(request)?;
         let done = context.backend.publisher.bus().redrive(request.letter).await;
-        done.map_err(|error| refused(request.letter, &error))?;
+        done.map_err(|error| to_status(request.letter, &error))?;
         tracing::info!(
             letter = request.letter,
             by = context.name(),
@@ -103,8 +103,8 @@ impl RecoveryService for Api {
         request: Request<DropDeadLetterRequest>,
     ) -> Result<Response<DropDeadLetterResponse>, Status> {
         let (context, request) = self.begin_request(request)?;
-        let done = context.backend.publisher.bus().drop_dead(request.letter).await;
-        done.map_err(|error| refused(request.letter, &error))?;
+        let done = context.backend.publisher.bus().remove_dead_letter(request.letter).await;
+        done.map_err(|error| to_status(request.letter, &error))?;
         tracing::info!(letter = request.letter, by = context.name(), "a dead letter was removed");
         Ok(Response::new(DropDeadLetterResponse {}))
     }
@@ -116,9 +116,9 @@ impl RecoveryService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let task = validate::id(&request.task)?;
         let write = context.write("RetryTask", &mut request);
-        self.allow(&context, Some(&write), Wanted::WORK).await?;
+        self.check_quotas(&context, Some(&write), Wanted::WORK).await?;
         let retried = context.store().task_retry(&write, task, render).await;
-        let retried = retried.map_err(|error| status::about(&request.task, error))?;
+        let retried = retried.map_err(|error| status::for_reference(&request.task, error))?;
         let wake = |task: &StoredTask| Some((task.state.id, "retried"));
         context.answer(retried, wake, convert::task).await
     }

@@ -16,8 +16,8 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
     loop {
-        match blobs.remove_older_than(clock::now() - blob::KEPT).await {
-            Ok(blob::Removed { blobs: 0, .. }) => {}
+        match blobs.remove_older_than(clock::now() - blob::RETENTION).await {
+            Ok(blob::RemovedBlobs { blobs: 0, .. }) => {}
             Ok(removed) => tracing::info!(
                 blobs = removed.blobs,
                 bytes = removed.bytes,
@@ -28,7 +28,7 @@ pub(crate) async fn run(
                 tracing::warn!(error, "old blobs could not be removed; retrying in an hour");
             }
         }
-        match bus.journal().remove_closed(clock::now() - journal::CLOSED_KEPT).await {
+        match bus.journal().remove_closed(clock::now() - journal::CLOSED_RETENTION).await {
             Ok(0) => {}
             Ok(removed) => tracing::info!(removed, "the ends of old journals were removed"),
             Err(error) => {

@@ -140,7 +140,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             };
             let store = Store::connect(&url, options).await?;
             store.migrate().await?;
-            clock::take(|| store.clock()).await?;
+            clock::sync_once(|| store.clock()).await?;
             Ok::<_, construct_store::Error>(store)
         })
         .await?;
@@ -166,9 +166,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         let store = database.clone();
         async move { store.clock().await }
     };
-    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
+    lifecycle.spawn_job("clock", clock::keep_synced(ask, lifecycle.draining()));
     lifecycle.spawn_job("streams", track_stream_health(bus.clone(), nats, lifecycle.draining()));
-    lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    lifecycle.spawn_job("topology", bus.clone().maintain_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
     let (assignments, assignment) = watch::channel(PartitionAssignment::EMPTY);
     let in_flight_limits = InFlightLimits {
@@ -271,7 +271,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 /// Keeps the readiness latch of NATS accurate. A server with a full disk may keep its connections
 /// while its streams do not answer.
 async fn track_stream_health(bus: Bus, latch: Latch, stop: CancellationToken) {
-    let mut trouble = bus.trouble();
+    let mut trouble = bus.topology_error();
     loop {
         match &*trouble.borrow_and_update() {
             None => latch.set_ready(),

@@ -170,7 +170,7 @@ async fn record_spending(
     let mut reports = bus.consume_spending(ConsumeOptions::new(MAX_UNSETTLED_REPORTS, stop));
     while let Some(Delivery { message, receipt, .. }) = reports.next().await {
         let Some(report) = parse_report(message) else {
-            bus.bury(receipt, "the spending report is invalid").await;
+            bus.dead_letter(receipt, "the spending report is invalid").await;
             continue;
         };
         match store.call_book(&report, clock::now()).await {
@@ -185,7 +185,7 @@ async fn record_spending(
                 receipt.ack().await;
             }
             Err(error) => {
-                bus.bury(receipt, &format!("spending cannot be recorded: {}", Chain(&error))).await
+                bus.dead_letter(receipt, &format!("spending cannot be recorded: {}", Chain(&error))).await
             }
         }
     }

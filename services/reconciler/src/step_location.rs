@@ -29,7 +29,7 @@ pub(crate) async fn answer(
         Box::pin(async move { find_location(&limiter, &failing_tasks, &bus, question).await })
             as BoxFuture<'static, _>
     };
-    bus.answer(&subject::Whereabouts, stop, answer).await
+    bus.answer(&subject::StepLocation, stop, answer).await
 }
 
 /// Returns no answer when the location cannot be found out, or another process owns the task.
@@ -66,7 +66,7 @@ async fn find_location(
             ..location
         });
     }
-    match queued_at(bus, queue, task, step, question.round).await {
+    match queue_position(bus, queue, task, step, question.round).await {
         Ok(sequence) => Some(mesh::Whereabouts { sequence: sequence.unwrap_or(0), ..location }),
         Err(error) => {
             tracing::debug!(%task, error = %Chain(&error), "the location of a command cannot be found out");
@@ -85,7 +85,7 @@ fn failure_streak(failed: FailureStreak) -> mesh::FailedLooks {
     }
 }
 
-async fn queued_at(
+async fn queue_position(
     bus: &Bus,
     queue: Queue,
     task: TaskId,
@@ -94,11 +94,11 @@ async fn queued_at(
 ) -> Result<Option<u64>, publish::Error> {
     match queue {
         Queue::Model => {
-            bus.queued_at(&subject::ModelInvoke::new(Pool::model_default(), task), step, round)
+            bus.queue_position(&subject::ModelInvoke::new(Pool::model_default(), task), step, round)
                 .await
         }
         Queue::Code(pool) => {
-            bus.queued_at(&subject::CodeExecute::new(pool, task), step, round).await
+            bus.queue_position(&subject::CodeExecute::new(pool, task), step, round).await
         }
     }
 }

@@ -67,7 +67,7 @@ impl Work<'_> {
         let (organization, scan) = (self.scan.organization, self.scan.id);
         for event in &events {
             let message = wire::event(organization, scan, event);
-            let address = subject::ScanNews { organization, scan };
+            let address = subject::ScanUpdate { organization, scan };
             if let Err(error) =
                 self.shared.bus.publish_within(&address, &message, PUBLISH_TIMEOUT).await
             {

@@ -81,7 +81,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
-        clock::take(|| store.clock()).await?;
+        clock::sync_once(|| store.clock()).await?;
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
@@ -95,13 +95,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         anyhow::Ok(bus)
     });
     let (store, bus) = tokio::try_join!(store, bus)?;
-    lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    lifecycle.spawn_job("topology", bus.clone().maintain_topology(lifecycle.draining()));
     let database_clock = store.clone();
     let read_clock = move || {
         let store = database_clock.clone();
         async move { store.clock().await }
     };
-    lifecycle.spawn_job("clock", clock::follow(read_clock, lifecycle.draining()));
+    lifecycle.spawn_job("clock", clock::keep_synced(read_clock, lifecycle.draining()));
 
     let metrics = Metrics::new(&opentelemetry::global::meter("construct-slack"));
     let web = Web::new(&config.slack_api_url, metrics.clone())

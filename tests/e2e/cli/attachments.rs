@@ -1,11 +1,11 @@
-//! Files that go with what is said on the command line.
+//! Files in messages from the command line.
 
 use super::*;
 
 #[tokio::test]
 async fn small_files_are_inlined_and_large_ones_uploaded_first() {
     let mesh = Mesh::start().await.unwrap();
-    // What is attached is said where something else is asked for.
+    // The error about an unknown file lists the attached ones.
     let code = "let files = [];
         try { save_file('?', 'none') } catch (error) { files = error.details.files }
         files.map(file => save_file(file, file).bytes).join(' ')";
@@ -44,7 +44,7 @@ async fn small_files_are_inlined_and_large_ones_uploaded_first() {
         (&json!("large.bin"), &json!("3000000"))
     );
 
-    // One that was uploaded is named by its id, and shown so.
+    // An uploaded file is named by its id, and shown that way.
     let arguments = ["message", "create", task, "weigh again", "--attach", file, "-o", "json"];
     let sent = construct(&mesh, &arguments, "").await;
     assert_eq!(sent.code(), 0, "{sent:?}");

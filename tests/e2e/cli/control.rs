@@ -1,5 +1,5 @@
-//! The commands that pin facts, take a conversation back, copy it, have messages sent by the clock,
-//! and take up what was given up.
+//! Commands that pin facts, rewind and fork conversations, schedule messages, and handle dead
+//! letters and quarantined tasks.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use super::{
 const NO_TASK: &str = "task_01890a5d-ac96-774b-bcce-b302099a8057";
 const NO_MESSAGE: &str = "msg_01890a5d-ac96-774b-bcce-b302099a8057";
 
-/// The id of what a command has made.
+/// The id in a command's output.
 fn id_of(made: &Value) -> String {
     made["metadata"]["id"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned()
 }
 
-/// A task's messages as they are listed: ids, and what they say.
+/// A task's listed messages: ids and texts.
 async fn messages(mesh: &Mesh, task: &str) -> Vec<(String, String)> {
     let listed = run(mesh, &format!("message list {task} -o json"), "", 0, &[]).await.json();
     let text = |message: &Value| {
@@ -41,7 +41,7 @@ async fn messages(mesh: &Mesh, task: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Waits until these are a task's messages.
+/// Waits until the task has exactly these messages.
 async fn wait_for_messages(mesh: &Mesh, task: &str, expected: &[&str]) -> Vec<(String, String)> {
     until("the conversation to be as it should", TURN_TIMEOUT, async || {
         let messages = messages(mesh, task).await;
@@ -56,7 +56,7 @@ async fn wait_for_messages(mesh: &Mesh, task: &str, expected: &[&str]) -> Vec<(S
 
 #[tokio::test]
 async fn pinned_facts_are_added_listed_and_removed() {
-    // What becomes of a task meanwhile is not looked at here, so nobody works.
+    // The task's progress does not matter here, so no worker runs.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
     mesh.wait_until_ready(Service::Gateway).await.unwrap();
@@ -88,7 +88,7 @@ async fn pinned_facts_are_added_listed_and_removed() {
                 0,
                 &["  2. Ann decides.\n  3. It rains.\n"],
             ),
-            // It is pinned, so nothing is changed.
+            // It is pinned, so nothing changes.
             (
                 &format!("task pin {task} 'It rains.' -o json"),
                 "",
@@ -111,7 +111,7 @@ async fn pinned_facts_are_added_listed_and_removed() {
                 &["pinned:\n  1. The port is 8417.\n  2. It rains.\n"],
             ),
             (&format!("task unpin {task} 'The port is 8417.'"), "", 0, &["1. It rains.\n"]),
-            // Other changes leave it alone.
+            // Other updates leave it unchanged.
             (&format!("task update {task} --title Weather"), "", 0, &["Weather", "1. It rains.\n"]),
         ],
     )
@@ -141,7 +141,7 @@ async fn conversation_is_rewound_edited_and_forked() {
             .await;
     let (two, three) = (&said[2].0, &said[4].0);
 
-    // Back to before a message, and to behind one.
+    // Rewinds to before a message, and to after one.
     run(&mesh, &format!("task rewind {task} {three}"), "", 0, &[&task, "phase:"]).await;
     wait_for_messages(&mesh, &task, &["one", "1: one", "two", "2: two"]).await;
     check(
@@ -158,7 +158,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     .await;
     wait_for_messages(&mesh, &task, &["one", "1: one", "two"]).await;
 
-    // The same message in other words, from the command line or from a pipe.
+    // The same message with another text, from the command line or from a pipe.
     run(
         &mesh,
         &format!("message edit {two}"),
@@ -183,7 +183,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     )
     .await;
 
-    // A copy goes on by itself, and what it was copied from stays as it is.
+    // A fork continues independently, and its origin is unchanged.
     let copy = run(&mesh, &format!("task fork {task} {answer} --title Copy -o json"), "", 0, &[])
         .await
         .json();
@@ -225,7 +225,7 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     let id: TaskId = conversation.id().parse().unwrap();
     let none = run(&mesh, "dead list", "", 0, &["ID", "SUBJECT", "REASON", "AGE"]).await;
     assert_eq!(none.output.lines().count(), 1, "{none:?}");
-    // Something else than wakes, where wakes are expected.
+    // An invalid payload where wakes are expected.
     let subject = subject::Address::subject(&subject::TaskWake::new(id));
     let bus = mesh.bus().await;
     for n in 0..2 {
@@ -268,7 +268,7 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
         ],
     )
     .await;
-    // It is not understood any better: another letter.
+    // It is still undecodable: another dead letter.
     let (left, again) = two(second).await;
     assert_eq!(left, second);
     for letter in [left, again] {
@@ -289,7 +289,7 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     }
     assert!(letters(&mesh, "").await.is_empty());
 
-    // A task that cannot be read is put aside, and stays there until somebody asks for another try.
+    // A task that cannot be read is quarantined until a person retries it.
     let task = conversation.id();
     mesh.database.corrupt_task(id, true).await;
     conversation.submit("hello").await;
@@ -381,7 +381,7 @@ async fn scheduled_messages_are_sent_and_their_runs_listed() {
     .await;
     assert_eq!(get(&mesh, "schedule get weekly").await["spec"]["missedRuns"], "MISSED_RUNS_SKIP");
 
-    // One that comes, in a task that there is.
+    // A scheduled message in an existing task.
     let task = id_of(&run(&mesh, "task create --title Job -o json", "", 0, &[]).await.json());
     let at = Timestamp::now() + Duration::from_secs(5);
     let soon = format!("schedule create soon --task {task} --at {at} --interrupt -");

@@ -35,7 +35,7 @@ async fn task_of(client: &Client, agent: &str) -> Conversation {
     client.conversation(&task)
 }
 
-/// Whether one of the lines is what a person types in, below `agent`'s answers.
+/// Whether a line is the input line below `agent`'s answers.
 fn has_prompt(screen: &str) -> bool {
     screen.lines().any(|line| ["❯", "⋯", "‖"].iter().any(|sign| line.contains(&format!(" {sign}"))))
 }
@@ -61,7 +61,7 @@ async fn conversation_in_terminal_is_continued_later() {
     person.wait_for_text("one ❯").await;
     person.wait_for_text("type a message; /help tells the keys").await;
 
-    // The answer is seen as it grows, above the line that is typed in.
+    // The answer is visible as it grows, above the input line.
     person.type_line("hello").await;
     person.wait_for_text("✓ completed").await;
     person.wait_for_text("❯ hello").await;
@@ -84,7 +84,7 @@ async fn conversation_in_terminal_is_continued_later() {
     person.wait_for_text("✓ create_file(path: \"n.txt\", content: \"3\")").await;
     assert_eq!(crate::read(&mesh.workspace().join("n.txt")), "3");
 
-    // Esc suspends; the next message resumes, and what was interrupted is done first.
+    // Esc suspends; the next message resumes, and the interrupted turn ends first.
     let conversation = task_of(&client, "one").await;
     conversation.wait_until_idle().await;
     person.type_line("think").await;
@@ -99,7 +99,7 @@ async fn conversation_in_terminal_is_continued_later() {
     conversation.wait_until_idle().await;
     person.wait_for_text("one ❯").await;
 
-    // Tab goes through the agents.
+    // Tab cycles through the agents.
     person.press(TAB).await;
     person.wait_for_text("two ❯").await;
     person.press(TAB).await;
@@ -123,8 +123,8 @@ async fn conversation_in_terminal_is_continued_later() {
     assert!(!has_prompt(person.screen().lines().last().unwrap_or_default()));
     assert_eq!(person.wait_for_exit().await, 0);
 
-    // Later: all of it is there again, and it goes on. The task that changed last is not the one
-    // that was made last.
+    // Later: the whole conversation is there again and continues. The task that changed last is not
+    // the one that was created last.
     client.create_task("one", None).await.unwrap();
     conversation.ask("between").await;
     let mut person = terminal(&mesh, &["resume", "--last"]);
@@ -182,7 +182,7 @@ async fn terminal_is_restored_however_the_conversation_ends() {
     }
     let client = mesh.client().unwrap();
 
-    // Nobody is called that: refused before anything is typed.
+    // No agent has this name: refused before any input.
     let person = terminal(&mesh, &["new", "--agent", "nobody"]);
     person.wait_for_text("error: agent `nobody` not found").await;
     assert_eq!(person.wait_for_exit().await, 1);
@@ -190,7 +190,7 @@ async fn terminal_is_restored_however_the_conversation_ends() {
     person.wait_for_text("not found").await;
     assert_eq!(person.wait_for_exit().await, 1);
 
-    // The command is told to end while a turn runs: the turn goes on.
+    // The command is told to end while a turn runs: the turn continues.
     let ended = async {
         let mut person = terminal(&mesh, &["new", "--agent", "ended"]);
         person.wait_for_text("ended ❯").await;
@@ -205,7 +205,7 @@ async fn terminal_is_restored_however_the_conversation_ends() {
             TaskPhase::InvokeModel
         );
 
-        // Ctrl-C ends the turn; the conversation goes on.
+        // Ctrl-C cancels the turn; the conversation continues.
         let mut person = terminal(&mesh, &["resume", conversation.id()]);
         person.wait_for_text("ended ⋯").await;
         person.press(CTRL_C).await;
@@ -230,7 +230,7 @@ async fn terminal_is_restored_however_the_conversation_ends() {
     };
     ended.await;
 
-    // The gateway goes and comes back.
+    // The gateway stops and comes back.
     let mut person = terminal(&mesh, &["new", "--agent", "watched"]);
     person.wait_for_text("watched ❯").await;
     person.type_line("first").await;
@@ -270,7 +270,7 @@ async fn conversation_without_terminal_answers_line_by_line() {
         "nothing is for a terminal: {done:?}"
     );
 
-    // A program is given answers to what it says, and not the history.
+    // A program gets the answers to its messages, without the transcript.
     let done = construct(&mesh, &["resume", "--last"], "three").await;
     assert_eq!((done.code(), done.output.as_str()), (0, "You said: three\n"), "{done:?}");
     assert!(!done.errors.contains("one"), "{done:?}");
@@ -281,7 +281,7 @@ async fn conversation_without_terminal_answers_line_by_line() {
     assert_eq!((done.code(), done.output.as_str()), (1, ""), "{done:?}");
     assert!(done.errors.contains("the key is refused"), "{done:?}");
 
-    // Interrupted: the turn is cancelled first.
+    // Interrupted: the turn is canceled first.
     let job = spawn(&mesh, &["resume", conversation.id()], "stall\nnever said\n").await;
     conversation.wait_for_phase(TaskPhase::InvokeModel).await;
     job.signal("INT");
@@ -313,7 +313,7 @@ async fn conversation_without_terminal_answers_line_by_line() {
         "nothing was said to a suspended task, or after an interrupt: {users:?}"
     );
 
-    // Deleted while it works: there is nothing to go on with.
+    // Deleted while it works: the conversation ends.
     conversation.resume().await;
     conversation.cancel("enough").await;
     conversation.wait_until_idle().await;
@@ -324,7 +324,7 @@ async fn conversation_without_terminal_answers_line_by_line() {
     assert_eq!(done.code(), 1, "{done:?}");
     assert!(done.errors.ends_with("error: the task was deleted\n"), "{done:?}");
 
-    // Which of several agents a program means is not guessed.
+    // With several agents, a program has to name one.
     mesh.scripted_agent("other", &json!([])).await.unwrap();
     let done = construct(&mesh, &["new"], "hello\n").await;
     assert_eq!(done.code(), 2, "{done:?}");

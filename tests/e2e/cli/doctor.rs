@@ -1,4 +1,4 @@
-//! What is wrong with a deployment is found, and said with what to do about it.
+//! `construct doctor` reports faults of a deployment with their remedies.
 
 use construct_bus::{subject, topology::Stream};
 use construct_domain::{TaskId, compute};
@@ -9,7 +9,7 @@ use construct_proto::{
 
 use super::*;
 
-/// Waits until something is found to stand like this.
+/// Waits until a check reports this severity and text.
 async fn wait_for_finding(mesh: &Mesh, check: &str, severity: Severity, words: &str) -> Finding {
     let client = mesh.client().unwrap();
     until(&format!("{check} to be found {severity:?}"), TURN_TIMEOUT, async || {
@@ -52,7 +52,7 @@ async fn doctor_reports_deployment_faults_with_remedies() {
         assert!(well.output.contains(&format!("ok   {check} ")), "{check}: {}", well.output);
     }
 
-    // Something else than a wake, where wakes are expected.
+    // An invalid payload where wakes are expected.
     mesh.scripted_agent("worker", &json!({"turns": [{"code": "1"}, {"text": "done"}]}))
         .await
         .unwrap();
@@ -67,13 +67,13 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     let dead = wait_for_finding(&mesh, "nats.dead", Severity::Warning, "dead letters: 1").await;
     assert!(dead.remedy.contains("construct dead list"), "{dead:?}");
 
-    // A task that cannot be looked at.
+    // A task that cannot be reconciled.
     mesh.database.corrupt_task(task, true).await;
     conversation.submit("hello").await;
     wait_for_finding(&mesh, "tasks.parked", Severity::Warning, "failed: 1").await;
     mesh.database.corrupt_task(task, false).await;
 
-    // A service that is not there, and what that keeps from going on.
+    // A missing service, and the work that it blocks.
     mesh.kill(Service::Interpreter).unwrap();
     let other = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     other.submit("hello").await;
@@ -106,16 +106,16 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     assert_eq!(person.wait_for_exit().await, 0);
     wait_for_finding(&mesh, &pool, Severity::Ok, "").await;
 
-    // A stream that somebody took away.
+    // A deleted stream.
     mesh.kill(Service::Reconciler).unwrap();
-    mesh.nats.remove(Stream::Spending).await;
+    mesh.nats.remove_stream(Stream::Spending).await;
     wait_for_finding(&mesh, "nats.streams", Severity::Problem, "no stream CONSTRUCT_SPENDING")
         .await;
     mesh.spawn(Service::Reconciler).unwrap();
     mesh.wait_until_ready(Service::Reconciler).await.unwrap();
     wait_for_finding(&mesh, "nats.streams", Severity::Ok, "").await;
 
-    // A key that is no longer there.
+    // A missing key.
     let spec = v1::ModelProviderSpec {
         name: "vendor".to_owned(),
         r#type: v1::ModelProviderType::Openai.into(),
@@ -130,7 +130,7 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     mesh.spawn(Service::Gateway).unwrap();
     mesh.wait_until_ready(Service::Gateway).await.unwrap();
     wait_for_finding(&mesh, "credentials", Severity::Problem, "not have: 1").await;
-    // Where nobody serves any more, that is what is said.
+    // Without any service, doctor says that.
     mesh.kill(Service::Gateway).unwrap();
     assert_eq!(construct(&mesh, &["doctor"], "").await.code(), 3);
 }

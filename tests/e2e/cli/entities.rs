@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{CommandOutput, construct};
 
-/// A command line, what it reads, its exit code, and what it prints: to standard output, or, when
-/// it fails, to standard error.
+/// A command line, its input, its exit code, and parts of its output: on standard output, or on
+/// standard error if it fails.
 pub(super) type Case<'a> = (&'a str, &'a str, i32, &'a [&'a str]);
 
 pub(super) async fn check(mesh: &Mesh, cases: &[Case<'_>]) {
@@ -54,7 +54,7 @@ async fn attempt(
     Ok(done)
 }
 
-/// A command line's words; quotes keep some together.
+/// Splits a command line into words; quotes keep words together.
 fn split_words(line: &str) -> Vec<String> {
     let quoted = line.split('\'').enumerate();
     let words = quoted.flat_map(|(index, part)| {
@@ -63,7 +63,7 @@ fn split_words(line: &str) -> Vec<String> {
     words.map(ToOwned::to_owned).collect()
 }
 
-/// What `line` prints as JSON, after making sure that it prints the same as YAML and something for
+/// The JSON output of `line`, after checking that it prints the same as YAML and something for
 /// people.
 pub(super) async fn get(mesh: &Mesh, line: &str) -> Value {
     let json = run(mesh, &format!("{line} -o json"), "", 0, &[]).await.json();
@@ -76,12 +76,12 @@ pub(super) async fn get(mesh: &Mesh, line: &str) -> Value {
 
 #[tokio::test]
 async fn entities_are_managed_by_name_and_by_id() {
-    // Nothing is to happen to what waits, so nobody works.
+    // Queued work must not run, so no worker runs.
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
     mesh.wait_until_ready(Service::Gateway).await.unwrap();
 
-    // Providers. Keys come in, and never out.
+    // Providers. Keys are written and never returned.
     check(
         &mesh,
         &[
@@ -169,7 +169,7 @@ async fn entities_are_managed_by_name_and_by_id() {
     )
     .await;
 
-    // Models. Prices that are not given stay.
+    // Models. Omitted prices are unchanged.
     check(
         &mesh,
         &[
@@ -255,7 +255,7 @@ async fn entities_are_managed_by_name_and_by_id() {
     )
     .await;
 
-    // Secrets. Values come in, and never out; new bindings need them again.
+    // Secrets. Values are written and never returned; new bindings need them again.
     let create =
         "secret create TOKEN --host api.example.com --command git --description 'For issues'";
     check(
@@ -368,7 +368,7 @@ async fn entities_are_managed_by_name_and_by_id() {
             ("task list --phase suspended", "", 0, &["ID"]),
             ("task list --created-after nonsense", "", 2, &["--created-after"]),
             ("agent delete worker", "", 1, &["in use by at least one task"]),
-            // Nobody works, so that it is about to happen.
+            // No worker runs, so it stays pending.
             (&format!("task suspend {id}"), "", 0, &["about to be suspended"]),
             (&format!("task resume {id}"), "", 0, &["await input"]),
             (&format!("task cancel {id} --reason 'changed my mind'"), "", 0, &[id]),
@@ -384,7 +384,7 @@ async fn entities_are_managed_by_name_and_by_id() {
     )
     .await;
 
-    // What every shell asks for.
+    // Shell completions.
     for shell in ["bash", "zsh", "fish"] {
         let script =
             run(&mesh, &format!("completions {shell}"), "", 0, &["construct"]).await.output;

@@ -1,4 +1,4 @@
-//! `construct exec` and Ctrl-C: the job is cancelled first, whatever has become of it so far.
+//! `construct exec` and Ctrl-C: the job is canceled first, in every phase.
 
 use construct_proto::v1::{self, TaskPhase, TurnOutcome};
 use construct_tests::{
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{Job, spawn, terminal};
 
-/// The task a job is given to, and once its message is accepted.
+/// Waits until the job's message is accepted; returns its task.
 async fn accepted_task(mesh: &Mesh, job: &mut Job) -> Conversation {
     let line = job.wait_for_error_line("· task task_").await;
     let task = line.trim().trim_start_matches("· task ");
@@ -33,7 +33,7 @@ async fn interrupted_job_is_canceled_in_every_phase() {
     mesh.scripted_agent("worker", &script).await.unwrap();
     let workspace = mesh.workspace().display().to_string();
 
-    // Ctrl-C in a terminal, while the model is called.
+    // Ctrl-C in a terminal, during the model call.
     let mut person = terminal(&mesh, &["exec", "stall"]);
     person.wait_for_text("· invoke model").await;
     person.press(CTRL_C).await;
@@ -42,7 +42,7 @@ async fn interrupted_job_is_canceled_in_every_phase() {
     let screen = person.screen();
     assert_eq!(person.wait_for_exit().await, 130, "{screen}");
 
-    // While a script runs, and by a supervisor's signal.
+    // During a script, and by a supervisor's signal.
     let mut job = spawn(&mesh, &["exec", "--workspace", &workspace, "run"], "").await;
     construct_tests::client::wait_for_file(&mesh.workspace().join("begun"), |_| true).await;
     let conversation = accepted_task(&mesh, &mut job).await;
@@ -55,8 +55,7 @@ async fn interrupted_job_is_canceled_in_every_phase() {
     );
     crate::wait_for_process_end("begun; sleep 600").await;
 
-    // Right after sending, before anybody looked at the message: it is dropped, and nothing ever
-    // runs.
+    // Directly after sending, before the message was reconciled: it is dropped, and nothing runs.
     mesh.kill(Service::Reconciler).unwrap();
     let mut dropped = spawn(&mesh, &["exec", "stall"], "").await;
     let mut abandoned = spawn(&mesh, &["exec", "stall"], "").await;
@@ -66,12 +65,12 @@ async fn interrupted_job_is_canceled_in_every_phase() {
         job.signal("INT");
         job.wait_for_error_line("interrupted by the user; cancelling").await;
     }
-    // A second Ctrl-C leaves at once, and says that the end is not known.
+    // A second Ctrl-C exits at once, and reports that the outcome is unknown.
     abandoned.signal("INT");
     let done = abandoned.wait().await;
     assert_eq!(done.code(), 130, "{done:?}");
     assert!(done.errors.contains(&format!("construct why {}", left.id())), "{done:?}");
-    // `task.updated` tells that the cancel was accepted.
+    // `task.updated` shows that the cancel was accepted.
     conversation.record().wait_for_count("task.updated", 1).await;
     left.record().wait_for_count("task.updated", 1).await;
     mesh.spawn(Service::Reconciler).unwrap();

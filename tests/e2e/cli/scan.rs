@@ -1,4 +1,4 @@
-//! `construct scan`: from a repository to what is handed over, and connections.
+//! `construct scan`: from a repository to the hand-over, and connections.
 
 use construct_tests::{
     github::{APP, APP_KEY, INSTALLATION, TOKEN, tarball},
@@ -14,14 +14,14 @@ use super::{
 };
 use crate::scanner::{REPORT, answer, begin, candidate, commit, valid_candidate};
 
-/// The id of the scan that a command began and followed: the first thing it says.
+/// The id of the scan that a command started and followed: its first output.
 fn id_of(done: &CommandOutput) -> String {
     let id = done.errors.lines().next().unwrap_or_default();
     assert!(id.starts_with("scan_"), "{done:?}");
     id.to_owned()
 }
 
-/// What a command told of a scan while it followed it.
+/// The lines about a scan that a command printed while it followed it.
 fn progress_lines(done: &CommandOutput) -> Vec<&str> {
     let phases = [
         "queued ",
@@ -39,7 +39,7 @@ fn progress_lines(done: &CommandOutput) -> Vec<&str> {
         .collect()
 }
 
-/// Begins a scan of `octo/ledger` that proposes these, and waits for its end.
+/// Starts a scan of `octo/ledger` that proposes these candidates, and waits for its end.
 async fn finished_scan(mesh: &Mesh, model: &str, found: &[Value]) -> String {
     mesh.scripted_agent(model, &json!([{"text": answer(found)}])).await.unwrap();
     let done = construct(mesh, &["scan", "octo/ledger", "--model", model], "").await;
@@ -53,7 +53,8 @@ async fn cli_scans_and_follows_a_repository() {
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
 
-    // The only model need not be named. What it proposes is the output, what happens is told aside.
+    // The only model need not be named. The proposals are the output; progress goes to standard
+    // error.
     let done =
         construct(&mesh, &["scan", "octo/ledger", "--budget", "1.50", "--timeout", "30m"], "")
             .await;
@@ -78,7 +79,7 @@ async fn cli_scans_and_follows_a_repository() {
         (&json!("SCAN_PHASE_REVIEW"), &json!("1500000000000"), &json!("1800s")),
         "{shown}"
     );
-    // Followed again it says the same, to people and to programs.
+    // Followed again, it prints the same, for people and for programs.
     let again = construct(&mesh, &["scan", "watch", &scan], "").await;
     assert_eq!((again.code(), progress_lines(&again)), (0, progress_lines(&done)), "{again:?}");
     let again = construct(&mesh, &["scan", "watch", &scan, "-o", "json"], "").await;
@@ -104,7 +105,7 @@ async fn cli_scans_and_follows_a_repository() {
         assert!(done.code() == 0 && done.output.contains("monthly-total"), "{place}: {done:?}");
     }
 
-    // What comes to nothing, and what is not even begun.
+    // Scans that find nothing, and scans that are refused.
     let failed = construct(&mesh, &["scan", "octo/nowhere"], "").await;
     assert_eq!(failed.code(), 1, "{failed:?}");
     assert!(
@@ -143,7 +144,7 @@ async fn cli_scans_and_follows_a_repository() {
         ],
     )
     .await;
-    // With a second model it has to be said which is meant.
+    // With a second model, the command has to name one.
     mesh.scripted_agent("n", &json!([{"text": answer(&[])}])).await.unwrap();
     run(&mesh, "scan octo/ledger", "", 2, &["model"]).await;
     let nothing = construct(&mesh, &["scan", "octo/ledger", "--model", "n"], "").await;
@@ -164,7 +165,7 @@ async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
         .unwrap();
     mesh.scripted_agent("never", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
 
-    // The gateway dies in between: nothing is told twice, and nothing is missing.
+    // The gateway is killed in between: nothing is repeated, and nothing is missing.
     let mut job = spawn(&mesh, &["scan", "octo/ledger", "--model", "slow"], "").await;
     job.wait_for_error_line("exploring").await;
     mesh.crash(Service::Gateway).await.unwrap();
@@ -173,7 +174,7 @@ async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
     let again = construct(&mesh, &["scan", "watch", &id_of(&done)], "").await;
     assert_eq!(progress_lines(&again), progress_lines(&done), "{done:?}");
 
-    // Who follows it can go away, which is nothing to the scan.
+    // A scan does not depend on its follower.
     let mut job = spawn(&mesh, &["scan", "octo/ledger", "--model", "never"], "").await;
     let scan = job.wait_for_error_line("scan_").await.trim().to_owned();
     job.wait_for_error_line("exploring").await;
@@ -184,7 +185,7 @@ async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
     assert_eq!(shown["status"]["phase"], "SCAN_PHASE_EXPLORING", "{shown}");
     assert_eq!(shown["status"]["cancelRequested"], Value::Null, "{shown}");
 
-    // Ended by somebody else, it is over for whoever follows it.
+    // Canceled by another caller, it ends for its followers.
     let mut job = spawn(&mesh, &["scan", "watch", &scan], "").await;
     job.wait_for_error_line("exploring").await;
     run(
@@ -198,7 +199,7 @@ async fn followed_scan_survives_gateway_crash_and_can_be_canceled() {
     let done = job.wait().await;
     assert_eq!(done.code(), 4, "{done:?}");
     assert!(done.output.contains("cancelled since") && done.output.contains("not now"), "{done:?}");
-    // Once more changes nothing.
+    // A second cancel changes nothing.
     run(&mesh, &format!("scan cancel {scan}"), "", 0, &["cancelled since", "not now"]).await;
 }
 
@@ -246,7 +247,7 @@ async fn candidates_are_reviewed_edited_handed_over_and_compared() {
                 &["fields[0]: must be one of"],
             ),
             (&format!("{review} --edit sum --with /no/such/file"), "", 2, &["/no/such/file"]),
-            // By the words of the manual: all that are undecided but the one that is named.
+            // In the manual's words: all undecided candidates but the named one.
             (&format!("{review} --accept all --reject sum"), "", 0, &["accepted", "rejected"]),
             (&format!("{review} --undecide monthly-total"), "", 0, &["proposed", "rejected"]),
             // Edited and accepted at once, from standard input and from a file.
@@ -371,7 +372,7 @@ async fn connections_with_token_or_app_are_managed() {
     assert_eq!((page.code(), page.errors.as_str()), (0, "there are more: --page 2\n"), "{page:?}");
     assert_eq!(page.output.lines().count(), 101, "{page:?}");
 
-    // A person types it in, unseen.
+    // A person types it without echo.
     let mut person =
         terminal(&mesh, &["scan", "connection", "create", "typed", "--base-url", &url]);
     person.wait_for_text("token of typed:").await;
@@ -385,7 +386,8 @@ async fn connections_with_token_or_app_are_managed() {
     );
     assert_eq!(person.wait_for_exit().await, 0);
 
-    // What only the app and the tokens reach is scanned with them, and the list says so.
+    // Repositories that only the app and the tokens reach are scanned with them, and the list shows
+    // it.
     for name in ["typed", "app"] {
         let done =
             construct(&mesh, &["scan", "octo/ledger", "--connection", name, "--model", "m"], "")
@@ -403,7 +405,7 @@ async fn connections_with_token_or_app_are_managed() {
     let nobody = construct(&mesh, &["scan", "octo/ledger", "--model", "m"], "").await;
     assert!(nobody.code() == 1 && nobody.output.contains("not found"), "{nobody:?}");
 
-    // One that a scan uses stays.
+    // A connection in use cannot be deleted.
     let line = "scan octo/ledger --connection work --model never --no-wait -o json";
     let scan =
         run(&mesh, line, "", 0, &[]).await.json()["metadata"]["id"].as_str().unwrap().to_owned();

@@ -1,9 +1,9 @@
-//! How soon a cancel or suspend takes effect, wherever it finds the task: what ran is dead, the
-//! script as well as its processes, and the vendor's connection closed.
+//! How soon a cancel or suspend takes effect in every phase: the script and its processes are dead,
+//! and the vendor's connection is closed.
 //!
 //! The tests try each case once and check that it ends. `CONSTRUCT_TRIALS=30` measures: it prints
-//! the figures and holds their median against the promise. They are a debug build's, and up to 20
-//! ms too long, which is the poll interval.
+//! the figures and compares their median with the promise. The figures are those of a debug build,
+//! and up to 20 ms too long, which is the poll interval.
 
 use std::time::{Duration, Instant};
 
@@ -19,13 +19,13 @@ use serde_json::json;
 
 use crate::{is_running, wait_for_process_end};
 
-/// How soon: in half of the trials.
+/// The limit in half of the trials.
 const MEDIAN_LIMIT: Duration = Duration::from_millis(200);
-/// In all of them. Generous, for a machine that does other things; short of the grace that a worker
-/// has which does not answer.
+/// The limit in all trials. Generous for a busy machine; shorter than the grace period of a worker
+/// that does not answer.
 const MAX_LIMIT: Duration = Duration::from_secs(5);
 
-/// Where a task is found.
+/// The state in which a task is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Location {
     BeforeTheFirstWord,
@@ -53,10 +53,10 @@ struct Bench<'a> {
     vendor: VendorServer,
 }
 
-/// What the interpreter says of itself that runs no script.
+/// The metric of an interpreter that runs no script.
 const NO_SCRIPT: &str = "construct_interpreter_running 0";
 
-/// A task at its place, and what shows that it has stopped there.
+/// A task in its state, and the evidence that it has stopped.
 struct RunningTask {
     conversation: Conversation,
     process: Option<String>,
@@ -167,7 +167,7 @@ impl<'a> Bench<'a> {
         RunningTask { conversation, process, script }
     }
 
-    /// From asking until everything has stopped.
+    /// The time from the request until everything has stopped.
     async fn stop(&self, found: &RunningTask, suspend: bool) -> Duration {
         let began = Instant::now();
         let wanted = if suspend {
@@ -180,7 +180,7 @@ impl<'a> Bench<'a> {
         found
             .conversation
             .wait_for_task("to have stopped", |_, status| {
-                // A script that was told to stop has not yet, as long as its result is not there.
+                // A script that was told to stop is still running while its result is missing.
                 status.phase() == wanted && (suspend || status.turns_used == 0)
             })
             .await;
@@ -194,7 +194,7 @@ impl<'a> Bench<'a> {
         if let Some(process) = &found.process {
             wait_for_process_end(process).await;
         }
-        // Whatever the row says: the script itself is over, and what it computed with is free.
+        // Regardless of the row: the script itself is over, and its resources are free.
         if found.script {
             self.mesh.wait_for_metric(Service::Interpreter, NO_SCRIPT).await;
         }
@@ -206,7 +206,7 @@ impl<'a> Bench<'a> {
 async fn cancel_and_suspend_take_effect_at_once_in_every_phase() {
     let trials: usize =
         std::env::var("CONSTRUCT_TRIALS").ok().and_then(|trials| trials.parse().ok()).unwrap_or(1);
-    // A median needs some trials, and a wall-clock promise a machine that does nothing else.
+    // A median needs several trials, and a wall-clock promise an idle machine.
     let promise = if trials >= 10 { MEDIAN_LIMIT } else { MAX_LIMIT };
     let mut mesh = Mesh::start().await.unwrap();
     {
@@ -240,7 +240,7 @@ async fn cancel_and_suspend_take_effect_at_once_in_every_phase() {
         }
     }
 
-    // Queued: nobody takes the command.
+    // Queued: no worker takes the command.
     mesh.stop(Service::Providers).await.unwrap();
     let (client, mut times) = (mesh.client().unwrap(), Vec::new());
     for _ in 0..trials {
@@ -258,7 +258,7 @@ async fn cancel_and_suspend_take_effect_at_once_in_every_phase() {
     assert!(times[(trials - 1) / 2] < promise && times[trials - 1] < MAX_LIMIT, "{times:?}");
 }
 
-/// Where people look, the reason stands.
+/// The reason is where people look.
 async fn check_cancelled(conversation: &Conversation) {
     let task = conversation.wait_until_idle().await;
     let task_status = task.status.unwrap();

@@ -1,9 +1,8 @@
-//! A process that ends between any two things that it says or hears. All that it does to others
-//! goes over its connections: where it is killed before the nth piece that it sent has arrived,
-//! what that says was not done; where it is killed before the nth piece that it is sent has
-//! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how
-//! many places of each kind, spread over a whole job. The places that matter most have names, and
-//! are met exactly: docs/testing.md lists them.
+//! A process is killed between any two pieces of its network traffic. If it is killed before the
+//! nth piece that it sent has arrived, the effect did not happen. If it is killed before the nth
+//! piece sent to it has arrived, the effect happened, and the process did not learn of it.
+//! `CONSTRUCT_BOUNDARIES` sets the number of kill points of each kind, spread over a whole job. The
+//! most important points have names and are hit exactly: docs/testing.md lists them.
 
 mod subtasks;
 
@@ -18,19 +17,19 @@ use tokio::sync::watch;
 use super::{Job, ONE_BY_ONE, script};
 use crate::read;
 
-/// Places of each kind when nobody says how many.
+/// Kill points of each kind by default.
 const KILL_POINTS: u64 = 2;
-/// Side effects of a job: few, as it is begun so often.
+/// The side effects of a job: few, as it runs so often.
 const EFFECTS: u32 = 6;
 
-/// What services talk to.
+/// A server that services talk to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Server {
     Nats,
     PostgreSql,
 }
 
-/// What passes between a service and its servers.
+/// The directions of traffic between a service and its servers.
 const KINDS: [(Server, End); 4] = [
     (Server::Nats, End::Client),
     (Server::Nats, End::Server),
@@ -38,33 +37,33 @@ const KINDS: [(Server, End); 4] = [
     (Server::PostgreSql, End::Server),
 ];
 
-/// Where a process is killed.
+/// A point at which a process is killed.
 #[derive(Debug, Clone, Copy)]
 enum KillPoint {
     /// Before the nth piece from an end arrives.
     Piece(Server, End, u64),
-    /// At a piece to PostgreSQL with a text in it.
+    /// At a piece to PostgreSQL that contains a text.
     Text(Moment, &'static str),
-    /// At the commit of a transaction that has a text in it.
+    /// At the commit of a transaction that contains a text.
     Commit(Moment, &'static str),
-    /// At the nth message to subjects of NATS that begin so; if something is named behind that, the
-    /// nth after one to such a subject.
+    /// At the nth message to subjects of NATS with this prefix; with a second prefix, the nth after
+    /// a message to such a subject.
     Message(Moment, &'static str, u64, Option<&'static str>),
 }
 
-/// A job that was done.
+/// A finished job.
 struct JobReport {
-    /// Whether the process was killed in the middle of it.
+    /// Whether the process was killed during it.
     killed: bool,
-    /// How much of each kind passed.
+    /// The number of pieces of each kind.
     passed: [u64; KINDS.len()],
-    /// Effects whose outcome was said to be unknown.
+    /// Effects whose outcome was reported as unknown.
     unknown: BTreeSet<u32>,
-    /// What the effects that are commands have left.
+    /// The output of the effects that are shell commands.
     effects: String,
 }
 
-/// A mesh in which one service has its own way to the servers.
+/// A mesh in which one service uses its own proxies to the servers.
 struct ProxiedMesh {
     mesh: Mesh,
     service: Service,
@@ -101,15 +100,13 @@ impl ProxiedMesh {
         KINDS.map(|(server, end)| self.proxy(server).piece_count(end))
     }
 
-    /// Has a job done, kills the process at the place that is named, and checks what came of the
-    /// job.
+    /// Runs a job, kills the process at the given point, and checks the job.
     async fn job(&mut self, place: Option<KillPoint>) -> JobReport {
         self.jobs += 1;
         let folder = self.mesh.folder(&format!("job-{}", self.jobs)).unwrap();
         let job = Job::prepare(&self.mesh, &folder, EFFECTS).await;
         let before = self.piece_counts();
-        // Only what is told is waited for: who asks a gateway again and again has it ask the
-        // database.
+        // Wait for events only: polling the gateway would make it query the database.
         let working = async {
             job.conversation.submit("Do it.").await;
             job.recorder.wait_for_count("turn.completed", 1).await;
@@ -117,7 +114,7 @@ impl ProxiedMesh {
         let killed = self.kill_during(working, place).await;
         let after = self.piece_counts();
         let unknown = job.check(&folder).await;
-        // Only who runs scripts can lose what became of a call, and there is one call at a time.
+        // Only an interpreter can lose the outcome of a call, and there is one call at a time.
         let most = usize::from(self.service == Service::Interpreter);
         assert!(unknown.len() <= most, "{unknown:?} are said to be unknown");
         self.mesh.wait_until_ready(self.service).await.unwrap();
@@ -125,8 +122,8 @@ impl ProxiedMesh {
         JobReport { killed, passed, unknown, effects: read(&folder.join("effects.log")) }
     }
 
-    /// Kills the process at the place that is named, if it comes there while something is done, and
-    /// starts it again. Gives whether it did, when that is done.
+    /// Kills the process at the given point if it comes there during the work, and restarts it.
+    /// Returns whether it did, after the work.
     async fn kill_during(
         &mut self,
         work: impl Future<Output = ()>,
@@ -163,7 +160,7 @@ impl ProxiedMesh {
             for way in ways {
                 way.disarm();
             }
-            // It may have sprung at the last moment.
+            // The trap may have sprung at the last moment.
             let killed = reached || sprung.try_recv().is_ok();
             if killed {
                 self.mesh.kill(self.service).unwrap();
@@ -177,15 +174,15 @@ impl ProxiedMesh {
     }
 }
 
-/// Has jobs done whose service is killed at so many places of each kind, the first one as the first
-/// piece passes.
+/// Runs jobs whose service is killed at so many points of each kind, the first one at the first
+/// piece.
 async fn survives_crash_of(service: Service, servers: &[Server]) {
     let places = std::env::var("CONSTRUCT_BOUNDARIES")
         .ok()
         .and_then(|places| places.parse().ok())
         .unwrap_or(KILL_POINTS);
     let mut proxied = ProxiedMesh::start(service).await;
-    // The first one fills what is remembered.
+    // The first one fills the caches.
     proxied.job(None).await;
     let lengths = proxied.job(None).await.passed;
     for ((server, end), length) in
@@ -226,8 +223,8 @@ async fn job_survives_interpreter_crash_at_every_boundary() {
     survives_crash_of(Service::Interpreter, &[Server::Nats]).await;
 }
 
-/// Wakes, commands, results, entries of journals; and where a worker, or a reconciler, says that it
-/// is done with what it was given.
+/// Wakes, commands, results and journal entries; and the acknowledgments of workers and
+/// reconcilers.
 const WAKE: &str = "construct.v1.cmd.task.wake.";
 const MODEL: &str = "construct.v1.cmd.model.invoke.";
 const CODE: &str = "construct.v1.cmd.code.execute.";
@@ -237,7 +234,7 @@ const TASK_DONE: &str = "$JS.ACK.CONSTRUCT_TASK.";
 const MODEL_DONE: &str = "$JS.ACK.CONSTRUCT_MODEL.";
 const CODE_DONE: &str = "$JS.ACK.CONSTRUCT_CODE.";
 
-/// Has jobs done whose service is killed at places that have a name, each of which it comes to.
+/// Runs jobs whose service is killed at named points, each of which it reaches.
 async fn survives_at(service: Service, places: &[(&str, KillPoint)]) -> Vec<JobReport> {
     let mut proxied = ProxiedMesh::start(service).await;
     proxied.job(None).await;
@@ -270,7 +267,7 @@ async fn job_survives_gateway_crash_around_commit_wake_and_answer() {
 
 #[tokio::test]
 async fn job_survives_reconciler_crash_around_commit_command_and_ack() {
-    // The first record of a message that it writes is that of the model's answer.
+    // The first message record that it writes is the model's answer.
     let places = [
         ("a result is not committed", KillPoint::Text(Moment::Sent, "message.created")),
         (
@@ -318,8 +315,8 @@ async fn job_survives_providers_crash_around_answer_result_and_ack() {
 
 #[tokio::test]
 async fn job_survives_interpreter_crash_around_journal_effect_and_ack() {
-    // The first entry says who has the script, the second that its first effect begins, the third
-    // that it has ended.
+    // The first entry says which process has the script, the second that its first effect begins,
+    // the third that it has ended.
     let places = [
         (
             "the script is taken over, and that is not known",
@@ -351,7 +348,7 @@ async fn job_survives_interpreter_crash_around_journal_effect_and_ack() {
         ),
     ];
     let jobs = survives_at(Service::Interpreter, &places).await;
-    // Whether the first effect happened, and what is said to be unknown.
+    // Whether the first effect happened, and which are reported as unknown.
     let happened = |done: &JobReport| done.effects.lines().any(|line| line == "1");
     let found: Vec<_> = jobs.iter().map(|done| (happened(done), done.unknown.clone())).collect();
     let (known, first) = ((true, BTreeSet::new()), BTreeSet::from([1]));

@@ -55,7 +55,7 @@ async fn wait_until_published(mesh: &Mesh) {
 
 /// What waits for whoever makes Tools: one message, of this hand-over.
 async fn assert_one_message(mesh: &Mesh, hand_over: &str, scan: &str) {
-    let stored = mesh.nats.stored(Stream::Tool).await;
+    let stored = mesh.nats.stored_messages(Stream::Tool).await;
     assert_eq!(stored.len(), 1, "{stored:?}");
     let id = ("Nats-Msg-Id".to_owned(), format!("tool.create.{hand_over}"));
     assert!(stored[0].headers.contains(&id), "{stored:?}");
@@ -63,7 +63,7 @@ async fn assert_one_message(mesh: &Mesh, hand_over: &str, scan: &str) {
     assert_eq!((message.hand_over_id.as_str(), message.scan_id.as_str()), (hand_over, scan));
     assert_eq!(message.candidates[0].content.clone().unwrap().name, "monthly-total");
     // It waits for its reader.
-    assert_eq!(mesh.nats.waiting(Stream::Tool).await, 1);
+    assert_eq!(mesh.nats.pending_messages(Stream::Tool).await, 1);
 }
 
 #[tokio::test]

@@ -155,7 +155,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     };
     assert_eq!(review(&mesh, late).await.unwrap_err().code(), Code::FailedPrecondition);
     let stored = until("the hand-over to be stored", SCAN_TIMEOUT, async || {
-        let stored = mesh.nats.stored(Stream::Tool).await;
+        let stored = mesh.nats.stored_messages(Stream::Tool).await;
         if stored.is_empty() { Err("nothing") } else { Ok(stored) }
     })
     .await;

@@ -43,7 +43,7 @@ impl Mesh {
         for folder in [&workspace, &data] {
             fs::create_dir(disks.host_path(folder))?;
         }
-        let nats = NatsServer::start_by(disks.launch_prefix(), store.path().to_owned()).await;
+        let nats = NatsServer::start_through(disks.launch_prefix(), store.path().to_owned()).await;
         drop(nats.bus().await);
         let mut mesh = Self::from_parts(database, nats, &[])?;
         if !clocks::are_disabled() {

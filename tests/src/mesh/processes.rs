@@ -124,7 +124,7 @@ impl Mesh {
         let nats = if nats.contains('@') {
             nats.to_owned()
         } else {
-            NatsServer::address_of(nats, service.user())
+            NatsServer::address_for(nats, service.user())
         };
         let (mut command, input) = match socket {
             Some(socket) => with_socket(&program, &[], socket)?,

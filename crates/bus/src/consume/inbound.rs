@@ -25,7 +25,7 @@ pub(super) trait Inbound: Sized + Send + 'static {
 
     /// The task that a message of this subject commands a step of: somebody waits for what becomes
     /// of it. None where these are no commands.
-    fn commanded(_subject: &str) -> Option<TaskId> {
+    fn command_task(_subject: &str) -> Option<TaskId> {
         None
     }
 }
@@ -69,7 +69,7 @@ impl Inbound for mesh::ModelInvoke {
         Ok((address.task(), open_at(bus, &address, headers, payload).await?))
     }
 
-    fn commanded(subject: &str) -> Option<TaskId> {
+    fn command_task(subject: &str) -> Option<TaskId> {
         subject::ModelInvoke::parse(subject).ok().map(|address| address.task())
     }
 }
@@ -85,7 +85,7 @@ impl Inbound for mesh::CodeExecute {
         Ok((address.task(), open_at(bus, &address, headers, payload).await?))
     }
 
-    fn commanded(subject: &str) -> Option<TaskId> {
+    fn command_task(subject: &str) -> Option<TaskId> {
         subject::CodeExecute::parse(subject).ok().map(|address| address.task())
     }
 }

@@ -23,10 +23,12 @@ use futures::StreamExt as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Acker, Delivery, Handle, Inbound, Origin, Output, SharedSlots, dead, slots::NoSlot};
+use super::{
+    Acker, Delivery, Handle, Inbound, Origin, Output, SharedSlots, dead_letter, slots::NoSlot,
+};
 use crate::{
     Bus, Connection, User, envelope, metrics,
-    publish::changed_from,
+    publish::connection_changed,
     topology::{self, ConsumerRow, ensure_consumer, find_consumer},
 };
 
@@ -211,7 +213,7 @@ impl<T: Inbound> Puller<T> {
                         }
                     }
                 }
-                () = changed_from(&mut connection, generation) => return End::Reconnected,
+                () = connection_changed(&mut connection, generation) => return End::Reconnected,
                 () = slots.freed() => {}
                 () = tokio::time::sleep_until(silence), if requested > 0 => {
                     return End::Failed("the server fell silent".to_owned());
@@ -289,7 +291,9 @@ impl<T: Inbound> Puller<T> {
                 return acker.send(async_nats::jetstream::AckKind::Nak(None)).await;
             }
             // Whoever is at it settles it; until then nobody else shall have it.
-            Err(NoSlot::Held) => return acker.send(async_nats::jetstream::AckKind::Progress).await,
+            Err(NoSlot::InProgress) => {
+                return acker.send(async_nats::jetstream::AckKind::Progress).await;
+            }
         };
         metrics::delivered(&self.row, delivery, published);
         let handle = Handle { acker, slot };
@@ -311,7 +315,7 @@ impl<T: Inbound> Puller<T> {
                 let bus = self.bus.clone();
                 // In its own task: publishing the letter may take long, and others' messages must
                 // not wait for it.
-                tokio::spawn(dead::give_up::<T>(
+                tokio::spawn(dead_letter::handle_unreadable::<T>(
                     bus,
                     self.row.stream,
                     message,

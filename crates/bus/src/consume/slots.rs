@@ -12,14 +12,14 @@ use tokio::sync::Notify;
 
 /// A message of a stream: its sequence, and when it was published (in nanoseconds), which tells it
 /// from the one that has the same sequence in a stream that was made anew.
-pub(super) type Held = (u64, i64);
+pub(super) type MessageKey = (u64, i64);
 
 /// Counts receipts that do not exist yet.
 #[derive(Debug)]
 pub(super) struct Slots {
     free: AtomicUsize,
     freed: Notify,
-    held: Mutex<HashSet<Held>>,
+    held: Mutex<HashSet<MessageKey>>,
     pub(super) total: usize,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Slots {
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Arc<Slots>,
-    held: Held,
+    key: MessageKey,
 }
 
 /// Why there is no slot for a message.
@@ -37,7 +37,7 @@ pub(super) enum NoSlot {
     Full,
     /// This process is at the message already: the server has not heard of that for too long, and
     /// delivers it again.
-    Held,
+    InProgress,
 }
 
 impl Slots {
@@ -55,16 +55,16 @@ impl Slots {
     }
 
     /// Takes one for a message.
-    pub(super) fn take(self: &Arc<Self>, message: Held) -> Result<Slot, NoSlot> {
+    pub(super) fn take(self: &Arc<Self>, message: MessageKey) -> Result<Slot, NoSlot> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.contains(&message) {
-            return Err(NoSlot::Held);
+            return Err(NoSlot::InProgress);
         }
         let taken =
             self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(1));
         taken.map_err(|_| NoSlot::Full)?;
         held.insert(message);
-        Ok(Slot { slots: Arc::clone(self), held: message })
+        Ok(Slot { slots: Arc::clone(self), key: message })
     }
 
     /// Waits until one became free since the last time this was asked.
@@ -75,7 +75,7 @@ impl Slots {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.slots.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.held);
+        self.slots.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
         self.slots.free.fetch_add(1, Ordering::AcqRel);
         self.slots.freed.notify_one();
     }
@@ -86,10 +86,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_held_once_and_can_be_taken_again_when_it_was_let_go_of() {
+    fn slot_dropped_frees_its_message() {
         let slots = Slots::new(2);
         let first = slots.take((1, 10)).expect("free");
-        assert_eq!(slots.take((1, 10)).err(), Some(NoSlot::Held));
+        assert_eq!(slots.take((1, 10)).err(), Some(NoSlot::InProgress));
         // The same sequence of a stream that was made anew.
         let other = slots.take((1, 20)).expect("free");
         assert_eq!(slots.take((2, 30)).err(), Some(NoSlot::Full));

@@ -33,11 +33,11 @@ impl Sha256 {
     /// When it cannot be read.
     pub fn read(reader: &mut impl io::Read) -> io::Result<(Self, u64)> {
         let mut hasher = sha2::Sha256::new();
-        let mut piece = vec![0; super::PIECE];
+        let mut piece = vec![0; super::CHUNK_BYTES];
         let mut size = 0;
         loop {
             match reader.read(&mut piece)? {
-                0 => return Ok((Self::of(hasher), size)),
+                0 => return Ok((Self::from_hasher(hasher), size)),
                 read => {
                     hasher.update(&piece[..read]);
                     size += read as u64;
@@ -46,7 +46,7 @@ impl Sha256 {
         }
     }
 
-    pub(super) fn of(hasher: sha2::Sha256) -> Self {
+    pub(super) fn from_hasher(hasher: sha2::Sha256) -> Self {
         Self(hasher.finalize().into())
     }
 }
@@ -68,14 +68,15 @@ impl FromStr for Sha256 {
 
     /// Only the form that is printed: it names a file.
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        let wrong = || Invalid::new("not a SHA-256", text);
+        let invalid = || Invalid::new("not a SHA-256", text);
         let mut bytes = [0; 32];
         if text.len() != 64 || !text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
         {
-            return Err(wrong());
+            return Err(invalid());
         }
         for (index, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| wrong())?;
+            *byte =
+                u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| invalid())?;
         }
         Ok(Self(bytes))
     }

@@ -14,7 +14,7 @@ fn store() -> (TempDir, Store) {
 }
 
 /// Uploads parts and makes them a file.
-async fn file(store: &Store, parts: &[&[u8]]) -> Stored {
+async fn file(store: &Store, parts: &[&[u8]]) -> StoredContent {
     let mut names = Vec::new();
     for part in parts {
         names.push(
@@ -46,17 +46,23 @@ fn names(folder: &std::path::Path) -> Vec<String> {
 #[tokio::test]
 async fn parts_become_a_file_that_is_read_whole_and_in_ranges() {
     let (folder, store) = store();
-    let content: Vec<u8> = (0..=255).cycle().take(3 * PIECE + 17).collect();
-    let stored =
-        file(&store, &[&content[..10], &content[10..PIECE + 20], &content[PIECE + 20..]]).await;
-    assert_eq!(stored, Stored { sha256: Sha256::digest(&content), size: content.len() as u64 });
+    let content: Vec<u8> = (0..=255).cycle().take(3 * CHUNK_BYTES + 17).collect();
+    let stored = file(
+        &store,
+        &[&content[..10], &content[10..CHUNK_BYTES + 20], &content[CHUNK_BYTES + 20..]],
+    )
+    .await;
+    assert_eq!(
+        stored,
+        StoredContent { sha256: Sha256::digest(&content), size: content.len() as u64 }
+    );
     assert_eq!(store.head(ORGANIZATION, &stored.sha256).await.expect("looked"), Some(stored.size));
     let (whole, pieces) = read(&store, &stored.sha256, None).await;
     assert!(whole == content && pieces == 4, "{pieces} pieces, {} bytes", whole.len());
     let end = content.len() as u64;
     for (range, expected) in [
         (0..1, &content[..1]),
-        (PIECE as u64 - 1..PIECE as u64 + 1, &content[PIECE - 1..=PIECE]),
+        (CHUNK_BYTES as u64 - 1..CHUNK_BYTES as u64 + 1, &content[CHUNK_BYTES - 1..=CHUNK_BYTES]),
         (end - 3..end + 100, &content[content.len() - 3..]),
         (end..end + 1, &[][..]),
         (end + 7..end + 9, &[][..]),
@@ -148,7 +154,7 @@ async fn the_sweep_of_blobs_leaves_files_alone() {
     let part = store.put_part(ORGANIZATION, FILE, Bytes::from_static(b"part")).await.expect("put");
     let blobs = blob::Store::open(folder.path()).expect("opened");
     blobs.put(Bytes::from_static(b"blob")).await.expect("put");
-    let old = jiff::Timestamp::now() - blob::KEPT * 3;
+    let old = jiff::Timestamp::now() - blob::RETENTION * 3;
     for path in [content_path(ORGANIZATION, &stored.sha256), part_path(ORGANIZATION, FILE, part)] {
         let path = store.files.path_to_filesystem(&path).expect("a path");
         File::options()
@@ -159,8 +165,8 @@ async fn the_sweep_of_blobs_leaves_files_alone() {
             .expect("a time");
     }
     let removed =
-        blobs.remove_older_than(jiff::Timestamp::now() - blob::KEPT).await.expect("cleaned");
-    assert_eq!(removed, blob::Removed::default());
+        blobs.remove_older_than(jiff::Timestamp::now() - blob::RETENTION).await.expect("cleaned");
+    assert_eq!(removed, blob::RemovedBlobs::default());
     assert_eq!(store.get(ORGANIZATION, &stored.sha256, 4).await.expect("kept"), "kept");
     store.assemble(ORGANIZATION, FILE, &[part]).await.expect("the part is there");
 }
@@ -171,10 +177,10 @@ fn a_hash_has_one_spelling() {
     let hash: Sha256 = text.parse().expect("a hash");
     assert_eq!((hash, hash.to_string().as_str()), (Sha256::digest(b""), text));
     assert_eq!(Sha256::from_bytes(*hash.as_bytes()), hash);
-    let long = vec![7; PIECE + 1];
+    let long = vec![7; CHUNK_BYTES + 1];
     assert_eq!(
         Sha256::read(&mut &long[..]).expect("read"),
-        (Sha256::digest(&long), PIECE as u64 + 1)
+        (Sha256::digest(&long), CHUNK_BYTES as u64 + 1)
     );
     for wrong in [
         "",

@@ -16,7 +16,7 @@ use crate::topology::Stream;
 /// How long the end of a closed journal is kept. It keeps those out who still run the execution or
 /// would begin it again; by then no command for it is worked on, and one that comes late is refused
 /// because its deadline has passed.
-pub const CLOSED_KEPT: Duration = Duration::from_secs(24 * 3600);
+pub const CLOSED_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Marks the last entry of a closed journal, so that it is found without being opened.
 const CLOSED: &str = "Construct-Closed";
@@ -25,17 +25,17 @@ const CLOSED: &str = "Construct-Closed";
 const ROLLUP_SUBJECT: &str = "sub";
 
 /// Entries looked at at a time.
-const BATCH: usize = 256;
+const BATCH_MESSAGES: usize = 256;
 
 /// How long one batch may take.
-const BATCH_TIME: Duration = Duration::from_secs(2);
+const BATCH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// After how much inactivity the server forgets the reader, should we die before saying so.
-const FORGOTTEN: Duration = Duration::from_secs(30);
+const READER_TTL: Duration = Duration::from_secs(30);
 
 /// Makes an entry the last of its journal, which the server keeps in place of all that were before
 /// it.
-pub(super) fn mark(headers: &mut HeaderMap) {
+pub(super) fn mark_closed(headers: &mut HeaderMap) {
     headers.insert(CLOSED, "1");
     headers.insert(NATS_ROLLUP, ROLLUP_SUBJECT);
 }
@@ -54,7 +54,7 @@ impl Journal {
             deliver_policy: DeliverPolicy::All,
             ack_policy: AckPolicy::None,
             headers_only: true,
-            inactive_threshold: FORGOTTEN,
+            inactive_threshold: READER_TTL,
             memory_storage: true,
             ..Default::default()
         };
@@ -65,7 +65,7 @@ impl Journal {
         let ended = loop {
             match closed_before(&reader, before).await {
                 Err(error) => break Err(Error::Purge(error)),
-                Ok(Found { closed, more }) => {
+                Ok(ClosedBatch { closed, more }) => {
                     for sequence in closed {
                         match stream.delete_message(sequence).await {
                             Ok(_) => removed += 1,
@@ -93,7 +93,7 @@ impl Journal {
     }
 }
 
-struct Found {
+struct ClosedBatch {
     /// Sequences of the ends that are old enough.
     closed: Vec<u64>,
     /// Whether there may be more.
@@ -104,10 +104,11 @@ struct Found {
 async fn closed_before(
     reader: &Consumer<pull::Config>,
     before: Timestamp,
-) -> Result<Found, async_nats::Error> {
+) -> Result<ClosedBatch, async_nats::Error> {
     let mut closed = Vec::new();
     let mut last = None;
-    let mut batch = reader.fetch().max_messages(BATCH).expires(BATCH_TIME).messages().await?;
+    let mut batch =
+        reader.fetch().max_messages(BATCH_MESSAGES).expires(BATCH_TIMEOUT).messages().await?;
     while let Some(message) = batch.next().await {
         let message = message?;
         let info = message.info()?;
@@ -118,5 +119,5 @@ async fn closed_before(
         last = Some((old, info.pending));
     }
     // Entries lie in the order of their age: behind a young one there is nothing old.
-    Ok(Found { closed, more: last.is_some_and(|(old, pending)| old && pending > 0) })
+    Ok(ClosedBatch { closed, more: last.is_some_and(|(old, pending)| old && pending > 0) })
 }

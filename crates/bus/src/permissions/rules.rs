@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{Permissions, User};
 use crate::{
-    subject::{Address, Dead, Question, Stored},
+    subject::{Address, DeadLetters, Question, StreamAddress},
     topology::Stream,
 };
 
@@ -28,7 +28,7 @@ impl Rules {
         // Publishing to oneself is how the end of what the server has seen is found.
         let own = format!("{}.>", user.inbox());
         let permissions =
-            Permissions { publish: vec![own.clone()], never: Vec::new(), subscribe: vec![own] };
+            Permissions { publish: vec![own.clone()], deny: Vec::new(), subscribe: vec![own] };
         Self {
             permissions,
             asked: BTreeSet::new(),
@@ -38,39 +38,39 @@ impl Rules {
     }
 
     /// Says something that is not kept.
-    pub(super) fn tells<A: Address>(mut self) -> Self {
+    pub(super) fn publishes<A: Address>(mut self) -> Self {
         self.publish(A::pattern());
         self
     }
 
     /// Publishes into a stream.
-    pub(super) fn stores<A: Stored>(self) -> Self {
+    pub(super) fn stores<A: StreamAddress>(self) -> Self {
         self.stores_at(A::STREAM, A::pattern())
     }
 
     /// Publishes into a stream what this matches.
     pub(super) fn stores_at(mut self, stream: Stream, pattern: String) -> Self {
         self.publish(pattern);
-        self.knows(stream)
+        self.uses(stream)
     }
 
     /// Publishes nothing that this matches, whatever else is said.
-    pub(super) fn never(mut self, pattern: String) -> Self {
-        self.permissions.never.push(pattern);
+    pub(super) fn denies(mut self, pattern: String) -> Self {
+        self.permissions.deny.push(pattern);
         self
     }
 
-    pub(super) fn hears(mut self, pattern: String) -> Self {
+    pub(super) fn subscribes(mut self, pattern: String) -> Self {
         self.permissions.subscribe.push(pattern);
         self
     }
 
-    pub(super) fn hears_all<A: Address>(self) -> Self {
-        self.hears(A::pattern())
+    pub(super) fn subscribes_all<A: Address>(self) -> Self {
+        self.subscribes(A::pattern())
     }
 
-    pub(super) fn hears_at<A: Address>(self, address: &A) -> Self {
-        self.hears(address.subject())
+    pub(super) fn subscribes_at<A: Address>(self, address: &A) -> Self {
+        self.subscribes(address.subject())
     }
 
     pub(super) fn asks<Q: Question>(mut self) -> Self {
@@ -82,12 +82,12 @@ impl Rules {
     /// Answers go to the inboxes of all who ask.
     pub(super) fn answers<Q: Question>(mut self) -> Self {
         self.answered.insert(Q::pattern());
-        self.hears(Q::pattern())
+        self.subscribes(Q::pattern())
     }
 
     /// Takes from a stream's consumer, makes it where `filter` says of what, and puts aside what
     /// cannot be read.
-    pub(super) fn takes(mut self, stream: Stream, durable: &str, filter: Option<&str>) -> Self {
+    pub(super) fn consumes(mut self, stream: Stream, durable: &str, filter: Option<&str>) -> Self {
         let name = stream.name();
         self.api(format!("CONSUMER.INFO.{name}.{durable}"));
         self.api(format!("CONSUMER.MSG.NEXT.{name}.{durable}"));
@@ -98,26 +98,26 @@ impl Rules {
         self.publish(format!("$JS.ACK.{name}.{durable}.>"));
         // As a server of a cluster with domains writes it.
         self.publish(format!("$JS.ACK.*.*.{name}.{durable}.>"));
-        self.publish(Dead { stream }.subject());
-        self.knows(stream).knows(Stream::Dead)
+        self.publish(DeadLetters { stream }.subject());
+        self.uses(stream).uses(Stream::DeadLetters)
     }
 
     /// Reads messages of a stream one by one.
     pub(super) fn reads(mut self, stream: Stream) -> Self {
         self.api(format!("STREAM.MSG.GET.{}", stream.name()));
-        self.knows(stream)
+        self.uses(stream)
     }
 
     /// Removes messages of a stream.
     pub(super) fn removes(mut self, stream: Stream) -> Self {
         self.api(format!("STREAM.MSG.DELETE.{}", stream.name()));
-        self.knows(stream)
+        self.uses(stream)
     }
 
     /// Removes all messages of a stream at subjects it names.
     pub(super) fn purges(mut self, stream: Stream) -> Self {
         self.api(format!("STREAM.PURGE.{}", stream.name()));
-        self.knows(stream)
+        self.uses(stream)
     }
 
     /// Reads a stream through consumers of its own, of what the filters match.
@@ -134,7 +134,7 @@ impl Rules {
     /// Sees how a stream and its consumers stand.
     pub(super) fn inspects(mut self, stream: Stream) -> Self {
         self.api(format!("CONSUMER.INFO.{}.*", stream.name()));
-        self.knows(stream)
+        self.uses(stream)
     }
 
     /// Makes a stream and any consumer of it what the table of streams says.
@@ -144,16 +144,16 @@ impl Rules {
         self.api(format!("STREAM.UPDATE.{name}"));
         self.api(format!("CONSUMER.CREATE.{name}.>"));
         self.api(format!("CONSUMER.DELETE.{name}.*"));
-        self.knows(stream)
+        self.uses(stream)
     }
 
     /// Sees what consumers of a stream there are.
     pub(super) fn lists_consumers(mut self, stream: Stream) -> Self {
         self.api(format!("CONSUMER.NAMES.{}", stream.name()));
-        self.knows(stream)
+        self.uses(stream)
     }
 
-    fn knows(mut self, stream: Stream) -> Self {
+    fn uses(mut self, stream: Stream) -> Self {
         if self.streams.insert(stream.name()) {
             self.api(format!("STREAM.INFO.{}", stream.name()));
         }

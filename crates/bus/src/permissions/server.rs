@@ -25,8 +25,8 @@ pub fn config() -> String {
         );
         let _ = writeln!(text, "      publish: {{");
         list(&mut text, "allow", &permissions.publish);
-        if !permissions.never.is_empty() {
-            list(&mut text, "deny", &permissions.never);
+        if !permissions.deny.is_empty() {
+            list(&mut text, "deny", &permissions.deny);
         }
         let _ = writeln!(text, "      }}\n      subscribe: {{");
         list(&mut text, "allow", &permissions.subscribe);

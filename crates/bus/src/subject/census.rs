@@ -5,7 +5,7 @@ use construct_proto::mesh::v1 as mesh;
 use super::{Address, Invalid, Question, tokens::ROOT, tokens::Tokens};
 
 /// Tasks that can be asked about at a time.
-pub const ASKED_AT_ONCE: usize = 1_000;
+pub const MAX_CENSUS_TASKS: usize = 1_000;
 
 /// Asks any one reconciler which tasks are gone for good; the answer is a `TasksGone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Address for Census {
     }
 
     fn check(&self, census: &mesh::TaskCensus) -> Result<(), Invalid> {
-        if census.task_ids.len() > ASKED_AT_ONCE {
+        if census.task_ids.len() > MAX_CENSUS_TASKS {
             return Err(Invalid::new(
                 "too many tasks are asked about at once",
                 census.task_ids.len().to_string(),

@@ -5,7 +5,9 @@ use std::{fmt, str::FromStr};
 use construct_domain::{StepId, TaskId, compute, partition};
 use construct_proto::mesh::v1 as mesh;
 
-use super::{Address, Command, Commanded, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{
+    Address, Command, CommandStep, Invalid, StreamAddress, agree, tokens::ROOT, tokens::Tokens,
+};
 use crate::topology::Stream;
 
 /// Look at this task again. Never coalesced: a wake that arrives while an earlier one is being
@@ -68,7 +70,7 @@ macro_rules! partitioned {
                 let (organization, task) =
                     ids.ok_or_else(|| Invalid::new("the payload names no step", ""))?;
                 check_organization(organization)?;
-                if let Some(step) = <Self as Stored>::step($payload) {
+                if let Some(step) = <Self as StreamAddress>::step($payload) {
                     step.parse::<StepId>()
                         .map_err(|_| Invalid::new("the payload names no step", step))?;
                 }
@@ -76,7 +78,7 @@ macro_rules! partitioned {
             }
         }
 
-        impl Stored for $address {
+        impl StreamAddress for $address {
             const STREAM: Stream = Stream::Task;
 
             fn step($of: &$message) -> Option<&str> {
@@ -179,7 +181,7 @@ macro_rules! pooled {
             }
         }
 
-        impl Stored for $address {
+        impl StreamAddress for $address {
             const STREAM: Stream = $stream;
 
             fn step(message: &$message) -> Option<&str> {
@@ -188,15 +190,15 @@ macro_rules! pooled {
         }
 
         impl Command for $address {
-            fn commanded(message: &$message) -> Commanded<'_> {
+            fn command_step(message: &$message) -> CommandStep<'_> {
                 match &message.step {
-                    Some(step) => Commanded {
+                    Some(step) => CommandStep {
                         organization: &step.organization_id,
                         step: &step.step_id,
                         number: step.number,
                         round: step.round,
                     },
-                    None => Commanded::default(),
+                    None => CommandStep::default(),
                 }
             }
         }

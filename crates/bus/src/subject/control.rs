@@ -3,7 +3,7 @@
 use construct_domain::StepId;
 use construct_proto::mesh::v1 as mesh;
 
-use super::{Address, Invalid, Pool, Question, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{Address, Invalid, Pool, Question, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
 /// The journal of one execution of scripts.
@@ -36,7 +36,7 @@ impl Address for Journal {
     }
 }
 
-impl Stored for Journal {
+impl StreamAddress for Journal {
     const STREAM: Stream = Stream::Journal;
 
     fn step(entry: &mesh::JournalEntry) -> Option<&str> {
@@ -152,12 +152,12 @@ impl Question for Tools {
 
 /// What could not be decoded or was given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dead {
+pub struct DeadLetters {
     /// Where it came from.
     pub stream: Stream,
 }
 
-impl Address for Dead {
+impl Address for DeadLetters {
     type Message = mesh::DeadLetter;
 
     fn subject(&self) -> String {
@@ -183,6 +183,6 @@ impl Address for Dead {
     }
 }
 
-impl Stored for Dead {
-    const STREAM: Stream = Stream::Dead;
+impl StreamAddress for DeadLetters {
+    const STREAM: Stream = Stream::DeadLetters;
 }

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use construct_domain::{AgentId, BudgetId, ModelId, ModelProviderId, OrganizationId, TaskId};
 use construct_proto::v1::{Event, event::Payload};
 
-use super::{Address, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{Address, Invalid, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
 /// Something about a task.
@@ -96,7 +96,7 @@ impl FromStr for EventType {
 }
 
 /// Everything that streams hold of an organization for whoever watches it.
-pub(crate) fn of_organization(organization: OrganizationId) -> [(Stream, String); 2] {
+pub(crate) fn organization_subjects(organization: OrganizationId) -> [(Stream, String); 2] {
     [
         (Stream::Events, format!("{ROOT}.evt.{organization}.>")),
         (Stream::Deltas, format!("{ROOT}.delta.{organization}.>")),
@@ -150,7 +150,7 @@ impl Address for TaskEvent {
     }
 }
 
-impl Stored for TaskEvent {
+impl StreamAddress for TaskEvent {
     const STREAM: Stream = Stream::Events;
 
     fn duplicate_key(event: &Event) -> Option<String> {
@@ -217,7 +217,7 @@ impl Address for EntityEvent {
     }
 }
 
-impl Stored for EntityEvent {
+impl StreamAddress for EntityEvent {
     const STREAM: Stream = Stream::Events;
 
     fn duplicate_key(event: &Event) -> Option<String> {
@@ -267,7 +267,7 @@ impl Address for Delta {
 
 /// No key of its own: receivers drop repeated pieces by step and index, and a table of every piece
 /// would cost memory.
-impl Stored for Delta {
+impl StreamAddress for Delta {
     const STREAM: Stream = Stream::Deltas;
 }
 
@@ -280,7 +280,7 @@ pub(crate) enum EventAddress {
 }
 
 impl EventAddress {
-    pub(crate) fn of(event: &Event) -> Result<Self, Invalid> {
+    pub(crate) fn from_event(event: &Event) -> Result<Self, Invalid> {
         let organization = event.organization_id.parse().map_err(|_| {
             Invalid::new("the event's organization id is malformed", &event.organization_id)
         })?;

@@ -6,21 +6,21 @@ use super::{Address, Invalid, Question, agree, tokens::ROOT, tokens::Tokens};
 
 const PREFIX: &str = "ctl.providers";
 
-/// A breaker of one process has changed. Not kept: who begins asks ([`BreakerCensus`]).
+/// A breaker of one process has changed. Not kept: who begins asks ([`BreakersRequest`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BreakerNews {
+pub struct BreakerUpdate {
     /// Whose; one token.
     pub instance: String,
 }
 
-impl BreakerNews {
+impl BreakerUpdate {
     /// What all processes say.
     pub(crate) fn filter() -> String {
         format!("{ROOT}.{PREFIX}.*.breaker")
     }
 }
 
-impl Address for BreakerNews {
+impl Address for BreakerUpdate {
     type Message = mesh::BreakerChanged;
 
     fn subject(&self) -> String {
@@ -50,7 +50,7 @@ impl Address for BreakerNews {
 
 /// A process has begun, and wants to hear again which breakers are open. Said to all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BreakerCensus;
+pub struct BreakersRequest;
 
 /// Asks any one process how a breaker stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +97,7 @@ macro_rules! fixed {
 }
 
 fixed! {
-    BreakerCensus, mesh::BreakersWanted, "all", "breakers";
+    BreakersRequest, mesh::BreakersWanted, "all", "breakers";
     BreakerState, mesh::BreakerQuestion, "any", "state";
     CheckProvider, mesh::ProviderCheck, "any", "check";
     ListVendorModels, mesh::VendorModelsQuestion, "any", "models";

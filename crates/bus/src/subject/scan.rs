@@ -4,7 +4,7 @@
 use construct_domain::{OrganizationId, ScanId};
 use construct_proto::{mesh::v1 as mesh, v1};
 
-use super::{Address, Invalid, Question, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{Address, Invalid, Question, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
 /// A scan is to be gone on with.
@@ -41,7 +41,7 @@ impl Address for ScanRun {
     }
 }
 
-impl Stored for ScanRun {
+impl StreamAddress for ScanRun {
     const STREAM: Stream = Stream::Scan;
 }
 
@@ -76,7 +76,7 @@ impl Address for ToolCreate {
     }
 }
 
-impl Stored for ToolCreate {
+impl StreamAddress for ToolCreate {
     const STREAM: Stream = Stream::Tool;
 
     fn duplicate_key(create: &mesh::ToolCreate) -> Option<String> {
@@ -86,14 +86,14 @@ impl Stored for ToolCreate {
 
 /// What happens in a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScanNews {
+pub struct ScanUpdate {
     /// Whose.
     pub organization: OrganizationId,
     /// Which.
     pub scan: ScanId,
 }
 
-impl Address for ScanNews {
+impl Address for ScanUpdate {
     type Message = v1::ScanEvent;
 
     fn subject(&self) -> String {
@@ -123,7 +123,7 @@ impl Address for ScanNews {
     }
 }
 
-impl Stored for ScanNews {
+impl StreamAddress for ScanUpdate {
     const STREAM: Stream = Stream::Events;
 
     fn duplicate_key(event: &v1::ScanEvent) -> Option<String> {

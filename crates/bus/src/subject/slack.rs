@@ -4,11 +4,11 @@ use std::{fmt, str::FromStr};
 
 use construct_proto::mesh::v1 as mesh;
 
-use super::{Address, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{Address, Invalid, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
 /// The longest id of a workspace, in characters; Slack's have about eleven.
-const MAX_TEAM: usize = 32;
+const MAX_TEAM_CHARS: usize = 32;
 
 /// Which of Slack's faces a delivery came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl SlackDelivery {
     /// # Errors
     /// When `team` is not made of 1 to 32 letters and digits.
     pub fn new(kind: SlackKind, team: &str) -> Result<Self, Invalid> {
-        let valid = (1..=MAX_TEAM).contains(&team.len())
+        let valid = (1..=MAX_TEAM_CHARS).contains(&team.len())
             && team.bytes().all(|byte| byte.is_ascii_alphanumeric());
         if !valid {
             return Err(Invalid::new("the id of a Slack workspace is malformed", team));
@@ -96,7 +96,7 @@ impl Address for SlackDelivery {
     }
 }
 
-impl Stored for SlackDelivery {
+impl StreamAddress for SlackDelivery {
     const STREAM: Stream = Stream::Slack;
 
     fn duplicate_key(delivery: &mesh::SlackDelivery) -> Option<String> {

@@ -3,7 +3,7 @@
 use construct_domain::OrganizationId;
 use construct_proto::mesh::v1 as mesh;
 
-use super::{Address, Invalid, Question, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{Address, Invalid, Question, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
 /// Asks any one reconciler how a model is reached; the answer is a `ModelFound`.
@@ -106,7 +106,7 @@ impl Address for Spending {
     }
 }
 
-impl Stored for Spending {
+impl StreamAddress for Spending {
     const STREAM: Stream = Stream::Spending;
 
     fn duplicate_key(report: &mesh::SpendingReport) -> Option<String> {

@@ -10,12 +10,12 @@ const PREFIX: &str = "ctl.gateway";
 /// A document of an organization, or of one of its members, has changed. Not kept: the row says
 /// what it is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StateNews {
+pub struct StateUpdate {
     /// Whose.
     pub organization: OrganizationId,
 }
 
-impl Address for StateNews {
+impl Address for StateUpdate {
     type Message = mesh::StateChanged;
 
     fn subject(&self) -> String {

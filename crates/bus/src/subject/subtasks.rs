@@ -28,13 +28,13 @@ impl Address for Subtasks {
     }
 
     fn check(&self, question: &mesh::SubtaskQuestion) -> Result<(), Invalid> {
-        let wrong = |id: &str| Invalid::new("an id of the question is malformed", id);
+        let invalid = |id: &str| Invalid::new("an id of the question is malformed", id);
         question
             .organization_id
             .parse::<OrganizationId>()
-            .map_err(|_| wrong(&question.organization_id))?;
-        question.task_id.parse::<TaskId>().map_err(|_| wrong(&question.task_id))?;
-        question.step_id.parse::<StepId>().map_err(|_| wrong(&question.step_id))?;
+            .map_err(|_| invalid(&question.organization_id))?;
+        question.task_id.parse::<TaskId>().map_err(|_| invalid(&question.task_id))?;
+        question.step_id.parse::<StepId>().map_err(|_| invalid(&question.step_id))?;
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use super::Invalid;
 pub(super) const ROOT: &str = "construct.v1";
 
 /// What matches every subject of the mesh.
-pub(crate) fn everything() -> String {
+pub(crate) fn all_subjects() -> String {
     format!("{ROOT}.>")
 }
 
@@ -33,13 +33,13 @@ impl<'a> Tokens<'a> {
 
     /// The next token, whatever it is, but not empty.
     pub(super) fn next(&mut self) -> Result<&'a str, Invalid> {
-        let rest = self.rest.ok_or_else(|| self.wrong("the subject ends too early"))?;
+        let rest = self.rest.ok_or_else(|| self.invalid("the subject ends too early"))?;
         let (token, rest) = match rest.split_once('.') {
             Some((token, rest)) => (token, Some(rest)),
             None => (rest, None),
         };
         if token.is_empty() {
-            return Err(self.wrong("the subject has an empty token"));
+            return Err(self.invalid("the subject has an empty token"));
         }
         self.rest = rest;
         Ok(token)
@@ -50,27 +50,27 @@ impl<'a> Tokens<'a> {
         if self.next()? == word {
             Ok(())
         } else {
-            Err(self.wrong("the subject has an unexpected word"))
+            Err(self.invalid("the subject has an unexpected word"))
         }
     }
 
     /// The next token as a typed value.
     pub(super) fn value<T: FromStr>(&mut self) -> Result<T, Invalid> {
-        let wrong = self.wrong("the subject has an invalid token");
-        self.next()?.parse().map_err(|_| wrong)
+        let invalid = self.invalid("the subject has an invalid token");
+        self.next()?.parse().map_err(|_| invalid)
     }
 
     /// Everything that is left.
     pub(super) fn rest(&mut self) -> Result<&'a str, Invalid> {
-        self.rest.take().ok_or_else(|| self.wrong("the subject ends too early"))
+        self.rest.take().ok_or_else(|| self.invalid("the subject ends too early"))
     }
 
     /// Nothing may be left.
     pub(super) fn end(&self) -> Result<(), Invalid> {
-        if self.rest.is_none() { Ok(()) } else { Err(self.wrong("the subject goes on too long")) }
+        if self.rest.is_none() { Ok(()) } else { Err(self.invalid("the subject goes on too long")) }
     }
 
-    fn wrong(&self, what: &'static str) -> Invalid {
+    fn invalid(&self, what: &'static str) -> Invalid {
         Invalid::new(what, self.subject)
     }
 }

@@ -33,8 +33,9 @@ async fn a_partition_gets_the_wakes_and_results_of_its_tasks_only() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = tasks_of_first_partition().next().expect("there are many");
-    let other =
-        super::task((1..).find(|&n| partition::for_task(super::task(n)) == 1).expect("there are many"));
+    let other = super::task(
+        (1..).find(|&n| partition::for_task(super::task(n)) == 1).expect("there are many"),
+    );
     let mut consumer = bus.consume_tasks(0, options(8));
     bus.publish(&subject::TaskWake::new(other), &wake(other, "other")).await.expect("sent");
     bus.publish(&subject::TaskWake::new(task), &wake(task, "one")).await.expect("sent");
@@ -71,7 +72,7 @@ async fn what_a_process_is_at_it_is_not_given_once_more() {
     again.receipt.ack().await;
     let more = tokio::time::timeout(Duration::from_millis(200), consumer.next()).await;
     assert!(more.is_err(), "{more:?}");
-    assert_eq!(server.messages(Stream::Model).await, 0);
+    assert_eq!(server.message_count(Stream::Model).await, 0);
 }
 
 #[tokio::test]
@@ -266,7 +267,7 @@ async fn what_nothing_can_be_done_about_is_a_dead_letter_and_can_be_published_ag
     next(&mut consumer).await.receipt.nak(Duration::ZERO).await;
     let again = next(&mut consumer).await;
     assert_eq!((again.delivery, again.receipt.deliveries()), (2, 2));
-    bus.bury(again.receipt, "nobody can read its task").await;
+    bus.dead_letter(again.receipt, "nobody can read its task").await;
     let letters = bus.dead_letters(0, 10).await.expect("read");
     assert_eq!(letters.len(), 1);
     let letter = &letters[0].letter;

@@ -3,8 +3,8 @@ use futures::StreamExt as _;
 
 use super::{ORGANIZATION, event, task, within};
 use crate::{
-    Address as _, Bookmark, Bus, Connection, Position, Replay, Watch, Written, subject::Delta,
-    testing::NatsServer,
+    Address as _, Bookmark, Bus, Connection, Position, ProgressCount, Replay, Watch,
+    subject::Delta, testing::NatsServer,
 };
 
 fn watch_task() -> Watch {
@@ -19,7 +19,7 @@ fn positions(events: &[Event]) -> Vec<(u64, u64)> {
 async fn live_text_and_events_come_in_one_flow_in_order() {
     let server = NatsServer::start().await;
     let (sender, receiver) = (server.bus().await, server.bus().await);
-    let mut live = receiver.live(&watch_task()).await.expect("subscribed");
+    let mut live = receiver.subscribe_events(&watch_task()).await.expect("subscribed");
     let mut sent = Vec::new();
     let mut progress = sender.progress();
     for step in 1..=40 {
@@ -36,7 +36,7 @@ async fn live_text_and_events_come_in_one_flow_in_order() {
         progress.send(&record).await.expect("a right event");
         sent.push(record);
     }
-    assert_eq!(progress.finish().await, Written { sent: 40 * 7, lost: 0 });
+    assert_eq!(progress.finish().await, ProgressCount { sent: 40 * 7, lost: 0 });
     let mut received = Vec::new();
     while received.len() < sent.len() {
         received.push(within("the next event", live.next()).await.expect("subscribed"));
@@ -49,8 +49,10 @@ async fn live_text_and_events_come_in_one_flow_in_order() {
 async fn entities_are_watched_apart_from_tasks() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
-    let mut live =
-        bus.live(&Watch::Entities { organization: ORGANIZATION }).await.expect("subscribed");
+    let mut live = bus
+        .subscribe_events(&Watch::Entities { organization: ORGANIZATION })
+        .await
+        .expect("subscribed");
     bus.publish_event(&event(task(1), "task.created", 0, 0)).await.expect("sent");
     let deleted = Event {
         r#type: "model.deleted".to_owned(),
@@ -204,7 +206,7 @@ async fn progress_is_dropped_and_counted_while_nats_is_away() {
     progress.send(&event(task(1), "message.delta", 1, 2)).await.expect("a right event");
     assert!(progress.send(&event(task(1), "Wrong.Type", 1, 2)).await.is_err());
     // Nothing was heard of the first one before the connection broke.
-    assert_eq!(progress.finish().await, Written { sent: 0, lost: 2 });
+    assert_eq!(progress.finish().await, ProgressCount { sent: 0, lost: 2 });
 }
 
 #[tokio::test]
@@ -226,7 +228,7 @@ async fn one_acknowledgement_is_asked_for_sixteen_events() {
         }
     }
     assert_eq!(asking, [16, 32]);
-    assert_eq!(progress.finish().await, Written { sent: 40, lost: 0 });
+    assert_eq!(progress.finish().await, ProgressCount { sent: 40, lost: 0 });
 }
 
 #[tokio::test]
@@ -250,5 +252,5 @@ async fn acknowledgements_that_went_with_a_connection_do_not_hold_up_what_follow
             .await
             .expect("a right event");
     }
-    assert_eq!(progress.finish().await, Written { sent: 400, lost: 60 });
+    assert_eq!(progress.finish().await, ProgressCount { sent: 400, lost: 60 });
 }

@@ -90,9 +90,9 @@ async fn a_journal_that_is_lost_is_told_from_one_that_another_process_has() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let last = journal.append(step(1), &entry(step(1), 1), 0).await.expect("appended");
-    let before = journal.kept_since().await.expect("known");
-    server.lose(Stream::Journal).await;
-    assert!(journal.kept_since().await.expect("known") > before);
+    let before = journal.retained_since().await.expect("known");
+    server.recreate_stream(Stream::Journal).await;
+    assert!(journal.retained_since().await.expect("known") > before);
     let error = journal
         .append(step(1), &entry(step(1), 2), last)
         .await
@@ -190,8 +190,8 @@ async fn ends_of_closed_journals_go_and_open_journals_stay() {
 async fn a_journal_in_a_full_stream_is_closed_and_gives_its_room_back() {
     let server = NatsServer::start().await;
     let (journal, theirs) =
-        (server.bus().await.journal(), server.bus_of(User::Reconciler).await.journal());
-    server.bound(Stream::Journal, 8192).await;
+        (server.bus().await.journal(), server.bus_for(User::Reconciler).await.journal());
+    server.limit_bytes(Stream::Journal, 8192).await;
     let (mut first, mut second) = (0, 0);
     let error = loop {
         first = match journal.append(step(1), &entry(step(1), 1), first).await {

@@ -18,7 +18,7 @@ use crate::{
     permissions::{Permissions, config},
     publish,
     subject::{
-        self, Address, Cancel, CodeExecute, Dead, Journal, ModelInvoke, Question, SlackKind,
+        self, Address, Cancel, CodeExecute, DeadLetters, Journal, ModelInvoke, Question, SlackKind,
         TaskResult, TaskWake,
     },
     testing::NatsServer,
@@ -131,7 +131,7 @@ fn sample(pattern: &str) -> String {
 
 fn may_publish(permissions: &Permissions, subject: &str) -> bool {
     permissions.publish.iter().any(|pattern| matches(pattern, subject))
-        && !permissions.never.iter().any(|pattern| matches(pattern, subject))
+        && !permissions.deny.iter().any(|pattern| matches(pattern, subject))
 }
 
 fn may_hear(permissions: &Permissions, subject: &str) -> bool {
@@ -255,7 +255,7 @@ fn nobody_takes_what_he_could_have_published() {
                 _ => continue,
             };
             assert!(!may_publish(&permissions, &sample(&taken)), "{user:?}: {pattern}");
-            if !permissions.never.contains(&taken) {
+            if !permissions.deny.contains(&taken) {
                 let own = permissions.publish.iter().find(|published| matches(&taken, published));
                 assert_eq!(own, None, "{user:?} takes {taken}");
             }
@@ -266,7 +266,7 @@ fn nobody_takes_what_he_could_have_published() {
 /// Fails when something is refused before this ends.
 async fn unrefused<T>(bus: &Bus, work: impl Future<Output = T>) -> T {
     tokio::select! {
-        refusal = bus.refused() => panic!("{refusal}"),
+        refusal = bus.permission_violation() => panic!("{refusal}"),
         done = work => done,
     }
 }
@@ -275,7 +275,7 @@ async fn unrefused<T>(bus: &Bus, work: impl Future<Output = T>) -> T {
 async fn a_service_waits_for_the_streams_that_the_reconciler_makes() {
     let server = NatsServer::start().await;
     let waiting: Vec<Bus> = futures::future::join_all(
-        User::ALL.into_iter().filter(|user| !user.makes_streams()).map(|user| server.bus_of(user)),
+        User::ALL.into_iter().filter(|user| !user.makes_streams()).map(|user| server.bus_for(user)),
     )
     .await;
     for bus in waiting.iter().filter(|bus| bus.inner.user != Some(User::Tap)) {
@@ -283,7 +283,7 @@ async fn a_service_waits_for_the_streams_that_the_reconciler_makes() {
             unrefused(bus, bus.ensure_topology()).await.expect_err("nobody has made the streams");
         assert!(error.is_retryable(), "{error:?}");
     }
-    let reconciler = server.bus_of(User::Reconciler).await;
+    let reconciler = server.bus_for(User::Reconciler).await;
     unrefused(&reconciler, reconciler.ensure_topology()).await.expect("it makes them");
     for bus in &waiting {
         unrefused(bus, bus.ensure_topology()).await.expect("they are there");
@@ -293,11 +293,11 @@ async fn a_service_waits_for_the_streams_that_the_reconciler_makes() {
 #[tokio::test]
 async fn every_service_can_do_its_work() {
     let server = NatsServer::start().await;
-    let reconciler = server.bus_of(User::Reconciler).await;
+    let reconciler = server.bus_for(User::Reconciler).await;
     reconciler.ensure_topology().await.expect("it makes the streams");
     let [gateway, interpreter, providers, scanner, slack, tap] =
         [User::Gateway, User::Interpreter, User::Providers, User::Scanner, User::Slack, User::Tap]
-            .map(|user| server.bus_of(user));
+            .map(|user| server.bus_for(user));
     let (gateway, interpreter, providers) = tokio::join!(gateway, interpreter, providers);
     let (scanner, slack, tap) = tokio::join!(scanner, slack, tap);
     let mut tapped = unrefused(&tap, tap.tap("construct.v1.>")).await.expect("it listens");
@@ -382,19 +382,21 @@ async fn every_service_can_do_its_work() {
     let mut cancels = interpreter.subscribe_cancel(Service::Interpreter).await.expect("it listens");
     let cancel = mesh::CancelStep { step_id: step(2).to_string(), ..Default::default() };
     let address = Cancel { service: Service::Interpreter };
-    unrefused(&reconciler, reconciler.broadcast(&address, &cancel)).await.expect("a cancellation");
+    unrefused(&reconciler, reconciler.publish_cancel(&address, &cancel))
+        .await
+        .expect("a cancellation");
     unrefused(&interpreter, within("it", cancels.next())).await.expect("it is heard");
 
     let said = Timestamp::from_second(1_000).expect("a time");
     let time = prost_types::Timestamp { seconds: said.as_second(), nanos: 0 };
     let mut times = Vec::new();
     for worker in [&interpreter, &providers] {
-        times.push(unrefused(worker, worker.hear_time()).await.expect("it listens"));
+        times.push(unrefused(worker, worker.subscribe_time()).await.expect("it listens"));
     }
     let beat =
         mesh::ReconcilerBeat { instance: "r".into(), time: Some(time), ..Default::default() };
     let address = subject::ReconcilerBeat { instance: "r".into() };
-    unrefused(&reconciler, reconciler.tell_beat(&address, &beat)).await.expect("a beat");
+    unrefused(&reconciler, reconciler.publish_beat(&address, &beat)).await.expect("a beat");
     for times in &mut times {
         assert_eq!(within("it", times.next()).await, Some(said));
     }
@@ -405,7 +407,7 @@ async fn who_may_ask_is_answered() {
     let server = NatsServer::start().await;
     let [gateway, interpreter, providers, reconciler, scanner] =
         [User::Gateway, User::Interpreter, User::Providers, User::Reconciler, User::Scanner]
-            .map(|user| server.bus_of(user));
+            .map(|user| server.bus_for(user));
     let (gateway, interpreter, providers, reconciler, scanner) =
         tokio::join!(gateway, interpreter, providers, reconciler, scanner);
     answered(&gateway, &providers, &subject::BreakerState, &mesh::BreakerQuestion::default()).await;
@@ -429,7 +431,7 @@ async fn who_may_ask_is_answered() {
         step_id: step(7).to_string(),
         ..Default::default()
     };
-    answered(&gateway, &reconciler, &subject::Whereabouts, &question).await;
+    answered(&gateway, &reconciler, &subject::StepLocation, &question).await;
     let question = mesh::RepositoriesQuestion { organization_id, ..Default::default() };
     answered(&gateway, &scanner, &subject::ListRepositories, &question).await;
 }
@@ -460,21 +462,21 @@ async fn answered<Q: Question>(asks: &Bus, answers: &Bus, address: &Q, question:
 #[tokio::test]
 async fn what_is_not_allowed_is_told_and_a_letter_commands_nobody() {
     let server = NatsServer::start().await;
-    server.bus_of(User::Reconciler).await.ensure_topology().await.expect("it makes the streams");
-    let providers = server.bus_of(User::Providers).await;
+    server.bus_for(User::Reconciler).await.ensure_topology().await.expect("it makes the streams");
+    let providers = server.bus_for(User::Providers).await;
     let code = CodeExecute::new(Pool::code_default(), task(7));
     let (subject, command) = (code.subject(), execute(task(7), 1));
     let refused = providers.publish_raw(&subject, &command);
     let told = tokio::select! {
-        told = within("the refusal", providers.refused()) => told,
+        told = within("the refusal", providers.permission_violation()) => told,
         done = refused => panic!("it was not refused: {done:?}"),
     };
     assert!(told.contains(&code.subject()), "{told}");
-    assert_eq!(server.messages(Stream::Code).await, 0);
+    assert_eq!(server.message_count(Stream::Code).await, 0);
 
     // Of a stream of its own it may write letters; whoever publishes them again does it where they
     // were found.
-    let gateway = server.bus_of(User::Gateway).await;
+    let gateway = server.bus_for(User::Gateway).await;
     let letters = [
         (Stream::Model, ModelInvoke::new(Pool::model_default(), task(7)).subject()),
         (Stream::Slack, code.subject()),
@@ -489,12 +491,12 @@ async fn what_is_not_allowed_is_told_and_a_letter_commands_nobody() {
         };
         let sender = if stream == Stream::Model { User::Providers } else { User::Slack };
         let ack: Result<_, publish::Error> =
-            server.bus_of(sender).await.publish(&Dead { stream }, &letter).await;
+            server.bus_for(sender).await.publish(&DeadLetters { stream }, &letter).await;
         let number = ack.expect("a letter").sequence;
         let error =
             unrefused(&gateway, gateway.redrive(number)).await.expect_err("it commands nobody");
-        let command = matches!(error, crate::dead::Error::Command);
-        assert!(command || matches!(error, crate::dead::Error::Subject), "{error:?}");
-        unrefused(&gateway, gateway.drop_dead(number)).await.expect("it is removed");
+        let command = matches!(error, crate::dead_letter::Error::Command);
+        assert!(command || matches!(error, crate::dead_letter::Error::Subject), "{error:?}");
+        unrefused(&gateway, gateway.remove_dead_letter(number)).await.expect("it is removed");
     }
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Address as _, Bus, ConnectOptions, Dispatch, Pool, Service, TaskMessage,
-    control::{ANSWERS, CONFIRM},
+    control::{CONFIRM_TIMEOUT, MAX_CONCURRENT_ANSWERS},
     envelope::{BLOB, INLINE_LIMIT, PAYLOAD_LIMIT, STEP, TYPE},
     publish, request, subject,
     testing::NatsServer,
@@ -51,9 +51,10 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
     );
 
     let row = topology::model_consumer(&Pool::model_default());
-    let place = bus.queued_at(&address, step(3), 0).await.expect("asked").expect("it stands there");
+    let place =
+        bus.queue_position(&address, step(3), 0).await.expect("asked").expect("it stands there");
     for (other, round) in [(4, 0), (3, 1)] {
-        assert_eq!(bus.queued_at(&address, step(other), round).await.expect("asked"), None);
+        assert_eq!(bus.queue_position(&address, step(other), round).await.expect("asked"), None);
     }
 
     // In flight is still there.
@@ -68,14 +69,18 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
     // How far the queue was handed out tells which of its commands a worker has.
     let behind = subject::ModelInvoke::new(Pool::model_default(), task(2));
     bus.publish_once(&behind, &invoke(task(2), 4)).await.expect("sent");
-    let waits = bus.queued_at(&behind, step(4), 0).await.expect("asked").expect("it stands there");
+    let waits =
+        bus.queue_position(&behind, step(4), 0).await.expect("asked").expect("it stands there");
     let reached = bus.inspect_consumer(&row).await.expect("asked").expect("it is there").reached;
     assert!(place <= reached && reached < waits, "{place} {reached} {waits}");
     // Only what no worker has had is taken back as such.
-    assert_eq!(bus.withdraw_untaken(&address, &row, step(3)).await.expect("asked"), Some(false));
-    assert_eq!(bus.withdraw_untaken(&behind, &row, step(3)).await.expect("asked"), None);
-    assert_eq!(bus.withdraw_untaken(&behind, &row, step(4)).await.expect("asked"), Some(true));
-    assert_eq!(bus.withdraw_untaken(&behind, &row, step(4)).await.expect("asked"), None);
+    assert_eq!(
+        bus.withdraw_undelivered(&address, &row, step(3)).await.expect("asked"),
+        Some(false)
+    );
+    assert_eq!(bus.withdraw_undelivered(&behind, &row, step(3)).await.expect("asked"), None);
+    assert_eq!(bus.withdraw_undelivered(&behind, &row, step(4)).await.expect("asked"), Some(true));
+    assert_eq!(bus.withdraw_undelivered(&behind, &row, step(4)).await.expect("asked"), None);
 
     // Acknowledged, the place is free, even for the same step and within the duplicate window.
     delivery.receipt.ack().await;
@@ -283,12 +288,14 @@ async fn a_cancellation_reaches_every_process_of_the_service_it_is_for() {
         reason: "told to".to_owned(),
     };
     let to = |service| subject::Cancel { service };
-    sender.broadcast(&to(Service::Providers), &cancel(1)).await.expect("sent");
-    sender.broadcast(&to(Service::Interpreter), &cancel(2)).await.expect("sent");
+    sender.publish_cancel(&to(Service::Providers), &cancel(1)).await.expect("sent");
+    sender.publish_cancel(&to(Service::Interpreter), &cancel(2)).await.expect("sent");
     for heard in &mut heard {
         assert_eq!(within("the cancellation", heard.next()).await, Some(cancel(2)));
     }
-    assert!(sender.broadcast(&to(Service::Interpreter), &CancelStep::default()).await.is_err());
+    assert!(
+        sender.publish_cancel(&to(Service::Interpreter), &CancelStep::default()).await.is_err()
+    );
 }
 
 #[tokio::test]
@@ -298,7 +305,7 @@ async fn who_listens_for_cancels_waits_for_a_server_that_hangs() {
     server.pause();
     let listening = tokio::spawn(async move { bus.subscribe_cancel(Service::Interpreter).await });
     // Longer than the server is given to confirm it.
-    tokio::time::sleep(CONFIRM + Duration::from_millis(500)).await;
+    tokio::time::sleep(CONFIRM_TIMEOUT + Duration::from_millis(500)).await;
     assert!(!listening.is_finished());
     server.resume();
     let mut heard =
@@ -309,7 +316,7 @@ async fn who_listens_for_cancels_waits_for_a_server_that_hangs() {
         ..CancelStep::default()
     };
     sender
-        .broadcast(&subject::Cancel { service: Service::Interpreter }, &cancel)
+        .publish_cancel(&subject::Cancel { service: Service::Interpreter }, &cancel)
         .await
         .expect("sent");
     assert_eq!(within("the cancellation", heard.next()).await, Some(cancel));
@@ -328,7 +335,7 @@ async fn a_result_waits_for_the_step_that_it_is_of() {
         [(task(1), 1, true), (task(1), 2, true), (task(1), 3, false), (task(2), 1, false)]
     {
         assert_eq!(
-            bus.result_waits(of, step(number)).await.expect("the server says"),
+            bus.has_queued_result(of, step(number)).await.expect("the server says"),
             waits,
             "{number}"
         );
@@ -375,7 +382,7 @@ async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
     within("the server of tools to stop", serving).await.expect("no panic").expect("no error");
 }
 
-fn whereabouts(round: u32) -> WhereaboutsQuestion {
+fn location_question(round: u32) -> WhereaboutsQuestion {
     WhereaboutsQuestion {
         organization_id: ORGANIZATION.to_string(),
         task_id: task(1).to_string(),
@@ -389,7 +396,7 @@ fn whereabouts(round: u32) -> WhereaboutsQuestion {
 async fn ask(bus: &Bus, round: u32, timeout: Duration) -> Result<Whereabouts, request::Error> {
     within("somebody is there", async {
         loop {
-            match bus.ask(&subject::Whereabouts, &whereabouts(round), timeout).await {
+            match bus.ask(&subject::StepLocation, &location_question(round), timeout).await {
                 Err(request::Error::NoResponders) => tokio::task::yield_now().await,
                 answer => return answer,
             }
@@ -423,7 +430,7 @@ async fn work_for_an_answer_ends_when_whoever_asked_no_longer_waits() {
                 std::future::pending::<Option<Whereabouts>>().await
             }
         };
-        answers.answer(&subject::Whereabouts, stopped, answer).await
+        answers.answer(&subject::StepLocation, stopped, answer).await
     });
     let answer = ask(&asks, 0, Duration::from_millis(300)).await;
     assert!(matches!(answer, Err(request::Error::Timeout)), "{answer:?}");
@@ -448,16 +455,16 @@ async fn a_question_whose_time_is_over_before_its_turn_is_not_begun() {
                 Some(Whereabouts::default())
             }
         };
-        answers.answer(&subject::Whereabouts, stopped, answer).await
+        answers.answer(&subject::StepLocation, stopped, answer).await
     });
     let long = Duration::from_secs(60);
-    let asking: Vec<_> = (0..ANSWERS)
+    let asking: Vec<_> = (0..MAX_CONCURRENT_ANSWERS)
         .map(|_| {
             let asks = asks.clone();
             tokio::spawn(async move { ask(&asks, 1, long).await })
         })
         .collect();
-    for _ in 0..ANSWERS {
+    for _ in 0..MAX_CONCURRENT_ANSWERS {
         assert_eq!(within("every place is taken", hears.recv()).await, Some(1));
     }
     // The second one's time is over later, at the other end as well.
@@ -489,15 +496,15 @@ async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
         let answer = move |_| async move {
             sequence.map(|sequence| Whereabouts { sequence, ..Whereabouts::default() })
         };
-        tokio::spawn(async move { bus.answer(&subject::Whereabouts, stop, answer).await })
+        tokio::spawn(async move { bus.answer(&subject::StepLocation, stop, answer).await })
     };
     let serving = [answers(knows, Some(7)), answers(other, None)];
-    let question = whereabouts(0);
+    let question = location_question(0);
     let mut answered = 0;
     within("answers", async {
         // The first questions may come before the subscriptions.
         while answered < 20 {
-            match asks.ask(&subject::Whereabouts, &question, Duration::from_secs(5)).await {
+            match asks.ask(&subject::StepLocation, &question, Duration::from_secs(5)).await {
                 Ok(answer) => {
                     assert_eq!(answer.sequence, 7);
                     answered += 1;

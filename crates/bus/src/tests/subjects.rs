@@ -11,8 +11,8 @@ use super::{ORGANIZATION, event, execute, invoke, matches, step, task, wake};
 use crate::{
     Address, Entity, EventType, Pool, Service,
     subject::{
-        self, BreakerCensus, BreakerNews, BreakerState, Cancel, CheckProvider, CodeExecute,
-        CountTokens, Dead, Delta, EntityEvent, EventAddress, Journal, ListVendorModels,
+        self, BreakerState, BreakerUpdate, BreakersRequest, Cancel, CheckProvider, CodeExecute,
+        CountTokens, DeadLetters, Delta, EntityEvent, EventAddress, Journal, ListVendorModels,
         ModelInvoke, TaskEvent, TaskResult, TaskWake, Tools,
     },
     topology::Stream,
@@ -70,22 +70,22 @@ fn every_subject_is_what_people_tap_and_reads_back() {
         "construct.v1.ctl.interpreter.pool.cpu-2.tools",
     );
     reads_back(
-        &BreakerNews { instance: "providers-1".into() },
+        &BreakerUpdate { instance: "providers-1".into() },
         "construct.v1.ctl.providers.providers-1.breaker",
     );
-    reads_back(&BreakerCensus, "construct.v1.ctl.providers.all.breakers");
+    reads_back(&BreakersRequest, "construct.v1.ctl.providers.all.breakers");
     reads_back(&BreakerState, "construct.v1.ctl.providers.any.state");
     reads_back(&CheckProvider, "construct.v1.ctl.providers.any.check");
     reads_back(&ListVendorModels, "construct.v1.ctl.providers.any.models");
     reads_back(&CountTokens, "construct.v1.ctl.providers.any.tokens");
-    reads_back(&Dead { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
+    reads_back(&DeadLetters { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
     let beat = subject::ReconcilerBeat { instance: "reconciler-1".into() };
     reads_back(&beat, "construct.v1.ctl.reconciler.reconciler-1.beat");
     reads_back(&subject::Census, "construct.v1.ctl.reconciler.census");
     reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");
     reads_back(&subject::Budgets, "construct.v1.ctl.reconciler.budgets");
     reads_back(&subject::Subtasks, "construct.v1.ctl.reconciler.subtasks");
-    reads_back(&subject::Whereabouts, "construct.v1.ctl.reconciler.whereabouts");
+    reads_back(&subject::StepLocation, "construct.v1.ctl.reconciler.whereabouts");
     let spending = subject::Spending { organization: ORGANIZATION };
     reads_back(&spending, &format!("construct.v1.cmd.spending.{ORGANIZATION}"));
     let slack =
@@ -98,7 +98,7 @@ fn every_subject_is_what_people_tap_and_reads_back() {
         &format!("construct.v1.cmd.scan.run.{ORG}.{id}"),
     );
     reads_back(
-        &subject::ScanNews { organization: ORGANIZATION, scan },
+        &subject::ScanUpdate { organization: ORGANIZATION, scan },
         &format!("construct.v1.evt.{ORG}.scan.{id}"),
     );
     reads_back(
@@ -106,7 +106,7 @@ fn every_subject_is_what_people_tap_and_reads_back() {
         &format!("construct.v1.cmd.tool.create.{ORG}"),
     );
     reads_back(
-        &subject::StateNews { organization: ORGANIZATION },
+        &subject::StateUpdate { organization: ORGANIZATION },
         &format!("construct.v1.ctl.gateway.{ORG}.state"),
     );
     reads_back(&subject::ListRepositories, "construct.v1.ctl.scanner.any.repositories");
@@ -177,11 +177,11 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     };
     refuses(&CodeExecute::new(Pool::code_default(), task(7)), &elsewhere);
     refuses(&TaskResult::new(task(7)), &Default::default());
-    refuses(&BreakerNews { instance: "one".into() }, &Default::default());
+    refuses(&BreakerUpdate { instance: "one".into() }, &Default::default());
     refuses(&subject::ReconcilerBeat { instance: "one".into() }, &Default::default());
-    refuses(&subject::StateNews { organization: ORGANIZATION }, &Default::default());
+    refuses(&subject::StateUpdate { organization: ORGANIZATION }, &Default::default());
     refuses(&Journal { step: step(1) }, &Default::default());
-    refuses(&subject::Whereabouts, &Default::default());
+    refuses(&subject::StepLocation, &Default::default());
     let question = WhereaboutsQuestion {
         organization_id: ORGANIZATION.to_string(),
         task_id: task(7).to_string(),
@@ -189,8 +189,8 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     };
     let of =
         |step_id: &str| WhereaboutsQuestion { step_id: step_id.to_owned(), ..question.clone() };
-    assert!(subject::Whereabouts.check(&of("")).is_ok(), "no step is asked about");
-    refuses(&subject::Whereabouts, &of("step_1"));
+    assert!(subject::StepLocation.check(&of("")).is_ok(), "no step is asked about");
+    refuses(&subject::StepLocation, &of("step_1"));
     refuses(
         &Delta { organization: ORGANIZATION, task: task(7) },
         &event(task(7), "message.created", 0, 0),
@@ -202,7 +202,7 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
 
 #[test]
 fn an_event_finds_its_own_subject() {
-    let of = |event: &Event| match EventAddress::of(event) {
+    let of = |event: &Event| match EventAddress::from_event(event) {
         Ok(EventAddress::Task(address)) => address.subject(),
         Ok(EventAddress::Entity(address)) => address.subject(),
         Ok(EventAddress::Delta(address)) => address.subject(),
@@ -232,5 +232,5 @@ fn an_event_finds_its_own_subject() {
     assert_eq!(of(&updated), format!("construct.v1.evt.{ORG}.agent.{agent}.agent.updated"));
     let deleted = about("agent.deleted", Payload::Deleted(Deleted { id: agent.clone() }));
     assert_eq!(of(&deleted), format!("construct.v1.evt.{ORG}.agent.{agent}.agent.deleted"));
-    assert!(EventAddress::of(&Event::default()).is_err());
+    assert!(EventAddress::from_event(&Event::default()).is_err());
 }

@@ -55,7 +55,7 @@ async fn connect(
     scheme: &str,
     tls: Tls,
 ) -> Result<Bus, crate::connect::Error> {
-    let url = server.url_of(User::Reconciler).replace("nats://", scheme);
+    let url = server.url_for(User::Reconciler).replace("nats://", scheme);
     Bus::connect(&url, ConnectOptions::new("test").user(User::Reconciler).tls(tls)).await
 }
 

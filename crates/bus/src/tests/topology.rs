@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::{ORGANIZATION, matches, step, task, within};
 use crate::{
     Bus, ConnectOptions, EventType, Pool, User, blob, subject,
-    subject::Stored,
+    subject::StreamAddress,
     testing::NatsServer,
     topology::{Retention, Stream, consumers, streams},
 };
@@ -18,7 +18,7 @@ fn scan() -> construct_domain::ScanId {
     construct_domain::ScanId::from_uuid(task(1).uuid())
 }
 
-fn stored<A: Stored>(address: &A) -> (Stream, String) {
+fn stored<A: StreamAddress>(address: &A) -> (Stream, String) {
     (A::STREAM, address.subject())
 }
 
@@ -29,7 +29,7 @@ fn a_journal_is_kept_longer_than_a_script_can_wait_for_people_and_what_it_refers
         streams().iter().find(|row| row.stream == Stream::Journal).expect("there is one").max_age;
     // A script that is gone on with at the last moment runs once more.
     assert!(journal > APPROVAL_TIMEOUT + 2 * CODE_TIMEOUT);
-    assert!(blob::KEPT > journal);
+    assert!(blob::RETENTION > journal);
 }
 
 #[test]
@@ -53,13 +53,13 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
         }),
         stored(&subject::Delta { organization: ORGANIZATION, task: task(1) }),
         stored(&subject::Journal { step: step(1) }),
-        stored(&subject::Dead { stream: Stream::Task }),
+        stored(&subject::DeadLetters { stream: Stream::Task }),
         stored(&subject::Spending { organization: ORGANIZATION }),
         stored(
             &subject::SlackDelivery::new(subject::SlackKind::Event, "T0123").expect("it is a team"),
         ),
         stored(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
-        stored(&subject::ScanNews { organization: ORGANIZATION, scan: scan() }),
+        stored(&subject::ScanUpdate { organization: ORGANIZATION, scan: scan() }),
         stored(&subject::ToolCreate { organization: ORGANIZATION }),
     ];
     let mut used = BTreeSet::new();
@@ -184,13 +184,13 @@ async fn a_topology_that_cannot_be_changed_in_place_is_an_error_that_names_the_s
 async fn a_stream_that_somebody_took_away_is_made_again_by_a_reconciler() {
     let server = NatsServer::start().await;
     let options = ConnectOptions::new("reconciler").user(User::Reconciler);
-    let bus = Bus::connect(&server.url_of(User::Reconciler), options)
+    let bus = Bus::connect(&server.url_for(User::Reconciler), options)
         .await
         .expect("the user may connect");
     bus.ensure_topology().await.expect("the server accepts the topology");
     let stop = CancellationToken::new();
-    let keeping = tokio::spawn(bus.clone().keep_topology(stop.clone()));
-    server.remove(Stream::Spending).await;
+    let keeping = tokio::spawn(bus.clone().maintain_topology(stop.clone()));
+    server.remove_stream(Stream::Spending).await;
     // It looks only now and then.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(60)).await;

@@ -16,19 +16,19 @@ use futures::TryStreamExt as _;
 
 use super::{
     ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRow, WhenFull, code_consumer,
-    consumers, streams, unseen::keep_behind,
+    consumers, streams, stuck_messages::recreate_if_ahead,
 };
 use crate::subject::Pool;
 
 /// How often a lost race is answered by looking again.
-const ATTEMPTS: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 /// How long is waited for a stream that somebody else makes.
-const BEING_MADE: Duration = Duration::from_millis(100);
+const CREATION_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A stream is not there, and it is not ours to make it.
 #[derive(Debug, thiserror::Error)]
 #[error("it is not there yet; the reconciler makes it")]
-struct NotThere;
+struct StreamMissing;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
@@ -84,7 +84,7 @@ pub(crate) async fn ensure(
     for row in all_consumers(jetstream).await? {
         let kept = async {
             let consumer = ensure_consumer(jetstream, &row).await?;
-            keep_behind(jetstream, &row, &consumer).await
+            recreate_if_ahead(jetstream, &row, &consumer).await
         };
         match kept.await {
             // One that cannot be brought about keeps no other from being so.
@@ -117,7 +117,7 @@ pub(super) async fn all_consumers(
 }
 
 /// Looks whether these streams are there.
-pub(crate) async fn expect(
+pub(crate) async fn check_streams(
     jetstream: &jetstream::Context,
     streams: impl IntoIterator<Item = &'static str>,
 ) -> Result<(), Error> {
@@ -128,7 +128,11 @@ pub(crate) async fn expect(
                 GetStreamErrorKind::JetStream(error)
                     if error.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
                 {
-                    return Err(Error::Stream { stream, retryable: true, source: NotThere.into() });
+                    return Err(Error::Stream {
+                        stream,
+                        retryable: true,
+                        source: StreamMissing.into(),
+                    });
                 }
                 _ => return Err(Error::Stream { stream, retryable: true, source: error.into() }),
             },
@@ -181,9 +185,9 @@ async fn ensure_stream(
             // another stream's, too.
             CreateStreamErrorKind::JetStream(error)
                 if error.error_code() == jetstream::ErrorCode::STREAM_SUBJECT_OVERLAP
-                    && attempt < ATTEMPTS =>
+                    && attempt < MAX_ATTEMPTS =>
             {
-                tokio::time::sleep(BEING_MADE).await;
+                tokio::time::sleep(CREATION_POLL_INTERVAL).await;
                 continue;
             }
             // Somebody else made or removed it between our two steps.
@@ -196,7 +200,7 @@ async fn ensure_stream(
             CreateStreamErrorKind::TimedOut | CreateStreamErrorKind::Response => (false, true),
             _ => (false, false),
         };
-        if !raced || attempt >= ATTEMPTS {
+        if !raced || attempt >= MAX_ATTEMPTS {
             return Err(Error::Stream {
                 stream,
                 retryable: raced || retryable,
@@ -253,7 +257,7 @@ pub(crate) async fn find_consumer(
 /// What the server says of a consumer whose folder it has removed: one that was made while another
 /// of its name was being removed, as happens when several make a consumer anew. It takes up from
 /// where that other one was, can never be changed, and is gone when the server is started anew.
-const NO_FOLDER: &str = "no such file or directory";
+const FOLDER_MISSING: &str = "no such file or directory";
 
 /// Makes or updates one consumer.
 pub(crate) async fn ensure_consumer(
@@ -279,7 +283,9 @@ pub(crate) async fn ensure_consumer(
             Ok(consumer) => return Ok(consumer),
             Err(error) => {
                 let (raced, retryable) = match error.kind() {
-                    ConsumerErrorKind::JetStream(told) if told.to_string().contains(NO_FOLDER) => {
+                    ConsumerErrorKind::JetStream(error)
+                        if error.to_string().contains(FOLDER_MISSING) =>
+                    {
                         // Somebody else may be about to make it anew.
                         if attempt > 1 {
                             let consumer = &row.durable;
@@ -292,7 +298,7 @@ pub(crate) async fn ensure_consumer(
                                 .delete_consumer_from_stream(consumer, row.stream.name())
                                 .await;
                         } else {
-                            tokio::time::sleep(BEING_MADE).await;
+                            tokio::time::sleep(CREATION_POLL_INTERVAL).await;
                         }
                         (true, true)
                     }
@@ -303,7 +309,7 @@ pub(crate) async fn ensure_consumer(
                     ),
                     _ => (false, false),
                 };
-                if !raced || attempt >= ATTEMPTS {
+                if !raced || attempt >= MAX_ATTEMPTS {
                     let consumer = row.durable.clone();
                     return Err(Error::Consumer {
                         consumer,

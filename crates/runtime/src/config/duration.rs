@@ -23,14 +23,14 @@ pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S:
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Given {
+    enum DurationInput {
         Text(String),
         Number(serde_json::Number),
     }
     let expectation = "is not a duration; give a number and a unit, such as 5s, 250ms or 1m 30s";
-    let text = match Given::deserialize(deserializer) {
-        Ok(Given::Text(text)) => text,
-        Ok(Given::Number(number)) => number.to_string(),
+    let text = match DurationInput::deserialize(deserializer) {
+        Ok(DurationInput::Text(text)) => text,
+        Ok(DurationInput::Number(number)) => number.to_string(),
         Err(_) => return Err(D::Error::custom(format!("the value {expectation}"))),
     };
     text.parse::<SignedDuration>()

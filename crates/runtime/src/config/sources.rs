@@ -17,7 +17,7 @@ use figment::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value as Json;
 
-use super::{Error, Invalid, Origin, PREFIX, variable_of};
+use super::{Error, Invalid, Origin, PREFIX, variable_name};
 
 /// The configuration file and the environment, read once, from which any number of structs can be
 /// loaded.
@@ -89,7 +89,7 @@ impl Sources {
     /// Where the value of a key comes from.
     pub fn origin(&self, key: &str) -> Origin {
         if self.environment.contains_key(key) {
-            return Origin::Environment(variable_of(key));
+            return Origin::Environment(variable_name(key));
         }
         match &self.file {
             Some((path, dict)) if dict.contains_key(key) => {
@@ -118,7 +118,7 @@ impl Sources {
             let origin = self.origin(&key);
             // Writing to a string cannot fail.
             let _ = match value {
-                Json::Null => writeln!(text, "# {key} is not set ({})", variable_of(&key)),
+                Json::Null => writeln!(text, "# {key} is not set ({})", variable_name(&key)),
                 value => writeln!(text, "{key} = {value}  # {origin}"),
             };
         }

@@ -22,6 +22,6 @@ pub(crate) fn watch(lifecycle: &Lifecycle) -> io::Result<()> {
 
 async fn forward(mut signals: Signal, name: &'static str, lifecycle: Lifecycle) {
     while signals.recv().await.is_some() {
-        lifecycle.signalled(name);
+        lifecycle.on_signal(name);
     }
 }

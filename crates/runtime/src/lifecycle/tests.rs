@@ -46,7 +46,7 @@ async fn first_signal_drains_and_finished_work_is_a_clean_stop() {
         tokio::task::yield_now().await;
         done.store(true, Ordering::SeqCst);
     });
-    lifecycle.signalled("SIGTERM");
+    lifecycle.on_signal("SIGTERM");
     let outcome = ends(&lifecycle).await;
     assert!(outcome.failure.is_none() && outcome.cut_off.is_empty(), "{outcome:?}");
     assert!(finished.load(Ordering::SeqCst), "the job was not waited for");
@@ -63,8 +63,8 @@ async fn second_signal_drops_what_still_runs_and_names_it() {
         let _flag = flag;
         std::future::pending::<anyhow::Result<()>>().await
     });
-    lifecycle.signalled("SIGTERM");
-    lifecycle.signalled("SIGINT");
+    lifecycle.on_signal("SIGTERM");
+    lifecycle.on_signal("SIGINT");
     let outcome = ends(&lifecycle).await;
     assert!(outcome.cut_off.contains(&"stubborn".to_owned()), "{outcome:?}");
     assert!(dropped.load(Ordering::SeqCst));
@@ -184,8 +184,8 @@ async fn failed_start_stops_what_was_already_started() {
 #[tokio::test]
 async fn start_that_gives_up_because_of_a_signal_is_no_failure() {
     let lifecycle = Lifecycle::new(AMPLE);
-    lifecycle.signalled("SIGTERM");
-    let start = async { Err(anyhow::Error::from(Stopped).context("connecting to nats")) };
+    lifecycle.on_signal("SIGTERM");
+    let start = async { Err(anyhow::Error::from(Stopping).context("connecting to nats")) };
     let outcome = time::timeout(TOO_LONG, lifecycle.run_until_stopped(start)).await.unwrap();
     assert!(outcome.failure.is_none(), "{outcome:?}");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use construct_bus::{
     Bus,
-    subject::{BreakerNews, BreakerState},
+    subject::{BreakerUpdate, BreakerState},
     subscribe,
 };
 use construct_proto::{
@@ -34,8 +34,8 @@ pub(crate) async fn start(
     changed: mpsc::UnboundedReceiver<Change>,
     lifecycle: &Lifecycle,
 ) -> Result<(), subscribe::Error> {
-    let news = bus.hear_breakers().await?;
-    let wanted = bus.hear_breakers_wanted().await?;
+    let news = bus.subscribe_breakers().await?;
+    let wanted = bus.subscribe_breaker_requests().await?;
     let exchange = PeerExchange {
         bus: bus.clone(),
         instance: instance.to_owned(),
@@ -55,7 +55,7 @@ pub(crate) async fn start(
         "breaker-questions",
         exchange.clone().answer_state_queries(lifecycle.draining()),
     );
-    if let Err(error) = bus.want_breakers(&BreakersWanted { instance: instance.to_owned() }).await {
+    if let Err(error) = bus.request_breakers(&BreakersWanted { instance: instance.to_owned() }).await {
         tracing::warn!(%error, "the other processes cannot be asked which breakers are open");
     }
     Ok(())
@@ -88,7 +88,7 @@ impl PeerExchange {
                 }
                 None => {
                     sleep(RETRY_DELAY).await;
-                    if let Ok(again) = self.bus.hear_breakers().await {
+                    if let Ok(again) = self.bus.subscribe_breakers().await {
                         news = again;
                     }
                 }
@@ -115,7 +115,7 @@ impl PeerExchange {
                 }
                 None => {
                     sleep(RETRY_DELAY).await;
-                    if let Ok(again) = self.bus.hear_breakers_wanted().await {
+                    if let Ok(again) = self.bus.subscribe_breaker_requests().await {
                         wanted = again;
                     }
                 }
@@ -173,7 +173,7 @@ impl PeerExchange {
             remaining,
         };
         if let Err(error) =
-            self.bus.tell_breaker(&BreakerNews { instance: self.instance.clone() }, &changed).await
+            self.bus.publish_breaker(&BreakerUpdate { instance: self.instance.clone() }, &changed).await
         {
             tracing::warn!(%error, "the other processes cannot be told how a breaker has changed");
         }

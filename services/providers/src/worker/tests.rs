@@ -113,7 +113,7 @@ impl Mesh {
             reason: "suspended".into(),
         };
         let address = subject::Cancel { service: subject::Service::Providers };
-        self.bus.broadcast(&address, &order).await.expect("the server is up");
+        self.bus.publish_cancel(&address, &order).await.expect("the server is up");
     }
 }
 

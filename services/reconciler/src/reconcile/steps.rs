@@ -70,7 +70,7 @@ impl Reconciler {
         if queue != Queue::Model
             || !in_flight
             || clock::now() < work.until
-            || !self.withdraw_untaken(task, work.step).await
+            || !self.withdraw_undelivered(task, work.step).await
         {
             return None;
         }
@@ -94,11 +94,11 @@ impl Reconciler {
             |now: &&Step| now.id == step && matches!(now.state, StepState::Cancelling { .. });
         let round = task.step.as_ref().filter(stopping)?.round;
         let outcome = Outcome::Cancelled(Vec::new());
-        self.withdraw_untaken(task, step).await.then_some(StepResult { step, round, outcome })
+        self.withdraw_undelivered(task, step).await.then_some(StepResult { step, round, outcome })
     }
 
     /// Withdraws the command of a model call. Returns whether certainly no worker has had it.
-    async fn withdraw_untaken(&self, task: &Task, step: StepId) -> bool {
+    async fn withdraw_undelivered(&self, task: &Task, step: StepId) -> bool {
         let (organization, queue) = (task.organization, Queue::Model);
         if matches!(
             self.limiter.command_state(organization, &queue, task.id, step),
@@ -113,7 +113,7 @@ impl Reconciler {
             (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
         match tokio::time::timeout(
             QUEUE_QUERY_TIMEOUT,
-            self.bus.withdraw_untaken(&model, &row, step),
+            self.bus.withdraw_undelivered(&model, &row, step),
         )
         .await
         {
@@ -139,7 +139,7 @@ impl Reconciler {
         }
         let has_scripts = matches!(effect, Effect::ExecuteCode(_));
         // If NATS does not answer, a model call is not repeated, because that would cost twice.
-        if !self.bus.result_waits(task, step.id).await.unwrap_or(!has_scripts) {
+        if !self.bus.has_queued_result(task, step.id).await.unwrap_or(!has_scripts) {
             *pending_result = PendingResult::default();
             return false;
         }
@@ -188,7 +188,7 @@ impl Reconciler {
     ) -> Option<StepResult> {
         let requested_at = task.step.as_ref().filter(|now| now.id == step && now.round == 0)?.since;
         let Stage::Code { calls } = &task.turn.as_ref()?.stage else { return None };
-        match self.bus.journal().close_unbegun(step, requested_at).await {
+        match self.bus.journal().close_unstarted(step, requested_at).await {
             Ok(true) => {}
             Ok(false) => return None,
             Err(error) => {
@@ -219,7 +219,7 @@ impl Reconciler {
             step_id: step.to_string(),
             reason: reason.to_owned(),
         };
-        if let Err(error) = self.bus.broadcast(&subject::Cancel { service }, &cancel).await {
+        if let Err(error) = self.bus.publish_cancel(&subject::Cancel { service }, &cancel).await {
             tracing::warn!(%error, "a worker could not be told to stop");
         }
     }

@@ -1,7 +1,7 @@
-//! What a script asks about tasks, and whose process ends in the middle of it: who asks (the
-//! interpreter) and who carries it out (the reconciler). A conversation is handed over once, and a
-//! message to the parent is said once, because a call that is made again makes the same
-//! (docs/adr/0031-subtasks.md); nothing of it is ever of unknown outcome.
+//! A script's requests about tasks, with a crash of the process that sends them (the interpreter)
+//! or executes them (the reconciler). A conversation is handed over once, and a message to the
+//! parent is sent once, because a repeated call has the same effect (docs/adr/0031-subtasks.md); no
+//! outcome is ever unknown.
 
 use construct_proto::v1::{TaskSpec, TurnOutcome};
 use construct_tests::{
@@ -15,15 +15,15 @@ use serde_json::json;
 use super::{JOURNAL, KillPoint, ProxiedMesh, RESULT, WAKE};
 use crate::read;
 
-/// Where a script's questions about tasks go, and the answers to them.
+/// The subjects of a script's requests about tasks and of their replies.
 const REQUEST: &str = "construct.v1.ctl.reconciler.subtasks";
 const REPLY: &str = "_INBOX.interpreter.";
-/// What is written of a hand-over, and of a message to the parent, and of nothing else in these
-/// jobs.
+/// Text that is written for a hand-over and for a message to the parent, and for nothing else in
+/// these jobs.
 const HANDED_OVER: &str = "task.updated";
 const PARENT_MESSAGE: &str = "[Message of the subtask";
 
-/// Where the interpreter is killed.
+/// The points at which the interpreter is killed.
 const INTERPRETER_KILL_POINTS: [(&str, KillPoint); 5] = [
     ("it is not asked", KillPoint::Message(Moment::Sent, REQUEST, 1, None)),
     ("it is done, and that is not known", KillPoint::Message(Moment::Answered, REQUEST, 1, None)),
@@ -41,14 +41,14 @@ const INTERPRETER_KILL_POINTS: [(&str, KillPoint); 5] = [
     ),
 ];
 
-/// Where the reconciler is killed that hands a conversation over.
+/// The points at which the reconciler is killed during a hand-over.
 const HAND_OVER_KILL_POINTS: [(&str, KillPoint); 3] = [
     ("it is not committed", KillPoint::Commit(Moment::Sent, HANDED_OVER)),
     ("it is committed, and that is not known", KillPoint::Commit(Moment::Answered, HANDED_OVER)),
     ("it is committed, who asks is not answered", KillPoint::Message(Moment::Sent, REPLY, 1, None)),
 ];
 
-/// Where the one is killed that says something to a parent.
+/// The points at which the reconciler is killed during a message to a parent.
 const PARENT_MESSAGE_KILL_POINTS: [(&str, KillPoint); 5] = [
     ("it is not committed", KillPoint::Commit(Moment::Sent, PARENT_MESSAGE)),
     ("it is committed, and that is not known", KillPoint::Commit(Moment::Answered, PARENT_MESSAGE)),
@@ -60,8 +60,7 @@ const PARENT_MESSAGE_KILL_POINTS: [(&str, KillPoint); 5] = [
     ("it is committed, who asks is not answered", KillPoint::Message(Moment::Sent, REPLY, 1, None)),
 ];
 
-/// A conversation whose task has a title: a model call for one would be something else that is
-/// written.
+/// A conversation whose task has a title: a model call for one would write something else.
 async fn begin(proxied: &ProxiedMesh, agent: &str, name: &str) -> (Conversation, Recorder) {
     let workspace = proxied.mesh.folder(name).unwrap().display().to_string();
     let spec = TaskSpec {
@@ -75,8 +74,8 @@ async fn begin(proxied: &ProxiedMesh, agent: &str, name: &str) -> (Conversation,
     (conversation, recorder)
 }
 
-/// The task is at rest, its last turn went well, and its events are whole. Gives its agent, and its
-/// events.
+/// Waits until the task is idle, its last turn has completed, and its events are complete. Returns
+/// its agent and its events.
 async fn wait_until_idle(
     conversation: &Conversation,
     recorder: &Recorder,
@@ -160,7 +159,7 @@ async fn message_to_parent_survives(service: Service, places: &[(&str, KillPoint
     let child = parent.client().conversation(&parent.transcript().await.result().output);
     let said = child.record();
     wait_until_idle(&child, &said).await;
-    // What was said to each so far, by whoever it was, and what each has answered beside scripts.
+    // The messages to each task so far, and its answers beside scripts.
     let (mut to_parent, mut to_child) = (vec!["Go.".to_owned()], vec!["Wait."]);
     let (mut from_parent, mut from_child) = (vec![child.id().to_owned()], vec!["I wait."]);
     for (name, place) in places {

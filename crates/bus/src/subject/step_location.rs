@@ -6,12 +6,12 @@ use construct_proto::mesh::v1 as mesh;
 use super::{Address, Invalid, Pool, Question, tokens::ROOT, tokens::Tokens};
 
 /// Asks the reconciler that looks after a task where the command of its step is, and whether its
-/// looks at it fail; the answer is a `Whereabouts`. Those that look after other tasks hear it too,
+/// looks at it fail; the answer is a `StepLocation`. Those that look after other tasks hear it too,
 /// and say nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Whereabouts;
+pub struct StepLocation;
 
-impl Address for Whereabouts {
+impl Address for StepLocation {
     type Message = mesh::WhereaboutsQuestion;
 
     fn subject(&self) -> String {
@@ -30,20 +30,20 @@ impl Address for Whereabouts {
     }
 
     fn check(&self, question: &mesh::WhereaboutsQuestion) -> Result<(), Invalid> {
-        let wrong = |id: &str| Invalid::new("an id of the question is malformed", id);
+        let invalid = |id: &str| Invalid::new("an id of the question is malformed", id);
         question
             .organization_id
             .parse::<OrganizationId>()
-            .map_err(|_| wrong(&question.organization_id))?;
-        question.task_id.parse::<TaskId>().map_err(|_| wrong(&question.task_id))?;
+            .map_err(|_| invalid(&question.organization_id))?;
+        question.task_id.parse::<TaskId>().map_err(|_| invalid(&question.task_id))?;
         if !question.step_id.is_empty() {
-            question.step_id.parse::<StepId>().map_err(|_| wrong(&question.step_id))?;
+            question.step_id.parse::<StepId>().map_err(|_| invalid(&question.step_id))?;
         }
         if question.pool.is_empty() { Ok(()) } else { question.pool.parse::<Pool>().map(drop) }
     }
 }
 
-impl Question for Whereabouts {
+impl Question for StepLocation {
     type Answer = mesh::Whereabouts;
 
     const GROUP: Option<&'static str> = None;

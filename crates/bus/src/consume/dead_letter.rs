@@ -16,7 +16,7 @@ use jiff::Timestamp;
 
 use super::{Acker, Handle, Inbound, Origin, Receipt};
 use crate::{
-    Bus, dead,
+    Bus, dead_letter,
     envelope::{ORGANIZATION, OpenError, STEP, STEP_NUMBER, STEP_ROUND, TYPE},
     metrics, subject,
     topology::Stream,
@@ -27,15 +27,15 @@ use crate::{
 const FETCH_ATTEMPTS: u32 = 4;
 
 /// The pause between these.
-const FETCH_PAUSE: Duration = Duration::from_millis(500);
+const FETCH_RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// What a task is told at most of why its command could not be read. The letter has all of it.
 const MAX_REASON_CHARS: usize = 500;
 
 /// The pause when not even the letter could be published.
-const LETTER_PAUSE: Duration = Duration::from_secs(5);
+const PUBLISH_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-pub(super) async fn give_up<T: Inbound>(
+pub(super) async fn handle_unreadable<T: Inbound>(
     bus: Bus,
     stream: Stream,
     message: Message,
@@ -46,25 +46,31 @@ pub(super) async fn give_up<T: Inbound>(
     let subject = message.subject.as_str();
     if error.is_retryable() && deliveries < FETCH_ATTEMPTS {
         tracing::debug!(subject, deliveries, error = %chain(&error), "a message cannot be read yet");
-        return handle.acker.send(AckKind::Nak(Some(FETCH_PAUSE))).await;
+        return handle.acker.send(AckKind::Nak(Some(FETCH_RETRY_DELAY))).await;
     }
     let headers = message.headers.as_ref();
-    if let Some(task) = T::commanded(subject)
-        && let Some(result) = headers.and_then(|headers| unread(task, headers, deliveries, &error))
+    if let Some(task) = T::command_task(subject)
+        && let Some(result) =
+            headers.and_then(|headers| failed_result(task, headers, deliveries, &error))
         && let Err(error) = bus.publish(&subject::TaskResult::new(task), &result).await
         && error.is_retryable()
     {
-        return put_off(&handle.acker, &error).await;
+        return retry_later(&handle.acker, &error).await;
     }
     let letter = letter(subject, headers, &message.payload);
-    post(&bus, &handle.acker, stream, DeadLetter { deliveries, reason: chain(&error), ..letter })
-        .await;
+    publish_letter(
+        &bus,
+        &handle.acker,
+        stream,
+        DeadLetter { deliveries, reason: chain(&error), ..letter },
+    )
+    .await;
 }
 
 /// What became of the step of a command that cannot be read, from its headers alone: it has failed,
 /// and nobody waits for its deadline. None of a command without them, which somebody has published
 /// by hand, or a reconciler of an earlier version.
-fn unread(
+fn failed_result(
     task: TaskId,
     headers: &HeaderMap,
     deliveries: u32,
@@ -101,23 +107,23 @@ impl Bus {
     /// Gives up a message that could be read, and that nothing can be done about: it becomes a dead
     /// letter, which can be published again ([`Bus::redrive`]). Where that fails it is delivered
     /// again.
-    pub async fn bury(&self, receipt: Receipt, reason: &str) {
+    pub async fn dead_letter(&self, receipt: Receipt, reason: &str) {
         let Origin { stream, sequence, deliveries } = receipt.origin;
         let found = match self.inner.jetstream.get_stream_no_info(stream.name()).await {
             Ok(server) => server.get_raw_message(sequence).await,
-            Err(error) => return put_off(&receipt.acker, &error).await,
+            Err(error) => return retry_later(&receipt.acker, &error).await,
         };
         match found {
             Ok(message) => {
                 let letter = letter(&message.subject, Some(&message.headers), &message.payload);
                 let letter = DeadLetter { deliveries, reason: reason.to_owned(), ..letter };
-                post(self, &receipt.acker, stream, letter).await;
+                publish_letter(self, &receipt.acker, stream, letter).await;
             }
             // It was settled meanwhile.
             Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
                 receipt.acker.send(AckKind::Term).await;
             }
-            Err(error) => put_off(&receipt.acker, &error).await,
+            Err(error) => retry_later(&receipt.acker, &error).await,
         }
     }
 }
@@ -129,16 +135,16 @@ fn letter(subject: &str, headers: Option<&HeaderMap>, payload: &[u8]) -> DeadLet
         subject: subject.to_owned(),
         message_type: message_type.map(|name| name.as_str().to_owned()).unwrap_or_default(),
         payload: payload.to_vec(),
-        headers: headers.map(dead::kept).unwrap_or_default(),
+        headers: headers.map(dead_letter::kept_headers).unwrap_or_default(),
         ..DeadLetter::default()
     }
 }
 
 /// Publishes a letter, upon which its message is not delivered any more.
-async fn post(bus: &Bus, acker: &Acker, stream: Stream, letter: DeadLetter) {
+async fn publish_letter(bus: &Bus, acker: &Acker, stream: Stream, letter: DeadLetter) {
     let time = Some(timestamp(Timestamp::now()));
     let letter = DeadLetter { stream: stream.name().to_owned(), time, ..letter };
-    match bus.publish(&subject::Dead { stream }, &letter).await {
+    match bus.publish(&subject::DeadLetters { stream }, &letter).await {
         Ok(_) => {
             let DeadLetter { subject, deliveries, reason, .. } = letter;
             tracing::warn!(
@@ -147,16 +153,16 @@ async fn post(bus: &Bus, acker: &Acker, stream: Stream, letter: DeadLetter) {
                 reason,
                 "a message is given up; it is a dead letter now"
             );
-            metrics::dead(stream);
+            metrics::dead_letter(stream);
             acker.send(AckKind::Term).await;
         }
-        Err(error) => put_off(acker, &error).await,
+        Err(error) => retry_later(acker, &error).await,
     }
 }
 
-async fn put_off(acker: &Acker, error: &(dyn std::error::Error + Send + Sync)) {
+async fn retry_later(acker: &Acker, error: &(dyn std::error::Error + Send + Sync)) {
     tracing::warn!(error = chain(error), "a message could not be given up; trying again later");
-    acker.send(AckKind::Nak(Some(LETTER_PAUSE))).await;
+    acker.send(AckKind::Nak(Some(PUBLISH_RETRY_DELAY))).await;
 }
 
 /// An error with all its causes, in one line.

@@ -13,18 +13,18 @@ use super::{execute, invoke, next, options, result, task, within};
 use crate::{
     Bus, Dispatch, Pool, TaskMessage, User, subject,
     testing::NatsServer,
-    topology::{self, Stream, Unseen},
+    topology::{self, Stream, StuckMessages},
 };
 
 /// A folder in the server's store, and what it had at a time.
-struct Kept {
+struct StreamCopy {
     messages: PathBuf,
     copy: PathBuf,
 }
 
-impl Kept {
+impl StreamCopy {
     /// What a stream has now; the server is stopped for it.
-    async fn of(server: &mut NatsServer, stream: Stream) -> Self {
+    async fn take(server: &mut NatsServer, stream: Stream) -> Self {
         server.stop();
         let messages =
             folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
@@ -36,7 +36,7 @@ impl Kept {
     }
 
     /// Has the stream begin anew with what was kept, and leaves its consumers as they are.
-    async fn bring_back(&self, server: &mut NatsServer) {
+    async fn restore(&self, server: &mut NatsServer) {
         server.stop();
         fs::remove_dir_all(&self.messages).unwrap();
         copy_files(&self.copy, &self.messages);
@@ -65,7 +65,7 @@ fn copy_files(from: &Path, to: &Path) {
 
 /// Takes a message out of the file that it stands in, as a disk does that is full for a moment: the
 /// server has given it a number.
-async fn cut_out(server: &mut NatsServer, stream: Stream, number: u64) {
+async fn remove_record(server: &mut NatsServer, stream: Stream, number: u64) {
     server.stop();
     let messages =
         folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
@@ -101,7 +101,7 @@ fn model(number: u128) -> subject::ModelInvoke {
 }
 
 /// Sends as many commands, and has them worked on.
-async fn work(bus: &Bus, commands: u128) {
+async fn process_commands(bus: &Bus, commands: u128) {
     let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
     for number in 1..=commands {
         bus.publish_once(&model(number), &invoke(task(number), 1)).await.expect("sent");
@@ -113,21 +113,21 @@ async fn work(bus: &Bus, commands: u128) {
     .await;
 }
 
-async fn look_twice(bus: &Bus) {
-    let mut unseen = Unseen::default();
-    unseen.look(&bus.inner.jetstream).await.expect("the server answers");
-    assert!(!unseen.is_empty());
-    unseen.look(&bus.inner.jetstream).await.expect("the server answers");
-    assert!(unseen.is_empty());
+async fn check_twice(bus: &Bus) {
+    let mut stuck_messages = StuckMessages::default();
+    stuck_messages.check(&bus.inner.jetstream).await.expect("the server answers");
+    assert!(!stuck_messages.is_empty());
+    stuck_messages.check(&bus.inner.jetstream).await.expect("the server answers");
+    assert!(stuck_messages.is_empty());
 }
 
 #[tokio::test]
 async fn commands_that_are_stored_where_lost_ones_were_are_delivered() {
     let mut server = NatsServer::start().await;
     server.bus().await;
-    let kept = Kept::of(&mut server, Stream::Model).await;
-    work(&connected(&server).await, 3).await;
-    kept.bring_back(&mut server).await;
+    let copy = StreamCopy::take(&mut server, Stream::Model).await;
+    process_commands(&connected(&server).await, 3).await;
+    copy.restore(&mut server).await;
 
     let bus = connected(&server).await;
     assert_eq!(
@@ -148,10 +148,10 @@ async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() 
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
     bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent");
-    let kept = Kept::of(&mut server, Stream::Model).await;
-    work(&connected(&server).await, 2).await;
+    let copy = StreamCopy::take(&mut server, Stream::Model).await;
+    process_commands(&connected(&server).await, 2).await;
     // So that the consumer is not ahead.
-    kept.bring_back(&mut server).await;
+    copy.restore(&mut server).await;
     let bus = connected(&server).await;
     for number in [5, 6] {
         bus.publish_once(&model(number), &invoke(task(number), 1)).await.expect("sent");
@@ -165,7 +165,7 @@ async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() 
     let delivery = next(&mut consumer).await;
     assert_eq!(delivery.task, task(6));
 
-    look_twice(&bus).await;
+    check_twice(&bus).await;
     assert_eq!(
         bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent"),
         Dispatch::Published
@@ -188,20 +188,20 @@ async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
     let bus = server.bus().await;
     let (task, number) = (task(1), partition::for_task(task(1)));
     bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
-    let kept = Kept::of(&mut server, Stream::Task).await;
+    let copy = StreamCopy::take(&mut server, Stream::Task).await;
     let bus_before = connected(&server).await;
     let mut consumer = bus_before.consume_tasks(number, options(4));
     next(&mut consumer).await.receipt.ack().await;
     within("the queue to be empty", async {
-        while bus_before.result_waits(task, super::step(1)).await.expect("the server says") {}
+        while bus_before.has_queued_result(task, super::step(1)).await.expect("the server says") {}
     })
     .await;
     drop((bus, consumer));
-    kept.bring_back(&mut server).await;
+    copy.restore(&mut server).await;
 
     let bus = connected(&server).await;
     let mut consumer = bus.consume_tasks(number, options(4));
-    look_twice(&bus).await;
+    check_twice(&bus).await;
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
     again.receipt.ack().await;
@@ -210,11 +210,11 @@ async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
 #[tokio::test]
 async fn a_queue_that_cannot_be_looked_through_keeps_nothing_in_another_one_from_being_found() {
     let mut server = NatsServer::start().await;
-    let (bus, task) = among_lost_ones(&mut server, 2).await;
-    server.remove(Stream::Model).await;
-    let mut unseen = Unseen::default();
+    let (bus, task) = stuck_second_message(&mut server, 2).await;
+    server.remove_stream(Stream::Model).await;
+    let mut stuck_messages = StuckMessages::default();
     for _ in 0..2 {
-        let error = unseen.look(&bus.inner.jetstream).await.expect_err("a queue is gone");
+        let error = stuck_messages.check(&bus.inner.jetstream).await.expect_err("a queue is gone");
         assert!(error.to_string().contains(Stream::Model.name()), "{error}");
     }
     let mut consumer = bus.consume_tasks(partition::for_task(task), options(4));
@@ -230,7 +230,7 @@ async fn a_consumer_whose_folder_is_gone_is_made_anew() {
     let task = super::tasks_of_first_partition().next().expect("there are some");
     let number = partition::for_task(task);
     bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
-    fs::remove_dir_all(of_consumer(&server, &topology::task_consumer(number).durable)).unwrap();
+    fs::remove_dir_all(consumer_folder(&server, &topology::task_consumer(number).durable)).unwrap();
     bus.ensure_topology().await.expect("it is made anew");
     bus.ensure_topology().await.expect("as it is wanted");
     let mut consumer = bus.consume_tasks(number, options(4));
@@ -239,15 +239,15 @@ async fn a_consumer_whose_folder_is_gone_is_made_anew() {
 
 /// Takes the consumer of a partition away, and has the server refuse to make another one in its
 /// place.
-async fn refuse(server: &NatsServer, bus: &Bus, partition: u16) -> String {
+async fn block_consumer(server: &NatsServer, bus: &Bus, partition: u16) -> String {
     let durable = topology::task_consumer(partition).durable;
-    let folder = of_consumer(server, &durable);
-    take_away(bus, &durable).await;
+    let folder = consumer_folder(server, &durable);
+    delete_consumer(bus, &durable).await;
     fs::write(folder, "no folder").unwrap();
     durable
 }
 
-async fn take_away(bus: &Bus, durable: &str) {
+async fn delete_consumer(bus: &Bus, durable: &str) {
     let taken = bus.inner.jetstream.delete_consumer_from_stream(durable, Stream::Task.name()).await;
     taken.expect("it is there");
 }
@@ -257,8 +257,8 @@ async fn a_consumer_that_cannot_be_made_keeps_no_other_from_being_so() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let row = topology::task_consumer(1);
-    let first = refuse(&server, &bus, 0).await;
-    take_away(&bus, &row.durable).await;
+    let first = block_consumer(&server, &bus, 0).await;
+    delete_consumer(&bus, &row.durable).await;
     let refused = bus.ensure_topology().await.expect_err("the first one has no place");
     assert!(refused.is_refusal() && refused.to_string().contains(&first), "{refused:?}");
     topology::find_consumer(&bus.inner.jetstream, &row).await.expect("it was made all the same");
@@ -267,11 +267,12 @@ async fn a_consumer_that_cannot_be_made_keeps_no_other_from_being_so() {
 #[tokio::test]
 async fn a_consumer_that_cannot_be_made_keeps_no_message_of_another_one_from_being_found() {
     let mut server = NatsServer::start().await;
-    let (bus, task) = among_lost_ones(&mut server, 2).await;
+    let (bus, task) = stuck_second_message(&mut server, 2).await;
     let number = partition::for_task(task);
-    refuse(&server, &bus, (number + 1) % partition::COUNT).await;
+    block_consumer(&server, &bus, (number + 1) % partition::COUNT).await;
     let stop = CancellationToken::new();
-    let keeping = tokio::spawn(server.bus_of(User::Reconciler).await.keep_topology(stop.clone()));
+    let keeping =
+        tokio::spawn(server.bus_for(User::Reconciler).await.maintain_topology(stop.clone()));
     // Now it has something to bring about.
     bus.inner.jetstream.delete_stream(Stream::Spending.name()).await.expect("it is there");
     // It looks only now and then.
@@ -287,7 +288,7 @@ async fn a_consumer_that_cannot_be_made_keeps_no_message_of_another_one_from_bei
 }
 
 /// Where the server keeps what it knows of a consumer of tasks.
-fn of_consumer(server: &NatsServer, durable: &str) -> PathBuf {
+fn consumer_folder(server: &NatsServer, durable: &str) -> PathBuf {
     folder(&server.store(), Stream::Task.name())
         .expect("the stream has a folder")
         .join("obs")
@@ -306,15 +307,15 @@ async fn commands_that_cannot_be_read_make_way_for_others() {
     for number in 1..=4 {
         bus.publish_once(&code(number), &execute(task(number), 1)).await.expect("sent");
     }
-    cut_out(&mut server, Stream::Code, 2).await;
+    remove_record(&mut server, Stream::Code, 2).await;
 
     let bus = connected(&server).await;
     let mut consumer = bus.consume_code(&pool, options(4));
     next(&mut consumer).await.receipt.ack().await;
-    let nothing = tokio::time::timeout(LOOKED, consumer.next()).await;
+    let nothing = tokio::time::timeout(PULLER_CHECK_TIME, consumer.next()).await;
     assert!(nothing.is_err(), "the server got better: {nothing:?}");
     // As who looks: it may.
-    look_twice(&server.bus_of(User::Reconciler).await).await;
+    check_twice(&server.bus_for(User::Reconciler).await).await;
     assert_eq!(
         bus.publish_once(&code(3), &execute(task(3), 1)).await.expect("sent"),
         Dispatch::Published
@@ -330,39 +331,39 @@ async fn a_result_that_cannot_be_read_makes_way_for_others_that_can() {
     for &task in &tasks {
         bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
     }
-    cut_out(&mut server, Stream::Task, 2).await;
+    remove_record(&mut server, Stream::Task, 2).await;
 
-    let reconciler = server.bus_of(User::Reconciler).await;
-    let mut unseen = Unseen::default();
-    unseen.look(&reconciler.inner.jetstream).await.expect("the server answers");
-    assert!(unseen.is_empty(), "the first one can be read");
+    let reconciler = server.bus_for(User::Reconciler).await;
+    let mut stuck_messages = StuckMessages::default();
+    stuck_messages.check(&reconciler.inner.jetstream).await.expect("the server answers");
+    assert!(stuck_messages.is_empty(), "the first one can be read");
     let bus = connected(&server).await;
     let mut consumer = bus.consume_tasks(partition::for_task(tasks[0]), options(4));
     next(&mut consumer).await.receipt.ack().await;
-    let nothing = tokio::time::timeout(LOOKED, consumer.next()).await;
+    let nothing = tokio::time::timeout(PULLER_CHECK_TIME, consumer.next()).await;
     assert!(nothing.is_err(), "the server got better: {nothing:?}");
-    look_twice(&reconciler).await;
-    assert_eq!(server.messages(Stream::Task).await, 0);
+    check_twice(&reconciler).await;
+    assert_eq!(server.message_count(Stream::Task).await, 0);
     bus.publish(&subject::TaskResult::new(tasks[2]), &result(tasks[2], 1)).await.expect("sent");
     next(&mut consumer).await.receipt.ack().await;
 }
 
 /// A queue with the second of these messages, that its consumer takes for settled. It takes the
 /// others for under way, which are gone.
-async fn among_lost_ones(server: &mut NatsServer, messages: usize) -> (Bus, TaskId) {
+async fn stuck_second_message(server: &mut NatsServer, messages: usize) -> (Bus, TaskId) {
     let bus = server.bus().await;
     let tasks: Vec<_> = super::tasks_of_first_partition().take(messages).collect();
     for &task in &tasks {
         bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
     }
-    let all = Kept::of(server, Stream::Task).await;
+    let all = StreamCopy::take(server, Stream::Task).await;
     let bus = connected(server).await;
     let stream = bus.inner.jetstream.get_stream(Stream::Task.name()).await.expect("it is there");
     for sequence in (1..=messages as u64).filter(|&sequence| sequence != 2) {
         stream.delete_message(sequence).await.expect("it is there");
     }
-    let second = Kept::of(server, Stream::Task).await;
-    all.bring_back(server).await;
+    let second = StreamCopy::take(server, Stream::Task).await;
+    all.restore(server).await;
 
     let bus = connected(server).await;
     let mut consumer = bus.consume_tasks(partition::for_task(tasks[0]), options(4));
@@ -372,25 +373,25 @@ async fn among_lost_ones(server: &mut NatsServer, messages: usize) -> (Bus, Task
     }
     deliveries.swap_remove(1).receipt.ack().await;
     within("it to be settled", async {
-        while bus.result_waits(tasks[1], super::step(1)).await.expect("the server says") {}
+        while bus.has_queued_result(tasks[1], super::step(1)).await.expect("the server says") {}
     })
     .await;
     drop((deliveries, consumer));
-    second.bring_back(server).await;
+    second.restore(server).await;
     let bus = connected(server).await;
-    tokio::time::sleep(LOOKED).await;
+    tokio::time::sleep(PULLER_CHECK_TIME).await;
     (bus, tasks[1])
 }
 
 /// The consumer's own look, at what it takes for under way, is behind.
-const LOOKED: Duration = Duration::from_secs(2);
+const PULLER_CHECK_TIME: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_lost() {
     let mut server = NatsServer::start().await;
-    let (bus, task) = among_lost_ones(&mut server, 2).await;
+    let (bus, task) = stuck_second_message(&mut server, 2).await;
     let mut consumer = bus.consume_tasks(partition::for_task(task), options(4));
-    look_twice(&bus).await;
+    check_twice(&bus).await;
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
     again.receipt.ack().await;
@@ -399,15 +400,15 @@ async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_l
 #[tokio::test]
 async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_under_way_for_ever() {
     let mut server = NatsServer::start().await;
-    let (bus, task) = among_lost_ones(&mut server, 3).await;
+    let (bus, task) = stuck_second_message(&mut server, 3).await;
     let mut consumer = bus.consume_tasks(partition::for_task(task), options(4));
-    let mut unseen = Unseen::with_patience(LOOKED.mul_f32(1.5));
+    let mut stuck_messages = StuckMessages::with_max_settle_time(PULLER_CHECK_TIME.mul_f32(1.5));
     for _ in 0..2 {
-        unseen.look(&bus.inner.jetstream).await.expect("the server answers");
-        let nothing = tokio::time::timeout(LOOKED, consumer.next()).await;
-        assert!(nothing.is_err() && unseen.is_empty(), "it may be under way: {nothing:?}");
+        stuck_messages.check(&bus.inner.jetstream).await.expect("the server answers");
+        let nothing = tokio::time::timeout(PULLER_CHECK_TIME, consumer.next()).await;
+        assert!(nothing.is_err() && stuck_messages.is_empty(), "it may be under way: {nothing:?}");
     }
-    unseen.look(&bus.inner.jetstream).await.expect("the server answers");
+    stuck_messages.check(&bus.inner.jetstream).await.expect("the server answers");
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
     again.receipt.ack().await;
@@ -435,13 +436,15 @@ async fn a_command_that_cannot_be_removed_is_skipped_when_it_is_the_first_and_no
         }
         queued
     };
-    topology::skip(&bus.inner.jetstream, row, 2).await.expect("the server answers");
+    topology::purge_first(&bus.inner.jetstream, row, 2).await.expect("the server answers");
     assert_eq!(queued().await, [true, true, true]);
-    topology::skip(&bus.inner.jetstream, row, 1).await.expect("the server answers");
+    topology::purge_first(&bus.inner.jetstream, row, 1).await.expect("the server answers");
     assert_eq!(queued().await, [false, true, true]);
     // The last one that there is.
     for sequence in [2, 3] {
-        topology::skip(&bus.inner.jetstream, row, sequence).await.expect("the server answers");
+        topology::purge_first(&bus.inner.jetstream, row, sequence)
+            .await
+            .expect("the server answers");
     }
     assert_eq!(queued().await, [false, false, false]);
     assert_eq!(

@@ -7,7 +7,7 @@ use crate::{
     Bus, Message,
     control::subscribe,
     publish::Error as PublishError,
-    subject::{Address, BreakerCensus, BreakerNews, StateNews},
+    subject::{Address, BreakerUpdate, BreakersRequest, StateUpdate},
 };
 
 impl Bus {
@@ -15,30 +15,33 @@ impl Bus {
     ///
     /// # Errors
     /// When the payload names another process, or the client is closed.
-    pub async fn tell_breaker(
+    pub async fn publish_breaker(
         &self,
-        address: &BreakerNews,
-        news: &mesh::BreakerChanged,
+        address: &BreakerUpdate,
+        update: &mesh::BreakerChanged,
     ) -> Result<(), PublishError> {
-        self.tell(address, news).await
+        self.publish_core(address, update).await
     }
 
     /// Asks all processes of the providers service to say again which of their breakers are open.
     ///
     /// # Errors
     /// When the client is closed.
-    pub async fn want_breakers(&self, wanted: &mesh::BreakersWanted) -> Result<(), PublishError> {
-        self.tell(&BreakerCensus, wanted).await
+    pub async fn request_breakers(
+        &self,
+        request: &mesh::BreakersWanted,
+    ) -> Result<(), PublishError> {
+        self.publish_core(&BreakersRequest, request).await
     }
 
     /// Hears how breakers of all processes change, one's own included. Survives reconnects.
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn hear_breakers(
+    pub async fn subscribe_breakers(
         &self,
     ) -> Result<BoxStream<'static, mesh::BreakerChanged>, subscribe::Error> {
-        self.hear(BreakerNews::filter()).await
+        self.subscribe_decoded(BreakerUpdate::filter()).await
     }
 
     /// Hears which processes want to be told about open breakers, oneself included. Survives
@@ -46,22 +49,22 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn hear_breakers_wanted(
+    pub async fn subscribe_breaker_requests(
         &self,
     ) -> Result<BoxStream<'static, mesh::BreakersWanted>, subscribe::Error> {
-        self.hear(BreakerCensus.subject()).await
+        self.subscribe_decoded(BreakersRequest.subject()).await
     }
 
     /// Tells all gateways that a document has changed.
     ///
     /// # Errors
     /// When the payload names another organization, or the client is closed.
-    pub async fn tell_state(
+    pub async fn publish_state(
         &self,
-        address: &StateNews,
+        address: &StateUpdate,
         changed: &mesh::StateChanged,
     ) -> Result<(), PublishError> {
-        self.tell(address, changed).await
+        self.publish_core(address, changed).await
     }
 
     /// Hears which documents of an organization change, through this gateway and others. Survives
@@ -69,14 +72,14 @@ impl Bus {
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn hear_states(
+    pub async fn subscribe_states(
         &self,
-        address: &StateNews,
+        address: &StateUpdate,
     ) -> Result<BoxStream<'static, mesh::StateChanged>, subscribe::Error> {
-        self.hear(address.subject()).await
+        self.subscribe_decoded(address.subject()).await
     }
 
-    pub(crate) async fn tell<A: Address>(
+    pub(crate) async fn publish_core<A: Address>(
         &self,
         address: &A,
         message: &A::Message,
@@ -90,7 +93,7 @@ impl Bus {
             .map_err(|error| PublishError::Rejected { retryable: false, source: error.into() })
     }
 
-    pub(crate) async fn hear<M: Message>(
+    pub(crate) async fn subscribe_decoded<M: Message>(
         &self,
         filter: String,
     ) -> Result<BoxStream<'static, M>, subscribe::Error> {

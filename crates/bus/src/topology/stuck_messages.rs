@@ -30,15 +30,15 @@ use super::{
 
 /// How long a result, or something else that is soon done with, may be under way. Messages that
 /// only seem to be are so for ever.
-const UNDER_WAY: Duration = Duration::from_secs(60);
+const MAX_SETTLE_TIME: Duration = Duration::from_secs(60);
 
 /// What the last look found, by consumer.
 #[derive(Debug)]
-pub(crate) struct Unseen {
+pub(crate) struct StuckMessages {
     /// How long what is soon done with may seem to be under way.
-    under_way: Duration,
+    max_settle_time: Duration,
     /// The server may be about to remove it; at the next look it is known to stay.
-    found: HashMap<String, Found>,
+    found: HashMap<String, Leftover>,
     /// The oldest message that a worker seems to have, and since when it is the oldest.
     taken: HashMap<String, (u64, Instant)>,
     /// The oldest message of a queue, where it cannot be read.
@@ -46,7 +46,7 @@ pub(crate) struct Unseen {
 }
 
 /// Whose messages are looked through.
-struct Of<'a> {
+struct Queue<'a> {
     stream: &'a StreamRow,
     consumer: &'a ConsumerRow,
     /// Whether all messages of the stream are its.
@@ -55,17 +55,17 @@ struct Of<'a> {
 
 /// Messages that should be gone.
 #[derive(Debug, Clone, Copy)]
-struct Found {
+struct Leftover {
     /// The number of the oldest.
     oldest: u64,
     /// Up to here everything is settled, as the consumer has it.
     settled: u64,
 }
 
-impl Default for Unseen {
+impl Default for StuckMessages {
     fn default() -> Self {
         Self {
-            under_way: UNDER_WAY,
+            max_settle_time: MAX_SETTLE_TIME,
             found: HashMap::new(),
             taken: HashMap::new(),
             unreadable: HashMap::new(),
@@ -73,10 +73,10 @@ impl Default for Unseen {
     }
 }
 
-impl Unseen {
+impl StuckMessages {
     #[cfg(test)]
-    pub(crate) fn with_patience(under_way: Duration) -> Self {
-        Self { under_way, ..Self::default() }
+    pub(crate) fn with_max_settle_time(max_settle_time: Duration) -> Self {
+        Self { max_settle_time, ..Self::default() }
     }
 
     /// Looks for messages that their consumers take for settled, and does something about those
@@ -89,10 +89,13 @@ impl Unseen {
     /// # Errors
     /// The first of those that came up. All others are looked through: a queue that the server
     /// cannot read any more keeps nothing else from being found.
-    pub(crate) async fn look(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
+    pub(crate) async fn check(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
         let rows = all_consumers(jetstream).await?;
         // What is not come to is looked at twice again.
-        let before = std::mem::replace(self, Self { under_way: self.under_way, ..Self::default() });
+        let before = std::mem::replace(
+            self,
+            Self { max_settle_time: self.max_settle_time, ..Self::default() },
+        );
         let mut failed = None;
         for row in streams().iter().filter(|row| row.retention == Retention::WorkQueue) {
             match state(jetstream, row).await {
@@ -106,13 +109,13 @@ impl Unseen {
             let of_stream: Vec<_> =
                 rows.iter().filter(|consumer| consumer.stream == row.stream).collect();
             for consumer in &of_stream {
-                let of = Of { stream: row, consumer, is_only: of_stream.len() == 1 };
-                if let Err(error) = self.look_at(jetstream, &of, &before).await {
+                let queue = Queue { stream: row, consumer, is_only: of_stream.len() == 1 };
+                if let Err(error) = self.check_consumer(jetstream, &queue, &before).await {
                     failed.get_or_insert(error);
                 }
             }
-            if may_be_read(row.stream)
-                && let Err(error) = self.look_for_unreadable(jetstream, row, &before).await
+            if is_readable(row.stream)
+                && let Err(error) = self.check_unreadable(jetstream, row, &before).await
             {
                 failed.get_or_insert(error);
             }
@@ -120,32 +123,32 @@ impl Unseen {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn look_at(
+    async fn check_consumer(
         &mut self,
         jetstream: &jetstream::Context,
-        of: &Of<'_>,
+        queue: &Queue<'_>,
         before: &Self,
     ) -> Result<(), Error> {
-        let durable = &of.consumer.durable;
+        let durable = &queue.consumer.durable;
         // In this order: what is settled was removed from the stream by the time it is looked at.
-        let state = ensure_consumer(jetstream, of.consumer).await?;
+        let state = ensure_consumer(jetstream, queue.consumer).await?;
         let (settled, delivered) =
-            (settled(state.cached_info()), state.cached_info().delivered.stream_sequence);
-        let Some(oldest) = oldest(jetstream, of).await? else { return Ok(()) };
+            (settled_sequence(state.cached_info()), state.cached_info().delivered.stream_sequence);
+        let Some(oldest) = oldest(jetstream, queue).await? else { return Ok(()) };
         if oldest <= settled {
             return match before.found.get(durable).filter(|before| before.oldest == oldest) {
-                Some(before) => release(jetstream, of, *before).await,
+                Some(before) => release(jetstream, queue, *before).await,
                 None => {
-                    self.found.insert(durable.clone(), Found { oldest, settled });
+                    self.found.insert(durable.clone(), Leftover { oldest, settled });
                     Ok(())
                 }
             };
         }
-        if oldest <= delivered && is_soon_done(of.stream.stream) {
+        if oldest <= delivered && settles_soon(queue.stream.stream) {
             let known = before.taken.get(durable).filter(|(known, _)| *known == oldest);
             let since = known.map_or_else(Instant::now, |(_, since)| *since);
-            if since.elapsed() > self.under_way {
-                return release(jetstream, of, Found { oldest, settled }).await;
+            if since.elapsed() > self.max_settle_time {
+                return release(jetstream, queue, Leftover { oldest, settled }).await;
             }
             self.taken.insert(durable.clone(), (oldest, since));
         }
@@ -155,7 +158,7 @@ impl Unseen {
     /// Looks whether a queue begins with what cannot be read. It is emptied then, if it stays so:
     /// of commands those that are wanted are sent again; of others nothing is lost that could still
     /// be read, because that is settled first.
-    async fn look_for_unreadable(
+    async fn check_unreadable(
         &mut self,
         jetstream: &jetstream::Context,
         row: &StreamRow,
@@ -166,7 +169,7 @@ impl Unseen {
         };
         let stays = before.unreadable.get(row.stream.name()) == Some(&sequence);
         if stays && (is_all || is_commands(row.stream)) {
-            return empty(jetstream, row).await;
+            return purge(jetstream, row).await;
         }
         self.unreadable.insert(row.stream.name(), sequence);
         Ok(())
@@ -181,7 +184,7 @@ impl Unseen {
 /// Up to where a consumer takes everything for settled. It counts messages as under way that its
 /// stream has lost, and when it lets go of them it does not go on counting from there until it is
 /// told of another one.
-const fn settled(info: &Info) -> u64 {
+const fn settled_sequence(info: &Info) -> u64 {
     if info.num_ack_pending == 0 {
         info.delivered.stream_sequence
     } else {
@@ -190,7 +193,7 @@ const fn settled(info: &Info) -> u64 {
 }
 
 /// Whether who looks may read what it has: of others it is not their business.
-const fn may_be_read(stream: Stream) -> bool {
+const fn is_readable(stream: Stream) -> bool {
     matches!(stream, Stream::Task | Stream::Model | Stream::Code)
 }
 
@@ -201,13 +204,13 @@ const fn is_commands(stream: Stream) -> bool {
 
 /// Whether its messages are soon done with, however much there is to do about them, and may be
 /// delivered again.
-const fn is_soon_done(stream: Stream) -> bool {
+const fn settles_soon(stream: Stream) -> bool {
     matches!(stream, Stream::Task | Stream::Spending | Stream::Slack)
 }
 
 /// Makes a consumer anew that has delivered what its stream does not have yet: it would leave out
 /// as many messages as it is ahead.
-pub(crate) async fn keep_behind(
+pub(crate) async fn recreate_if_ahead(
     jetstream: &jetstream::Context,
     row: &ConsumerRow,
     consumer: &Consumer<pull::Config>,
@@ -233,22 +236,26 @@ pub(crate) async fn keep_behind(
         last,
         "the consumer is ahead of its stream, of which the server has lost the end; making it anew"
     );
-    make_anew(jetstream, row).await
+    recreate(jetstream, row).await
 }
 
 /// Does something about the messages that were found and have stayed.
-async fn release(jetstream: &jetstream::Context, of: &Of<'_>, found: Found) -> Result<(), Error> {
-    let (consumer, mut sequence) = (&of.consumer.durable, found.oldest);
-    if !is_commands(of.stream.stream) {
+async fn release(
+    jetstream: &jetstream::Context,
+    queue: &Queue<'_>,
+    found: Leftover,
+) -> Result<(), Error> {
+    let (consumer, mut sequence) = (&queue.consumer.durable, found.oldest);
+    if !is_commands(queue.stream.stream) {
         tracing::warn!(
             consumer,
             sequence,
             "a message stands in the queue that its consumer takes for settled; making the consumer anew"
         );
-        return make_anew(jetstream, of.consumer).await;
+        return recreate(jetstream, queue.consumer).await;
     }
-    let stream = jetstream.get_stream_no_info(of.stream.stream.name()).await;
-    let stream = stream.map_err(|error| failed(of.stream, error))?;
+    let stream = jetstream.get_stream_no_info(queue.stream.stream.name()).await;
+    let stream = stream.map_err(|error| failed(queue.stream, error))?;
     // All of them: the last one's task would not wait as long as it takes to find each.
     while sequence <= found.settled {
         tracing::warn!(
@@ -260,14 +267,14 @@ async fn release(jetstream: &jetstream::Context, of: &Of<'_>, found: Found) -> R
             // Somebody else may have been faster; the next look shows it.
             tracing::warn!(consumer, sequence, %error, "the command could not be removed");
             // To remove what else cannot be read may end that server.
-            let is_unreadable = error.to_string().contains(DID_NOT_MATCH);
+            let is_unreadable = error.to_string().contains(NOT_FOUND_BY_SEQUENCE);
             return if is_unreadable {
-                empty(jetstream, of.stream).await
+                purge(jetstream, queue.stream).await
             } else {
-                skip(jetstream, of.stream, sequence).await
+                purge_first(jetstream, queue.stream, sequence).await
             };
         }
-        match oldest(jetstream, of).await? {
+        match oldest(jetstream, queue).await? {
             Some(next) => sequence = next,
             None => break,
         }
@@ -276,7 +283,7 @@ async fn release(jetstream: &jetstream::Context, of: &Of<'_>, found: Found) -> R
 }
 
 /// What the server says of a message that it does not find by its number.
-const DID_NOT_MATCH: &str = "did not match";
+const NOT_FOUND_BY_SEQUENCE: &str = "did not match";
 
 /// The first message of a queue, which cannot be read.
 struct Unreadable {
@@ -314,7 +321,7 @@ async fn unreadable(
 
 /// Takes everything out of a queue, also what cannot be read: its next messages are stored in
 /// another file.
-async fn empty(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Error> {
+async fn purge(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Error> {
     tracing::warn!(
         stream = row.stream.name(),
         "the queue has messages that NATS cannot read any more, as after its disk was full; it is emptied"
@@ -329,7 +336,7 @@ async fn empty(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Er
 /// Empties a stream up to a message that is its first and cannot be removed: a server that was
 /// killed may count one that is not there (<https://github.com/nats-io/nats-server/issues/3996>),
 /// and would refuse others of its subject.
-pub(crate) async fn skip(
+pub(crate) async fn purge_first(
     jetstream: &jetstream::Context,
     row: &StreamRow,
     sequence: u64,
@@ -344,7 +351,7 @@ pub(crate) async fn skip(
     found.purge().sequence(sequence + 1).await.map(drop).map_err(|error| failed(row, error))
 }
 
-async fn make_anew(jetstream: &jetstream::Context, row: &ConsumerRow) -> Result<(), Error> {
+async fn recreate(jetstream: &jetstream::Context, row: &ConsumerRow) -> Result<(), Error> {
     let deleted = jetstream.delete_consumer_from_stream(&row.durable, row.stream.name()).await;
     deleted.map_err(|error| Error::Consumer {
         consumer: row.durable.clone(),
@@ -365,16 +372,16 @@ async fn state(jetstream: &jetstream::Context, row: &StreamRow) -> Result<State,
 }
 
 /// The number of the oldest message that is for a consumer.
-async fn oldest(jetstream: &jetstream::Context, of: &Of<'_>) -> Result<Option<u64>, Error> {
-    if of.is_only {
-        let state = state(jetstream, of.stream).await?;
+async fn oldest(jetstream: &jetstream::Context, queue: &Queue<'_>) -> Result<Option<u64>, Error> {
+    if queue.is_only {
+        let state = state(jetstream, queue.stream).await?;
         return Ok((state.messages > 0).then_some(state.first_sequence));
     }
-    let found = jetstream.get_stream_no_info(of.stream.stream.name()).await;
-    let found = found.map_err(|error| failed(of.stream, error))?;
-    match found.get_first_raw_message_by_subject(&of.consumer.filter, 1).await {
+    let found = jetstream.get_stream_no_info(queue.stream.stream.name()).await;
+    let found = found.map_err(|error| failed(queue.stream, error))?;
+    match found.get_first_raw_message_by_subject(&queue.consumer.filter, 1).await {
         Ok(message) => Ok(Some(message.sequence)),
         Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-        Err(error) => Err(failed(of.stream, error)),
+        Err(error) => Err(failed(queue.stream, error)),
     }
 }

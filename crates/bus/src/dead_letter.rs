@@ -1,4 +1,4 @@
-//! Dead letters: reading them, publishing them again where they were found, and removing them.
+//! DeadLetters letters: reading them, publishing them again where they were found, and removing them.
 
 use std::collections::HashMap;
 
@@ -14,13 +14,13 @@ use construct_proto::mesh::v1::DeadLetter;
 use crate::{
     Bus,
     envelope::{BLOB, ORGANIZATION, OpenError, STEP, STEP_NUMBER, STEP_ROUND, TYPE},
-    publish::{self, DEADLINE, Expect, Refusal},
-    subject::{Address as _, Dead},
+    publish::{self, DEADLINE, Expectation, Refusal},
+    subject::{Address as _, DeadLetters},
     topology::{Stream, streams},
 };
 
 /// Where letters of all streams are.
-const ALL: &str = "construct.v1.dead.>";
+const ALL_LETTERS: &str = "construct.v1.dead.>";
 
 /// Why nothing could be done about a letter.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub enum Error {
     /// Its message is a command. Its step has failed, and what is tried again the reconciler
     /// commands anew.
     #[error(
-        "the message of the dead letter is a command: its step has failed, and what is tried again is commanded anew"
+        "the message of the dead letter is a command: its step has failed, and what is tried again is command_step anew"
     )]
     Command,
     /// It names a subject of another stream than the one it was found in.
@@ -55,14 +55,14 @@ pub enum Error {
 
 /// A letter and its number.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Numbered {
+pub struct StoredLetter {
     /// Its sequence in the stream.
     pub number: u64,
     /// What it says.
     pub letter: DeadLetter,
 }
 
-impl Numbered {
+impl StoredLetter {
     /// Whether its message can be published again, and may be.
     ///
     /// # Errors
@@ -87,12 +87,12 @@ impl Bus {
     ///
     /// # Errors
     /// [`Error::Server`].
-    pub async fn dead_letters(&self, after: u64, limit: usize) -> Result<Vec<Numbered>, Error> {
-        let stream = self.dead_stream().await?;
+    pub async fn dead_letters(&self, after: u64, limit: usize) -> Result<Vec<StoredLetter>, Error> {
+        let stream = self.dead_letter_stream().await?;
         let (mut found, mut next) = (Vec::new(), after.saturating_add(1));
         while found.len() < limit {
             // The next that is there, however many are gone between.
-            let message = match stream.get_first_raw_message_by_subject(ALL, next).await {
+            let message = match stream.get_first_raw_message_by_subject(ALL_LETTERS, next).await {
                 Ok(message) => message,
                 Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => break,
                 Err(error) => return Err(server(error)),
@@ -113,8 +113,8 @@ impl Bus {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Read`], [`Error::Server`].
-    pub async fn dead_letter(&self, number: u64) -> Result<Numbered, Error> {
-        let stream = self.dead_stream().await?;
+    pub async fn find_dead_letter(&self, number: u64) -> Result<StoredLetter, Error> {
+        let stream = self.dead_letter_stream().await?;
         self.letter(&stream, number).await
     }
 
@@ -128,7 +128,7 @@ impl Bus {
     /// # Errors
     /// All of [`Error`].
     pub async fn redrive(&self, number: u64) -> Result<(), Error> {
-        let stream = self.dead_stream().await?;
+        let stream = self.dead_letter_stream().await?;
         let found = self.letter(&stream, number).await?;
         found.check()?;
         let DeadLetter { subject, headers, payload, .. } = found.letter;
@@ -136,8 +136,9 @@ impl Bus {
         for (name, value) in headers {
             sent.insert(name, value);
         }
-        let sealed = crate::envelope::Sealed { headers: sent, payload: payload.into() };
-        match self.deliver(&subject, sealed, Expect::unique(self.unique_id()), DEADLINE).await {
+        let sealed = crate::envelope::SealedMessage { headers: sent, payload: payload.into() };
+        match self.deliver(&subject, sealed, Expectation::unique(self.unique_id()), DEADLINE).await
+        {
             Ok(_) => {}
             Err(Refusal::Failed(error)) => return Err(Error::Publish(error)),
             Err(Refusal::WrongLast) => return Err(Error::Publish(publish::unexpected_refusal())),
@@ -149,8 +150,8 @@ impl Bus {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Server`].
-    pub async fn drop_dead(&self, number: u64) -> Result<(), Error> {
-        let stream = self.dead_stream().await?;
+    pub async fn remove_dead_letter(&self, number: u64) -> Result<(), Error> {
+        let stream = self.dead_letter_stream().await?;
         self.remove_letter(&stream, number).await
     }
 
@@ -168,7 +169,7 @@ impl Bus {
         }
     }
 
-    async fn letter(&self, stream: &Server, number: u64) -> Result<Numbered, Error> {
+    async fn letter(&self, stream: &Server, number: u64) -> Result<StoredLetter, Error> {
         let message = match stream.get_raw_message(number).await {
             Ok(message) => message,
             Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
@@ -179,18 +180,18 @@ impl Bus {
         self.read_letter(message).await
     }
 
-    async fn read_letter(&self, message: StreamMessage) -> Result<Numbered, Error> {
+    async fn read_letter(&self, message: StreamMessage) -> Result<StoredLetter, Error> {
         let number = message.sequence;
         let letter: DeadLetter =
             self.open(Some(&message.headers), message.payload).await.map_err(Error::Read)?;
-        let address = Dead::parse(message.subject.as_str())
+        let address = DeadLetters::parse(message.subject.as_str())
             .map_err(|error| Error::Read(OpenError::Invalid(error)))?;
         address.check(&letter).map_err(|error| Error::Read(OpenError::Invalid(error)))?;
-        Ok(Numbered { number, letter })
+        Ok(StoredLetter { number, letter })
     }
 
-    async fn dead_stream(&self) -> Result<Server, Error> {
-        self.inner.jetstream.get_stream(Stream::Dead.name()).await.map_err(server)
+    async fn dead_letter_stream(&self) -> Result<Server, Error> {
+        self.inner.jetstream.get_stream(Stream::DeadLetters.name()).await.map_err(server)
     }
 }
 
@@ -200,7 +201,7 @@ fn server(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
 
 /// The headers of a message that a letter keeps: what the message is, and the trace it belongs to.
 /// What the server looks at when it accepts a message is of the first time alone.
-pub(crate) fn kept(headers: &HeaderMap) -> HashMap<String, String> {
+pub(crate) fn kept_headers(headers: &HeaderMap) -> HashMap<String, String> {
     let known =
         [TYPE, BLOB, ORGANIZATION, STEP, STEP_NUMBER, STEP_ROUND, "traceparent", "tracestate"];
     let kept = known.iter().filter_map(|name| {
