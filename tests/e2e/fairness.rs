@@ -1,5 +1,5 @@
-//! One organization's flood leaves room in the work queues behind the reconciler, and no place
-//! there is lost, whatever happens.
+//! One organization's flood leaves slots in the work queues behind the reconciler, and no slot is
+//! ever lost.
 
 use std::time::Instant;
 
@@ -23,12 +23,12 @@ use construct_tests::{
 use serde_json::json;
 use tokio::sync::watch;
 
-/// Tasks of the organization that floods.
+/// The tasks of the flooding organization.
 const FLOOD: u32 = 40;
 /// All tasks of an organization.
 const ALL: Page =
     Page { limit: 200, order: Order { key: Key::CreatedAt, descending: true }, after: None };
-/// Two places of each organization, and three workers.
+/// Two slots per organization, and three workers.
 const SMALL_LIMITS: [(&str, &str); 4] = [
     ("CONSTRUCT_RECONCILER_MODEL_CALLS", "2"),
     ("CONSTRUCT_RECONCILER_SCRIPTS", "2"),
@@ -36,7 +36,7 @@ const SMALL_LIMITS: [(&str, &str); 4] = [
     ("CONSTRUCT_INTERPRETER_CONCURRENCY", "3"),
 ];
 
-/// How many commands the first reconciler holds back: `model` calls or scripts (`code`).
+/// The number of commands that the first reconciler holds back: `model` calls or scripts (`code`).
 async fn held_back_count(mesh: &Mesh, kind: &str) -> Result<u32, String> {
     let page = mesh.metrics(Service::Reconciler).await.map_err(|error| format!("{error:#}"))?;
     let kind = format!("construct_step_kind=\"{kind}\"");
@@ -57,7 +57,7 @@ async fn wait_for_held_back(mesh: &Mesh, kind: &str, enough: impl Fn(u32) -> boo
     .await;
 }
 
-/// Tasks of an organization with a message each, of which the reconciler is told.
+/// Creates tasks of an organization with a message each, and wakes the reconciler.
 async fn begin(mesh: &Mesh, organization: OrganizationId, count: u32, message: &str) {
     mesh.database.fill_tasks(organization, "worker", count, Some(message)).await;
     let bus = mesh.bus().await;
@@ -70,7 +70,7 @@ async fn begin(mesh: &Mesh, organization: OrganizationId, count: u32, message: &
     }
 }
 
-/// Waits until so many tasks of an organization have their answer.
+/// Waits until so many tasks of an organization are answered.
 async fn wait_for_answers(mesh: &Mesh, organization: OrganizationId, count: u32) {
     until("tasks to be answered", 2 * TURN_TIMEOUT, async || {
         match mesh.database.answer_times(organization).await {
@@ -81,12 +81,12 @@ async fn wait_for_answers(mesh: &Mesh, organization: OrganizationId, count: u32)
     .await;
 }
 
-/// How many tasks of an organization have their answer.
+/// The number of answered tasks of an organization.
 async fn answered_count(mesh: &Mesh, organization: OrganizationId) -> usize {
     mesh.database.answer_times(organization).await.0.len()
 }
 
-/// Waits until a task says one of these of what it waits for.
+/// Waits until a task's explanation contains one of these texts.
 async fn wait_for_explanation(conversation: &Conversation, words: &[&str]) {
     until(&format!("the task to say {words:?}"), TURN_TIMEOUT, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?.waiting_for;
@@ -95,7 +95,8 @@ async fn wait_for_explanation(conversation: &Conversation, words: &[&str]) {
     .await;
 }
 
-/// Every place was given back: more tasks than there are places are answered, and nothing waits.
+/// Checks that every slot was returned: more tasks than there are slots are answered, and nothing
+/// waits.
 async fn check_no_slot_lost(mesh: &Mesh, organization: OrganizationId, answered: u32) {
     begin(mesh, organization, 6, "hello").await;
     wait_for_answers(mesh, organization, answered + 6).await;
@@ -104,7 +105,7 @@ async fn check_no_slot_lost(mesh: &Mesh, organization: OrganizationId, answered:
     }
 }
 
-/// A flood of calls that a model answers only when it is told to, through so many reconcilers.
+/// A flood of calls that a model answers on command, through so many reconcilers.
 async fn flood_of_model_calls(reconcilers: usize) {
     let (open, gate) = watch::channel(false);
     let vendor = VendorServer::answering(move |request| {
@@ -117,7 +118,7 @@ async fn flood_of_model_calls(reconcilers: usize) {
         }
     })
     .await;
-    // One worker more than the flood has places.
+    // One worker more than the flood has slots.
     let workers = (2 * reconcilers + 1).to_string();
     let small =
         SMALL_LIMITS.into_iter().chain([("CONSTRUCT_PROVIDERS_CONCURRENCY", workers.as_str())]);
@@ -200,13 +201,13 @@ async fn crashes_during_a_flood_lose_no_slot_and_no_task() {
     let local = OrganizationId::LOCAL;
     begin(&mesh, local, FLOOD, "hello").await;
     wait_for_held_back(&mesh, "model", |count| count > 5).await;
-    // What it held back is taken over with its partitions.
+    // Its held-back commands are taken over with its partitions.
     mesh.kill_replica(replica).unwrap();
     wait_for_answers(&mesh, local, 5).await;
     mesh.kill(Service::Providers).unwrap();
     mesh.spawn(Service::Providers).unwrap();
     wait_for_answers(&mesh, local, 12).await;
-    // Nobody knows by then what is in the queues.
+    // By then no process knows what is in the queues.
     mesh.kill(Service::Reconciler).unwrap();
     mesh.spawn(Service::Reconciler).unwrap();
     wait_for_answers(&mesh, local, 20).await;
@@ -279,7 +280,8 @@ async fn queued_task_can_be_canceled_and_holds_no_slot() {
         &["; the script waits for a place of its organization in the queue of scripts"],
     )
     .await;
-    // Nobody has begun them, so nobody is waited for, and that they did nothing is known.
+    // No worker has begun them, so the cancel waits for none, and they are known to have done
+    // nothing.
     let began = Instant::now();
     cancelled.cancel("not wanted").await;
     assert_eq!(outcome(&cancelled).await, TurnOutcome::Cancelled);
@@ -330,7 +332,7 @@ async fn undelivered_script_is_canceled_at_once_without_effect() {
     conversation.transcript().await.check(&["Go.", "Go on."]);
 }
 
-/// What the model is told of the scripts of a task is that they did nothing.
+/// Checks that the model learns that the scripts of a task did nothing.
 async fn check_did_nothing(conversation: &Conversation, why: &str) {
     let transcript = conversation.transcript().await;
     let results = transcript.results();
@@ -355,7 +357,7 @@ async fn call_unclaimed_by_its_deadline_counts_as_no_attempt() {
     wait_for_explanation(&queued, &["; the call waits in the queue of model calls"]).await;
     withheld.submit("Go.").await;
     wait_for_held_back(&mesh, "model", |count| count == 1).await;
-    // Once more than a vendor is called for an answer.
+    // Once more than the attempts of a vendor call.
     for _ in 0..6 {
         for conversation in [&queued, &withheld] {
             let steps = step(&mesh, conversation).await.0;
@@ -384,7 +386,7 @@ async fn call_unclaimed_by_its_deadline_counts_as_no_attempt() {
     }
 }
 
-/// How many steps a task has had, and its current one.
+/// The number of steps of a task, and its current step.
 async fn step(mesh: &Mesh, conversation: &Conversation) -> (u64, Option<Step>) {
     let task = mesh
         .database
@@ -395,7 +397,7 @@ async fn step(mesh: &Mesh, conversation: &Conversation) -> (u64, Option<Step>) {
     (task.state.steps, task.state.step)
 }
 
-/// Makes the deadline of a task's step one that has passed, and has the task looked at.
+/// Moves the deadline of a task's step into the past, and wakes the task.
 async fn expire_deadline(mesh: &Mesh, conversation: &Conversation) {
     let task: TaskId = conversation.id().parse().unwrap();
     let pass = format!(
@@ -440,7 +442,7 @@ async fn task_reports_whether_call_runs_is_queued_or_awaits_a_slot() {
     wait_for_explanation(&third, &[&held_back_count(0)]).await;
     let fourth = say().await;
     wait_for_explanation(&fourth, &[&held_back_count(1)]).await;
-    // Of two reconcilers the one that looks after the task knows. It has places of its own.
+    // Of two reconcilers, the one with the task's partition knows. It has its own slots.
     mesh.start_replica(Service::Reconciler).await.unwrap();
     wait_for_explanation(&first, &[taken]).await;
     wait_for_explanation(&second, &[queued]).await;

@@ -1,4 +1,4 @@
-//! Uploads through the command line that are cut: by whoever waits for them, and by the gateway.
+//! Interrupted uploads through the command line: by the client's death and by the gateway's.
 
 use std::{fs, path::Path, process::Stdio};
 
@@ -19,7 +19,7 @@ async fn gateway() -> Mesh {
     mesh
 }
 
-/// An upload that nobody waits for yet.
+/// Starts an upload.
 fn upload(mesh: &Mesh, path: &Path) -> Child {
     let mut command = Command::new(binary("construct").unwrap());
     command.env_clear().env("CONSTRUCT_GATEWAY_URL", mesh.gateway_url());
@@ -44,7 +44,7 @@ async fn list_files(mesh: &Mesh) -> Vec<Value> {
     listed["files"].as_array().cloned().unwrap_or_default()
 }
 
-/// Waits until the one file there is has so many bytes; gives its id.
+/// Waits until the only file has so many bytes; returns its id.
 async fn wait_for_bytes(mesh: &Mesh, bytes: i64) -> String {
     until("enough of the file to be there", TURN_TIMEOUT, async || {
         let files = list_files(mesh).await;
@@ -94,7 +94,7 @@ async fn upload_resumes_after_client_and_gateway_crash() {
     assert!(fs::read(&copy).unwrap() == content);
     let why = refusal(&mesh, None, &["file", "download", &id, copy.to_str().unwrap()]).await;
     assert!(why.contains("--force"), "{why}");
-    // Of the content nothing is left when nobody needs it, and nothing of its parts.
+    // Content without references is deleted, and so are its parts.
     output(&mesh, None, &["file", "delete", &id], "").await;
     let files = mesh.home().join("data/blobs/files");
     until("the content to be gone", TURN_TIMEOUT, async || {

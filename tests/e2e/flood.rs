@@ -1,5 +1,5 @@
-//! What attackers send to exhaust a gateway: it goes on serving others, and stays within the memory
-//! that the chart gives it. One gateway process, and no other service, for all attacks.
+//! Attacks that try to exhaust a gateway: it keeps serving others, and stays within the memory
+//! limit of the chart. One gateway process, and no other service, for all attacks.
 
 use std::{
     collections::HashSet,
@@ -22,16 +22,16 @@ use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
 
 use crate::identity::{REQUIRED, first_key, json_output, output};
 
-/// What the chart gives a gateway.
+/// The chart's memory limit of a gateway.
 const MEMORY_LIMIT: u64 = 512 * 1024 * 1024;
 const MIB: usize = 1024 * 1024;
-/// Where attackers come from, and a tenant that has nothing to do with them.
+/// The address of attackers, and that of an uninvolved tenant.
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const TENANT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// How long a client may leave something unread, with what the test itself takes.
+/// How long a client may leave data unread, including the test's own time.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(30 + 15);
 
-/// A gateway, and what attackers know of it.
+/// A gateway, and what attackers know about it.
 struct Target {
     address: SocketAddr,
     operator: SocketAddr,
@@ -43,7 +43,7 @@ impl Target {
         connect(ATTACKER, self.address, None).await.unwrap()
     }
 
-    /// A connection of a client that has little room for what it does not read.
+    /// A connection of a client with a small receive buffer.
     async fn connect_small(&self, address: SocketAddr) -> TcpStream {
         connect(ATTACKER, address, Some(4096)).await.unwrap()
     }
@@ -62,7 +62,7 @@ async fn connect(
     socket.connect(to).await
 }
 
-/// Reads until the server closes the connection. Gives what came, as far as it is of interest.
+/// Reads until the server closes the connection. Returns the relevant part of what came.
 async fn read_to_close(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
     // A reset instead of an end is as good.
@@ -70,12 +70,12 @@ async fn read_to_close(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// Waits until the server has closed so many of these connections, from which nothing is read.
+/// Waits until the server has closed so many of these connections, which are not read from.
 async fn wait_for_closed(streams: &[TcpStream], least: usize) {
     let begun = Instant::now();
     loop {
         let open = established();
-        // One that was reset has no other side any more.
+        // A connection that was reset has no peer any more.
         let is_open = |stream: &&TcpStream| match (stream.peer_addr(), stream.local_addr()) {
             (Ok(server), Ok(client)) => open.contains(&(server.port(), client.port())),
             _ => false,
@@ -92,8 +92,8 @@ async fn wait_for_closed(streams: &[TcpStream], least: usize) {
     }
 }
 
-/// The connections of this machine that neither side has closed, as the side with the first port
-/// knows them. The second port is the other side.
+/// The connections of this machine that neither side has closed: the ports of both sides, as the
+/// first one sees it.
 fn established() -> HashSet<(u16, u16)> {
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
     let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
@@ -105,7 +105,7 @@ fn established() -> HashSet<(u16, u16)> {
     table.lines().filter_map(read).collect()
 }
 
-/// How `/proc/net/tcp` calls a connection that neither side has closed.
+/// The state of an established connection in `/proc/net/tcp`.
 const ESTABLISHED: &str = "01";
 
 fn half_request(path: &str, key: Option<&str>, announced: usize, sent: usize) -> Vec<u8> {
@@ -116,7 +116,7 @@ fn half_request(path: &str, key: Option<&str>, announced: usize, sent: usize) ->
     [head.into_bytes(), vec![b' '; sent]].concat()
 }
 
-/// A frame of HTTP/2.
+/// An HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags][..], &stream.to_be_bytes()[..], payload].concat()
@@ -130,7 +130,7 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// How a connection of HTTP/2 begins, with a setting or two.
+/// The preface of an HTTP/2 connection, with settings.
 fn preface(settings: &[(u16, u32)]) -> Vec<u8> {
     let payload: Vec<u8> = settings
         .iter()
@@ -139,7 +139,7 @@ fn preface(settings: &[(u16, u32)]) -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &payload)].concat()
 }
 
-/// Headers as literals that nobody has to remember.
+/// Headers as literals without indexing.
 fn headers(fields: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()][..], text.as_bytes()].concat();
     fields.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()
@@ -159,7 +159,7 @@ fn call(path: &str, content_type: &str, key: Option<&str>) -> Vec<u8> {
     headers(&fields)
 }
 
-/// Asks again and again, as a client that works, and notes how long each answer took.
+/// Sends requests repeatedly, as a working client, and measures each answer's time.
 struct Prober {
     job: JoinHandle<()>,
     seen: Arc<Mutex<Vec<Result<Duration, String>>>>,
@@ -196,7 +196,7 @@ impl Prober {
         Self { job, seen }
     }
 
-    /// That every answer since the last look came, and soon.
+    /// Checks that every answer since the last check came, and soon.
     #[track_caller]
     fn check(&self, attack: &str) {
         assert!(!self.job.is_finished());
@@ -251,7 +251,7 @@ async fn whoami(
     }
 }
 
-/// 300 requests without credentials whose bodies stop short of their end.
+/// 300 requests without credentials whose bodies are incomplete.
 async fn half_sent(target: &Target, size: usize) {
     let attacks = (0..300).map(|_| async {
         let mut stream = target.connect().await;
@@ -295,8 +295,8 @@ async fn half_sent_streams(target: &Target) {
     drop(held);
 }
 
-/// Streams that the server has to reset because the client breaks the protocol. Each costs the
-/// server work, and counts as none of the client's.
+/// Streams that the server has to reset because the client violates the protocol. Each costs the
+/// server work, and does not count against the client's limit.
 async fn made_resets(target: &Target, key: &str) {
     let mut stream = target.connect().await;
     let mut bytes = preface(&[]);
@@ -306,7 +306,7 @@ async fn made_resets(target: &Target, key: &str) {
         bytes.extend(frame(HEADERS, END_HEADERS, id, &head));
         bytes.extend(frame(WINDOW_UPDATE, 0, id, &0x7fff_ffff_u32.to_be_bytes()));
     }
-    // It may be closed before all is sent.
+    // The connection may close before everything is sent.
     _ = stream.write_all(&bytes).await;
     let mut all = Vec::new();
     _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut all))
@@ -324,8 +324,8 @@ async fn made_resets(target: &Target, key: &str) {
     assert!(resets <= 110, "the server resets few streams of one connection: {resets}");
 }
 
-/// Connections whose requests never begin, or whose headers never end, and some with credentials
-/// that are made up.
+/// Connections whose requests never begin, or whose headers never end, and some with invented
+/// credentials.
 async fn unfinished(target: &Target) {
     let silent = (0..100).map(|number| async move {
         let mut stream = target.connect().await;
@@ -347,7 +347,7 @@ async fn unfinished(target: &Target) {
             let key = format!("ct_{number:021}{attempt:022}");
             _ = stream.write_all(&half_request("/v1/tasks", Some(&key), MIB, 1000)).await;
             let answer = read_to_close(&mut stream).await;
-            // Those without a place are closed unseen.
+            // Those without a slot are closed unread.
             let fine = answer.is_empty()
                 || ["401", "429"]
                     .iter()
@@ -358,7 +358,7 @@ async fn unfinished(target: &Target) {
     tokio::join!(join_all(silent), join_all(made_up));
 }
 
-/// Bodies that a tenant leaves half-sent.
+/// Bodies that a tenant leaves incomplete.
 async fn half_sent_by_a_tenant(target: &Target, key: &str) {
     let attacks = (0..100).map(|_| async {
         let mut stream = target.connect().await;
@@ -375,7 +375,7 @@ async fn half_sent_by_a_tenant(target: &Target, key: &str) {
     assert!(slow <= 8, "one organization holds no more than its share: {slow}");
 }
 
-/// Subscriptions whose events nobody reads.
+/// Subscriptions whose events are not read.
 async fn unread_events(target: &Target, key: &str, task: &str) {
     let attacks = (0..150).map(|_| async {
         let mut stream = target.connect_small(target.address).await;
@@ -387,11 +387,11 @@ async fn unread_events(target: &Target, key: &str, task: &str) {
         stream
     });
     let streams = join_all(attacks).await;
-    // Some do not read, and the others find no room until they are told to come back.
+    // Some do not read, and the others get no slot until they are told to retry.
     wait_for_closed(&streams, streams.len()).await;
 }
 
-/// Answers to gRPC that the client has no window for.
+/// gRPC answers that the client grants no window for.
 async fn unread_answers(target: &Target, key: &str, task: &str) {
     let attacks = (0..5).map(|_| async {
         let mut stream = target.connect().await;
@@ -408,15 +408,14 @@ async fn unread_answers(target: &Target, key: &str, task: &str) {
             bytes.extend(frame(DATA, END_STREAM, id, &body));
         }
         stream.write_all(&bytes).await.unwrap();
-        // One that was given refusals only, which take no window, has read all.
+        // A client that got only refusals, which need no window, has read everything.
         timeout(UNREAD_TIMEOUT, read_to_close(&mut stream)).await.is_ok()
     });
     let ended = join_all(attacks).await;
     assert!(ended.contains(&true), "no connection without window is closed");
 }
 
-/// Connections of the operator protocol that ask for a whole session again and again, and read
-/// nothing.
+/// Connections of the operator protocol that request a whole session repeatedly and do not read.
 async fn unread_sessions(target: &Target, key: &str, task: &str) {
     let lines = |wanted: u32| {
         (0..wanted).map(move |number| {
@@ -446,7 +445,7 @@ async fn unread_sessions(target: &Target, key: &str, task: &str) {
     });
     let (mut streams, sockets) = tokio::join!(join_all(plain), join_all(sockets));
     streams.extend(sockets);
-    // Few are given a session at a time. Those lose their connections; the others wait for room.
+    // Few are served a session at a time. Those lose their connections; the others wait for a slot.
     wait_for_closed(&streams, 1).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
 }
@@ -521,8 +520,8 @@ mod nightly {
         check("half-sent streams");
         made_resets(&target, &attacker).await;
         check("streams that the server has to reset");
-        // At the same time, since each takes half a minute. Those who do not read are known by the
-        // time the others come, and leave them the places for newcomers.
+        // Concurrently, since each takes half a minute. Clients that do not read are detected by
+        // the time the others come, and leave them the slots for newcomers.
         let unfinished = async {
             tokio::time::sleep(Duration::from_secs(3)).await;
             tokio::join!(unfinished(&target), half_sent_by_a_tenant(&target, &hoarder));
@@ -542,7 +541,7 @@ mod nightly {
             mesh.resident_memory(Service::Gateway).unwrap() >> 20
         );
         assert!(peak < MEMORY_LIMIT, "the gateway took {} MiB", peak >> 20);
-        // Who reads again is served again.
+        // Clients that read again are served again.
         json_output(&mesh, &attacker, &["task", "get", &task], "").await;
     }
 }

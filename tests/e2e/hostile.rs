@@ -1,4 +1,5 @@
-//! Bad input, from the model and from clients: each gives a clear error, and everything goes on.
+//! Invalid input from the model and from clients: each gets a clear error, and everything
+//! continues.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ async fn hostile_script_gets_a_clear_error_and_the_task_continues() {
     let outside =
         mesh.workspace().parent().unwrap().join(format!("outside-{}", std::process::id()));
     let outside = outside.display().to_string();
-    // What the script is, and what the model has to be told.
+    // The script, and what the model has to be told.
     let cases: Vec<(&str, String, &[&str])> = vec![
         ("syntax", "const a = 1;\nconst = 2;".into(), &["SyntaxError", "script.js:2"]),
         ("loop", "print('in'); for (;;) {}".into(), &["in\n", "CpuLimitExceeded"]),
@@ -115,7 +116,7 @@ async fn workspace_outside_granted_roots_is_refused() {
         let answer = transcript.check(&["go"]).answers().pop().unwrap();
         assert!(answer.contains("NotRun") && answer.contains(words), "{answer}");
     }
-    // Without one, a task has a directory of its own that nobody else sees.
+    // Without one, a task has its own directory that no other task sees.
     let script = json!({"turns": [{"code": "create_file('mine.txt', 'x'); list_files().map(f => f.path).join()"}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("loner", &script).await.unwrap();
     for _ in 0..2 {
@@ -143,7 +144,7 @@ async fn invalid_requests_name_their_violations() {
     idempotency(&client).await;
     used_entities(&client).await;
     malformed(&mesh).await;
-    // After all that it works as before.
+    // Afterwards it works as before.
     conversation.ask("still there?").await;
     conversation.transcript().await.check(&["hello", "still there?"]);
 }
@@ -281,7 +282,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
     // Refused before it is read.
     let status = client.messages().create_message(send("x".repeat(5 << 20))).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
-    // A user cannot make the model believe that something was run.
+    // A user cannot make the model believe that a script ran.
     let result = v1::block::Block::CodeInterpreterResult(v1::CodeInterpreterResult::default());
     let spec = v1::MessageSpec {
         task: task.into(),
@@ -380,7 +381,7 @@ async fn page_tokens(client: &Client) {
         let status = list(request, prefix).await.expect_err(what);
         assert_violations(&status, &["page.page_token"]);
     }
-    // Nor does it lead anywhere in another list.
+    // It is not valid in another list either.
     let request = v1::ListModelsRequest { page: Some(page(1, token, "name")), filter: None };
     assert_violations(
         &client.models().list_models(request).await.unwrap_err(),
@@ -432,7 +433,7 @@ async fn idempotency(client: &Client) {
     );
     assert_violations(&create("b", "key-1").await.unwrap_err(), &["idempotency_key"]);
     assert_ne!(create("a", "key-2").await.unwrap(), first);
-    // Twenty at once make one.
+    // Twenty concurrent requests create one.
     let tries = futures::future::join_all((0..20).map(|_| create("c", "key-3"))).await;
     let made: BTreeSet<String> = tries.into_iter().map(Result::unwrap).collect();
     assert_eq!(made.len(), 1);
@@ -506,7 +507,7 @@ async fn malformed(mesh: &Mesh) {
         ("a frame cut short", short, &[][..], Code::InvalidArgument),
         ("no frame", vec![], &[], Code::InvalidArgument),
         ("an unknown compression flag", frame(9, b""), &[], Code::InvalidArgument),
-        // What gRPC's specification demands of this one.
+        // As the gRPC specification requires for this one.
         ("compressed without saying how", frame(1, b"\x1f\x8b"), &[], Code::Internal),
         ("broken gzip", frame(1, b"nonsense"), gzip, Code::InvalidArgument),
         (
@@ -539,7 +540,7 @@ fn violations(status: &Status) -> Vec<String> {
     found.into_iter().map(|violation| violation.field).collect()
 }
 
-/// Panics unless exactly these fields are said to be wrong.
+/// Panics unless exactly these fields are reported as invalid.
 fn assert_violations(status: &Status, fields: &[&str]) {
     let found = violations(status).into_iter().collect::<BTreeSet<_>>();
     assert_eq!(found, fields.iter().map(|field| (*field).to_owned()).collect(), "{status:?}");

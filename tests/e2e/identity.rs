@@ -1,5 +1,5 @@
-//! Two organizations on one mesh where everybody has to log in: each works, and neither sees the
-//! other. All through the command line.
+//! Two organizations on one mesh with required logins: each works, and neither sees the other. All
+//! through the command line.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -15,7 +15,7 @@ use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 pub(crate) const REQUIRED: (&str, &str) = ("CONSTRUCT_GATEWAY_LOGIN", "required");
 
-/// Runs the command line with a key, or none.
+/// Runs the command line with a key, or without one.
 pub(crate) async fn run(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> Output {
     let mut command = Command::new(binary("construct").unwrap());
     command
@@ -35,7 +35,7 @@ async fn finish(command: &mut Command, input: &str) -> Output {
     timeout(TURN_TIMEOUT, child.wait_with_output()).await.expect("the command ends").unwrap()
 }
 
-/// What a command that succeeds prints.
+/// The output of a successful command.
 pub(crate) async fn output(
     mesh: &Mesh,
     key: Option<&str>,
@@ -54,7 +54,7 @@ pub(crate) async fn json_output(mesh: &Mesh, key: &str, arguments: &[&str], inpu
     .unwrap()
 }
 
-/// What somebody may not do, and what they are told.
+/// The error of a refused command.
 pub(crate) async fn refusal(mesh: &Mesh, key: Option<&str>, arguments: &[&str]) -> String {
     let done = run(mesh, key, arguments, "").await;
     assert!(!done.status.success(), "{arguments:?}: {done:?}");
@@ -70,8 +70,8 @@ pub(crate) async fn first_key(mesh: &Mesh) -> Output {
     finish(command.arg("first-key"), "").await
 }
 
-/// A provider, a model, an agent, a secret and a budget of one organization; what its agent answers
-/// has the organization's color.
+/// Creates a provider, a model, an agent, a secret and a budget of one organization; its agent's
+/// answers contain `color`.
 pub(crate) async fn create_entities(mesh: &Mesh, key: &str, color: &str) {
     let script = json!({"count": "since_user", "turns": [
         {"code": format!("execute_command('echo {color} >> mark; cat mark')")},
@@ -129,7 +129,7 @@ async fn organizations_cannot_see_each_other() {
         let errors = refusal(&mesh, Some(blue), arguments).await;
         assert!(errors.contains("not found"), "{arguments:?}: {errors}");
     }
-    // What is called alike is each organization's own.
+    // Entities with the same name belong to their own organization.
     for (key, own, other) in [(red, "red", "blue"), (blue, "blue", "red")] {
         for list in ["task", "agent", "secret", "budget", "modelprovider", "key", "organization"] {
             let listed = output(&mesh, Some(key), &[list, "list", "-o", "json"], "").await;
@@ -137,7 +137,7 @@ async fn organizations_cannot_see_each_other() {
         }
         assert!(refusal(&mesh, Some(key), &["dead", "list"]).await.contains("operator"));
     }
-    // The operator has a door of their own, and none to the others.
+    // The operator can manage organizations, but not enter the others.
     let operators = json_output(&mesh, &operator, &["task", "list"], "").await;
     assert!(operators["tasks"].as_array().is_none_or(Vec::is_empty), "{operators}");
     let organization = json_output(&mesh, red, &["whoami"], "").await["organizationId"]

@@ -64,7 +64,7 @@ async fn wait_for_process_end(marker: &str) {
     .await;
 }
 
-/// The text of a file that a test expects.
+/// The text of a file that must exist.
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }

@@ -1,5 +1,5 @@
-//! What the services count is what `deploy/observability/metrics.txt` lists, which alerts and
-//! dashboards are compared with.
+//! The services export exactly the metrics in `deploy/observability/metrics.txt`, with which alerts
+//! and dashboards are compared.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,8 +19,7 @@ use construct_tests::{
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/observability/metrics.txt");
 const CODE: &str = "create_file('x.txt', 'made'); try { read_file('none.txt') } catch (error) { print(error.name) }";
 
-/// The labels of a metric, by service and name: its kind, those that some series has, those that
-/// every series has.
+/// Metrics by service and name: the kind, the labels of some series, the labels of every series.
 type Metrics = BTreeMap<(String, String), Metric>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +42,7 @@ async fn services_export_exactly_the_listed_metrics() {
                 .with_usage(100, 20, 30, 40)
                 .reply(),
         )
-        // Long enough for somebody else to wait for the only key.
+        // Long enough for another request to wait for the only key.
         .reply(done.reply().dripping(32, Duration::from_millis(100)))
         .reply(anthropic::Answer::text("Here I am instead.").with_usage(10, 0, 0, 7).reply());
     let refusing =
@@ -78,8 +77,8 @@ async fn services_export_exactly_the_listed_metrics() {
     compare(&mesh, &Service::ALL).await;
 }
 
-/// Whether these services count what the list says and nothing else, once they have done everything
-/// there is to count.
+/// Checks that these services export exactly the listed metrics, once they have done everything
+/// that is counted.
 pub(crate) async fn compare(mesh: &Mesh, services: &[Service]) {
     let names: Vec<String> =
         services.iter().map(|service| format!("{service:?}").to_lowercase()).collect();
@@ -98,7 +97,7 @@ pub(crate) async fn compare(mesh: &Mesh, services: &[Service]) {
     );
 }
 
-/// Calls of a method that the gateway has counted, by face and outcome.
+/// Calls of a method that the gateway has counted, by protocol and outcome.
 async fn calls(mesh: &Mesh, method: &str) -> BTreeMap<(String, String), u64> {
     let page = mesh.metrics(Service::Gateway).await.unwrap();
     let label = |line: &str, name: &str| {
@@ -132,12 +131,12 @@ async fn invalid_request_is_counted_once_as_client_error() {
         let request = client.post(&get_task).header("content-type", kind).header("te", "trailers");
         let answer = request.body(frame.to_vec()).send().await.unwrap();
         assert_eq!(answer.status().as_u16(), 200, "{kind}");
-        // gRPC-Web says in the body how a call ended.
+        // gRPC-Web reports in the body how a call ended.
         if kind == "application/grpc" {
             assert_eq!(answer.headers()["grpc-status"], "3");
         }
     }
-    // No JSON, nothing of the method's, and nothing that is taken.
+    // Invalid JSON, an unknown method, and an unsupported content type.
     for (kind, body) in
         [("application/json", "{"), ("application/json", r#"{"tusk": 1}"#), ("text/plain", "hello")]
     {
@@ -152,7 +151,7 @@ async fn invalid_request_is_counted_once_as_client_error() {
         .send()
         .await;
     assert_eq!(answer.unwrap().status().as_u16(), 400);
-    // One that makes sense is counted once as well.
+    // A valid request is counted once as well.
     assert_eq!(
         client.get(url("/v1/tasks/task_nonsense")).send().await.unwrap().status().as_u16(),
         400
@@ -192,7 +191,7 @@ async fn begin(client: &Client, mesh: &Mesh, agent: &str) -> Conversation {
     client.create_task_with(spec).await.unwrap()
 }
 
-/// The list; a label with `?` is one that not every series has.
+/// The listed metrics; a label with `?` is missing in some series.
 fn listed_metrics() -> Metrics {
     let text = super::read(Path::new(LIST));
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -212,7 +211,7 @@ fn listed_metrics() -> Metrics {
     list
 }
 
-/// What a page in Prometheus' text format holds.
+/// The metrics of a page in Prometheus' text format.
 fn read(service: &str, page: &str) -> Metrics {
     let mut kinds = BTreeMap::new();
     let mut found = Metrics::new();
@@ -249,7 +248,8 @@ fn read(service: &str, page: &str) -> Metrics {
     found
 }
 
-/// The names in `name="value",…}`; a value may hold anything, with `"` and `\` behind a `\`.
+/// The label names in `name="value",…}`; a value may contain anything, with `"` and `\` escaped by
+/// `\`.
 fn names(mut labels: &str) -> Vec<String> {
     let mut names = Vec::new();
     while let Some((name, rest)) = labels.split_once("=\"") {
@@ -294,7 +294,7 @@ fn differences(list: &Metrics, counted: &Metrics) -> Vec<String> {
     problems
 }
 
-/// As the list would have it.
+/// In the form of the list.
 fn show(counted: &Metrics) -> String {
     let line = |((service, name), metric): (&(String, String), &Metric)| {
         let label = |label: &String| {

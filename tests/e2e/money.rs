@@ -1,4 +1,4 @@
-//! Budgets stop the mesh, costs are told, and calls outside of turns are asked about and booked.
+//! Budgets limit spending, costs are reported, and calls outside turns are reserved and recorded.
 
 use std::time::Duration;
 
@@ -58,8 +58,7 @@ async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
     let seen = budget_status(&client, &monthly).await;
     assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (spent, 0), "settled to what it was");
 
-    // A budget of the task knows what the task has spent, and has not got what the next call may
-    // cost.
+    // A new budget of the task includes what the task has spent, and cannot cover the next call.
     let own = v1::BudgetSpec {
         task: conversation.id().to_owned(),
         period: v1::BudgetPeriod::Total.into(),
@@ -134,7 +133,7 @@ async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
 #[tokio::test]
 async fn concurrent_tasks_stay_within_their_agents_budget() {
     let mesh = Mesh::start().await.unwrap();
-    // Each answer takes a while, so that all of them are under way together.
+    // Each answer takes a while, so that all of them are in flight together.
     let script = json!({"turns": [{"text": "word ".repeat(40), "tokens_per_second": 40, "usage": {"input": 10, "output": 10}}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let client = mesh.client().unwrap();
@@ -254,7 +253,8 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
         if costs.is_empty() { Err("nothing is booked") } else { Ok(()) }
     })
     .await;
-    // What is there now is there for the second time, too: reports are taken in order.
+    // Those that are there now are there for the second time as well: reports are processed in
+    // order.
     let (second, mut other) = (reserve(DOLLAR), report.clone());
     assert_eq!(
         bus.ask(&subject::Budgets, &second, patience).await.unwrap().refused,
@@ -285,7 +285,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
     assert_eq!((spec.token_id.as_str(), spec.limit_pico_usd), ("token-1", 2 * DOLLAR));
     assert_eq!((status.spent_pico_usd, status.reserved_pico_usd), (DOLLAR, 0));
 
-    // What cannot be booked is not lost.
+    // An invalid report is not lost.
     let broken = mesh::SpendingReport {
         call_id: Uuid::now_v7().to_string(),
         model_id: "none".into(),
@@ -306,7 +306,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
 #[tokio::test]
 async fn budget_limits_calls_priced_by_their_vendor() {
     let mesh = Mesh::start().await.unwrap();
-    // It says that a call has cost 0.00002 dollars.
+    // It reports that a call cost 0.00002 dollars.
     let vendor = VendorServer::answering(|_| Reply::stream(openai::RECORDED_OPENROUTER)).await;
     let provider = v1::ModelProviderSpec {
         name: "router".into(),
@@ -363,8 +363,8 @@ async fn two_workers_calls_of_one_step_are_each_recorded_once() {
     };
     let address = subject::TaskResult::new(conversation.id().parse().unwrap());
     let (own, other, none) = (result.call_id.clone(), Uuid::now_v7().to_string(), String::new());
-    // A worker that was taken for dead, and another one; the result of each may come twice. Workers
-    // of the version before tell deliveries apart only.
+    // A worker that was presumed dead and another one; the result of each may be duplicated.
+    // Workers of the previous version distinguish deliveries only.
     for (call_id, delivery, calls) in [
         (&own, 1, 1),
         (&other, 1, 2),

@@ -1,4 +1,4 @@
-//! What the mesh stands on is down at start, or goes away.
+//! NATS or PostgreSQL is down at start, or becomes unavailable.
 
 use construct_proto::v1::{TaskPhase, TurnOutcome};
 use construct_store::testing::Database;
@@ -28,7 +28,7 @@ async fn services_wait_for_nats_and_postgresql() {
         mesh.spawn(service).unwrap();
     }
     for service in Service::ALL {
-        // They say what they wait for, instead of ending.
+        // They report what they wait for instead of ending.
         let (status, words) =
             until("a service to say that it is not ready", TURN_TIMEOUT, async || {
                 mesh.readiness(service).await
@@ -55,7 +55,7 @@ async fn message_accepted_without_nats_is_answered_after_recovery() {
     conversation.ask("before").await;
     mesh.nats.kill();
     mesh.wait_for_metric(Service::Gateway, "construct_bus_connected 0").await;
-    // Accepting needs PostgreSQL alone.
+    // Accepting needs PostgreSQL only.
     conversation.send("meanwhile").await.unwrap();
     let task = conversation.task().await.unwrap().status.unwrap();
     assert!(task.queued_count == 1 || task.turns_used == 1, "{task:?}");
@@ -114,10 +114,10 @@ async fn postgresql_outage_is_reported_and_loses_nothing() {
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
     assert!(refused.message().contains("database"), "{refused:?}");
     assert_eq!(conversation.task().await.unwrap_err().code(), Code::Unavailable);
-    // A client that goes on trying with one key is heard once.
+    // Retries with one idempotency key have one effect.
     let patient = conversation.submit("patient");
     let back = async {
-        // The gateway itself says that it cannot work.
+        // The gateway itself reports that it cannot work.
         until("the gateway to say that it is not ready", TURN_TIMEOUT, async || {
             match mesh.readiness(Service::Gateway).await {
                 Ok((503, words)) => Ok(words),
@@ -140,8 +140,8 @@ async fn postgresql_outage_is_reported_and_loses_nothing() {
     assert_eq!(transcript.answers(), ["", "before: 2", "", "patient: 2"]);
 }
 
-/// A worker that cannot be asked may be in the middle of a script. That the script is over is not
-/// said before it can have no effects any more.
+/// A worker that cannot be asked may be in the middle of a script. The script is reported as over
+/// only when it can have no effects any more.
 #[tokio::test]
 async fn healthy_slow_script_is_not_abandoned() {
     let mut mesh = Mesh::start().await.unwrap();
@@ -161,8 +161,7 @@ async fn healthy_slow_script_is_not_abandoned() {
     })
     .await;
     mesh.nats.kill();
-    // The reconciler looks when the worker's time to answer is over, and again and again after
-    // that.
+    // The reconciler checks when the worker's time to answer is over, and repeatedly after that.
     until("the reconciler to have tried", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Reconciler);
         let tried = log.matches("the task could not be reconciled").count();
@@ -185,7 +184,7 @@ async fn healthy_slow_script_is_not_abandoned() {
     assert!(!folder.join("second.txt").exists(), "it had an effect after it was said to be over");
 }
 
-/// On an empty server. Each service is a user of its own, and may make nothing that is not its own.
+/// On an empty server. Each service has its own user, which cannot create what belongs to others.
 #[tokio::test]
 async fn services_wait_for_reconciler_to_create_streams() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
@@ -211,7 +210,7 @@ async fn services_wait_for_reconciler_to_create_streams() {
     assert_eq!(conversation.transcript().await.answers(), ["", "now: 2"]);
 }
 
-/// NATS 2.9 has streams then that stand still for ever, and says that it is well.
+/// NATS 2.9 then has streams that are stuck for good, and reports that it is healthy.
 #[tokio::test]
 async fn streams_stuck_after_full_disk_are_reported() {
     let mut mesh = Mesh::with_disks_and_clocks(Database::new().await).await.unwrap();
@@ -220,7 +219,7 @@ async fn streams_stuck_after_full_disk_are_reported() {
     let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     conversation.ask("before").await;
     mesh.fill(Disk::Nats).unwrap();
-    // Accepting needs PostgreSQL alone.
+    // Accepting needs PostgreSQL only.
     conversation.send("meanwhile").await.unwrap();
     until("the reconciler to say that the streams stand still", TURN_TIMEOUT, async || match mesh
         .readiness(Service::Reconciler)
@@ -235,7 +234,7 @@ async fn streams_stuck_after_full_disk_are_reported() {
     mesh.wait_until_ready(Service::Reconciler).await.unwrap();
 }
 
-/// By the machine's clock, one pause would take an hour, and a call would be over before it began.
+/// By the machine's clock, one delay would take an hour, and a call would be over before it began.
 #[tokio::test]
 async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
     if clocks::are_disabled() {
@@ -244,7 +243,7 @@ async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
     }
     let mut mesh = Mesh::with_disks_and_clocks(Database::new().await).await.unwrap();
     mesh.start_services().await.unwrap();
-    // More than the providers try within one command: the reconciler makes a pause then.
+    // More failures than the attempts of one command: the reconciler then delays the next one.
     let busy = json!({"class": "transient", "message": "busy", "times": 3});
     let code = "await new Promise(go => setTimeout(go, 2500)); 1 + 1";
     let turns =
@@ -262,7 +261,7 @@ async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
     ] {
         mesh.jump(service, false, hours * 3_600).unwrap();
     }
-    // Who is warned knows what its machine's clock says.
+    // A warned operator can see the machine's clock.
     until("the reconciler to see that its machine's clock is wrong", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Reconciler);
         if log.contains("this machine's clock is away from PostgreSQL's") {
@@ -277,7 +276,7 @@ async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
     let transcript = conversation.transcript().await;
     transcript.check(&["go", "again"]);
     assert_eq!(transcript.answers(), ["", "go: 2", "", "again: 2"]);
-    // One that is started by a wrong clock goes by the same time.
+    // A service that starts with a wrong clock uses the same time.
     mesh.crash(Service::Reconciler).await.unwrap();
     mesh.crash(Service::Providers).await.unwrap();
     mesh.crash(Service::Interpreter).await.unwrap();

@@ -1,4 +1,4 @@
-//! The actor of a task that has come to rest ends, and the next message makes the task live again.
+//! The actor of an idle task ends, and the next message starts it again.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,18 @@ use futures::future::{join_all, try_join_all};
 use serde_json::json;
 
 const TASKS: usize = 8;
-/// How long an actor stays that has nothing to do, and how much later that may show on a machine
-/// that does other things.
+/// How long an idle actor lives, and a tolerance for a busy machine.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 const TOLERANCE: Duration = Duration::from_secs(5);
 
-/// How many tasks have an actor.
+/// The number of tasks with an actor.
 async fn actors(mesh: &Mesh) -> usize {
     let page = mesh.metrics(Service::Reconciler).await.unwrap();
     let count = page.lines().find_map(|line| line.strip_prefix("construct_reconciler_actors "));
     count.unwrap_or_else(|| panic!("actors are not counted:\n{page}")).parse().unwrap()
 }
 
-/// The last turn was over just now: waits until no task has an actor any more.
+/// The last turn has just ended: waits until no task has an actor.
 async fn wait_until_no_actors(mesh: &Mesh) {
     let began = Instant::now();
     until("the actors to end", TURN_TIMEOUT, async || match actors(mesh).await {
@@ -42,7 +41,7 @@ async fn idle_actors_end_and_a_message_starts_one_again() {
     mesh.scripted_agent("worker", &json!({"count": "since_user", "turns": turns})).await.unwrap();
     let client = mesh.client().unwrap();
     assert_eq!(actors(&mesh).await, 0);
-    // With a title, no model call is made for one, which would be something to do.
+    // With a title, no model call is made for one, which would keep the task busy.
     let spec =
         TaskSpec { agent: "worker".to_owned(), title: "A job".to_owned(), ..TaskSpec::default() };
     let tasks =
@@ -53,7 +52,7 @@ async fn idle_actors_end_and_a_message_starts_one_again() {
     let live = actors(&mesh).await;
     assert!((1..=TASKS).contains(&live), "{live}");
     wait_until_no_actors(&mesh).await;
-    // What an actor knew is not missed.
+    // The actor's state is not missed.
     tasks[0].ask("again").await;
     assert_eq!(actors(&mesh).await, 1);
     let transcript = tasks[0].transcript().await;

@@ -1,4 +1,4 @@
-//! Scripts and programs that ask models.
+//! Model calls of scripts and programs through the proxy.
 
 use std::{fs, net::TcpListener, path::Path};
 
@@ -11,8 +11,8 @@ use construct_tests::{
 };
 use serde_json::{Value, json};
 
-/// A script asks the model it may ask, with what its task was given; the answer comes from there,
-/// and what it used is reported.
+/// A script calls the model it may use, with its task's token; the answer comes from there, and its
+/// usage is reported.
 #[tokio::test]
 async fn script_calls_a_model_through_the_proxy() -> anyhow::Result<()> {
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
@@ -38,7 +38,7 @@ async fn script_calls_a_model_through_the_proxy() -> anyhow::Result<()> {
         v1::UpdateAgentRequest { agent: id, script_models: Some(allow), ..Default::default() };
     let updated = client.agents().update_agent(update).await?.into_inner();
     assert_eq!(updated.spec.context("a spec")?.script_models, ["oracle"]);
-    // In use: it cannot be deleted.
+    // It is in use and cannot be deleted.
     let delete = v1::DeleteModelRequest { model: "oracle".to_owned(), ..Default::default() };
     assert!(client.models().delete_model(delete).await.is_err());
 
@@ -49,7 +49,7 @@ async fn script_calls_a_model_through_the_proxy() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a program asks on behalf of a task ends when somebody cancels the task, also while that
+/// A program's model call on behalf of a task ends when the task is canceled, also while the task
 /// runs a script.
 #[tokio::test]
 async fn canceled_task_ends_its_programs_model_calls() -> anyhow::Result<()> {
@@ -80,7 +80,7 @@ async fn canceled_task_ends_its_programs_model_calls() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A static embedding model of three words, as Model2Vec writes one: the length of a header, the
+/// A static embedding model of three words in Model2Vec's format: the length of a header, the
 /// header, the numbers.
 fn write_model(folder: &Path) -> anyhow::Result<()> {
     let numbers: Vec<u8> =
@@ -99,8 +99,8 @@ fn write_model(folder: &Path) -> anyhow::Result<()> {
     Ok(fs::write(folder.join("tokenizer.json"), tokenizer.to_string())?)
 }
 
-/// A program with nothing but a token, and a script with not even that, have texts turned into
-/// vectors by a model from files, and tokens counted; both is seen in the metrics.
+/// A program with only a token, and a script without one, embed texts with a model from files, and
+/// count tokens; both appear in the metrics.
 #[tokio::test]
 async fn local_embeddings_need_no_vendor_and_are_counted() -> anyhow::Result<()> {
     let models = tempfile::tempdir()?;

@@ -1,5 +1,5 @@
-//! Two organizations on one mesh. One asks without end: it gets its share and no more, and the
-//! other works as if it were alone.
+//! Two organizations on one mesh. One floods it and gets its share and no more; the other works as
+//! if it were alone.
 
 use std::{
     sync::{
@@ -19,10 +19,10 @@ use tonic::{Code, Request, transport::Channel};
 
 use crate::identity::{REQUIRED, create_entities, first_key, json_output, output, refusal, run};
 
-/// Requests of an organization in a minute.
+/// The request quota of an organization per minute.
 const REQUESTS_PER_MINUTE: u64 = 300;
 
-/// What became of a flood.
+/// The outcomes of a flood.
 #[derive(Default)]
 struct Flood {
     over: AtomicBool,
@@ -31,7 +31,7 @@ struct Flood {
 }
 
 impl Flood {
-    /// Asks as fast as it can, until it is over.
+    /// Sends requests as fast as possible until it is over.
     async fn run(&self, channel: Channel, key: &str) {
         let mut tasks = TaskServiceClient::new(channel);
         while !self.over.load(Ordering::Acquire) {
@@ -41,7 +41,7 @@ impl Flood {
                 .insert("authorization", format!("Bearer {key}").parse().expect("a header"));
             match tasks.list_tasks(request).await {
                 Ok(_) => self.admitted.fetch_add(1, Ordering::AcqRel),
-                // A machine that does other things may not have come to it in time.
+                // A busy machine may not get to it in time.
                 Err(status) if status.code() == Code::Unavailable => continue,
                 Err(status) => {
                     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
@@ -97,8 +97,8 @@ async fn flooding_organization_is_limited_and_another_is_undisturbed() {
         "{admitted} of the flood came through, and {share} may"
     );
 
-    // What lasts is counted per organization: the calm one has begun two tasks of three. Another
-    // day may begin while it begins the others.
+    // Lasting quotas are per organization: the calm one has created two tasks of three. Another day
+    // may begin while it creates the others.
     let mut begun = 2;
     let words = loop {
         let done = run(&mesh, Some(calm), &["exec", "--agent", "worker", "Once more."], "").await;
@@ -125,7 +125,7 @@ async fn flooding_organization_is_limited_and_another_is_undisturbed() {
         "{set}"
     );
     output(&mesh, Some(calm), &["exec", "--agent", "worker", "And again."], "").await;
-    // What its scripts have called, and nobody else's.
+    // The calls of its own scripts only.
     let used = json_output(&mesh, calm, &["usage", "--by", "agent,tool"], "").await;
     let row = &used["usage"][0];
     assert_eq!(

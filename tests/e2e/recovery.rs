@@ -1,4 +1,4 @@
-//! What was given up is told, and taken up again by hand.
+//! Abandoned work is reported, and continued manually.
 
 use construct_bus::{Pool, RawMessage, subject, topology::Stream};
 use construct_domain::{OrganizationId, TaskId};
@@ -32,7 +32,7 @@ async fn wait_for_dead_letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
     .await
 }
 
-/// Waits until a task is put aside, later than `before` if it was already.
+/// Waits until a task is quarantined, later than `before` if it already was.
 async fn wait_for_quarantine(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Quarantine {
     until("the task to be put aside", TURN_TIMEOUT, async || {
         let parked =
@@ -44,14 +44,14 @@ async fn wait_for_quarantine(mesh: &Mesh, task: TaskId, before: Option<&Quaranti
     .await
 }
 
-/// Looks that failed, and not because something was away.
+/// Reconcile failures, except those due to unavailable services.
 async fn reconcile_failures(mesh: &Mesh) -> u64 {
     let page = mesh.metrics(Service::Reconciler).await.unwrap();
     let count = "construct_reconciler_look_seconds_count{error_type=\"lasting\"} ";
     page.lines().find_map(|line| line.strip_prefix(count)).map_or(0, |count| count.parse().unwrap())
 }
 
-/// Waits until wakes and results are all taken in.
+/// Waits until all wakes and results are consumed.
 async fn wait_until_consumed(mesh: &Mesh) {
     until("wakes and results to be taken in", TURN_TIMEOUT, async || {
         match mesh.nats.pending_messages(Stream::Task).await {
@@ -77,7 +77,7 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
     let parked = wait_for_quarantine(&mesh, task, None).await;
     assert!(parked.reason.contains("turn"), "{parked:?}");
     mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 1").await;
-    // Whoever asks is told, although the task cannot be read as a whole.
+    // Its status is available although the task cannot be read as a whole.
     let why = conversation.explain().await.unwrap();
     assert!(
         why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"),
@@ -94,14 +94,14 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
     for known in [conversation.id(), other.id()] {
         assert!(listed.iter().any(|listed| listed == known), "{known} is not among {listed:?}");
     }
-    // It can be asked for before it is repaired, and fails as before.
+    // A retry before the repair fails as before.
     let request =
         RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
     let retried = client.recovery().retry_task(request.clone()).await.unwrap().into_inner();
     assert_eq!(retried.status.unwrap().last_error.unwrap().code, "UNREADABLE");
     wait_for_quarantine(&mesh, task, Some(&parked)).await;
     mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 2").await;
-    // Whatever made it impossible is repaired. Nothing happens by itself.
+    // The cause is repaired. Nothing happens by itself.
     mesh.database.corrupt_task(task, false).await;
     let why = conversation.explain().await.unwrap();
     assert!(
@@ -117,7 +117,7 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
     assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["hello"]);
     let why = conversation.explain().await.unwrap();
     assert!(why.waiting_for.contains("a message from a user"), "{why:?}");
-    // Of a task that is not put aside nothing changes.
+    // A task that is not quarantined does not change.
     until("a retry that changes nothing", TURN_TIMEOUT, async || {
         // The turn's last commits may still come.
         let before = conversation.task().await.unwrap();
@@ -153,7 +153,7 @@ async fn gated_mesh() -> (Mesh, VendorServer, watch::Sender<bool>) {
     (mesh, vendor, open)
 }
 
-/// A task that has a title: the model is called for nothing but answers.
+/// A task with a title: the model is called for answers only.
 async fn task_with_title(mesh: &Mesh) -> Conversation {
     let spec = TaskSpec { agent: "worker".into(), title: "Poison".into(), ..TaskSpec::default() };
     mesh.client().unwrap().create_task_with(spec).await.unwrap()
@@ -224,8 +224,7 @@ async fn result_for_quarantined_task_is_kept_without_retries() {
     let parked = wait_for_quarantine(&mesh, task, None).await;
     wait_until_consumed(&mesh).await;
     let failed = reconcile_failures(&mesh).await;
-    // What comes for it further is looked at once and no more, and it is put aside since when it
-    // was first.
+    // Later messages for it cause one reconcile each, and the quarantine keeps its first time.
     redrive(letter.id).await;
     let again = until("the result to be given up again", TURN_TIMEOUT, async || {
         let letters = wait_for_dead_letters(&mesh, 1).await;
@@ -236,7 +235,7 @@ async fn result_for_quarantined_task_is_kept_without_retries() {
     assert_eq!(reconcile_failures(&mesh).await, failed + 1);
     assert_eq!(wait_for_quarantine(&mesh, task, None).await, parked);
     mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 1").await;
-    // Repaired, and with the result published again, it goes on where it was.
+    // After the repair and a redrive of the result, it continues where it was.
     mesh.database.corrupt_task(task, false).await;
     redrive(again.id).await;
     conversation.wait_until_idle().await;
@@ -244,7 +243,7 @@ async fn result_for_quarantined_task_is_kept_without_retries() {
     assert_eq!(vendor.requests().len(), 1);
     assert_eq!(wait_for_dead_letters(&mesh, 0).await, []);
 
-    // Where it is only asked for again, its step is as well.
+    // If the task is only retried, its step is repeated.
     open.send_replace(false);
     conversation.submit("and now?").await;
     wait_for_call(&vendor).await;
@@ -257,7 +256,7 @@ async fn result_for_quarantined_task_is_kept_without_retries() {
     client.recovery().retry_task(request).await.unwrap();
     conversation.wait_until_idle().await;
     assert_eq!(vendor.requests().len(), 3);
-    // The first result is of no use any more, and does no harm.
+    // The first result is obsolete, and harmless.
     redrive(letter.id).await;
     wait_until_consumed(&mesh).await;
     assert_eq!(
@@ -302,7 +301,7 @@ async fn failed_turn_continues_when_retried_manually() {
         "once\n",
         "what was done stays done"
     );
-    // Said once more it is the same request, and another one finds nothing to try.
+    // The repeated request is the same one; another request finds nothing to retry.
     client.recovery().retry_task(request.clone()).await.unwrap();
     let other = RetryTaskRequest { idempotency_key: "other".to_owned(), ..request };
     client.recovery().retry_task(other).await.unwrap();
@@ -324,7 +323,7 @@ async fn undecodable_messages_are_listed_redriven_or_deleted() {
     let conversation = client.create_task("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
     let bus = mesh.bus().await;
-    // Something else than a wake, where wakes are expected; and the other one so too.
+    // An invalid payload where wakes are expected, and one of another kind.
     let subject = subject::Address::subject(&subject::TaskWake::new(task));
     for n in 0..2 {
         let census = TaskCensus { task_ids: vec![n.to_string()] };
@@ -349,7 +348,7 @@ async fn undecodable_messages_are_listed_redriven_or_deleted() {
         .unwrap();
     assert_eq!(&shown.into_inner(), letter);
 
-    // Published again it is not understood any better: another letter.
+    // After a redrive it is still undecodable: another dead letter.
     let redrive = RedriveDeadLetterRequest { letter: letter.id };
     client.recovery().redrive_dead_letter(redrive).await.unwrap();
     let again = until("the letter to come again", TURN_TIMEOUT, async || {
@@ -372,7 +371,7 @@ async fn undecodable_messages_are_listed_redriven_or_deleted() {
             .unwrap();
     }
     assert_eq!(wait_for_dead_letters(&mesh, 0).await, []);
-    // A wake that is whole is delivered and has no letter.
+    // A valid wake is delivered and causes no dead letter.
     let wake = TaskWake {
         organization_id: OrganizationId::LOCAL.to_string(),
         task_id: task.to_string(),

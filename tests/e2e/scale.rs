@@ -1,4 +1,4 @@
-//! Several reconcilers share the work, come, go and die, and nobody notices for long.
+//! Several reconcilers share the work, start, stop and die, without noticeable delay.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,10 +26,10 @@ use tokio::task::AbortHandle;
 
 use crate::read;
 
-/// Who says nothing for so long is not there any more; they say something several times a second.
+/// A reconciler that is silent for this long is gone; heartbeats come several times a second.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What reconcilers say of themselves, as last heard, and when.
+/// The last heartbeat of each reconciler, and its time.
 struct Beats {
     last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerBeat)>>>,
     abort: AbortHandle,
@@ -61,8 +61,8 @@ impl Beats {
         Self { last, abort }
     }
 
-    /// Those of whom something was heard lately: the last beat of one that was killed may be heard
-    /// when it is gone.
+    /// The reconcilers with a recent heartbeat: the last one of a killed reconciler may arrive
+    /// after its death.
     fn recent(&self) -> Vec<ReconcilerBeat> {
         let last = self.last.lock().unwrap();
         last.values()
@@ -71,8 +71,8 @@ impl Beats {
             .collect()
     }
 
-    /// Waits until `among` have all partitions, none of them twice, each at least one. Gives how
-    /// long that took.
+    /// Waits until `count` reconcilers among `among` own all partitions, each at least one, none of
+    /// them twice. Returns how long that took.
     async fn wait_until_shared(
         &self,
         among: impl Fn(&ReconcilerBeat) -> bool,
@@ -92,7 +92,7 @@ impl Beats {
     }
 }
 
-/// A turn of a second or two with ten side effects.
+/// A turn of one or two seconds with ten side effects.
 fn script() -> Value {
     json!({"count": "since_user", "turns": [
         {"text": "I shall do that now.", "tokens_per_second": 40, "code": [
@@ -103,7 +103,7 @@ fn script() -> Value {
     ]})
 }
 
-/// Tasks that work, each in a folder of its own.
+/// Active tasks, each in its own folder.
 async fn begin_jobs(mesh: &Mesh, count: usize) -> Vec<(Conversation, std::path::PathBuf)> {
     let mut jobs = Vec::new();
     for n in 0..count {
@@ -116,7 +116,7 @@ async fn begin_jobs(mesh: &Mesh, count: usize) -> Vec<(Conversation, std::path::
     jobs
 }
 
-/// Every job is done, nothing twice, and nothing is missing without a word.
+/// Every job is done, nothing is repeated, and nothing is missing without a report.
 async fn check_jobs(jobs: &[(Conversation, std::path::PathBuf)]) {
     for (conversation, folder) in jobs {
         let status = conversation.wait_until_idle().await.status.unwrap();
@@ -149,11 +149,11 @@ async fn reconcilers_take_over_partitions_of_stopped_or_killed_ones() {
     let before = beats.recent();
     assert!(before.iter().all(|beat| beat.partitions.len() <= 6), "{before:?}");
 
-    // One that leaves says so.
+    // A stopping reconciler says so.
     assert_eq!(mesh.stop_replica(third).await.unwrap(), 0, "{}", mesh.log(Service::Reconciler));
     let took = beats.wait_until_shared(|_| true, 2).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
-    // One that dies is missed.
+    // A dead reconciler is detected.
     mesh.kill_replica(second).unwrap();
     let took = beats.wait_until_shared(|beat| beat.instance == first, 1).await;
     assert!(took < Duration::from_secs(4), "{took:?}");
@@ -167,7 +167,7 @@ async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
     let beats = Beats::subscribe(&mesh).await;
     mesh.start_replica(Service::Reconciler).await.unwrap();
     beats.wait_until_shared(|_| true, 2).await;
-    // Each is told again and again that the other one leaves.
+    // Each is told repeatedly that the other one leaves.
     let bus = mesh.bus().await;
     let processes = beats.recent();
     let lies = tokio::spawn(async move {
@@ -198,20 +198,19 @@ async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
     lies.abort();
 }
 
-/// Whether a message came after the last turn was over.
+/// Whether a message came after the last turn ended.
 fn is_busy(events: &[Event]) -> bool {
     let last = |kind| events.iter().rposition(|event| event.r#type == kind);
     last("message.created") > last("turn.completed")
 }
 
-/// Which event it is, and the second in the hour at which it was told: whether it was late, or only
-/// what was heard of it.
+/// The event and its time within the hour: shows whether the event was late or only its delivery.
 fn with_time(event: &Event) -> String {
     let time = event.time.unwrap_or_default();
     format!("{} at {}.{:03}", describe(event), time.seconds % 3_600, time.nanos / 1_000_000)
 }
 
-/// The longest time between two events of a task that is not idle, as its follower sees it.
+/// The longest time between two events of an active task, as its subscriber sees it.
 struct Stalls {
     noted: Arc<Mutex<Silence>>,
     abort: AbortHandle,
@@ -222,7 +221,7 @@ struct Silence {
     /// The event before that, and the one that ended it.
     after: String,
     until: Option<String>,
-    /// When something was last heard of the task, or it was idle.
+    /// The time of the task's last event, or when it was last idle.
     heard: Instant,
 }
 
@@ -275,7 +274,7 @@ impl Stalls {
         self.noted.lock().unwrap().longest
     }
 
-    /// Waits until no silence lasts that had begun before.
+    /// Waits until every silence that began before is over.
     async fn wait_for_silences_to_end(&self) {
         let now = Instant::now();
         until("a task to go on", TURN_TIMEOUT, async || {
@@ -286,18 +285,17 @@ impl Stalls {
     }
 }
 
-/// How long a task may stand still when the process that worked for it is replaced or killed,
-/// beyond how long tasks do anyhow.
+/// How much longer than usual a task may stall when its process is replaced or killed.
 const MAX_STALL: Duration = Duration::from_secs(5);
-/// How long it does when nothing else is in the way.
+/// How long it usually stalls when nothing else is in the way.
 const EXPECTED_STALL: Duration = Duration::from_secs(3);
-/// From so many kills on the longest silence of a hundred is said of them; of fewer only the
-/// longest of half.
+/// From this number of kills on, the 99th percentile of the longest silences is checked; with
+/// fewer, the median.
 const MIN_KILLS_FOR_P99: u32 = 25;
 
-/// Kills a replica of `service` again and again under load, and tells how long the task stood still
-/// that did so longest, each time: what most kills do to most tasks would hide what each does to
-/// one. As many tasks as leave the processors some time: on full ones they wait for these.
+/// Kills a replica of `service` repeatedly under load, and reports the longest stall of any task
+/// for each kill: the average would hide the effect on a single task. The number of tasks leaves
+/// some processor time: on a busy machine they would wait for each other.
 async fn recovers(service: Service) {
     let (kills, tasks) =
         (count_from_env("CONSTRUCT_SCALE_KILLS", 1), count_from_env("CONSTRUCT_SCALE_TASKS", 4));
@@ -325,8 +323,8 @@ async fn recovers(service: Service) {
             if service == Service::Reconciler {
                 beats.wait_until_shared(|_| true, 2).await;
             }
-            // It is the time that passes which is measured: first some of it undisturbed, then what
-            // a kill can hold up, and until that goes on.
+            // Real time is measured: first undisturbed, then the effect of a kill, and until that
+            // is over.
             stalls.iter().for_each(Stalls::reset);
             tokio::time::sleep(Duration::from_secs(2)).await;
             undisturbed.extend(stalls.iter().map(Stalls::longest));
@@ -358,7 +356,8 @@ async fn recovers(service: Service) {
         conversation.transcript().await.check(&said);
     }
     longest.sort_unstable();
-    // The smallest that so many of them do not exceed: of fewer than a hundred, 99 % is all.
+    // The smallest value that this share does not exceed: with fewer than a hundred, 99 % means
+    // all.
     let at = |share: f64| {
         longest[((longest.len() as f64 * share).ceil() as usize).clamp(1, longest.len()) - 1]
     };
@@ -371,7 +370,7 @@ async fn recovers(service: Service) {
         at(1.0),
         undisturbed.iter().max()
     );
-    // The machine that runs the tests may stand still itself.
+    // The machine that runs the tests may stall itself.
     let undisturbed = undisturbed.iter().max().copied().unwrap_or_default();
     let expected = if kills >= MIN_KILLS_FOR_P99 { at(0.99) } else { at(0.5) };
     assert!(
@@ -380,7 +379,7 @@ async fn recovers(service: Service) {
     );
 }
 
-/// Each of so many turns had each effect once.
+/// Each turn had each effect once.
 fn check_effects(folder: &std::path::Path, turns: usize) {
     let effects = read(&folder.join("effects.log"));
     for n in 1..=10 {
@@ -389,17 +388,17 @@ fn check_effects(folder: &std::path::Path, turns: usize) {
     }
 }
 
-/// How much of something there is: what the variable says, for runs by hand.
+/// A number from a variable, for manual runs, or the default.
 fn count_from_env(variable: &str, otherwise: u32) -> u32 {
     std::env::var(variable).ok().and_then(|count| count.parse().ok()).unwrap_or(otherwise)
 }
 
-/// Processor time that a process has used so far.
+/// The processor time that a process has used so far.
 fn processor_time(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     let ticks = |field: usize| fields[field].parse::<u64>().unwrap();
-    // User and system time, in hundredths of a second.
+    // User and system time in hundredths of a second.
     Duration::from_millis((ticks(11) + ticks(12)) * 10)
 }
 
@@ -426,7 +425,7 @@ async fn idle_tasks_use_no_memory_and_active_ones_are_answered() {
     let before = memory(&mesh);
     mesh.database.fill_tasks(local, "worker", idle, None).await;
     let scans = mesh.database.task_table_scans().await;
-    // Time for some sweeps.
+    // Enough time for some sweeps.
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(mesh.database.task_table_scans().await, scans, "idle tasks are read by somebody");
     let after = memory(&mesh);
@@ -472,8 +471,8 @@ mod nightly {
             mesh.log(Service::Reconciler).matches("the partition assignment has changed").count()
         };
         let before = changes(&mesh);
-        // It hangs for longer than a process may be silent, and is then gone for as long.
-        // It is the time that passes which is tried here.
+        // It hangs for longer than the silence limit, and is then down for as long. Real time is
+        // needed here.
         mesh.nats.pause();
         tokio::time::sleep(Duration::from_secs(4)).await;
         mesh.nats.resume();
@@ -500,7 +499,7 @@ mod nightly {
         let stalls: Vec<Stalls> =
             jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
         let over = tokio::sync::watch::Sender::new(false);
-        // Each is given work again and again until everything was restarted.
+        // Each gets work repeatedly until everything was restarted.
         let speaking =
             futures::future::join_all(jobs.iter().map(async |(conversation, folder)| {
                 let mut said = vec!["Do it.".to_owned()];
@@ -515,7 +514,7 @@ mod nightly {
             }));
         let undisturbed = std::cell::Cell::new(Duration::ZERO);
         let restarting = async {
-            // How long tasks stand still anyhow, on a machine that has other things to do.
+            // The usual stall on a busy machine.
             tokio::time::sleep(Duration::from_secs(2)).await;
             undisturbed.set(stalls.iter().map(Stalls::longest).max().unwrap());
             stalls.iter().for_each(Stalls::reset);
@@ -544,7 +543,7 @@ mod nightly {
             check_effects(folder, said.len());
             assert!(!folder.join("unknown.log").exists(), "nothing was interrupted");
         }
-        // Which nobody has kept from it.
+        // Nothing prevented it.
         assert!(
             !mesh.log(Service::Reconciler).contains("takes part again"),
             "{}",
@@ -576,7 +575,7 @@ mod nightly {
     #[tokio::test]
     async fn organization_flooding_the_queue_does_not_delay_another() {
         let flood = count_from_env("CONSTRUCT_SCALE_ACTIVE", 300);
-        // One look at a time, so that it is the reconciler that is too small.
+        // One reconcile at a time, so that the reconciler is the bottleneck.
         let mesh = Mesh::start_with(&[("CONSTRUCT_RECONCILER_CONCURRENCY", "2")]).await.unwrap();
         let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
         mesh.scripted_agent("worker", &script).await.unwrap();
@@ -588,7 +587,7 @@ mod nightly {
         })
         .await;
         mesh.database.fill_tasks(other, "worker", 3, Some("hello")).await;
-        // As somebody's who sends a message, and not when the sweep finds them.
+        // As from a user who sends a message, and not from the sweep.
         let page = Page { limit: 3, order: Order::default(), after: None };
         for task in
             mesh.database.store().task_list(other, &TaskFilter::default(), &page).await.unwrap()
@@ -626,7 +625,7 @@ mod nightly {
                 let replica = mesh.start_replica(Service::Reconciler).await.unwrap();
                 pids.push(mesh.replica_pid(replica).unwrap());
             }
-            // It is what time costs that is measured.
+            // The idle cost over time is measured.
             tokio::time::sleep(Duration::from_secs(2)).await;
             let nats = mesh.nats.pid().unwrap();
             let used = || {

@@ -1,5 +1,5 @@
-//! Scans of repositories: the whole mesh with the scanner, against a GitHub that is a real HTTP
-//! server. The model is scripted; what its scripts read and search is real.
+//! Scans of repositories: the whole mesh with the scanner, and a GitHub that is a real HTTP server.
+//! The model is scripted; its scripts really read and search.
 
 mod archives;
 mod events;
@@ -32,10 +32,9 @@ use serde_json::{Value, json};
 use tonic::Code;
 use uuid::Uuid;
 
-/// How long a scan may take before a test gives up on it: much longer than any does, so that it
-/// says nothing of the machine.
+/// The time limit of a scan: much longer than any takes, so that it does not depend on the machine.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(240);
-/// A secret that stands in a repository.
+/// A secret in a repository.
 const PLANTED: &str = concat!("ghp_", "16C7e42F292c6912E7710c838347Ae178B4a");
 
 pub(crate) const REPORT: &str = r#"import argparse
@@ -79,7 +78,7 @@ fn ledger(more: &str) -> String {
     format!("# Ledger\n\nTotals of a ledger.\n{more}")
 }
 
-/// Commits a small package in Python, with a secret in it.
+/// Commits a small Python package with a secret in it.
 pub(crate) fn commit(github: &GitHubServer, repository: &str, more: &str) -> String {
     let config = format!("[api]\ntoken = \"{PLANTED}\"\nurl = \"https://ledger.example\"\n");
     github.commit(
@@ -120,8 +119,8 @@ pub(crate) fn valid_candidate() -> Value {
     candidate("monthly-total", "tools/report.py", 11, "def main():")
 }
 
-/// Asks until there is an answer. A machine that is busy may have none in time, as when a place in
-/// the pool of a database is waited for, and says so; that is nothing these tests are about.
+/// Repeats a request while its service is unavailable. A busy machine may have no answer in time,
+/// e.g. while it waits for a database connection, and reports that; these tests are not about that.
 async fn retry_unavailable<T>(
     mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>,
 ) -> T {
@@ -133,7 +132,7 @@ async fn retry_unavailable<T>(
 }
 
 async fn create(mesh: &Mesh, spec: v1::ScanSpec) -> String {
-    // However often it is asked for, it is one.
+    // Repeated requests create one scan.
     let request =
         v1::CreateScanRequest { spec: Some(spec), idempotency_key: Uuid::now_v7().to_string() };
     let scans = mesh.client().unwrap().scans();
@@ -161,15 +160,14 @@ async fn wait_for_phase(mesh: &Mesh, scan: &str, phase: v1::ScanPhase) -> v1::Sc
     wait_for_phase_within(mesh, scan, phase, SCAN_TIMEOUT).await
 }
 
-/// Waits until a scan is in a phase. One that is over in another one never comes there, which is
-/// said at once.
+/// Waits until a scan is in `phase`. A scan that ended in another phase fails the test at once.
 async fn wait_for_phase_within(
     mesh: &Mesh,
     scan: &str,
     phase: v1::ScanPhase,
     patience: Duration,
 ) -> v1::ScanStatus {
-    // One connection for all looks.
+    // One connection for all checks.
     let (scans, request) =
         (mesh.client().unwrap().scans(), v1::GetScanRequest { scan: scan.to_owned() });
     until(&format!("{} of {scan}", phase.as_str_name()), patience, async || {
@@ -196,7 +194,7 @@ async fn candidates(mesh: &Mesh, scan: &str) -> Vec<v1::Candidate> {
         .candidates
 }
 
-/// All events of a scan that is over.
+/// All events of a finished scan.
 async fn events(mesh: &Mesh, scan: &str) -> Vec<v1::ScanEvent> {
     let request = v1::WatchScanRequest { scan: scan.to_owned(), ..Default::default() };
     let stream = mesh.client().unwrap().scans().watch_scan(request).await.unwrap().into_inner();
@@ -210,7 +208,7 @@ async fn review(
     Ok(mesh.client().unwrap().scans().review_candidate(request).await?.into_inner())
 }
 
-/// What the task of a scan was told, and said.
+/// The messages of a scan's task.
 async fn transcript(mesh: &Mesh, scan: &str) -> String {
     let task = get(mesh, scan).await.status.unwrap().task_id;
     format!("{:?}", mesh.client().unwrap().conversation(&task).transcript().await)
@@ -220,7 +218,7 @@ fn logs(mesh: &Mesh) -> String {
     Service::ALL.into_iter().chain([Service::Scanner]).map(|service| mesh.log(service)).collect()
 }
 
-/// A connection to the host that the tests play.
+/// Creates a connection to the test's host.
 async fn connect(mesh: &Mesh, github: &GitHubServer, name: &str, credential: Credential) {
     let spec = v1::ScanConnectionSpec {
         name: name.to_owned(),
@@ -232,7 +230,7 @@ async fn connect(mesh: &Mesh, github: &GitHubServer, name: &str, credential: Cre
     mesh.client().unwrap().scans().create_scan_connection(request).await.unwrap();
 }
 
-/// Waits until nothing of any scan is on disk.
+/// Waits until no files of scans are on disk.
 async fn wait_until_clean(mesh: &Mesh) {
     until("the files to be deleted", SCAN_TIMEOUT, async || {
         let left: Vec<_> = std::fs::read_dir(mesh.scans()).unwrap().collect();

@@ -1,4 +1,4 @@
-//! Messages that are sent by the clock, through the whole mesh.
+//! Scheduled messages through the whole mesh.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ async fn due_message_is_sent_once_even_after_downtime() {
     let mut schedules = ScheduleServiceClient::new(mesh.channel().unwrap());
     let conversation = client.create_task("worker", None).await.unwrap();
 
-    // The reconcilers are dead when the time comes, and two look at once afterwards.
+    // The reconcilers are dead at the due time, and two start together afterwards.
     let at = Timestamp::now() + Duration::from_secs(1);
     mesh.kill(Service::Reconciler).unwrap();
     let for_task =
@@ -110,8 +110,7 @@ async fn due_message_is_sent_once_even_after_downtime() {
     assert_eq!(runs(&mut schedules, "task").await.len(), 1);
 }
 
-/// A zone whose minutes are not those of UTC either, and whose clocks are never turned: 5 h 45 min
-/// ahead.
+/// A zone whose minutes also differ from UTC, without daylight saving time: 5 h 45 min ahead.
 const ZONE: &str = "Asia/Kathmandu";
 
 #[tokio::test]
@@ -121,7 +120,7 @@ async fn cron_pattern_follows_its_time_zone() {
         .await
         .unwrap();
     let mut schedules = ScheduleServiceClient::new(mesh.channel().unwrap());
-    // Patterns know minutes: the next one that has not nearly begun.
+    // Patterns have a resolution of minutes: the next one that does not begin immediately.
     let minutes = (Timestamp::now() + Duration::from_secs(5)).as_second().div_euclid(60) + 1;
     let due = Timestamp::from_second(minutes * 60).unwrap();
     let there = due.to_zoned(TimeZone::get(ZONE).unwrap());

@@ -1,4 +1,4 @@
-//! A secret is used, comes back in every way, and is nowhere to be found.
+//! A secret is used and echoed in every encoding, and is stored nowhere.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,12 +19,12 @@ use tokio::io::AsyncWriteExt as _;
 const VALUE: &str = "sk-e2e/7Qw+x9Zk2Lm4=Vt8&Rp1\"end";
 const HANDLE: &str = "{{secret:TOKEN:";
 
-/// Everything is logged that our services and the libraries they talk through can log.
+/// The maximal logging of our services and the libraries they communicate through.
 const LOG: &str = "info,construct_gateway=trace,construct_reconciler=trace,construct_interpreter=trace,construct_providers=trace,\
                    construct_bus=trace,construct_store=trace,sqlx=trace,hyper=trace,hyper_util=trace,h2=trace,reqwest=trace,\
                    tonic=trace,tower=trace,async_nats=trace,tokio_util=trace";
 
-/// The value as it may be written: plain, in base64 (without the character that depends on what
+/// The encodings of the value: plain, in base64 (without the character that depends on what
 /// follows), for a URL, in JSON, in hexadecimal as the database shows bytes. Parts of it as well.
 fn needles() -> Vec<String> {
     let hexadecimal =
@@ -48,10 +48,10 @@ fn needles() -> Vec<String> {
         .collect()
 }
 
-/// Fails when the value is in `text`, or when the text does not have what shows that it was looked
-/// at.
+/// Fails when the value is in `text`, or when the text lacks the control that shows that it was
+/// searched.
 fn search(place: &str, text: &[u8], control: Option<&str>) {
-    // Every needle is ASCII, so that it is found whatever else there is.
+    // Every needle is ASCII, so that it is found in any content.
     let text = String::from_utf8_lossy(text);
     for needle in needles() {
         assert!(!text.contains(&needle), "{needle:?} is in {place}");
@@ -61,7 +61,7 @@ fn search(place: &str, text: &[u8], control: Option<&str>) {
     }
 }
 
-/// Every file below a directory, one after the other.
+/// The content of every file below a directory.
 fn files(directory: &Path) -> Vec<u8> {
     let mut all = Vec::new();
     let mut open: Vec<PathBuf> = vec![directory.to_owned()];
@@ -77,7 +77,7 @@ fn files(directory: &Path) -> Vec<u8> {
     all
 }
 
-/// Runs a command of the command line, and gives what it printed.
+/// Runs the command line; returns its output.
 async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> String {
     let mut child = tokio::process::Command::new(binary("construct").unwrap())
         .env_clear()
@@ -125,7 +125,7 @@ async fn used_and_echoed_secret_is_stored_nowhere() {
     })
     .await;
 
-    // Everything that passes over the bus.
+    // All traffic on the bus.
     let bus = mesh.bus().await;
     let passed = Arc::new(Mutex::new(Vec::new()));
     let mut tap = bus.tap("construct.>").await.unwrap();
@@ -215,7 +215,7 @@ async fn used_and_echoed_secret_is_stored_nowhere() {
     let recorder = conversation.record();
     conversation.submit("Use it.").await;
 
-    // The script waits for a person, and goes on from its journal with the handle it had.
+    // The script waits for approval, and continues from its journal with the same handle.
     conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
     let mut approvals =
         v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap());
@@ -237,14 +237,14 @@ async fn used_and_echoed_secret_is_stored_nowhere() {
     let status = conversation.wait_until_idle().await.status.unwrap();
     let events = recorder.wait_for_sequence(status.event_sequence).await;
 
-    // The host did get it, and nobody else did.
+    // The host received it, and no other one.
     let sent: Vec<String> =
         host.requests().iter().map(|request| request.header("authorization").to_owned()).collect();
     assert_eq!(sent, vec![format!("Bearer {VALUE}"); 4], "each request once, with the value");
     let [redirected] = &elsewhere.requests()[..] else { panic!("the redirect is followed once") };
     assert_eq!(redirected.header("authorization"), "", "another origin gets nothing");
 
-    // What the model is told has handles in their place.
+    // The model gets handles in their place.
     let transcript = conversation.transcript().await;
     let result = transcript.result();
     let told = format!("{}\n{}", result.output, result.error);

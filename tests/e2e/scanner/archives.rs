@@ -1,4 +1,4 @@
-//! Archives that were sent, and archives that are hostile.
+//! Uploaded archives and hostile archives.
 
 use std::{
     io::{Cursor, Write as _},
@@ -29,7 +29,7 @@ async fn uploaded_archive_is_sealed_and_deleted_with_its_scan() {
         &[("tools/report.py", REPORT.as_bytes()), ("config.toml", secret.as_bytes())],
     );
     mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
-    // No model answers before what is there meanwhile has been looked at.
+    // No model answers before the intermediate state has been checked.
     mesh.pause(Service::Providers).unwrap();
     let upload = v1::ScanUpload { archive: packed.clone(), name: "ledger.tar.gz".into() };
     let spec =
@@ -40,7 +40,7 @@ async fn uploaded_archive_is_sealed_and_deleted_with_its_scan() {
     };
     let scans = mesh.client().unwrap().scans();
     let mut made = Vec::new();
-    // Two of the same archive; the second request is heard twice.
+    // Two scans of the same archive; the second request is repeated.
     for key in ["one", "two", "two"] {
         let scan = scans.clone().create_scan(request(key)).await.unwrap().into_inner();
         made.push(id(scan.metadata.as_ref()));
@@ -53,7 +53,7 @@ async fn uploaded_archive_is_sealed_and_deleted_with_its_scan() {
         let content = std::fs::read(file).unwrap();
         assert!(!content.windows(64).any(|part| part == &packed[..64]));
     }
-    // As a process leaves it that is killed while it reads the archive.
+    // As left by a process that is killed while it reads the archive.
     let left = mesh.scans().join(format!(".unmasked-{}/.taking-x", made[0]));
     std::fs::create_dir_all(&left).unwrap();
     std::fs::write(left.join("archive"), &packed).unwrap();
@@ -67,8 +67,7 @@ async fn uploaded_archive_is_sealed_and_deleted_with_its_scan() {
     assert!(!mesh.database.contents().await.contains(PLANTED));
 }
 
-/// An archive of entries of which nothing is checked: their names, kinds and links, and what they
-/// hold.
+/// An archive of unchecked entries: names, kinds, links and content.
 fn hostile_tar(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
     for (name, kind, link, content) in entries {
@@ -108,7 +107,7 @@ async fn hostile_archive_fails_only_its_scan_with_a_reason() {
         wait_until_clean(&mesh).await;
         assert!(!mesh.workspace().join("x").exists() && !mesh.scans().join("x").exists(), "{name}");
     }
-    // A link is left out, whatever it leads to; the next scan works.
+    // A link is left out, whatever its target; the next scan works.
     let link = tar::EntryType::Symlink;
     let archive = hostile_tar(&[
         ("t/tools/report.py", file, "", REPORT.as_bytes()),
@@ -120,7 +119,7 @@ async fn hostile_archive_fails_only_its_scan_with_a_reason() {
     assert_eq!((status.candidates, status.files, status.files_skipped), (1, 1, 1), "{status:?}");
 }
 
-/// A zip archive of entries with their modes, of which nothing is checked.
+/// A zip archive of unchecked entries with their modes.
 fn zip_archive(entries: &[(&str, &[u8], u32)]) -> Vec<u8> {
     let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, content, mode) in entries {
@@ -140,7 +139,7 @@ fn zip_archive(entries: &[(&str, &[u8], u32)]) -> Vec<u8> {
     archive.finish().unwrap().into_inner()
 }
 
-/// A scan of an archive that is sent.
+/// A scan of an uploaded archive.
 fn upload_spec(name: &str, archive: Vec<u8>) -> v1::ScanSpec {
     let upload = v1::ScanUpload { archive, name: name.to_owned() };
     v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..scan_spec("", "m") }
@@ -155,7 +154,7 @@ async fn uploaded_zip_is_scanned() {
         ("ledger-2.1/README.md", ledger("").as_bytes(), 0o644),
         ("ledger-2.1/tools/report.py", REPORT.as_bytes(), 0o755),
         ("ledger-2.1/config.toml", config.as_bytes(), 0o644),
-        // What cannot be had is left out.
+        // Unsupported entries are left out.
         ("ledger-2.1/passwd", b"/etc/passwd", 0o120_777),
     ]);
     let scan = create(&mesh, upload_spec("ledger.zip", archive)).await;
@@ -181,7 +180,7 @@ async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
     let outside = mesh.workspace().join("x");
     let absolute = outside.display().to_string();
     let honest = zip_archive(&[("t/a.py", REPORT.as_bytes(), 0o644)]);
-    // Its directory says that the file is called otherwise than the file itself does.
+    // Its directory has another name for the file than the file's own header.
     let mut lying = honest.clone();
     let at = lying.windows(6).rposition(|bytes| bytes == b"t/a.py").unwrap();
     lying[at..at + 6].copy_from_slice(b"t/b.py");
@@ -222,7 +221,7 @@ async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
         assert_eq!(files(&mesh.home().join("data/blobs")), Vec::<PathBuf>::new(), "{name}");
         assert!(!outside.exists() && !mesh.scans().join("x").exists(), "{name}");
     }
-    // What is too large is refused before anything is made for it.
+    // An oversized archive is refused before anything is created for it.
     let spec = upload_spec("large.tar.gz", vec![0; (3 << 20) + 1]);
     let request = v1::CreateScanRequest { spec: Some(spec), ..Default::default() };
     let refused = mesh.client().unwrap().scans().create_scan(request).await.unwrap_err();
@@ -230,7 +229,7 @@ async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
         refused.code() == Code::InvalidArgument && refused.message().contains("3,145,728 bytes"),
         "{refused}"
     );
-    // The next honest one gets through.
+    // The next valid one succeeds.
     let scan = create(
         &mesh,
         upload_spec("honest.zip", zip_archive(&[("t/tools/report.py", REPORT.as_bytes(), 0o644)])),

@@ -1,12 +1,11 @@
-//! What is told of a scan while it happens, to who stays, who goes away and comes back, and whose
-//! gateway dies.
+//! Events of a scan, for clients that stay, disconnect and return, or lose their gateway.
 
 use tokio::sync::watch;
 
 use super::*;
 use crate::protocols::follow_events;
 
-/// Events from a cursor on, until one of them is as wanted; or all.
+/// Events from a cursor on, until `wanted` accepts one; or all.
 async fn watch_until(
     mesh: &Mesh,
     scan: &str,
@@ -14,7 +13,7 @@ async fn watch_until(
     wanted: impl Fn(&v1::ScanEvent) -> bool,
 ) -> Vec<v1::ScanEvent> {
     let request = v1::WatchScanRequest { scan: scan.to_owned(), cursor: cursor.to_owned() };
-    // A gateway that begins anew is not there at once.
+    // A restarting gateway is not available at once.
     let mut stream = until("the gateway to be there", SCAN_TIMEOUT, async || {
         let stream = mesh.client().unwrap().scans().watch_scan(request.clone()).await;
         stream.map(tonic::Response::into_inner).map_err(|status| status.to_string())
@@ -52,8 +51,8 @@ async fn scan_watcher_misses_and_repeats_nothing() {
     let (seen, _) = watch::channel(Vec::new());
     let follower = follow_events(url, seen.clone());
 
-    // Somebody who looks, goes away, and comes back twice: the second time to a gateway that was
-    // killed.
+    // A client that watches, disconnects, and returns twice: the second time to a restarted
+    // gateway.
     let mut all = watch_until(&mesh, &scan, "", |event| event.phase() == Snapshot).await;
     assert!(
         get(&mesh, &scan).await.status.unwrap().next_wake.is_some(),
@@ -72,8 +71,7 @@ async fn scan_watcher_misses_and_repeats_nothing() {
     assert_eq!(all, events(&mesh, &scan).await, "afterwards it is told as it was");
     assert!(all.iter().all(|event| event.scan_id == scan && event.time.is_some()), "{all:#?}");
 
-    // How far it has come stands in each: files when they are there, what was spent, what was
-    // found.
+    // Each has the progress: files once they are there, cost, findings.
     let first = |phase| all.iter().find(|event| event.phase() == phase).unwrap();
     assert_eq!((first(Queued).files, first(Survey).files), (0, 3), "{all:#?}");
     assert!(all.is_sorted_by_key(|event| (event.cost_pico_usd, event.candidates)), "{all:#?}");
@@ -82,7 +80,7 @@ async fn scan_watcher_misses_and_repeats_nothing() {
     assert!(last.cost_pico_usd > 0 && last.cost_pico_usd == status.cost_pico_usd, "{last:?}");
     assert!(all.iter().any(|event| event.tool_calls >= 2), "{all:#?}");
 
-    // The same as server-sent events, of which each has the cursor as its id.
+    // The same as server-sent events, whose ids are the cursors.
     let told = until("the last event", SCAN_TIMEOUT, async || {
         let seen = seen.borrow().clone();
         if seen.len() >= all.len() { Ok(seen) } else { Err(seen) }
@@ -91,7 +89,7 @@ async fn scan_watcher_misses_and_repeats_nothing() {
     follower.abort();
     let told: Vec<&str> = told.iter().map(|event| event["sequence"].as_str().unwrap()).collect();
     assert_eq!(told, expected.iter().map(i64::to_string).collect::<Vec<_>>());
-    // A cursor that is none is refused.
+    // An invalid cursor is refused.
     let request = v1::WatchScanRequest { scan, cursor: "nonsense".into() };
     let refused = mesh.client().unwrap().scans().watch_scan(request).await.map(drop).unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");

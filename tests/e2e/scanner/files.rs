@@ -1,15 +1,15 @@
-//! The files of scans: how long they are kept, and what becomes of those that nobody needs.
+//! The files of scans: retention, and deletion of orphans.
 
 use construct_domain::ScanId;
 
 use super::*;
 
-/// Whether a folder of this name is where the files of scans are.
+/// Whether a folder of this name is in the folder of scan files.
 fn exists(mesh: &Mesh, name: &str) -> bool {
     mesh.scans().join(name).exists()
 }
 
-/// Waits until a folder is gone.
+/// Waits until a folder is deleted.
 async fn wait_until_deleted(mesh: &Mesh, name: &str) {
     until(
         name,
@@ -19,7 +19,7 @@ async fn wait_until_deleted(mesh: &Mesh, name: &str) {
     .await;
 }
 
-/// Lets a scan have ended longer ago than files are kept.
+/// Moves the end of a scan to before the retention period.
 async fn expire(mesh: &Mesh, scan: &str) {
     let id: ScanId = scan.parse().unwrap();
     mesh.database
@@ -47,8 +47,7 @@ async fn files_follow_retention_and_orphans_are_deleted() {
         wait_for_phase(&mesh, scan, Review).await;
     }
     wait_for_phase(&mesh, &open, Exploring).await;
-    // As processes leave it that die: of a scan that was deleted since, and of one that never came
-    // to be.
+    // As left by dead processes: for a deleted scan, and for one that was never created.
     let nobody = ScanId::from_uuid(Uuid::now_v7()).to_string();
     let unmasked = format!(".unmasked-{}", ScanId::from_uuid(Uuid::now_v7()));
     for left in [&nobody, &unmasked] {
@@ -56,7 +55,7 @@ async fn files_follow_retention_and_orphans_are_deleted() {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("a.py"), REPORT).unwrap();
     }
-    // Whatever else somebody keeps there is not the scanner's.
+    // Other content of the folder is not the scanner's.
     std::fs::create_dir(mesh.scans().join("lost+found")).unwrap();
     for left in [&nobody, &unmasked] {
         wait_until_deleted(&mesh, left).await;
@@ -71,8 +70,8 @@ async fn files_follow_retention_and_orphans_are_deleted() {
             && exists(&mesh, "lost+found")
     );
     assert_eq!(archives::files(&blobs).len(), 1);
-    // When their time is over they go, each with the archive that was sent for it; one that is
-    // explored needs its files.
+    // After the retention period they are deleted, each with its uploaded archive; an active scan
+    // keeps its files.
     for scan in [&done, &sent] {
         expire(&mesh, scan).await;
         wait_until_deleted(&mesh, scan).await;
@@ -96,8 +95,8 @@ async fn files_follow_retention_and_orphans_are_deleted() {
 #[tokio::test]
 async fn interrupted_deletion_is_finished_by_the_next_scanner() {
     let (mut mesh, github) = begin().await;
-    // It is killed while it fetches, which leaves the half of it, and the scan is ended before
-    // there is another one.
+    // It is killed while it fetches, which leaves half of the files, and the scan ends before
+    // another scanner starts.
     let scan = interruptions::pause_in_phase(&mesh, &github, Snapshot).await;
     let unmasked = format!(".unmasked-{scan}");
     until("its folder", SCAN_TIMEOUT, async || {
@@ -105,7 +104,7 @@ async fn interrupted_deletion_is_finished_by_the_next_scanner() {
     })
     .await;
     mesh.kill(Service::Scanner).unwrap();
-    // Another scan's files nobody came to delete, although that was over.
+    // Another finished scan's files were not deleted yet.
     let over = create(&mesh, scan_spec("octo/ledger", "m")).await;
     let id: ScanId = over.parse().unwrap();
     mesh.database

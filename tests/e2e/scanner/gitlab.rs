@@ -68,7 +68,8 @@ async fn gitlab_subgroup_and_public_projects_are_scanned() {
     let request = v1::CreateScanConnectionRequest { spec: Some(spec), ..Default::default() };
     mesh.client().unwrap().scans().create_scan_connection(request).await.unwrap();
 
-    // What it reaches: its own, a group's with the subgroups, a person's; page by page.
+    // The reachable projects: the user's own, a group's with its subgroups, another user's; page by
+    // page.
     for (owner, names) in [
         ("", &["corp/tools/ledger"][..]),
         ("corp", &["corp/open", "corp/tools/ledger"]),
@@ -90,7 +91,7 @@ async fn gitlab_subgroup_and_public_projects_are_scanned() {
         "{unknown}"
     );
 
-    // By the address that people copy. An archive too many is waited for.
+    // By the address that people copy. An excess archive is waited for.
     gitlab.fail("/archive", Fault::Throttled(1));
     let address = format!("{}/corp/tools/ledger.git", gitlab.url());
     let scan = create(&mesh, project_spec(&address, "lab")).await;
@@ -104,7 +105,7 @@ async fn gitlab_subgroup_and_public_projects_are_scanned() {
     let found = repositories(&mesh, "").await.unwrap().repositories;
     assert_eq!((found[0].last_scan.as_str(), found[0].private), (scan.as_str(), true), "{found:?}");
 
-    // Everybody's needs no connection; what is hidden is not found without one.
+    // A public project needs no connection; a private one is not found without one.
     let before = gitlab.requests().len();
     let scan = create(&mesh, project_spec("corp/open", "")).await;
     assert_eq!(wait_for_phase(&mesh, &scan, Review).await.commit, open);
@@ -116,7 +117,7 @@ async fn gitlab_subgroup_and_public_projects_are_scanned() {
         "{:?}",
         gitlab.requests()
     );
-    // A connection to the one kind of host opens nothing on the other.
+    // A connection to one kind of host does not work for the other.
     let wrong =
         v1::ScanSpec { connection: "lab".into(), ..super::project_spec("octo/ledger", "m") };
     let request = v1::CreateScanRequest { spec: Some(wrong), ..Default::default() };

@@ -1,4 +1,4 @@
-//! What is handed over while the mesh cannot be told.
+//! Hand-overs while NATS is unavailable.
 
 use construct_bus::topology::Stream;
 use construct_proto::mesh::v1 as mesh_v1;
@@ -8,7 +8,7 @@ use prost::Message as _;
 
 use super::*;
 
-/// A scan that is to be reviewed, and its candidate.
+/// A scan that is ready for review, and its candidate.
 async fn scan_in_review(mesh: &Mesh, github: &GitHubServer) -> (String, String) {
     commit(github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
@@ -18,7 +18,7 @@ async fn scan_in_review(mesh: &Mesh, github: &GitHubServer) -> (String, String) 
     (scan, candidate)
 }
 
-/// Accepts a candidate and hands it over; gives the id of the hand-over.
+/// Accepts a candidate and hands it over; returns the id of the hand-over.
 async fn hand_over(mesh: &Mesh, scan: &str, candidate: &str) -> String {
     let accept = v1::ReviewCandidateRequest {
         candidate: candidate.to_owned(),
@@ -39,13 +39,13 @@ async fn hand_over(mesh: &Mesh, scan: &str, candidate: &str) -> String {
     handed.hand_over_id
 }
 
-/// Hand-overs of which nobody has noted that the mesh was told.
+/// Hand-overs that are not marked as published.
 async fn unpublished(mesh: &Mesh) -> Vec<String> {
     let untold = mesh.database.store().hand_overs_unpublished(Timestamp::now(), 10).await.unwrap();
     untold.iter().map(|hand_over| hand_over.id.to_string()).collect()
 }
 
-/// Waits until the scanner has told the mesh, and written that down.
+/// Waits until the scanner has published the hand-overs and marked them.
 async fn wait_until_published(mesh: &Mesh) {
     until("the mesh to be told", SCAN_TIMEOUT, async || {
         if unpublished(mesh).await.is_empty() { Ok(()) } else { Err(mesh.log(Service::Scanner)) }
@@ -53,7 +53,7 @@ async fn wait_until_published(mesh: &Mesh) {
     .await;
 }
 
-/// What waits for whoever makes Tools: one message, of this hand-over.
+/// Checks the queue for the consumer of hand-overs: one message, of this hand-over.
 async fn assert_one_message(mesh: &Mesh, hand_over: &str, scan: &str) {
     let stored = mesh.nats.stored_messages(Stream::Tool).await;
     assert_eq!(stored.len(), 1, "{stored:?}");
@@ -62,7 +62,7 @@ async fn assert_one_message(mesh: &Mesh, hand_over: &str, scan: &str) {
     let message = mesh_v1::ToolCreate::decode(stored[0].payload.clone()).unwrap();
     assert_eq!((message.hand_over_id.as_str(), message.scan_id.as_str()), (hand_over, scan));
     assert_eq!(message.candidates[0].content.clone().unwrap().name, "monthly-total");
-    // It waits for its reader.
+    // It waits for its consumer.
     assert_eq!(mesh.nats.pending_messages(Stream::Tool).await, 1);
 }
 
@@ -74,7 +74,7 @@ async fn hand_over_without_nats_is_published_once_after_recovery() {
     mesh.wait_for_metric(Service::Gateway, "construct_bus_connected 0").await;
     let id = hand_over(&mesh, &scan, &candidate).await;
     assert_eq!(unpublished(&mesh).await, std::slice::from_ref(&id));
-    // Whoever would tell it dies as well.
+    // The process that would publish it dies as well.
     mesh.kill(Service::Scanner).unwrap();
     mesh.nats.restart().await;
     mesh.spawn(Service::Scanner).unwrap();
@@ -98,13 +98,13 @@ async fn late_gateway_event_equals_the_scanners_event() {
     mesh.wait_until_ready(Service::Scanner).await.unwrap();
     connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
     let (scan, candidate) = scan_in_review(&mesh, &github).await;
-    // What the gateway says is on its way, and nobody hears it.
+    // The gateway's message is published, and no consumer has read it.
     proxy.hold();
     let id = hand_over(&mesh, &scan, &candidate).await;
     wait_until_published(&mesh).await;
     assert_one_message(&mesh, &id, &scan).await;
     proxy.restore();
-    // On the same way behind it comes a question; when that is answered, both were heard.
+    // A request follows on the same connection; its answer shows that both were received.
     until("the gateway to be heard again", SCAN_TIMEOUT, async || {
         let request =
             v1::ListRepositoriesRequest { connection: "work".into(), ..Default::default() };

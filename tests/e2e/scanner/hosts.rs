@@ -1,4 +1,4 @@
-//! GitHub as it fails, wants to be left alone, and is reached through connections.
+//! GitHub's failures and rate limits, and connections to it.
 
 use construct_tests::github::{APP, APP_KEY, INSTALLATION};
 use jiff::Timestamp;
@@ -39,7 +39,7 @@ async fn host_answers_and_app_tokens_are_cached_per_connection() {
     wait_for_phase(&mesh, &second, Review).await;
     let after = github.requests().split_off(before.len());
     let unchanged = after.iter().filter(|asked| asked.conditional && asked.status == 304).count();
-    // The repository's branch, and the commit it means.
+    // The repository's branch, and its commit.
     assert_eq!(unchanged, 2, "{after:#?}");
     assert_eq!((github.issued_tokens(), github.complaints()), (1, Vec::new()));
     // The repositories are listed through the same client, with the same token.
@@ -65,7 +65,7 @@ async fn rate_limited_host_is_spared_by_all_scans() {
     let faults: [fn(u32) -> Fault; 2] =
         [|s| Fault::Primary(s.into()), |s| Fault::Secondary(s.into())];
     for fault in faults {
-        // On a machine that does other things, what is looked at may be over before it is.
+        // On a busy machine the state may be over before it is checked.
         let mut seconds = 15;
         while !is_spared(fault, seconds).await {
             seconds *= 3;
@@ -74,7 +74,7 @@ async fn rate_limited_host_is_spared_by_all_scans() {
     }
 }
 
-/// False when the time that the host names was over before all was seen.
+/// False when the host's waiting time was over before everything was checked.
 async fn is_spared(fault: fn(u32) -> Fault, seconds: u32) -> bool {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
@@ -105,7 +105,7 @@ async fn is_spared(fault: fn(u32) -> Fault, seconds: u32) -> bool {
         scans.push(scan);
         asked.get_or_insert_with(|| github.requests());
     }
-    // A scan that waits is heard.
+    // A waiting scan reacts to requests.
     let request = v1::CancelScanRequest {
         scan: scans[2].clone(),
         reason: "enough".into(),
@@ -127,7 +127,7 @@ async fn is_spared(fault: fn(u32) -> Fault, seconds: u32) -> bool {
     true
 }
 
-/// All pages of what a connection reaches, of an owner or altogether: how many are on each, and the
+/// All pages of a connection's repositories, of one owner or all: the number on each, and the
 /// names.
 async fn list_pages(
     mesh: &Mesh,
@@ -186,7 +186,7 @@ async fn repositories_of_token_app_and_user_are_paged() {
             (vec![100, 100, 30], many.clone()),
             "{connection}"
         );
-        // A person is no organization, which is found out by asking.
+        // A user is no organization, which a request shows.
         assert_eq!(
             list_pages(&mesh, connection, "ann").await.unwrap(),
             (vec![100, 1], own.clone()),
@@ -198,7 +198,7 @@ async fn repositories_of_token_app_and_user_are_paged() {
             "{nobody}"
         );
     }
-    // One token served all of the app's.
+    // One token served all of the app's requests.
     assert_eq!((github.issued_tokens(), github.complaints()), (1, Vec::new()));
     let asked: Vec<String> = github.requests().into_iter().map(|asked| asked.path).collect();
     for (path, times) in
@@ -206,7 +206,7 @@ async fn repositories_of_token_app_and_user_are_paged() {
     {
         assert_eq!(asked.iter().filter(|asked| *asked == path).count(), times, "{path}: {asked:?}");
     }
-    // Behind the last page there is nothing.
+    // After the last page there is nothing.
     let request =
         v1::ListRepositoriesRequest { connection: "work".into(), page: 9, ..Default::default() };
     let behind =

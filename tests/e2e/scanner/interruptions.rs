@@ -1,9 +1,9 @@
-//! Scans that are killed or cancelled, wherever they are.
+//! Scans that are killed or canceled in every phase.
 
 use super::*;
 
-/// A scan that stands still in a phase, until the caller lets it go on: for `Exploring`, by
-/// resuming the providers.
+/// A scan that is held in a phase until the caller continues it: for `Exploring`, by resuming the
+/// providers.
 pub(super) async fn pause_in_phase(
     mesh: &Mesh,
     github: &GitHubServer,
@@ -15,7 +15,7 @@ pub(super) async fn pause_in_phase(
     match phase {
         Queued => github.fail("/commits/", Fault::Hang),
         Snapshot => github.fail("legacy.tar.gz", Fault::Drip),
-        // No model answers, for as long as whoever asked for this likes.
+        // No model answers, as long as the caller wants.
         Exploring => mesh.pause(Service::Providers).unwrap(),
         Survey => gate(mesh, "survey", "exploring").await,
         Checking => gate(mesh, "checking", "review").await,
@@ -24,7 +24,7 @@ pub(super) async fn pause_in_phase(
     let scan = create(mesh, scan_spec("octo/ledger", "m")).await;
     wait_for_phase(mesh, &scan, phase).await;
     match phase {
-        // The question before the one that hangs.
+        // The request before the one that hangs.
         Queued => wait_for_request(github, "/repos/octo/ledger").await,
         Snapshot => wait_for_request(github, "legacy.tar.gz").await,
         Exploring => {
@@ -49,8 +49,7 @@ pub(super) async fn pause_in_phase(
     scan
 }
 
-/// Has the database refuse that scans go over from one phase to another, and takes its time for
-/// that.
+/// Makes the database refuse the transition between two phases, after a delay.
 async fn gate(mesh: &Mesh, from: &str, to: &str) {
     mesh.database
         .execute(&format!(
@@ -62,7 +61,7 @@ async fn gate(mesh: &Mesh, from: &str, to: &str) {
         .await;
 }
 
-/// Waits until somebody has asked for this.
+/// Waits until the host received this request.
 async fn wait_for_request(github: &GitHubServer, path: &str) {
     until(path, SCAN_TIMEOUT, async || {
         let asked = github.requests();
@@ -128,7 +127,7 @@ async fn scan_is_canceled_in_every_phase() {
         };
         assert_eq!(task.last_outcome(), outcome, "{phase:?}");
         mesh.resume(Service::Providers).unwrap();
-        // Once more changes nothing.
+        // A second cancel changes nothing.
         client.scans().cancel_scan(request).await.unwrap();
         until("the files to be deleted", SCAN_TIMEOUT, async || {
             let left: Vec<_> = std::fs::read_dir(mesh.scans()).unwrap().collect();

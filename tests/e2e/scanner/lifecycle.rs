@@ -1,4 +1,4 @@
-//! A scan from its beginning to its review, and what becomes of the model's answers.
+//! A scan from its start to its review, and the handling of the model's answers.
 
 use construct_bus::topology::Stream;
 use construct_proto::mesh::v1 as mesh_v1;
@@ -17,7 +17,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
          print(JSON.stringify(grep('def main', root).matches));\n\
          print(JSON.stringify(grep('total', root + '/.construct/outline').matches));"
     );
-    // Everything that is no reading.
+    // Tools other than reading.
     let tries = [
         "create_file('x', 'x')",
         "edit_file('tools/report.py', [{old: 'main', new: 'x'}])",
@@ -78,7 +78,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     assert_eq!(names, ["monthly-total", "other"]);
     assert_eq!(found[0].content.clone().unwrap().evidence.len(), 2, "the proof of both is kept");
 
-    // What happened, from the beginning and from a cursor.
+    // The events, from the beginning and from a cursor.
     let all = events(&mesh, &scan).await;
     assert_eq!(
         all.iter().map(|event| event.sequence).collect::<Vec<_>>(),
@@ -90,14 +90,14 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     assert_eq!(phases, all_of_them);
     assert!(all.iter().any(|event| event.tool_calls >= 4), "{all:#?}");
 
-    // It has read, and could do nothing else.
+    // The model has read files, and could do nothing else.
     let told = transcript(&mesh, &scan).await;
     assert!(told.contains("def main():") && told.contains("Sums the amounts"), "{told}");
-    // Each stands in what the script says, and with its call.
+    // Each is in the script's output and with its call.
     assert_eq!(told.matches("PolicyDenied").count(), 2 * tries.len(), "{told}");
     assert!(!told.contains("DONE\\n"), "{told}");
 
-    // What must not be known is known nowhere.
+    // The secret appears nowhere.
     let (contents, logs) = (mesh.database.contents().await, logs(&mesh));
     for secret in [PLANTED, TOKEN, "cscan_"] {
         assert!(
@@ -107,7 +107,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     }
     let hex: String = TOKEN.bytes().map(|byte| format!("{byte:02x}")).collect();
     assert!(!contents.contains(&hex));
-    // The files are gone with the scan.
+    // The files are deleted with the scan.
     until("the files to be deleted", SCAN_TIMEOUT, async || {
         let left: Vec<_> = std::fs::read_dir(mesh.scans()).unwrap().collect();
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
@@ -115,7 +115,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     .await;
     assert_eq!(github.complaints(), Vec::<String>::new());
 
-    // Review: one is edited and accepted, one rejected; who looked at something older is refused.
+    // Review: one is edited and accepted, one rejected; a review of an older revision is refused.
     let of = |index: usize| id(found[index].metadata.as_ref());
     let edit = v1::ReviewCandidateRequest {
         candidate: scan_spec(0),
@@ -136,7 +136,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     };
     review(&mesh, reject.clone()).await.unwrap();
 
-    // However often it is asked, one hand-over.
+    // Repeated requests create one hand-over.
     let bus = mesh.bus().await;
     let mut tap = bus.tap("construct.v1.cmd.tool.>").await.unwrap();
     let tools = || v1::CreateToolsRequest { scan: scan.clone(), ..Default::default() };
@@ -198,7 +198,7 @@ async fn invalid_answer_is_repaired_twice_and_never_stored_invalid() {
         "{transcript}"
     );
 
-    // One that never says anything of use comes to nothing, and says so.
+    // A model without any valid answer yields nothing, and the scan says so.
     mesh.scripted_agent(
         "n",
         &json!({"count": "total", "turns": [{"text": "a"}, {"text": "b"}, {"text": "c"}]}),
@@ -217,10 +217,10 @@ async fn valid_candidates_outlive_a_failed_repair() {
     let lies = candidate("lies", "tools/nothing.py", 1, "x");
     let sum = candidate("sum", "tools/report.py", 5, "def total");
     let first = answer(&[valid_candidate(), sum, lies.clone()]);
-    // It mends its answer to pieces.
+    // Its repair makes the answer worse.
     let turns = json!({"count": "total", "turns": [{"text": first}, {"text": answer(&[lies])}, {"text": "No more."}]});
     mesh.scripted_agent("m", &turns).await.unwrap();
-    // It dies of its first repair.
+    // It fails at its first repair.
     let turns = json!({"count": "total", "turns": [{"text": first}, {"fault": {"class": "invalid_request", "times": 0}}]});
     mesh.scripted_agent("n", &turns).await.unwrap();
     for (model, repairs) in [("m", 2), ("n", 1)] {
@@ -229,14 +229,14 @@ async fn valid_candidates_outlive_a_failed_repair() {
         assert_eq!((status.candidates, status.refused), (2, 1), "{model}: {status:?}");
         let told = events(&mesh, &scan).await;
         let count = |kind: &str| told.iter().filter(|event| event.r#type == kind).count();
-        // Two mistakes of the one that is refused: its entry point and its proof.
+        // Two mistakes of the refused candidate: its entry point and its evidence.
         assert_eq!(
             (count("repair"), count("earlier"), count("refused")),
             (repairs, 1, 2),
             "{model}: {told:#?}"
         );
     }
-    // With nothing that held before there is nothing to review.
+    // Without earlier valid candidates there is nothing to review.
     let turns = json!({"count": "total", "turns": [{"text": "What?"}, {"fault": {"class": "invalid_request", "times": 0}}]});
     mesh.scripted_agent("o", &turns).await.unwrap();
     let scan = create(&mesh, scan_spec("octo/ledger", "o")).await;
@@ -288,7 +288,7 @@ async fn exploration_ends_at_budget_turn_or_time_limit() {
     };
     let soon = prost_types::Duration { seconds: 60, nanos: 0 };
     let cases = [
-        // Less than one call may cost.
+        // Less than the possible cost of one call.
         (
             v1::ScanSpec { budget_pico_usd: 1_000_000, ..scan_spec("octo/ledger", "reads") },
             "the budget of the task is exhausted",
@@ -308,7 +308,7 @@ async fn exploration_ends_at_budget_turn_or_time_limit() {
         let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
         assert!(status.reason.contains(why), "{why}: {status:?}");
         assert!(limit == 0 || status.cost_pico_usd <= limit, "{status:?}");
-        // Nothing goes on in its task.
+        // Nothing continues in its task.
         mesh.client().unwrap().conversation(&status.task_id).wait_until_idle().await;
         wait_until_clean(&mesh).await;
     }

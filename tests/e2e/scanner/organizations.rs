@@ -1,11 +1,11 @@
-//! Organizations beside each other: what one has is neither seen nor waited for by another one.
+//! Isolation between organizations: neither visibility nor waiting.
 
 use construct_tests::http;
 use tonic::Request;
 
 use super::*;
 
-/// Another organization than the operator's, with a model of this name that plays this script.
+/// An organization other than the operator's, with a scripted model of this name.
 async fn other_organization(mesh: &Mesh, model: &str, script: &Value) -> String {
     let channel = mesh.channel().unwrap();
     let spec = v1::OrganizationSpec {
@@ -48,7 +48,7 @@ fn request_in<T>(organization: &str, message: T) -> Request<T> {
 async fn slow_scans_do_not_delay_other_organizations() {
     let (mesh, github) = begin_with(&[("CONSTRUCT_SCANNER_CONCURRENCY", "1")]).await;
     commit(&github, "octo/ledger", "");
-    // It does not answer while the test lasts.
+    // It does not answer during the test.
     mesh.scripted_agent("slow", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
     let mut slow = Vec::new();
     for _ in 0..3 {
@@ -82,10 +82,10 @@ async fn slow_scans_do_not_delay_other_organizations() {
     for scan in &slow {
         let status = get(&mesh, scan).await.status.unwrap();
         assert_eq!(status.phase(), Exploring, "{status:?}");
-        // A look that finds nothing new is no change.
+        // A check without news is no change.
         assert!(status.event_sequence < 10, "{status:?}");
     }
-    // Each is still heard when its end is wanted.
+    // Each still reacts to its cancel.
     let request = v1::CancelScanRequest {
         scan: slow[2].clone(),
         reason: "enough".into(),

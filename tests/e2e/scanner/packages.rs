@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::*;
 
-/// What a scripted model finds by really searching, for a package of which the test knows one word.
+/// A script that really searches a package for a word that the test knows.
 fn search_script(commit: &str, word: &str) -> Value {
     let code = format!(
         "const root = '{commit}/tree';\n\
@@ -40,7 +40,7 @@ async fn real_packages_are_scanned_end_to_end() {
         let status = wait_for_phase(&mesh, &scan, Review).await;
         assert_eq!(status.candidates, 1, "{name}: {status:?}");
         assert!(status.files > 10, "{name}: {status:?}");
-        // What its script has found in the real files stood against them.
+        // The findings in the real files were verified against them.
         let content = candidates(&mesh, &scan).await.remove(0).content.unwrap();
         let (entry, evidence) = (content.entry_point.unwrap(), &content.evidence[0]);
         assert!(
@@ -72,7 +72,7 @@ async fn workspace_folder_is_scanned() {
     assert_eq!(status.files + status.files_skipped, i64::try_from(files).unwrap(), "{status:?}");
 }
 
-/// The numbers in a text, in their order.
+/// The numbers in a text, in order.
 fn numbers(text: &str) -> Vec<u64> {
     text.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
@@ -88,10 +88,10 @@ mod nightly {
         let commit: String =
             Sha256::digest(&archive).iter().take(20).map(|byte| format!("{byte:02x}")).collect();
         github.commit_archive("octo/mono", &commit, archive);
-        // Without optimization, on a machine that does other things, it takes minutes.
+        // In a debug build on a busy machine, it takes minutes.
         let patience = Duration::from_secs(600);
-        // The model searches all files, and the lists of their symbols, and proposes what it has
-        // found in each language.
+        // The model searches all files and their symbol outlines, and proposes its findings in each
+        // language.
         let code = format!(
             "const root = '{commit}/tree';\n\
              const listed = grep('execute_from_command_line', root + '/.construct/outline', {{literal: true}}).matches.length;\n\
@@ -139,7 +139,7 @@ mod nightly {
         ];
         assert_eq!(found, places.map(|(name, path)| (name.to_owned(), path.to_owned())));
 
-        // What happened: how many files there are is said from when they are there.
+        // The events: the number of files is reported from when they are there.
         let all = events(&mesh, &scan).await;
         for event in &all {
             let is_known = !matches!(event.phase(), Queued | Snapshot);
@@ -156,8 +156,8 @@ mod nightly {
             "{survey:?}"
         );
 
-        // What the model was told before it looked: languages, packages and commands of all of
-        // them, within its room.
+        // The model's overview: languages, packages and commands of all files, within its size
+        // limit.
         let asked = transcript(&mesh, &scan).await;
         for told in [
             "Python (",
@@ -177,7 +177,7 @@ mod nightly {
         }
         wait_until_clean(&mesh).await;
 
-        // A scan that may see fewer files ends without any.
+        // A scan with a smaller file limit ends without candidates.
         let limits = v1::ScanLimits { max_files: 5000, ..Default::default() };
         let scan =
             create(&mesh, v1::ScanSpec { limits: Some(limits), ..scan_spec("octo/mono", "m") })

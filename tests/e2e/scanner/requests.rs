@@ -1,4 +1,4 @@
-//! Requests that are refused late, or repeated.
+//! Requests that are refused late or repeated.
 
 use super::*;
 
@@ -8,7 +8,7 @@ async fn refused_scan_leaves_no_task_and_can_be_retried() {
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
     connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
-    // Somebody deletes the connection between the task and the scan.
+    // The connection is deleted between the creation of the task and of the scan.
     mesh.database
         .execute(
             "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS
@@ -43,8 +43,7 @@ async fn refused_scan_leaves_no_task_and_can_be_retried() {
     assert_eq!(status.candidates, 1, "{status:?}");
 }
 
-/// Waits until there are so many tasks to explore with, and so many budgets, which go with their
-/// tasks.
+/// Waits until there are so many exploration tasks and budgets, which are deleted with their tasks.
 async fn wait_for_entities(mesh: &Mesh, tasks: usize, budgets: usize) {
     let client = mesh.client().unwrap();
     until("tasks and budgets", SCAN_TIMEOUT, async || {
@@ -85,7 +84,7 @@ async fn repeated_request_is_answered_after_its_entities_are_deleted() {
     scans.clone().delete_scan_connection(gone).await.unwrap();
     let again = scans.clone().create_scan(request.clone()).await.unwrap().into_inner();
     assert_eq!(again, first);
-    // Nothing was made for it that nobody needs.
+    // Nothing unused was left by it.
     wait_for_entities(&mesh, 0, 0).await;
     assert_eq!(
         scans
@@ -98,7 +97,7 @@ async fn repeated_request_is_answered_after_its_entities_are_deleted() {
             .len(),
         1
     );
-    // The key stands for that request, and for no other.
+    // The key belongs to that request only.
     let other = v1::CreateScanRequest { spec: Some(scan_spec("octo/other", "m")), ..request };
     let refused = scans.clone().create_scan(other).await.unwrap_err();
     assert!(
@@ -113,7 +112,7 @@ async fn requests_with_one_key_create_one_scan_and_one_task() {
     let (mesh, github) = begin().await;
     commit(&github, "octo/ledger", "");
     mesh.scripted_agent("m", &json!([{"text": answer(&[valid_candidate()])}])).await.unwrap();
-    // Whoever has taken the key stands still as long as there is a row in a table.
+    // The holder of the key is blocked as long as a row is in a table.
     mesh.database
         .execute(
             "CREATE TABLE shut (is_shut boolean);
@@ -138,7 +137,7 @@ async fn requests_with_one_key_create_one_scan_and_one_task() {
     let mut one = scans.clone();
     let first = tokio::spawn(async move { one.create_scan(request()).await });
     waiting("PgSleep").await;
-    // Its task is deleted before the second request is heard, which therefore makes another one.
+    // Its task is deleted before the second request arrives, which therefore creates another one.
     let client = mesh.client().unwrap();
     let tasks = client
         .tasks()
@@ -150,7 +149,7 @@ async fn requests_with_one_key_create_one_scan_and_one_task() {
     delete(&mesh, &id(tasks[0].metadata.as_ref())).await;
     let mut two = scans.clone();
     let second = tokio::spawn(async move { two.create_scan(request()).await });
-    // It has made what it needs when it waits for the key.
+    // It has created its entities when it waits for the key.
     waiting("transactionid").await;
     wait_for_entities(&mesh, 1, 1).await;
     mesh.database.execute("DELETE FROM shut").await;

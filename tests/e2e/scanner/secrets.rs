@@ -1,4 +1,4 @@
-//! What must not be shown to a model isn't.
+//! Secrets are not shown to the model.
 
 use construct_tests::vendor::{VendorServer, anthropic};
 
@@ -59,8 +59,7 @@ async fn model_requests_contain_no_secret_of_the_repository() {
     let requests: Vec<String> =
         vendor.requests().iter().map(|request| request.body.to_string()).collect();
     assert_eq!(requests.len(), 3, "{requests:?}");
-    // It was told of the files, has read what stands around the secrets, and was told of its
-    // mistake.
+    // It saw the file list, read the lines around the secrets, and was told of its mistake.
     for (request, word) in [
         (0, "tools/report.py"),
         (1, "https://ledger.example"),
