@@ -27,7 +27,7 @@ fn compute_or_default(name: String) -> String {
 fn render(kind: &'static str) -> impl FnOnce(&Agent) -> WriteOutput + Send {
     move |agent| {
         let agent = convert::agent(agent);
-        events::rendered(kind, Payload::Agent(agent.clone()), &agent)
+        events::write_output(kind, Payload::Agent(agent.clone()), &agent)
     }
 }
 
@@ -98,7 +98,7 @@ impl AgentService for Api {
         let found = context.store().agent_find(context.organization(), &agent).await;
         found
             .map(|agent| Response::new(convert::agent(&agent)))
-            .map_err(|error| status::about(&agent, error))
+            .map_err(|error| status::for_reference(&agent, error))
     }
 
     async fn list_agents(
@@ -112,12 +112,12 @@ impl AgentService for Api {
             "" => None,
             model => {
                 let found = context.store().model_resolve(organization, model).await;
-                Some(found.map_err(|error| status::about(model, error))?)
+                Some(found.map_err(|error| status::for_reference(model, error))?)
             }
         };
         let filter = AgentFilter { model, name_prefix: filter.name_prefix };
         let found = context.store().agent_list(organization, &filter, &page.query()).await;
-        let agents = found.map_err(status::of_store)?;
+        let agents = found.map_err(status::from_store)?;
         let (agents, info) = page.cut(&agents, convert::agent, |agent| agent.cursor(page.key()));
         Ok(Response::new(ListAgentsResponse { agents, page: Some(info) }))
     }
@@ -183,7 +183,7 @@ impl AgentService for Api {
         let mut resolver = ReferenceResolver::new(&write);
         let agent = context.store().agent_resolve(context.organization(), &request.agent).await;
         let agent = resolver.resolve(&request.agent, agent, AgentId::from_uuid)?;
-        let render = |agent: &Agent| events::deleted("agent.deleted", agent.id);
+        let render = |agent: &Agent| events::deletion_output("agent.deleted", agent.id);
         let deleted = context.store().agent_delete(&write, agent, render).await;
         context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteAgentResponse {}).await
     }

@@ -24,13 +24,13 @@ use crate::{
     audit::{draft::AuditDraft, writer::AuditWriter},
     caller::{self, Caller},
     deadline::{self, Deadline},
-    diagnosis::Lately,
+    diagnosis::RecentSpending,
     files::work::Files,
     identity::{authenticate::Gate, peer::Peer},
     limit::{Capacity, Holder, Share},
     page::{Column, Page},
-    pools::Pools,
-    providers::Providers,
+    pool_monitor::PoolMonitor,
+    providers_client::ProvidersClient,
     publish::{Publisher, Wake},
     quotas::{self, Quotas, Sums, Wanted},
     status,
@@ -39,8 +39,8 @@ use crate::{
 };
 
 /// Bytes of room for rows that can be large while they are read, and how long it is waited for.
-const READING: usize = 3 * 1024 * 1024;
-const ROOM_PATIENCE: Duration = Duration::from_secs(5);
+const LARGE_ROWS_BYTES: usize = 3 * 1024 * 1024;
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The implementation of every service. Cheap to clone.
 #[derive(Clone)]
@@ -69,7 +69,7 @@ struct Shared {
     /// How many sums of what was used are made at the same time.
     sums: Sums,
     /// What overviews have said last of what was spent.
-    lately: Lately,
+    recent_spending: RecentSpending,
 }
 
 /// What the gateway works with.
@@ -77,8 +77,8 @@ pub(crate) struct Backend {
     pub(crate) store: Store,
     pub(crate) publisher: Publisher,
     pub(crate) hub: Hub,
-    pub(crate) pools: Pools,
-    pub(crate) providers: Providers,
+    pub(crate) pools: PoolMonitor,
+    pub(crate) providers: ProvidersClient,
     /// What is too large for a row.
     pub(crate) blobs: blob::Store,
     /// What people upload.
@@ -109,7 +109,7 @@ impl Api {
             audit_writer,
             quotas,
             sums: Sums::default(),
-            lately: Lately::default(),
+            recent_spending: RecentSpending::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -151,12 +151,12 @@ impl Api {
     }
 
     /// What overviews have said last of what was spent.
-    pub(crate) fn lately(&self) -> &Lately {
-        &self.shared.lately
+    pub(crate) fn recent_spending(&self) -> &RecentSpending {
+        &self.shared.recent_spending
     }
 
     /// Team organizations that one user may own.
-    pub(crate) fn organizations_of_one(&self) -> u32 {
+    pub(crate) fn max_organizations_per_user(&self) -> u32 {
         self.shared.organizations_of_one
     }
 
@@ -205,7 +205,10 @@ impl Api {
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when none becomes free soon.
-    pub(crate) async fn sum(&self, organization: OrganizationId) -> Result<Share, Status> {
+    pub(crate) async fn acquire_sum_permit(
+        &self,
+        organization: OrganizationId,
+    ) -> Result<Share, Status> {
         self.shared.sums.place(organization).await
     }
 
@@ -214,11 +217,11 @@ impl Api {
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when a quota is used up; `UNAVAILABLE`.
-    pub(crate) async fn allow(
+    pub(crate) async fn check_quotas(
         &self,
         context: &CallerContext,
         write: Option<&Write>,
-        wanted: Wanted,
+        requested: Wanted,
     ) -> Result<(), Status> {
         // What works for a scan goes on with what was allowed when that was made.
         if context.caller().confined.is_some() {
@@ -227,20 +230,20 @@ impl Api {
         let caller = context.caller();
         let key = caller.key.map(|key| (key, caller.limits));
         let Some(refusal) =
-            self.quotas().allow(context.store(), caller.organization, key, wanted).await?
+            self.quotas().allow(context.store(), caller.organization, key, requested).await?
         else {
             return Ok(());
         };
-        let known = match write {
+        let is_repeated = match write {
             Some(write) => context
                 .store()
                 .idempotent_response(write)
                 .await
-                .map_err(status::of_store)?
+                .map_err(status::from_store)?
                 .is_some(),
             None => false,
         };
-        if known { Ok(()) } else { Err(quotas::refused(&refusal)) }
+        if is_repeated { Ok(()) } else { Err(quotas::refused(&refusal)) }
     }
 
     /// What callers are judged by.
@@ -257,10 +260,10 @@ impl Api {
     }
 
     fn backend(&self) -> Result<&Arc<Backend>, Status> {
-        let away = || {
+        let not_connected = || {
             status::unavailable("the gateway is starting and cannot reach PostgreSQL or NATS yet")
         };
-        self.shared.backend.get().ok_or_else(away)
+        self.shared.backend.get().ok_or_else(not_connected)
     }
 
     /// Lets a request in that keeps to the contract.
@@ -320,8 +323,8 @@ impl Api {
         request: Request<T>,
     ) -> Result<(RequestContext, T), Status> {
         let draft = request.extensions().get::<Arc<AuditDraft>>().cloned();
-        let deadline = Deadline::of(request.extensions())
-            .unwrap_or_else(|| Deadline::new(None, deadline::GRPC));
+        let deadline = Deadline::from_extensions(request.extensions())
+            .unwrap_or_else(|| Deadline::new(None, deadline::GRPC_TIMEOUT));
         if let Some(draft) = &draft {
             draft.read(request.get_ref());
         }
@@ -339,21 +342,28 @@ impl Api {
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when none becomes free soon.
-    pub(crate) async fn room(&self, organization: OrganizationId) -> Result<Share, Status> {
-        let waiting = self.capacity().answers.wait(Holder::Organization(organization), READING);
+    pub(crate) async fn acquire_read_memory(
+        &self,
+        organization: OrganizationId,
+    ) -> Result<Share, Status> {
+        let waiting =
+            self.capacity().answers.wait(Holder::Organization(organization), LARGE_ROWS_BYTES);
         let full = |_| {
             status::exhausted(
                 "the organization has too many answers that are not read at the moment",
             )
         };
-        tokio::time::timeout(ROOM_PATIENCE, waiting).await.map_err(full)
+        tokio::time::timeout(MEMORY_TIMEOUT, waiting).await.map_err(full)
     }
 
     /// A place for one subscription of an organization, held as long as it lives.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when there are too many.
-    pub(crate) fn subscription(&self, organization: OrganizationId) -> Result<Share, Status> {
+    pub(crate) fn acquire_subscription_permit(
+        &self,
+        organization: OrganizationId,
+    ) -> Result<Share, Status> {
         let share = self.capacity().subscriptions.take(Holder::Organization(organization), 1);
         share.map_err(|full| full.status("subscriptions"))
     }
@@ -413,7 +423,7 @@ impl CallerContext {
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
-    pub(crate) fn workspace(&self, path: &str) -> Result<(), Status> {
+    pub(crate) fn check_workspace(&self, path: &str) -> Result<(), Status> {
         if path.is_empty() || self.organization() == OrganizationId::LOCAL {
             return Ok(());
         }
@@ -429,15 +439,21 @@ impl CallerContext {
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
-    pub(crate) fn provider(&self, kind: ModelProviderKind, base_url: &str) -> Result<(), Status> {
+    pub(crate) fn check_provider(
+        &self,
+        kind: ModelProviderKind,
+        base_url: &str,
+    ) -> Result<(), Status> {
         if self.organization() == OrganizationId::LOCAL {
             return Ok(());
         }
         if matches!(kind, ModelProviderKind::Ollama | ModelProviderKind::Local) {
-            let words = "only the operator's organization may have a model provider of the type `OLLAMA` or `LOCAL`";
-            return Err(Status::permission_denied(words));
+            let message = "only the operator's organization may have a model provider of the type `OLLAMA` or `LOCAL`";
+            return Err(Status::permission_denied(message));
         }
-        if base_url.is_empty() || (kind == ModelProviderKind::Bedrock && is_of_aws(base_url)) {
+        if base_url.is_empty()
+            || (kind == ModelProviderKind::Bedrock && is_bedrock_address(base_url))
+        {
             return Ok(());
         }
         Err(Status::permission_denied(
@@ -450,11 +466,11 @@ impl CallerContext {
     ///
     /// # Errors
     /// `NOT_FOUND`.
-    pub(crate) fn sees(&self, task: TaskId) -> Result<(), Status> {
+    pub(crate) fn check_task_access(&self, task: TaskId) -> Result<(), Status> {
         if self.caller.may_see(task) {
             return Ok(());
         }
-        Err(status::about(&task.to_string(), Error::NotFound { what: "task" }))
+        Err(status::for_reference(&task.to_string(), Error::NotFound { what: "task" }))
     }
 
     /// In whose name the caller acts.
@@ -511,7 +527,7 @@ impl CallerContext {
                 let response = response
                     .map_err(|error| status::internal("a stored answer cannot be read", &error))?;
                 let mut response = tonic::Response::new(response);
-                response.extensions_mut().insert(Repeated);
+                response.extensions_mut().insert(RepeatedResponse);
                 Ok(response)
             }
         }
@@ -519,7 +535,7 @@ impl CallerContext {
 }
 
 /// Whether this is Bedrock's own address in some region, and nothing else.
-fn is_of_aws(base_url: &str) -> bool {
+fn is_bedrock_address(base_url: &str) -> bool {
     let host = base_url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
     let region =
         host.and_then(|host| host.strip_prefix("bedrock-runtime.")?.strip_suffix(".amazonaws.com"));
@@ -530,7 +546,7 @@ fn is_of_aws(base_url: &str) -> bool {
 /// Stands in the extensions of an answer that was given before, to a request with the same
 /// idempotency key. Callers within the process see it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Repeated;
+pub(crate) struct RepeatedResponse;
 
 /// No wake: nothing waits for it.
 pub(crate) fn no_wake<T>(_: &T) -> Option<(TaskId, &'static str)> {
@@ -544,7 +560,7 @@ pub(crate) fn no_wake<T>(_: &T) -> Option<(TaskId, &'static str)> {
 /// idempotency key: the write goes on with an id that exists nowhere, and either finds its key, or
 /// fails with the error kept here.
 pub(crate) struct ReferenceResolver {
-    repeatable: bool,
+    is_repeatable: bool,
     /// The first reference: what the write is about.
     reference: Option<String>,
     /// Why the write is not to be done.
@@ -553,31 +569,31 @@ pub(crate) struct ReferenceResolver {
 
 impl ReferenceResolver {
     pub(crate) fn new(write: &Write) -> Self {
-        Self { repeatable: write.idempotency.is_some(), reference: None, refusal: None }
+        Self { is_repeatable: write.idempotency.is_some(), reference: None, refusal: None }
     }
 
     /// Takes what was found for a reference. `nil_id` makes the id that exists nowhere.
     pub(crate) fn resolve<I>(
         &mut self,
         reference: &str,
-        found: Result<I, Error>,
+        result: Result<I, Error>,
         nil_id: fn(Uuid) -> I,
     ) -> Result<I, Status> {
         self.reference.get_or_insert_with(|| reference.to_owned());
-        match found {
+        match result {
             Ok(id) => Ok(id),
-            Err(error @ Error::NotFound { .. }) if self.repeatable => {
-                self.refusal.get_or_insert_with(|| status::about(reference, error));
+            Err(error @ Error::NotFound { .. }) if self.is_repeatable => {
+                self.refusal.get_or_insert_with(|| status::for_reference(reference, error));
                 Ok(nil_id(Uuid::nil()))
             }
-            Err(error) => Err(status::about(reference, error)),
+            Err(error) => Err(status::for_reference(reference, error)),
         }
     }
 
     /// Keeps why the write must not be done, for reasons that lie in what was found: a repeated
     /// request still gets its first answer.
-    pub(crate) fn refuse<I>(&mut self, reason: Status, nil_id: fn(Uuid) -> I) -> Result<I, Status> {
-        if !self.repeatable {
+    pub(crate) fn reject<I>(&mut self, reason: Status, nil_id: fn(Uuid) -> I) -> Result<I, Status> {
+        if !self.is_repeatable {
             return Err(reason);
         }
         self.refusal.get_or_insert(reason);
@@ -592,10 +608,12 @@ impl ReferenceResolver {
         match (result, self.refusal) {
             (Ok(written), _) => Ok(written),
             (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => {
-                Err(status::of_store(error))
+                Err(status::from_store(error))
             }
             (Err(_), Some(refusal)) => Err(refusal),
-            (Err(error), None) => Err(status::about(&self.reference.unwrap_or_default(), error)),
+            (Err(error), None) => {
+                Err(status::for_reference(&self.reference.unwrap_or_default(), error))
+            }
         }
     }
 }
@@ -606,7 +624,7 @@ mod tests {
     use prost_reflect::prost_types::method_options::IdempotencyLevel;
 
     #[test]
-    fn of_aws_is_only_what_is_bedrock_itself() {
+    fn bedrock_address_is_matched_exactly() {
         for (url, fine) in [
             ("https://bedrock-runtime.eu-west-1.amazonaws.com", true),
             ("https://bedrock-runtime.eu-west-1.amazonaws.com/", true),
@@ -617,29 +635,29 @@ mod tests {
             ("https://bedrock-runtime.evil.example#.amazonaws.com", false),
             ("http://127.0.0.1?region=eu-west-1", false),
         ] {
-            assert_eq!(super::is_of_aws(url), fine, "{url}");
+            assert_eq!(super::is_bedrock_address(url), fine, "{url}");
         }
     }
 
     /// A write without idempotency would repeat itself on a retry.
     #[test]
-    fn every_write_of_the_contract_says_what_a_retry_does() {
+    fn contract_writes_declare_their_idempotency() {
         for method in construct_proto::methods() {
             let standard = method
                 .method_descriptor_proto()
                 .options
                 .as_ref()
                 .map(|options| options.idempotency_level());
-            let ways = [
+            let declarations = [
                 standard == Some(IdempotencyLevel::NoSideEffects),
                 standard == Some(IdempotencyLevel::Idempotent),
                 options::is_not_idempotent(&method),
                 method.input().get_field_by_name("idempotency_key").is_some(),
             ];
             assert_eq!(
-                ways.iter().filter(|way| **way).count(),
+                declarations.iter().filter(|way| **way).count(),
                 1,
-                "{}: {ways:?}",
+                "{}: {declarations:?}",
                 method.full_name()
             );
         }

@@ -18,7 +18,7 @@ use crate::{
 
 fn render(approval: &StoredApproval) -> WriteOutput {
     let approval = convert::approval(approval);
-    events::rendered("approval.decided", Payload::Approval(approval.clone()), &approval)
+    events::write_output("approval.decided", Payload::Approval(approval.clone()), &approval)
 }
 
 #[tonic::async_trait]
@@ -30,7 +30,7 @@ impl ApprovalService for Api {
         let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.approval)?;
         let found = context.store().approval_get(context.organization(), id).await;
-        let approval = found.map_err(|error| status::about(&request.approval, error))?;
+        let approval = found.map_err(|error| status::for_reference(&request.approval, error))?;
         Ok(Response::new(convert::approval(&approval)))
     }
 
@@ -47,7 +47,7 @@ impl ApprovalService for Api {
             tree: optional_id(&filter.tree)?,
         };
         let found = context.store().approval_list(organization, &filter, &page.query()).await;
-        let approvals = found.map_err(status::of_store)?;
+        let approvals = found.map_err(status::from_store)?;
         let (approvals, info) =
             page.cut(&approvals, convert::approval, |approval| approval.cursor(page.key()));
         Ok(Response::new(ListApprovalsResponse { approvals, page: Some(info) }))
@@ -67,7 +67,7 @@ impl ApprovalService for Api {
             arguments_hash: (!request.arguments_hash.is_empty()).then_some(request.arguments_hash),
         };
         let decided = context.store().approval_decide(&write, id, decision, render).await;
-        let decided = decided.map_err(|error| status::about(&request.approval, error))?;
+        let decided = decided.map_err(|error| status::for_reference(&request.approval, error))?;
         let wake = |approval: &StoredApproval| Some((approval.task, "an approval was decided"));
         context.answer(decided, wake, convert::approval).await
     }

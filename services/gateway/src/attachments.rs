@@ -33,9 +33,10 @@ impl CallerContext {
         id: I,
         nil_id: fn(Uuid) -> I,
     ) -> Result<(I, Content), Status> {
-        let wanted = attachments(&mut blocks).filter_map(|(_, shown)| shown.file.parse().ok());
-        let wanted: BTreeSet<FileId> = wanted.collect();
-        if wanted.is_empty() {
+        let file_ids =
+            attachments(&mut blocks).filter_map(|(_, attachment)| attachment.file.parse().ok());
+        let file_ids: BTreeSet<FileId> = file_ids.collect();
+        if file_ids.is_empty() {
             return Ok((id, convert::to_content(blocks)));
         }
         // Whoever sees the answer sees the file.
@@ -45,35 +46,36 @@ impl CallerContext {
             ));
         }
         let mut found = HashMap::new();
-        for id in wanted {
+        for id in file_ids {
             match self.store().file_get(self.organization(), id).await {
                 Ok(file) if file.state == FileState::Ready => {
                     _ = found.insert(id.to_string(), file)
                 }
                 Ok(_) | Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(status::of_store(error)),
+                Err(error) => return Err(status::from_store(error)),
             }
         }
         let mut violations = Violations::new();
-        for (index, shown) in attachments(&mut blocks) {
-            let Some(file) = found.get(&shown.file) else {
+        for (index, attachment) in attachments(&mut blocks) {
+            let Some(file) = found.get(&attachment.file) else {
                 violations.add(
                     format!("{field}[{index}].attachment.file"),
                     "is no file of this organization, or not ready",
                 );
                 continue;
             };
-            let is_other = !shown.media_type.is_empty() && shown.media_type != file.media_type;
+            let is_other =
+                !attachment.media_type.is_empty() && attachment.media_type != file.media_type;
             violations.require(
                 !is_other,
                 &format!("{field}[{index}].attachment.media_type"),
                 || format!("must be empty or `{}`, which is the file's", file.media_type),
             );
-            show(shown, file);
+            fill_attachment(attachment, file);
         }
         match violations.finish() {
             Ok(()) => Ok((id, convert::to_content(blocks))),
-            Err(reason) => Ok((resolver.refuse(reason, nil_id)?, Content::default())),
+            Err(reason) => Ok((resolver.reject(reason, nil_id)?, Content::default())),
         }
     }
 }
@@ -81,17 +83,19 @@ impl CallerContext {
 /// The blocks that name a file, with their places.
 fn attachments(blocks: &mut [v1::Block]) -> impl Iterator<Item = (usize, &mut v1::Attachment)> {
     blocks.iter_mut().enumerate().filter_map(|(index, block)| match &mut block.block {
-        Some(Block::Attachment(shown)) if !shown.file.is_empty() => Some((index, shown)),
+        Some(Block::Attachment(attachment)) if !attachment.file.is_empty() => {
+            Some((index, attachment))
+        }
         _ => None,
     })
 }
 
-fn show(shown: &mut v1::Attachment, file: &File) {
-    if shown.name.is_empty() {
-        shown.name.clone_from(&file.name);
+fn fill_attachment(attachment: &mut v1::Attachment, file: &File) {
+    if attachment.name.is_empty() {
+        attachment.name.clone_from(&file.name);
     }
-    shown.media_type.clone_from(&file.media_type);
-    shown.sha256 =
+    attachment.media_type.clone_from(&file.media_type);
+    attachment.sha256 =
         file.sha256.map(|digest| Sha256::from_bytes(digest).to_string()).unwrap_or_default();
-    shown.size = file.size;
+    attachment.size = file.size;
 }

@@ -23,12 +23,12 @@ use crate::{
 };
 
 /// Rows that costs are told in at most, as the contract says.
-const COSTS: u32 = 1000;
+const MAX_COST_ROWS: u32 = 1000;
 
 fn render(kind: &'static str) -> impl FnOnce(&Budget) -> WriteOutput + Send {
     move |budget| {
         let budget = convert::budget(budget);
-        events::rendered(kind, Payload::Budget(budget.clone()), &budget)
+        events::write_output(kind, Payload::Budget(budget.clone()), &budget)
     }
 }
 
@@ -78,7 +78,7 @@ impl BudgetService for Api {
         let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.budget)?;
         let found = context.store().budget_get(context.organization(), id, clock::now()).await;
-        let budget = found.map_err(|error| status::about(&request.budget, error))?;
+        let budget = found.map_err(|error| status::for_reference(&request.budget, error))?;
         Ok(Response::new(convert::budget(&budget)))
     }
 
@@ -92,7 +92,7 @@ impl BudgetService for Api {
             "" => None,
             agent => {
                 let found = context.store().agent_resolve(context.organization(), agent).await;
-                Some(found.map_err(|error| status::about(agent, error))?)
+                Some(found.map_err(|error| status::for_reference(agent, error))?)
             }
         };
         let filter = BudgetFilter { agent, task: optional_id(&filter.task)? };
@@ -100,7 +100,7 @@ impl BudgetService for Api {
             .store()
             .budget_list(context.organization(), &filter, &page.query(), clock::now())
             .await;
-        let budgets = found.map_err(status::of_store)?;
+        let budgets = found.map_err(status::from_store)?;
         let (budgets, info) =
             page.cut(&budgets, convert::budget, |budget| budget.cursor(page.key()));
         Ok(Response::new(ListBudgetsResponse { budgets, page: Some(info) }))
@@ -116,7 +116,7 @@ impl BudgetService for Api {
         let expected = (request.revision != 0).then_some(request.revision);
         let (limit, render) = (request.limit_pico_usd, render("budget.updated"));
         let updated = context.store().budget_update(&write, id, expected, limit, render).await;
-        let updated = updated.map_err(|error| status::about(&request.budget, error))?;
+        let updated = updated.map_err(|error| status::for_reference(&request.budget, error))?;
         context.answer(updated, no_wake, convert::budget).await
     }
 
@@ -127,9 +127,9 @@ impl BudgetService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.budget)?;
         let write = context.write("DeleteBudget", &mut request);
-        let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
+        let render = |budget: &Budget| events::deletion_output("budget.deleted", budget.id);
         let deleted = context.store().budget_delete(&write, id, render).await;
-        let deleted = deleted.map_err(|error| status::about(&request.budget, error))?;
+        let deleted = deleted.map_err(|error| status::for_reference(&request.budget, error))?;
         context.answer(deleted, no_wake, |_| DeleteBudgetResponse {}).await
     }
 
@@ -147,14 +147,20 @@ impl BudgetService for Api {
         };
         let organization = context.organization();
         // What a task has cost is found at once.
-        let _place = if filter.task.is_none() { Some(self.sum(organization).await?) } else { None };
+        let _permit = if filter.task.is_none() {
+            Some(self.acquire_sum_permit(organization).await?)
+        } else {
+            None
+        };
         let total = context.store().cost_list(organization, &filter, CostGroup::All, 1).await;
-        let total = total.map_err(status::of_store)?.first().map(convert::cost).unwrap_or_default();
+        let total =
+            total.map_err(status::from_store)?.first().map(convert::cost).unwrap_or_default();
         let costs = match group(request.group()) {
             None => Vec::new(),
             Some(group) => {
-                let costs = context.store().cost_list(organization, &filter, group, COSTS).await;
-                costs.map_err(status::of_store)?.iter().map(convert::cost).collect()
+                let costs =
+                    context.store().cost_list(organization, &filter, group, MAX_COST_ROWS).await;
+                costs.map_err(status::from_store)?.iter().map(convert::cost).collect()
             }
         };
         Ok(Response::new(GetCostsResponse { total: Some(total), costs }))
@@ -184,7 +190,7 @@ pub(crate) async fn agent(
         return Ok(Some(id));
     }
     let found = context.store().agent_resolve(context.organization(), reference).await;
-    found.map(Some).map_err(|error| status::about(reference, error))
+    found.map(Some).map_err(|error| status::for_reference(reference, error))
 }
 
 /// The same of a model.
@@ -199,5 +205,5 @@ pub(crate) async fn model(
         return Ok(Some(id));
     }
     let found = context.store().model_resolve(context.organization(), reference).await;
-    found.map(Some).map_err(|error| status::about(reference, error))
+    found.map(Some).map_err(|error| status::for_reference(reference, error))
 }

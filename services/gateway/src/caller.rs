@@ -53,7 +53,7 @@ impl Caller {
     }
 
     /// Whether the caller may give somebody else this role and these scopes.
-    pub(crate) fn may_give(&self, role: Role, scopes: &[Scope]) -> bool {
+    pub(crate) fn may_grant(&self, role: Role, scopes: &[Scope]) -> bool {
         role <= self.role && scopes.iter().all(|scope| scope.is_within(&self.scopes))
     }
 }

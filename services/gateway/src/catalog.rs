@@ -32,7 +32,7 @@ struct Entry {
     context_window: i64,
     #[serde(default)]
     max_output_tokens: i64,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     tool_calling: bool,
     #[serde(default)]
     modalities: Vec<String>,
@@ -51,12 +51,12 @@ struct Dollars {
     #[serde(default)]
     cache_write: Option<f64>,
     #[serde(default)]
-    above: Option<Above>,
+    above: Option<LongContextPrices>,
 }
 
 /// The same for calls with a longer input.
 #[derive(Deserialize)]
-struct Above {
+struct LongContextPrices {
     input_tokens: i64,
     input: f64,
     output: f64,
@@ -66,28 +66,31 @@ struct Above {
     cache_write: Option<f64>,
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
 /// The catalog, by type and name.
 static MODELS: LazyLock<Vec<CatalogModel>> =
-    LazyLock::new(|| read(include_str!("../models.json")).expect("a test reads the same file"));
+    LazyLock::new(|| parse(include_str!("../models.json")).expect("a test reads the same file"));
 
 /// Every model.
-pub(crate) fn all() -> &'static [CatalogModel] {
+pub(crate) fn models() -> &'static [CatalogModel] {
     &MODELS
 }
 
 /// The model that a vendor calls so. Where the same protocol serves OpenAI's models, the type does
 /// not matter.
-pub(crate) fn find(kind: ModelProviderType, vendor_model: &str) -> Option<&'static CatalogModel> {
+pub(crate) fn find_model(
+    kind: ModelProviderType,
+    vendor_model: &str,
+) -> Option<&'static CatalogModel> {
     let kind =
         if kind == ModelProviderType::OpenaiResponses { ModelProviderType::Openai } else { kind };
-    all().iter().find(|model| model.r#type() == kind && model.vendor_model == vendor_model)
+    models().iter().find(|model| model.r#type() == kind && model.vendor_model == vendor_model)
 }
 
-fn read(text: &str) -> Result<Vec<CatalogModel>, String> {
+fn parse(text: &str) -> Result<Vec<CatalogModel>, String> {
     let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut models = Vec::new();
     for vendor in file.vendors {
@@ -142,13 +145,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_read_whole_and_every_model_stands_in_it_once_with_its_source() {
-        let models = read(include_str!("../models.json")).expect("it can be read");
+    fn catalog_lists_each_model_once_with_its_source() {
+        let models = parse(include_str!("../models.json")).expect("it can be read");
         assert!(models.len() >= 60, "{}", models.len());
-        let mut seen = BTreeSet::new();
+        let mut names = BTreeSet::new();
         for model in &models {
             assert!(
-                seen.insert((model.r#type, model.vendor_model.as_str())),
+                names.insert((model.r#type, model.vendor_model.as_str())),
                 "twice: {}",
                 model.vendor_model
             );
@@ -173,9 +176,9 @@ mod tests {
             assert!(model.context_window == 0 || model.context_window >= model.max_output_tokens);
             assert!(model.source.starts_with("https://"), "{}", model.vendor_model);
             assert!(model.date.parse::<jiff::civil::Date>().is_ok(), "{}", model.date);
-            let known = ["text", "image", "pdf"];
+            let modalities = ["text", "image", "pdf"];
             assert!(
-                model.modalities.iter().all(|what| known.contains(&what.as_str())),
+                model.modalities.iter().all(|what| modalities.contains(&what.as_str())),
                 "{:?}",
                 model.modalities
             );
@@ -185,13 +188,17 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_found_by_what_its_vendor_calls_it() {
-        let opus = find(ModelProviderType::Anthropic, "claude-opus-4-5").expect("it is known");
+    fn model_is_found_by_its_vendor_name() {
+        let opus =
+            find_model(ModelProviderType::Anthropic, "claude-opus-4-5").expect("it is known");
         assert_eq!(opus.prices.expect("set").input, 5_000_000);
         assert_eq!(opus.max_output_tokens, 64_000);
-        assert!(find(ModelProviderType::Openai, "claude-opus-4-5").is_none(), "another vendor's");
-        let model = find(ModelProviderType::Openai, "gpt-5.4").expect("it is known");
-        assert_eq!(find(ModelProviderType::OpenaiResponses, "gpt-5.4"), Some(model));
+        assert!(
+            find_model(ModelProviderType::Openai, "claude-opus-4-5").is_none(),
+            "another vendor's"
+        );
+        let model = find_model(ModelProviderType::Openai, "gpt-5.4").expect("it is known");
+        assert_eq!(find_model(ModelProviderType::OpenaiResponses, "gpt-5.4"), Some(model));
         let long = model.prices.expect("set").long_context.expect("long inputs cost more");
         assert_eq!((long.above_input_tokens, long.input), (272_000, 5_000_000));
     }

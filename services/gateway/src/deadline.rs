@@ -21,40 +21,43 @@ use tonic::{
 };
 
 /// How long a call of gRPC or gRPC-Web may take until its answer begins.
-pub(crate) const GRPC: Duration = Duration::from_secs(30);
+pub(crate) const GRPC_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// When a call must have been answered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     /// What the client asks for.
-    asked: Option<Instant>,
+    client_deadline: Option<Instant>,
     /// When an answer must have begun.
     begin: Instant,
 }
 
 impl Deadline {
     /// A deadline `asked` from now; an answer begins within `limit` in any case.
-    pub(crate) fn new(asked: Option<Duration>, limit: Duration) -> Self {
+    pub(crate) fn new(client_timeout: Option<Duration>, limit: Duration) -> Self {
         let now = Instant::now();
-        let asked = asked.and_then(|asked| now.checked_add(asked));
+        let client_deadline = client_timeout.and_then(|timeout| now.checked_add(timeout));
         let begin = now + limit;
-        Self { asked, begin: asked.map_or(begin, |asked| asked.min(begin)) }
+        Self {
+            client_deadline,
+            begin: client_deadline.map_or(begin, |deadline| deadline.min(begin)),
+        }
     }
 
     /// That of a request in gRPC's form.
-    pub(crate) fn of_grpc(headers: &HeaderMap) -> Self {
-        Self::new(grpc_timeout(headers), GRPC)
+    pub(crate) fn from_grpc_headers(headers: &HeaderMap) -> Self {
+        Self::new(grpc_timeout(headers), GRPC_TIMEOUT)
     }
 
     /// That of a request which a protocol has passed on.
-    pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
+    pub(crate) fn from_extensions(extensions: &Extensions) -> Option<Self> {
         extensions.get().copied()
     }
 
     /// How long the answer to a question may take that the call waits for: `most`, if there is as
     /// much time.
-    pub(crate) fn left(self, most: Duration) -> Duration {
-        most.min(self.begin.saturating_duration_since(Instant::now()))
+    pub(crate) fn remaining(self, max: Duration) -> Duration {
+        max.min(self.begin.saturating_duration_since(Instant::now()))
     }
 
     /// Whether no answer began in time, if none has.
@@ -81,11 +84,11 @@ impl Deadline {
     ///
     /// # Errors
     /// `DEADLINE_EXCEEDED`.
-    pub(crate) async fn go_on<T>(
+    pub(crate) async fn limit_response<T>(
         self,
         work: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
-        match self.asked {
+        match self.client_deadline {
             Some(end) => {
                 tokio::time::timeout_at(end, work).await.unwrap_or_else(|_| Err(exceeded()))
             }
@@ -94,22 +97,22 @@ impl Deadline {
     }
 
     /// All of a call of gRPC, whose answer says itself that the time is over.
-    pub(crate) async fn answer<E>(
+    pub(crate) async fn enforce<E>(
         self,
         call: impl Future<Output = Result<Response<Body>, E>>,
     ) -> Result<Response<Body>, E> {
         if self.is_over() {
             return Ok(exceeded().into_http());
         }
-        let Ok(answered) = tokio::time::timeout_at(self.begin, call).await else {
+        let Ok(result) = tokio::time::timeout_at(self.begin, call).await else {
             return Ok(exceeded().into_http());
         };
-        let response = answered?;
-        Ok(match self.asked {
+        let response = result?;
+        Ok(match self.client_deadline {
             // What has ended already needs no end.
             Some(end) if !response.body().is_end_stream() => {
                 let end = Box::pin(tokio::time::sleep_until(end));
-                response.map(|body| Body::new(Ending { body: Some(body), end }))
+                response.map(|body| Body::new(DeadlineBody { body: Some(body), end }))
             }
             _ => response,
         })
@@ -141,13 +144,13 @@ fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
 
 /// An answer that is cut off with `DEADLINE_EXCEEDED` when the client's time is over, wherever it
 /// is by then.
-struct Ending {
+struct DeadlineBody {
     /// None: it has ended.
     body: Option<Body>,
     end: Pin<Box<Sleep>>,
 }
 
-impl http_body::Body for Ending {
+impl http_body::Body for DeadlineBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -195,7 +198,7 @@ mod tests {
     fn deadline(timeout: &'static str) -> Deadline {
         let mut headers = HeaderMap::new();
         headers.insert("grpc-timeout", HeaderValue::from_static(timeout));
-        Deadline::of_grpc(&headers)
+        Deadline::from_grpc_headers(&headers)
     }
 
     fn code(headers: &HeaderMap) -> Option<Code> {
@@ -203,34 +206,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_the_client_asks_for_is_read_as_grpc_writes_it() {
+    async fn grpc_timeout_header_is_parsed() {
         for (text, expected) in [
-            ("1H", GRPC),
-            ("99999999H", GRPC),
-            ("1M", GRPC),
+            ("1H", GRPC_TIMEOUT),
+            ("99999999H", GRPC_TIMEOUT),
+            ("1M", GRPC_TIMEOUT),
             ("2S", Duration::from_secs(2)),
             ("100m", Duration::from_millis(100)),
             ("5u", Duration::from_micros(5)),
             ("7n", Duration::from_nanos(7)),
             ("0m", Duration::ZERO),
-            ("", GRPC),
-            ("m", GRPC),
-            ("10", GRPC),
-            ("-1S", GRPC),
-            ("+1S", GRPC),
-            ("1x", GRPC),
-            ("123456789n", GRPC),
+            ("", GRPC_TIMEOUT),
+            ("m", GRPC_TIMEOUT),
+            ("10", GRPC_TIMEOUT),
+            ("-1S", GRPC_TIMEOUT),
+            ("+1S", GRPC_TIMEOUT),
+            ("1x", GRPC_TIMEOUT),
+            ("123456789n", GRPC_TIMEOUT),
         ] {
-            assert_eq!(deadline(text).left(Duration::MAX), expected, "{text}");
+            assert_eq!(deadline(text).remaining(Duration::MAX), expected, "{text}");
         }
-        assert_eq!(deadline("2S").left(Duration::from_secs(1)), Duration::from_secs(1));
+        assert_eq!(deadline("2S").remaining(Duration::from_secs(1)), Duration::from_secs(1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_does_not_begin_in_time_says_so_itself() {
+    async fn late_response_is_deadline_exceeded() {
         let begun = Instant::now();
         for (timeout, after) in
-            [("1S", Duration::from_secs(1)), ("1H", Duration::from_secs(1) + GRPC)]
+            [("1S", Duration::from_secs(1)), ("1H", Duration::from_secs(1) + GRPC_TIMEOUT)]
         {
             let never = std::future::pending::<Result<Response<Body>, Infallible>>();
             let Ok(response) = deadline(timeout).answer(never).await;
@@ -249,8 +252,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_ends_with_the_clients_time_and_not_with_the_gateways_own() {
-        let answered = || async {
+    async fn stream_ends_at_the_client_deadline_only() {
+        let empty_response = || async {
             // Always something more to say.
             let pieces = stream::unfold((), |()| async {
                 tokio::time::sleep(Duration::from_secs(7)).await;
@@ -258,14 +261,15 @@ mod tests {
             });
             Ok::<_, Infallible>(Response::new(Body::new(StreamBody::new(pieces))))
         };
-        let Ok(response) = deadline("20S").answer(answered()).await;
+        let Ok(response) = deadline("20S").enforce(empty_response()).await;
         let begun = Instant::now();
         let all = response.into_body().collect().await.expect("it ends as gRPC's streams do");
         assert_eq!(begun.elapsed(), Duration::from_secs(20));
         assert_eq!(all.trailers().and_then(code), Some(Code::DeadlineExceeded));
         assert_eq!(all.to_bytes().len(), 2);
 
-        let Ok(response) = Deadline::of_grpc(&HeaderMap::new()).answer(answered()).await;
+        let Ok(response) =
+            Deadline::from_grpc_headers(&HeaderMap::new()).enforce(empty_response()).await;
         let mut body = response.into_body();
         for _ in 0..10 {
             assert!(
@@ -275,13 +279,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_that_has_ended_is_not_ended_again() {
+    async fn ended_stream_is_not_ended_again() {
         let mut trailers = HeaderMap::new();
         Status::ok("").add_header(&mut trailers).expect("headers");
         let pieces = stream::iter([Ok::<_, Status>(Frame::<Bytes>::trailers(trailers))]);
-        let answered =
+        let empty_response =
             async { Ok::<_, Infallible>(Response::new(Body::new(StreamBody::new(pieces)))) };
-        let Ok(response) = deadline("1S").answer(answered).await;
+        let Ok(response) = deadline("1S").enforce(empty_response).await;
         let mut body = response.into_body();
         let last = body
             .frame()

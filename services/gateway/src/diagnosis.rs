@@ -26,21 +26,21 @@ use crate::{
 };
 
 /// How long one part of the deployment may take to be looked at.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How far back an overview counts what was spent.
-const LOOKED_BACK: SignedDuration = SignedDuration::from_hours(1);
+const SPENDING_WINDOW: SignedDuration = SignedDuration::from_hours(1);
 /// How soon the ledger is read again for it.
-const SPENT_AGAIN: SignedDuration = SignedDuration::from_secs(10);
+const SPENDING_REFRESH_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
 /// Agents that an overview names.
-const SPENDERS: usize = 10;
+const MAX_SPENDERS: usize = 10;
 
 /// What was found, in the order in which it is told.
 #[derive(Debug, Default)]
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn say(
+    fn add(
         &mut self,
         check: &str,
         severity: Severity,
@@ -57,25 +57,25 @@ impl Findings {
     }
 
     fn ok(&mut self, check: &str, summary: impl Into<String>) {
-        self.say(check, Severity::Ok, summary, "");
+        self.add(check, Severity::Ok, summary, "");
     }
 
     fn warn(&mut self, check: &str, summary: impl Into<String>, remedy: impl Into<String>) {
-        self.say(check, Severity::Warning, summary, remedy);
+        self.add(check, Severity::Warning, summary, remedy);
     }
 
     fn problem(&mut self, check: &str, summary: impl Into<String>, remedy: impl Into<String>) {
-        self.say(check, Severity::Problem, summary, remedy);
+        self.add(check, Severity::Problem, summary, remedy);
     }
 }
 
 /// Looks at a part; when that takes too long, that is what was found.
-async fn within(check: &str, looking: impl Future<Output = Findings>) -> Vec<Finding> {
-    match tokio::time::timeout(PATIENCE, looking).await {
+async fn with_timeout(check: &str, checking: impl Future<Output = Findings>) -> Vec<Finding> {
+    match tokio::time::timeout(CHECK_TIMEOUT, checking).await {
         Ok(findings) => findings.0,
         Err(_elapsed) => {
             let mut findings = Findings::default();
-            let seconds = PATIENCE.as_secs();
+            let seconds = CHECK_TIMEOUT.as_secs();
             findings.problem(
                 check,
                 format!("does not answer within {seconds} s"),
@@ -108,22 +108,29 @@ async fn blobs(blobs: &blob::Store) -> Findings {
 }
 
 /// Since when, and what was spent since then and by whom.
-type SpentSince = (Timestamp, construct_store::ModelSpending, Vec<construct_store::AgentSpending>);
+type SpendingSince =
+    (Timestamp, construct_store::ModelSpending, Vec<construct_store::AgentSpending>);
 
 /// What was spent lately, as it was read last: however many look, the ledger is read by one at a
 /// time and now and then.
-pub(crate) type Lately = Mutex<Option<SpentSince>>;
+pub(crate) type RecentSpending = Mutex<Option<SpendingSince>>;
 
 impl Api {
-    async fn spent_lately(&self, store: &Store, now: Timestamp) -> Result<SpentSince, Status> {
-        let mut lately = self.lately().lock().await;
-        let since = now - LOOKED_BACK;
-        match &*lately {
-            Some(known) if since.duration_since(known.0) < SPENT_AGAIN => Ok(known.clone()),
+    async fn read_recent_spending(
+        &self,
+        store: &Store,
+        now: Timestamp,
+    ) -> Result<SpendingSince, Status> {
+        let mut recent = self.recent_spending().lock().await;
+        let since = now - SPENDING_WINDOW;
+        match &*recent {
+            Some(cached) if since.duration_since(cached.0) < SPENDING_REFRESH_INTERVAL => {
+                Ok(cached.clone())
+            }
             _ => {
                 let (spent, spenders) =
-                    store.top_spenders(since, SPENDERS).await.map_err(status::of_store)?;
-                Ok(lately.insert((since, spent, spenders)).clone())
+                    store.top_spenders(since, MAX_SPENDERS).await.map_err(status::from_store)?;
+                Ok(recent.insert((since, spent, spenders)).clone())
             }
         }
     }
@@ -142,10 +149,13 @@ impl DiagnosisService for Api {
             secrets: self.secrets_keyring().ok().map(|keys| keys.active()),
         };
         let (database, streams, services, blobs) = tokio::join!(
-            within("postgresql", database::check(context.store(), &keys)),
-            within("nats", mesh::check(bus)),
-            within("services", mesh::check_services(bus, self.pools(), self.scans_dir().is_ok())),
-            within("blobs", blobs(&context.backend.blobs)),
+            with_timeout("postgresql", database::check(context.store(), &keys)),
+            with_timeout("nats", mesh::check(bus)),
+            with_timeout(
+                "services",
+                mesh::check_services(bus, self.pools(), self.scans_dir().is_ok())
+            ),
+            with_timeout("blobs", blobs(&context.backend.blobs)),
         );
         let findings = [database, streams, services, blobs].concat();
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -160,21 +170,22 @@ impl DiagnosisService for Api {
         let (bus, store) = (context.backend.publisher.bus(), context.store());
         let now = clock::now();
         let mesh = async {
-            let asked = future::try_join(
+            let reading = future::try_join(
                 mesh::worker_loads(bus, self.pools(), self.scans_dir().is_ok()),
                 mesh::dead_letters(bus),
             );
-            match tokio::time::timeout(PATIENCE, asked).await {
-                Ok(asked) => asked.map_err(|error| Status::unavailable(chain(&error))),
+            match tokio::time::timeout(CHECK_TIMEOUT, reading).await {
+                Ok(reading) => reading.map_err(|error| Status::unavailable(chain(&error))),
                 Err(_elapsed) => Err(Status::unavailable("NATS does not answer")),
             }
         };
         let rows = async {
-            let (since, spent, spenders) = self.spent_lately(store, now).await?;
-            let overdue = store.sweep_due(now - database::OVERDUE_AFTER, None, database::MAX_COUNTED_TASKS);
+            let (since, spent, spenders) = self.read_recent_spending(store, now).await?;
+            let overdue =
+                store.sweep_due(now - database::OVERDUE_AFTER, None, database::MAX_COUNTED_TASKS);
             let rows =
                 future::try_join3(store.active_task_counts(), overdue, store.tasks_quarantined());
-            let (tasks, overdue, parked) = rows.await.map_err(status::of_store)?;
+            let (tasks, overdue, parked) = rows.await.map_err(status::from_store)?;
             Ok((tasks, overdue, parked, (since, spent, spenders)))
         };
         let ((workers, dead_letters), (tasks, overdue, parked, (since, spent, spenders))) =

@@ -7,11 +7,11 @@ pub(crate) use construct_wire::record::read;
 use prost::Message;
 
 /// An event of a write and the answer kept for its idempotency key.
-pub(crate) fn rendered(kind: &str, payload: Payload, response: &impl Message) -> WriteOutput {
+pub(crate) fn write_output(kind: &str, payload: Payload, response: &impl Message) -> WriteOutput {
     WriteOutput { event: record::new(kind, payload, None), response: response.encode_to_vec() }
 }
 
 /// What a deletion tells others; its answer is empty.
-pub(crate) fn deleted(kind: &str, id: impl ToString) -> WriteOutput {
-    rendered(kind, Payload::Deleted(Deleted { id: id.to_string() }), &())
+pub(crate) fn deletion_output(kind: &str, id: impl ToString) -> WriteOutput {
+    write_output(kind, Payload::Deleted(Deleted { id: id.to_string() }), &())
 }

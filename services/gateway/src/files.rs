@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::{
     api::{Api, CallerContext, ReferenceResolver, no_wake},
     convert,
-    organizations::silent,
+    organizations::response_output,
     page::Column,
     quotas::Wanted,
     status,
@@ -38,7 +38,7 @@ impl FileService for Api {
         let expected = requests::create_file(&request, context.backend.files.limits())?;
         let write = context.write("CreateFile", &mut request);
         let spec = request.spec.unwrap_or_default();
-        self.allow(&context, Some(&write), Wanted::kept(spec.size)).await?;
+        self.check_quotas(&context, Some(&write), Wanted::kept(spec.size)).await?;
         let is_stored = match &expected {
             Some(expected) => is_stored(&context, expected, spec.size).await?,
             None => false,
@@ -53,8 +53,9 @@ impl FileService for Api {
             is_stored,
         };
         let id = new.id;
-        let created = context.store().file_create(&write, new, |file| silent(&show(file))).await;
-        let created = created.map_err(status::of_store)?;
+        let created =
+            context.store().file_create(&write, new, |file| response_output(&show(file))).await;
+        let created = created.map_err(status::from_store)?;
         let answer = context.answer(created, no_wake, show).await?;
         // One of nothing has all its parts.
         if answer.get_ref().metadata.as_ref().is_some_and(|metadata| metadata.id == id.to_string())
@@ -69,7 +70,7 @@ impl FileService for Api {
                 .store()
                 .file_get(context.organization(), id)
                 .await
-                .map_err(status::of_store)?;
+                .map_err(status::from_store)?;
             return Ok(Response::new(show(&file)));
         }
         Ok(answer)
@@ -81,7 +82,7 @@ impl FileService for Api {
     ) -> Result<Response<v1::File>, Status> {
         let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.file)?;
-        let about = |error| status::about(&request.file, error);
+        let about = |error| status::for_reference(&request.file, error);
         let file = context.store().file_get(context.organization(), id).await.map_err(about)?;
         let size = i64::try_from(request.data.len()).unwrap_or(i64::MAX);
         let ends = request.offset.saturating_add(size);
@@ -101,7 +102,7 @@ impl FileService for Api {
         let part = NewPart { position: request.offset, size, part: name.uuid(), sha256 };
         let taken = context
             .store()
-            .file_part_add(&context.plain_write(), id, part, |file| silent(&show(file)))
+            .file_part_add(&context.plain_write(), id, part, |file| response_output(&show(file)))
             .await;
         let file = match taken {
             Ok(PartOutcome::Accepted(file)) => file,
@@ -134,7 +135,7 @@ impl FileService for Api {
         let found = context.store().file_get(context.organization(), id).await;
         found
             .map(|file| Response::new(show(&file)))
-            .map_err(|error| status::about(&request.file, error))
+            .map_err(|error| status::for_reference(&request.file, error))
     }
 
     async fn list_files(
@@ -144,7 +145,7 @@ impl FileService for Api {
         let (context, request, page) = self.begin_list_request(request, &Column::TIMES)?;
         let filter = requests::file_filter(request.filter.unwrap_or_default());
         let found = context.store().file_list(context.organization(), &filter, &page.query()).await;
-        let found = found.map_err(status::of_store)?;
+        let found = found.map_err(status::from_store)?;
         let (files, info) = page.cut(&found, show, |file| file.cursor(page.key()));
         Ok(Response::new(ListFilesResponse { files, page: Some(info) }))
     }
@@ -157,13 +158,17 @@ impl FileService for Api {
         let id = validate::id(&request.file)?;
         let write = context.write("UpdateFile", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
-        let render = |file: &_| silent(&show(file));
+        let render = |file: &_| response_output(&show(file));
         let updated = context
             .store()
             .file_update(&write, id, expected, request.name.as_deref(), render)
             .await;
         context
-            .answer(updated.map_err(|error| status::about(&request.file, error))?, no_wake, show)
+            .answer(
+                updated.map_err(|error| status::for_reference(&request.file, error))?,
+                no_wake,
+                show,
+            )
             .await
     }
 
@@ -177,8 +182,8 @@ impl FileService for Api {
         let mut resolver = ReferenceResolver::new(&write);
         let found = context.store().file_get(context.organization(), id).await.map(|file| file.id);
         let id = resolver.resolve(&request.file, found, FileId::from_uuid)?;
-        let deleted =
-            resolver.finish(context.store().file_delete(&write, id, |_| silent(&())).await)?;
+        let deleted = resolver
+            .finish(context.store().file_delete(&write, id, |_| response_output(&())).await)?;
         context.backend.files.tidy(self.lifecycle());
         context.answer(deleted, no_wake, |_| DeleteFileResponse {}).await
     }
@@ -190,7 +195,7 @@ impl FileService for Api {
         let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.file)?;
         let found = context.store().file_get(context.organization(), id).await;
-        let file = found.map_err(|error| status::about(&request.file, error))?;
+        let file = found.map_err(|error| status::for_reference(&request.file, error))?;
         let sha256 = ready(&file)?;
         if request.offset > file.size {
             return Err(Status::out_of_range(format!("offset: the file has {} bytes", file.size)));
@@ -237,7 +242,7 @@ fn ready(file: &File) -> Result<Sha256, Status> {
 fn refusal(file: &File, offset: i64, ends: i64) -> Option<Status> {
     match file.state {
         FileState::Uploading if offset == file.received && ends > file.size => {
-            Some(status::of_store(Error::TooLong { size: file.size }))
+            Some(status::from_store(Error::TooLong { size: file.size }))
         }
         FileState::Uploading | FileState::Checking
             if offset == file.received || ends == file.received =>
@@ -245,10 +250,10 @@ fn refusal(file: &File, offset: i64, ends: i64) -> Option<Status> {
             None
         }
         FileState::Uploading => {
-            Some(status::of_store(Error::WrongOffset { offset: file.received }))
+            Some(status::from_store(Error::WrongOffset { offset: file.received }))
         }
         FileState::Refused => ready(file).err(),
-        FileState::Checking | FileState::Ready => Some(status::of_store(Error::NotUploading)),
+        FileState::Checking | FileState::Ready => Some(status::from_store(Error::NotUploading)),
     }
 }
 
@@ -272,7 +277,7 @@ async fn is_end(
 async fn is_stored(context: &CallerContext, sha256: &Sha256, size: i64) -> Result<bool, Status> {
     let known =
         context.store().file_content_exists(context.organization(), sha256.as_bytes(), size).await;
-    if !known.map_err(status::of_store)? {
+    if !known.map_err(status::from_store)? {
         return Ok(false);
     }
     let found = context.backend.files.folder().head(context.organization(), sha256).await;

@@ -15,9 +15,11 @@
 
 mod agents;
 mod api;
+mod api_keys;
 mod approvals;
 mod attachments;
 mod audit;
+mod background_jobs;
 mod budgets;
 mod caller;
 mod catalog;
@@ -29,8 +31,8 @@ mod explain;
 mod files;
 pub mod first_key;
 mod identity;
-mod keys;
 mod limit;
+mod location;
 mod messages;
 mod metrics;
 pub mod migrate;
@@ -39,9 +41,9 @@ mod model_tokens;
 mod models;
 mod organizations;
 mod page;
-mod pools;
+mod pool_monitor;
 mod protocols;
-mod providers;
+mod providers_client;
 mod publish;
 mod quotas;
 mod recovery;
@@ -59,9 +61,7 @@ mod tasks;
 mod tls;
 mod usage;
 mod validate;
-mod watch;
-mod watching;
-mod whereabouts;
+mod watch_stream;
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
@@ -79,9 +79,9 @@ use crate::{
     audit::writer::AuditWriter,
     files::work::Files,
     identity::authenticate::Gate,
-    pools::Pools,
+    pool_monitor::PoolMonitor,
     protocols::operator,
-    providers::Providers,
+    providers_client::ProvidersClient,
     publish::Publisher,
     subscribe::hub::Hub,
     tls::{Tls, accept},
@@ -101,7 +101,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         Some(address) => Some(retry::listen(address).await?),
         None => None,
     };
-    start(listener, operator, socket::passed()?, &config, context).await
+    start(listener, operator, socket::passed_socket()?, &config, context).await
 }
 
 async fn start(
@@ -141,7 +141,7 @@ async fn start(
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
         store.tiers_set(&config.gateway_tiers, &config.gateway_tier).await?;
-        clock::take(|| store.clock()).await?;
+        clock::sync_once(|| store.clock()).await?;
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
@@ -158,28 +158,33 @@ async fn start(
         anyhow::Ok(bus)
     });
     let (store, bus) = tokio::try_join!(store, bus)?;
-    lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    lifecycle.spawn_job("topology", bus.clone().maintain_topology(lifecycle.draining()));
     let database_clock = store.clone();
     let ask = move || {
         let store = database_clock.clone();
         async move { store.clock().await }
     };
-    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
+    lifecycle.spawn_job("clock", clock::keep_synced(ask, lifecycle.draining()));
 
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
-    let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));
+    let (pools, providers) = (PoolMonitor::new(bus.clone()), ProvidersClient::new(bus.clone()));
     let blobs = blob::Store::open(context.common().blob_dir())?;
     let files = Files::new(store.clone(), context.common().blob_dir(), config)?;
     lifecycle.spawn_job(
         "erasure",
-        watch::erase(store.clone(), bus.clone(), files.clone(), lifecycle.draining()),
+        background_jobs::erase_organizations(
+            store.clone(),
+            bus.clone(),
+            files.clone(),
+            lifecycle.draining(),
+        ),
     );
     lifecycle.spawn_job("files", files.clone().sweep(lifecycle.draining()));
     let publisher = Publisher::new(bus);
     let backend =
         Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs, files });
     api.open(Arc::clone(&backend));
-    metrics::started();
+    metrics::initialize();
     lifecycle.spawn_job(
         "audit trail",
         AuditWriter::write(api.clone(), store.clone(), lifecycle.draining()),
@@ -193,12 +198,12 @@ async fn start(
     lifecycle.spawn_job("event heads", async move { backend.hub.poll_heads().await });
     lifecycle.spawn_job(
         "database health",
-        watch::database(store.clone(), database, lifecycle.draining()),
+        background_jobs::watch_database(store.clone(), database, lifecycle.draining()),
     );
     let keep = SignedDuration::from_hours(24 * i64::from(config.gateway_audit_keep));
     lifecycle.spawn_job(
         "housekeeping",
-        watch::housekeeping(store, keyrings, keep, lifecycle.draining()),
+        background_jobs::housekeeping(store, keyrings, keep, lifecycle.draining()),
     );
     Ok(())
 }

@@ -24,7 +24,7 @@ use crate::{
 fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> WriteOutput + Send {
     move |message| {
         let message = convert::message(message);
-        events::rendered(kind, Payload::Message(message.clone()), &message)
+        events::write_output(kind, Payload::Message(message.clone()), &message)
     }
 }
 
@@ -40,9 +40,9 @@ impl MessageService for Api {
     ) -> Result<Response<v1::Message>, Status> {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         let task = requests::create_message(&request)?;
-        context.sees(task)?;
+        context.check_task_access(task)?;
         let write = context.write("CreateMessage", &mut request);
-        self.allow(&context, Some(&write), Wanted::WORK).await?;
+        self.check_quotas(&context, Some(&write), Wanted::WORK).await?;
         let spec = request.spec.unwrap_or_default();
         let id = MessageId::from_uuid(Uuid::now_v7());
         let interrupts = spec.priority() == MessagePriority::Interrupt;
@@ -69,7 +69,7 @@ impl MessageService for Api {
             Ok(message) if hidden(&message) => Err(Error::NotFound { what: "message" }),
             found => found,
         };
-        let message = message.map_err(|error| status::about(&request.message, error))?;
+        let message = message.map_err(|error| status::for_reference(&request.message, error))?;
         Ok(Response::new(convert::message(&message)))
     }
 
@@ -81,18 +81,18 @@ impl MessageService for Api {
         let page: Page<MessageCursor> =
             requests::list(context.organization(), &request, &[Column::Position])?;
         let task = validate::id(&request.task)?;
-        context.sees(task)?;
+        context.check_task_access(task)?;
         let asked = request.filter.unwrap_or_default();
         let source = convert::to_source(asked.source());
         let (after_position, superseded) = (asked.after_position, asked.include_superseded);
         let filter = MessageFilter { source, after_position, superseded };
         // A page is read whole, and cut to what an answer may have.
-        let _room = self.room(context.organization()).await?;
+        let _memory = self.acquire_read_memory(context.organization()).await?;
         let found = context
             .store()
             .message_list(context.organization(), task, &filter, &page.query())
             .await;
-        let messages = found.map_err(|error| status::about(&request.task, error))?;
+        let messages = found.map_err(|error| status::for_reference(&request.task, error))?;
         let (messages, info) = page.cut(&messages, convert::message, StoredMessage::cursor);
         Ok(Response::new(ListMessagesResponse { messages, page: Some(info) }))
     }
@@ -125,9 +125,10 @@ impl MessageService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let message = validate::id(&request.message)?;
         let write = context.write("DeleteMessage", &mut request);
-        let render = |message: &StoredMessage| events::deleted("message.deleted", message.id);
+        let render =
+            |message: &StoredMessage| events::deletion_output("message.deleted", message.id);
         let deleted = context.store().message_delete(&write, message, render).await;
-        let deleted = deleted.map_err(|error| status::about(&request.message, error))?;
+        let deleted = deleted.map_err(|error| status::for_reference(&request.message, error))?;
         context.answer(deleted, wake("message taken back"), |_| DeleteMessageResponse {}).await
     }
 
@@ -138,7 +139,7 @@ impl MessageService for Api {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         let message = requests::edit_message(&request)?;
         let write = context.write("EditMessage", &mut request);
-        self.allow(&context, Some(&write), Wanted::WORK).await?;
+        self.check_quotas(&context, Some(&write), Wanted::WORK).await?;
         let new = MessageId::from_uuid(Uuid::now_v7());
         let mut resolver = ReferenceResolver::new(&write);
         let message = resolver.resolve(&request.message, Ok(message), MessageId::from_uuid)?;

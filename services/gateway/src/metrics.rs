@@ -20,10 +20,12 @@ use tonic::Code;
 use crate::{audit::origin::Protocol, quotas::tiers::QUOTAS};
 
 /// In seconds: from an event that is passed on at once to one that a busy mesh held up.
-const DELAYS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+const DELAY_BUCKETS: [f64; 12] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// In seconds: from a look into one index to the longest that a call may take.
-const DURATIONS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+const DURATION_BUCKETS: [f64; 11] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
 
 /// Made when first used, which is after the process has set its telemetry up.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
@@ -32,8 +34,8 @@ struct Instruments {
     subscriptions: UpDownCounter<i64>,
     delays: Histogram<f64>,
     calls: Histogram<f64>,
-    lost: Counter<u64>,
-    refused: Counter<u64>,
+    audit_entries_lost: Counter<u64>,
+    quotas_exceeded: Counter<u64>,
 }
 
 impl Instruments {
@@ -49,20 +51,20 @@ impl Instruments {
                 .f64_histogram("construct.gateway.event.delay")
                 .with_unit("s")
                 .with_description("From when a record was written until the feeds of those who watch had it live")
-                .with_boundaries(DELAYS.to_vec())
+                .with_boundaries(DELAY_BUCKETS.to_vec())
                 .build(),
             calls: meter
                 .f64_histogram("construct.gateway.request")
                 .with_unit("s")
                 .with_description("From when a call was let in until its answer, or the stream of its answers, began")
-                .with_boundaries(DURATIONS.to_vec())
+                .with_boundaries(DURATION_BUCKETS.to_vec())
                 .build(),
-            lost: meter
+            audit_entries_lost: meter
                 .u64_counter("construct.gateway.audit.lost")
                 .with_unit("{entry}")
                 .with_description("Entries of the audit trail that could not be written")
                 .build(),
-            refused: meter
+            quotas_exceeded: meter
                 .u64_counter("construct.gateway.quota.refused")
                 .with_unit("{request}")
                 .with_description("Calls that were refused because a quota of their organization or key is used up")
@@ -72,23 +74,23 @@ impl Instruments {
 }
 
 /// Somebody watches, until this is dropped.
-pub(crate) struct Watching(());
+pub(crate) struct ActiveSubscription(());
 
-impl Watching {
+impl ActiveSubscription {
     pub(crate) fn begin() -> Self {
         INSTRUMENTS.subscriptions.add(1, &[]);
         Self(())
     }
 }
 
-impl Drop for Watching {
+impl Drop for ActiveSubscription {
     fn drop(&mut self) {
         INSTRUMENTS.subscriptions.add(-1, &[]);
     }
 }
 
 /// A feed has heard of a record as it was published.
-pub(crate) fn heard(event: &Event) {
+pub(crate) fn record_delay(event: &Event) {
     if let Some(time) = &event.time {
         let written = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos);
         // The clocks of two machines may differ a little.
@@ -102,10 +104,10 @@ pub(crate) struct Call {
     /// None: it is not counted.
     method: Option<&'static str>,
     protocol: Protocol,
-    began: Instant,
+    started_at: Instant,
     code: Code,
     /// When it gets so far, it is counted there.
-    elsewhere: Option<Transcoded>,
+    transcoded: Option<Transcoded>,
 }
 
 /// Goes with a request that a protocol transcodes: whether the services have it. What does not get so
@@ -123,22 +125,28 @@ impl Transcoded {
 impl Call {
     /// A call begins. Unless it says otherwise, it ends because nobody waits for it any more.
     pub(crate) fn begin(method: Option<&'static str>, protocol: Protocol) -> Self {
-        Self { method, protocol, began: Instant::now(), code: Code::Cancelled, elsewhere: None }
+        Self {
+            method,
+            protocol,
+            started_at: Instant::now(),
+            code: Code::Cancelled,
+            transcoded: None,
+        }
     }
 
     /// The same of a call that a protocol transcodes: it is counted here unless the services get it.
     pub(crate) fn transcoded(
         method: Option<&'static str>,
         protocol: Protocol,
-        elsewhere: Transcoded,
+        transcoded: Transcoded,
     ) -> Self {
         let mut call = Self::begin(method, protocol);
-        call.elsewhere = Some(elsewhere);
+        call.transcoded = Some(transcoded);
         call
     }
 
     /// It ends like this.
-    pub(crate) const fn ended(&mut self, code: Code) {
+    pub(crate) const fn set_code(&mut self, code: Code) {
         self.code = code;
     }
 }
@@ -147,39 +155,39 @@ impl Drop for Call {
     fn drop(&mut self) {
         // All three are few: the contract's methods, gRPC's codes, and the protocols.
         let Some(method) = self.method else { return };
-        if self.elsewhere.as_ref().is_some_and(|elsewhere| elsewhere.0.load(Ordering::Acquire)) {
+        if self.transcoded.as_ref().is_some_and(|transcoded| transcoded.0.load(Ordering::Acquire)) {
             return;
         }
         let labels = [
             KeyValue::new("rpc.method", method),
-            KeyValue::new("rpc.response.status_code", name(self.code)),
-            KeyValue::new("construct.face", self.protocol.as_str()),
+            KeyValue::new("rpc.response.status_code", code_name(self.code)),
+            KeyValue::new("construct.protocol", self.protocol.as_str()),
         ];
-        INSTRUMENTS.calls.record(self.began.elapsed().as_secs_f64(), &labels);
+        INSTRUMENTS.calls.record(self.started_at.elapsed().as_secs_f64(), &labels);
     }
 }
 
 /// Entries of the audit trail could not be written.
-pub(crate) fn audit_lost(count: usize) {
-    INSTRUMENTS.lost.add(count as u64, &[]);
+pub(crate) fn audit_entries_lost(count: usize) {
+    INSTRUMENTS.audit_entries_lost.add(count as u64, &[]);
 }
 
 /// A call was refused because a quota is used up: one of the few there are.
-pub(crate) fn quota_refused(quota: &'static str) {
-    INSTRUMENTS.refused.add(1, &[KeyValue::new("construct.quota", quota)]);
+pub(crate) fn quota_exceeded(quota: &'static str) {
+    INSTRUMENTS.quotas_exceeded.add(1, &[KeyValue::new("construct.quota", quota)]);
 }
 
 /// The process has started: what it counts stands at zero from now on, so that the first one shows
 /// as a rise.
-pub(crate) fn started() {
-    audit_lost(0);
+pub(crate) fn initialize() {
+    audit_entries_lost(0);
     for quota in QUOTAS {
-        INSTRUMENTS.refused.add(0, &[KeyValue::new("construct.quota", quota)]);
+        INSTRUMENTS.quotas_exceeded.add(0, &[KeyValue::new("construct.quota", quota)]);
     }
 }
 
 /// gRPC's name of a code.
-pub(crate) const fn name(code: Code) -> &'static str {
+pub(crate) const fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",

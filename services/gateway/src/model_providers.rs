@@ -27,13 +27,13 @@ use crate::{
 fn render(kind: &'static str) -> impl FnOnce(&ModelProvider) -> WriteOutput + Send {
     move |provider| {
         let provider = convert::model_provider(provider);
-        events::rendered(kind, Payload::ModelProvider(provider.clone()), &provider)
+        events::write_output(kind, Payload::ModelProvider(provider.clone()), &provider)
     }
 }
 
 /// As a list shows it: without its script, which may be as large as everything else in the list
 /// together.
-fn listed(provider: &ModelProvider) -> v1::ModelProvider {
+fn list_item(provider: &ModelProvider) -> v1::ModelProvider {
     let mut provider = convert::model_provider(provider);
     if let Some(spec) = &mut provider.spec {
         spec.script.clear();
@@ -41,7 +41,7 @@ fn listed(provider: &ModelProvider) -> v1::ModelProvider {
     provider
 }
 
-fn some(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
@@ -78,14 +78,14 @@ impl ModelProviderService for Api {
         let kind = requests::create_model_provider(&request)?;
         let write = context.write("CreateModelProvider", &mut request);
         let spec = request.spec.unwrap_or_default();
-        context.provider(kind, &spec.base_url)?;
+        context.check_provider(kind, &spec.base_url)?;
         let id = ModelProviderId::from_uuid(Uuid::now_v7());
         let new = NewModelProvider {
             id,
             name: spec.name,
             kind,
             base_url: spec.base_url,
-            script: some(spec.script),
+            script: non_empty(spec.script),
             key: self.seal(id, &spec.api_key)?,
             additional_keys: self.seal_all(id, &spec.additional_api_keys)?,
             limits: KeyLimits {
@@ -96,7 +96,7 @@ impl ModelProviderService for Api {
         };
         let written =
             context.store().model_provider_create(&write, new, render("provider.created")).await;
-        context.answer(written.map_err(status::of_store)?, no_wake, convert::model_provider).await
+        context.answer(written.map_err(status::from_store)?, no_wake, convert::model_provider).await
     }
 
     async fn get_model_provider(
@@ -106,7 +106,7 @@ impl ModelProviderService for Api {
         let (context, GetModelProviderRequest { model_provider }) = self.begin_request(request)?;
         let found =
             context.store().model_provider_find(context.organization(), &model_provider).await;
-        let provider = found.map_err(|error| status::about(&model_provider, error))?;
+        let provider = found.map_err(|error| status::for_reference(&model_provider, error))?;
         Ok(Response::new(convert::model_provider(&provider)))
     }
 
@@ -122,9 +122,9 @@ impl ModelProviderService for Api {
             .store()
             .model_provider_list(context.organization(), &filter, &page.query())
             .await;
-        let providers = found.map_err(status::of_store)?;
+        let providers = found.map_err(status::from_store)?;
         let (model_providers, info) =
-            page.cut(&providers, listed, |provider| provider.cursor(page.key()));
+            page.cut(&providers, list_item, |provider| provider.cursor(page.key()));
         Ok(Response::new(ListModelProvidersResponse { model_providers, page: Some(info) }))
     }
 
@@ -150,8 +150,8 @@ impl ModelProviderService for Api {
                 )?;
                 let mut checked = requests::model_provider_fits(&request, &provider);
                 if request.base_url.is_some() {
-                    checked =
-                        checked.and_then(|()| context.provider(provider.kind, request.base_url()));
+                    checked = checked
+                        .and_then(|()| context.check_provider(provider.kind, request.base_url()));
                 }
                 let keeps_keys = request.api_key.is_none() || request.additional_api_keys.is_none();
                 if request.base_url.is_some() && keeps_keys {
@@ -159,12 +159,12 @@ impl ModelProviderService for Api {
                     // no other.
                     let revision = *expected.get_or_insert(provider.revision);
                     if revision != provider.revision {
-                        checked = Err(status::of_store(Error::Conflict));
+                        checked = Err(status::from_store(Error::Conflict));
                     }
                 }
                 match checked {
                     Ok(()) => id,
-                    Err(reason) => resolver.refuse(reason, ModelProviderId::from_uuid)?,
+                    Err(reason) => resolver.reject(reason, ModelProviderId::from_uuid)?,
                 }
             }
             Err(error) => {
@@ -174,7 +174,7 @@ impl ModelProviderService for Api {
         let changes = ModelProviderChanges {
             name: request.name,
             base_url: request.base_url,
-            script: request.script.map(some),
+            script: request.script.map(non_empty),
             key: request.api_key.map(|key| self.seal(provider, &key)).transpose()?,
             additional_keys: request
                 .additional_api_keys
@@ -204,7 +204,8 @@ impl ModelProviderService for Api {
             .await;
         let provider =
             resolver.resolve(&request.model_provider, provider, ModelProviderId::from_uuid)?;
-        let render = |provider: &ModelProvider| events::deleted("provider.deleted", provider.id);
+        let render =
+            |provider: &ModelProvider| events::deletion_output("provider.deleted", provider.id);
         let deleted = context.store().model_provider_delete(&write, provider, render).await;
         context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteModelProviderResponse {}).await
     }
@@ -217,7 +218,7 @@ impl ModelProviderService for Api {
             self.begin_request(request)?;
         let found =
             context.store().model_provider_find(context.organization(), &model_provider).await;
-        let provider = found.map_err(|error| status::about(&model_provider, error))?;
+        let provider = found.map_err(|error| status::for_reference(&model_provider, error))?;
         let keys = context.backend.providers.check(&provider, context.deadline).await?;
         Ok(Response::new(CheckModelProviderResponse { keys }))
     }
@@ -229,7 +230,7 @@ impl ModelProviderService for Api {
         let (context, ListVendorModelsRequest { model_provider }) = self.begin_request(request)?;
         let found =
             context.store().model_provider_find(context.organization(), &model_provider).await;
-        let provider = found.map_err(|error| status::about(&model_provider, error))?;
+        let provider = found.map_err(|error| status::for_reference(&model_provider, error))?;
         let models = context.backend.providers.models(&provider, context.deadline).await?;
         Ok(Response::new(ListVendorModelsResponse { models }))
     }

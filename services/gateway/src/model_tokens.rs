@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::{api::Api, quotas::Wanted, status};
 
 /// How long a token holds when nobody says.
-const DEFAULT_LIFE: Duration = Duration::from_secs(3600);
+const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
 
 #[tonic::async_trait]
 impl ModelTokenService for Api {
@@ -24,11 +24,11 @@ impl ModelTokenService for Api {
     ) -> Result<Response<ModelToken>, Status> {
         let (context, request) = self.begin_request(request)?;
         let keys = self.token_keys()?;
-        self.allow(&context, None, Wanted::WORK).await?;
+        self.check_quotas(&context, None, Wanted::WORK).await?;
         let mut models = Vec::with_capacity(request.models.len());
         for model in &request.models {
             let found = context.store().model_find(context.organization(), model).await;
-            let name = found.map_err(|error| status::about(model, error))?.name;
+            let name = found.map_err(|error| status::for_reference(model, error))?.name;
             if !models.contains(&name) {
                 models.push(name);
             }
@@ -39,12 +39,12 @@ impl ModelTokenService for Api {
                 .parse()
                 .map_err(|_| Status::not_found(format!("there is no task {}", request.task)))?;
             let found = context.store().task_get(context.organization(), task).await;
-            found.map_err(|error| status::about(&request.task, error))?;
+            found.map_err(|error| status::for_reference(&request.task, error))?;
         }
         let life = request
             .expires_in
             .and_then(|life| Duration::try_from(life).ok())
-            .unwrap_or(DEFAULT_LIFE);
+            .unwrap_or(DEFAULT_LIFETIME);
         let token = model_token::ModelToken {
             id: Uuid::now_v7().to_string(),
             organization: context.organization().to_string(),

@@ -21,31 +21,31 @@ use crate::{
 };
 
 /// Tokens a model can see when nobody says.
-const CONTEXT_WINDOW: i64 = 128_000;
+const DEFAULT_CONTEXT_WINDOW: i64 = 128_000;
 /// Tokens a model may answer when nobody says.
-const MAX_OUTPUT_TOKENS: i64 = 8192;
+const DEFAULT_MAX_OUTPUT_TOKENS: i64 = 8192;
 
 fn render(kind: &'static str) -> impl FnOnce(&Model) -> WriteOutput + Send {
     move |model| {
         let model = convert::model(model);
-        events::rendered(kind, Payload::Model(model.clone()), &model)
+        events::write_output(kind, Payload::Model(model.clone()), &model)
     }
 }
 
 /// The first of these that is not 0.
-fn or(value: i64, known: i64, default: i64) -> i64 {
-    [value, known].into_iter().find(|&value| value != 0).unwrap_or(default)
+fn first_nonzero(value: i64, catalog_model: i64, default: i64) -> i64 {
+    [value, catalog_model].into_iter().find(|&value| value != 0).unwrap_or(default)
 }
 
 /// The prices of a model that is to be made, and where they are from.
 fn prices(
     given: Option<v1::Prices>,
     kind: Option<ModelProviderKind>,
-    known: Option<&v1::CatalogModel>,
+    catalog_model: Option<&v1::CatalogModel>,
 ) -> (Prices, PricesSource) {
-    match (given, known.and_then(|known| known.prices)) {
+    match (given, catalog_model.and_then(|model| model.prices)) {
         (Some(given), _) => (convert::to_prices(given), PricesSource::Given),
-        (None, Some(known)) => (convert::to_prices(known), PricesSource::Catalog),
+        (None, Some(catalog_model)) => (convert::to_prices(catalog_model), PricesSource::Catalog),
         (None, None)
             if matches!(
                 kind,
@@ -78,7 +78,7 @@ impl CallerContext {
                 .iter()
                 .any(|fallback| fallback.model == found && found.uuid() != Uuid::nil())
             {
-                resolver.refuse(
+                resolver.reject(
                     Status::invalid_argument(format!(
                         "fallbacks: `{model}` stands in the list twice"
                     )),
@@ -112,27 +112,29 @@ impl ModelService for Api {
         let fallbacks = context.fallbacks(&mut resolver, &spec.fallbacks).await?;
         let vendor_model =
             if spec.vendor_model.is_empty() { spec.name.clone() } else { spec.vendor_model };
-        let known =
-            kind.and_then(|kind| catalog::find(convert::provider_type(kind), &vendor_model));
-        let (prices, prices_source) = prices(spec.prices, kind, known);
+        let catalog_model =
+            kind.and_then(|kind| catalog::find_model(convert::provider_type(kind), &vendor_model));
+        let (prices, prices_source) = prices(spec.prices, kind, catalog_model);
         let new = NewModel {
             id: ModelId::from_uuid(Uuid::now_v7()),
             provider,
             vendor_model,
             name: spec.name,
-            context_window: or(
+            context_window: first_nonzero(
                 spec.context_window,
-                known.map_or(0, |known| known.context_window),
-                CONTEXT_WINDOW,
+                catalog_model.map_or(0, |model| model.context_window),
+                DEFAULT_CONTEXT_WINDOW,
             ),
-            max_output_tokens: or(
+            max_output_tokens: first_nonzero(
                 spec.max_output_tokens,
-                known.map_or(0, |known| known.max_output_tokens),
-                MAX_OUTPUT_TOKENS,
+                catalog_model.map_or(0, |model| model.max_output_tokens),
+                DEFAULT_MAX_OUTPUT_TOKENS,
             ),
             prices,
             prices_source,
-            tool_calling: spec.tool_calling.unwrap_or(known.is_none_or(|known| known.tool_calling)),
+            tool_calling: spec
+                .tool_calling
+                .unwrap_or(catalog_model.is_none_or(|model| model.tool_calling)),
             fallbacks,
             hedge_after_ms: spec.hedge_after.map_or(0, convert::to_hedge_after),
         };
@@ -147,12 +149,12 @@ impl ModelService for Api {
     ) -> Result<Response<v1::Model>, Status> {
         let (context, GetModelRequest { model }) = self.begin_request(request)?;
         let found = context.store().model_find(context.organization(), &model).await;
-        let model = found.map_err(|error| status::about(&model, error))?;
-        let mut shown = convert::model(&model);
-        if let Some(status) = &mut shown.status {
+        let model = found.map_err(|error| status::for_reference(&model, error))?;
+        let mut response = convert::model(&model);
+        if let Some(status) = &mut response.status {
             status.breaker = context.backend.providers.breaker(&model, context.deadline).await;
         }
-        Ok(Response::new(shown))
+        Ok(Response::new(response))
     }
 
     async fn list_models(
@@ -166,12 +168,12 @@ impl ModelService for Api {
             "" => None,
             provider => {
                 let found = context.store().model_provider_resolve(organization, provider).await;
-                Some(found.map_err(|error| status::about(provider, error))?)
+                Some(found.map_err(|error| status::for_reference(provider, error))?)
             }
         };
         let filter = ModelFilter { provider, name_prefix: filter.name_prefix };
         let found = context.store().model_list(organization, &filter, &page.query()).await;
-        let models = found.map_err(status::of_store)?;
+        let models = found.map_err(status::from_store)?;
         let (models, info) = page.cut(&models, convert::model, |model| model.cursor(page.key()));
         Ok(Response::new(ListModelsResponse { models, page: Some(info) }))
     }
@@ -195,7 +197,7 @@ impl ModelService for Api {
                 {
                     let reason =
                         Status::invalid_argument("fallbacks: a model cannot fall back to itself");
-                    resolver.refuse(reason, ModelId::from_uuid)?;
+                    resolver.reject(reason, ModelId::from_uuid)?;
                 }
                 Some(fallbacks)
             }
@@ -203,10 +205,12 @@ impl ModelService for Api {
         let changes = ModelChanges {
             name: request.name,
             vendor_model: request.vendor_model,
-            context_window: request.context_window.map(|tokens| or(tokens, 0, CONTEXT_WINDOW)),
+            context_window: request
+                .context_window
+                .map(|tokens| first_nonzero(tokens, 0, DEFAULT_CONTEXT_WINDOW)),
             max_output_tokens: request
                 .max_output_tokens
-                .map(|tokens| or(tokens, 0, MAX_OUTPUT_TOKENS)),
+                .map(|tokens| first_nonzero(tokens, 0, DEFAULT_MAX_OUTPUT_TOKENS)),
             prices: request.prices.map(convert::to_prices),
             tool_calling: request.tool_calling,
             fallbacks,
@@ -229,7 +233,7 @@ impl ModelService for Api {
         let mut resolver = ReferenceResolver::new(&write);
         let model = context.store().model_resolve(context.organization(), &request.model).await;
         let model = resolver.resolve(&request.model, model, ModelId::from_uuid)?;
-        let render = |model: &Model| events::deleted("model.deleted", model.id);
+        let render = |model: &Model| events::deletion_output("model.deleted", model.id);
         let deleted = context.store().model_delete(&write, model, render).await;
         context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteModelResponse {}).await
     }
@@ -238,11 +242,11 @@ impl ModelService for Api {
         request: Request<ListCatalogModelsRequest>,
     ) -> Result<Response<ListCatalogModelsResponse>, Status> {
         let (_entry, request) = self.begin_request(request)?;
-        let wanted = request.r#type();
-        let all = wanted == v1::ModelProviderType::Unspecified;
-        let models = catalog::all()
+        let requested = request.r#type();
+        let all = requested == v1::ModelProviderType::Unspecified;
+        let models = catalog::models()
             .iter()
-            .filter(|model| all || model.r#type() == wanted)
+            .filter(|model| all || model.r#type() == requested)
             .cloned()
             .collect();
         Ok(Response::new(ListCatalogModelsResponse { models }))

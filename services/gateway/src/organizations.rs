@@ -22,15 +22,15 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, CallerContext, no_wake},
+    api_keys::SETUP_CODE_LIFETIME,
     convert,
     identity::credential,
-    keys::CODE_LIFE,
     page::Column,
     status, validate,
 };
 
 /// How long an invitation can be accepted when the request doesn't say.
-const INVITATION_LIFE: Duration = Duration::from_secs(14 * 24 * 3600);
+const INVITATION_LIFETIME: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// The role in a request that was held against the contract, which requires one.
 fn role(role: v1::Role) -> Result<Role, Status> {
@@ -38,30 +38,33 @@ fn role(role: v1::Role) -> Result<Role, Status> {
 }
 
 /// Only the answer: organizations tell of themselves in no event, and the store drops this one.
-pub(crate) fn silent(response: &impl Message) -> WriteOutput {
+pub(crate) fn response_output(response: &impl Message) -> WriteOutput {
     let event = NewEvent { kind: String::new(), payload: Vec::new(), step: None };
     WriteOutput { event, response: response.encode_to_vec() }
 }
 
 /// The organization a request names, which has to be the one that the call works in: what is
 /// changed or closed is said twice.
-async fn named(context: &CallerContext, reference: &str) -> Result<(), Status> {
+async fn check_reference(context: &CallerContext, reference: &str) -> Result<(), Status> {
     let found = context.store().organization_find(context.user(), reference).await;
-    let found = found.map_err(|error| status::about(reference, error))?;
+    let found = found.map_err(|error| status::for_reference(reference, error))?;
     if found.id == context.organization() {
         return Ok(());
     }
-    Err(status::about(reference, Error::NotFound { what: "organization" }))
+    Err(status::for_reference(reference, Error::NotFound { what: "organization" }))
 }
 
 /// The organization that a request is to delete: the one that the call works in, or, from the
 /// operator's, any.
-async fn deleted(context: &CallerContext, reference: &str) -> Result<OrganizationId, Status> {
+async fn deletion_target(
+    context: &CallerContext,
+    reference: &str,
+) -> Result<OrganizationId, Status> {
     if context.organization() == OrganizationId::LOCAL {
         let found = context.store().organization_resolve(reference).await;
-        return found.map_err(|error| status::about(reference, error));
+        return found.map_err(|error| status::for_reference(reference, error));
     }
-    named(context, reference).await.map(|()| context.organization())
+    check_reference(context, reference).await.map(|()| context.organization())
 }
 
 #[tonic::async_trait]
@@ -75,7 +78,7 @@ impl OrganizationService for Api {
         let spec = request.spec.unwrap_or_default();
         let code = match context.caller().key {
             Some(_) => {
-                crate::keys::unlimited(&context)?;
+                crate::api_keys::ensure_unlimited_key(&context)?;
                 let (text, secret) = credential::mint(credential::CODE)?;
                 let code = NewSetupCode {
                     secret,
@@ -85,7 +88,7 @@ impl OrganizationService for Api {
                     user: context.user(),
                     made_by: context.caller().key,
                     key_expires_at: context.caller().until,
-                    expires_at: write.now + CODE_LIFE,
+                    expires_at: write.now + SETUP_CODE_LIFETIME,
                     limits: construct_store::Limits::default(),
                 };
                 Some((text, code))
@@ -106,18 +109,18 @@ impl OrganizationService for Api {
             }
         };
         // The code is not kept for a repeated request: it is stored nowhere.
-        let render = |organization: &Organization| silent(&answer(organization, None));
+        let render = |organization: &Organization| response_output(&answer(organization, None));
         let stored = code.as_ref().map(|(_, code)| code);
         // Each begins with quotas of its own. The operator gives them.
         let limit = (context.organization() != OrganizationId::LOCAL)
-            .then_some(self.organizations_of_one());
+            .then_some(self.max_organizations_per_user());
         let written = context.store().organization_create(&write, new, stored, limit, render).await;
         let given = code.map(|(code, stored)| v1::SetupCode {
             code,
             expires_at: Some(convert::time(stored.expires_at)),
         });
         context
-            .answer(written.map_err(status::of_store)?, no_wake, |made| answer(made, given))
+            .answer(written.map_err(status::from_store)?, no_wake, |made| answer(made, given))
             .await
     }
 
@@ -129,11 +132,11 @@ impl OrganizationService for Api {
         let own = context.organization().to_string();
         let reference = if request.organization.is_empty() { &own } else { &request.organization };
         let found = context.store().organization_find(context.user(), reference).await;
-        let found = found.map_err(|error| status::about(reference, error))?;
+        let found = found.map_err(|error| status::for_reference(reference, error))?;
         if context.caller().key.is_some() && found.id != context.organization() {
-            return Err(status::about(reference, Error::NotFound { what: "organization" }));
+            return Err(status::for_reference(reference, Error::NotFound { what: "organization" }));
         }
-        Ok(Response::new(show::organization(&seen(found, &context))))
+        Ok(Response::new(show::organization(&visible_organization(found, &context))))
     }
 
     async fn list_organizations(
@@ -146,7 +149,10 @@ impl OrganizationService for Api {
                 .store()
                 .organization_find(context.user(), &context.organization().to_string())
                 .await;
-            let own = show::organization(&seen(own.map_err(status::of_store)?, &context));
+            let own = show::organization(&visible_organization(
+                own.map_err(status::from_store)?,
+                &context,
+            ));
             let organizations = if page.after.is_some() { Vec::new() } else { vec![own] };
             return Ok(Response::new(ListOrganizationsResponse {
                 organizations,
@@ -157,7 +163,7 @@ impl OrganizationService for Api {
             .store()
             .organization_list(context.user(), &page.query())
             .await
-            .map_err(status::of_store)?;
+            .map_err(status::from_store)?;
         let (organizations, info) =
             page.cut(&found, show::organization, |found| found.cursor(page.key()));
         Ok(Response::new(ListOrganizationsResponse { organizations, page: Some(info) }))
@@ -168,7 +174,7 @@ impl OrganizationService for Api {
         request: Request<UpdateOrganizationRequest>,
     ) -> Result<Response<v1::Organization>, Status> {
         let (context, mut request) = self.begin_request(request)?;
-        named(&context, &request.organization).await?;
+        check_reference(&context, &request.organization).await?;
         let write = context.write("UpdateOrganization", &mut request);
         let changes = OrganizationChanges {
             name: request.name,
@@ -176,12 +182,13 @@ impl OrganizationService for Api {
             avatar_url: request.avatar_url,
         };
         let expected = (request.revision != 0).then_some(request.revision);
-        let render = |organization: &Organization| silent(&show::organization(organization));
+        let render =
+            |organization: &Organization| response_output(&show::organization(organization));
         let written = context
             .store()
             .organization_update(&write, context.user(), expected, changes, render)
             .await;
-        context.answer(written.map_err(status::of_store)?, no_wake, show::organization).await
+        context.answer(written.map_err(status::from_store)?, no_wake, show::organization).await
     }
 
     async fn delete_organization(
@@ -189,11 +196,11 @@ impl OrganizationService for Api {
         request: Request<DeleteOrganizationRequest>,
     ) -> Result<Response<DeleteOrganizationResponse>, Status> {
         let (context, mut request) = self.begin_request(request)?;
-        let target = deleted(&context, &request.organization).await?;
+        let target = deletion_target(&context, &request.organization).await?;
         let write = context.write("DeleteOrganization", &mut request);
-        let render = |_: &Organization| silent(&DeleteOrganizationResponse {});
+        let render = |_: &Organization| response_output(&DeleteOrganizationResponse {});
         let written = context.store().organization_delete(&write, target, render).await;
-        let written = written.map_err(|error| status::about(&target.to_string(), error))?;
+        let written = written.map_err(|error| status::for_reference(&target.to_string(), error))?;
         tracing::info!(organization = %target, by = context.name(), "an organization is deleted");
         context.answer(written, no_wake, |_| DeleteOrganizationResponse {}).await
     }
@@ -207,7 +214,7 @@ impl OrganizationService for Api {
             .store()
             .member_list(context.organization(), &page.query())
             .await
-            .map_err(status::of_store)?;
+            .map_err(status::from_store)?;
         let (members, info) = page.cut(&found, show::member, |member| member.cursor(page.key()));
         Ok(Response::new(ListMembersResponse { members, page: Some(info) }))
     }
@@ -220,14 +227,14 @@ impl OrganizationService for Api {
         let (user, role) = (validate::id(&request.user)?, role(request.role())?);
         let write = context.write("UpdateMember", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
-        let render = |member: &_| silent(&show::member(member));
+        let render = |member: &_| response_output(&show::member(member));
         let written = context
             .store()
             .member_update(&write, (user, role), context.caller().role, expected, render)
             .await;
         context
             .answer(
-                written.map_err(|error| status::about(&request.user, error))?,
+                written.map_err(|error| status::for_reference(&request.user, error))?,
                 no_wake,
                 show::member,
             )
@@ -241,10 +248,10 @@ impl OrganizationService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let user = validate::id(&request.user)?;
         let write = context.write("RemoveMember", &mut request);
-        let render = |_: &_| silent(&RemoveMemberResponse {});
+        let render = |_: &_| response_output(&RemoveMemberResponse {});
         let written =
             context.store().member_remove(&write, user, context.caller().role, render).await;
-        let written = written.map_err(|error| status::about(&request.user, error))?;
+        let written = written.map_err(|error| status::for_reference(&request.user, error))?;
         context.answer(written, no_wake, |_| RemoveMemberResponse {}).await
     }
 
@@ -254,8 +261,8 @@ impl OrganizationService for Api {
     ) -> Result<Response<v1::Invitation>, Status> {
         let (context, mut request) = self.begin_request(request)?;
         let role = role(request.role())?;
-        if !context.caller().may_give(role, &[]) {
-            return Err(status::of_store(Error::InsufficientRole));
+        if !context.caller().may_grant(role, &[]) {
+            return Err(status::from_store(Error::InsufficientRole));
         }
         let write = context.write("CreateInvitation", &mut request);
         let new = NewInvitation {
@@ -267,11 +274,11 @@ impl OrganizationService for Api {
                 + request
                     .expires_in
                     .and_then(|life| life.try_into().ok())
-                    .unwrap_or(INVITATION_LIFE),
+                    .unwrap_or(INVITATION_LIFETIME),
         };
-        let render = |invitation: &_| silent(&show::invitation(invitation));
+        let render = |invitation: &_| response_output(&show::invitation(invitation));
         let written = context.store().invitation_create(&write, new, render).await;
-        context.answer(written.map_err(status::of_store)?, no_wake, show::invitation).await
+        context.answer(written.map_err(status::from_store)?, no_wake, show::invitation).await
     }
 
     async fn list_invitations(
@@ -280,7 +287,7 @@ impl OrganizationService for Api {
     ) -> Result<Response<ListInvitationsResponse>, Status> {
         let (context, _, page) = self.begin_list_request(request, &[Column::CreatedAt])?;
         let found = context.store().invitation_list(context.organization(), &page.query()).await;
-        let found = found.map_err(status::of_store)?;
+        let found = found.map_err(status::from_store)?;
         let (invitations, info) =
             page.cut(&found, show::invitation, |found| found.cursor(page.key()));
         Ok(Response::new(ListInvitationsResponse { invitations, page: Some(info) }))
@@ -293,9 +300,9 @@ impl OrganizationService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.invitation)?;
         let write = context.write("RevokeInvitation", &mut request);
-        let render = |invitation: &_| silent(&show::invitation(invitation));
+        let render = |invitation: &_| response_output(&show::invitation(invitation));
         let written = context.store().invitation_revoke(&write, id, render).await;
-        let written = written.map_err(|error| status::about(&request.invitation, error))?;
+        let written = written.map_err(|error| status::for_reference(&request.invitation, error))?;
         context.answer(written, no_wake, show::invitation).await
     }
 
@@ -304,7 +311,7 @@ impl OrganizationService for Api {
         request: Request<WhoAmIRequest>,
     ) -> Result<Response<WhoAmIResponse>, Status> {
         let (context, WhoAmIRequest {}) = self.begin_request(request)?;
-        let user = context.store().user_get(context.user()).await.map_err(status::of_store)?;
+        let user = context.store().user_get(context.user()).await.map_err(status::from_store)?;
         let caller = context.caller();
         Ok(Response::new(WhoAmIResponse {
             user_id: user.id.to_string(),
@@ -319,7 +326,7 @@ impl OrganizationService for Api {
 }
 
 /// An organization as this caller sees it: a key may be less than the user it acts for.
-fn seen(organization: Organization, context: &CallerContext) -> Organization {
+fn visible_organization(organization: Organization, context: &CallerContext) -> Organization {
     let role =
         if context.caller().key.is_some() { context.caller().role } else { organization.role };
     Organization { role, ..organization }

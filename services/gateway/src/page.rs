@@ -22,7 +22,7 @@ const DEFAULT_SIZE: u32 = 50;
 /// clients accept by default, which is 4 MiB.
 const MAX_BYTES: usize = 2 * 1024 * 1024;
 /// Characters of a page token at most; ours stay far below.
-const MAX_TOKEN: usize = 1024;
+const MAX_TOKEN_CHARS: usize = 1024;
 
 /// What a list is ordered by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,13 +69,13 @@ pub(crate) struct Order {
 }
 
 /// A place in a list, as the store knows it.
-pub(crate) trait Place: Serialize + DeserializeOwned {
+pub(crate) trait PagePosition: Serialize + DeserializeOwned {
     /// Whether it is a place in a list with this order.
-    fn fits(&self, column: Column) -> bool;
+    fn matches_order(&self, column: Column) -> bool;
 }
 
-impl Place for Cursor {
-    fn fits(&self, column: Column) -> bool {
+impl PagePosition for Cursor {
+    fn matches_order(&self, column: Column) -> bool {
         match self.value {
             CursorValue::Time(_) => matches!(column, Column::CreatedAt | Column::UpdatedAt),
             CursorValue::Name(_) => column == Column::Name,
@@ -83,14 +83,14 @@ impl Place for Cursor {
     }
 }
 
-impl Place for MessageCursor {
-    fn fits(&self, column: Column) -> bool {
+impl PagePosition for MessageCursor {
+    fn matches_order(&self, column: Column) -> bool {
         column == Column::Position
     }
 }
 
-impl Place for UsageCursor {
-    fn fits(&self, column: Column) -> bool {
+impl PagePosition for UsageCursor {
+    fn matches_order(&self, column: Column) -> bool {
         column == Column::Day
     }
 }
@@ -112,10 +112,10 @@ struct Token {
     #[prost(bytes = "vec", tag = "1")]
     digest: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
-    place: Vec<u8>,
+    position: Vec<u8>,
 }
 
-impl<P: Place> Page<P> {
+impl<P: PagePosition> Page<P> {
     /// Reads a request for a page, which has been held against the contract. `columns` are what the
     /// list can be ordered by; the first is the default, and then the newest comes first (messages:
     /// the oldest).
@@ -155,46 +155,50 @@ impl<P: Place> Page<P> {
         &self,
         rows: &[T],
         show: impl Fn(&T) -> R,
-        place: impl FnOnce(&T) -> P,
+        position: impl FnOnce(&T) -> P,
     ) -> (Vec<R>, PageInfo) {
-        let (mut shown, mut bytes) = (Vec::new(), 0);
+        let (mut entities, mut bytes) = (Vec::new(), 0);
         for row in rows.iter().take(self.size as usize) {
             let entity = show(row);
             bytes += entity.encoded_len();
             // One is always shown, or the list would never go on.
-            if bytes > MAX_BYTES && !shown.is_empty() {
+            if bytes > MAX_BYTES && !entities.is_empty() {
                 break;
             }
-            shown.push(entity);
+            entities.push(entity);
         }
-        let last = shown.len().checked_sub(1).filter(|_| shown.len() < rows.len());
-        let next_page_token = last.map(|last| self.seal(&place(&rows[last]))).unwrap_or_default();
-        (shown, PageInfo { next_page_token })
+        let last = entities.len().checked_sub(1).filter(|_| entities.len() < rows.len());
+        let next_page_token =
+            last.map(|last| self.seal(&position(&rows[last]))).unwrap_or_default();
+        (entities, PageInfo { next_page_token })
     }
 
-    fn seal(&self, place: &P) -> String {
-        let place = serde_json::to_vec(place).expect("a time, a name or numbers are always JSON");
-        let digest = self.digest(&place);
-        BASE64_URL_SAFE_NO_PAD.encode(Token { digest, place }.encode_to_vec())
+    fn seal(&self, position: &P) -> String {
+        let position =
+            serde_json::to_vec(position).expect("a time, a name or numbers are always JSON");
+        let digest = self.digest(&position);
+        BASE64_URL_SAFE_NO_PAD.encode(Token { digest, position }.encode_to_vec())
     }
 
     fn open(&self, text: &str) -> Option<P> {
-        if text.len() > MAX_TOKEN {
+        if text.len() > MAX_TOKEN_CHARS {
             return None;
         }
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
         let token = Token::decode(bytes.as_slice()).ok()?;
-        if token.digest != self.digest(&token.place) {
+        if token.digest != self.digest(&token.position) {
             return None;
         }
-        serde_json::from_slice::<P>(&token.place).ok().filter(|place| place.fits(self.order.column))
+        serde_json::from_slice::<P>(&token.position)
+            .ok()
+            .filter(|position| position.matches_order(self.order.column))
     }
 
     /// Over the place and what it belongs to.
-    fn digest(&self, place: &[u8]) -> Vec<u8> {
+    fn digest(&self, position: &[u8]) -> Vec<u8> {
         let mut digest = Sha256::new();
         digest.update(self.scope);
-        digest.update(place);
+        digest.update(position);
         digest.finalize()[..16].to_vec()
     }
 }
@@ -241,17 +245,17 @@ impl Page<UsageCursor> {
 impl Order {
     fn read(text: &str, columns: &[Column], violations: &mut Violations) -> Self {
         let default = Self { column: columns[0], descending: columns[0] != Column::Position };
-        let mut words = text.split_ascii_whitespace();
-        let Some(name) = words.next() else { return default };
+        let mut parts = text.split_ascii_whitespace();
+        let Some(name) = parts.next() else { return default };
         let column = Column::ALL
             .into_iter()
             .find(|column| column.as_str() == name && columns.contains(column));
-        let descending = match words.next() {
+        let descending = match parts.next() {
             None | Some("asc") => Some(false),
             Some("desc") => Some(true),
             Some(_) => None,
         };
-        match (column, descending, words.next()) {
+        match (column, descending, parts.next()) {
             (Some(column), Some(descending), None) => Self { column, descending },
             _ => {
                 let names = columns
@@ -327,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_gives_back_the_row_it_was_made_from() {
+    fn token_returns_its_row() {
         for (order_by, value) in [
             ("", time(-5)),
             ("created_at asc", time(1_700_000_000_123_456)),
@@ -342,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_another_list_filter_or_order_is_refused() {
+    fn token_of_another_list_filter_or_order_is_refused() {
         let first = PageRequest::default();
         let next = PageRequest { page_token: token(&first, time(1)), ..first };
         let other = Filter { name_prefix: "a".into(), ..Filter::default() };
@@ -358,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_altered_anywhere_is_refused() {
+    fn altered_token_is_refused() {
         let first = PageRequest::default();
         let good = token(&first, time(1_700_000_000_000_000));
         for index in 0..good.len() {
@@ -381,7 +385,7 @@ mod tests {
     /// Tokens that somebody has tinkered with, put together from others, or made up: what is not
     /// refused is a token as it was given, for the list it was given for.
     #[test]
-    fn random_tokens_are_ours_or_refused() {
+    fn forged_tokens_are_refused() {
         let orders =
             prop::sample::select(&["", "created_at asc", "name", "name desc", "updated_at"][..]);
         let value = prop_oneof![
@@ -409,8 +413,9 @@ mod tests {
                 page_token: page_token.clone(),
                 ..PageRequest::default()
             };
-            let fits =
-                |column| Cursor { value: value.clone(), id: Uuid::from_u128(7) }.fits(column);
+            let matches_order = |column| {
+                Cursor { value: value.clone(), id: Uuid::from_u128(7) }.matches_order(column)
+            };
             match read(&used, "ListAgents", &Filter::default()) {
                 Ok(page) if page_token.is_empty() => prop_assert!(page.after.is_none()),
                 Ok(page) => {
@@ -423,7 +428,7 @@ mod tests {
                     let column =
                         Order::read(&used.order_by, &COLUMNS, &mut Violations::new()).column;
                     let is_good = page_token == good && made_for.order_by == used.order_by;
-                    prop_assert!(!(is_good && fits(column)), "a good token was refused");
+                    prop_assert!(!(is_good && matches_order(column)), "a good token was refused");
                 }
             }
             Ok(())
@@ -431,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_1_to_100_and_50_by_default() {
+    fn page_size_is_1_to_100_and_50_by_default() {
         for (page_size, expected) in [
             (0, Some(50)),
             (1, Some(1)),
@@ -450,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_a_known_column_and_a_direction() {
+    fn order_is_a_known_column_and_a_direction() {
         for (order_by, expected) in [
             ("", Some((Column::CreatedAt, true))),
             ("name", Some((Column::Name, false))),
@@ -475,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_page_has_no_token() {
+    fn last_page_has_no_token() {
         let page = read(
             &PageRequest { page_size: 2, ..PageRequest::default() },
             "ListAgents",
@@ -484,14 +489,14 @@ mod tests {
         let page = page.expect("the request is valid");
         for full in 0..=2 {
             let rows = vec![(); full];
-            let (shown, info) =
+            let (entities, info) =
                 page.cut(&rows, Clone::clone, |()| unreachable!("there is no next page"));
-            assert_eq!((shown.len(), info), (full, PageInfo::default()));
+            assert_eq!((entities.len(), info), (full, PageInfo::default()));
         }
     }
 
     #[test]
-    fn a_page_of_large_entities_ends_early_and_goes_on_where_it_ended() {
+    fn page_of_large_entities_ends_early_and_continues() {
         let rows: Vec<String> =
             [900, 900, 900, 5_000, 900, 1].map(|kib| "x".repeat(kib * 1024)).into();
         let by_name = PageRequest { order_by: "name".into(), ..PageRequest::default() };
@@ -506,14 +511,14 @@ mod tests {
                     "the token leads on from the last one shown"
                 );
             }
-            let place = |row: &String| Cursor {
+            let position = |row: &String| Cursor {
                 value: CursorValue::Name(row.len().to_string()),
                 id: Uuid::nil(),
             };
-            let (shown, info) = page.cut(&rows[begin..], Clone::clone, place);
-            assert_eq!(shown, rows[begin..begin + shown.len()]);
-            begin += shown.len();
-            sizes.push(shown.len());
+            let (entities, info) = page.cut(&rows[begin..], Clone::clone, position);
+            assert_eq!(entities, rows[begin..begin + entities.len()]);
+            begin += entities.len();
+            sizes.push(entities.len());
             if info.next_page_token.is_empty() {
                 break;
             }
@@ -523,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forged_place_of_another_order_is_refused() {
+    fn forged_position_of_another_order_is_refused() {
         let by_time = read(&PageRequest::default(), "ListAgents", &Filter::default())
             .expect("the request is valid");
         let page_token =

@@ -178,7 +178,7 @@ where
             }
         };
         let deadline = match kind {
-            Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
+            Kind::Grpc | Kind::GrpcWeb => Deadline::from_grpc_headers(request.headers()),
             // An unreadable timeout is refused by the protocol.
             Kind::Connect => {
                 Deadline::new(connect::timeout(request.headers()).unwrap_or_default(), TIMEOUT)
@@ -189,7 +189,7 @@ where
         let path = request.uri().path().to_owned();
         let shared = Arc::clone(&self.shared);
         if matches!(kind, Kind::Grpc) {
-            let answering = deadline.answer(self.inner.call(request));
+            let answering = deadline.enforce(self.inner.call(request));
             return async move {
                 Ok(shared.finish(kind, &path, account, stream, answering.await?).await)
             }
@@ -289,7 +289,7 @@ impl Shared {
                 // Inside the transcoder, so that an exceeded deadline is reported in its format as
                 // well.
                 let inner = service_fn(move |request: Request<Body>| {
-                    deadline.answer(inner.clone().oneshot(request))
+                    deadline.enforce(inner.clone().oneshot(request))
                 });
                 match GrpcWebLayer::new().layer(inner).oneshot(request).await {
                     Ok(response) => response,
@@ -324,7 +324,7 @@ impl Shared {
                     }
                     Err(refusal) => errors::problem(&refusal),
                 };
-                counted.ended(errors::code(&response));
+                counted.set_code(errors::code(&response));
                 if response.status() == StatusCode::UNAUTHORIZED
                     && let Some(challenge) = challenge
                 {

@@ -16,7 +16,7 @@ use crate::{events, status::chain};
 
 /// How long a write waits for the bus at most. Longer would make the API as slow as the slowest
 /// broker, for nothing.
-const PATIENCE: Duration = Duration::from_millis(250);
+const PUBLISH_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// A task that should be looked at.
 #[derive(Debug, Clone, Copy)]
@@ -33,12 +33,12 @@ pub(crate) struct Publisher {
     bus: Bus,
     /// Whether the last attempt failed, so that an outage is logged once and not with every
     /// request.
-    failing: AtomicBool,
+    is_failing: AtomicBool,
 }
 
 impl Publisher {
     pub(crate) fn new(bus: Bus) -> Self {
-        Self { bus, failing: AtomicBool::new(false) }
+        Self { bus, is_failing: AtomicBool::new(false) }
     }
 
     /// The mesh itself.
@@ -52,18 +52,20 @@ impl Publisher {
             return;
         }
         if !self.bus.is_connected() {
-            self.note(Err("the connection is down".to_owned()));
+            self.record_outcome(Err("the connection is down".to_owned()));
             return;
         }
         let (event, wake) = tokio::join!(self.event(event), self.wake(wake));
-        self.note(event.and(wake));
+        self.record_outcome(event.and(wake));
     }
 
     /// Tells the scanners of a scan, within a bounded time.
     pub(crate) async fn scan(&self, organization: OrganizationId, scan: ScanId) {
         let run = ScanRun { organization_id: organization.to_string(), scan_id: scan.to_string() };
         let address = subject::ScanRun { organization, scan };
-        self.note(done(self.bus.publish_within(&address, &run, PATIENCE).await));
+        self.record_outcome(to_text_error(
+            self.bus.publish_within(&address, &run, PUBLISH_TIMEOUT).await,
+        ));
     }
 
     /// Tells all gateways which version a document has now, and whose own it is, within a bounded
@@ -74,7 +76,7 @@ impl Publisher {
         changed: (Option<UserId>, &str, i64),
     ) {
         if !self.bus.is_connected() {
-            return self.note(Err("the connection is down".to_owned()));
+            return self.record_outcome(Err("the connection is down".to_owned()));
         }
         let (owner, name, version) = changed;
         let changed = StateChanged {
@@ -83,15 +85,18 @@ impl Publisher {
             name: name.to_owned(),
             version,
         };
-        let address = subject::StateNews { organization };
-        let told = tokio::time::timeout(PATIENCE, self.bus.tell_state(&address, &changed)).await;
-        self.note(told.map_err(|_| "it takes too long".to_owned()).and_then(done));
+        let address = subject::StateUpdate { organization };
+        let result =
+            tokio::time::timeout(PUBLISH_TIMEOUT, self.bus.publish_state(&address, &changed)).await;
+        self.record_outcome(
+            result.map_err(|_| "it takes too long".to_owned()).and_then(to_text_error),
+        );
     }
 
     async fn event(&self, stored: Option<&StoredEvent>) -> Result<(), String> {
         let Some(stored) = stored else { return Ok(()) };
         let event = events::read(stored).map_err(|error| chain(&error))?;
-        done(self.bus.publish_event_within(&event, PATIENCE).await)
+        to_text_error(self.bus.publish_event_within(&event, PUBLISH_TIMEOUT).await)
     }
 
     async fn wake(&self, wake: Option<Wake>) -> Result<(), String> {
@@ -101,12 +106,14 @@ impl Publisher {
             task_id: task.to_string(),
             reason: reason.to_owned(),
         };
-        done(self.bus.publish_within(&subject::TaskWake::new(task), &wake, PATIENCE).await)
+        to_text_error(
+            self.bus.publish_within(&subject::TaskWake::new(task), &wake, PUBLISH_TIMEOUT).await,
+        )
     }
 
-    fn note(&self, result: Result<(), String>) {
+    fn record_outcome(&self, result: Result<(), String>) {
         let failed = result.is_err();
-        if self.failing.swap(failed, Ordering::Relaxed) == failed {
+        if self.is_failing.swap(failed, Ordering::Relaxed) == failed {
             return;
         }
         match result {
@@ -121,6 +128,6 @@ impl Publisher {
     }
 }
 
-fn done<T>(result: Result<T, publish::Error>) -> Result<(), String> {
+fn to_text_error<T>(result: Result<T, publish::Error>) -> Result<(), String> {
     result.map(drop).map_err(|error| chain(&error))
 }

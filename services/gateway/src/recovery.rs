@@ -35,7 +35,9 @@ fn to_status(number: u64, error: &dead_letter::Error) -> Status {
     let cause =
         || std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     match error {
-        dead_letter::Error::NotFound => Status::not_found(format!("dead letter `{number}` not found")),
+        dead_letter::Error::NotFound => {
+            Status::not_found(format!("dead letter `{number}` not found"))
+        }
         dead_letter::Error::Command | dead_letter::Error::Subject | dead_letter::Error::Headers => {
             Status::failed_precondition(error.to_string())
         }
@@ -44,7 +46,9 @@ fn to_status(number: u64, error: &dead_letter::Error) -> Status {
         dead_letter::Error::Publish(source) if source.is_retryable() => {
             status::unavailable(format!("{error}{}", cause()))
         }
-        dead_letter::Error::Publish(_) => Status::failed_precondition(format!("{error}{}", cause())),
+        dead_letter::Error::Publish(_) => {
+            Status::failed_precondition(format!("{error}{}", cause()))
+        }
     }
 }
 

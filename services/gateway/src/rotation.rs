@@ -41,7 +41,7 @@ FILE is `-` for standard input, with what comes of it on standard output. What k
 (master.key, secrets.key, token.key) or from --kind. `list` and `retire` ask the database of the gateway's configuration.";
 
 /// The longest that a token for models is valid.
-const TOKEN_LIFE: SignedDuration = SignedDuration::from_hours(7 * 24);
+const TOKEN_LIFETIME: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 /// Keys beside the shared ones: none.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn named(name: &str) -> Option<Self> {
+    fn from_name(name: &str) -> Option<Self> {
         match name {
             "master" => Some(Self::Master),
             "secrets" => Some(Self::Secrets),
@@ -124,24 +124,26 @@ impl Command {
     /// # Errors
     /// How it is used, when they make no sense.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, &'static str> {
-        let (mut words, mut kind, mut name, mut at_once) = (Vec::new(), None, None, false);
+        let (mut positional, mut kind, mut name, mut at_once) = (Vec::new(), None, None, false);
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
             let mut value =
                 || arguments.next().and_then(|value| value.into_string().ok()).ok_or(USAGE);
             match argument.to_str() {
-                Some("--kind") => kind = Some(Kind::named(&value()?).ok_or(USAGE)?),
+                Some("--kind") => kind = Some(Kind::from_name(&value()?).ok_or(USAGE)?),
                 Some("--name") => name = Some(value()?),
                 Some("--at-once") => at_once = true,
                 Some(option) if option.starts_with("--") => return Err(USAGE),
-                _ => words.push(argument),
+                _ => positional.push(argument),
             }
         }
-        let mut words = words.into_iter();
-        let verb = words.next().and_then(|verb| verb.into_string().ok()).ok_or(USAGE)?;
-        let file = PathBuf::from(words.next().ok_or(USAGE)?);
-        let key = words.next().map(OsString::into_string).transpose().map_err(|_| USAGE)?;
-        if words.next().is_some() || at_once && verb != "retire" || name.is_some() && verb != "add"
+        let mut positional = positional.into_iter();
+        let verb = positional.next().and_then(|verb| verb.into_string().ok()).ok_or(USAGE)?;
+        let file = PathBuf::from(positional.next().ok_or(USAGE)?);
+        let key = positional.next().map(OsString::into_string).transpose().map_err(|_| USAGE)?;
+        if positional.next().is_some()
+            || at_once && verb != "retire"
+            || name.is_some() && verb != "add"
         {
             return Err(USAGE);
         }
@@ -154,7 +156,7 @@ impl Command {
         };
         let kind = kind.or_else(|| {
             let name = file.file_name()?.to_str()?;
-            Kind::named(name.strip_suffix(".key")?)
+            Kind::from_name(name.strip_suffix(".key")?)
         });
         Ok(Self { verb, file: (file != Path::new("-")).then_some(file), kind })
     }
@@ -179,25 +181,25 @@ pub async fn run(command: Command, context: &Context) -> anyhow::Result<()> {
         }
         _ => None,
     };
-    let said = perform(&command, store.as_ref(), clock::now()).await;
+    let output = perform(&command, store.as_ref(), clock::now()).await;
     if let Some(store) = store {
         store.close().await;
     }
-    let said = said?;
+    let output = output?;
     // What the file becomes is on standard output, where there is no file.
-    if let Some(text) = &said.text {
+    if let Some(text) = &output.text {
         std::io::stdout().write_all(text.as_bytes()).context("the keys cannot be written")?;
-        std::io::stderr().write_all(said.words.as_bytes())?;
+        std::io::stderr().write_all(output.message.as_bytes())?;
     } else {
-        std::io::stdout().write_all(said.words.as_bytes())?;
+        std::io::stdout().write_all(output.message.as_bytes())?;
     }
     Ok(())
 }
 
 /// What is told, and the text that there is no file for.
 #[derive(Debug)]
-pub(crate) struct Said {
-    pub(crate) words: String,
+pub(crate) struct CommandOutput {
+    pub(crate) message: String,
     text: Option<String>,
 }
 
@@ -205,7 +207,7 @@ pub(crate) async fn perform(
     command: &Command,
     store: Option<&Store>,
     now: Timestamp,
-) -> anyhow::Result<Said> {
+) -> anyhow::Result<CommandOutput> {
     let locked = command.file.as_deref().map(LockedFile::open).transpose()?;
     let (mut keys, changed) = match &locked {
         Some(locked) => (locked.read()?, Some(locked.modified_at()?)),
@@ -216,9 +218,12 @@ pub(crate) async fn perform(
         }
     };
     let holders = command.kind.map_or("the services that have it", Kind::holders);
-    let words = match &command.verb {
+    let message = match &command.verb {
         Verb::List => {
-            return Ok(Said { words: list(&keys, command.kind, store).await?, text: None });
+            return Ok(CommandOutput {
+                message: list(&keys, command.kind, store).await?,
+                text: None,
+            });
         }
         Verb::Add { name } => {
             let mut key = [0; 32];
@@ -241,10 +246,10 @@ pub(crate) async fn perform(
             // By hand, another one cannot have been made the first after the file was changed last.
             let until = keys.first_until(name).or(changed);
             keys.retire(name)?;
-            needed(command.kind, &keys, (until, *at_once), store, now).await?;
+            check_unneeded(command.kind, &keys, (until, *at_once), store, now).await?;
             if let Some(store) = store {
                 store
-                    .audit_append(&[entry(name, command.kind, now)])
+                    .audit_append(&[audit_entry(name, command.kind, now)])
                     .await
                     .context("the audit trail cannot be written")?;
             }
@@ -252,15 +257,15 @@ pub(crate) async fn perform(
         }
     };
     match &locked {
-        Some(locked) => locked.replace(&keys).map(|()| Said { words, text: None }),
-        None => Ok(Said { words, text: Some(keys.text()) }),
+        Some(locked) => locked.replace(&keys).map(|()| CommandOutput { message, text: None }),
+        None => Ok(CommandOutput { message, text: Some(keys.text()) }),
     }
 }
 
 /// Whether something needs a key that is not among these any more.
-async fn needed(
+async fn check_unneeded(
     kind: Option<Kind>,
-    left: &KeyFile,
+    remaining: &KeyFile,
     (until, at_once): (Option<Timestamp>, bool),
     store: Option<&Store>,
     now: Timestamp,
@@ -277,7 +282,7 @@ async fn needed(
                 "nothing says since when it is not the first, so tokens that it has signed may be valid; --at-once ends them now"
             );
         };
-        let ends = until + TOKEN_LIFE;
+        let ends = until + TOKEN_LIFETIME;
         ensure!(
             ends <= now,
             "tokens that it has signed may be valid until {ends:.0}; --at-once ends them now"
@@ -286,10 +291,10 @@ async fn needed(
     };
     let store = store
         .context("the database's address is needed, to see what the key still encrypts (CONSTRUCT_DATABASE_URL)")?;
-    let ids = left.ids();
+    let ids = remaining.ids();
     let sealed = store.sealed_rows(sealing).await.context("the database does not answer")?;
     let lost: Vec<String> =
-        sealed.iter().filter(|sealed| !ids.contains(&sealed.key.as_str())).map(told).collect();
+        sealed.iter().filter(|sealed| !ids.contains(&sealed.key.as_str())).map(describe).collect();
     ensure!(
         lost.is_empty(),
         "this could not be read any more: {}. The gateway encrypts again at its start what it has the key for, and so does slack",
@@ -304,7 +309,7 @@ async fn needed(
     Ok(())
 }
 
-fn told(sealed: &SealedRows) -> String {
+fn describe(sealed: &SealedRows) -> String {
     format!("{} of {} (`{}`)", sealed.count, sealed.table, sealed.key)
 }
 
@@ -317,7 +322,7 @@ async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyh
     };
     let mut lines = String::new();
     for (index, id) in keys.ids().iter().enumerate() {
-        let place = if index == 0 { "first" } else { "behind" };
+        let position = if index == 0 { "first" } else { "behind" };
         let mut facts = Vec::new();
         if let Some(sealed) = &sealed {
             let mine: Vec<String> =
@@ -331,10 +336,10 @@ async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyh
         if let Some(until) = keys.first_until(id) {
             facts.push(format!("was the first until {until:.0}"));
             if kind == Some(Kind::Token) {
-                facts.push(format!("tokens it has signed end by {:.0}", until + TOKEN_LIFE));
+                facts.push(format!("tokens it has signed end by {:.0}", until + TOKEN_LIFETIME));
             }
         }
-        lines.push_str(format!("{id:<32}  {place:<6}  {}", facts.join("; ")).trim_end());
+        lines.push_str(format!("{id:<32}  {position:<6}  {}", facts.join("; ")).trim_end());
         lines.push('\n');
     }
     for other in sealed.iter().flatten().filter(|sealed| !keys.ids().contains(&sealed.key.as_str()))
@@ -348,7 +353,7 @@ fn seals(sealed: &SealedRows) -> String {
     format!("{} of {}", sealed.count, sealed.table)
 }
 
-fn entry(name: &str, kind: Option<Kind>, now: Timestamp) -> AuditEntry {
+fn audit_entry(name: &str, kind: Option<Kind>, now: Timestamp) -> AuditEntry {
     AuditEntry {
         id: AuditEntryId::from_uuid(Uuid::now_v7()),
         organization: OrganizationId::LOCAL,
@@ -372,16 +377,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_key_of_tokens_stays_where_nothing_says_since_when_it_is_not_the_first() {
+    async fn token_key_without_known_demotion_is_kept() {
         let keys = KeyFile::parse(&format!("left:{}", "A".repeat(43) + "=")).expect("a key");
         let now = Timestamp::now();
-        let asked = async |until, at_once| {
-            needed(Some(Kind::Token), &keys, (until, at_once), None, now).await
+        let check = async |until, at_once| {
+            check_unneeded(Some(Kind::Token), &keys, (until, at_once), None, now).await
         };
-        let refusal = asked(None, false).await.expect_err("it may be needed").to_string();
+        let refusal = check(None, false).await.expect_err("it may be needed").to_string();
         assert!(refusal.contains("--at-once"), "{refusal}");
-        assert!(asked(Some(now - SignedDuration::from_hours(1)), false).await.is_err());
-        assert!(asked(Some(now - TOKEN_LIFE - SignedDuration::from_hours(1)), false).await.is_ok());
-        assert!(asked(None, true).await.is_ok());
+        assert!(check(Some(now - SignedDuration::from_hours(1)), false).await.is_err());
+        assert!(
+            check(Some(now - TOKEN_LIFETIME - SignedDuration::from_hours(1)), false).await.is_ok()
+        );
+        assert!(check(None, true).await.is_ok());
     }
 }

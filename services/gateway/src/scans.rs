@@ -41,7 +41,7 @@ use uuid::Uuid;
 use crate::{
     api::{Api, CallerContext, ReferenceResolver, no_wake},
     deadline,
-    organizations::silent,
+    organizations::response_output,
     page::Column,
     quotas::Wanted,
     status,
@@ -49,16 +49,16 @@ use crate::{
 };
 
 /// How long a scanner has to say what a connection reaches: it asks another host.
-const PATIENCE: Duration = Duration::from_secs(25);
+const REPOSITORIES_TIMEOUT: Duration = Duration::from_secs(25);
 /// What an exploration may cost when nobody says: two dollars.
-const BUDGET: i64 = 2_000_000_000_000;
+const DEFAULT_BUDGET_PICO_USD: i64 = 2_000_000_000_000;
 /// Model calls for each answer of an exploration when nobody says.
-const TURNS: u32 = 40;
+const DEFAULT_TURNS: u32 = 40;
 /// How long a scan may take when nobody says, in seconds.
-const TIMEOUT: i64 = 3600;
+const DEFAULT_TIMEOUT_SECONDS: i64 = 3600;
 /// How long the token of a scan holds after its deadline, so that the scanner can still end its
 /// task.
-const GRACE: SignedDuration = SignedDuration::from_mins(10);
+const TOKEN_GRACE_PERIOD: SignedDuration = SignedDuration::from_mins(10);
 
 fn digest(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
     let digest = keyring
@@ -70,17 +70,17 @@ fn digest(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
 
 /// Takes what opens the connection out of a request that is about to be identified by its hash,
 /// which is stored; see `secrets.rs`.
-fn take(keyring: &Keyring, credential: &mut Credential) -> Result<String, Status> {
+fn take_credential(keyring: &Keyring, credential: &mut Credential) -> Result<String, Status> {
     match credential {
         Credential::Token(token) => digest(keyring, token),
         Credential::App(app) => {
             let private_key = digest(keyring, &mut app.private_key)?;
-            let whole = v1::GitHubApp { private_key, ..app.clone() };
+            let full_app = v1::GitHubApp { private_key, ..app.clone() };
             // What the scanner reads back.
             Ok(serde_json::json!({
-                "app_id": whole.app_id,
-                "installation_id": whole.installation_id,
-                "private_key": whole.private_key,
+                "app_id": full_app.app_id,
+                "installation_id": full_app.installation_id,
+                "private_key": full_app.private_key,
             })
             .to_string())
         }
@@ -116,10 +116,10 @@ fn target(
                 )));
             }
             (Some(host), None) if host != public => {
-                let words = format!(
+                let message = format!(
                     "spec.connection: is required for {host}: one whose `base_url` leads there"
                 );
-                return Err(Status::invalid_argument(words));
+                return Err(Status::invalid_argument(message));
             }
             _ => {}
         }
@@ -145,7 +145,7 @@ fn target(
 
 impl CallerContext {
     /// Whether the caller may have a directory of the scanner's machine looked through.
-    fn folder(&self, is_local: bool) -> Result<(), Status> {
+    fn check_folder(&self, is_local: bool) -> Result<(), Status> {
         if self.organization() == OrganizationId::LOCAL && is_local {
             return Ok(());
         }
@@ -156,7 +156,7 @@ impl CallerContext {
 
     /// Whether the caller may say where a host of repositories is: the scanner reaches what others
     /// don't.
-    fn host(&self, base_url: &str) -> Result<(), Status> {
+    fn check_host(&self, base_url: &str) -> Result<(), Status> {
         if base_url.is_empty() || self.organization() == OrganizationId::LOCAL {
             return Ok(());
         }
@@ -192,13 +192,13 @@ impl ScanService for Api {
     ) -> Result<Response<v1::ScanConnection>, Status> {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::create_scan_connection(&request)?;
-        context.host(request.spec.as_ref().map_or("", |spec| &spec.base_url))?;
+        context.check_host(request.spec.as_ref().map_or("", |spec| &spec.base_url))?;
         let keyring = self.keyring();
         let credential = request.spec.as_mut().and_then(|spec| spec.credential.as_mut());
         let Some(credential) = credential else {
             return Err(Status::invalid_argument("spec.token: is required"));
         };
-        let (kind, value) = (show::credential(credential), take(keyring, credential)?);
+        let (kind, value) = (show::credential(credential), take_credential(keyring, credential)?);
         let write = context.write("CreateScanConnection", &mut request);
         let spec = request.spec.unwrap_or_default();
         let id = ScanConnectionId::from_uuid(Uuid::now_v7());
@@ -213,12 +213,12 @@ impl ScanService for Api {
             sealed: sealed
                 .map_err(|error| status::internal("a credential could not be encrypted", &error))?,
         };
-        let render = |made: &_| silent(&show::connection(made));
+        let render = |made: &_| response_output(&show::connection(made));
         let written = context
             .store()
             .scan_connection_create(&write, new, render)
             .await
-            .map_err(status::of_store)?;
+            .map_err(status::from_store)?;
         context.answer(written, no_wake, show::connection).await
     }
 
@@ -229,7 +229,7 @@ impl ScanService for Api {
         let (context, _, page) = self.begin_list_request(request, &Column::NAMED)?;
         let found =
             context.store().scan_connection_list(context.organization(), &page.query()).await;
-        let found = found.map_err(status::of_store)?;
+        let found = found.map_err(status::from_store)?;
         let (connections, info) =
             page.cut(&found, show::connection, |connection| connection.cursor(page.key()));
         Ok(Response::new(ListScanConnectionsResponse { connections, page: Some(info) }))
@@ -246,7 +246,7 @@ impl ScanService for Api {
             context.store().scan_connection_find(context.organization(), &request.connection).await;
         let found = found.map(|connection| connection.id);
         let id = resolver.resolve(&request.connection, found, ScanConnectionId::from_uuid)?;
-        let render = |_: &_| silent(&DeleteScanConnectionResponse {});
+        let render = |_: &_| response_output(&DeleteScanConnectionResponse {});
         let deleted = context.store().scan_connection_delete(&write, id, render).await;
         context
             .answer(resolver.finish(deleted)?, no_wake, |_| DeleteScanConnectionResponse {})
@@ -260,7 +260,8 @@ impl ScanService for Api {
         let (context, request) = self.begin_request(request)?;
         let found =
             context.store().scan_connection_find(context.organization(), &request.connection).await;
-        let connection = found.map_err(|error| status::about(&request.connection, error))?;
+        let connection =
+            found.map_err(|error| status::for_reference(&request.connection, error))?;
         self.scans_dir()?;
         let question = RepositoriesQuestion {
             organization_id: context.organization().to_string(),
@@ -268,14 +269,14 @@ impl ScanService for Api {
             owner: request.owner,
             page: request.page.max(1),
         };
-        let patience = context.deadline.left(PATIENCE);
-        let asked = context
+        let timeout = context.deadline.remaining(REPOSITORIES_TIMEOUT);
+        let reply = context
             .backend
             .publisher
             .bus()
-            .ask(&subject::ListRepositories, &question, patience)
+            .ask(&subject::ListRepositories, &question, timeout)
             .await;
-        let answer = asked.map_err(|error| match error {
+        let answer = reply.map_err(|error| match error {
             request::Error::NoResponders => status::unavailable("the scanner is not there"),
             request::Error::Timeout if context.deadline.is_over() => deadline::exceeded(),
             request::Error::Timeout => {
@@ -297,7 +298,7 @@ impl ScanService for Api {
             .store()
             .scan_latest(context.organization(), &names)
             .await
-            .map_err(status::of_store)?;
+            .map_err(status::from_store)?;
         for repository in &mut repositories {
             let name = known(&repository.name);
             let scan = last.iter().find(|(repository, _)| *repository == name);
@@ -317,7 +318,7 @@ impl ScanService for Api {
         // A request that is repeated gets its answer, whatever has become meanwhile of what it
         // names, or of what was made for it.
         if let Some(response) =
-            context.store().idempotent_response(&write).await.map_err(status::of_store)?
+            context.store().idempotent_response(&write).await.map_err(status::from_store)?
         {
             return context.answer(WriteOutcome::Repeated { response }, no_wake, show::scan).await;
         }
@@ -325,14 +326,14 @@ impl ScanService for Api {
         let source =
             spec.source.ok_or_else(|| Status::invalid_argument("spec.github: is required"))?;
         if matches!(source, Source::Folder(_)) {
-            context.folder(self.is_local())?;
+            context.check_folder(self.is_local())?;
         }
         let connection = match spec.connection.as_str() {
             "" => None,
             name => {
                 let found =
                     context.store().scan_connection_find(context.organization(), name).await;
-                Some(found.map_err(|error| status::about(name, error))?)
+                Some(found.map_err(|error| status::for_reference(name, error))?)
             }
         };
         let Target { kind, location, repository } = target(&source, connection.as_ref())?;
@@ -345,15 +346,26 @@ impl ScanService for Api {
         let limits = ScanLimits {
             max_bytes: limits.max_bytes,
             max_files: limits.max_files,
-            max_turns: i32::try_from(if limits.max_turns == 0 { TURNS } else { limits.max_turns })
-                .unwrap_or(i32::MAX),
-            timeout_seconds: limits.timeout.map_or(TIMEOUT, |timeout| timeout.seconds),
+            max_turns: i32::try_from(if limits.max_turns == 0 {
+                DEFAULT_TURNS
+            } else {
+                limits.max_turns
+            })
+            .unwrap_or(i32::MAX),
+            timeout_seconds: limits
+                .timeout
+                .map_or(DEFAULT_TIMEOUT_SECONDS, |timeout| timeout.seconds),
         };
-        let budget_pico_usd = if spec.budget_pico_usd == 0 { BUDGET } else { spec.budget_pico_usd };
+        let budget_pico_usd =
+            if spec.budget_pico_usd == 0 { DEFAULT_BUDGET_PICO_USD } else { spec.budget_pico_usd };
         // Before anything is made for it, which a refusal would leave behind.
-        context.store().scan_check_limit(context.organization()).await.map_err(status::of_store)?;
+        context
+            .store()
+            .scan_check_limit(context.organization())
+            .await
+            .map_err(status::from_store)?;
         let sent = if let Source::Upload(upload) = &source { upload.archive.len() } else { 0 };
-        self.allow(&context, Some(&write), Wanted::scan(sent)).await?;
+        self.check_quotas(&context, Some(&write), Wanted::scan(sent)).await?;
         let archive = match source {
             Source::Upload(upload) => Some(self.store_archive(&context, &upload.archive).await?),
             _ => None,
@@ -373,7 +385,7 @@ impl ScanService for Api {
                 organization: context.organization().to_string(),
                 task: task.clone(),
                 user: context.user().to_string(),
-                expires_at: deadline + GRACE,
+                expires_at: deadline + TOKEN_GRACE_PERIOD,
             };
             let token = self.keyring().seal(&id.to_string(), token.sign(keys).expose().as_bytes());
             let new = NewScan {
@@ -393,7 +405,7 @@ impl ScanService for Api {
                     .map_err(|error| status::internal("a token could not be encrypted", &error))?,
                 deadline,
             };
-            let render = |scan: &_| silent(&show::scan(scan));
+            let render = |scan: &_| response_output(&show::scan(scan));
             match context.store().scan_create(&write, new, render).await {
                 Ok(written) => {
                     // Another request with the same key has made the scan meanwhile, with a task
@@ -410,7 +422,7 @@ impl ScanService for Api {
                     if !matches!(error, Error::Unavailable(_) | Error::Internal(_)) {
                         explore::undo(&context, &write, &prepared).await;
                     }
-                    Err(status::of_store(error))
+                    Err(status::from_store(error))
                 }
             }
         };
@@ -429,7 +441,7 @@ impl ScanService for Api {
             }
         }
         let written = written?;
-        ring(&context, &written).await;
+        notify_scanners(&context, &written).await;
         context.answer(written, no_wake, show::scan).await
     }
 
@@ -442,7 +454,7 @@ impl ScanService for Api {
         let found = context.store().scan_get(context.organization(), id).await;
         found
             .map(|scan| Response::new(show::scan(&scan)))
-            .map_err(|error| status::about(&request.scan, error))
+            .map_err(|error| status::for_reference(&request.scan, error))
     }
 
     async fn list_scans(
@@ -452,7 +464,7 @@ impl ScanService for Api {
         let (context, request, page) = self.begin_list_request(request, &Column::TIMES)?;
         let filter = ScanFilter { repository: request.filter.unwrap_or_default().repository };
         let found = context.store().scan_list(context.organization(), &filter, &page.query()).await;
-        let found = found.map_err(status::of_store)?;
+        let found = found.map_err(status::from_store)?;
         let (scans, info) = page.cut(&found, show::scan, |scan| scan.cursor(page.key()));
         Ok(Response::new(ListScansResponse { scans, page: Some(info) }))
     }
@@ -464,10 +476,10 @@ impl ScanService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.scan)?;
         let write = context.write("CancelScan", &mut request);
-        let render = |scan: &_| silent(&show::scan(scan));
+        let render = |scan: &_| response_output(&show::scan(scan));
         let written = context.store().scan_cancel(&write, id, &request.reason, render).await;
-        let written = written.map_err(|error| status::about(&request.scan, error))?;
-        ring(&context, &written).await;
+        let written = written.map_err(|error| status::for_reference(&request.scan, error))?;
+        notify_scanners(&context, &written).await;
         context.answer(written, no_wake, show::scan).await
     }
 
@@ -486,7 +498,7 @@ impl ScanService for Api {
         let id = validate::id(&request.scan)?;
         let state = show::to_candidate_state(request.state());
         let found = context.store().candidate_list(context.organization(), id, state).await;
-        let found = found.map_err(|error| status::about(&request.scan, error))?;
+        let found = found.map_err(|error| status::for_reference(&request.scan, error))?;
         Ok(Response::new(ListCandidatesResponse {
             candidates: found.iter().map(show::candidate).collect(),
         }))
@@ -514,14 +526,14 @@ impl ScanService for Api {
             (Some(new), Some(found)) => {
                 // The parts that stay are those that were read here.
                 expected.get_or_insert(found.revision);
-                Some(edited(found, &new, &request.fields)?)
+                Some(apply_review(found, &new, &request.fields)?)
             }
             _ => None,
         };
         let state =
             v1::CandidateState::try_from(request.state).ok().and_then(show::to_candidate_state);
         let review = Review { state, content, by: context.name() };
-        let render = |candidate: &_| silent(&show::candidate(candidate));
+        let render = |candidate: &_| response_output(&show::candidate(candidate));
         let reviewed = context.store().candidate_review(&write, id, expected, review, render).await;
         context.answer(resolver.finish(reviewed)?, no_wake, show::candidate).await
     }
@@ -538,14 +550,14 @@ impl ScanService for Api {
             .map(|candidate| validate::id(candidate))
             .collect::<Result<Vec<CandidateId>, _>>()?;
         let write = context.write("CreateTools", &mut request);
-        let render = |handed: &HandOverResult| silent(&tools(handed));
+        let render = |handed: &HandOverResult| response_output(&create_tools_response(handed));
         let name = context.name();
         let written = context.store().candidates_hand_over(&write, id, &named, &name, render).await;
-        let written = written.map_err(|error| status::about(&request.scan, error))?;
+        let written = written.map_err(|error| status::for_reference(&request.scan, error))?;
         if let WriteOutcome::Applied { entity, .. } = &written {
-            tell(&context, entity).await;
+            publish_hand_over(&context, entity).await;
         }
-        context.answer(written, no_wake, tools).await
+        context.answer(written, no_wake, create_tools_response).await
     }
 
     async fn compare_scans(
@@ -561,7 +573,7 @@ impl ScanService for Api {
 }
 
 /// Tells the scanners. When nobody hears it, they find the scan by its row.
-async fn ring(context: &CallerContext, written: &WriteOutcome<Scan>) {
+async fn notify_scanners(context: &CallerContext, written: &WriteOutcome<Scan>) {
     if let WriteOutcome::Applied { entity, .. } = written
         && entity.next_wake.is_some()
     {
@@ -569,7 +581,7 @@ async fn ring(context: &CallerContext, written: &WriteOutcome<Scan>) {
     }
 }
 
-fn tools(handed: &HandOverResult) -> CreateToolsResponse {
+fn create_tools_response(handed: &HandOverResult) -> CreateToolsResponse {
     CreateToolsResponse {
         hand_over_id: handed.id.map(|id| id.to_string()).unwrap_or_default(),
         candidates: handed.candidates.iter().map(show::candidate).collect(),
@@ -578,7 +590,7 @@ fn tools(handed: &HandOverResult) -> CreateToolsResponse {
 
 /// Tells the mesh of a hand-over. What it does not hear now it hears from the scanner, under the
 /// same id.
-async fn tell(context: &CallerContext, handed: &HandOverResult) {
+async fn publish_hand_over(context: &CallerContext, handed: &HandOverResult) {
     let Some(id) = handed.id else { return };
     let message = ToolCreate {
         organization_id: context.organization().to_string(),
@@ -589,13 +601,13 @@ async fn tell(context: &CallerContext, handed: &HandOverResult) {
         candidates: handed.candidates.iter().map(show::candidate).collect(),
     };
     let address = subject::ToolCreate { organization: context.organization() };
-    let told = context
+    let result = context
         .backend
         .publisher
         .bus()
         .publish_within(&address, &message, Duration::from_secs(1))
         .await;
-    let noted = match told {
+    let noted = match result {
         Ok(_) => context
             .store()
             .hand_over_mark_published(id, clock::now())
@@ -609,7 +621,7 @@ async fn tell(context: &CallerContext, handed: &HandOverResult) {
 }
 
 /// A candidate with some parts replaced: its name, its score, and all of it.
-fn edited(
+fn apply_review(
     found: &Candidate,
     new: &v1::CandidateContent,
     fields: &[String],
@@ -620,29 +632,29 @@ fn edited(
     for field in fields {
         content[field.as_str()] = new[field.as_str()].clone();
     }
-    let whole = show::content(&content)
+    let full_content = show::content(&content)
         .ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
-    let score = i32::try_from(whole.score).unwrap_or(100);
+    let score = i32::try_from(full_content.score).unwrap_or(100);
     // As every reader will see it.
-    let content = show::to_content(&whole)
+    let content = show::to_content(&full_content)
         .ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
-    Ok((whole.name, score, content))
+    Ok((full_content.name, score, content))
 }
 
 /// A write that is a part of another one: it is done once for each time that is done.
-fn part(write: &Write, what: &str) -> Write {
-    let idempotency = write.idempotency.as_ref().map(|whole| {
+fn partial_write(write: &Write, what: &str) -> Write {
+    let idempotency = write.idempotency.as_ref().map(|parent| {
         // A key of the client's may be as long as a key can be.
-        let digest = <sha2::Sha256 as sha2::Digest>::digest(whole.key.as_bytes());
+        let digest = <sha2::Sha256 as sha2::Digest>::digest(parent.key.as_bytes());
         let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        construct_store::Idempotency { key: format!("scan/{what}/{digest}"), ..whole.clone() }
+        construct_store::Idempotency { key: format!("scan/{what}/{digest}"), ..parent.clone() }
     });
     // What is written down is the whole, with what it is about: the scan.
     Write { idempotency, audit: None, ..write.clone() }
 }
 
 /// What a part of a write has made, whether now or by an earlier request.
-fn made<T, M: prost::Message + Default>(
+fn written_entity<T, M: prost::Message + Default>(
     written: WriteOutcome<T>,
     show: impl FnOnce(&T) -> M,
 ) -> Result<M, Status> {
@@ -655,14 +667,14 @@ fn made<T, M: prost::Message + Default>(
 
 /// The same words for one that does not exist and for one of others.
 fn no_scan(reference: &str) -> Status {
-    status::about(reference, Error::NotFound { what: "scan" })
+    status::for_reference(reference, Error::NotFound { what: "scan" })
 }
 
 /// The scan that a request names.
-async fn find(context: &CallerContext, reference: &str, id: ScanId) -> Result<Scan, Status> {
+async fn find_scan(context: &CallerContext, reference: &str, id: ScanId) -> Result<Scan, Status> {
     context.store().scan_get(context.organization(), id).await.map_err(|error| match error {
         Error::NotFound { .. } => no_scan(reference),
-        error => status::of_store(error),
+        error => status::from_store(error),
     })
 }
 
@@ -671,7 +683,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_write_has_a_key_of_its_own_that_is_short() {
+    fn partial_write_has_a_short_key_of_its_own() {
         let key = "k".repeat(128);
         let idempotency =
             construct_store::Idempotency { key, method: "CreateScan", request_hash: [7; 32] };
@@ -679,14 +691,14 @@ mod tests {
             idempotency: Some(idempotency),
             ..Write::new(OrganizationId::LOCAL, clock::now())
         };
-        let keys =
-            ["task", "budget"].map(|what| part(&write, what).idempotency.expect("it has one").key);
+        let keys = ["task", "budget"]
+            .map(|what| partial_write(&write, what).idempotency.expect("it has one").key);
         assert!(keys[0] != keys[1] && keys.iter().all(|key| key.len() < 64), "{keys:?}");
-        assert!(part(&Write { idempotency: None, ..write }, "task").idempotency.is_none());
+        assert!(partial_write(&Write { idempotency: None, ..write }, "task").idempotency.is_none());
     }
 
     #[test]
-    fn a_repository_is_the_same_however_it_is_named() {
+    fn repository_names_are_normalized() {
         let of = |location: &str| {
             target(&Source::Github(location.to_owned()), None)
                 .map(|target| target.repository)

@@ -25,7 +25,7 @@ use crate::{
 fn render(kind: &'static str) -> impl FnOnce(&Schedule) -> WriteOutput + Send {
     move |schedule| {
         let schedule = convert::schedule(schedule);
-        events::rendered(kind, Payload::Schedule(schedule.clone()), &schedule)
+        events::write_output(kind, Payload::Schedule(schedule.clone()), &schedule)
     }
 }
 
@@ -38,7 +38,7 @@ impl ScheduleService for Api {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         let now = clock::now();
         let checked = requests::create_schedule(&request, now)?;
-        context.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
+        context.check_workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = context.write("CreateSchedule", &mut request);
         let spec = request.spec.unwrap_or_default();
         let mut resolver = ReferenceResolver::new(&write);
@@ -66,7 +66,7 @@ impl ScheduleService for Api {
             name: spec.name.clone(),
             target,
             interrupts: priority == MessagePriority::Interrupt,
-            missed: convert::to_missed(missed).unwrap_or_default(),
+            missed: convert::to_missed_run_policy(missed).unwrap_or_default(),
             content,
             title: spec.title,
             workspace: spec.workspace,
@@ -84,7 +84,7 @@ impl ScheduleService for Api {
     ) -> Result<Response<v1::Schedule>, Status> {
         let (context, request) = self.begin_request(request)?;
         let found = context.store().schedule_find(context.organization(), &request.schedule).await;
-        let schedule = found.map_err(|error| status::about(&request.schedule, error))?;
+        let schedule = found.map_err(|error| status::for_reference(&request.schedule, error))?;
         Ok(Response::new(convert::schedule(&schedule)))
     }
 
@@ -98,7 +98,7 @@ impl ScheduleService for Api {
             ScheduleFilter { task: optional_id(&filter.task)?, name_prefix: filter.name_prefix };
         let found =
             context.store().schedule_list(context.organization(), &filter, &page.query()).await;
-        let schedules = found.map_err(status::of_store)?;
+        let schedules = found.map_err(status::from_store)?;
         let (schedules, info) =
             page.cut(&schedules, convert::schedule, |schedule| schedule.cursor(page.key()));
         Ok(Response::new(ListSchedulesResponse { schedules, page: Some(info) }))
@@ -125,7 +125,7 @@ impl ScheduleService for Api {
                             timing = Some((read, Some(next)));
                             id
                         }
-                        Err(reason) => resolver.refuse(reason, ScheduleId::from_uuid)?,
+                        Err(reason) => resolver.reject(reason, ScheduleId::from_uuid)?,
                     }
                 } else {
                     id
@@ -133,7 +133,7 @@ impl ScheduleService for Api {
             }
             Err(error) => resolver.resolve(&reference, Err(error), ScheduleId::from_uuid)?,
         };
-        let missed = convert::to_missed(request.missed_runs());
+        let missed = convert::to_missed_run_policy(request.missed_runs());
         let (id, content) = if request.blocks.is_empty() {
             (id, None)
         } else {
@@ -163,7 +163,7 @@ impl ScheduleService for Api {
             found.map(|schedule| schedule.id),
             ScheduleId::from_uuid,
         )?;
-        let render = |schedule: &Schedule| events::deleted("schedule.deleted", schedule.id);
+        let render = |schedule: &Schedule| events::deletion_output("schedule.deleted", schedule.id);
         let deleted = context.store().schedule_delete(&write, id, render).await;
         context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteScheduleResponse {}).await
     }
@@ -220,12 +220,12 @@ impl ScheduleService for Api {
     ) -> Result<Response<ListScheduleRunsResponse>, Status> {
         let (context, request) = self.begin_request(request)?;
         let found = context.store().schedule_find(context.organization(), &request.schedule).await;
-        let schedule = found.map_err(|error| status::about(&request.schedule, error))?;
+        let schedule = found.map_err(|error| status::for_reference(&request.schedule, error))?;
         let runs = context
             .store()
             .schedule_runs(context.organization(), schedule.id)
             .await
-            .map_err(status::of_store)?;
+            .map_err(status::from_store)?;
         Ok(Response::new(ListScheduleRunsResponse {
             runs: runs.iter().map(convert::schedule_run).collect(),
         }))

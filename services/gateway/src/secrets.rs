@@ -24,7 +24,7 @@ use crate::{
 fn render(kind: &'static str) -> impl FnOnce(&Secret) -> WriteOutput + Send {
     move |secret| {
         let secret = convert::secret(secret);
-        events::rendered(kind, Payload::Secret(secret.clone()), &secret)
+        events::write_output(kind, Payload::Secret(secret.clone()), &secret)
     }
 }
 
@@ -37,19 +37,19 @@ fn bindings(bindings: SecretBindings) -> Bindings {
     Bindings { hosts, commands }
 }
 
-fn unsealable(error: &SealError) -> Status {
+fn seal_failed(error: &SealError) -> Status {
     status::internal("a secret could not be encrypted", error)
 }
 
 fn seal(keyring: &Keyring, id: SecretId, value: &str) -> Result<SealedSecret, Status> {
-    keyring.seal(&id.to_string(), value.as_bytes()).map_err(|error| unsealable(&error))
+    keyring.seal(&id.to_string(), value.as_bytes()).map_err(|error| seal_failed(&error))
 }
 
 /// Takes the value out of a request that is about to be identified by its hash, which is stored: of
 /// a value that can be guessed, a plain hash is as good as the value. What is left in its place
 /// tells two values apart only to who has the key.
-fn take(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
-    let digest = keyring.digest(value.as_bytes()).map_err(|error| unsealable(&error))?;
+fn take_value(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
+    let digest = keyring.digest(value.as_bytes()).map_err(|error| seal_failed(&error))?;
     let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(std::mem::replace(value, digest))
 }
@@ -66,7 +66,7 @@ impl SecretService for Api {
         let value = request
             .spec
             .as_mut()
-            .map(|spec| take(keyring, &mut spec.value))
+            .map(|spec| take_value(keyring, &mut spec.value))
             .transpose()?
             .unwrap_or_default();
         let write = context.write("CreateSecret", &mut request);
@@ -80,7 +80,7 @@ impl SecretService for Api {
             value: seal(keyring, id, &value)?,
         };
         let written = context.store().secret_create(&write, new, render("secret.created")).await;
-        context.answer(written.map_err(status::of_store)?, no_wake, convert::secret).await
+        context.answer(written.map_err(status::from_store)?, no_wake, convert::secret).await
     }
 
     async fn get_secret(
@@ -89,7 +89,7 @@ impl SecretService for Api {
     ) -> Result<Response<v1::Secret>, Status> {
         let (context, request) = self.begin_request(request)?;
         let found = context.store().secret_find(context.organization(), &request.secret).await;
-        let secret = found.map_err(|error| status::about(&request.secret, error))?;
+        let secret = found.map_err(|error| status::for_reference(&request.secret, error))?;
         Ok(Response::new(convert::secret(&secret)))
     }
 
@@ -101,7 +101,7 @@ impl SecretService for Api {
         let prefix = request.filter.unwrap_or_default().name_prefix;
         let found =
             context.store().secret_list(context.organization(), &prefix, &page.query()).await;
-        let secrets = found.map_err(status::of_store)?;
+        let secrets = found.map_err(status::from_store)?;
         let (secrets, info) =
             page.cut(&secrets, convert::secret, |secret| secret.cursor(page.key()));
         Ok(Response::new(ListSecretsResponse { secrets, page: Some(info) }))
@@ -114,29 +114,30 @@ impl SecretService for Api {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::update_secret(&request)?;
         let value = match &mut request.value {
-            Some(value) => Some(take(self.secrets_keyring()?, value)?),
+            Some(value) => Some(take_value(self.secrets_keyring()?, value)?),
             None => None,
         };
         let write = context.write("UpdateSecret", &mut request);
         let mut resolver = ReferenceResolver::new(&write);
         let mut expected = (request.revision != 0).then_some(request.revision);
-        let wanted = request.bindings.map(bindings);
+        let bindings_change = request.bindings.map(bindings);
         let found = context.store().secret_find(context.organization(), &request.secret).await;
         let id = match found {
             Ok(secret) => {
                 let id = resolver.resolve(&request.secret, Ok(secret.id), SecretId::from_uuid)?;
-                let mut checked = requests::secret_fits(wanted.as_ref(), value.is_some(), &secret);
-                if wanted.is_some() && value.is_none() {
+                let mut checked =
+                    requests::secret_fits(bindings_change.as_ref(), value.is_some(), &secret);
+                if bindings_change.is_some() && value.is_none() {
                     // Whether the bindings are within the present ones was decided for the secret
                     // as it was read.
                     let revision = *expected.get_or_insert(secret.revision);
                     if revision != secret.revision {
-                        checked = Err(status::of_store(Error::Conflict));
+                        checked = Err(status::from_store(Error::Conflict));
                     }
                 }
                 match checked {
                     Ok(()) => id,
-                    Err(reason) => resolver.refuse(reason, SecretId::from_uuid)?,
+                    Err(reason) => resolver.reject(reason, SecretId::from_uuid)?,
                 }
             }
             Err(error) => resolver.resolve(&request.secret, Err(error), SecretId::from_uuid)?,
@@ -144,7 +145,7 @@ impl SecretService for Api {
         let changes = SecretChanges {
             name: request.name,
             description: request.description,
-            bindings: wanted,
+            bindings: bindings_change,
             value: value.map(|value| seal(self.secrets_keyring()?, id, &value)).transpose()?,
         };
         let updated = context
@@ -163,7 +164,7 @@ impl SecretService for Api {
         let mut resolver = ReferenceResolver::new(&write);
         let secret = context.store().secret_resolve(context.organization(), &request.secret).await;
         let secret = resolver.resolve(&request.secret, secret, SecretId::from_uuid)?;
-        let render = |secret: &Secret| events::deleted("secret.deleted", secret.id);
+        let render = |secret: &Secret| events::deletion_output("secret.deleted", secret.id);
         let deleted = context.store().secret_delete(&write, secret, render).await;
         context.answer(resolver.finish(deleted)?, no_wake, |_| DeleteSecretResponse {}).await
     }

@@ -31,10 +31,10 @@ const CALLS_PER_CONNECTION: usize = 256;
 const STREAMS_PER_CONNECTION: u32 = 1024;
 /// How often a silent HTTP/2 connection is asked whether it is alive, and how long it may take to
 /// answer: a client that is gone holds its subscriptions no longer than both together.
-const KEEPALIVE: Duration = Duration::from_secs(20);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 /// How long the headers of an HTTP/1.1 request may take, and how long such a connection may be
 /// idle.
-const HEADERS: Duration = Duration::from_secs(30);
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes that an HTTP/1.1 connection buffers of what it reads, and likewise of what it writes.
 /// Headers, with the request's line, have to fit.
 const HTTP1_BUFFER: usize = 64 * 1024;
@@ -77,7 +77,7 @@ where
             };
             match next {
                 Some(Ok((io, connection))) => {
-                    running.spawn(drive(
+                    running.spawn(serve_connection(
                         builder.clone(),
                         service.clone(),
                         io,
@@ -100,14 +100,14 @@ fn builder() -> Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS)
+        .header_read_timeout(HEADERS_TIMEOUT)
         .max_buf_size(HTTP1_BUFFER);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
-        .keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE)
+        .keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_INTERVAL)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(SEND_BUFFER)
@@ -116,7 +116,7 @@ fn builder() -> Builder<TokioExecutor> {
 }
 
 /// Serves one connection until it ends, or has to be closed.
-async fn drive<S, IO>(
+async fn serve_connection<S, IO>(
     builder: Builder<TokioExecutor>,
     service: S,
     io: IO,

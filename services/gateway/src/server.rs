@@ -45,7 +45,7 @@ pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
 const MAX_PUBLIC_REQUEST: usize = 8 * 1024;
 /// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no
 /// such question, depends on it; so does the operator protocol.
-pub(crate) const SILENCE: Duration = Duration::from_secs(60);
+pub(crate) const TCP_KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 
 macro_rules! limited {
     ($server:ident, $api:expr) => {
@@ -69,7 +69,7 @@ pub(crate) async fn spawn(
     let address = listener.local_addr()?;
     let protocols = ProtocolLayer::new(api.clone(), address.ip().is_loopback(), config)?;
     let (reporter, health) = tonic_health::server::health_reporter();
-    report(&reporter, false).await;
+    report_health(&reporter, false).await;
     // Both versions, which tell the same: clients that are still about ask for the one before.
     let describe = || {
         tonic_reflection::server::Builder::configure()
@@ -127,8 +127,9 @@ pub(crate) async fn spawn(
     // Around the routes themselves, so that whatever leads to them passes it.
     let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
     let lifecycle = context.lifecycle();
-    let incoming =
-        TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
+    let incoming = TcpIncoming::from(listener)
+        .with_nodelay(Some(true))
+        .with_keepalive(Some(TCP_KEEPALIVE_TIME));
     let secure = tls.is_some();
     let incoming = accept::connections(incoming, tls, protocols.proxies().clone(), lifecycle);
     let routes = routes.prepare();
@@ -150,7 +151,7 @@ pub(crate) async fn spawn(
     lifecycle.spawn_job("grpc health", async move {
         loop {
             let ready = changes.next().await.ready;
-            report(&reporter, ready).await;
+            report_health(&reporter, ready).await;
             if draining.is_cancelled() {
                 return;
             }
@@ -162,7 +163,7 @@ pub(crate) async fn spawn(
 
 /// Tells who asks for the health of the whole server (the empty name) or of one service. All need
 /// the same to work.
-async fn report(reporter: &HealthReporter, ready: bool) {
+async fn report_health(reporter: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     let services = construct_proto::services().map(|service| service.full_name().to_owned());
     for service in services.chain([String::new()]) {

@@ -24,7 +24,7 @@ use tokio::net::UnixListener;
 use crate::identity::authenticate::own_uid;
 
 /// Where the first descriptor is that is passed (`sd_listen_fds(3)`).
-const FIRST: RawFd = 3;
+const FIRST_PASSED_FD: RawFd = 3;
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(crate) fn open(
 
 /// The descriptor that was passed to this process, if one was (`LISTEN_PID` and `LISTEN_FDS`). To
 /// be called once.
-pub(crate) fn passed() -> anyhow::Result<Option<OwnedFd>> {
+pub(crate) fn passed_socket() -> anyhow::Result<Option<OwnedFd>> {
     let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     // What was passed to a process above this one is not for us.
     if number("LISTEN_PID") != Some(std::process::id()) {
@@ -65,12 +65,12 @@ pub(crate) fn passed() -> anyhow::Result<Option<OwnedFd>> {
             anyhow::bail!("{count} sockets were passed, and only one is served: a Unix socket")
         }
     }
-    let kind = fs::read_link(format!("/proc/self/fd/{FIRST}")).unwrap_or_default();
+    let kind = fs::read_link(format!("/proc/self/fd/{FIRST_PASSED_FD}")).unwrap_or_default();
     let is_socket = kind.to_str().is_some_and(|kind| kind.starts_with("socket:"));
     anyhow::ensure!(is_socket, "a socket was announced, and none was passed");
     // SAFETY: who started this process has opened the descriptor for it and says so; nothing here
     // has opened it or uses it, and it is taken once.
-    Ok(Some(unsafe { OwnedFd::from_raw_fd(FIRST) }))
+    Ok(Some(unsafe { OwnedFd::from_raw_fd(FIRST_PASSED_FD) }))
 }
 
 /// Holds what was passed against what the gateway would have made itself: whoever may connect is
@@ -84,22 +84,25 @@ fn check(passed: OwnedFd, configured: Option<&Path>) -> anyhow::Result<UnixListe
         "the socket that was passed is no Unix stream socket that is listened on"
     );
     let path = address.as_pathname().context("the socket that was passed has no path")?;
-    let shown = path.display();
+    let display = path.display();
     if let Some(configured) = configured {
         let same = configured == path;
         anyhow::ensure!(
             same,
-            "the socket that was passed is {shown}, and gateway_socket is {}",
+            "the socket that was passed is {display}, and gateway_socket is {}",
             configured.display()
         );
     }
-    let found = fs::symlink_metadata(path)
-        .with_context(|| format!("the socket that was passed, {shown}, is gone"))?;
-    anyhow::ensure!(found.file_type().is_socket(), "{shown} is not the socket that was passed");
-    anyhow::ensure!(own_uid() == Some(found.uid()), "{shown} belongs to another user");
+    let metadata = fs::symlink_metadata(path)
+        .with_context(|| format!("the socket that was passed, {display}, is gone"))?;
     anyhow::ensure!(
-        found.mode() & 0o077 == 0,
-        "others may open {shown}: its mode has to be 0600 (SocketMode=0600)"
+        metadata.file_type().is_socket(),
+        "{display} is not the socket that was passed"
+    );
+    anyhow::ensure!(own_uid() == Some(metadata.uid()), "{display} belongs to another user");
+    anyhow::ensure!(
+        metadata.mode() & 0o077 == 0,
+        "others may open {display}: its mode has to be 0600 (SocketMode=0600)"
     );
     socket.set_cloexec(true)?;
     let listener = net::UnixListener::from(passed);
@@ -110,25 +113,28 @@ fn check(passed: OwnedFd, configured: Option<&Path>) -> anyhow::Result<UnixListe
 /// Listens on the socket at `path`, which nobody else may open. One that an earlier process left is
 /// replaced; anything else is not.
 fn bind(path: &Path) -> anyhow::Result<UnixListener> {
-    let shown = path.display();
-    if let Ok(found) = fs::symlink_metadata(path) {
-        anyhow::ensure!(found.file_type().is_socket(), "{shown} is there already and is no socket");
+    let display = path.display();
+    if let Ok(metadata) = fs::symlink_metadata(path) {
+        anyhow::ensure!(
+            metadata.file_type().is_socket(),
+            "{display} is there already and is no socket"
+        );
         anyhow::ensure!(
             net::UnixStream::connect(path).is_err(),
-            "somebody listens on {shown} already"
+            "somebody listens on {display} already"
         );
         fs::remove_file(path)
-            .with_context(|| format!("the old socket {shown} cannot be removed"))?;
+            .with_context(|| format!("the old socket {display} cannot be removed"))?;
     }
     // Bound under another name, so that it never stands there with other rights.
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}", std::process::id()));
     let unfinished = Path::new(&unfinished);
     let listener =
-        UnixListener::bind(unfinished).with_context(|| format!("cannot listen on {shown}"))?;
+        UnixListener::bind(unfinished).with_context(|| format!("cannot listen on {display}"))?;
     let placed = fs::set_permissions(unfinished, fs::Permissions::from_mode(0o600))
         .and_then(|()| fs::rename(unfinished, path))
-        .with_context(|| format!("cannot listen on {shown}"));
+        .with_context(|| format!("cannot listen on {display}"));
     if placed.is_err() {
         _ = fs::remove_file(unfinished);
     }
@@ -142,7 +148,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_that_is_passed_is_what_the_gateway_would_have_made_itself() {
+    async fn passed_socket_must_match_the_configuration() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("socket");
         let made = net::UnixListener::bind(&path).expect("it is bound");
@@ -182,8 +188,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_passed_to_another_process_is_left_alone() {
+    fn socket_of_another_process_is_ignored() {
         // Nothing is passed to a test.
-        assert!(passed().expect("nothing is wrong").is_none());
+        assert!(passed_socket().expect("nothing is wrong").is_none());
     }
 }

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     api::{Api, CallerContext, no_wake},
     convert,
-    organizations::silent,
+    organizations::response_output,
     quotas::Wanted,
     status,
     validate::requests,
@@ -37,7 +37,7 @@ impl StateService for Api {
         let version = (request.version > 0).then_some(request.version);
         let state = StateRef { owner: owner(&context, request.shared), name: &request.state };
         let found = context.store().state_get(context.organization(), state, version).await;
-        let found = found.map_err(|error| status::about(&request.state, error))?;
+        let found = found.map_err(|error| status::for_reference(&request.state, error))?;
         Ok(Response::new(show(&found)))
     }
 
@@ -50,7 +50,7 @@ impl StateService for Api {
             .store()
             .state_list(context.organization(), owner(&context, request.shared))
             .await;
-        let states = found.map_err(status::of_store)?.iter().map(show).collect();
+        let states = found.map_err(status::from_store)?.iter().map(show).collect();
         Ok(Response::new(ListStatesResponse { states }))
     }
 
@@ -61,7 +61,7 @@ impl StateService for Api {
         let (context, request) = self.begin_request(request)?;
         let state = StateRef { owner: owner(&context, request.shared), name: &request.state };
         let found = context.store().state_versions(context.organization(), state).await;
-        let found = found.map_err(|error| status::about(&request.state, error))?;
+        let found = found.map_err(|error| status::for_reference(&request.state, error))?;
         Ok(Response::new(ListStateVersionsResponse { versions: found.iter().map(show).collect() }))
     }
 
@@ -71,7 +71,7 @@ impl StateService for Api {
     ) -> Result<Response<v1::State>, Status> {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::put_state(&request)?;
-        let owner = writable(&context, request.shared)?;
+        let owner = writable_owner(&context, request.shared)?;
         let write = write(&context, "PutState", &mut request, owner);
         let (state, by) = (StateRef { owner, name: &request.state }, context.name());
         let content = match request.restore {
@@ -84,11 +84,12 @@ impl StateService for Api {
                 .store()
                 .state_growth(context.organization(), state, content, write.key)
                 .await;
-            let growth = growth.map_err(status::of_store)?;
-            let wanted = Wanted { bytes_of_key: growth.bytes_of_key, ..Wanted::kept(growth.bytes) };
-            self.allow(&context, Some(&write), wanted).await?;
+            let growth = growth.map_err(status::from_store)?;
+            let requested =
+                Wanted { bytes_of_key: growth.bytes_of_key, ..Wanted::kept(growth.bytes) };
+            self.check_quotas(&context, Some(&write), requested).await?;
         }
-        let render = |state: &State| silent(&show(state));
+        let render = |state: &State| response_output(&show(state));
         let put = context
             .store()
             .state_put(&write, state, (content, by.as_str()), request.expected_version, render)
@@ -97,8 +98,8 @@ impl StateService for Api {
             StateContent::Text(_) => request.state.clone(),
             StateContent::Version(version) => id(&request.state, version),
         };
-        let put = put.map_err(|error| status::about(&about, error))?;
-        tell(&context, &put).await;
+        let put = put.map_err(|error| status::for_reference(&about, error))?;
+        publish_change(&context, &put).await;
         context.answer(put, no_wake, show).await
     }
 
@@ -107,13 +108,14 @@ impl StateService for Api {
         request: Request<DeleteStateRequest>,
     ) -> Result<Response<DeleteStateResponse>, Status> {
         let (context, mut request) = self.begin_request(request)?;
-        let owner = writable(&context, request.shared)?;
+        let owner = writable_owner(&context, request.shared)?;
         let write = write(&context, "DeleteState", &mut request, owner);
         let (state, by) = (StateRef { owner, name: &request.state }, context.name());
         let how = (request.expected_version, request.forget);
-        let deleted = context.store().state_delete(&write, state, how, &by, |_| silent(&())).await;
-        let deleted = deleted.map_err(|error| status::about(&request.state, error))?;
-        tell(&context, &deleted).await;
+        let deleted =
+            context.store().state_delete(&write, state, how, &by, |_| response_output(&())).await;
+        let deleted = deleted.map_err(|error| status::for_reference(&request.state, error))?;
+        publish_change(&context, &deleted).await;
         context.answer(deleted, no_wake, |_| DeleteStateResponse {}).await
     }
 
@@ -135,7 +137,7 @@ fn owner(context: &CallerContext, shared: bool) -> Option<UserId> {
 ///
 /// # Errors
 /// `PERMISSION_DENIED`.
-fn writable(context: &CallerContext, shared: bool) -> Result<Option<UserId>, Status> {
+fn writable_owner(context: &CallerContext, shared: bool) -> Result<Option<UserId>, Status> {
     context.touch(if shared { "shared" } else { "own" });
     if shared && context.caller().role < Role::Admin {
         let (needed, is) = (Role::Admin.as_str(), context.caller().role.as_str());
@@ -162,7 +164,7 @@ fn write(
 }
 
 /// Tells all gateways that they look again for those who watch.
-async fn tell(context: &CallerContext, written: &WriteOutcome<State>) {
+async fn publish_change(context: &CallerContext, written: &WriteOutcome<State>) {
     if let WriteOutcome::Applied { entity, .. } = written {
         let version = (entity.owner, entity.name.as_str(), entity.version);
         context.backend.publisher.state(context.organization(), version).await;

@@ -15,12 +15,12 @@ pub(crate) const TOO_LARGE: &str = "REQUEST_TOO_LARGE";
 pub(crate) const TOO_SLOW: &str = "REQUEST_TOO_SLOW";
 
 /// When a client may try again after something was away.
-const RETRY_SOON: Duration = Duration::from_secs(1);
+const SHORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// When a client may try again after a queue was full.
-const RETRY_LATER: Duration = Duration::from_secs(10);
+const LONG_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// An error of the store.
-pub(crate) fn of_store(error: Error) -> Status {
+pub(crate) fn from_store(error: Error) -> Status {
     let message = error.to_string();
     match error {
         Error::NotFound { what } => {
@@ -40,9 +40,13 @@ pub(crate) fn of_store(error: Error) -> Status {
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::NotQueued => {
-            let words = "only a message that still waits for its turn can be changed or taken back";
-            let details =
-                ErrorDetails::with_precondition_failure_violation("NOT_QUEUED", "message", words);
+            let description =
+                "only a message that still waits for its turn can be changed or taken back";
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "NOT_QUEUED",
+                "message",
+                description,
+            );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::NotUploading => precondition("NOT_UPLOADING", "file", message),
@@ -60,11 +64,11 @@ pub(crate) fn of_store(error: Error) -> Status {
         }
         Error::TooManyParts { .. } => precondition("PARTS", "file", message),
         Error::NotInTranscript => {
-            let words = "only a message that the model still sees can be taken back to, sent anew or copied up to";
+            let description = "only a message that the model still sees can be taken back to, sent anew or copied up to";
             let details = ErrorDetails::with_precondition_failure_violation(
                 "NOT_IN_TRANSCRIPT",
                 "message",
-                words,
+                description,
             );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
@@ -99,11 +103,11 @@ pub(crate) fn of_store(error: Error) -> Status {
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::NotAccepted => {
-            let words = "accept it first, or leave it out";
+            let description = "accept it first, or leave it out";
             let details = ErrorDetails::with_precondition_failure_violation(
                 "NOT_ACCEPTED",
                 "candidate",
-                words,
+                description,
             );
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
@@ -124,12 +128,12 @@ pub(crate) fn of_store(error: Error) -> Status {
             )
         }
         Error::IdempotencyMismatch => {
-            let words =
+            let description =
                 "was used for a different request already; choose a new key for a new request";
-            let details = ErrorDetails::with_bad_request_violation("idempotency_key", words);
+            let details = ErrorDetails::with_bad_request_violation("idempotency_key", description);
             Status::with_error_details(
                 Code::InvalidArgument,
-                format!("idempotency_key: {words}"),
+                format!("idempotency_key: {description}"),
                 details,
             )
         }
@@ -146,14 +150,14 @@ pub(crate) fn of_store(error: Error) -> Status {
 }
 
 /// An error of the store about what the client called `reference`.
-pub(crate) fn about(reference: &str, error: Error) -> Status {
+pub(crate) fn for_reference(reference: &str, error: Error) -> Status {
     match error {
         Error::NotFound { what } => {
             let message = format!("{what} `{reference}` not found");
             let details = ErrorDetails::with_resource_info(what, reference, "", &message);
             Status::with_error_details(Code::NotFound, message, details)
         }
-        other => of_store(other),
+        other => from_store(other),
     }
 }
 
@@ -169,7 +173,7 @@ pub(crate) fn unavailable(message: impl Into<String>) -> Status {
     Status::with_error_details(
         Code::Unavailable,
         message,
-        ErrorDetails::with_retry_info(Some(RETRY_SOON)),
+        ErrorDetails::with_retry_info(Some(SHORT_RETRY_DELAY)),
     )
 }
 
@@ -178,17 +182,17 @@ pub(crate) fn exhausted(message: impl Into<String>) -> Status {
     Status::with_error_details(
         Code::ResourceExhausted,
         message,
-        ErrorDetails::with_retry_info(Some(RETRY_LATER)),
+        ErrorDetails::with_retry_info(Some(LONG_RETRY_DELAY)),
     )
 }
 
 /// A request has more bytes than are taken. REST calls it 413.
 pub(crate) fn too_large(limit: usize) -> Status {
-    too_large_as(&format!("a request has at most {limit} bytes"))
+    too_large_with_message(&format!("a request has at most {limit} bytes"))
 }
 
 /// The same in other words.
-pub(crate) fn too_large_as(message: &str) -> Status {
+pub(crate) fn too_large_with_message(message: &str) -> Status {
     let details = ErrorDetails::with_error_info(TOO_LARGE, "construct", HashMap::new());
     Status::with_error_details(Code::ResourceExhausted, message, details)
 }
@@ -227,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_error_of_the_store_has_its_code() {
+    fn store_errors_have_their_codes() {
         for (error, code) in [
             (Error::NotFound { what: "agent" }, Code::NotFound),
             (Error::AlreadyExists { what: "agent", field: "name" }, Code::AlreadyExists),
@@ -254,32 +258,32 @@ mod tests {
             (Error::Unavailable("connection refused".into()), Code::Unavailable),
             (Error::Internal("column \"x\" does not exist".into()), Code::Internal),
         ] {
-            let words = error.to_string();
-            assert_eq!(of_store(error).code(), code, "{words}");
+            let description = error.to_string();
+            assert_eq!(from_store(error).code(), code, "{description}");
         }
     }
 
     #[test]
-    fn internals_never_leak() {
+    fn internal_details_never_leak() {
         for error in
             [Error::Internal("secret detail".into()), Error::Unavailable("secret detail".into())]
         {
-            let status = of_store(error);
+            let status = from_store(error);
             assert!(!format!("{status:?}").contains("secret"), "{status:?}");
         }
     }
 
     #[test]
-    fn who_may_try_again_is_told_when() {
+    fn retryable_status_has_a_retry_delay() {
         for error in [Error::Unavailable("away".into()), Error::QueueFull { limit: 1 }] {
-            let details = of_store(error).get_error_details();
+            let details = from_store(error).get_error_details();
             assert!(details.retry_info().and_then(|info| info.retry_delay).is_some());
         }
     }
 
     #[test]
-    fn what_is_missing_is_named() {
-        let status = about("ada", Error::NotFound { what: "agent" });
+    fn missing_entity_is_named() {
+        let status = for_reference("ada", Error::NotFound { what: "agent" });
         assert_eq!(status.message(), "agent `ada` not found");
         let details = status.get_error_details();
         let resource = details.resource_info().expect("the resource is named");

@@ -74,7 +74,7 @@ impl EventService for Api {
     ) -> Result<Response<Self::SubscribeStream>, Status> {
         let (context, request) = self.begin_unchecked_request(request)?;
         let wanted = requests::subscribe(request)?;
-        let share = self.subscription(context.organization())?;
+        let share = self.acquire_subscription_permit(context.organization())?;
         let watched = Watched { organization: context.organization(), task: wanted.task };
         // Listening begins before the first read, so that nothing falls between.
         let feed = context.backend.hub.subscribe(watched).await;
@@ -137,7 +137,7 @@ async fn begin(
             Some(cursor) => Merge::resume(cursor, false),
             None => {
                 let head =
-                    backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
+                    backend.store.event_head(watched.stored()).await.map_err(status::from_store)?;
                 Merge::from_now(head, 1, false)
             }
         };
@@ -160,15 +160,15 @@ async fn begin(
         }
         Err(error @ Error::NotFound { .. }) => {
             let head =
-                backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
+                backend.store.event_head(watched.stored()).await.map_err(status::from_store)?;
             if head == 0 {
-                return Err(status::about(&task.to_string(), error));
+                return Err(status::for_reference(&task.to_string(), error));
             }
             // Of a deleted task the record that says so stays, and is told to whoever asks.
             let last = Cursor { sequence: head - 1, ..Cursor::BEGINNING };
             Ok((Merge::resume(cursor.unwrap_or(last), true), true))
         }
-        Err(error) => Err(status::of_store(error)),
+        Err(error) => Err(status::from_store(error)),
     }
 }
 

@@ -38,7 +38,7 @@ const ELSEWHERE: &str = "The conversation up to here is a copy of another one's.
 fn render(kind: &'static str) -> impl FnOnce(&StoredTask) -> WriteOutput + Send {
     move |task| {
         let task = convert::task(task);
-        events::rendered(kind, Payload::Task(Box::new(task.clone())), &task)
+        events::write_output(kind, Payload::Task(Box::new(task.clone())), &task)
     }
 }
 
@@ -54,9 +54,9 @@ impl TaskService for Api {
     ) -> Result<Response<v1::Task>, Status> {
         let (context, mut request) = self.begin_unchecked_request(request)?;
         requests::create_task(&request, self.pools())?;
-        context.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
+        context.check_workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = context.write("CreateTask", &mut request);
-        self.allow(&context, Some(&write), Wanted::TASK).await?;
+        self.check_quotas(&context, Some(&write), Wanted::TASK).await?;
         let spec = request.spec.unwrap_or_default();
         let mut resolver = ReferenceResolver::new(&write);
         let agent = context.store().agent_resolve(context.organization(), &spec.agent).await;
@@ -82,15 +82,15 @@ impl TaskService for Api {
     ) -> Result<Response<v1::Task>, Status> {
         let (context, request) = self.begin_request(request)?;
         let task = validate::id(&request.task)?;
-        context.sees(task)?;
+        context.check_task_access(task)?;
         let found = context.store().task_get(context.organization(), task).await;
-        let found = found.map_err(|error| status::about(&request.task, error))?;
+        let found = found.map_err(|error| status::for_reference(&request.task, error))?;
         let mut shown = convert::task(&found);
         if !found.subtasks.is_empty()
             && let Some(shown) = &mut shown.status
         {
             match context.store().task_descendants(context.organization(), task).await {
-                Ok(below) => shown.below = Some(Box::new(convert::below(&below))),
+                Ok(below) => shown.below = Some(Box::new(convert::descendant_totals(&below))),
                 // Who asks for the task is told of the task.
                 Err(error) => {
                     tracing::warn!(%task, error = chain(&error), "what is below a task cannot be read")
@@ -111,7 +111,7 @@ impl TaskService for Api {
             "" => None,
             agent => {
                 let found = context.store().agent_resolve(organization, agent).await;
-                Some(found.map_err(|error| status::about(agent, error))?)
+                Some(found.map_err(|error| status::for_reference(agent, error))?)
             }
         };
         let filter = TaskFilter {
@@ -123,7 +123,7 @@ impl TaskService for Api {
             workspace: (!filter.workspace.is_empty()).then_some(filter.workspace),
         };
         let found = context.store().task_list(organization, &filter, &page.query()).await;
-        let tasks = found.map_err(status::of_store)?;
+        let tasks = found.map_err(status::from_store)?;
         let (tasks, info) = page.cut(&tasks, convert::task, |task| task.cursor(page.key()));
         Ok(Response::new(ListTasksResponse { tasks, page: Some(info) }))
     }
@@ -168,9 +168,9 @@ impl TaskService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let task = validate::id(&request.task)?;
         let write = context.write("DeleteTask", &mut request);
-        let render = |task: &StoredTask| events::deleted("task.deleted", task.state.id);
+        let render = |task: &StoredTask| events::deletion_output("task.deleted", task.state.id);
         let deleted = context.store().task_delete(&write, task, render).await;
-        let deleted = deleted.map_err(|error| status::about(&request.task, error))?;
+        let deleted = deleted.map_err(|error| status::for_reference(&request.task, error))?;
         context.answer(deleted, wake("deleted"), |_| DeleteTaskResponse {}).await
     }
 
@@ -182,7 +182,7 @@ impl TaskService for Api {
         let task = validate::id(&request.task)?;
         let write = context.write("SuspendTask", &mut request);
         let suspended = context.store().task_suspend(&write, task, render("task.updated")).await;
-        let suspended = suspended.map_err(|error| status::about(&request.task, error))?;
+        let suspended = suspended.map_err(|error| status::for_reference(&request.task, error))?;
         context.answer(suspended, wake("suspended"), convert::task).await
     }
 
@@ -193,9 +193,9 @@ impl TaskService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let task = validate::id(&request.task)?;
         let write = context.write("ResumeTask", &mut request);
-        self.allow(&context, Some(&write), Wanted::WORK).await?;
+        self.check_quotas(&context, Some(&write), Wanted::WORK).await?;
         let resumed = context.store().task_resume(&write, task, render("task.updated")).await;
-        let resumed = resumed.map_err(|error| status::about(&request.task, error))?;
+        let resumed = resumed.map_err(|error| status::for_reference(&request.task, error))?;
         context.answer(resumed, wake("resumed"), convert::task).await
     }
 
@@ -205,13 +205,13 @@ impl TaskService for Api {
     ) -> Result<Response<v1::Task>, Status> {
         let (context, mut request) = self.begin_request(request)?;
         let task = validate::id(&request.task)?;
-        context.sees(task)?;
+        context.check_task_access(task)?;
         let write = context.write("CancelTask", &mut request);
         let cancelled = context
             .store()
             .task_cancel(&write, task, &request.reason, render("task.updated"))
             .await;
-        let cancelled = cancelled.map_err(|error| status::about(&request.task, error))?;
+        let cancelled = cancelled.map_err(|error| status::for_reference(&request.task, error))?;
         context.answer(cancelled, wake("cancelled"), convert::task).await
     }
 
@@ -224,7 +224,7 @@ impl TaskService for Api {
         let write = context.write("RewindTask", &mut request);
         let rewind = Rewind { task, message, keep: request.keep };
         let rewound = context.store().task_rewind(&write, rewind, render("task.updated")).await;
-        let rewound = rewound.map_err(|error| status::about(&request.message, error))?;
+        let rewound = rewound.map_err(|error| status::for_reference(&request.message, error))?;
         context.answer(rewound, wake("taken back"), convert::task).await
     }
 
@@ -234,9 +234,9 @@ impl TaskService for Api {
     ) -> Result<Response<v1::Task>, Status> {
         let (context, mut request) = self.begin_request(request)?;
         let (source, message) = (validate::id(&request.task)?, validate::id(&request.message)?);
-        context.workspace(&request.workspace)?;
+        context.check_workspace(&request.workspace)?;
         let write = context.write("ForkTask", &mut request);
-        self.allow(&context, Some(&write), Wanted::TASK).await?;
+        self.check_quotas(&context, Some(&write), Wanted::TASK).await?;
         let elsewhere = Content { blocks: vec![Block::Text(ELSEWHERE.to_owned())] };
         let new = NewFork {
             id: TaskId::from_uuid(Uuid::now_v7()),
@@ -247,7 +247,7 @@ impl TaskService for Api {
             workspace_notice: (MessageId::from_uuid(Uuid::now_v7()), elsewhere),
         };
         let forked = context.store().task_fork(&write, new, render("task.created")).await;
-        let forked = forked.map_err(|error| status::about(&request.message, error))?;
+        let forked = forked.map_err(|error| status::for_reference(&request.message, error))?;
         // Like any new task it awaits a message.
         context.answer(forked, no_wake, convert::task).await
     }
@@ -259,21 +259,21 @@ impl TaskService for Api {
         let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.task)?;
         let found = context.store().task_get(context.organization(), id).await;
-        let task = found.map_err(|error| status::about(&request.task, error))?;
+        let task = found.map_err(|error| status::for_reference(&request.task, error))?;
         let parked = context
             .store()
             .task_quarantine_get(context.organization(), id)
             .await
-            .map_err(status::of_store)?;
+            .map_err(status::from_store)?;
         if let Some(parked) = parked {
-            return Ok(Response::new(explain::put_aside(&task, parked)));
+            return Ok(Response::new(explain::quarantined(&task, parked)));
         }
         // The model is named when it can be; the explanation doesn't depend on it.
         let model = match context.store().agent_get(context.organization(), task.state.agent).await
         {
             Ok(agent) => Some(agent.model_name),
             Err(Error::NotFound { .. }) => None,
-            Err(error) => return Err(status::of_store(error)),
+            Err(error) => return Err(status::from_store(error)),
         };
         let asked = match task.state.phase {
             Phase::AwaitApproval | Phase::Suspended => {
@@ -283,17 +283,17 @@ impl TaskService for Api {
                     tree: None,
                 };
                 let order = Order { key: Key::CreatedAt, descending: false };
-                let page = Page { limit: explain::APPROVALS, order, after: None };
+                let page = Page { limit: explain::MAX_APPROVALS, order, after: None };
                 context
                     .store()
                     .approval_list(context.organization(), &filter, &page)
                     .await
-                    .map_err(status::of_store)?
+                    .map_err(status::from_store)?
             }
             _ => Vec::new(),
         };
-        let mesh = if explain::at_rest(&task) {
-            explain::Mesh::default()
+        let mesh = if explain::is_idle(&task) {
+            explain::MeshStatus::default()
         } else {
             let (pools, providers) = (&context.backend.pools, &context.backend.providers);
             let deadline = context.deadline;
@@ -304,7 +304,7 @@ impl TaskService for Api {
                 found,
             )
             .await;
-            explain::Mesh { no_interpreter, no_providers, found }
+            explain::MeshStatus { no_interpreter, no_providers, found }
         };
         Ok(Response::new(explain::explain(&task, model.as_deref(), &asked, Some(&mesh))))
     }

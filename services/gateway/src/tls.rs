@@ -28,7 +28,7 @@ use crate::Config;
 
 /// How often it is looked whether the files have changed. They are read, because what renews them
 /// may keep their times.
-const LOOK: Duration = Duration::from_secs(5);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Where the certificates are.
 #[derive(Debug, Clone)]
@@ -93,34 +93,34 @@ impl Tls {
     /// together (the key is there and its certificate is not yet) is left until it does;
     /// connections that are there go on as they are.
     pub(crate) async fn watch(self, draining: CancellationToken) {
-        let mut complaint = None;
+        let mut last_error = None;
         loop {
             tokio::select! {
                 () = draining.cancelled() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(RELOAD_INTERVAL) => {}
             }
-            match self.look().await {
+            match self.reload().await {
                 Ok(true) => tracing::info!("the certificate was read again"),
                 Ok(false) => {}
                 // Once for each reason.
                 Err(error) => {
-                    let words = format!("{error:#}");
-                    if complaint.as_ref() != Some(&words) {
+                    let message = format!("{error:#}");
+                    if last_error.as_ref() != Some(&message) {
                         tracing::warn!(
-                            error = words,
+                            error = message,
                             "the new certificate cannot be used; the one before stays"
                         );
                     }
-                    complaint = Some(words);
+                    last_error = Some(message);
                     continue;
                 }
             }
-            complaint = None;
+            last_error = None;
         }
     }
 
     /// Takes what the files hold. Gives whether it is something else than before.
-    pub(crate) async fn look(&self) -> anyhow::Result<bool> {
+    pub(crate) async fn reload(&self) -> anyhow::Result<bool> {
         let contents = self.files.read().await?;
         if contents.digest() == self.current.read().unwrap_or_else(PoisonError::into_inner).digest {
             return Ok(false);

@@ -16,7 +16,7 @@ use crate::{
     budgets::{agent, model},
     convert,
     identity::rules::Access,
-    organizations::silent,
+    organizations::response_output,
     status,
     validate::{optional_id, requests},
 };
@@ -56,8 +56,8 @@ fn limits(limits: &Limits) -> QuotaLimits {
     }
 }
 
-fn shown(row: &UsageRow) -> v1::UsageRow {
-    let mut shown = v1::UsageRow {
+fn to_row(row: &UsageRow) -> v1::UsageRow {
+    let mut usage_row = v1::UsageRow {
         day: row.cursor.day.clone(),
         agent_id: row.agent.map(|id| id.to_string()).unwrap_or_default(),
         agent: row.agent_name.clone(),
@@ -69,26 +69,30 @@ fn shown(row: &UsageRow) -> v1::UsageRow {
     };
     match row.totals {
         UsageTotals::Models { calls, usage } => {
-            shown.calls = calls;
-            shown.usage = Some(convert::usage(&usage));
+            usage_row.calls = calls;
+            usage_row.usage = Some(convert::usage(&usage));
         }
         UsageTotals::Tools { calls, failed, micros } => {
-            shown.tool.clone_from(&row.cursor.item);
-            (shown.calls, shown.failed, shown.duration_ms) = (calls, failed, micros / 1000);
+            usage_row.tool.clone_from(&row.cursor.item);
+            (usage_row.calls, usage_row.failed, usage_row.duration_ms) =
+                (calls, failed, micros / 1000);
         }
     }
-    shown
+    usage_row
 }
 
 /// Whose quota the caller asks for. Another organization's is the operator's to see; to others it
 /// is as if it were not there.
-fn whose(context: &CallerContext, named: Option<OrganizationId>) -> Result<OrganizationId, Status> {
+fn quota_organization(
+    context: &CallerContext,
+    named: Option<OrganizationId>,
+) -> Result<OrganizationId, Status> {
     let own = context.organization();
     let organization = named.unwrap_or(own);
     if organization == own || Access::Operator.check(context.caller()).is_ok() {
         return Ok(organization);
     }
-    Err(status::about(&organization.to_string(), Error::NotFound { what: "organization" }))
+    Err(status::for_reference(&organization.to_string(), Error::NotFound { what: "organization" }))
 }
 
 #[tonic::async_trait]
@@ -98,16 +102,16 @@ impl UsageService for Api {
         request: Request<GetQuotaRequest>,
     ) -> Result<Response<v1::Quota>, Status> {
         let (context, request) = self.begin_request(request)?;
-        let organization = whose(&context, optional_id(&request.organization)?)?;
-        let about = |error| status::about(&organization.to_string(), error);
+        let organization = quota_organization(&context, optional_id(&request.organization)?)?;
+        let about = |error| status::for_reference(&organization.to_string(), error);
         let quota = context.store().quota_get(organization).await.map_err(about)?;
         let periods = self.quotas().periods(clock::now());
-        let _place = self.sum(context.organization()).await?;
+        let _permit = self.acquire_sum_permit(context.organization()).await?;
         let used = context
             .store()
             .quota_counts(organization, CountSelection::ALL, &periods)
             .await
-            .map_err(status::of_store)?;
+            .map_err(status::from_store)?;
         Ok(Response::new(self.quota(&quota, Some(used))))
     }
 
@@ -129,18 +133,19 @@ impl UsageService for Api {
         if organization == OrganizationId::LOCAL
             && [holding.requests_per_minute, holding.key_requests_per_minute].contains(&Some(0))
         {
-            let words = "the operator's organization must be left some requests: without any, nobody could give it more";
-            return Err(Status::invalid_argument(words));
+            let message = "the operator's organization must be left some requests: without any, nobody could give it more";
+            return Err(Status::invalid_argument(message));
         }
         context.touch(&organization.to_string());
         let write = context.write("UpdateQuota", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
-        let render = |quota: &Quota| silent(&self.quota(quota, None));
+        let render = |quota: &Quota| response_output(&self.quota(quota, None));
         let written = context
             .store()
             .quota_set(&write, organization, &request.tier, overrides, expected, render)
             .await;
-        let written = written.map_err(|error| status::about(&request.organization, error))?;
+        let written =
+            written.map_err(|error| status::for_reference(&request.organization, error))?;
         if let WriteOutcome::Applied { entity, .. } = &written {
             self.quotas().changed(entity);
             tracing::info!(%organization, by = context.name(), "a quota was changed");
@@ -153,24 +158,24 @@ impl UsageService for Api {
         request: Request<ListUsageRequest>,
     ) -> Result<Response<ListUsageResponse>, Status> {
         let (context, request) = self.begin_unchecked_request(request)?;
-        let asked = requests::list_usage(context.organization(), &request, clock::now())?;
+        let query = requests::list_usage(context.organization(), &request, clock::now())?;
         let filter = request.filter.unwrap_or_default();
         let filter = UsageFilter {
             agent: agent(&context, &filter.agent).await?,
             model: model(&context, &filter.model).await?,
-            key: asked.key,
+            key: query.key,
             tool: (!filter.tool.is_empty()).then_some(filter.tool),
-            since: asked.since,
-            until: asked.until,
-            time_zone: asked.time_zone,
+            since: query.since,
+            until: query.until,
+            time_zone: query.time_zone,
         };
-        let _place = self.sum(context.organization()).await?;
+        let _permit = self.acquire_sum_permit(context.organization()).await?;
         let found = context
             .store()
-            .usage_list(context.organization(), &filter, asked.of, &asked.page.query())
+            .usage_list(context.organization(), &filter, query.of, &query.page.query())
             .await;
-        let found = found.map_err(status::of_store)?;
-        let (usage, info) = asked.page.cut(&found, shown, |row| row.cursor.clone());
+        let found = found.map_err(status::from_store)?;
+        let (usage, info) = query.page.cut(&found, to_row, |row| row.cursor.clone());
         Ok(Response::new(ListUsageResponse { usage, page: Some(info) }))
     }
 }

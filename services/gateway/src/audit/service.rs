@@ -21,7 +21,7 @@ fn shown(entry: &AuditEntry) -> v1::AuditEntry {
         id: entry.id.to_string(),
         time: Some(convert::time(entry.created_at)),
         method: entry.method.clone(),
-        outcome: metrics::name(Code::from(i32::from(entry.code))).to_owned(),
+        outcome: metrics::code_name(Code::from(i32::from(entry.code))).to_owned(),
         user: entry.user.map(|user| user.to_string()).unwrap_or_default(),
         api_key: entry.api_key.map(|key| key.to_string()).unwrap_or_default(),
         face: entry.protocol.clone(),
@@ -46,7 +46,7 @@ impl AuditService for Api {
         let (page, filter) = requests::list_audit_entries(context.organization(), &request)?;
         let found =
             context.store().audit_list(context.organization(), &filter, &page.query()).await;
-        let found = found.map_err(status::of_store)?;
+        let found = found.map_err(status::from_store)?;
         let (audit_entries, info) = page.cut(&found, shown, |entry| entry.cursor(page.key()));
         Ok(Response::new(ListAuditEntriesResponse { audit_entries, page: Some(info) }))
     }
@@ -58,7 +58,7 @@ impl AuditService for Api {
         let (context, request) = self.begin_unchecked_request(request)?;
         let mut filter = requests::export_audit_entries(&request)?;
         // It lasts as long as the client takes: like a subscription, and bounded with them.
-        let place = self.subscription(context.organization())?;
+        let place = self.acquire_subscription_permit(context.organization())?;
         let (backend, organization) = (Arc::clone(&context.backend), context.organization());
         // Its own entry is written before it is answered, and is not one of those it was asked for.
         let now = context.audit().map_or_else(clock::now, |audit| audit.entry.created_at);
@@ -73,7 +73,7 @@ impl AuditService for Api {
                     .store
                     .audit_list(organization, &filter, &page)
                     .await
-                    .map_err(status::of_store)?;
+                    .map_err(status::from_store)?;
                 let last = found.last().filter(|_| found.len() == AT_ONCE as usize);
                 let next = last.map(|last| Some(last.cursor(Key::CreatedAt)));
                 Ok::<_, Status>(Some((found, next)))

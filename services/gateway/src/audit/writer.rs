@@ -83,7 +83,7 @@ impl AuditWriter {
         if abandoned.len() < WAITING {
             abandoned.push_back(Abandoned { at: Instant::now(), stranger, entry });
         } else {
-            metrics::audit_lost(1);
+            metrics::audit_entries_lost(1);
         }
     }
 
@@ -105,7 +105,7 @@ impl AuditWriter {
     /// Has an entry written soon.
     pub(crate) fn later(&self, entry: AuditEntry) {
         if self.sender.try_send(entry).is_err() {
-            metrics::audit_lost(1);
+            metrics::audit_entries_lost(1);
         }
     }
 
@@ -151,13 +151,15 @@ impl AuditWriter {
         let now = Instant::now();
         entries.extend(writer.certain(now));
         // Better no entry of a call that nobody waited for than one that is not true.
-        metrics::audit_lost(writer.abandoned.lock().unwrap_or_else(PoisonError::into_inner).len());
+        metrics::audit_entries_lost(
+            writer.abandoned.lock().unwrap_or_else(PoisonError::into_inner).len(),
+        );
         entries.extend(writer.refusals().due(now, true));
         if entries.is_empty() {
             return;
         }
         if let Err(error) = store.audit_append(&entries).await {
-            metrics::audit_lost(entries.len());
+            metrics::audit_entries_lost(entries.len());
             tracing::error!(
                 error = chain(&error),
                 lost = entries.len(),

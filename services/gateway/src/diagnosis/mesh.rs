@@ -89,7 +89,7 @@ pub(super) async fn check(bus: &Bus) -> Findings {
     }
     let dead = states
         .iter()
-        .find(|(row, _)| row.stream == Stream::Dead)
+        .find(|(row, _)| row.stream == Stream::DeadLetters)
         .and_then(|(_, state)| state.as_ref());
     match dead.map_or(0, |dead| dead.messages) {
         0 => findings.ok("nats.dead", "there are no dead letters"),
@@ -199,8 +199,10 @@ pub(super) async fn worker_loads(
 /// The number of dead letters.
 pub(super) async fn dead_letters(bus: &Bus) -> Result<u64, Error> {
     let states = bus.inspect_streams().await?;
-    let dead =
-        states.into_iter().find(|(row, _)| row.stream == Stream::Dead).and_then(|(_, state)| state);
+    let dead = states
+        .into_iter()
+        .find(|(row, _)| row.stream == Stream::DeadLetters)
+        .and_then(|(_, state)| state);
     Ok(dead.map_or(0, |dead| dead.messages))
 }
 

@@ -275,7 +275,7 @@ impl Files {
 }
 
 /// What was uploaded is not what was said.
-fn contradiction(file: &File, stored: files::Stored) -> Option<String> {
+fn contradiction(file: &File, stored: files::StoredContent) -> Option<String> {
     if stored.size != file.size.unsigned_abs() {
         return Some(format!("it has {} bytes, and should have {}", stored.size, file.size));
     }

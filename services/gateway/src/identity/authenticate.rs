@@ -204,7 +204,7 @@ pub(crate) async fn authenticate(
 }
 
 async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status> {
-    let holder = store.api_key_holder(hash, clock::now()).await.map_err(status::of_store)?;
+    let holder = store.api_key_holder(hash, clock::now()).await.map_err(status::from_store)?;
     Ok(holder.map(|holder| Caller {
         organization: holder.organization,
         user: holder.user,
@@ -226,7 +226,8 @@ async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
     let ids =
         (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
     let (Ok(organization), Ok(scan), Ok(task), Ok(user)) = ids else { return Ok(None) };
-    let by = api.store()?.scan_open_creator(organization, scan).await.map_err(status::of_store)?;
+    let by =
+        api.store()?.scan_open_creator(organization, scan).await.map_err(status::from_store)?;
     let Some(by) = by else { return Ok(None) };
     Ok(Some(Caller {
         organization,
@@ -268,7 +269,7 @@ async fn by_token(
     let store = api.store()?;
     let entry = origin.entry(SIGN_IN, None, Code::Ok);
     let (user, personal) =
-        store.user_sign_in(&profile, Some(entry), now).await.map_err(status::of_store)?;
+        store.user_sign_in(&profile, Some(entry), now).await.map_err(status::from_store)?;
     let organization = wanted.unwrap_or(personal);
     let role =
         member(store, Known { organization: personal, user, key: None }, organization).await?;
@@ -291,7 +292,7 @@ async fn member(
     known: Known,
     organization: OrganizationId,
 ) -> Result<Role, Refused> {
-    let role = store.user_role(known.user, organization).await.map_err(status::of_store)?;
+    let role = store.user_role(known.user, organization).await.map_err(status::from_store)?;
     role.ok_or_else(|| Refused { status: unknown_organization(), known: Some(known) })
 }
 

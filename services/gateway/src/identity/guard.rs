@@ -103,7 +103,7 @@ where
         // A protocol has looked at who calls before it read the body, and the call was counted there.
         let metered = request.extensions_mut().remove::<Metered>();
         request.extensions_mut().insert(origin.peer);
-        let deadline = Deadline::of(request.extensions());
+        let deadline = Deadline::from_extensions(request.extensions());
         let account = request.extensions().get::<Account>().cloned();
         Box::pin(async move {
             let mut running = Running::new(&api, method, origin.protocol, deadline);
@@ -205,7 +205,7 @@ fn blame_the_client<B>(mut response: Response<B>) -> Response<B> {
         }
         Code::OutOfRange | Code::ResourceExhausted if is_one_of(&TOO_LARGE) => {
             // Fails for no status of ours.
-            _ = status::too_large_as(status.message()).add_header(response.headers_mut());
+            _ = status::too_large_with_message(status.message()).add_header(response.headers_mut());
         }
         _ => {}
     }
@@ -263,7 +263,7 @@ impl<'a> Running<'a> {
     }
 
     fn ended<R>(&mut self, code: Code, response: Response<R>) -> Response<R> {
-        self.call.ended(code);
+        self.call.set_code(code);
         self.deadline = None;
         response
     }
@@ -274,7 +274,7 @@ impl Drop for Running<'_> {
         let mut code = Code::Cancelled;
         if self.deadline.is_some_and(Deadline::is_over) {
             code = Code::DeadlineExceeded;
-            self.call.ended(code);
+            self.call.set_code(code);
         }
         if let Some((draft, origin, known)) = self.draft.take()
             && !draft.is_written()

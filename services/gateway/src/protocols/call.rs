@@ -19,7 +19,7 @@ use super::{
     methods::Method,
 };
 use crate::{
-    api::Repeated,
+    api::RepeatedResponse,
     limit::{Account, Share},
     quotas::Metered,
     server::MAX_REQUEST,
@@ -83,7 +83,7 @@ impl Call<'_> {
         let response = inner.oneshot(self.request(body)).await.map_err(Status::from_error)?;
         let (mut head, body) = response.into_parts();
         let metered: Metered = head.extensions.remove().unwrap_or_default();
-        let repeated = head.extensions.remove::<Repeated>().is_some();
+        let repeated = head.extensions.remove::<RepeatedResponse>().is_some();
         // A call that fails before its first message has its status in the headers.
         let mut trailers = HeaderMap::new();
         match Status::from_header_map(&head.headers) {

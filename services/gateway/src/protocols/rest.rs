@@ -198,8 +198,8 @@ impl Row {
         let method = &self.method;
         let accepted = Encoding::accepted_by(request.headers(), &header::ACCEPT_ENCODING);
         let (head, body) = request.into_parts();
-        let deadline =
-            Deadline::of(&head.extensions).unwrap_or_else(|| Deadline::new(None, TIMEOUT));
+        let deadline = Deadline::from_extensions(&head.extensions)
+            .unwrap_or_else(|| Deadline::new(None, TIMEOUT));
         let body = match self.route.body {
             Content::None => Ok(Bytes::new()),
             Content::All(_) | Content::Field(..) => deadline.begin(call::read_body(body)).await,

@@ -292,14 +292,15 @@ impl Quotas {
         wanted: Wanted,
     ) -> Result<Option<Refusal>, Status> {
         if let Some((key, limits)) = key {
-            let refusal =
-                self.room(store, Subject::Key(organization, key), &limits, wanted).await?;
+            let refusal = self
+                .acquire_read_memory(store, Subject::Key(organization, key), &limits, wanted)
+                .await?;
             if refusal.is_some() {
                 return Ok(refusal);
             }
         }
         let limits = self.limits(Some(store), organization).await;
-        self.room(store, Subject::Organization(organization), &limits, wanted).await
+        self.acquire_read_memory(store, Subject::Organization(organization), &limits, wanted).await
     }
 
     async fn room(
@@ -379,7 +380,7 @@ async fn count(
             );
             Ok(Reading { at, ..before })
         }
-        (Err(error), _) => Err(status::of_store(error)),
+        (Err(error), _) => Err(status::from_store(error)),
     }
 }
 
@@ -506,7 +507,7 @@ impl Subject {
 
 /// What is said, and counted.
 pub(crate) fn refused(refusal: &Refusal) -> Status {
-    metrics::quota_refused(refusal.left.id);
+    metrics::quota_exceeded(refusal.left.id);
     refusal.status()
 }
 

@@ -8,7 +8,7 @@ use construct_store::scan::ScanPhase;
 use construct_wire::scan as show;
 use tonic::Status;
 
-use super::find;
+use super::find_scan;
 use crate::{api::CallerContext, status};
 
 /// Paths that are listed for each kind of change, as the contract says.
@@ -19,8 +19,10 @@ pub(super) async fn compare(
     (before_named, before): (&str, ScanId),
     (after_named, after): (&str, ScanId),
 ) -> Result<CompareScansResponse, Status> {
-    let (earlier, later) =
-        (find(context, before_named, before).await?, find(context, after_named, after).await?);
+    let (earlier, later) = (
+        find_scan(context, before_named, before).await?,
+        find_scan(context, after_named, after).await?,
+    );
     if earlier.repository != later.repository {
         return Err(Status::invalid_argument("after: is a scan of another repository"));
     }
@@ -34,8 +36,8 @@ pub(super) async fn compare(
     }
     let (store, organization) = (context.store(), context.organization());
     let manifests = (
-        store.scan_manifest(organization, before).await.map_err(status::of_store)?,
-        store.scan_manifest(organization, after).await.map_err(status::of_store)?,
+        store.scan_manifest(organization, before).await.map_err(status::from_store)?,
+        store.scan_manifest(organization, after).await.map_err(status::from_store)?,
     );
     for (named, manifest) in [(before_named, &manifests.0), (after_named, &manifests.1)] {
         if manifest.is_empty() {
@@ -47,7 +49,7 @@ pub(super) async fn compare(
     let mut contents = Vec::new();
     for scan in [before, after] {
         let found =
-            store.candidate_list(organization, scan, None).await.map_err(status::of_store)?;
+            store.candidate_list(organization, scan, None).await.map_err(status::from_store)?;
         contents.push(
             found
                 .iter()

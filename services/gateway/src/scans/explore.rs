@@ -16,7 +16,7 @@ use construct_store::{
 use tonic::Status;
 use uuid::Uuid;
 
-use super::{made, part};
+use super::{partial_write, written_entity};
 use crate::{api::CallerContext, convert, events, status};
 
 /// The instructions of the agents. A message describes the scan itself.
@@ -58,13 +58,13 @@ pub(super) fn policy() -> Vec<Rule> {
 pub(super) async fn model(context: &CallerContext, reference: &str) -> Result<Model, Status> {
     if !reference.is_empty() {
         let found = context.store().model_find(context.organization(), reference).await;
-        return found.map_err(|error| status::about(reference, error));
+        return found.map_err(|error| status::for_reference(reference, error));
     }
     let page =
         Page { limit: 2, order: Order { key: Key::CreatedAt, descending: false }, after: None };
     let found =
         context.store().model_list(context.organization(), &ModelFilter::default(), &page).await;
-    let mut found = found.map_err(status::of_store)?;
+    let mut found = found.map_err(status::from_store)?;
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
         (None, _) => Err(Status::failed_precondition("spec.model: there is no model yet")),
@@ -107,12 +107,13 @@ pub(super) async fn prepare(
     };
     let render = |task: &StoredTask| {
         let task = convert::task(task);
-        events::rendered("task.created", Payload::Task(Box::new(task.clone())), &task)
+        events::write_output("task.created", Payload::Task(Box::new(task.clone())), &task)
     };
-    let (mut task_write, mut budget_write) = (part(write, "task"), part(write, "budget"));
+    let (mut task_write, mut budget_write) =
+        (partial_write(write, "task"), partial_write(write, "budget"));
     let (mut scan, new) = task();
     let mut id = new.id;
-    match context.store().task_create(&task_write, new, render).await.map_err(status::of_store)? {
+    match context.store().task_create(&task_write, new, render).await.map_err(status::from_store)? {
         WriteOutcome::Repeated { response } => {
             let unreadable = || Status::internal("the task of a scan cannot be read");
             (scan, id) = earlier_ids(&response).ok_or_else(unreadable)?;
@@ -126,9 +127,9 @@ pub(super) async fn prepare(
                     let (another, new) = task();
                     (scan, id) = (another, new.id);
                     let written = context.store().task_create(&task_write, new, render).await;
-                    announce(context, &written.map_err(status::of_store)?).await;
+                    announce(context, &written.map_err(status::from_store)?).await;
                 }
-                Err(error) => return Err(status::of_store(error)),
+                Err(error) => return Err(status::from_store(error)),
             }
         }
         written => announce(context, &written).await,
@@ -141,15 +142,15 @@ pub(super) async fn prepare(
     };
     let render = |budget: &Budget| {
         let budget = convert::budget(budget);
-        events::rendered("budget.created", Payload::Budget(budget.clone()), &budget)
+        events::write_output("budget.created", Payload::Budget(budget.clone()), &budget)
     };
     let written = context
         .store()
         .budget_create(&budget_write, new, render)
         .await
-        .map_err(status::of_store)?;
+        .map_err(status::from_store)?;
     announce(context, &written).await;
-    let budget: v1::Budget = made(written, convert::budget)?;
+    let budget: v1::Budget = written_entity(written, convert::budget)?;
     let unreadable = || Status::internal("the budget of a scan cannot be read");
     let budget = budget
         .metadata
@@ -176,14 +177,14 @@ pub(super) fn has_exploration(response: &[u8], exploration: &Exploration) -> boo
 /// Deletes the exploration of a scan that was refused. If that fails, an unused task remains.
 pub(super) async fn undo(context: &CallerContext, write: &Write, exploration: &Exploration) {
     let write = Write { idempotency: None, audit: None, ..write.clone() };
-    let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
+    let render = |budget: &Budget| events::deletion_output("budget.deleted", budget.id);
     match context.store().budget_delete(&write, exploration.budget, render).await {
         Ok(written) => announce(context, &written).await,
         Err(error) => {
             tracing::warn!(error = status::chain(&error), "the budget of a refused scan remains")
         }
     }
-    let render = |task: &StoredTask| events::deleted("task.deleted", task.state.id);
+    let render = |task: &StoredTask| events::deletion_output("task.deleted", task.state.id);
     match context.store().task_delete(&write, exploration.task, render).await {
         Ok(written) => announce(context, &written).await,
         Err(error) => {
@@ -208,7 +209,7 @@ async fn agent(context: &CallerContext, write: &Write, model: &Model) -> Result<
     let name = agent_name(&model.name);
     let render = |agent: &Agent| {
         let agent = convert::agent(agent);
-        events::rendered("agent.created", Payload::Agent(agent.clone()), &agent)
+        events::write_output("agent.created", Payload::Agent(agent.clone()), &agent)
     };
     // The second attempt finds an agent that was created concurrently.
     for _ in 0..2 {
@@ -222,7 +223,7 @@ async fn agent(context: &CallerContext, write: &Write, model: &Model) -> Result<
                 return Err(Status::failed_precondition(message));
             }
             Err(Error::NotFound { .. }) => {}
-            Err(error) => return Err(status::of_store(error)),
+            Err(error) => return Err(status::from_store(error)),
         }
         let new = NewAgent {
             id: AgentId::from_uuid(Uuid::now_v7()),
@@ -250,7 +251,7 @@ async fn agent(context: &CallerContext, write: &Write, model: &Model) -> Result<
                 };
             }
             Err(Error::AlreadyExists { .. }) => {}
-            Err(error) => return Err(status::of_store(error)),
+            Err(error) => return Err(status::from_store(error)),
         }
     }
     Err(status::unavailable("the agent of the exploration is being changed concurrently"))

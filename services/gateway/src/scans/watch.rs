@@ -9,12 +9,12 @@ use construct_wire::scan as show;
 use futures::{StreamExt as _, stream::BoxStream};
 use tonic::{Request, Response, Status};
 
-use super::find;
+use super::find_scan;
 use crate::{
     api::{Api, Backend},
     status,
     validate::requests,
-    watching::{self, Client, Events},
+    watch_stream::{self, Client, Events},
 };
 
 /// Events on their way to one client.
@@ -30,13 +30,13 @@ pub(super) async fn begin(
 ) -> Result<Response<Events<ScanEvent>>, Status> {
     let (context, request) = api.begin_unchecked_request(request)?;
     let (scan, after) = requests::watch_scan(&request)?;
-    find(&context, &request.scan, scan).await?;
+    find_scan(&context, &request.scan, scan).await?;
     let organization = context.organization();
-    let subject = subject::ScanNews { organization, scan }.subject();
+    let subject = subject::ScanUpdate { organization, scan }.subject();
     let listen = context.backend.publisher.bus().tap(&subject);
     let follow =
         move |backend, news, client| follow(backend, (organization, scan), after, news, client);
-    watching::begin((api, &context), ("watch of a scan", BUFFER), listen, follow).await
+    watch_stream::begin((api, &context), ("watch of a scan", BUFFER), listen, follow).await
 }
 
 async fn follow(
@@ -48,12 +48,12 @@ async fn follow(
 ) -> Result<(), Status> {
     loop {
         // In this order: a scan that is over has all its events.
-        let scan = backend.store.scan_get(organization, id).await.map_err(status::of_store)?;
+        let scan = backend.store.scan_get(organization, id).await.map_err(status::from_store)?;
         let events = backend
             .store
             .scan_events(organization, id, after, EVENTS)
             .await
-            .map_err(status::of_store)?;
+            .map_err(status::from_store)?;
         let found = !events.is_empty();
         for event in &events {
             after = event.sequence;

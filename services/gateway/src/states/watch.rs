@@ -17,7 +17,7 @@ use crate::{
     api::{Api, Backend},
     status,
     validate::requests,
-    watching::{self, Client, Events},
+    watch_stream::{self, Client, Events},
 };
 
 /// Events on their way to one client.
@@ -36,13 +36,13 @@ pub(super) async fn begin(
     let known = requests::watch_states(&request)?;
     let organization = context.organization();
     let watched = Watched { organization, owner: owner(&context, request.shared) };
-    let (bus, address) = (context.backend.publisher.bus(), subject::StateNews { organization });
+    let (bus, address) = (context.backend.publisher.bus(), subject::StateUpdate { organization });
     let follow =
         |backend, news, client| async move { watched.follow(&backend, known, news, &client).await };
-    watching::begin(
+    watch_stream::begin(
         (api, &context),
         ("watch of documents", BUFFER),
-        bus.hear_states(&address),
+        bus.subscribe_states(&address),
         follow,
     )
     .await
@@ -67,7 +67,7 @@ impl Watched {
             let versions: Vec<_> = known.iter().map(|(name, version)| (*name, *version)).collect();
             let changed =
                 backend.store.state_changes(self.organization, self.owner, &versions).await;
-            for state in changed.map_err(status::of_store)? {
+            for state in changed.map_err(status::from_store)? {
                 if let Some(version) = known.get_mut(state.name.as_str()) {
                     *version = state.version;
                 }

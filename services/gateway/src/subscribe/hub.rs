@@ -223,7 +223,9 @@ impl Listener {
         loop {
             let mut connection = self.bus.connection();
             connection.mark_unchanged();
-            match tokio::time::timeout(BUS_TIMEOUT, self.bus.live(&self.watched.live())).await {
+            match tokio::time::timeout(BUS_TIMEOUT, self.bus.subscribe_events(&self.watched.live()))
+                .await
+            {
                 Ok(Ok(events)) => {
                     if self.started.send_replace(true) {
                         // Subscribers exist already, and have missed what was published before
@@ -275,7 +277,7 @@ impl Listener {
 
     fn forward_event(&self, event: Event) {
         if event.sequence > 0 {
-            metrics::heard(&event);
+            metrics::record_delay(&event);
             self.head.fetch_max(event.sequence, Ordering::Relaxed);
         }
         let live = match Mark::from_event(&event) {

@@ -71,17 +71,17 @@ mod tests {
     }
 
     fn ends(progress: u64, head: u64) -> StreamEnds {
-        StreamEnds { progress: Bookmark::of_tests(progress), head }
+        StreamEnds { progress: Bookmark::for_tests(progress), head }
     }
 
     #[test]
     fn finished_catch_up_advances_the_start() {
         let mut start = ReplayStart::default();
-        start.on_read(Bookmark::of_tests(5));
+        start.on_read(Bookmark::for_tests(5));
         assert_eq!(start.position(), Bookmark::default());
-        start.on_read(Bookmark::of_tests(9));
+        start.on_read(Bookmark::for_tests(9));
         start.on_live(cursor(3, 1), StreamEnds::default());
-        assert_eq!(start.position(), Bookmark::of_tests(9));
+        assert_eq!(start.position(), Bookmark::for_tests(9));
     }
 
     #[test]
@@ -96,20 +96,20 @@ mod tests {
         start.on_live(cursor(6, 4), ends(60, 6));
         assert_eq!(start.position(), Bookmark::default());
         start.on_live(cursor(7, 5), ends(60, 6));
-        assert_eq!(start.position(), Bookmark::of_tests(50));
+        assert_eq!(start.position(), Bookmark::for_tests(50));
         // The next end counts after the step that is open now.
         start.on_live(cursor(8, 5), ends(60, 6));
-        assert_eq!(start.position(), Bookmark::of_tests(50));
+        assert_eq!(start.position(), Bookmark::for_tests(50));
         start.on_live(cursor(9, 6), ends(60, 6));
-        assert_eq!(start.position(), Bookmark::of_tests(60));
+        assert_eq!(start.position(), Bookmark::for_tests(60));
     }
 
     #[test]
     fn older_stream_end_does_not_replace_a_catch_up() {
         let mut start = ReplayStart::default();
         start.on_live(cursor(4, 4), ends(50, 4));
-        start.on_read(Bookmark::of_tests(70));
+        start.on_read(Bookmark::for_tests(70));
         start.on_live(cursor(9, 6), ends(50, 4));
-        assert_eq!(start.position(), Bookmark::of_tests(70));
+        assert_eq!(start.position(), Bookmark::for_tests(70));
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     api::Backend,
     events,
     limit::{Holder, Limit, Share},
-    metrics::Watching,
+    metrics::ActiveSubscription,
     status,
 };
 
@@ -81,7 +81,7 @@ struct Disconnected;
 impl Subscription {
     pub(super) async fn run(mut self) {
         let out = self.out.clone();
-        let _watching = Watching::begin();
+        let _watching = ActiveSubscription::begin();
         tokio::select! {
             // Also while there is nothing to send.
             () = out.closed() => {}
@@ -258,7 +258,7 @@ async fn read_with_retries<T, F: Future<Output = Result<T, Error>>>(
             Err(error) if error.is_retryable() && begun.elapsed() < DATABASE_TIMEOUT => {
                 tokio::time::sleep(READ_RETRY_DELAY).await
             }
-            Err(error) => return Err(status::of_store(error)),
+            Err(error) => return Err(status::from_store(error)),
         }
     }
 }

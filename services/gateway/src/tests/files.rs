@@ -20,7 +20,7 @@ use super::{
     harness::*,
     walk::{create_key, create_organization, login_required, with_key, write},
 };
-use crate::{Config, files::work::Files, organizations::silent};
+use crate::{Config, files::work::Files, organizations::response_output};
 
 fn client(gateway: &Gateway) -> FileServiceClient<Channel> {
     FileServiceClient::new(gateway.channel())
@@ -278,7 +278,7 @@ async fn upload_left_by_a_killed_gateway_is_finished() {
     let last = NewPart { position: 0, size: 11, part: name.uuid(), sha256 };
     gateway
         .store()
-        .file_part_add(&write(OrganizationId::LOCAL), file_id, last, |_| silent(&()))
+        .file_part_add(&write(OrganizationId::LOCAL), file_id, last, |_| response_output(&()))
         .await
         .expect("taken");
     let file = checked_file(&gateway, &file).await;

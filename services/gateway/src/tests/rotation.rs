@@ -37,7 +37,7 @@ impl Keys {
         arguments.extend(words[1..].iter().map(Into::into));
         let command = Command::parse(arguments).expect("it is understood");
         match perform(&command, Some(&self.store), now).await {
-            Ok(output) => Ok(output.words),
+            Ok(output) => Ok(output.message),
             Err(error) => Err(format!("{error:#}")),
         }
     }

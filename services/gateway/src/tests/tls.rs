@@ -417,11 +417,11 @@ async fn invalid_certificate_files_are_reported_at_start() {
         .await
         .expect("it is fine")
         .expect("it is configured");
-    assert!(!tls.look().await.expect("nothing has changed"));
+    assert!(!tls.reload().await.expect("nothing has changed"));
     // A certificate without its new key is not loaded: the previous one stays.
     let (new, before) = (ca.issue("gateway", |_| {}), tls.web());
     folder.put("tls.crt", &new.certificate);
-    assert!(tls.look().await.is_err() && Arc::ptr_eq(&tls.web(), &before));
+    assert!(tls.reload().await.is_err() && Arc::ptr_eq(&tls.web(), &before));
     folder.put("tls.key", &new.key);
-    assert!(tls.look().await.expect("it is whole") && !Arc::ptr_eq(&tls.web(), &before));
+    assert!(tls.reload().await.expect("it is whole") && !Arc::ptr_eq(&tls.web(), &before));
 }

@@ -137,7 +137,7 @@ pub(super) async fn create_organization(gateway: &Gateway, slug: &str) -> (Organ
         avatar_url: String::new(),
         owner,
     };
-    let render = crate::organizations::silent(&());
+    let render = crate::organizations::response_output(&());
     let made = gateway
         .store()
         .organization_create(&write(OrganizationId::LOCAL), new, None, None, |_| render)
@@ -294,7 +294,7 @@ async fn every_method_enforces_its_role_and_scope() {
     }
     let (id, revoked) = create_key(&gateway, local, Role::Owner, &all, None).await;
     let (store, local_write) = (gateway.store(), write(OrganizationId::LOCAL));
-    let silent = crate::organizations::silent(&());
+    let silent = crate::organizations::response_output(&());
     store
         .api_key_revoke(&local_write, id, None, Role::Owner, |_| silent)
         .await
@@ -706,7 +706,7 @@ async fn create_resources(
         invited_by: "local".into(),
         expires_at: Timestamp::now() + jiff::SignedDuration::from_hours(1),
     };
-    let silent = crate::organizations::silent(&());
+    let silent = crate::organizations::response_output(&());
     let made = store.invitation_create(&write(organization), new, |_| silent).await;
     let WriteOutcome::Applied { entity, .. } = made.expect("it is made") else {
         panic!("it has no idempotency key")

@@ -35,13 +35,13 @@ pub(crate) use tasks::{
 pub(crate) use usage::{list_usage, update_quota};
 
 use super::Violations;
-use crate::page::{Column, Page, Place};
+use crate::page::{Column, Page, PagePosition};
 
 /// A request for a page of a list that can be ordered by `columns`.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
-pub(crate) fn list<P: Place>(
+pub(crate) fn list<P: PagePosition>(
     organization: OrganizationId,
     request: &impl PagedRequest,
     columns: &[Column],

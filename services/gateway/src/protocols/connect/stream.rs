@@ -180,7 +180,7 @@ struct Sending {
 impl Sending {
     /// The next envelope, and whether it is the last one.
     async fn next(&mut self) -> (Bytes, bool) {
-        let next = match self.deadline.go_on(self.answers.next()).await {
+        let next = match self.deadline.limit_response(self.answers.next()).await {
             Ok(Some(message)) => self.codec.response(&self.kind, message).map(Some),
             other => other,
         };

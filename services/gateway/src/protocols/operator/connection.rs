@@ -32,7 +32,7 @@ use crate::{
     identity::peer::Forwarded,
     limit::{self, Account, Holder, Share},
     quotas::seconds,
-    server::SILENCE,
+    server::TCP_KEEPALIVE_TIME,
     tls::stream::Stream,
 };
 
@@ -125,7 +125,8 @@ impl Connection {
         // Lines are small and urgent. On failure they arrive a little later.
         _ = stream.set_nodelay(true);
         // On failure, a client that vanished keeps its connection until the next write.
-        _ = SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(SILENCE));
+        _ = SockRef::from(stream)
+            .set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE_TIME));
         let calls = calls.with_peer(stream.connect_info());
         Self { calls, options, draining }
     }

@@ -85,7 +85,7 @@ async fn all_callers(
         identity,
     };
     let (id, revoked) = create_key(gateway, local, Role::Owner, &all, None).await;
-    let silent = crate::organizations::silent(&());
+    let silent = crate::organizations::response_output(&());
     let revoking =
         gateway.store().api_key_revoke(&write(local.0), id, None, Role::Owner, |_| silent).await;
     revoking.expect("it is revoked");

@@ -32,7 +32,7 @@ fn filter(
 ) -> Result<store::AuditFilter, Status> {
     let wanted = wanted.cloned().unwrap_or_default();
     let code =
-        (0..=16_u8).find(|code| metrics::name(Code::from(i32::from(*code))) == wanted.outcome);
+        (0..=16_u8).find(|code| metrics::code_name(Code::from(i32::from(*code))) == wanted.outcome);
     violations.require(wanted.outcome.is_empty() || code.is_some(), "filter.outcome", || {
         "is no code of gRPC's, as `OK` or `PERMISSION_DENIED`".into()
     });

@@ -16,37 +16,37 @@ use crate::{deadline::Deadline, status::chain};
 
 /// How long the mesh has to say, if the call has as much time. Whoever asks what a task waits for
 /// is answered without it, too.
-const PATIENCE: Duration = Duration::from_millis(200);
+const LOCATION_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Where a command is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whereabouts {
+pub(crate) enum StepLocation {
     /// Its organization has no place for it in the queue.
-    Withheld {
+    WaitingForSlot {
         /// The organization's commands that the task's reconciler has there.
-        standing: u32,
+        queued: u32,
         /// The organization's commands that get a place before it.
-        before: u32,
+        ahead: u32,
     },
     /// In the queue. No worker has had it.
     Queued,
     /// With a worker.
-    Taken,
+    WithWorker,
     /// Nowhere: it is about to be sent, or was carried out.
-    Nowhere,
+    NotQueued,
 }
 
 /// What the mesh says of a task, as far as it does so soon.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Found {
+pub(crate) struct ReconcilerReport {
     /// Where its step's command is.
-    pub(crate) command: Option<Whereabouts>,
+    pub(crate) location: Option<StepLocation>,
     /// The reconciler's looks at it that have failed since the last one that went well.
-    pub(crate) failed: Option<FailedLooks>,
+    pub(crate) failures: Option<FailedLooks>,
 }
 
 /// Asks the reconciler that looks after the task, and the queue how far it was handed out.
-pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Found {
+pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> ReconcilerReport {
     let command = command(task);
     let mut question = WhereaboutsQuestion {
         organization_id: task.state.organization.to_string(),
@@ -61,39 +61,46 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Fo
             ..question
         };
     }
-    let patience = deadline.left(PATIENCE);
-    let found = bus.ask(&subject::Whereabouts, &question, patience);
+    let timeout = deadline.remaining(LOCATION_TIMEOUT);
+    let report = bus.ask(&subject::StepLocation, &question, timeout);
     let reached = async {
         match &command {
             Some(command) => Some(bus.inspect_consumer(&command.queue).await),
             None => None,
         }
     };
-    let Ok((found, reached)) = tokio::time::timeout(patience, future::join(found, reached)).await
+    let Ok((report, reached)) = tokio::time::timeout(timeout, future::join(report, reached)).await
     else {
-        return Found::default();
+        return ReconcilerReport::default();
     };
-    let found = match found {
-        Ok(found) => found,
+    let report = match report {
+        Ok(report) => report,
         Err(error) => {
             tracing::debug!(error = chain(&error), "nobody says how a task stands");
-            return Found::default();
+            return ReconcilerReport::default();
         }
     };
-    let place = reached.and_then(|reached| {
-        if found.withheld {
-            return Some(Whereabouts::Withheld { standing: found.standing, before: found.before });
+    let location = reached.and_then(|reached| {
+        if report.withheld {
+            return Some(StepLocation::WaitingForSlot {
+                queued: report.standing,
+                ahead: report.before,
+            });
         }
-        if found.sequence == 0 {
-            return Some(Whereabouts::Nowhere);
+        if report.sequence == 0 {
+            return Some(StepLocation::NotQueued);
         }
         let queue = reached
             .inspect_err(|error| tracing::debug!(error = chain(error), "a queue cannot be asked"))
             .ok()?;
         let reached = queue.map_or(0, |queue| queue.reached);
-        Some(if found.sequence > reached { Whereabouts::Queued } else { Whereabouts::Taken })
+        Some(if report.sequence > reached {
+            StepLocation::Queued
+        } else {
+            StepLocation::WithWorker
+        })
     });
-    Found { command: place, failed: found.failed }
+    ReconcilerReport { location, failures: report.failed }
 }
 
 /// The command of a step in flight.

@@ -17,21 +17,21 @@ use crate::deadline::Deadline;
 
 /// How often the pools are asked. What a task's explanation says about its own pool is asked at
 /// that moment.
-const ASK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long an interpreter has to answer, if whoever wants to know has as much time.
-const PATIENCE: Duration = Duration::from_secs(1);
+const POOL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What this gateway knows of the pools.
 #[derive(Debug)]
-pub(crate) struct Pools {
+pub(crate) struct PoolMonitor {
     bus: Bus,
     /// Since when no interpreter serves a pool, as far as this gateway has seen. Only of pools that
     /// are not served.
     absent: Mutex<HashMap<String, Timestamp>>,
 }
 
-impl Pools {
+impl PoolMonitor {
     pub(crate) fn new(bus: Bus) -> Self {
         Self { bus, absent: Mutex::default() }
     }
@@ -40,11 +40,11 @@ impl Pools {
     pub(crate) async fn watch(&self, names: &[String], draining: &CancellationToken) {
         loop {
             for name in names {
-                self.absence(name, Deadline::new(None, PATIENCE)).await;
+                self.absence(name, Deadline::new(None, POOL_TIMEOUT)).await;
             }
             tokio::select! {
                 () = draining.cancelled() => return,
-                () = tokio::time::sleep(ASK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }
@@ -53,7 +53,7 @@ impl Pools {
     /// out.
     pub(crate) async fn absence(&self, name: &str, deadline: Deadline) -> Option<Timestamp> {
         let pool = Pool::new(name).ok()?;
-        let served = self.bus.pool_is_served(&pool, deadline.left(PATIENCE)).await;
+        let served = self.bus.pool_is_served(&pool, deadline.remaining(POOL_TIMEOUT)).await;
         let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
         match served {
             Ok(true) => {

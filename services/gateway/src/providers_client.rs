@@ -24,23 +24,23 @@ use crate::{
 
 /// How long a process has to say how a breaker stands. It looks into its memory; whoever shows a
 /// model does not wait for more.
-const GLANCE: Duration = Duration::from_millis(300);
+const BREAKER_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long the service has for an answer; it gives a vendor a little less. So short that there is
 /// time to say that it was not enough.
-const PATIENCE: Duration = Duration::from_secs(28);
+const VENDOR_TIMEOUT: Duration = Duration::from_secs(28);
 /// How often it is found out whether any process is there. What a task's explanation says is asked
 /// at that moment.
-const ASK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The processes of the providers service.
 #[derive(Debug)]
-pub(crate) struct Providers {
+pub(crate) struct ProvidersClient {
     bus: Bus,
     /// Since when none is there, as far as this gateway has seen.
     absent: Mutex<Option<Timestamp>>,
 }
 
-impl Providers {
+impl ProvidersClient {
     pub(crate) fn new(bus: Bus) -> Self {
         Self { bus, absent: Mutex::default() }
     }
@@ -48,10 +48,10 @@ impl Providers {
     /// Looks whether any process is there until this one drains.
     pub(crate) async fn watch(&self, draining: &CancellationToken) {
         loop {
-            self.absence(Deadline::new(None, GLANCE)).await;
+            self.absence(Deadline::new(None, BREAKER_TIMEOUT)).await;
             tokio::select! {
                 () = draining.cancelled() => return,
-                () = tokio::time::sleep(ASK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }
@@ -59,12 +59,16 @@ impl Providers {
     /// Since when no process is there; none when one is, or when that can't be found out.
     pub(crate) async fn absence(&self, deadline: Deadline) -> Option<Timestamp> {
         // Of no breaker, which any process can answer.
-        let answered = self
+        let response = self
             .bus
-            .ask(&subject::BreakerState, &BreakerQuestion::default(), deadline.left(GLANCE))
+            .ask(
+                &subject::BreakerState,
+                &BreakerQuestion::default(),
+                deadline.remaining(BREAKER_TIMEOUT),
+            )
             .await;
         let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
-        match answered {
+        match response {
             Ok(_) => {
                 if absent.take().is_some() {
                     tracing::info!("the providers service is there");
@@ -90,8 +94,11 @@ impl Providers {
             vendor_model: model.vendor_model.clone(),
         };
         let question = BreakerQuestion { breaker: Some(breaker) };
-        let answered = self.bus.ask(&subject::BreakerState, &question, deadline.left(GLANCE)).await;
-        answered
+        let response = self
+            .bus
+            .ask(&subject::BreakerState, &question, deadline.remaining(BREAKER_TIMEOUT))
+            .await;
+        response
             .inspect_err(|error| tracing::debug!(%error, "nobody says how a breaker stands"))
             .ok()
     }
@@ -102,9 +109,12 @@ impl Providers {
         provider: &ModelProvider,
         deadline: Deadline,
     ) -> Result<Vec<v1::KeyCheck>, Status> {
-        let question = ProviderCheck { provider: Some(addressed(provider)) };
-        let asked = self.bus.ask(&subject::CheckProvider, &question, deadline.left(PATIENCE)).await;
-        Ok(asked.map_err(|error| unanswered(error, deadline))?.keys)
+        let question = ProviderCheck { provider: Some(to_mesh_provider(provider)) };
+        let response = self
+            .bus
+            .ask(&subject::CheckProvider, &question, deadline.remaining(VENDOR_TIMEOUT))
+            .await;
+        Ok(response.map_err(|error| request_failed(error, deadline))?.keys)
     }
 
     /// Which models the vendor offers.
@@ -113,10 +123,12 @@ impl Providers {
         provider: &ModelProvider,
         deadline: Deadline,
     ) -> Result<Vec<v1::VendorModel>, Status> {
-        let question = VendorModelsQuestion { provider: Some(addressed(provider)) };
-        let asked =
-            self.bus.ask(&subject::ListVendorModels, &question, deadline.left(PATIENCE)).await;
-        let answer = asked.map_err(|error| unanswered(error, deadline))?;
+        let question = VendorModelsQuestion { provider: Some(to_mesh_provider(provider)) };
+        let response = self
+            .bus
+            .ask(&subject::ListVendorModels, &question, deadline.remaining(VENDOR_TIMEOUT))
+            .await;
+        let answer = response.map_err(|error| request_failed(error, deadline))?;
         match answer.failure {
             None => Ok(answer.models),
             Some(failure) => Err(Status::failed_precondition(format!(
@@ -127,21 +139,21 @@ impl Providers {
     }
 }
 
-fn addressed(provider: &ModelProvider) -> mesh::Provider {
+fn to_mesh_provider(provider: &ModelProvider) -> mesh::Provider {
     mesh::Provider {
         id: provider.id.to_string(),
         r#type: convert::provider_type(provider.kind).into(),
         base_url: provider.base_url.clone(),
-        api_key: provider.key.as_ref().map(sealed),
+        api_key: provider.key.as_ref().map(to_mesh_secret),
         script: provider.script.clone().unwrap_or_default(),
-        additional_api_keys: provider.additional_keys.iter().map(sealed).collect(),
+        additional_api_keys: provider.additional_keys.iter().map(to_mesh_secret).collect(),
         max_concurrency: provider.limits.max_concurrency,
         requests_per_minute: provider.limits.requests_per_minute,
         tokens_per_minute: provider.limits.tokens_per_minute,
     }
 }
 
-fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
+fn to_mesh_secret(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
     mesh::SealedSecret {
         key_id: key_id.clone(),
         nonce: nonce.clone(),
@@ -149,7 +161,7 @@ fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::Se
     }
 }
 
-fn unanswered(error: request::Error, deadline: Deadline) -> Status {
+fn request_failed(error: request::Error, deadline: Deadline) -> Status {
     match error {
         request::Error::Timeout if deadline.is_over() => deadline::exceeded(),
         request::Error::NoResponders => status::unavailable("the providers service is not there"),

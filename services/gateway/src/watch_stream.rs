@@ -36,7 +36,7 @@ where
     X: Display,
     F: Future<Output = Result<(), Status>> + Send + 'static,
 {
-    let place = api.subscription(context.organization())?;
+    let permit = api.acquire_subscription_permit(context.organization())?;
     let backend = Arc::clone(&context.backend);
     // Listening begins before the first read, so that nothing is waited for that has happened.
     let news = match listen.await {
@@ -51,11 +51,11 @@ where
         (context.caller().clone(), api.lifecycle().draining(), backend.store.clone());
     let following = follow(backend, news, sender.clone());
     api.lifecycle().spawn_job(name, async move {
-        let _place = place;
+        let _permit = permit;
         tokio::select! {
             () = draining.cancelled() => {
-                let words = "the gateway is stopping: connect again with the cursor of the last event";
-                _ = sender.send(Err(status::unavailable(words))).await;
+                let message = "the gateway is stopping: connect again with the cursor of the last event";
+                _ = sender.send(Err(status::unavailable(message))).await;
             }
             // Who connects again is judged again.
             () = subscribe::until_it_ends(&store, &caller) => {}

@@ -13,24 +13,29 @@ use uuid::Uuid;
 use crate::{Keyrings, files::work::Files, status::chain};
 
 /// How often PostgreSQL is asked whether it is there.
-const ASK: Duration = Duration::from_secs(5);
+const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// How often while it is not.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often old answers are forgotten.
-const TIDY: Duration = Duration::from_secs(600);
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(600);
 /// Entries of the audit trail that are removed by one statement.
-const EXPIRED_AT_ONCE: u32 = 1000;
+const AUDIT_BATCH_ROWS: u32 = 1000;
 /// How often is looked for organizations to erase.
-const ERASE: Duration = Duration::from_secs(5);
+const ERASE_INTERVAL: Duration = Duration::from_secs(5);
 /// Rows of an organization that are removed by one transaction.
-const ERASED_AT_ONCE: u32 = 500;
+const ERASE_BATCH_ROWS: u32 = 500;
 /// How long the answer of an idempotent request is kept, as the API promises.
-const ANSWERS_KEPT: SignedDuration = SignedDuration::from_hours(24);
+const IDEMPOTENCY_RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
 /// Keeps the readiness latch of PostgreSQL true to life.
-pub(crate) async fn database(store: Store, latch: Latch, draining: CancellationToken) {
+pub(crate) async fn watch_database(store: Store, latch: Latch, draining: CancellationToken) {
     let mut there = true;
-    while !paused(if there { ASK } else { ASK_AGAIN }, &draining).await {
+    while !wait_until_draining(
+        if there { HEALTH_CHECK_INTERVAL } else { RECHECK_INTERVAL },
+        &draining,
+    )
+    .await
+    {
         match store.ping().await {
             Ok(()) if there => {}
             Ok(()) => {
@@ -91,8 +96,8 @@ pub(crate) async fn housekeeping(
     if let Some(keyring) = keyrings.secrets {
         reseal_secrets(&store, &keyring).await;
     }
-    while !paused(TIDY, &draining).await {
-        match store.idempotency_expire(clock::now() - ANSWERS_KEPT).await {
+    while !wait_until_draining(CLEANUP_INTERVAL, &draining).await {
+        match store.idempotency_expire(clock::now() - IDEMPOTENCY_RETENTION).await {
             Ok(count) => tracing::debug!(count, "old answers were forgotten"),
             Err(error) => warn("old answers could not be forgotten", &error),
         }
@@ -124,12 +129,20 @@ async fn reseal_secrets(store: &Store, keyring: &Keyring) {
 
 /// Erases organizations that were deleted, one part after another. Every replica does it; what one
 /// is at the others leave alone.
-pub(crate) async fn erase(store: Store, bus: Bus, files: Files, draining: CancellationToken) {
-    let mut pause = Duration::ZERO;
-    while !paused(pause, &draining).await {
-        pause = match store.organization_erase(erased(), ERASED_AT_ONCE, clock::now()).await {
+pub(crate) async fn erase_organizations(
+    store: Store,
+    bus: Bus,
+    files: Files,
+    draining: CancellationToken,
+) {
+    let mut delay = Duration::ZERO;
+    while !wait_until_draining(delay, &draining).await {
+        delay = match store
+            .organization_erase(erasure_entry(), ERASE_BATCH_ROWS, clock::now())
+            .await
+        {
             Ok(Some(ErasureProgress::More(_))) => Duration::ZERO,
-            Ok(Some(ErasureProgress::Blocked(_))) => ASK_AGAIN,
+            Ok(Some(ErasureProgress::Blocked(_))) => RECHECK_INTERVAL,
             Ok(Some(ErasureProgress::Done(organization))) => {
                 files.remove().await;
                 // What is not removed now goes by its age.
@@ -139,17 +152,17 @@ pub(crate) async fn erase(store: Store, bus: Bus, files: Files, draining: Cancel
                 tracing::info!(%organization, "an organization was erased");
                 Duration::ZERO
             }
-            Ok(None) => ERASE,
+            Ok(None) => ERASE_INTERVAL,
             Err(error) => {
                 warn("an organization could not be erased any further", &error);
-                ERASE
+                ERASE_INTERVAL
             }
         };
     }
 }
 
 /// What the trail says when nothing is left.
-fn erased() -> AuditEntry {
+fn erasure_entry() -> AuditEntry {
     AuditEntry {
         id: AuditEntryId::from_uuid(Uuid::now_v7()),
         organization: OrganizationId::LOCAL,
@@ -171,8 +184,8 @@ fn erased() -> AuditEntry {
 /// Removes what is old in the audit trail, in parts, so that nobody waits behind it.
 pub(crate) async fn expire_audit(store: &Store, before: Timestamp, draining: &CancellationToken) {
     while !draining.is_cancelled() {
-        match store.audit_expire(before, EXPIRED_AT_ONCE).await {
-            Ok(count) if count < u64::from(EXPIRED_AT_ONCE) => return,
+        match store.audit_expire(before, AUDIT_BATCH_ROWS).await {
+            Ok(count) if count < u64::from(AUDIT_BATCH_ROWS) => return,
             Ok(_) => {}
             Err(error) => {
                 return warn("old entries of the audit trail could not be removed", &error);
@@ -186,9 +199,9 @@ fn warn(what: &str, error: &Error) {
 }
 
 /// Waits. True when the process drains.
-async fn paused(pause: Duration, draining: &CancellationToken) -> bool {
+async fn wait_until_draining(delay: Duration, draining: &CancellationToken) -> bool {
     tokio::select! {
         () = draining.cancelled() => true,
-        () = tokio::time::sleep(pause) => false,
+        () = tokio::time::sleep(delay) => false,
     }
 }

@@ -26,21 +26,21 @@ use crate::{
     api::{Api, CallerContext, no_wake},
     convert,
     identity::credential,
-    organizations::silent,
+    organizations::response_output,
     page::Column,
     status, validate,
 };
 
 /// How long a set-up code can be exchanged when nobody says.
-pub(crate) const CODE_LIFE: Duration = Duration::from_secs(15 * 60);
+pub(crate) const SETUP_CODE_LIFETIME: Duration = Duration::from_secs(15 * 60);
 
 /// Whose keys a caller sees and revokes: their own, or everybody's.
-fn reach(context: &CallerContext) -> Option<UserId> {
+fn visible_user(context: &CallerContext) -> Option<UserId> {
     (context.caller().role < Role::Admin).then(|| context.user())
 }
 
 /// How long something lasts, where the request says.
-fn life(duration: Option<prost_types::Duration>) -> Option<Duration> {
+fn positive_duration(duration: Option<prost_types::Duration>) -> Option<Duration> {
     duration?.try_into().ok()
 }
 
@@ -62,7 +62,7 @@ fn limits(limits: Option<ApiKeyLimits>) -> Limits {
 ///
 /// # Errors
 /// `PERMISSION_DENIED`.
-pub(crate) fn unlimited(context: &CallerContext) -> Result<(), Status> {
+pub(crate) fn ensure_unlimited_key(context: &CallerContext) -> Result<(), Status> {
     if context.caller().limits == Limits::default() {
         return Ok(());
     }
@@ -70,11 +70,11 @@ pub(crate) fn unlimited(context: &CallerContext) -> Result<(), Status> {
 }
 
 /// What a key of this description may do, when the caller may give it.
-fn granted(context: &CallerContext, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Status> {
-    unlimited(context)?;
+fn check_grant(context: &CallerContext, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Status> {
+    ensure_unlimited_key(context)?;
     let role = show::to_role(spec.role()).unwrap_or(context.caller().role);
     let scopes: Vec<Scope> = spec.scopes.iter().filter_map(|scope| Scope::parse(scope)).collect();
-    if context.caller().may_give(role, &scopes) {
+    if context.caller().may_grant(role, &scopes) {
         return Ok((role, scopes));
     }
     Err(Status::permission_denied("nobody may make a key that may more than they may themselves"))
@@ -83,11 +83,11 @@ fn granted(context: &CallerContext, spec: &ApiKeySpec) -> Result<(Role, Vec<Scop
 /// Until when what a caller makes may be good: no longer than the key they came with. A person who
 /// has logged in makes keys that last: their token is short because it is renewed, and the keys go
 /// with their membership.
-fn capped(context: &CallerContext, wanted: Option<Timestamp>) -> Option<Timestamp> {
+fn cap_expiry(context: &CallerContext, requested: Option<Timestamp>) -> Option<Timestamp> {
     let caller = context.caller();
-    match (wanted, caller.until.filter(|_| caller.key.is_some())) {
-        (Some(wanted), Some(until)) => Some(wanted.min(until)),
-        (wanted, until) => wanted.or(until),
+    match (requested, caller.until.filter(|_| caller.key.is_some())) {
+        (Some(requested), Some(until)) => Some(requested.min(until)),
+        (requested, until) => requested.or(until),
     }
 }
 
@@ -99,8 +99,8 @@ impl KeyService for Api {
     ) -> Result<Response<CreateApiKeyResponse>, Status> {
         let (context, request) = self.begin_request(request)?;
         let spec = request.spec.unwrap_or_default();
-        let life = life(request.expires_in);
-        let (role, scopes) = granted(&context, &spec)?;
+        let lifetime = positive_duration(request.expires_in);
+        let (role, scopes) = check_grant(&context, &spec)?;
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
         context.touch(&id.to_string());
@@ -112,12 +112,13 @@ impl KeyService for Api {
             role,
             scopes,
             user: context.user(),
-            expires_at: capped(&context, life.map(|life| write.now + life)),
+            expires_at: cap_expiry(&context, lifetime.map(|lifetime| write.now + lifetime)),
             limits: limits(spec.limits),
         };
-        let made = context.store().api_key_create(&write, new).await.map_err(status::of_store)?;
-        tracing::info!(key = %made.id, by = context.name(), "an API key was made");
-        Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
+        let created =
+            context.store().api_key_create(&write, new).await.map_err(status::from_store)?;
+        tracing::info!(key = %created.id, by = context.name(), "an API key was made");
+        Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&created)), key }))
     }
 
     async fn get_api_key(
@@ -126,16 +127,17 @@ impl KeyService for Api {
     ) -> Result<Response<v1::ApiKey>, Status> {
         let (context, request) = self.begin_request(request)?;
         let id = validate::id(&request.api_key)?;
-        let found = context.store().api_key_get(context.organization(), id, reach(&context)).await;
-        let found = found.map_err(|error| status::about(&request.api_key, error))?;
+        let found =
+            context.store().api_key_get(context.organization(), id, visible_user(&context)).await;
+        let found = found.map_err(|error| status::for_reference(&request.api_key, error))?;
         let periods = self.quotas().periods(clock::now());
-        let place = self.sum(context.organization()).await?;
+        let permit = self.acquire_sum_permit(context.organization()).await?;
         let counts = context
             .store()
             .quota_key_counts(context.organization(), CountSelection::ALL, &periods)
             .await;
-        drop(place);
-        let used = counts.map_err(status::of_store)?.get(&id).copied().unwrap_or_default();
+        drop(permit);
+        let used = counts.map_err(status::from_store)?.get(&id).copied().unwrap_or_default();
         let used = ApiKeyUse {
             tasks: used.tasks,
             runs: used.runs,
@@ -152,14 +154,14 @@ impl KeyService for Api {
     ) -> Result<Response<v1::ApiKey>, Status> {
         let (context, mut request) = self.begin_request(request)?;
         let (id, limits) = (validate::id(&request.api_key)?, limits(request.limits));
-        unlimited(&context)?;
+        ensure_unlimited_key(&context)?;
         let write = context.write("UpdateApiKey", &mut request);
         let expected = (request.revision != 0).then_some(request.revision);
-        let (which, by) = ((id, reach(&context)), context.caller().role);
-        let render = |key: &_| silent(&show::api_key(key));
+        let (which, by) = ((id, visible_user(&context)), context.caller().role);
+        let render = |key: &_| response_output(&show::api_key(key));
         let written =
             context.store().api_key_set_limits(&write, which, (limits, expected), by, render).await;
-        let written = written.map_err(|error| status::about(&request.api_key, error))?;
+        let written = written.map_err(|error| status::for_reference(&request.api_key, error))?;
         tracing::info!(key = %id, by = context.name(), "the limits of an API key were changed");
         context.answer(written, no_wake, show::api_key).await
     }
@@ -171,9 +173,9 @@ impl KeyService for Api {
         let (context, _, page) = self.begin_list_request(request, &[Column::CreatedAt])?;
         let found = context
             .store()
-            .api_key_list(context.organization(), reach(&context), &page.query())
+            .api_key_list(context.organization(), visible_user(&context), &page.query())
             .await;
-        let found = found.map_err(status::of_store)?;
+        let found = found.map_err(status::from_store)?;
         let (api_keys, info) = page.cut(&found, show::api_key, |key| key.cursor(page.key()));
         Ok(Response::new(ListApiKeysResponse { api_keys, page: Some(info) }))
     }
@@ -185,12 +187,12 @@ impl KeyService for Api {
         let (context, mut request) = self.begin_request(request)?;
         let id = validate::id(&request.api_key)?;
         let write = context.write("RevokeApiKey", &mut request);
-        let render = |key: &_| silent(&show::api_key(key));
+        let render = |key: &_| response_output(&show::api_key(key));
         let written = context
             .store()
-            .api_key_revoke(&write, id, reach(&context), context.caller().role, render)
+            .api_key_revoke(&write, id, visible_user(&context), context.caller().role, render)
             .await;
-        let written = written.map_err(|error| status::about(&request.api_key, error))?;
+        let written = written.map_err(|error| status::for_reference(&request.api_key, error))?;
         tracing::info!(key = %id, by = context.name(), "an API key was revoked");
         context.answer(written, no_wake, show::api_key).await
     }
@@ -201,8 +203,9 @@ impl KeyService for Api {
     ) -> Result<Response<SetupCode>, Status> {
         let (context, request) = self.begin_request(request)?;
         let spec = request.spec.unwrap_or_default();
-        let (life, key_life) = (life(request.expires_in), life(request.key_expires_in));
-        let (role, scopes) = granted(&context, &spec)?;
+        let (lifetime, key_lifetime) =
+            (positive_duration(request.expires_in), positive_duration(request.key_expires_in));
+        let (role, scopes) = check_grant(&context, &spec)?;
         let (code, secret) = credential::mint(credential::CODE)?;
         let write = context.plain_write();
         let new = NewSetupCode {
@@ -212,11 +215,11 @@ impl KeyService for Api {
             scopes,
             user: context.user(),
             made_by: context.caller().key,
-            key_expires_at: capped(&context, key_life.map(|life| write.now + life)),
-            expires_at: write.now + life.unwrap_or(CODE_LIFE),
+            key_expires_at: cap_expiry(&context, key_lifetime.map(|lifetime| write.now + lifetime)),
+            expires_at: write.now + lifetime.unwrap_or(SETUP_CODE_LIFETIME),
             limits: limits(spec.limits),
         };
-        context.store().setup_code_create(&write, &new).await.map_err(status::of_store)?;
+        context.store().setup_code_create(&write, &new).await.map_err(status::from_store)?;
         Ok(Response::new(SetupCode { code, expires_at: Some(convert::time(new.expires_at)) }))
     }
 
@@ -228,14 +231,17 @@ impl KeyService for Api {
         let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        let made = context
+        let created = context
             .store()
             .setup_code_exchange(&hash, id, &secret, context.audit().as_ref(), clock::now())
             .await;
-        match made.map_err(status::of_store) {
-            Ok(Some(made)) => {
-                tracing::info!(key = %made.id, "a set-up code was exchanged for an API key");
-                Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
+        match created.map_err(status::from_store) {
+            Ok(Some(created)) => {
+                tracing::info!(key = %created.id, "a set-up code was exchanged for an API key");
+                Ok(Response::new(CreateApiKeyResponse {
+                    api_key: Some(show::api_key(&created)),
+                    key,
+                }))
             }
             Ok(None) => Err(Status::unauthenticated("the set-up code is not valid")),
             Err(status) => Err(status),
