@@ -208,7 +208,7 @@ async fn task_canceled_awaiting_approval_reports_completed_calls() {
     let result = transcript.result();
     assert!(result.error.contains("cancelled while waiting for an approval"), "{}", result.error);
     assert!(result.error.contains("Calls that had ended: #1 execute_command."), "{}", result.error);
-    assert!(result.error.contains("nobody has approved them: #2 create_file"), "{}", result.error);
+    assert!(result.error.contains("they were not approved: #2 create_file"), "{}", result.error);
     assert_eq!(state(&mesh, &asking.approval).await, ApprovalState::Cancelled);
     assert!(!mesh.workspace().join("secrets").exists());
     asking.recorder.wait_for_count("approval.decided", 1).await;

@@ -109,7 +109,7 @@ async fn calls(mesh: &Mesh, method: &str) -> BTreeMap<(String, String), u64> {
         page.lines().filter(|line| line.starts_with("construct_gateway_request_seconds_count{"));
     let counts = counts.filter(|line| label(line, "rpc_method") == method).map(|line| {
         let number = line.rsplit(' ').next().unwrap().parse().unwrap();
-        ((label(line, "construct_face"), label(line, "rpc_response_status_code")), number)
+        ((label(line, "construct_protocol"), label(line, "rpc_response_status_code")), number)
     });
     counts.collect()
 }

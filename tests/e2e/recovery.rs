@@ -47,7 +47,7 @@ async fn wait_for_quarantine(mesh: &Mesh, task: TaskId, before: Option<&Quaranti
 /// Reconcile failures, except those due to unavailable services.
 async fn reconcile_failures(mesh: &Mesh) -> u64 {
     let page = mesh.metrics(Service::Reconciler).await.unwrap();
-    let count = "construct_reconciler_look_seconds_count{error_type=\"lasting\"} ";
+    let count = "construct_reconciler_reconcile_seconds_count{error_type=\"lasting\"} ";
     page.lines().find_map(|line| line.strip_prefix(count)).map_or(0, |count| count.parse().unwrap())
 }
 
@@ -76,7 +76,7 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
     conversation.submit("hello").await;
     let parked = wait_for_quarantine(&mesh, task, None).await;
     assert!(parked.reason.contains("turn"), "{parked:?}");
-    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 1").await;
+    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_quarantined_total 1").await;
     // Its status is available although the task cannot be read as a whole.
     let why = conversation.explain().await.unwrap();
     assert!(
@@ -100,7 +100,7 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
     let retried = client.recovery().retry_task(request.clone()).await.unwrap().into_inner();
     assert_eq!(retried.status.unwrap().last_error.unwrap().code, "UNREADABLE");
     wait_for_quarantine(&mesh, task, Some(&parked)).await;
-    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 2").await;
+    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_quarantined_total 2").await;
     // The cause is repaired. Nothing happens by itself.
     mesh.database.corrupt_task(task, false).await;
     let why = conversation.explain().await.unwrap();
@@ -234,7 +234,7 @@ async fn result_for_quarantined_task_is_kept_without_retries() {
     assert_eq!(again.deliveries, 1);
     assert_eq!(reconcile_failures(&mesh).await, failed + 1);
     assert_eq!(wait_for_quarantine(&mesh, task, None).await, parked);
-    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_parked_total 1").await;
+    mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_quarantined_total 1").await;
     // After the repair and a redrive of the result, it continues where it was.
     mesh.database.corrupt_task(task, false).await;
     redrive(again.id).await;

@@ -1,5 +1,5 @@
-//! An agent in a channel: the whole mesh with the Slack service, against a Slack that is a real
-//! HTTP server.
+//! An agent in a channel: the whole mesh with the Slack service, and a Slack that is a real HTTP
+//! server.
 
 mod crashes;
 mod home;
@@ -24,13 +24,12 @@ use construct_tests::{
 };
 use serde_json::{Value, json};
 
-/// A mesh with the Slack service, which is installed in a workspace, and an agent that plays this
-/// script.
+/// A mesh with the Slack service, installed in a workspace, and a scripted agent.
 async fn begin(script: &Value) -> (Mesh, SlackServer) {
     begin_with(script, |_, _| ()).await
 }
 
-/// The same, after something was set.
+/// The same with additional settings.
 async fn begin_with(
     script: &Value,
     set: impl FnOnce(&mut Mesh, &SlackServer),
@@ -47,7 +46,7 @@ async fn begin_with(
     (mesh, slack)
 }
 
-/// The only post of a thread, once it shows this.
+/// Waits until the only post of a thread shows this text.
 async fn wait_for_answer(slack: &SlackServer, channel: &str, thread: &str, words: &str) -> Value {
     until(&format!("an answer with {words:?}"), TURN_TIMEOUT, async || {
         let posts = slack.posts(channel, thread);
@@ -59,7 +58,7 @@ async fn wait_for_answer(slack: &SlackServer, channel: &str, thread: &str, words
     .await
 }
 
-/// Slack tells of a question, and the service takes it. Gives its `ts`.
+/// Sends the event of a question, which the service accepts. Returns its `ts`.
 async fn ask(
     mesh: &Mesh,
     slack: &SlackServer,
@@ -71,7 +70,7 @@ async fn ask(
     ts
 }
 
-/// Waits until the service has called a method more often than so many times.
+/// Waits until the service has called a method more than `before` times.
 async fn wait_for_call(slack: &SlackServer, method: &str, before: usize) {
     until(&format!("the service to be at {method}"), TURN_TIMEOUT, async || {
         let calls = slack.calls(method).len();
@@ -80,7 +79,7 @@ async fn wait_for_call(slack: &SlackServer, method: &str, before: usize) {
     .await;
 }
 
-/// How many questions the mesh has been asked, over all tasks.
+/// The questions that the mesh was asked, over all tasks.
 async fn asked_questions(mesh: &Mesh) -> Vec<String> {
     let client = mesh.client().unwrap();
     let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
@@ -128,7 +127,7 @@ async fn mention_is_answered_and_the_next_continues_the_task() {
     );
     assert!(slack.calls("chat.postMessage")[0].arguments.to_string().contains("Working on it…"));
 
-    // What the agent was told.
+    // The agent's messages.
     let tasks =
         mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let tasks = tasks.into_inner().tasks;
@@ -146,7 +145,7 @@ async fn mention_is_answered_and_the_next_continues_the_task() {
     }
     assert!(!told.contains("Unrelated") && !told.contains("U0BOT"), "{told}");
 
-    // The same mention as Slack sends it again, under another id; and a further one.
+    // The same mention as Slack resends it, with another id; and a new one.
     assert_eq!(
         slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await.unwrap(),
         200
@@ -188,8 +187,7 @@ async fn strangers_and_guests_are_refused_and_bots_ignored() {
     let (from_bot, mut event) = slack.ask(CHANNEL, BOB, None, "hi", json!([]));
     event["event"]["bot_id"] = "B0OTHER".into();
     slack.send_event(&mesh, &event).await.unwrap();
-    // Of a shared channel Slack may name another workspace outside; which one the app is in stands
-    // inside.
+    // In a shared channel, Slack may name another workspace outside; the app's workspace is inside.
     let (ts, mut event) = slack.ask(DIRECT, ANN, None, "hi", json!([]));
     event["team_id"] = "T0ELSE".into();
     slack.send_event(&mesh, &event).await.unwrap();
@@ -233,7 +231,7 @@ async fn mention_is_answered_once_across_service_crashes() {
         assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
         until(&format!("the service to be at {method}"), TURN_TIMEOUT, async || {
             let calls = slack.calls(method).len();
-            // Names are remembered, so that the first one only is asked for.
+            // Names are cached, so that only the first one is requested.
             if calls > before { Ok(()) } else { Err(calls) }
         })
         .await;
@@ -260,7 +258,7 @@ async fn many_mentions_are_answered_once_across_all_crashes() {
         for number in 0..3 {
             let words = format!("question {round}-{number}");
             let (ts, event) = slack.ask(CHANNEL, ANN, None, &words, json!([]));
-            // Slack sends again what is not confirmed, under another id, and sometimes what is.
+            // Slack resends unconfirmed events with another id, and sometimes confirmed ones.
             until("a delivery to be confirmed", TURN_TIMEOUT, async || {
                 match slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await {
                     Ok(200) => Ok(()),
@@ -273,7 +271,7 @@ async fn many_mentions_are_answered_once_across_all_crashes() {
             assert_eq!(again, 200);
             asked.push((ts, words));
         }
-        // Anywhere between the delivery and the answer.
+        // At any point between the delivery and the answer.
         until("something to be posted", TURN_TIMEOUT, async || {
             let posted = slack.calls("chat.postMessage").len();
             if posted > calls || round % 3 == 2 { Ok(()) } else { Err(posted) }
@@ -334,8 +332,8 @@ async fn call_is_approved_by_its_requester_for_shown_arguments() {
         "{text}"
     );
     let at = question["ts"].as_str().unwrap();
-    // Somebody else asks in the same thread, and waits, too: that is no way to come to decide about
-    // what Ann has asked for.
+    // Another user asks in the same thread, and waits as well: that gives no right to decide about
+    // Ann's calls.
     let (_, event) = slack.ask(CHANNEL, CARL, Some(&ts), "and me?", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     until("the second question to be taken", TURN_TIMEOUT, async || {
@@ -343,7 +341,7 @@ async fn call_is_approved_by_its_requester_for_shown_arguments() {
         if asked.iter().any(|asked| asked.contains("and me?")) { Ok(()) } else { Err(asked) }
     })
     .await;
-    // A guest may not either, and both are told so.
+    // Neither may a guest, and both get a refusal.
     for user in [CARL, GUEST] {
         assert_eq!(slack.press(&mesh, user, CHANNEL, at, "construct_approve").await.unwrap(), 200);
         until("somebody to be told", TURN_TIMEOUT, async || {
@@ -368,7 +366,7 @@ async fn call_is_approved_by_its_requester_for_shown_arguments() {
     .await;
     let closed = visible_text(&slack.message(CHANNEL, at).unwrap());
     assert!(closed.contains("Approved by <@U0ANN>") && closed.contains("secrets/key"), "{closed}");
-    // Two waited, and about each call it was asked once.
+    // Two calls waited, and each was asked about once.
     let asked = slack
         .calls("chat.postMessage")
         .into_iter()
@@ -392,7 +390,7 @@ async fn failure_is_explained_and_retried_once_by_button() {
     slack.send_event(&mesh, &event).await.unwrap();
     let failed = wait_for_answer(&slack, CHANNEL, &ts, "I could not finish this").await;
     let at = failed["ts"].as_str().unwrap();
-    // Not for somebody who may not ask; the button stays for those who may.
+    // Not for users who may not ask; the button stays for those who may.
     assert_eq!(slack.press(&mesh, GUEST, CHANNEL, at, "construct_retry").await.unwrap(), 200);
     until("a guest to be told", TURN_TIMEOUT, async || {
         let ephemeral_messages = slack.ephemeral_messages();
@@ -458,7 +456,7 @@ async fn answer_part_refused_by_slack_becomes_a_file() {
         .map(|number| format!("- line number {number} of an answer with many lines"))
         .collect();
     let (mesh, slack) = begin(&json!([{"text": lines}])).await;
-    // No model answers before it is settled what is refused.
+    // No model answers before the refusal is set up.
     mesh.pause(Service::Providers).unwrap();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
@@ -551,7 +549,7 @@ async fn commands_home_and_links_show_current_state() {
     let ts = post["ts"].as_str().unwrap();
     wait_for_answer(&slack, CHANNEL, ts, "Hello.").await;
 
-    // What comes to nothing is said.
+    // Failures are explained.
     slack.fail("views.open", Fault::Refuse("expired_trigger_id"));
     slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
     until("Ann to be told", TURN_TIMEOUT, async || {
@@ -597,8 +595,7 @@ async fn commands_home_and_links_show_current_state() {
     })
     .await;
 
-    // A form that was opened in such a channel: there the app can say nothing, not even to one
-    // person.
+    // A form that was opened in such a channel: the app cannot post there, not even to one user.
     let mut elsewhere = sent.clone();
     (elsewhere["view"]["id"], elsewhere["view"]["private_metadata"]) =
         ("V2".into(), PRIVATE.into());
@@ -639,7 +636,7 @@ async fn commands_home_and_links_show_current_state() {
     .await;
     assert!(unfurled["unfurls"][&url].to_string().contains("messages"), "{unfurled}");
 
-    // Permissions: only admins give them, and they alone count then.
+    // Permissions: only admins grant them, and then only they count.
     slack.command(&mesh, ANN, CHANNEL, "allow use helper").await.unwrap();
     slack.command(&mesh, BOB, CHANNEL, "allow use helper <@U0BOB|bob>").await.unwrap();
     until("what both are told", TURN_TIMEOUT, async || {
@@ -664,12 +661,12 @@ async fn huge_threads_and_deleted_messages_are_handled() {
     for number in 0..2_500 {
         slack.add_message(CHANNEL, ANN, Some(&root), &format!("remark {number}."), json!([]));
     }
-    // No model answers before the first message is gone.
+    // No model answers before the first message is deleted.
     mesh.pause(Service::Providers).unwrap();
     let (_, event) = slack.ask(CHANNEL, ANN, Some(&root), "sum up", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     let placeholder = wait_for_answer(&slack, CHANNEL, &root, "Working on it").await;
-    // Somebody deletes it while the agent works: the answer is posted anew.
+    // It is deleted while the agent works: the answer is posted anew.
     slack.delete(CHANNEL, placeholder["ts"].as_str().unwrap());
     mesh.resume(Service::Providers).unwrap();
     wait_for_answer(&slack, CHANNEL, &root, "You said").await;
@@ -681,8 +678,8 @@ async fn huge_threads_and_deleted_messages_are_handled() {
         "{asked}"
     );
 
-    // The question itself is gone before it is answered: there is nowhere to answer, and nothing
-    // else suffers.
+    // The question itself is deleted before the answer: there is nowhere to answer, and nothing
+    // else is affected.
     let (gone, event) = slack.ask(CHANNEL, ANN, None, "never mind", json!([]));
     slack.delete(CHANNEL, &gone);
     slack.send_event(&mesh, &event).await.unwrap();
@@ -712,7 +709,7 @@ async fn progress_is_updated_in_place_and_dropped_when_slack_is_busy() {
     wait_for_answer(&slack, CHANNEL, &ts, "It is done.").await;
     let edits = slack.calls("chat.update");
     assert!(edits.len() >= 3, "{edits:?}");
-    // The one that Slack refused, and then nothing for as long as it asked.
+    // The one that Slack refused, and then none for as long as Slack asked.
     assert!(edits[1].at - edits[0].at >= std::time::Duration::from_millis(1_900), "{edits:?}");
     assert_no_complaints(&slack);
 }

@@ -1,4 +1,4 @@
-//! Documents that clients keep, through REST and the command line, and through several gateways.
+//! Documents of clients, through REST and the command line, and through several gateways.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
     protocols::follow_events,
 };
 
-/// The gateway alone: nobody else has to do with documents.
+/// The gateway alone: other services do not handle documents.
 async fn gateway() -> Mesh {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     mesh.spawn(Service::Gateway).unwrap();
@@ -69,7 +69,7 @@ fn path(folder: &Path) -> &str {
     folder.to_str().unwrap()
 }
 
-/// The versions of the documents that there are.
+/// The versions of the existing documents.
 async fn versions(mesh: &Mesh, more: &[&str]) -> BTreeMap<String, String> {
     let listed = output(mesh, None, &[&["state", "list", "-o", "json"], more].concat(), "").await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
@@ -121,15 +121,15 @@ async fn operator_files_are_imported_and_exported_unchanged() {
     assert!(why.contains("settings.json") && why.contains("--force"), "{why}");
     output(&mesh, None, &["state", "export", path(&copy), "--force"], "").await;
 
-    // What was there before the import is put back.
+    // The state before the import is restored.
     let restore = ["state", "restore", "settings", "1", "--idempotency-key", "back", "-o", "json"];
     let restored = output(&mesh, None, &restore, "").await;
     assert_eq!(
         output(&mesh, None, &["state", "get", "settings"], "").await,
         "{\"theme\": \"light\"}\n"
     );
-    // Sent again after somebody else has put something, it is answered as the first time, and
-    // nothing is undone.
+    // Repeated after another client's write, the request gets its first answer, and nothing is
+    // undone.
     output(&mesh, None, &["state", "put", "settings"], "{\"theme\": \"blue\"}").await;
     assert_eq!(output(&mesh, None, &restore, "").await, restored);
     assert_eq!(

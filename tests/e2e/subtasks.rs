@@ -1,5 +1,5 @@
-//! Scripts that begin other tasks: at the same time, once each, bounded, through the death of every
-//! service, and ended from above.
+//! Scripts that create tasks: concurrent, once each, bounded, across crashes of every service, and
+//! canceled with their parent.
 
 use construct_bus::topology::Stream;
 use construct_proto::v1::{self, PolicyAction, TaskPhase, TurnOutcome};
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 
 use crate::read;
 
-/// An agent that answers everybody with its name and what it was told, after a while.
+/// An agent that answers with its name and the message, after a delay.
 fn echo(delay_ms: u64) -> Value {
     json!({"turns": [{"text": "Heard: {{last_user_text}}", "delay_ms": delay_ms}], "count": "since_user"})
 }
 
-/// An agent that runs a script and says what came of it.
+/// An agent that runs a script and answers with its result.
 async fn manager(mesh: &Mesh, code: &[&str]) -> Conversation {
     let script = json!({"turns": [{"text": "I shall have it done.", "code": [code]}, {"text": "Done: {{last_result}}"}]});
     mesh.scripted_agent("boss", &script).await.unwrap();
@@ -43,7 +43,7 @@ async fn list_subtasks(client: &Client, task: &str) -> Result<Vec<v1::Task>, ton
     Ok(client.tasks().list_tasks(request).await?.into_inner().tasks)
 }
 
-/// Waits until a task has subtasks that are as `wanted`.
+/// Waits until a task has subtasks that `wanted` accepts.
 async fn wait_for_subtasks(
     conversation: &Conversation,
     what: &str,
@@ -68,7 +68,7 @@ fn all_in(count: usize, phase: TaskPhase) -> impl Fn(&[v1::TaskStatus]) -> bool 
     move |states| states.len() == count && states.iter().all(|status| status.phase() == phase)
 }
 
-/// The turn is over as it should; what the script returned.
+/// Waits until the turn is over and has completed; returns the script's result.
 async fn result(conversation: &Conversation) -> String {
     let status = conversation.wait_until_idle().await.status.unwrap();
     let transcript = conversation.transcript().await;
@@ -137,7 +137,7 @@ async fn script_awaiting_subtasks_survives_crash_of_every_service() {
     let conversation = manager(&mesh, &THREE).await;
     wait_for_subtasks(&conversation, "three at once", all_in(3, TaskPhase::InvokeModel)).await;
     conversation.wait_for_phase(TaskPhase::AwaitSubtasks).await;
-    // The answers come while nobody decides; then everything dies.
+    // The answers come while no reconciler runs; then everything is killed.
     mesh.kill(Service::Reconciler).unwrap();
     until("the answers to wait", TURN_TIMEOUT, async || {
         match mesh.nats.message_count(Stream::Model).await {
@@ -214,7 +214,7 @@ async fn cancel_ends_the_tree_and_reports_finished_subtasks() {
     );
     let error = leaf.task().await.unwrap().status.unwrap().last_error.unwrap();
     assert!(error.message.contains("its parent task was cancelled: enough"), "{error:?}");
-    // A cancel of a subtask alone is told to who waits for it.
+    // A cancel of a subtask alone is reported to its waiting parent.
     let conversation = begin(&mesh).await;
     let middle = wait_for_subtasks(
         &conversation,
@@ -259,7 +259,7 @@ async fn deleted_task_deletes_subtasks_and_parent_sees_deletion() {
 async fn refusals_are_explained_to_scripts() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("reader", &echo(0)).await.unwrap();
-    // Each level begins the next one, until it is told that it cannot.
+    // Each level creates the next one until it is refused.
     let nest = [
         "let told;",
         "try { told = tasks.await(tasks.spawn('deeper').task).answer } catch (error) { told = `${error.name}: ${error.message}` }",
@@ -382,7 +382,7 @@ async fn script_awaits_approval_and_subtask_concurrently() {
     let conversation = mesh.client().unwrap().create_task_with(spec).await.unwrap();
     conversation.submit("Go.").await;
     conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
-    // What waits for the subtask goes on while a person has not decided.
+    // The wait for the subtask continues while the approval is undecided.
     wait_for_file(&mesh.workspace().join("log"), |text| text == "ended\n").await;
     conversation.wait_for_phase(TaskPhase::AwaitApproval).await;
     let approvals =

@@ -1,4 +1,4 @@
-//! One trace from a client's request to the vendor's answer and each call of a tool, through every
+//! One trace from a client's request to the vendor's answer and each tool call, through every
 //! service.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ const KEY: &str = "sk-test-0123456789";
 const QUESTION: &str = "What-nobody-is-to-read-in-a-trace?";
 const CODE: &str = "create_file('Nobody-reads-this.txt', 'made'); execute_command('echo Nor-that'); try { read_file('none') } catch {} 1";
 
-/// Whether a span has another one among those it is in.
+/// Whether `outer` is an ancestor of a span.
 fn is_within(span: &Span, outer: &Span, by_id: &BTreeMap<String, Span>) -> bool {
     let mut at = span;
     while let Some(parent) = by_id.get(&at.parent) {
@@ -49,7 +49,7 @@ async fn traced_mesh(
         ..v1::ModelProviderSpec::default()
     };
     mesh.agent("worker", provider).await.unwrap();
-    // A reconciler that takes its partitions over looks at what is there, for nobody's sake. Here
+    // A reconciler that takes over its partitions reconciles existing tasks without a trace. Here
     // that is over.
     mesh.scripted_agent("warm", &serde_json::json!({"turns": [{"text": "{{last_user_text}}"}]}))
         .await
@@ -58,7 +58,7 @@ async fn traced_mesh(
     mesh
 }
 
-/// A new task with a message that a client sends in a trace of its own.
+/// A new task with a message that a client sends in its own trace.
 async fn begin(mesh: &Mesh) -> Conversation {
     let spec =
         v1::TaskSpec { agent: "worker".into(), title: "A job".into(), ..v1::TaskSpec::default() };
@@ -80,7 +80,7 @@ async fn begin(mesh: &Mesh) -> Conversation {
     conversation
 }
 
-/// The traces in which a task's calls were made, when there are enough of them.
+/// The traces in which a task's calls were made, once there are enough of them.
 async fn traces_of_calls(
     collector: &Collector,
     conversation: &Conversation,
@@ -102,7 +102,7 @@ async fn traces_of_calls(
 async fn one_trace_joins_a_turn_across_all_services() {
     let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
     let mut mesh = traced_mesh(&collector, &vendor, &[]).await;
-    // The first call fails, and is made once more.
+    // The first call fails, and is retried.
     vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
     vendor.reply(
         anthropic::Answer::text("I look.").and_code("toolu_1", CODE).with_usage(7, 0, 0, 9).reply(),
@@ -139,7 +139,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
         "construct-reconciler",
     ];
     assert_eq!(services, BTreeSet::from(all));
-    // Nothing hangs in the air: each is in another one, and at last in the client's.
+    // No span is an orphan: each has an ancestor, and the last one is the client's.
     let by_id: BTreeMap<String, Span> =
         spans.iter().map(|span| (span.id.clone(), span.clone())).collect();
     for span in &spans {
@@ -150,7 +150,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
     }
     let named = |name: &str| spans.iter().filter(|span| span.name == name).collect::<Vec<_>>();
 
-    // What was taken from the mesh says so in the words of the conventions.
+    // Spans of received messages follow the semantic conventions.
     for (name, stream) in [
         ("providers.model.invoke", "CONSTRUCT_MODEL"),
         ("interpreter.step.execute", "CONSTRUCT_CODE"),
@@ -169,8 +169,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
             assert_eq!(span.attribute("construct.task"), conversation.id());
         }
     }
-    // A span for each call of the vendor, the one that failed as well, within the step that made
-    // it.
+    // A span for each call of the vendor, including the failed one, within the step that made it.
     let calls: Vec<&Span> =
         spans.iter().filter(|span| span.attribute("gen_ai.operation.name") == "chat").collect();
     assert_eq!(
@@ -207,7 +206,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
             vendor.url().ends_with(&format!(":{}", call.attribute("server.port"))),
             "{call:#?}"
         );
-        // What only an answer has.
+        // Attributes of an answer only.
         let named =
             ["gen_ai.response.id", "gen_ai.response.model"].map(|name| call.attribute(name));
         assert_eq!(
@@ -221,7 +220,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
         calls.iter().map(|call| call.attribute("gen_ai.response.finish_reasons")).collect();
     reasons.sort_unstable();
     assert_eq!(reasons, ["", "stop", "tool_call"], "{calls:#?}");
-    // And one for each call of a tool.
+    // A span for each tool call.
     let step = named("interpreter.step.execute")[0];
     let tools: Vec<(&str, &str)> = spans
         .iter()
@@ -243,8 +242,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
         ["read_file"]
     );
 
-    // What was said, done and known stays out of it, and vendors are strangers: they are told of no
-    // trace.
+    // Content and secrets stay out of the trace, and vendors get no trace context.
     for span in collector.spans() {
         let shown = format!("{span:?}");
         for secret in [QUESTION, "Nobody-reads", "Nor-that", "It is done", KEY] {
@@ -254,7 +252,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
     for request in vendor.requests() {
         assert_eq!((request.header("traceparent"), request.header("tracestate")), ("", ""));
     }
-    // People who ask why find the trace by its id.
+    // An explanation shows the trace's id.
     let explained = v1::ExplainTaskRequest { task: conversation.id().to_owned() };
     let explained =
         mesh.client().unwrap().tasks().explain_task(explained).await.unwrap().into_inner();
@@ -266,7 +264,7 @@ async fn one_trace_joins_a_turn_across_all_services() {
 async fn retried_call_keeps_the_trace_of_its_message() {
     let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
     let mut mesh = traced_mesh(&collector, &vendor, &[("CONSTRUCT_PROVIDERS_TRIES", "1")]).await;
-    // After a pause the reconciler has it made once more, by nobody's message.
+    // After a delay the reconciler retries it, without a message.
     vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
     vendor.reply(anthropic::Answer::text("It is done.").with_usage(5, 0, 0, 7).reply());
     let conversation = begin(&mesh).await;
@@ -279,7 +277,7 @@ async fn retried_call_keeps_the_trace_of_its_message() {
         traces_of_calls(&collector, &conversation, 2).await,
         BTreeSet::from([TRACE.to_owned()])
     );
-    // The look that a timer began is in the trace as well, and not in the air.
+    // The reconcile that a timer started is in the trace as well, not an orphan.
     until("whole looks", TURN_TIMEOUT, async || {
         let spans = collector.trace(TRACE);
         let by_id: BTreeSet<&str> = spans.iter().map(|span| span.id.as_str()).collect();
@@ -292,7 +290,7 @@ async fn retried_call_keeps_the_trace_of_its_message() {
     })
     .await;
 
-    // Nor does it leave the trace when another process goes on with it, or a person resumes it.
+    // The trace also continues in another process, and after a manual resume.
     vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
     vendor.reply(anthropic::Answer::text("It is done.").with_usage(5, 0, 0, 7).reply());
     let conversation = begin(&mesh).await;

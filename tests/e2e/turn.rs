@@ -1,5 +1,4 @@
-//! What a user sees of turns: answers, scripts, queues, limits, and everything by which a person
-//! interferes.
+//! Turns as users see them: answers, scripts, queues, limits, and all kinds of control.
 
 use construct_proto::v1::{self, MessageSource, TaskPhase, TurnOutcome, event::Payload};
 use construct_tests::{
@@ -43,7 +42,7 @@ async fn message_is_answered_through_model_and_script() {
     let recorder = conversation.record();
     let task = conversation.ask("What is the sum?").await;
 
-    // What was done is done, and what was said is what was computed.
+    // The effects are there, and the answer has the computed value.
     assert_eq!(read(&mesh.workspace().join("notes/sum.txt")), "42");
     let transcript = conversation.transcript().await;
     transcript.check(&["What is the sum?"]);
@@ -61,7 +60,7 @@ async fn message_is_answered_through_model_and_script() {
         uses,
         [(1, "create_file", true), (2, "execute_command", true), (3, "read_file", true)]
     );
-    // What they were given and gave stays with them.
+    // Their inputs and outputs are kept.
     let given: serde_json::Value = serde_json::from_str(&result.tool_uses[2].arguments).unwrap();
     assert_eq!(given["path"], "notes/sum.txt");
     assert!(result.tool_uses[2].result.contains("42"), "{:?}", result.tool_uses);
@@ -72,7 +71,7 @@ async fn message_is_answered_through_model_and_script() {
         transcript.show()
     );
 
-    // Every token is paid once, exactly.
+    // Every token is charged once, exactly.
     let first = 1000 * 3_000_000 + 200 * 15_000_000 + 300 * 300_000 + 40 * 3_750_000;
     let second = 7 * 3_000_000 + 5 * 15_000_000;
     let usage = |message: &v1::Message| transcript::status(message).usage.unwrap_or_default();
@@ -110,7 +109,7 @@ async fn message_is_answered_through_model_and_script() {
     );
     assert_eq!(task.spec.unwrap().title, "Sums");
 
-    // Whoever watched saw it all, in order.
+    // A subscriber saw everything, in order.
     let events = recorder.wait_for_sequence(status.event_sequence).await;
     check_order(&events);
     let kinds: Vec<&str> =
@@ -173,7 +172,7 @@ async fn message_is_answered_through_model_and_script() {
     let user = transcript.from_source(MessageSource::User)[0];
     assert_eq!(turn.message_id, construct_tests::client::id(user.metadata.as_ref()));
 
-    // An idle task says that it waits for its user.
+    // An idle task explains that it waits for its user.
     let why = conversation.explain().await.unwrap();
     assert_eq!(
         (why.phase(), why.waiting_for.as_str()),
@@ -252,7 +251,7 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         }
         let waiting = conversation.task().await.unwrap().status.unwrap();
         assert_eq!((waiting.phase(), waiting.queued_count), (TaskPhase::ExecuteTools, 3));
-        // What still waits can be changed and taken back.
+        // Queued messages can be edited and removed.
         let queued: Vec<String> = {
             let transcript = conversation.transcript().await;
             transcript
@@ -309,7 +308,7 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         );
         let events = recorder.wait_for_sequence(status.event_sequence).await;
         assert!(types(&events).contains(&"error"));
-        // The limit is one message's, not the task's.
+        // The limit is per message, not per task.
         let task = conversation.ask("quick again").await;
         assert_eq!(task.status.unwrap().last_outcome(), TurnOutcome::Completed);
         conversation.transcript().await.check(&["endless", "quick again"]);
@@ -370,7 +369,7 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
     ]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     let client = mesh.client().unwrap();
-    // A duration that no other process sleeps for tells the command apart.
+    // A duration that no other process sleeps for identifies the command.
     let begin = async |name: &str, seconds: &str| {
         let folder = mesh.folder(name).unwrap();
         let mark = format!("{seconds}.{}", std::process::id());
@@ -390,9 +389,9 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
         conversation.suspend().await;
         let status = conversation.wait_for_phase(TaskPhase::Suspended).await.status.unwrap();
         assert_eq!(status.desired_phase(), TaskPhase::Suspended);
-        // Messages are accepted meanwhile, and wait.
+        // Messages are accepted meanwhile, and queued.
         conversation.submit("quick meanwhile").await;
-        // Before that it waits for the call to have stopped.
+        // Before that it waits for the call to stop.
         until("the task to wait for a person", TURN_TIMEOUT, async || {
             let why = conversation.explain().await.unwrap();
             if why.waiting_for.contains("a person to resume it; 1 message waits") {
@@ -481,7 +480,7 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
             Some(&1),
             "what was done before counts: {status:?}"
         );
-        // A cancelled script is not run again.
+        // A canceled script does not run again.
         conversation.ask("quick").await;
         assert!(!folder.join("never").exists());
         conversation.transcript().await.check(&["command", "quick"]);
@@ -523,7 +522,7 @@ async fn failing_vendor_is_retried_and_its_error_reported() {
     let client = mesh.client().unwrap();
 
     let blip = async {
-        // Within one call nobody but those who watch the text notices.
+        // Within one call only subscribers of the text notice.
         let conversation = client.create_task("worker", None).await.unwrap();
         let recorder = conversation.record();
         let status = conversation.ask("blip").await.status.unwrap();
@@ -554,7 +553,7 @@ async fn failing_vendor_is_retried_and_its_error_reported() {
         assert_eq!(transcript.answers(), ["It worked after all."]);
     };
     let key = async {
-        // What cannot pass by waiting fails at once, and the task can be used further.
+        // Permanent errors fail at once, and the task remains usable.
         let conversation = client.create_task("worker", None).await.unwrap();
         let status = conversation.ask("key").await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Failed);
@@ -586,7 +585,7 @@ async fn oversized_messages_arrive_and_huge_results_are_truncated() {
     let conversation =
         mesh.client().unwrap().create_task("worker", Some(mesh.workspace())).await.unwrap();
     let recorder = conversation.record();
-    // A megabyte is the most a user may say; without a turn for it, the scripted model repeats it.
+    // A megabyte is the largest user message; without a scripted turn for it, the model repeats it.
     let long = "ä".repeat(512 * 1024);
     let mut said = Vec::new();
     for text in [long.as_str(), "print", "read", long.as_str(), long.as_str()] {
@@ -599,8 +598,8 @@ async fn oversized_messages_arrive_and_huge_results_are_truncated() {
     assert_eq!(transcript.placed_messages().len(), 14);
     let answers = transcript.answers();
     assert!(answers[0] == format!("You said: {long}"), "the answer is whole");
-    // What a model is told of one script is bounded, or one result would spoil the conversation for
-    // good.
+    // The size of one script's result for the model is limited; otherwise one result would fill the
+    // conversation for good.
     let told = &answers[2];
     assert!(
         told.len() < 66_000 && told.starts_with("000") && told.ends_with("vvv"),

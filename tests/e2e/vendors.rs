@@ -1,5 +1,5 @@
-//! Vendors' models, through a real HTTP server that speaks their wire formats and keeps what it was
-//! asked.
+//! Vendors' models through a real HTTP server that speaks their wire formats and records its
+//! requests.
 
 use construct_proto::v1::{self, TurnOutcome, Usage};
 use construct_tests::{
@@ -52,7 +52,7 @@ async fn begin(
     client.create_task_with(spec).await.unwrap()
 }
 
-/// What every vendor is told about the job, and the mesh.
+/// Checks what every vendor is told about the job and the mesh.
 fn check_system(mesh: &Mesh, system: &str) {
     assert!(system.contains("# Tools"));
     for part in [
@@ -149,7 +149,7 @@ async fn anthropic_job(mesh: &Mesh) {
         check_system(mesh, body["system"][0]["text"].as_str().unwrap());
         assert_eq!(body["tools"][0]["name"], "code_interpreter");
         assert_eq!(body["tools"][0]["input_schema"]["required"], json!(["code"]));
-        // Tools, system prompt, and the user's last two turns: what the vendor allows at most.
+        // Tools, system prompt, and the user's last two turns: the vendor's maximum.
         assert_eq!(body["tools"][0]["cache_control"], json!({"type": "ephemeral"}));
         assert_eq!(body["system"][0]["cache_control"], json!({"type": "ephemeral"}));
         assert!(breakpoints(body) <= 4, "{body}");
@@ -183,7 +183,7 @@ async fn anthropic_job(mesh: &Mesh) {
     assert!(told.contains("so far") && told.contains("RangeError: too far"), "{told}");
     assert_eq!(results[1]["cache_control"], json!({"type": "ephemeral"}));
     assert_eq!(roles(&requests[2]), ["user", "assistant", "user", "assistant", "user"]);
-    // What the vendor has cached begins every later request, unchanged.
+    // The cached prefix begins every later request, unchanged.
     for (earlier, later) in [(0, 1), (1, 2)] {
         let (earlier, later) = (plain(&requests[earlier].body), plain(&requests[later].body));
         assert_eq!((&earlier["system"], &earlier["tools"]), (&later["system"], &later["tools"]));
@@ -253,7 +253,7 @@ async fn openai_job(mesh: &Mesh) {
     assert!(told.contains("the script failed") && told.contains("RangeError: too far"), "{told}");
 }
 
-/// A refused key ends the turn with a clear error in which the key does not stand.
+/// A refused key ends the turn with a clear error that does not contain the key.
 async fn failing_vendor(mesh: &Mesh) {
     let vendor = VendorServer::start().await;
     vendor.reply(anthropic::error(
@@ -270,7 +270,7 @@ async fn failing_vendor(mesh: &Mesh) {
     assert!(!error.message.contains(KEY), "{error:?}");
     assert_eq!(vendor.requests().len(), 1, "what cannot pass by waiting is not tried again");
     conversation.transcript().await.check(&["Hello?"]);
-    // Nor can it be read back, nor is it in the database in the open.
+    // The key can neither be read back, nor is it in the database in plain text.
     let get = v1::GetModelProviderRequest { model_provider: "refusing".into() };
     let provider =
         conversation.client().providers().get_model_provider(get).await.unwrap().into_inner();
@@ -283,7 +283,7 @@ async fn failing_vendor(mesh: &Mesh) {
     }
 }
 
-/// Five failures in a row are all that a vendor is called, and everybody can see why.
+/// Five failures in a row open the circuit breaker, and everybody can see why.
 async fn vendor_that_is_down(mesh: &Mesh) {
     let vendor =
         VendorServer::answering(|_| anthropic::error(500, "api_error", "it is down")).await;
@@ -307,12 +307,12 @@ fn roles(request: &Captured) -> Vec<String> {
     messages.iter().map(|message| message["role"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Cache breakpoints of a request.
+/// The cache breakpoints of a request.
 fn breakpoints(value: &Value) -> usize {
     value.to_string().matches("\"cache_control\"").count()
 }
 
-/// A request without its cache breakpoints, which move on.
+/// A request without its cache breakpoints, which move.
 fn plain(value: &Value) -> Value {
     match value {
         Value::Object(fields) => fields

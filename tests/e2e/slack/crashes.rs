@@ -1,8 +1,8 @@
-//! The service dies wherever it can: no mention is lost, and none is answered twice.
+//! The service is killed at every point: no mention is lost, and none is answered twice.
 
 use super::*;
 
-/// Kills the service once it is at a method that goes wrong like this, after `ask` has asked.
+/// Kills the service when it reaches a method with this fault, after `ask` has sent a question.
 async fn kill_at(
     mesh: &mut Mesh,
     slack: &SlackServer,
@@ -23,7 +23,7 @@ async fn kill_at(
     ts
 }
 
-/// The answer to a question is there once, and it was asked once.
+/// Checks that a question was asked once and answered once.
 async fn assert_answered_once(
     mesh: &Mesh,
     slack: &SlackServer,
@@ -77,7 +77,7 @@ async fn mention_is_answered_once_when_killed_calling_gateway() {
     .unwrap();
     mesh.set_env("CONSTRUCT_SLACK_GATEWAY_URL", format!("http://{}", gateway.address()));
     mesh.crash(Service::Slack).await.unwrap();
-    // The first question of a thread makes a task, the second one asks about it and is a message
+    // The first question of a thread creates a task; the second one looks it up and sends a message
     // only.
     let root = ask(&mesh, &slack, (CHANNEL, ANN), "before").await;
     wait_for_answer(&slack, CHANNEL, &root, "before").await;
@@ -93,7 +93,7 @@ async fn mention_is_answered_once_when_killed_calling_gateway() {
         let (ts, event) = slack.ask(CHANNEL, ANN, thread, &words, json!([]));
         assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
         if number < 2 {
-            // The gateway has done what it was asked, and what it says of that is still on its way.
+            // The gateway has executed the request, and its answer is on its way.
             until("the question to be asked", TURN_TIMEOUT, async || {
                 let asked = asked_questions(&mesh).await;
                 if asked.iter().any(|asked| asked.contains(&words)) { Ok(()) } else { Err(asked) }
@@ -163,14 +163,14 @@ async fn mention_is_answered_once_when_killed_renewing_token() {
             slack.rotate_tokens()
         })
         .await;
-    // What Slack answers to the second is lost with the process, and the refresh token is used up:
-    // the token holds for a while.
+    // Slack's answer to the second request is lost with the process, and the refresh token is used
+    // up: the token stays valid for a while.
     for (number, fault) in [Fault::Hang, Fault::DoneAndHang].into_iter().enumerate() {
         let (words, what) = (format!("question {number}"), format!("{fault:?}"));
         let ts = kill_at(&mut mesh, &slack, ("oauth.v2.access", fault), (&words, None)).await;
         assert_answered_once(&mesh, &slack, (&ts, &ts), &words, &what).await;
     }
-    // Connected again, it is renewed as before.
+    // After a new installation, it is renewed as before.
     slack.install(&mesh).await.unwrap();
     let renewed = slack.calls("oauth.v2.access").len();
     let ts = ask(&mesh, &slack, (CHANNEL, ANN), "at the end").await;

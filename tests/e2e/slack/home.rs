@@ -1,8 +1,8 @@
-//! What people are shown of what there is: costs, and more agents than a menu has room for.
+//! The home: costs, and more agents than a menu can hold.
 
 use super::*;
 
-/// Of 10^-12 dollars, as it is shown.
+/// The visible form of an amount in 10^-12 dollars.
 fn dollars(pico: i64) -> String {
     let parts = pico / 100_000_000;
     format!("${}.{:04}", parts / 10_000, parts % 10_000)
@@ -28,7 +28,7 @@ async fn home_shows_cost_of_a_task_and_its_subtasks() {
         .into_iter()
         .map(|task| task.status.unwrap_or_default().usage.unwrap_or_default().cost_pico_usd)
         .collect();
-    // Each is enough to be seen.
+    // Each is large enough to be visible.
     assert!(costs.len() == 2 && costs.iter().all(|&cost| cost > 1_000_000_000), "{costs:?}");
     let opened = slack.envelope(
         json!({"type": "app_home_opened", "user": ANN, "channel": DIRECT, "tab": "home"}),
@@ -89,8 +89,8 @@ async fn agents_beyond_menu_size_are_listed_and_searchable() {
             "container": {"type": "view", "view_id": "V1"}, "api_app_id": "A0APP", "action_id": menu["action_id"],
             "block_id": form["blocks"][0]["block_id"], "value": value, "view": {"id": "V1", "callback_id": form["callback_id"]}})
     };
-    // A service that finds no agents in time answers with none as well, after 2.5 s. Only one that
-    // is quicker says that there are none.
+    // A service that finds no agents in time also answers with none, after 2.5 s. Only a faster
+    // answer says that there are none.
     let offered = async |user: &str, value: &str| {
         until("an answer in time", TURN_TIMEOUT, async || {
             let asked = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! How the app gets into a workspace, how it is heard there, and how it goes.
+//! Installation of the app in a workspace, its requests, and its removal.
 
 use super::*;
 
@@ -29,7 +29,7 @@ async fn only_signed_requests_and_key_holders_are_accepted() {
     let status = async |path: &str| client.get(url(path)).send().await.unwrap().status().as_u16();
     assert_eq!(status("connect?key=wrong-and-long-enough").await, 403);
     assert_eq!(status("callback?code=x&state=y").await, 403);
-    // A state is used once, and by the browser it was given to.
+    // A state is valid once, and for the browser that it was given to.
     let begun = client.get(url(&format!("connect?key={CONNECT_KEY}"))).send().await.unwrap();
     let location = begun.headers()["location"].to_str().unwrap().to_owned();
     let state = location.split("state=").nth(1).unwrap().to_owned();
@@ -43,7 +43,7 @@ async fn only_signed_requests_and_key_holders_are_accepted() {
     assert_eq!(back(&cookie).await, 200);
     assert_eq!(back(&cookie).await, 403);
 
-    // What the work queue cannot take, Slack is to send again.
+    // Slack is asked to resend events that the work queue cannot take.
     mesh.nats.kill();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     assert_retry_requested(&mesh, &slack, &event).await;
@@ -52,8 +52,8 @@ async fn only_signed_requests_and_key_holders_are_accepted() {
     wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
 }
 
-/// Slack has its answer in time: that it is to send the event again. A machine that is busy may
-/// need several tries to show that.
+/// Checks that Slack is asked in time to resend the event. A busy machine may need several attempts
+/// to show that.
 async fn assert_retry_requested(mesh: &Mesh, slack: &SlackServer, event: &Value) {
     until("Slack to be told to send it again within three seconds", TURN_TIMEOUT, async || {
         let sent =
@@ -85,7 +85,7 @@ async fn hanging_work_queue_is_bounded_and_mention_answered_once() {
     for _ in 0..2 {
         assert_retry_requested(&mesh, &slack, &slack.envelope(event["event"].clone())).await;
     }
-    // What was sent to it meanwhile is taken, and so is what Slack sends again.
+    // Events that were sent meanwhile are accepted, and so are those that Slack resends.
     mesh.nats.resume();
     assert_accepted(&mesh, &slack, &slack.envelope(event["event"].clone())).await;
     wait_for_answer(&slack, CHANNEL, &ts, "while it hangs").await;
@@ -106,8 +106,8 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
     wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
     assert!(slack.calls("oauth.v2.access").len() >= 2, "{:?}", slack.calls("oauth.v2.access"));
 
-    // Slack takes a refresh token once: what it answers is stored although the process was told to
-    // end meanwhile, and nobody waits for it.
+    // Slack accepts a refresh token once: its answer is stored although the process is told to stop
+    // meanwhile, and nothing waits for it.
     slack.fail("oauth.v2.access", Fault::DoneAfter(std::time::Duration::from_secs(2)));
     let renewed = slack.calls("oauth.v2.access").len();
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
@@ -124,7 +124,7 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
     let log = mesh.log(Service::Slack);
     assert!(!log.contains("cannot renew a token") && !log.contains("cannot be renewed"), "{log}");
 
-    // Slack tells late of a removal before the installation: nothing changes.
+    // A late event about a removal before the installation changes nothing.
     let mut late = slack.envelope(json!({"type": "app_uninstalled"}));
     late["event_time"] = 1_700_000_000.into();
     assert_eq!(slack.send_event(&mesh, &late).await.unwrap(), 200);
@@ -142,7 +142,7 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
     assert_eq!(slack.send_event(&mesh, &removed).await.unwrap(), 200);
     until("the tokens to be forgotten", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
-        // The other sentence goes on after these words.
+        // The other sentence continues after this text.
         if log.matches("the app was removed from a workspace").count() == 2 {
             Ok(())
         } else {
@@ -159,7 +159,7 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
     })
     .await;
     assert_eq!(slack.calls("chat.postMessage").len(), posts);
-    // No token stands in a log.
+    // No token is in a log.
     let log = mesh.log(Service::Slack);
     assert!(!log.contains("xoxb-") && !log.contains("xoxe-"), "{log}");
 }
@@ -168,7 +168,7 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
 async fn tokens_are_sealed_at_rest() {
     let (mesh, slack) =
         begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
-    // Both have been used: the token ends soon, and is renewed.
+    // Both have been used: the token expires soon, and is renewed.
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
@@ -187,7 +187,7 @@ async fn tokens_are_sealed_at_rest() {
 #[tokio::test]
 async fn revoked_token_loses_only_the_question() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
-    // Nobody tells of it.
+    // There is no event about it.
     slack.revoke_tokens();
     let (lost, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
@@ -216,11 +216,11 @@ async fn workspaces_use_own_tokens_and_survive_others_uninstall() {
     }
     wait_for_answer(&slack, CHANNEL, &here, "here").await;
     wait_for_answer(&slack, OTHER_CHANNEL, &there, "there").await;
-    // Who is a member of one workspace is a stranger in the other.
+    // A member of one workspace is a stranger in the other.
     let (stranger, event) = slack.ask(CHANNEL, DORA, None, "and here?", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
     wait_for_answer(&slack, CHANNEL, &stranger, "only help members of this workspace").await;
-    // What is allowed in one says nothing about the other.
+    // Permissions of one workspace do not apply to the other.
     slack.command(&mesh, BOB, CHANNEL, "allow use helper <@U0BOB>").await.unwrap();
     until("the permission to be given", TURN_TIMEOUT, async || {
         let said = format!("{:?}", slack.responses());
@@ -261,7 +261,7 @@ async fn enterprise_wide_installation_is_refused_with_reason() {
         refused.contains("400") && refused.contains("install it in single workspaces"),
         "{refused}"
     );
-    // What is installed in a workspace stays as it is.
+    // The installation in a workspace is unchanged.
     let ts = ask(&mesh, &slack, (CHANNEL, ANN), "hi").await;
     wait_for_answer(&slack, CHANNEL, &ts, "Hello.").await;
     assert_no_complaints(&slack);

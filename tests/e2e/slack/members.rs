@@ -1,4 +1,4 @@
-//! Who somebody in a workspace is in Construct.
+//! Linking Slack users to members of Construct.
 
 use std::sync::{
     Arc, Mutex,
@@ -11,12 +11,12 @@ use prost::Message as _;
 
 use super::*;
 
-/// A mesh whose people have to say who they are.
+/// A mesh in which users have to link their accounts.
 async fn begin_with_members(script: &Value) -> (Mesh, SlackServer) {
     begin_with(script, |mesh, _| mesh.set_env("CONSTRUCT_SLACK_MEMBERS_ONLY", "true")).await
 }
 
-/// A code for a key of this role and these scopes.
+/// A code for a key with this role and these scopes.
 async fn code(mesh: &Mesh, role: v1::Role, scopes: &[&str]) -> String {
     let spec = v1::ApiKeySpec {
         name: "slack".to_owned(),
@@ -29,7 +29,7 @@ async fn code(mesh: &Mesh, role: v1::Role, scopes: &[&str]) -> String {
     mesh.client().unwrap().keys().create_setup_code(request).await.unwrap().into_inner().code
 }
 
-/// Waits until somebody is told this, in answer to a command, behind what was `heard` already.
+/// Waits until a user gets this reply to a command, after the first `heard` replies.
 async fn wait_for_reply(slack: &SlackServer, heard: &mut usize, words: &str) {
     *heard = until(&format!("somebody to be told {words:?}"), TURN_TIMEOUT, async || {
         let said = slack.responses();
@@ -64,7 +64,7 @@ async fn members_ask_and_decide_with_their_own_keys() {
     };
     mesh.client().unwrap().agents().update_agent(update).await.unwrap();
 
-    // Somebody taps the mesh, and sees every command go by.
+    // Taps the mesh and records every command.
     let mut tap = mesh.bus().await.tap("construct.>").await.unwrap();
     let (commands, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (counted, seeing) = (Arc::clone(&commands), Arc::clone(&seen));
@@ -79,7 +79,7 @@ async fn members_ask_and_decide_with_their_own_keys() {
     });
 
     let mut heard = 0;
-    // Nobody knows who Ann is, and the service's own key is not lent to her.
+    // Ann is not linked, and the service does not use its own key for her.
     let thread = ask(&mesh, &slack, ANN, "before").await;
     wait_for_answer(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
     slack.command(&mesh, ANN, CHANNEL, "link nonsense").await.unwrap();
@@ -87,12 +87,12 @@ async fn members_ask_and_decide_with_their_own_keys() {
     let reading = code(&mesh, v1::Role::Member, &["tasks:read"]).await;
     slack.command(&mesh, ANN, CHANNEL, &format!("link {reading}")).await.unwrap();
     wait_for_reply(&slack, &mut heard, "cannot ask questions").await;
-    // Nor may a guest become somebody.
+    // A guest cannot be linked either.
     let unused = code(&mesh, v1::Role::Member, &["tasks:write"]).await;
     slack.command(&mesh, GUEST, CHANNEL, &format!("link {unused}")).await.unwrap();
     wait_for_reply(&slack, &mut heard, "only help members of this workspace").await;
 
-    // A viewer is one here, too.
+    // A viewer has that role here as well.
     let viewing = code(&mesh, v1::Role::Viewer, &["tasks:write"]).await;
     slack.command(&mesh, ANN, CHANNEL, &format!("link {viewing}")).await.unwrap();
     wait_for_reply(&slack, &mut heard, "In Construct you are").await;
@@ -100,7 +100,7 @@ async fn members_ask_and_decide_with_their_own_keys() {
     wait_for_answer(&slack, CHANNEL, &thread, "your role in Construct").await;
     assert_eq!(asked_questions(&mesh).await, Vec::<String>::new());
 
-    // The code that the guest could not use is still good, once.
+    // The code that the guest could not use is still valid, once.
     slack.command(&mesh, ANN, CHANNEL, &format!("link `{unused}`")).await.unwrap();
     wait_for_reply(&slack, &mut heard, "In Construct you are").await;
     slack.command(&mesh, CARL, CHANNEL, &format!("link {unused}")).await.unwrap();
@@ -114,7 +114,7 @@ async fn members_ask_and_decide_with_their_own_keys() {
     })
     .await;
     let at = question["ts"].as_str().unwrap();
-    // An admin of the workspace, who is nobody in Construct.
+    // An admin of the workspace without an account in Construct.
     slack.press(&mesh, BOB, CHANNEL, at, "construct_approve").await.unwrap();
     until("Bob to be told", TURN_TIMEOUT, async || {
         let ephemeral_messages = slack.ephemeral_messages();
@@ -162,7 +162,7 @@ async fn members_ask_and_decide_with_their_own_keys() {
         .collect();
     assert_eq!((hers.len(), &decided), (1, &hers));
 
-    // The key is taken from her in Construct: she is told so, and can have herself forgotten.
+    // Her key is revoked in Construct: she gets a message, and can unlink herself.
     let revoke =
         v1::RevokeApiKeyRequest { api_key: hers[0].clone(), ..v1::RevokeApiKeyRequest::default() };
     client.keys().revoke_api_key(revoke).await.unwrap();

@@ -1,13 +1,12 @@
-//! Two organizations behind one app: each has its own workspace, and neither sees anything of the
-//! other's.
+//! Two organizations behind one app: each has its own workspace, and neither sees the other's data.
 
 use construct_tests::slack::{DORA, OTHER_CHANNEL, OTHER_TEAM, TEAM, oauth_redirect};
 
 use super::*;
 use crate::identity::{first_key, json_output, output};
 
-/// An organization with an agent that says its color, and one that asks before it writes; an
-/// owner's key.
+/// An organization with an agent that answers its color, and one that asks before it writes.
+/// Returns an owner's key.
 async fn organization(mesh: &Mesh, operator: &str, color: &str) -> String {
     let made = json_output(mesh, operator, &["organization", "create", color], "").await;
     let code = made["setupCode"]["code"].as_str().unwrap();
@@ -63,7 +62,7 @@ async fn tasks(mesh: &Mesh, key: &str) -> Vec<String> {
         .collect()
 }
 
-/// What a command is answered with.
+/// The reply to a command.
 async fn command_reply(
     mesh: &Mesh,
     slack: &SlackServer,
@@ -95,7 +94,7 @@ async fn organizations_behind_one_app_are_isolated() {
     let (red, blue) =
         (organization(&mesh, &operator, "red").await, organization(&mesh, &operator, "blue").await);
 
-    // Not with any code, not for an agent that is not there, and not by a form of another page.
+    // Not with any code, not for a missing agent, and not by a form of another page.
     assert_eq!(slack.connect_workspace(&mesh, TEAM, "cs_nonsense", "").await.unwrap().0, 403);
     let reading = output(
         &mesh,
@@ -129,7 +128,7 @@ async fn organizations_behind_one_app_are_isolated() {
     };
     assert_eq!(send(&of_red, "https://elsewhere.example").await.status(), 403);
 
-    // What one browser was given is no good with what another was given, whoever has begun.
+    // One browser's state is invalid with another's cookie, whoever started.
     let own = mesh.slack_url();
     let (red_state, red_cookie) = oauth_redirect(&send(&of_red, &own).await).unwrap();
     let (blue_state, blue_cookie) = oauth_redirect(&send(&of_blue, &own).await).unwrap();
@@ -190,7 +189,7 @@ async fn organizations_behind_one_app_are_isolated() {
         assert_eq!(shown, [&url(own)]);
     }
 
-    // Approvals: a button of one organization's, as if it stood in a thread of the other's.
+    // Approvals: a button of one organization, as if it were in a thread of the other.
     slack.command(&mesh, ANN, CHANNEL, "run red-asks write").await.unwrap();
     let thread = until("the question in the channel", TURN_TIMEOUT, async || {
         slack
@@ -235,8 +234,8 @@ async fn organizations_behind_one_app_are_isolated() {
     })
     .await;
 
-    // The workspace stays its organization's until the app is removed there; the other one begins
-    // anew then.
+    // The workspace stays with its organization until the app is removed there; then the other one
+    // starts anew.
     let (status, words) =
         slack.connect_workspace(&mesh, TEAM, &code(&mesh, &blue).await, "").await.unwrap();
     assert!(status == 409 && words.contains("another organization"), "{status} {words}");
@@ -248,7 +247,7 @@ async fn organizations_behind_one_app_are_isolated() {
     })
     .await;
     let before = (tasks(&mesh, &red).await.len(), tasks(&mesh, &blue).await.len());
-    // What Slack says happened in this second was before the new installation.
+    // Events of this second were before the new installation.
     until("the workspace to be connected", TURN_TIMEOUT, async || {
         match slack.connect_workspace(&mesh, TEAM, &code(&mesh, &blue).await, "").await.unwrap() {
             (200, _) => Ok(()),
@@ -273,7 +272,7 @@ async fn organizations_behind_one_app_are_isolated() {
         (before.0, before.1 + 1)
     );
 
-    // Keys are nowhere to be read.
+    // Keys are not readable anywhere.
     let stored = mesh.database.contents().await;
     let log = mesh.log(Service::Slack);
     for text in [&stored, &log] {
@@ -281,8 +280,8 @@ async fn organizations_behind_one_app_are_isolated() {
             assert!(!text.contains(secret.as_str()), "a secret can be read");
         }
     }
-    // The keys that the service has itself are sealed: neither how they begin nor the field they
-    // stand in is in the bytes that are stored.
+    // The service's own keys are sealed: neither their prefix nor their field name is in the stored
+    // bytes.
     let rows: Vec<_> =
         stored.lines().filter(|line| line.starts_with("slack_installations: ")).collect();
     assert!(rows.len() == 2 && rows.iter().all(|row| row.contains("\\x")), "{rows:?}");

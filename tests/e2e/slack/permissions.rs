@@ -1,8 +1,8 @@
-//! Who may do what, as `/construct` sets it, and what guests are not shown.
+//! Permissions set by `/construct`, and data that guests must not see.
 
 use super::*;
 
-/// Gives a command and waits for its answer.
+/// Sends a command and waits for its reply.
 async fn command_reply(
     mesh: &Mesh,
     slack: &SlackServer,
@@ -21,7 +21,7 @@ async fn command_reply(
     .await
 }
 
-/// Asks, and whether that is answered.
+/// Asks a question; returns whether it is answered.
 async fn is_answered(mesh: &Mesh, slack: &SlackServer, user: &str, channel: &str) -> bool {
     let (ts, event) = slack.ask(channel, user, None, "hi", json!([]));
     assert_eq!(slack.send_event(mesh, &event).await.unwrap(), 200);
@@ -43,7 +43,7 @@ async fn permissions_apply_to_named_scope_until_revoked() {
     assert!(command_reply(&mesh, &slack, (CARL, CHANNEL), "who").await.contains("Nothing is set"));
     assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
 
-    // Here only, and every agent.
+    // In this channel only, and every agent.
     command_reply(&mesh, &slack, admin, "allow use all here").await;
     assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
     assert!(!is_answered(&mesh, &slack, ANN, DIRECT).await);
@@ -58,10 +58,10 @@ async fn permissions_apply_to_named_scope_until_revoked() {
     ] {
         assert!(who.lines().any(|said| said == line), "{line}: {who}");
     }
-    // No guest is told.
+    // Guests get no reply.
     assert!(!command_reply(&mesh, &slack, (GUEST, CHANNEL), "who").await.contains("*helper*"));
 
-    // Taken back by admins only, and exactly what is named.
+    // Only admins revoke permissions, and exactly the named ones.
     assert!(
         command_reply(&mesh, &slack, (CARL, CHANNEL), "forbid use helper <@U0ANN>")
             .await
@@ -75,7 +75,7 @@ async fn permissions_apply_to_named_scope_until_revoked() {
     command_reply(&mesh, &slack, admin, "forbid use helper <@U0ANN|ann>").await;
     let who = command_reply(&mesh, &slack, (CARL, CHANNEL), "who").await;
     assert_eq!(who, "<@U0CARL> may decide about calls of every agent in <#C0GENERAL>");
-    // Nothing is said about asking any more: then it is as it was in the beginning.
+    // No permission about asking is left: it is as in the beginning.
     assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
     assert_no_complaints(&slack);
 }

@@ -1,4 +1,4 @@
-//! Socket Mode: everything that Slack sends, over a connection of our own.
+//! Socket Mode: all of Slack's requests over the service's own connection.
 
 use super::*;
 
@@ -39,7 +39,7 @@ async fn wait_for_reconnect(slack: &SlackServer, before: usize) {
     .await;
 }
 
-/// Slack tells of a question; its `ts`, and what it is confirmed by.
+/// Sends the event of a question; returns its `ts` and the id of its confirmation.
 fn ask(slack: &SlackServer, words: &str) -> (String, String) {
     let (ts, event) = slack.ask(CHANNEL, ANN, None, words, json!([]));
     let id = slack.send_over_socket("events_api", &event);
@@ -165,17 +165,16 @@ async fn unavailable_work_queue_confirms_nothing_and_blocks_nothing() {
                 (ts, id, words)
             })
             .collect();
-        // If each waited for those before it, the last one would wait for longer than this test
-        // does.
+        // If each waited for those before it, the last one would wait longer than this test does.
         for _ in 0..40 {
             let opened =
                 json!({"type": "app_home_opened", "user": BOB, "channel": CHANNEL, "tab": "home"});
             slack.send_over_socket("events_api", &slack.envelope(opened));
         }
-        // What needs no queue is answered meanwhile.
+        // Requests that need no queue are answered meanwhile.
         let typed = json!({"type": "block_suggestion", "user": {"id": ANN}, "team": {"id": "T0TEAM1"}, "action_id": "agent",
             "block_id": "agent", "value": "hel", "container": {"type": "view"}});
-        // A service that finds no agents in time answers with none; the person types on.
+        // A service that finds no agents in time answers with none; the user keeps typing.
         until("the agent to be offered", TURN_TIMEOUT, async || {
             let menu = slack.ask_over_socket("interactive", &typed);
             wait_for_confirmation(&slack, &menu).await;

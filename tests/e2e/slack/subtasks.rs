@@ -1,12 +1,12 @@
-//! Threads whose task is more than one agent's: subtasks that ask, hand-overs, and what waits for
-//! people.
+//! Threads whose task involves several agents: subtasks with approvals, hand-overs, and pending
+//! decisions.
 
 use construct_tests::slack::TEAM;
 use jiff::{SignedDuration, Timestamp};
 
 use super::*;
 
-/// Has calls of these tools of an agent's scripts wait for a person.
+/// Makes calls of this tool by an agent's scripts wait for approval.
 pub(super) async fn require_approval(mesh: &Mesh, agent: &str, tool: &str) {
     let rule = v1::PolicyRule {
         action: v1::PolicyAction::Ask.into(),
@@ -21,7 +21,7 @@ pub(super) async fn require_approval(mesh: &Mesh, agent: &str, tool: &str) {
     mesh.client().unwrap().agents().update_agent(update).await.unwrap();
 }
 
-/// The post with this number in a thread, once it shows these words; its `ts`.
+/// Waits until a thread's post with this number shows these texts; returns its `ts`.
 async fn wait_for_post(slack: &SlackServer, thread: &str, number: usize, words: &[&str]) -> String {
     until(&format!("post {number} to show {words:?}"), TURN_TIMEOUT, async || {
         let posts = slack.posts(CHANNEL, thread);
@@ -73,7 +73,7 @@ async fn subtask_call_is_approved_in_thread_by_its_requester() {
         &["*reader* asks", "May I call `create_file`?", "secrets/key"],
     )
     .await;
-    // Who has not asked may not decide about what others do for it, either.
+    // Users who did not ask may not decide about the calls of subtasks either.
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
     until("Carl to be told", TURN_TIMEOUT, async || {
         let ephemeral_messages = slack.ephemeral_messages();
@@ -105,7 +105,7 @@ async fn foreign_button_decides_nothing_and_call_can_be_rejected() {
     let thread = ask(&mesh, &slack, ANN, None, "write the key").await;
     let question = wait_for_post(&slack, &thread, 1, &["May I call `create_file`?"]).await;
 
-    // The same button, as if it stood in a thread of another task, that Ann has begun, too.
+    // The same button, as if it were in a thread of another task, which Ann also started.
     let other = ask(&mesh, &slack, ANN, None, "write another key").await;
     let elsewhere = wait_for_post(&slack, &other, 1, &["May I call `create_file`?"]).await;
     let blocks = slack.message(CHANNEL, &question).unwrap()["blocks"].clone();
@@ -142,7 +142,7 @@ async fn foreign_button_decides_nothing_and_call_can_be_rejected() {
 async fn handed_over_task_answers_users_of_its_new_agent() {
     let script = json!([{"text": "The reviewer goes on.", "code": "tasks.hand_off('reviewer')"}, {"text": "Hello."}]);
     let (mesh, slack) = begin(&script).await;
-    // A script goes by the answers there are in the task, whoever gave them.
+    // The script depends on the answers in the task, whichever agent gave them.
     mesh.scripted_agent("reviewer", &json!(vec![json!({"text": "Reviewed."}); 4])).await.unwrap();
     for allowed in ["helper", "reviewer <@U0ANN|ann>"] {
         slack.command(&mesh, BOB, CHANNEL, &format!("allow use {allowed}")).await.unwrap();
@@ -158,14 +158,14 @@ async fn handed_over_task_answers_users_of_its_new_agent() {
     }
     let thread = ask(&mesh, &slack, ANN, None, "look at this").await;
     wait_for_post(&slack, &thread, 0, &["Reviewed."]).await;
-    // Carl may ask the helper, with which the thread has begun.
+    // Carl may ask the helper, with which the thread started.
     ask(&mesh, &slack, CARL, Some(&thread), "go on").await;
     wait_for_post(&slack, &thread, 1, &["you may not use this agent here"]).await;
     assert_eq!(asked_questions(&mesh).await.len(), 1);
     ask(&mesh, &slack, ANN, Some(&thread), "and now?").await;
     wait_for_post(&slack, &thread, 2, &["Reviewed."]).await;
 
-    // Somebody gives the task back to the helper over the API: then Carl may.
+    // The task is handed back to the helper over the API: then Carl may.
     let tasks =
         mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
     let task = tasks.into_inner().tasks[0].metadata.clone().unwrap_or_default().id;
@@ -225,8 +225,8 @@ async fn late_subtask_approval_is_decided_by_its_requester() {
     let code = "tasks.spawn({ message: 'write it', agent: 'reader' }).task";
     let script = json!([{"text": "I shall have it done.", "code": code}, {"text": "It is under way."}, {"text": "You said: {{last_user_text}}"}]);
     let (mut mesh, slack) = begin(&script).await;
-    // Its parent must be over and the service killed before it asks; both have the same providers,
-    // so that these cannot be held.
+    // The parent must be over and the service killed before the subtask asks; both have the same
+    // providers, so these cannot be paused.
     let reader = json!([
         {"text": "I write.", "code": "create_file('secrets/key', 'the key').status", "delay_ms": 30_000},
         {"text": "Written: {{last_result}}"},
@@ -242,8 +242,8 @@ async fn late_subtask_approval_is_decided_by_its_requester() {
     )
     .await;
     mesh.crash(Service::Slack).await.unwrap();
-    // A later question has an eye on what the subtask asks, and comes to nothing: the first one
-    // still has.
+    // A later question also watches the subtask's approvals, and fails: the first one still
+    // watches.
     ask(&mesh, &slack, CARL, Some(&thread), "how far is it?").await;
     wait_for_post(&slack, &thread, 1, &["how far is it?"]).await;
     until("the first question to leave it to the second", TURN_TIMEOUT, async || {
@@ -264,8 +264,7 @@ async fn late_subtask_approval_is_decided_by_its_requester() {
         &["*reader* asks", "May I call `create_file`?", "secrets/key"],
     )
     .await;
-    // Another question of somebody else's in the thread takes nothing from Ann, and gives nothing
-    // to Carl.
+    // Another user's question in the thread takes nothing from Ann, and gives nothing to Carl.
     ask(&mesh, &slack, CARL, Some(&thread), "and me?").await;
     wait_for_post(&slack, &thread, 3, &["and me?"]).await;
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);

@@ -1,5 +1,4 @@
-//! What stands in threads and what becomes of it: files, edits, questions out of order, and
-//! messages that are too old.
+//! Content of threads: files, edits, questions out of order, and messages that are too old.
 
 use construct_proto::v1::block::Block;
 
@@ -22,7 +21,7 @@ async fn files_are_passed_exactly_and_skipped_ones_named() {
         slack.add_file("huge.txt", "text/plain", &huge),
         slack.add_file("program.bin", "application/octet-stream", b"\0\x01"),
     ]);
-    // As often as it is tried.
+    // For each attempt.
     for _ in 0..3 {
         slack.fail("files-pri", Fault::Status(503));
     }
@@ -67,7 +66,7 @@ async fn edited_question_is_not_repeated_and_reordered_are_answered() {
     let (ts, event) = slack.ask(DIRECT, ANN, None, "the first words", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     wait_for_answer(&slack, DIRECT, &ts, "the first words").await;
-    // As Slack tells of it in a direct message, and once more as a message with a mark.
+    // As Slack's event in a direct message, and once more as a message with a mention.
     let mut edited = event["event"].clone();
     edited["text"] = "the other words".into();
     edited["edited"] = json!({"user": ANN, "ts": "1760000009.000000"});
@@ -110,7 +109,7 @@ async fn answer_to_uneditable_message_is_posted_below_once() {
     slack.send_event(&mesh, &event).await.unwrap();
     let placeholder = wait_for_answer(&slack, CHANNEL, &ts, "Working on it").await;
     slack.expire_edits(placeholder["ts"].as_str().unwrap());
-    // It dies after the new message is there, and before that is written down.
+    // It is killed after the new message is posted, and before that is recorded.
     slack.fail("chat.postMessage", Fault::DoneAndHang);
     mesh.resume(Service::Providers).unwrap();
     let both = async |what: &str| {
