@@ -48,7 +48,7 @@ async fn held_back_count(mesh: &Mesh, kind: &str) -> Result<u32, String> {
 }
 
 async fn wait_for_held_back(mesh: &Mesh, kind: &str, enough: impl Fn(u32) -> bool) {
-    until("commands to be withheld", TURN_TIMEOUT, async || {
+    until("commands to be held back", TURN_TIMEOUT, async || {
         match held_back_count(mesh, kind).await {
             Ok(count) if enough(count) => Ok(()),
             other => Err(other),
@@ -88,7 +88,7 @@ async fn answered_count(mesh: &Mesh, organization: OrganizationId) -> usize {
 
 /// Waits until a task's explanation contains one of these texts.
 async fn wait_for_explanation(conversation: &Conversation, words: &[&str]) {
-    until(&format!("the task to say {words:?}"), TURN_TIMEOUT, async || {
+    until(&format!("the task to report {words:?}"), TURN_TIMEOUT, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?.waiting_for;
         if words.iter().any(|words| why.contains(words)) { Ok(()) } else { Err(why) }
     })
@@ -254,7 +254,7 @@ async fn queued_task_can_be_canceled_and_holds_no_slot() {
         (say("quick").await, say("quick").await, say("quick").await);
     wait_for_held_back(&mesh, "model", |count| count == 3).await;
     wait_for_explanation(&slow, &["; the call is being worked on"]).await;
-    let words = "; the call waits for a place of its organization in the queue of model calls, where 1 of the organization's are";
+    let words = "; the call waits for a slot of its organization in the queue of model calls, where 1 of the organization's are";
     wait_for_explanation(&cancelled, &[words]).await;
     let why = cancelled.explain().await.unwrap();
     assert!(why.released_by.contains("when it is its turn") && why.deadline.is_some(), "{why:?}");
@@ -277,7 +277,7 @@ async fn queued_task_can_be_canceled_and_holds_no_slot() {
     wait_for_explanation(&sleeps, &["; the script is being worked on"]).await;
     wait_for_explanation(
         &last,
-        &["; the script waits for a place of its organization in the queue of scripts"],
+        &["; the script waits for a slot of its organization in the queue of scripts"],
     )
     .await;
     // No worker has begun them, so the cancel waits for none, and they are known to have done

@@ -34,7 +34,7 @@ async fn wait_for_dead_letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
 
 /// Waits until a task is quarantined, later than `before` if it already was.
 async fn wait_for_quarantine(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Quarantine {
-    until("the task to be put aside", TURN_TIMEOUT, async || {
+    until("the task to be quarantined", TURN_TIMEOUT, async || {
         let parked =
             mesh.database.store().task_quarantine_get(OrganizationId::LOCAL, task).await.unwrap();
         parked
@@ -176,9 +176,9 @@ async fn task_with_reconcile_failures_explains_itself_and_recovers() {
     wait_for_call(&vendor).await;
     let locked = mesh.database.lock_task(conversation.id().parse().unwrap()).await;
     open.send_replace(true);
-    let why = until("the task to say that it cannot be looked at", TURN_TIMEOUT, async || {
+    let why = until("the task to report reconcile failures", TURN_TIMEOUT, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?;
-        if why.waiting_for.contains("cannot look at the task") {
+        if why.waiting_for.contains("reconciling the task has failed") {
             Ok(why)
         } else {
             Err(why.waiting_for)
@@ -226,7 +226,7 @@ async fn result_for_quarantined_task_is_kept_without_retries() {
     let failed = reconcile_failures(&mesh).await;
     // Later messages for it cause one reconcile each, and the quarantine keeps its first time.
     redrive(letter.id).await;
-    let again = until("the result to be given up again", TURN_TIMEOUT, async || {
+    let again = until("the result to be dead-lettered again", TURN_TIMEOUT, async || {
         let letters = wait_for_dead_letters(&mesh, 1).await;
         if letters[0].id > letter.id { Ok(letters[0].clone()) } else { Err(letters) }
     })

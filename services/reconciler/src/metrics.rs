@@ -53,14 +53,14 @@ impl Instruments {
             meter.u64_counter(name).with_unit(unit).with_description(description).build()
         };
         Self {
-            reconciles: seconds("construct.reconciler.look", "Reconciles of a task: load, decide, commit, perform", &RECONCILE_BUCKETS_SECONDS),
+            reconciles: seconds("construct.reconciler.reconcile", "Reconciles of a task: load, decide, commit, perform", &RECONCILE_BUCKETS_SECONDS),
             steps: seconds(
                 "construct.reconciler.step",
                 "From the request of a step until its result was committed",
                 &STEP_BUCKETS_SECONDS,
             ),
             turns: count("construct.reconciler.turns", "{turn}", "Turns that ended"),
-            quarantined: count("construct.reconciler.parked", "{task}", "Tasks quarantined, because they fail to reconcile"),
+            quarantined: count("construct.reconciler.quarantined", "{task}", "Tasks quarantined, because they fail to reconcile"),
             actors: meter
                 .u64_gauge("construct.reconciler.actors")
                 .with_unit("{actor}")
@@ -69,7 +69,7 @@ impl Instruments {
                 )
                 .build(),
             queued_commands: meter
-                .u64_gauge("construct.reconciler.withheld")
+                .u64_gauge("construct.reconciler.queued_commands")
                 .with_unit("{command}")
                 .with_description(
                     "Commands that wait because their organizations have reached the in-flight limit",
