@@ -229,7 +229,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     assert_eq!(edit(&conversation, user_message(&before, "a script"), "two", "key").await, edited);
     assert_eq!(status(&edited).replaces, id(user_message(&before, "a script").metadata.as_ref()));
     let why = conversation.explain().await.unwrap();
-    assert!(why.waiting_for.contains("take the conversation back"), "{why:?}");
+    assert!(why.waiting_for.contains("rewind the conversation"), "{why:?}");
     mesh.spawn(Service::Reconciler).unwrap();
     let answered = async || {
         let transcript = conversation.transcript().await;

@@ -433,7 +433,7 @@ async fn task_reports_whether_call_runs_is_queued_or_awaits_a_slot() {
         "; the call waits in the queue of model calls, no worker has it yet",
     );
     let withheld =
-        |before| format!("those that are being worked on included; {before} more wait before it");
+        |before| format!("including those being worked on; {before} more wait before it");
     let first = say().await;
     wait_for_explanation(&first, &[taken]).await;
     let second = say().await;

@@ -192,7 +192,7 @@ async fn task_with_reconcile_failures_explains_itself_and_recovers() {
         "{why:?}"
     );
     assert!(
-        why.released_by.starts_with("the reconciler service, which tries again")
+        why.released_by.starts_with("the reconciler service, which retries")
             && why.next_wake.is_some()
     );
     locked.release().await;

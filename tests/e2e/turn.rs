@@ -167,7 +167,7 @@ async fn message_is_answered_through_model_and_script() {
         Some(Payload::TurnCompleted(turn)) => Some(turn.clone()),
         _ => None,
     });
-    let turn = turn.expect("the turn's end is told");
+    let turn = turn.expect("the turn's end is published");
     assert_eq!((turn.outcome(), turn.turns, turn.error.clone()), (TurnOutcome::Completed, 2, None));
     let user = transcript.from_source(MessageSource::User)[0];
     assert_eq!(turn.message_id, construct_tests::client::id(user.metadata.as_ref()));
@@ -231,7 +231,7 @@ async fn scripts_errors_queues_limits_titles_and_agents_work_together() {
         // The model's own view of the result, repeated by its answer.
         let answer = transcript.answers().pop().unwrap();
         for part in ["before the error", "TypeError: a broken promise", "at inner (script.js:2"] {
-            assert!(answer.contains(part), "{part:?} is not in what the model was told:\n{answer}");
+            assert!(answer.contains(part), "{part:?} is not in the model's input:\n{answer}");
         }
         assert_eq!(
             task.status.unwrap().last_outcome(),
@@ -394,7 +394,7 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
         // Before that it waits for the call to stop.
         until("the task to wait for a person", TURN_TIMEOUT, async || {
             let why = conversation.explain().await.unwrap();
-            if why.waiting_for.contains("a person to resume it; 1 message waits") {
+            if why.waiting_for.contains("a person to resume it; 1 message is queued") {
                 Ok(())
             } else {
                 Err(why)
@@ -436,7 +436,7 @@ async fn task_can_be_suspended_resumed_canceled_and_deleted_any_time() {
             "#1 create_file",
             "may or may not have had their effect: #3",
         ] {
-            assert!(answer.contains(part), "{part:?} is not in what the model was told:\n{answer}");
+            assert!(answer.contains(part), "{part:?} is not in the model's input:\n{answer}");
         }
         assert_eq!(read(&folder.join("done.txt")), "yes");
         assert!(!folder.join("never").exists());

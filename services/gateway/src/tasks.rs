@@ -22,12 +22,11 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, ReferenceResolver, no_wake},
-    convert, events, explain,
+    convert, events, explain, location,
     page::Column,
     quotas::Wanted,
     status::{self, chain},
     validate::{self, optional_id, requests},
-    whereabouts,
 };
 
 /// What the model of a copied task is told that works in another directory than the task it was
@@ -297,14 +296,14 @@ impl TaskService for Api {
         } else {
             let (pools, providers) = (&context.backend.pools, &context.backend.providers);
             let deadline = context.deadline;
-            let found = whereabouts::find(context.backend.publisher.bus(), &task, deadline);
-            let (no_interpreter, no_providers, found) = future::join3(
+            let report = location::find(context.backend.publisher.bus(), &task, deadline);
+            let (no_interpreter, no_providers, report) = future::join3(
                 pools.absence(&task.compute, deadline),
                 providers.absence(deadline),
-                found,
+                report,
             )
             .await;
-            explain::MeshStatus { no_interpreter, no_providers, found }
+            explain::MeshStatus { no_interpreter, no_providers, report }
         };
         Ok(Response::new(explain::explain(&task, model.as_deref(), &asked, Some(&mesh))))
     }

@@ -43,7 +43,7 @@ async fn messages(mesh: &Mesh, task: &str) -> Vec<(String, String)> {
 
 /// Waits until the task has exactly these messages.
 async fn wait_for_messages(mesh: &Mesh, task: &str, expected: &[&str]) -> Vec<(String, String)> {
-    until("the conversation to be as it should", TURN_TIMEOUT, async || {
+    until("the conversation's messages", TURN_TIMEOUT, async || {
         let messages = messages(mesh, task).await;
         if messages.iter().map(|(_, text)| text).eq(expected) {
             Ok(messages)
@@ -293,9 +293,9 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     let task = conversation.id();
     mesh.database.corrupt_task(id, true).await;
     conversation.submit("hello").await;
-    until("the task to be put aside", TURN_TIMEOUT, async || {
+    until("the task to be quarantined", TURN_TIMEOUT, async || {
         let why = construct(&mesh, &["why", task], "").await;
-        if why.output.contains("it was put aside") && why.output.contains("construct task retry") {
+        if why.output.contains("it was quarantined") && why.output.contains("construct task retry") {
             Ok(())
         } else {
             Err(why)

@@ -122,11 +122,11 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     stopped.state.cancel = Some("wrong way".into());
     let mut suspending = running(Stage::Model, in_flight.clone());
     suspending.state.suspend = true;
-    let mut parked = running(
+    let mut suspended = running(
         code(1),
         StepState::Suspended { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() },
     );
-    parked.state.phase = Phase::AwaitApproval;
+    suspended.state.phase = Phase::AwaitApproval;
     let subtask = TaskId::from_uuid(Uuid::from_u128(6));
     let awaits = vec![AwaitedCall { script: 0, number: 1, tasks: vec![subtask], until: LATER }];
     let mut awaiting =
@@ -134,8 +134,8 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     awaiting.state.phase = Phase::AwaitSubtasks;
     vec![
         (stored_task(), "a message from a user"),
-        (with(&|task| task.queued_count = 1), "take the message that waits"),
-        (with(&|task| task.queued_count = 3), "take the next of 3 messages"),
+        (with(&|task| task.queued_count = 1), "take the queued message"),
+        (with(&|task| task.queued_count = 3), "take the next of 3 queued messages"),
         (
             running(Stage::Model, in_flight.clone()),
             "the answer of the model `m` for the agent `ada`, attempt 2",
@@ -149,8 +149,8 @@ fn states() -> Vec<(StoredTask, &'static str)> {
         (running(code(1), in_flight.clone()), "the script of the model"),
         (running(code(2), in_flight), "the 2 scripts of the model"),
         (failed, "failed: the vendor is busy (OVERLOADED)"),
-        (stopped, "the last words of a script"),
-        (running(code(1), stopping), "the last words of a script"),
+        (stopped, "the final result of a canceled script"),
+        (running(code(1), stopping), "the final result of a canceled script"),
         (suspending, "a person suspended the task"),
         (with(&|task| task.state.cancel = Some("wrong way".into())), "cancelled it (wrong way)"),
         (with(&|task| task.state.cancel = Some(String::new())), "a person cancelled it"),
@@ -160,27 +160,27 @@ fn states() -> Vec<(StoredTask, &'static str)> {
                 task.state.phase = Phase::Suspended;
                 task.queued_count = 2;
             }),
-            "a person to resume it; 2 messages wait meanwhile",
+            "a person to resume it; 2 messages are queued",
         ),
-        (parked.clone(), "a person has decided about its call"),
+        (suspended.clone(), "a person has decided about its call"),
         (
             with(&|task| {
-                task.state = parked.state.clone();
+                task.state = suspended.state.clone();
                 task.state.suspend = true;
                 task.state.phase = Phase::Suspended;
             }),
-            "a person to resume it; its script is put away until then",
+            "a person to resume it; its script stays suspended until then",
         ),
         (
             with(&|task| {
                 task.state.last_outcome = Some(TurnOutcome::Failed);
                 task.state.retry = Some(MessageId::from_uuid(Uuid::from_u128(8)));
             }),
-            "to try once more the turn that has failed",
+            "to retry the failed turn",
         ),
         (with(&|task| task.state.phase = Phase::Suspended), "a person resumed the task"),
         (with(&|task| task.state.turn = Some(turn(Stage::Model))), "to call the model"),
-        (with(&|task| task.state.turn = Some(turn(code(1)))), "to have the script run"),
+        (with(&|task| task.state.turn = Some(turn(code(1)))), "to run the script"),
         (awaiting, "subtasks of its script to end: task_00000000-0000-0000-0000-000000000006"),
         (
             with(&|task| task.ancestors = vec![TaskId::from_uuid(Uuid::from_u128(6))]),
@@ -213,10 +213,10 @@ fn every_state_has_an_explanation() {
 #[test]
 fn quarantined_task_explains_reason_time_and_remedy() {
     for (task, _) in states() {
-        let parked = Quarantine { since: LATER, reason: "turn: missing field".to_owned() };
-        let explanation = put_aside(&task, parked);
+        let suspended = Quarantine { since: LATER, reason: "turn: missing field".to_owned() };
+        let explanation = quarantined(&task, suspended);
         assert!(
-            explanation.waiting_for.contains("put aside (turn: missing field)"),
+            explanation.waiting_for.contains("quarantined (turn: missing field)"),
             "{explanation:?}"
         );
         assert!(explanation.released_by.contains("construct task retry"), "{explanation:?}");
@@ -267,13 +267,16 @@ fn step_in_flight_has_id_attempt_and_deadline() {
     assert_eq!(explanation.deadline, Some(convert::time(LATER)));
 }
 
-fn mesh_at(command: Whereabouts) -> Mesh {
-    Mesh { found: Found { command: Some(command), ..Found::default() }, ..Mesh::default() }
+fn mesh_at(location: StepLocation) -> MeshStatus {
+    MeshStatus {
+        report: ReconcilerReport { location: Some(location), ..ReconcilerReport::default() },
+        ..MeshStatus::default()
+    }
 }
 
 #[test]
 fn reconcile_failure_is_explained_in_every_state() {
-    let failed = FailedLooks {
+    let failures = FailedLooks {
         since: Some(convert::time(NOW)),
         count: 3,
         error: "the database is not available: canceling statement due to statement timeout"
@@ -281,22 +284,23 @@ fn reconcile_failure_is_explained_in_every_state() {
         next: Some(convert::time(LATER)),
     };
     let error = failed.error.clone();
-    let mesh =
-        Mesh { found: Found { failed: Some(failed), ..Found::default() }, ..Mesh::default() };
+    let mesh = MeshStatus {
+        report: ReconcilerReport { failures: Some(failures), ..ReconcilerReport::default() },
+        ..MeshStatus::default()
+    };
     for (task, _) in states() {
         let (plain, explanation) =
             (explain(&task, None, &[], None), explain(&task, None, &[], Some(&mesh)));
         let (words, _) =
             plain.waiting_for.split_once(" (it is a subtask").unwrap_or((&plain.waiting_for, ""));
         assert!(explanation.waiting_for.starts_with(words), "{explanation:?}");
-        let expected = format!(
-            "; the reconciler cannot look at the task, and has tried 3 times in a row since {NOW:.0}: {error}"
-        );
+        let expected =
+            format!("; reconciling the task has failed 3 times in a row since {NOW:.0}: {error}");
         assert!(explanation.waiting_for.contains(&expected), "{explanation:?}");
         assert!(
             explanation
                 .released_by
-                .starts_with("the reconciler service, which tries again until it can")
+                .starts_with("the reconciler service, which retries until it succeeds")
         );
         assert!(explanation.released_by.ends_with(&plain.released_by));
         assert_eq!(explanation.next_wake, Some(convert::time(LATER)));
@@ -327,12 +331,12 @@ fn task_at_rest_does_not_wait_for_the_reconciler() {
 
 #[test]
 fn command_location_is_explained_only_for_steps_in_flight() {
-    let withheld = Whereabouts::Withheld { standing: 128, before: 40 };
+    let waiting = StepLocation::WaitingForSlot { queued: 128, ahead: 40 };
     let places = [
-        (withheld, "waits for a place of its organization in the queue of", "under way, by ending"),
-        (Whereabouts::Queued, "no worker has it yet", "when it is its turn"),
-        (Whereabouts::Taken, "is being worked on", "service, with the "),
-        (Whereabouts::Nowhere, "is about to be put into the queue of", "the reconciler service"),
+        (waiting, "waits for a slot of its organization in the queue of", "in flight, by ending"),
+        (StepLocation::Queued, "no worker has it yet", "when it is its turn"),
+        (StepLocation::WithWorker, "is being worked on", "service, with the "),
+        (StepLocation::NotQueued, "is about to be put into the queue of", "the reconciler service"),
     ];
     let mut count = 0;
     for (task, _) in states() {
@@ -345,7 +349,7 @@ fn command_location_is_explained_only_for_steps_in_flight() {
                 .is_some_and(|step| matches!(step.state, StepState::InFlight { .. }));
         let plain = explain(&task, None, &[], None);
         assert_eq!(
-            plain.released_by.contains("(behind as many of its organization"),
+            plain.released_by.contains("(after the organization's earlier ones"),
             in_flight,
             "{plain:?}"
         );
@@ -363,7 +367,7 @@ fn command_location_is_explained_only_for_steps_in_flight() {
     }
     assert_eq!(count, 4 * places.len());
     let (task, _) = states().swap_remove(3);
-    let mesh = mesh_at(withheld);
+    let mesh = mesh_at(waiting);
     let words = explain(&task, None, &[], Some(&mesh)).waiting_for;
     assert!(
         words.contains("128 of the organization's") && words.contains("40 more wait before it"),
@@ -373,7 +377,7 @@ fn command_location_is_explained_only_for_steps_in_flight() {
 
 #[test]
 fn model_call_reports_missing_providers_service() {
-    let mesh = Mesh { no_providers: Some(NOW), ..mesh_at(Whereabouts::Taken) };
+    let mesh = MeshStatus { no_providers: Some(NOW), ..mesh_at(StepLocation::WithWorker) };
     let mut count = 0;
     for (task, _) in states() {
         let explanation = explain(&task, None, &[], Some(&mesh));
@@ -429,7 +433,7 @@ fn backoff_reports_next_attempt_and_attempt_limit() {
     // A service was unavailable: the vendor was not called.
     task.state.step.as_mut().expect("it has a step").attempt = 1;
     let explanation = explain(&task, None, &[], None);
-    assert!(explanation.waiting_for.ends_with("the tries have no end"), "{explanation:?}");
+    assert!(explanation.waiting_for.ends_with("retries are unlimited"), "{explanation:?}");
 }
 
 #[test]
@@ -479,7 +483,7 @@ fn unserved_pool_is_reported_where_scripts_wait() {
     let expected = "; no interpreter serves the pool `cpu-4` since 2023-11-14T22:13:20Z";
     let mut reported = 0;
     for (task, _) in states() {
-        let mesh = Mesh { no_interpreter: Some(NOW), ..Mesh::default() };
+        let mesh = MeshStatus { no_interpreter: Some(NOW), ..MeshStatus::default() };
         let explanation = explain(&task, None, &[], Some(&mesh));
         let waits = match (&task.state.turn, &task.state.step) {
             (Some(turn), Some(step)) => match step.state {
