@@ -80,7 +80,7 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Report {
     );
     check_queues_empty(mesh).await;
     let forgotten = mesh.database.stuck_tasks().await.unwrap();
-    assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");
+    assert!(forgotten.is_empty(), "no wake is planned for them: {forgotten:?}");
     report
 }
 
@@ -163,7 +163,7 @@ async fn check_money(job: &Job, spent: i64, report: &mut Report) {
     let (client, limit) = (job.conversation.client(), *budget.limit.lock().unwrap());
     let request = v1::GetBudgetRequest { budget: budget.id.clone() };
     // For an abandoned call whose worker died, money stays reserved for two minutes.
-    let seen = until("nothing to be set aside", TURN_TIMEOUT, async || {
+    let seen = until("nothing to be reserved", TURN_TIMEOUT, async || {
         let seen = client
             .budgets()
             .get_budget(request.clone())

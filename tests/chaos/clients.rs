@@ -222,7 +222,7 @@ impl Clients {
             let times = asked.iter().filter(|asked| asked.contains(words.as_str())).count();
             assert_eq!(times, 1, "{words:?} is asked once: {asked:#?}");
         }
-        until("the mesh to be told of hand-overs", REQUEST_TIMEOUT, async || {
+        until("the hand-overs to be published", REQUEST_TIMEOUT, async || {
             let untold =
                 mesh.database.store().hand_overs_unpublished(Timestamp::now(), 100).await.unwrap();
             if untold.is_empty() { Ok(()) } else { Err(format!("{untold:?}")) }

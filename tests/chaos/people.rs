@@ -142,7 +142,7 @@ async fn rewind(conversation: &Conversation, message: String) {
         ..v1::RewindTaskRequest::default()
     };
     let rewind = async || conversation.client().tasks().rewind_task(request.clone()).await;
-    was_accepted(retry_unavailable("the conversation to be taken back", rewind).await);
+    was_accepted(retry_unavailable("the conversation to be rewound", rewind).await);
 }
 
 /// Edits a message, unless it is still queued.
@@ -150,7 +150,7 @@ async fn edit(conversation: &Conversation, message: String, better: &str) -> boo
     let request =
         v1::EditMessageRequest { message, blocks: text_blocks(better), idempotency_key: key() };
     let edit = async || conversation.client().messages().edit_message(request.clone()).await;
-    was_accepted(retry_unavailable("the message to be another one", edit).await)
+    was_accepted(retry_unavailable("the message to be edited", edit).await)
 }
 
 fn was_accepted<T>(answer: Result<T, tonic::Status>) -> bool {

@@ -108,7 +108,7 @@ pub(crate) async fn run(plan: &Plan) -> Report {
 /// repeated until it is answered.
 async fn check_explanations(mesh: &Mesh, jobs: &[Job]) {
     futures::future::join_all(jobs.iter().map(async |job| {
-        let (row, why) = until("the gateway to say why", TURN_TIMEOUT, async || {
+        let (row, why) = until("the gateway to explain", TURN_TIMEOUT, async || {
             explanation_and_row(mesh, job).await
         })
         .await;
@@ -129,7 +129,7 @@ async fn check_explanations(mesh: &Mesh, jobs: &[Job]) {
             idle,
             "another reason: {said}"
         );
-        assert!(idle || held || why.next_wake.is_some(), "nobody will look at it again: {said}");
+        assert!(idle || held || why.next_wake.is_some(), "no wake is planned for it: {said}");
     }))
     .await;
 }
@@ -154,9 +154,8 @@ async fn explanation_and_row(
             .map_err(|status| format!("the gateway: {status:?}"))?;
         Ok((before, why, row().await?))
     };
-    let (before, why, after) = timeout(ANSWER_TIMEOUT, asked)
-        .await
-        .unwrap_or_else(|_late| Err("nobody answers".to_owned()))?;
+    let (before, why, after) =
+        timeout(ANSWER_TIMEOUT, asked).await.unwrap_or_else(|_late| Err("no answer".to_owned()))?;
     let is_same = (before.revision, before.queued_count) == (after.revision, after.queued_count);
     if is_same { Ok((after, why)) } else { Err("it has changed meanwhile".to_owned()) }
 }
@@ -166,7 +165,7 @@ async fn explanation_and_row(
 async fn check_all_explained(mesh: &Mesh) {
     let asked = timeout(Duration::from_millis(300), mesh.database.stuck_tasks()).await;
     if let Ok(Ok(forgotten)) = asked {
-        assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");
+        assert!(forgotten.is_empty(), "no wake is planned for them: {forgotten:?}");
     }
 }
 

@@ -178,7 +178,7 @@ async fn next_notification(manager: &UnixDatagram) -> String {
     let mut text = [0; 256];
     let length = timeout(START_TIMEOUT, manager.recv(&mut text))
         .await
-        .expect("the service manager is told")
+        .expect("the service manager gets a message")
         .unwrap();
     String::from_utf8_lossy(&text[..length]).lines().next().unwrap_or_default().to_owned()
 }
@@ -195,7 +195,7 @@ async fn first_request_starts_mesh_and_supervisor_restarts_services() {
     let answer = timeout(START_TIMEOUT, asked).await.expect("it is answered").unwrap();
     assert_eq!(answer.unwrap().agents.len(), 0);
     assert_eq!(next_notification(&manager).await, "READY=1");
-    let operator = installation.operator().expect("nobody else has its port");
+    let operator = installation.operator().expect("no other process has its port");
     let sessions = send_line(&operator, &json!({"id": "1", "type": "list_sessions"})).await;
     assert_eq!(sessions["type"], "sessions", "{sessions}");
     // A second gateway without the socket would leave clients waiting for ever.

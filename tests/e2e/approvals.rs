@@ -167,7 +167,7 @@ async fn script_awaiting_approval_survives_crash_of_every_service() {
         (asking.event_count("approval.requested"), asking.event_count("approval.decided")),
         (1, 1)
     );
-    assert_eq!(asking.event_count("tool.result"), 3, "no call is told twice");
+    assert_eq!(asking.event_count("tool.result"), 3, "no call is published twice");
 }
 
 #[tokio::test]
@@ -206,7 +206,7 @@ async fn task_canceled_awaiting_approval_reports_completed_calls() {
     let transcript = asking.conversation.transcript().await;
     transcript.check(&["Do it."]);
     let result = transcript.result();
-    assert!(result.error.contains("cancelled while waiting for an approval"), "{}", result.error);
+    assert!(result.error.contains("canceled while waiting for an approval"), "{}", result.error);
     assert!(result.error.contains("Calls that had ended: #1 execute_command."), "{}", result.error);
     assert!(result.error.contains("they were not approved: #2 create_file"), "{}", result.error);
     assert_eq!(state(&mesh, &asking.approval).await, ApprovalState::Cancelled);

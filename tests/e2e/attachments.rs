@@ -119,7 +119,7 @@ async fn image_and_table(mesh: &Mesh) {
     let delete = v1::DeleteFileRequest { file: picture.clone(), idempotency_key: String::new() };
     files(mesh).delete_file(delete).await.unwrap();
     let store = Store::open(mesh.home().join("data/blobs")).unwrap();
-    until("what it said to be gone", TURN_TIMEOUT, async || {
+    until("the image to be deleted", TURN_TIMEOUT, async || {
         match store.head(OrganizationId::LOCAL, &Sha256::digest(PNG)).await {
             Ok(None) => Ok(()),
             there => Err(there),

@@ -81,7 +81,7 @@ impl Job {
         loop {
             let from = self.told.len();
             let read = timeout(TURN_TIMEOUT, self.errors.read_line(&mut self.told)).await;
-            assert!(matches!(read, Ok(Ok(1..))), "{part:?} is not told, but: {}", self.told);
+            assert!(matches!(read, Ok(Ok(1..))), "{part:?} is not printed, but: {}", self.told);
             if self.told[from..].contains(part) {
                 return self.told[from..].to_owned();
             }

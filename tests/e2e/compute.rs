@@ -126,7 +126,7 @@ async fn answer(conversation: &Conversation, said: &str) -> String {
 }
 
 async fn wait_for_explanation(conversation: &Conversation, words: &str) {
-    until(&format!("the task to say {words:?}"), TURN_TIMEOUT, async || {
+    until(&format!("the task to report {words:?}"), TURN_TIMEOUT, async || {
         let explanation = conversation.explain().await.map_err(|error| error.to_string())?;
         if explanation.waiting_for.contains(words) { Ok(()) } else { Err(explanation.waiting_for) }
     })

@@ -108,7 +108,7 @@ async fn long_conversation_is_compacted_repeatedly_and_stays_listed() {
     };
     client.tasks().rewind_task(request).await.unwrap();
     let back = conversation
-        .wait_for_task("the task to be taken back", |_, status| status.compacted_through == 0)
+        .wait_for_task("the task to be rewound", |_, status| status.compacted_through == 0)
         .await;
     assert_eq!(back.status.unwrap().phase(), v1::TaskPhase::AwaitInput);
     assert_eq!(
@@ -319,7 +319,7 @@ async fn looping_model_is_warned_once_then_stopped_with_own_reason() {
         Some(Payload::TurnCompleted(turn)) => Some(turn.clone()),
         _ => None,
     });
-    let ended = ended.expect("the turn's end is told");
+    let ended = ended.expect("the turn's end is published");
     assert_eq!((ended.turns, ended.error.unwrap().code), (6, "STUCK".to_owned()));
     let transcript = conversation.transcript().await;
     let told = transcript.messages.iter().filter(|message| {

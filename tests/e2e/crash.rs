@@ -298,7 +298,7 @@ async fn job_survives_reordered_and_duplicated_messages() {
     mesh.start_services().await.unwrap();
     proxy.disorder(random::seed());
     let job = Job::begin(&mesh, &SEQUENTIAL).await;
-    assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new(), "nobody was killed");
+    assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new(), "no process was killed");
 }
 
 #[tokio::test]
@@ -423,7 +423,7 @@ async fn concurrent_jobs_survive_crashes_of_all_services_in_turn() {
     ];
     for (turn, victim) in (1..).zip(victims) {
         let wanted = turn * JOBS * 2;
-        until("the jobs to go on", TURN_TIMEOUT, async || match progress(&jobs) {
+        until("the jobs to continue", TURN_TIMEOUT, async || match progress(&jobs) {
             seen if seen >= wanted => Ok(()),
             seen => Err((seen, wanted)),
         })

@@ -136,7 +136,7 @@ impl Job {
     /// Waits until there is one more effect; false when the script is over before. A process that
     /// gets no further than the previous one would count as one that the script has killed.
     async fn makes_progress(&self, before: usize) -> bool {
-        until("a script to go on", TURN_TIMEOUT, async || {
+        until("a script to continue", TURN_TIMEOUT, async || {
             if self.effects().len() > before {
                 return Ok(true);
             }

@@ -52,7 +52,7 @@ async fn subscription_broken_after_any_event_resumes_exactly() {
     }
     let mut unread = Vec::new();
     while unread.last().is_none_or(|event: &Event| event.sequence < last) {
-        unread.push(idle.message().await.unwrap().expect("the stream goes on"));
+        unread.push(idle.message().await.unwrap().expect("the stream continues"));
     }
     assert_eq!(ids(&unread), ids(&whole));
     // A late subscriber sees the same.

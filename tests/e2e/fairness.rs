@@ -40,9 +40,9 @@ const SMALL_LIMITS: [(&str, &str); 4] = [
 async fn held_back_count(mesh: &Mesh, kind: &str) -> Result<u32, String> {
     let page = mesh.metrics(Service::Reconciler).await.map_err(|error| format!("{error:#}"))?;
     let kind = format!("construct_step_kind=\"{kind}\"");
-    let line = page
-        .lines()
-        .find(|line| line.starts_with("construct_reconciler_queued_commands{") && line.contains(&kind));
+    let line = page.lines().find(|line| {
+        line.starts_with("construct_reconciler_queued_commands{") && line.contains(&kind)
+    });
     let count = line.and_then(|line| line.rsplit(' ').next()).and_then(|count| count.parse().ok());
     count.ok_or(page)
 }

@@ -272,7 +272,7 @@ async fn half_sent(target: &Target, size: usize) {
     println!("half-sent bodies of {size}: 408 {slow}, 429 {crowded}, 413 {large}, after {took:?}");
     assert!(slow <= 100, "few of one network are waited for: {slow}");
     if size < MIB {
-        assert!(slow > 0 && crowded > 0, "each is told: {slow} {crowded}");
+        assert!(slow > 0 && crowded > 0, "each is answered: {slow} {crowded}");
     }
 }
 
@@ -320,7 +320,7 @@ async fn made_resets(target: &Target, key: &str) {
         let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
         rest = rest.get(9 + length..).unwrap_or_default();
     }
-    assert!(kinds.contains(&GOAWAY) || resets < 1000, "the client is told why: {kinds:?}");
+    assert!(kinds.contains(&GOAWAY) || resets < 1000, "the client gets the reason: {kinds:?}");
     assert!(resets <= 110, "the server resets few streams of one connection: {resets}");
 }
 

@@ -82,11 +82,11 @@ async fn hostile_script_gets_a_clear_error_and_the_task_continues() {
     for ((name, _, expected), answer) in cases.iter().zip(&answers) {
         for part in expected.iter().filter(|part| !answer.contains(**part)) {
             wrong.push(format!(
-                "{name}: {part:?} is not in what the model was told: {}",
+                "{name}: {part:?} is not in the model's input: {}",
                 &answer[..answer.len().min(600)]
             ));
         }
-        assert!(answer.len() < 300_000, "{name}: what the model is told is bounded");
+        assert!(answer.len() < 300_000, "{name}: the model's input is bounded");
         assert!(!answer.contains("root:x:0"), "{name}: a file outside of the workspace was read");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

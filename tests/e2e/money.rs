@@ -84,7 +84,7 @@ async fn exhausted_budget_ends_turn_and_raised_budget_continues_it() {
     assert!(why.waiting_for.contains("the budget of the task is exhausted"), "{why:?}");
     assert!(why.released_by.contains("raising the budget"), "{why:?}");
     recorder
-        .wait_until("the error to be told", |events| {
+        .wait_until("the error to be published", |events| {
             let told = |event: &v1::Event| match &event.payload {
                 Some(v1::event::Payload::Error(error)) => error.code == "BUDGET_EXHAUSTED",
                 _ => false,
@@ -248,9 +248,9 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
             v1::GetCostsRequest { group: v1::CostGroup::Purpose.into(), ..Default::default() };
         client.budgets().get_costs(request).await.unwrap().into_inner().costs
     };
-    until("the report to be booked", TURN_TIMEOUT, async || {
+    until("the report to be recorded", TURN_TIMEOUT, async || {
         let costs = costs().await;
-        if costs.is_empty() { Err("nothing is booked") } else { Ok(()) }
+        if costs.is_empty() { Err("nothing is recorded") } else { Ok(()) }
     })
     .await;
     // Those that are there now are there for the second time as well: reports are processed in
@@ -265,7 +265,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
     other.reservation_id = second.reservation_id;
     other.purpose = "chat completions".into();
     bus.publish(&address, &other).await.unwrap();
-    until("the other report to be booked", TURN_TIMEOUT, async || {
+    until("the other report to be recorded", TURN_TIMEOUT, async || {
         let costs = costs().await;
         if costs.len() == 2 { Ok(()) } else { Err(format!("{costs:?}")) }
     })
@@ -292,7 +292,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
         ..report
     };
     bus.publish(&address, &broken).await.unwrap();
-    let letter = until("the report to be put aside", TURN_TIMEOUT, async || {
+    let letter = until("the report to be dead-lettered", TURN_TIMEOUT, async || {
         mesh.bus().await.dead_letters(0, 10).await.unwrap().pop().ok_or("there is none")
     })
     .await;
@@ -378,7 +378,7 @@ async fn two_workers_calls_of_one_step_are_each_recorded_once() {
         bus.publish(&address, &mesh::StepResult { call_id, delivery, ..result.clone() })
             .await
             .unwrap();
-        until("the call to be booked", TURN_TIMEOUT, async || {
+        until("the call to be recorded", TURN_TIMEOUT, async || {
             match cost(&conversation.task().await.unwrap()) {
                 booked if booked == calls * each => Ok(()),
                 booked => Err(booked),

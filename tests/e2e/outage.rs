@@ -76,7 +76,7 @@ async fn call_without_workers_reports_missing_workers() {
     let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     mesh.kill(Service::Providers).unwrap();
     conversation.submit("hello").await;
-    let why = until("the task to say that nobody calls models", TURN_TIMEOUT, async || {
+    let why = until("the task to report missing providers", TURN_TIMEOUT, async || {
         let why = conversation.explain().await.map_err(|error| error.to_string())?;
         let words =
             ["no worker has it yet", "; no process of the providers service is there since "];
@@ -155,9 +155,13 @@ async fn healthy_slow_script_is_not_abandoned() {
     wait_for_file(&folder.join("first.txt"), |text| text == "x").await;
     mesh.pause(Service::Interpreter).unwrap();
     conversation.cancel("enough").await;
-    until("the script to be told to stop", TURN_TIMEOUT, async || {
+    until("the script to be canceled", TURN_TIMEOUT, async || {
         let phase = conversation.explain().await.map_err(|error| error.to_string())?;
-        if phase.waiting_for.contains("stop") { Ok(()) } else { Err(format!("{phase:?}")) }
+        if phase.waiting_for.contains("the final result of a canceled script") {
+            Ok(())
+        } else {
+            Err(format!("{phase:?}"))
+        }
     })
     .await;
     mesh.nats.kill();
@@ -181,7 +185,7 @@ async fn healthy_slow_script_is_not_abandoned() {
         .await
         .unwrap();
     other.ask("go").await;
-    assert!(!folder.join("second.txt").exists(), "it had an effect after it was said to be over");
+    assert!(!folder.join("second.txt").exists(), "it had an effect after it was reported as over");
 }
 
 /// On an empty server. Each service has its own user, which cannot create what belongs to others.
@@ -221,12 +225,11 @@ async fn streams_stuck_after_full_disk_are_reported() {
     mesh.fill(Disk::Nats).unwrap();
     // Accepting needs PostgreSQL only.
     conversation.send("meanwhile").await.unwrap();
-    until("the reconciler to say that the streams stand still", TURN_TIMEOUT, async || match mesh
-        .readiness(Service::Reconciler)
-        .await
-    {
-        Ok((503, words)) if words.contains("although there is a connection") => Ok(()),
-        other => Err(format!("{other:?}")),
+    until("the reconciler to report stuck streams", TURN_TIMEOUT, async || {
+        match mesh.readiness(Service::Reconciler).await {
+            Ok((503, words)) if words.contains("although there is a connection") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     })
     .await;
     mesh.clear(Disk::Nats).unwrap();

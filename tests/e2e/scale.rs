@@ -277,7 +277,7 @@ impl Stalls {
     /// Waits until every silence that began before is over.
     async fn wait_for_silences_to_end(&self) {
         let now = Instant::now();
-        until("a task to go on", TURN_TIMEOUT, async || {
+        until("a task to continue", TURN_TIMEOUT, async || {
             let heard = self.noted.lock().unwrap().heard;
             if heard > now { Ok(()) } else { Err(heard.elapsed()) }
         })
@@ -427,7 +427,7 @@ async fn idle_tasks_use_no_memory_and_active_ones_are_answered() {
     let scans = mesh.database.task_table_scans().await;
     // Enough time for some sweeps.
     tokio::time::sleep(Duration::from_secs(6)).await;
-    assert_eq!(mesh.database.task_table_scans().await, scans, "idle tasks are read by somebody");
+    assert_eq!(mesh.database.task_table_scans().await, scans, "idle tasks are read");
     let after = memory(&mesh);
     for ((service, before), after) in services.iter().zip(before).zip(after) {
         println!(

@@ -344,7 +344,7 @@ async fn call_is_approved_by_its_requester_for_shown_arguments() {
     // Neither may a guest, and both get a refusal.
     for user in [CARL, GUEST] {
         assert_eq!(slack.press(&mesh, user, CHANNEL, at, "construct_approve").await.unwrap(), 200);
-        until("somebody to be told", TURN_TIMEOUT, async || {
+        until("a refusal to another user", TURN_TIMEOUT, async || {
             let ephemeral_messages = slack.ephemeral_messages();
             if ephemeral_messages.iter().any(|whisper| whisper["user"] == user) {
                 Ok(())
@@ -392,7 +392,7 @@ async fn failure_is_explained_and_retried_once_by_button() {
     let at = failed["ts"].as_str().unwrap();
     // Not for users who may not ask; the button stays for those who may.
     assert_eq!(slack.press(&mesh, GUEST, CHANNEL, at, "construct_retry").await.unwrap(), 200);
-    until("a guest to be told", TURN_TIMEOUT, async || {
+    until("a refusal to a guest", TURN_TIMEOUT, async || {
         let ephemeral_messages = slack.ephemeral_messages();
         if ephemeral_messages.iter().any(|whisper| whisper["user"] == GUEST) {
             Ok(())
@@ -440,7 +440,7 @@ async fn long_answer_becomes_one_file() {
     mesh.crash(Service::Slack).await.unwrap();
     let (_, event) = slack.ask(DIRECT, ANN, None, "and another", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
-    until("the service to go on", TURN_TIMEOUT, async || {
+    until("the service to continue", TURN_TIMEOUT, async || {
         let asked = slack.calls("files.info").len();
         if asked > 0 { Ok(()) } else { Err(asked) }
     })
@@ -552,7 +552,7 @@ async fn commands_home_and_links_show_current_state() {
     // Failures are explained.
     slack.fail("views.open", Fault::Refuse("expired_trigger_id"));
     slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
-    until("Ann to be told", TURN_TIMEOUT, async || {
+    until("a message to Ann", TURN_TIMEOUT, async || {
         let said = slack.responses();
         if said.iter().any(|said| said.to_string().contains("it took too long")) {
             Ok(())
@@ -639,7 +639,7 @@ async fn commands_home_and_links_show_current_state() {
     // Permissions: only admins grant them, and then only they count.
     slack.command(&mesh, ANN, CHANNEL, "allow use helper").await.unwrap();
     slack.command(&mesh, BOB, CHANNEL, "allow use helper <@U0BOB|bob>").await.unwrap();
-    until("what both are told", TURN_TIMEOUT, async || {
+    until("the messages to both", TURN_TIMEOUT, async || {
         let said = format!("{:?}", slack.responses());
         if said.contains("Only admins") && said.contains("Allowed: <@U0BOB> may ask *helper*") {
             Ok(())

@@ -218,10 +218,9 @@ async fn document_changes_reach_watchers_of_a_restarted_gateway() {
         })
         .await;
     };
-    wait_for_lines("what is there to be told", &["pinned@1"]).await;
+    wait_for_lines("the existing documents", &["pinned@1"]).await;
     put("settings", "{\"n\": 1}").await;
-    wait_for_lines("what is put through the other gateway to be told", &["pinned@1", "settings@1"])
-        .await;
+    wait_for_lines("the change through the other gateway", &["pinned@1", "settings@1"]).await;
     mesh.kill_replica(replica).unwrap();
     put("settings", "{\"n\": 2}").await;
     put("settings", "{\"n\": 3}").await;

@@ -127,7 +127,7 @@ async fn subtasks_run_concurrently_and_answer_in_order() {
     assert_eq!(child.spec.unwrap().title, "one");
     recorder.wait_for_count("subtask.spawned", 3).await;
     let results = recorder.events().iter().filter(|event| event.r#type == "tool.result").count();
-    assert_eq!(results, 4, "no call is told twice");
+    assert_eq!(results, 4, "no call is published twice");
 }
 
 #[tokio::test]
@@ -209,7 +209,7 @@ async fn cancel_ends_the_tree_and_reports_finished_subtasks() {
     }
     let error = &conversation.transcript().await.result().error;
     assert!(
-        error.contains("cancelled while waiting for subtasks") && error.contains("#1 tasks.spawn"),
+        error.contains("canceled while waiting for subtasks") && error.contains("#1 tasks.spawn"),
         "{error}"
     );
     let error = leaf.task().await.unwrap().status.unwrap().last_error.unwrap();

@@ -278,14 +278,14 @@ async fn retried_call_keeps_the_trace_of_its_message() {
         BTreeSet::from([TRACE.to_owned()])
     );
     // The reconcile that a timer started is in the trace as well, not an orphan.
-    until("whole looks", TURN_TIMEOUT, async || {
+    until("complete reconciles", TURN_TIMEOUT, async || {
         let spans = collector.trace(TRACE);
         let by_id: BTreeSet<&str> = spans.iter().map(|span| span.id.as_str()).collect();
         let hangs = |span: &&Span| span.parent != PARENT && !by_id.contains(span.parent.as_str());
         let looks = spans.iter().filter(|span| span.name == "reconciler.task.look").count();
         match spans.iter().find(hangs) {
             None if looks >= 4 => Ok(()),
-            hangs => Err(format!("{looks} looks, in the air: {hangs:?}")),
+            hangs => Err(format!("{looks} reconciles, orphans: {hangs:?}")),
         }
     })
     .await;

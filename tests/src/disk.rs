@@ -180,6 +180,6 @@ mod tests {
             fs::read_to_string(disks.host_path(&folder.path().join("file"))).unwrap(),
             "text\n"
         );
-        assert!(!folder.path().join("file").exists(), "nobody else sees it");
+        assert!(!folder.path().join("file").exists(), "no other process sees it");
     }
 }

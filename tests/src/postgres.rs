@@ -276,9 +276,9 @@ mod tests {
         BufReader::new(busy.stderr.take().unwrap()).read_line(&mut said).unwrap();
         assert!(said.contains("begun"), "{said}");
         server.kill().unwrap();
-        assert!(!server.is_ready().unwrap(), "nobody listens");
+        assert!(!server.is_ready().unwrap(), "no process listens");
         assert!(server.ensure_running().await.unwrap(), "it had ended");
-        assert!(server.log().contains("is still in use"), "nobody was left:\n{}", server.log());
+        assert!(server.log().contains("is still in use"), "no process was left:\n{}", server.log());
         assert!(!server.ensure_running().await.unwrap(), "it runs");
         assert_eq!(database.contents().await, rows);
         busy.wait().unwrap();

@@ -295,7 +295,8 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     conversation.submit("hello").await;
     until("the task to be quarantined", TURN_TIMEOUT, async || {
         let why = construct(&mesh, &["why", task], "").await;
-        if why.output.contains("it was quarantined") && why.output.contains("construct task retry") {
+        if why.output.contains("it was quarantined") && why.output.contains("construct task retry")
+        {
             Ok(())
         } else {
             Err(why)

@@ -103,7 +103,7 @@ async fn hostile_archive_fails_only_its_scan_with_a_reason() {
         let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
         assert!(status.reason.starts_with("the archive"), "{name}: {status:?}");
         let told = mesh.client().unwrap().conversation(&status.task_id).transcript().await;
-        assert!(format!("{told:?}").len() < 200, "{name}: nobody asks the task anything: {told:?}");
+        assert!(format!("{told:?}").len() < 200, "{name}: the task gets no message: {told:?}");
         wait_until_clean(&mesh).await;
         assert!(!mesh.workspace().join("x").exists() && !mesh.scans().join("x").exists(), "{name}");
     }
@@ -216,7 +216,7 @@ async fn hostile_upload_fails_its_scan_and_leaves_nothing() {
         assert!(status.reason.contains(why), "{name}: {status:?}");
         assert_eq!((status.files, status.candidates), (0, 0), "{name}: {status:?}");
         let told = mesh.client().unwrap().conversation(&status.task_id).transcript().await;
-        assert!(format!("{told:?}").len() < 200, "{name}: nobody asks the task anything: {told:?}");
+        assert!(format!("{told:?}").len() < 200, "{name}: the task gets no message: {told:?}");
         wait_until_clean(&mesh).await;
         assert_eq!(files(&mesh.home().join("data/blobs")), Vec::<PathBuf>::new(), "{name}");
         assert!(!outside.exists() && !mesh.scans().join("x").exists(), "{name}");

@@ -68,7 +68,7 @@ async fn scan_watcher_misses_and_repeats_nothing() {
     let status = wait_for_phase(&mesh, &scan, Review).await;
     let expected: Vec<i64> = (1..=status.event_sequence).collect();
     assert_eq!(all.iter().map(|event| event.sequence).collect::<Vec<_>>(), expected, "{all:#?}");
-    assert_eq!(all, events(&mesh, &scan).await, "afterwards it is told as it was");
+    assert_eq!(all, events(&mesh, &scan).await, "a later watch has the same events");
     assert!(all.iter().all(|event| event.scan_id == scan && event.time.is_some()), "{all:#?}");
 
     // Each has the progress: files once they are there, cost, findings.

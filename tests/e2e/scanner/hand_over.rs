@@ -47,7 +47,7 @@ async fn unpublished(mesh: &Mesh) -> Vec<String> {
 
 /// Waits until the scanner has published the hand-overs and marked them.
 async fn wait_until_published(mesh: &Mesh) {
-    until("the mesh to be told", SCAN_TIMEOUT, async || {
+    until("the hand-overs to be published", SCAN_TIMEOUT, async || {
         if unpublished(mesh).await.is_empty() { Ok(()) } else { Err(mesh.log(Service::Scanner)) }
     })
     .await;

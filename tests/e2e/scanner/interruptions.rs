@@ -38,7 +38,7 @@ pub(super) async fn pause_in_phase(
         Survey | Checking => {
             until("the end of the phase to be written", SCAN_TIMEOUT, async || {
                 match mesh.database.waiting_statements("PgSleep").await {
-                    0 => Err("nobody writes it"),
+                    0 => Err("no statement writes it"),
                     _ => Ok(()),
                 }
             })

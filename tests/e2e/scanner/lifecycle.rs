@@ -116,9 +116,9 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     assert_eq!(github.complaints(), Vec::<String>::new());
 
     // Review: one is edited and accepted, one rejected; a review of an older revision is refused.
-    let of = |index: usize| id(found[index].metadata.as_ref());
+    let candidate_id = |index: usize| id(found[index].metadata.as_ref());
     let edit = v1::ReviewCandidateRequest {
-        candidate: scan_spec(0),
+        candidate: candidate_id(0),
         state: v1::CandidateState::Accepted.into(),
         content: Some(v1::CandidateContent { name: "month".into(), ..Default::default() }),
         fields: vec!["name".into()],
@@ -130,7 +130,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     assert!(edited.edited && edited.reviewed_by == "local");
     assert_eq!(review(&mesh, edit).await.unwrap_err().code(), Code::Aborted);
     let reject = v1::ReviewCandidateRequest {
-        candidate: scan_spec(1),
+        candidate: candidate_id(1),
         state: v1::CandidateState::Rejected.into(),
         ..Default::default()
     };
@@ -149,7 +149,7 @@ async fn repository_yields_reviewed_candidates_and_one_hand_over() {
     assert_eq!((&told.hand_over_id, &told.commit), (&handed.hand_over_id, &commit));
     assert_eq!(told.candidates[0].content.clone().unwrap().name, "month");
     let late = v1::ReviewCandidateRequest {
-        candidate: scan_spec(0),
+        candidate: candidate_id(0),
         state: v1::CandidateState::Rejected.into(),
         ..Default::default()
     };
@@ -179,18 +179,21 @@ async fn invalid_answer_is_repaired_twice_and_never_stored_invalid() {
     assert_eq!((status.candidates, status.refused), (1, 2), "{status:?}");
     assert_eq!(candidates(&mesh, &scan).await.len(), 1);
     let told = events(&mesh, &scan).await;
-    let of = |kind: &str| {
+    let messages_of_kind = |kind: &str| {
         told.iter()
             .filter(|event| event.r#type == kind)
             .map(|event| event.message.as_str())
             .collect::<Vec<_>>()
     };
-    assert_eq!(scan_spec("repair").len(), 2, "{told:#?}");
+    assert_eq!(messages_of_kind("repair").len(), 2, "{told:#?}");
     assert!(
-        scan_spec("refused").iter().any(|why| why.contains("no text file tools/nothing.py")),
+        messages_of_kind("refused").iter().any(|why| why.contains("no text file tools/nothing.py")),
         "{told:#?}"
     );
-    assert!(scan_spec("refused").iter().any(|why| why.contains("has no line 3000")), "{told:#?}");
+    assert!(
+        messages_of_kind("refused").iter().any(|why| why.contains("has no line 3000")),
+        "{told:#?}"
+    );
     let transcript = transcript(&mesh, &scan).await;
     assert!(
         transcript.contains("the answer has no JSON object")

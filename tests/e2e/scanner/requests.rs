@@ -124,7 +124,7 @@ async fn requests_with_one_key_create_one_scan_and_one_task() {
         .await;
     let waiting = async |event: &str| {
         until(event, SCAN_TIMEOUT, async || match mesh.database.waiting_statements(event).await {
-            0 => Err("nobody waits"),
+            0 => Err("no statement waits"),
             _ => Ok(()),
         })
         .await;

@@ -55,7 +55,7 @@ async fn only_signed_requests_and_key_holders_are_accepted() {
 /// Checks that Slack is asked in time to resend the event. A busy machine may need several attempts
 /// to show that.
 async fn assert_retry_requested(mesh: &Mesh, slack: &SlackServer, event: &Value) {
-    until("Slack to be told to send it again within three seconds", TURN_TIMEOUT, async || {
+    until("Slack to be asked within three seconds to resend it", TURN_TIMEOUT, async || {
         let sent =
             tokio::time::timeout(std::time::Duration::from_secs(3), slack.send_event(mesh, event))
                 .await;
@@ -153,7 +153,7 @@ async fn tokens_are_renewed_and_deleted_on_uninstall() {
     let posts = slack.calls("chat.postMessage").len();
     let (_, event) = slack.ask(CHANNEL, ANN, None, "hi again", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    until("the mention to be given up", TURN_TIMEOUT, async || {
+    until("the mention to be abandoned", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("a mention failed permanently") { Ok(()) } else { Err(log) }
     })
@@ -191,7 +191,7 @@ async fn revoked_token_loses_only_the_question() {
     slack.revoke_tokens();
     let (lost, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
     assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
-    until("the mention to be given up", TURN_TIMEOUT, async || {
+    until("the mention to be abandoned", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Slack);
         if log.contains("a mention failed permanently") { Ok(()) } else { Err(log) }
     })

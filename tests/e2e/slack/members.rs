@@ -31,7 +31,7 @@ async fn code(mesh: &Mesh, role: v1::Role, scopes: &[&str]) -> String {
 
 /// Waits until a user gets this reply to a command, after the first `heard` replies.
 async fn wait_for_reply(slack: &SlackServer, heard: &mut usize, words: &str) {
-    *heard = until(&format!("somebody to be told {words:?}"), TURN_TIMEOUT, async || {
+    *heard = until(&format!("a reply with {words:?}"), TURN_TIMEOUT, async || {
         let said = slack.responses();
         let found = said.iter().skip(*heard).position(|said| said.to_string().contains(words));
         found.map(|place| *heard + place + 1).ok_or(said)
@@ -116,7 +116,7 @@ async fn members_ask_and_decide_with_their_own_keys() {
     let at = question["ts"].as_str().unwrap();
     // An admin of the workspace without an account in Construct.
     slack.press(&mesh, BOB, CHANNEL, at, "construct_approve").await.unwrap();
-    until("Bob to be told", TURN_TIMEOUT, async || {
+    until("a message to Bob", TURN_TIMEOUT, async || {
         let ephemeral_messages = slack.ephemeral_messages();
         let told = ephemeral_messages.iter().any(|told| {
             told["user"] == BOB && told.to_string().contains("I do not know who you are")

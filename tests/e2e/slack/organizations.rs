@@ -71,7 +71,7 @@ async fn command_reply(
 ) -> String {
     let before = slack.responses().len();
     slack.command(mesh, user, channel, text).await.unwrap();
-    until(&format!("what is said to {text:?}"), TURN_TIMEOUT, async || {
+    until(&format!("the reply to {text:?}"), TURN_TIMEOUT, async || {
         slack
             .responses()
             .get(before)
@@ -213,7 +213,7 @@ async fn organizations_behind_one_app_are_isolated() {
             .unwrap(),
         200
     );
-    until("Dora to be told", TURN_TIMEOUT, async || {
+    until("a message to Dora", TURN_TIMEOUT, async || {
         let said = slack.responses();
         if said.get(before).is_some_and(|said| said.to_string().contains("nothing to decide")) {
             Ok(())

@@ -11,7 +11,7 @@ async fn command_reply(
 ) -> String {
     let before = slack.responses().len();
     slack.command(mesh, user, channel, text).await.unwrap();
-    until(&format!("what is said to {text:?}"), TURN_TIMEOUT, async || {
+    until(&format!("the reply to {text:?}"), TURN_TIMEOUT, async || {
         let said = slack.responses();
         match said.get(before) {
             Some(said) => Ok(said["text"].as_str().unwrap_or_default().to_owned()),
@@ -95,7 +95,7 @@ async fn guest_links_unfurl_nothing() {
         let link = json!({"type": "link_shared", "user": user, "channel": CHANNEL, "message_ts": message,
                           "links": [{"domain": "construct.example", "url": url}]});
         assert_eq!(slack.send_event(&mesh, &slack.envelope(link)).await.unwrap(), 200);
-        until("it to be asked who that is", TURN_TIMEOUT, async || {
+        until("the user to be looked up", TURN_TIMEOUT, async || {
             let calls = slack.calls("users.info");
             if calls.iter().any(|call| call.arguments["user"] == user) {
                 Ok(())

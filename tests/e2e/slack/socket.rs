@@ -25,7 +25,7 @@ async fn begin_over_socket(script: &Value) -> (Mesh, SlackServer) {
 }
 
 async fn wait_for_confirmation(slack: &SlackServer, id: &str) {
-    until("what was sent to be confirmed", TURN_TIMEOUT, async || {
+    until("the message to be confirmed", TURN_TIMEOUT, async || {
         if slack.is_confirmed(id) { Ok(()) } else { Err(slack.connections()) }
     })
     .await;
@@ -182,7 +182,7 @@ async fn unavailable_work_queue_confirms_nothing_and_blocks_nothing() {
             if answer["options"][0]["value"] == "helper" { Ok(()) } else { Err(answer) }
         })
         .await;
-        until("the queue to be given up", TURN_TIMEOUT, async || {
+        until("the work queue to time out", TURN_TIMEOUT, async || {
             let log = mesh.log(Service::Slack);
             let lost = log.matches("a Slack delivery was not accepted").count();
             if lost >= if gone { 86 } else { 43 } { Ok(()) } else { Err(lost) }

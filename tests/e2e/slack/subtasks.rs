@@ -75,7 +75,7 @@ async fn subtask_call_is_approved_in_thread_by_its_requester() {
     .await;
     // Users who did not ask may not decide about the calls of subtasks either.
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
-    until("Carl to be told", TURN_TIMEOUT, async || {
+    until("a message to Carl", TURN_TIMEOUT, async || {
         let ephemeral_messages = slack.ephemeral_messages();
         if ephemeral_messages.iter().any(|whisper| whisper["user"] == CARL) {
             Ok(())
@@ -246,7 +246,7 @@ async fn late_subtask_approval_is_decided_by_its_requester() {
     // watches.
     ask(&mesh, &slack, CARL, Some(&thread), "how far is it?").await;
     wait_for_post(&slack, &thread, 1, &["how far is it?"]).await;
-    until("the first question to leave it to the second", TURN_TIMEOUT, async || {
+    until("the first question to leave the approval to the second", TURN_TIMEOUT, async || {
         let asked = mesh.database.store().slack_mentions_by_user(TEAM, ANN, 10).await.unwrap();
         let rarely = Timestamp::now() + SignedDuration::from_secs(20);
         if asked[0].next_wake.is_some_and(|next| next > rarely) { Ok(()) } else { Err(asked) }
@@ -268,7 +268,7 @@ async fn late_subtask_approval_is_decided_by_its_requester() {
     ask(&mesh, &slack, CARL, Some(&thread), "and me?").await;
     wait_for_post(&slack, &thread, 3, &["and me?"]).await;
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
-    until("Carl to be told", TURN_TIMEOUT, async || {
+    until("a message to Carl", TURN_TIMEOUT, async || {
         let ephemeral_messages = slack.ephemeral_messages();
         if ephemeral_messages.iter().any(|whisper| whisper["user"] == CARL) {
             Ok(())
@@ -279,7 +279,7 @@ async fn late_subtask_approval_is_decided_by_its_requester() {
     .await;
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
     wait_for_post(&slack, &thread, 2, &["*reader* asks", "Approved by <@U0ANN>"]).await;
-    until("the subtask to go on", TURN_TIMEOUT, async || {
+    until("the subtask to continue", TURN_TIMEOUT, async || {
         let tasks = mesh
             .client()
             .unwrap()

@@ -129,7 +129,7 @@ impl Mesh {
         let (mut command, input) = match socket {
             Some(socket) => with_socket(&program, &[], socket)?,
             None => {
-                let mut prefix = self.disks.as_ref().map(Disks::prefix).unwrap_or_default();
+                let mut prefix = self.disks.as_ref().map(Disks::launch_prefix).unwrap_or_default();
                 if let Some(clocks) = &self.clocks {
                     prefix.extend(clocks.launch_prefix(&faults::clock(service, replica))?);
                 }

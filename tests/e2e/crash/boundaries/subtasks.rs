@@ -119,7 +119,7 @@ async fn hand_over_survives(service: Service, places: &[(&str, KillPoint)]) {
         let (agent, events) = wait_until_idle(&conversation, &recorder).await;
         assert_eq!(agent, lawyer, "{name}");
         let told = events.iter().filter(|kind| *kind == HANDED_OVER).count();
-        assert_eq!(told, 1, "{name}: it is told of once: {events:?}");
+        assert_eq!(told, 1, "{name}: it is published once: {events:?}");
         let transcript = conversation.transcript().await;
         transcript.check(&["Do it."]);
         let last = "The lawyer says: handed over\n[the agent lawyer goes on with this conversation: mind the contract]";
