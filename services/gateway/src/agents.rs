@@ -18,8 +18,7 @@ use crate::{
     validate::requests,
 };
 
-/// What an agent that names no pool gets is written down, so that it stays the same with a later
-/// version.
+/// Stores the default compute tier explicitly, so that a later version doesn't change it.
 fn compute_or_default(name: String) -> String {
     if name.is_empty() { compute::DEFAULT.to_owned() } else { name }
 }
@@ -31,7 +30,7 @@ fn render(kind: &'static str) -> impl FnOnce(&Agent) -> WriteOutput + Send {
     }
 }
 
-/// The secrets that a request names.
+/// Resolves the secrets of a request.
 async fn secrets(
     context: &CallerContext,
     resolver: &mut ReferenceResolver,
@@ -45,7 +44,7 @@ async fn secrets(
     Ok(secrets)
 }
 
-/// The models that a request names for scripts.
+/// Resolves the script models of a request.
 async fn script_models(
     context: &CallerContext,
     resolver: &mut ReferenceResolver,
@@ -189,7 +188,7 @@ impl AgentService for Api {
     }
 }
 
-/// 0 asks for what holds when nothing is said.
+/// 0 means the default.
 fn compact_at_or_default(percent: u32) -> u32 {
     if percent == 0 { construct_domain::context::DEFAULT_COMPACT_AT_PERCENT } else { percent }
 }

@@ -1,5 +1,5 @@
-//! What all methods of the API have in common: who calls, whether the gateway can work at all, how
-//! much of it at the same time, how a write is identified, and how it ends.
+//! What all methods of the API share: the caller, the backend, limits, the identification of
+//! writes, and their completion.
 
 use std::{
     path::{Path, PathBuf},
@@ -38,7 +38,7 @@ use crate::{
     validate::{self, requests},
 };
 
-/// Bytes of room for rows that can be large while they are read, and how long it is waited for.
+/// Memory for reading potentially large rows, in bytes, and how long to wait for it.
 const LARGE_ROWS_BYTES: usize = 3 * 1024 * 1024;
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -54,34 +54,34 @@ struct Shared {
     keyrings: Keyrings,
     /// What callers are judged by.
     gate: Gate,
-    /// The pools of interpreters that exist.
+    /// The configured pools of interpreters.
     pools: Vec<String>,
-    /// Where the interpreters see what the scanner has fetched; none where there is no scanner.
+    /// Where the interpreters see what the scanner has fetched. `None` where there is no scanner.
     scans_dir: Option<PathBuf>,
     /// Team organizations that one user may own.
     organizations_of_one: u32,
-    /// Whether whoever is on this machine is the operator.
+    /// Whether local callers are the operator.
     is_local: bool,
     lifecycle: Lifecycle,
     capacity: Arc<Capacity>,
     audit_writer: AuditWriter,
     quotas: Quotas,
-    /// How many sums of what was used are made at the same time.
+    /// Limits concurrent queries that sum up usage.
     sums: Sums,
-    /// What overviews have said last of what was spent.
+    /// The cached recent spending of overviews.
     recent_spending: RecentSpending,
 }
 
-/// What the gateway works with.
+/// The connections and clients of a running gateway.
 pub(crate) struct Backend {
     pub(crate) store: Store,
     pub(crate) publisher: Publisher,
     pub(crate) hub: Hub,
     pub(crate) pools: PoolMonitor,
     pub(crate) providers: ProvidersClient,
-    /// What is too large for a row.
+    /// Payloads that are too large for a row.
     pub(crate) blobs: blob::Store,
-    /// What people upload.
+    /// Uploaded files.
     pub(crate) files: Files,
 }
 
@@ -114,9 +114,9 @@ impl Api {
         Self { shared: Arc::new(shared) }
     }
 
-    /// From now on requests can be served.
+    /// Allows requests to be served.
     pub(crate) fn open(&self, backend: Arc<Backend>) {
-        // Called once; a second backend would be ignored.
+        // Called once. A second backend would be ignored.
         _ = self.shared.backend.set(backend);
     }
 
@@ -124,7 +124,7 @@ impl Api {
         &self.shared.keyrings.providers
     }
 
-    /// The keys that secrets are sealed with.
+    /// The keys that encrypt secrets.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION` when the operator has given none.
@@ -150,7 +150,7 @@ impl Api {
         })
     }
 
-    /// What overviews have said last of what was spent.
+    /// The cached recent spending of overviews.
     pub(crate) fn recent_spending(&self) -> &RecentSpending {
         &self.shared.recent_spending
     }
@@ -160,7 +160,7 @@ impl Api {
         self.shared.organizations_of_one
     }
 
-    /// The pools of interpreters that exist, as the operator says.
+    /// The configured pools of interpreters.
     pub(crate) fn pools(&self) -> &[String] {
         &self.shared.pools
     }
@@ -177,7 +177,7 @@ impl Api {
         })
     }
 
-    /// Whether whoever is on this machine is the operator, because nobody has to log in.
+    /// Whether local callers are the operator, because nobody has to log in.
     pub(crate) fn is_local(&self) -> bool {
         self.shared.is_local
     }
@@ -186,22 +186,22 @@ impl Api {
         &self.shared.lifecycle
     }
 
-    /// How much the gateway holds at the same time.
+    /// The limits on what the gateway holds at the same time.
     pub(crate) fn capacity(&self) -> &Arc<Capacity> {
         &self.shared.capacity
     }
 
-    /// Where calls are noted.
+    /// Writes audit entries.
     pub(crate) fn audit_writer(&self) -> &AuditWriter {
         &self.shared.audit_writer
     }
 
-    /// How much organizations may do.
+    /// The quotas of organizations.
     pub(crate) fn quotas(&self) -> &Quotas {
         &self.shared.quotas
     }
 
-    /// A place for a statement that sums up what was used, held as long as it runs.
+    /// Acquires the permit for a query that sums up usage, held while it runs.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when none becomes free soon.
@@ -212,18 +212,18 @@ impl Api {
         self.shared.sums.place(organization).await
     }
 
-    /// Whether a caller's key and organization may do something that lasts. What was done before is
-    /// only answered again, whatever there is of the quota.
+    /// Checks the quotas of a caller's key and organization for a lasting change. A repeated
+    /// request gets its stored response whatever the quota.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED` when a quota is used up; `UNAVAILABLE`.
+    /// `RESOURCE_EXHAUSTED` when a quota is exhausted; `UNAVAILABLE`.
     pub(crate) async fn check_quotas(
         &self,
         context: &CallerContext,
         write: Option<&Write>,
         requested: Wanted,
     ) -> Result<(), Status> {
-        // What works for a scan goes on with what was allowed when that was made.
+        // Work for a scan was allowed when the scan was created.
         if context.caller().confined.is_some() {
             return Ok(());
         }
@@ -251,7 +251,7 @@ impl Api {
         &self.shared.gate
     }
 
-    /// The database, for who judges callers.
+    /// The database, for authentication.
     ///
     /// # Errors
     /// `UNAVAILABLE` until it has been reached.
@@ -266,7 +266,7 @@ impl Api {
         self.shared.backend.get().ok_or_else(not_connected)
     }
 
-    /// Lets a request in that keeps to the contract.
+    /// Begins an authenticated request that conforms to the contract.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it does not.
@@ -279,8 +279,8 @@ impl Api {
         Ok((context, request))
     }
 
-    /// Lets a request for a page in that keeps to the contract. The list can be ordered by
-    /// `columns`.
+    /// Begins an authenticated request for a page that conforms to the contract. The list can be
+    /// ordered by `columns`.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it does not.
@@ -294,8 +294,8 @@ impl Api {
         Ok((context, request, page))
     }
 
-    /// Lets a request in that is checked by a function of its own in [`requests`], which holds it
-    /// against the contract as well.
+    /// Begins a request that is validated by its own function in [`requests`], which checks the
+    /// contract as well.
     pub(crate) fn begin_unchecked_request<T: ApiRequest>(
         &self,
         request: Request<T>,
@@ -305,7 +305,7 @@ impl Api {
         Ok((CallerContext { caller, request: request_context }, request))
     }
 
-    /// Lets a request in that needs no log-in, and keeps to the contract.
+    /// Begins a request without authentication that conforms to the contract.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when it does not.
@@ -338,7 +338,7 @@ impl Api {
         Ok((RequestContext { backend, draft, deadline, _share: share }, request.into_inner()))
     }
 
-    /// Room to read rows that can be large, held until the answer is made of them.
+    /// Acquires memory for reading potentially large rows, held until the response is built.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when none becomes free soon.
@@ -348,15 +348,11 @@ impl Api {
     ) -> Result<Share, Status> {
         let waiting =
             self.capacity().answers.wait(Holder::Organization(organization), LARGE_ROWS_BYTES);
-        let full = |_| {
-            status::exhausted(
-                "the organization has too many answers that are not read at the moment",
-            )
-        };
+        let full = |_| status::exhausted("the organization has too many unread responses");
         tokio::time::timeout(MEMORY_TIMEOUT, waiting).await.map_err(full)
     }
 
-    /// A place for one subscription of an organization, held as long as it lives.
+    /// Acquires the permit for a subscription, held as long as it lives.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` when there are too many.
@@ -369,17 +365,17 @@ impl Api {
     }
 }
 
-/// A request that was let in, of whomever.
+/// The context of a request, authenticated or not.
 pub(crate) struct RequestContext {
     pub(crate) backend: Arc<Backend>,
-    /// Of a call that writes.
+    /// The audit entry of a call that writes.
     draft: Option<Arc<AuditDraft>>,
-    /// When nobody waits for the answer any more.
+    /// When the client stops waiting.
     pub(crate) deadline: Deadline,
     _share: Share,
 }
 
-/// A request of a caller.
+/// The context of an authenticated request.
 pub(crate) struct CallerContext {
     caller: Caller,
     request: RequestContext,
@@ -398,13 +394,12 @@ impl RequestContext {
         &self.backend.store
     }
 
-    /// The call's entry for the audit trail, for what the store changes.
+    /// The audit entry of the call, which the store writes with its change.
     pub(crate) fn audit(&self) -> Option<Audit> {
         self.draft.as_ref().map(|draft| draft.audit())
     }
 
-    /// Notes for the audit trail what the call is about, where neither the request nor an answer of
-    /// the store says it.
+    /// Adds an object to the audit entry that neither the request nor the store's response names.
     pub(crate) fn touch(&self, id: &str) {
         if let Some(draft) = &self.draft {
             draft.touch(id);
@@ -417,9 +412,9 @@ impl CallerContext {
         self.caller.organization
     }
 
-    /// Whether the caller's tasks may work in this directory. Every path below the interpreter's
-    /// roots can be named, whoever works there; so only the operator's organization may name one,
-    /// and the tasks of others each have a directory of their own.
+    /// Checks whether the caller's tasks may use this directory. Any path under the interpreter's
+    /// roots can be named, whoever uses it. So only the operator's organization may name one; the
+    /// tasks of others get directories of their own.
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
@@ -428,14 +423,14 @@ impl CallerContext {
             return Ok(());
         }
         Err(Status::permission_denied(
-            "only the operator's organization may name a workspace; leave it empty, and the task has one of its own",
+            "only the operator's organization may name a workspace; leave it empty for a directory of its own",
         ))
     }
 
-    /// Whether the caller may have a model provider of this kind, reached there (empty: at its
-    /// vendor). The providers service stands where others have no business: beside the operator's
-    /// machines, whose addresses it reaches and whose models it loads. So only the operator's
-    /// organization says where it goes; others use the vendors.
+    /// Checks whether the caller may have a model provider of this kind at this address (empty: the
+    /// vendor's). The providers service runs next to the operator's machines: it can reach their
+    /// addresses and load their models. So only the operator's organization may set addresses;
+    /// others use the vendors.
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
@@ -457,12 +452,12 @@ impl CallerContext {
             return Ok(());
         }
         Err(Status::permission_denied(
-            "only the operator's organization may say where a model provider is; leave `base_url` empty (for Bedrock: \
+            "only the operator's organization may set the address of a model provider; leave `base_url` empty (for Bedrock: \
              `https://bedrock-runtime.REGION.amazonaws.com`)",
         ))
     }
 
-    /// Whether the caller may have to do with a task: who may not is told that there is none.
+    /// Checks whether the caller may access a task. A forbidden task is reported as missing.
     ///
     /// # Errors
     /// `NOT_FOUND`.
@@ -473,7 +468,7 @@ impl CallerContext {
         Err(status::for_reference(&task.to_string(), Error::NotFound { what: "task" }))
     }
 
-    /// In whose name the caller acts.
+    /// The user that the caller acts for.
     pub(crate) fn user(&self) -> UserId {
         self.caller.user
     }
@@ -482,13 +477,13 @@ impl CallerContext {
         &self.caller
     }
 
-    /// Who asks, for what is written down about a decision.
+    /// The name of the caller in records of decisions.
     pub(crate) fn name(&self) -> String {
         self.caller.name()
     }
 
-    /// Identifies a write. The request loses its idempotency key, which is not part of what is
-    /// compared.
+    /// Identifies a write, and removes its idempotency key, which is not part of the compared
+    /// request.
     pub(crate) fn write(
         &self,
         method: &'static str,
@@ -508,7 +503,7 @@ impl CallerContext {
         Write { audit: self.audit(), key, ..Write::new(self.organization(), clock::now()) }
     }
 
-    /// Ends a write that went well: tells the mesh, and answers.
+    /// Completes a successful write: publishes its event and wake, and responds.
     pub(crate) async fn answer<T, R: Message + Default>(
         &self,
         written: WriteOutcome<T>,
@@ -534,7 +529,7 @@ impl CallerContext {
     }
 }
 
-/// Whether this is Bedrock's own address in some region, and nothing else.
+/// Whether this is exactly Bedrock's address in some region.
 fn is_bedrock_address(base_url: &str) -> bool {
     let host = base_url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
     let region =
@@ -543,27 +538,25 @@ fn is_bedrock_address(base_url: &str) -> bool {
     region.is_some_and(|region| !region.is_empty() && region.bytes().all(plain))
 }
 
-/// Stands in the extensions of an answer that was given before, to a request with the same
-/// idempotency key. Callers within the process see it.
+/// An extension of a stored response to a repeated request. Callers within the process read it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RepeatedResponse;
 
-/// No wake: nothing waits for it.
+/// No wake.
 pub(crate) fn no_wake<T>(_: &T) -> Option<(TaskId, &'static str)> {
     None
 }
 
-/// What a write refers to by name or id.
+/// Resolves the references of a write, by name or id.
 ///
-/// A repeated request gets its first answer even when what it names is gone or has another name by
-/// now. So a reference that leads nowhere is not refused at once when the request has an
-/// idempotency key: the write goes on with an id that exists nowhere, and either finds its key, or
-/// fails with the error kept here.
+/// A repeated request gets its first response even if its references are gone or renamed. So for a
+/// request with an idempotency key, a missing reference is not refused at once: the write continues
+/// with an id that exists nowhere. It either finds its key or fails with the error kept here.
 pub(crate) struct ReferenceResolver {
     is_repeatable: bool,
-    /// The first reference: what the write is about.
+    /// The first reference, the object of the write.
     reference: Option<String>,
-    /// Why the write is not to be done.
+    /// Why the write must fail.
     refusal: Option<Status>,
 }
 
@@ -572,7 +565,7 @@ impl ReferenceResolver {
         Self { is_repeatable: write.idempotency.is_some(), reference: None, refusal: None }
     }
 
-    /// Takes what was found for a reference. `nil_id` makes the id that exists nowhere.
+    /// Accepts the result of a lookup. `nil_id` makes an id that exists nowhere.
     pub(crate) fn resolve<I>(
         &mut self,
         reference: &str,
@@ -590,8 +583,8 @@ impl ReferenceResolver {
         }
     }
 
-    /// Keeps why the write must not be done, for reasons that lie in what was found: a repeated
-    /// request still gets its first answer.
+    /// Records why the write must fail because of a referenced entity. A repeated request still
+    /// gets its first response.
     pub(crate) fn reject<I>(&mut self, reason: Status, nil_id: fn(Uuid) -> I) -> Result<I, Status> {
         if !self.is_repeatable {
             return Err(reason);
@@ -600,7 +593,7 @@ impl ReferenceResolver {
         Ok(nil_id(Uuid::nil()))
     }
 
-    /// The result of the write, in view of what was found.
+    /// The result of the write, considering the references.
     pub(crate) fn finish<T>(
         self,
         result: Result<WriteOutcome<T>, Error>,

@@ -1,4 +1,4 @@
-//! `KeyService`. What opens a door is in one answer and nowhere else.
+//! `KeyService`. A secret is in one response and nowhere else.
 
 use std::time::Duration;
 
@@ -31,20 +31,20 @@ use crate::{
     status, validate,
 };
 
-/// How long a set-up code can be exchanged when nobody says.
+/// Default lifetime of a set-up code.
 pub(crate) const SETUP_CODE_LIFETIME: Duration = Duration::from_secs(15 * 60);
 
-/// Whose keys a caller sees and revokes: their own, or everybody's.
+/// The user whose keys a caller sees and revokes: their own; `None`: everybody's.
 fn visible_user(context: &CallerContext) -> Option<UserId> {
     (context.caller().role < Role::Admin).then(|| context.user())
 }
 
-/// How long something lasts, where the request says.
+/// A duration of a request, if given.
 fn positive_duration(duration: Option<prost_types::Duration>) -> Option<Duration> {
     duration?.try_into().ok()
 }
 
-/// What a key may do at most.
+/// The limits of a key.
 fn limits(limits: Option<ApiKeyLimits>) -> Limits {
     let limits = limits.unwrap_or_default();
     Limits {
@@ -58,7 +58,7 @@ fn limits(limits: Option<ApiKeyLimits>) -> Limits {
     }
 }
 
-/// Refuses who came with a key that has limits: another key would have none of them, or its own.
+/// Refuses callers whose key has limits: another key would have none of them, or its own.
 ///
 /// # Errors
 /// `PERMISSION_DENIED`.
@@ -66,10 +66,10 @@ pub(crate) fn ensure_unlimited_key(context: &CallerContext) -> Result<(), Status
     if context.caller().limits == Limits::default() {
         return Ok(());
     }
-    Err(Status::permission_denied("an API key that has limits makes no keys, and changes none"))
+    Err(Status::permission_denied("an API key with limits may not create or change keys"))
 }
 
-/// What a key of this description may do, when the caller may give it.
+/// The role and scopes of a new key, if the caller may grant them.
 fn check_grant(context: &CallerContext, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Status> {
     ensure_unlimited_key(context)?;
     let role = show::to_role(spec.role()).unwrap_or(context.caller().role);
@@ -77,12 +77,14 @@ fn check_grant(context: &CallerContext, spec: &ApiKeySpec) -> Result<(Role, Vec<
     if context.caller().may_grant(role, &scopes) {
         return Ok((role, scopes));
     }
-    Err(Status::permission_denied("nobody may make a key that may more than they may themselves"))
+    Err(Status::permission_denied(
+        "insufficient permissions: a key may not have more than its creator",
+    ))
 }
 
-/// Until when what a caller makes may be good: no longer than the key they came with. A person who
-/// has logged in makes keys that last: their token is short because it is renewed, and the keys go
-/// with their membership.
+/// The expiry of what a caller creates: not later than that of the caller's key. A person who
+/// logged in creates keys that last: their token is short-lived because it is renewed, and the keys
+/// are revoked with their membership.
 fn cap_expiry(context: &CallerContext, requested: Option<Timestamp>) -> Option<Timestamp> {
     let caller = context.caller();
     match (requested, caller.until.filter(|_| caller.key.is_some())) {
@@ -117,7 +119,7 @@ impl KeyService for Api {
         };
         let created =
             context.store().api_key_create(&write, new).await.map_err(status::from_store)?;
-        tracing::info!(key = %created.id, by = context.name(), "an API key was made");
+        tracing::info!(key = %created.id, by = context.name(), "API key created");
         Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&created)), key }))
     }
 
@@ -162,7 +164,7 @@ impl KeyService for Api {
         let written =
             context.store().api_key_set_limits(&write, which, (limits, expected), by, render).await;
         let written = written.map_err(|error| status::for_reference(&request.api_key, error))?;
-        tracing::info!(key = %id, by = context.name(), "the limits of an API key were changed");
+        tracing::info!(key = %id, by = context.name(), "API key limits changed");
         context.answer(written, no_wake, show::api_key).await
     }
 
@@ -193,7 +195,7 @@ impl KeyService for Api {
             .api_key_revoke(&write, id, visible_user(&context), context.caller().role, render)
             .await;
         let written = written.map_err(|error| status::for_reference(&request.api_key, error))?;
-        tracing::info!(key = %id, by = context.name(), "an API key was revoked");
+        tracing::info!(key = %id, by = context.name(), "API key revoked");
         context.answer(written, no_wake, show::api_key).await
     }
 
@@ -237,13 +239,13 @@ impl KeyService for Api {
             .await;
         match created.map_err(status::from_store) {
             Ok(Some(created)) => {
-                tracing::info!(key = %created.id, "a set-up code was exchanged for an API key");
+                tracing::info!(key = %created.id, "set-up code exchanged for an API key");
                 Ok(Response::new(CreateApiKeyResponse {
                     api_key: Some(show::api_key(&created)),
                     key,
                 }))
             }
-            Ok(None) => Err(Status::unauthenticated("the set-up code is not valid")),
+            Ok(None) => Err(Status::unauthenticated("the set-up code is invalid")),
             Err(status) => Err(status),
         }
     }

@@ -1,5 +1,4 @@
-//! `ApprovalService`. A decision is an intent: what becomes of the script is the reconciler's
-//! business.
+//! `ApprovalService`. A decision is an intent; the reconciler continues the script.
 
 use construct_proto::v1::{
     self, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest, ListApprovalsResponse,

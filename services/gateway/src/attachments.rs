@@ -1,6 +1,6 @@
-//! Files that messages show: a message names them by id, and is stored with what they were at that
-//! moment. Workers find their content by that alone; a file that is deleted later is gone for them
-//! too.
+//! Files attached to messages. A message names them by id, and stores their metadata of that
+//! moment. Workers find the content by the metadata alone; a file that is deleted later is gone for
+//! them too.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -18,13 +18,12 @@ use crate::{
 };
 
 impl CallerContext {
-    /// What a message says, with the files it shows. Where one is not there, the id of what is
-    /// written is given back as one that exists nowhere, so that a request which is repeated still
-    /// gets its first answer.
+    /// Resolves the files of a message's blocks. If one is missing, the id of the written entity
+    /// becomes one that exists nowhere, so that a repeated request still gets its first response.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` when one is none of the organization's or not ready; `PERMISSION_DENIED`
-    /// to who may see no files.
+    /// `INVALID_ARGUMENT` when a file is missing or not ready; `PERMISSION_DENIED` for callers who
+    /// may not read files.
     pub(crate) async fn content<I>(
         &self,
         field: &str,
@@ -39,10 +38,10 @@ impl CallerContext {
         if file_ids.is_empty() {
             return Ok((id, convert::to_content(blocks)));
         }
-        // Whoever sees the answer sees the file.
+        // The response shows the file.
         if !Scope::FilesRead.is_within(&self.caller().scopes) {
             return Err(Status::permission_denied(
-                "a message that shows files needs the scope `files:read` as well",
+                "attaching files requires the scope `files:read`",
             ));
         }
         let mut found = HashMap::new();
@@ -60,7 +59,7 @@ impl CallerContext {
             let Some(file) = found.get(&attachment.file) else {
                 violations.add(
                     format!("{field}[{index}].attachment.file"),
-                    "is no file of this organization, or not ready",
+                    "does not exist in this organization or is not ready",
                 );
                 continue;
             };
@@ -80,7 +79,7 @@ impl CallerContext {
     }
 }
 
-/// The blocks that name a file, with their places.
+/// The attachments that name a file, with the indexes of their blocks.
 fn attachments(blocks: &mut [v1::Block]) -> impl Iterator<Item = (usize, &mut v1::Attachment)> {
     blocks.iter_mut().enumerate().filter_map(|(index, block)| match &mut block.block {
         Some(Block::Attachment(attachment)) if !attachment.file.is_empty() => {

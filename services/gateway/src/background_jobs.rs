@@ -1,4 +1,4 @@
-//! What the gateway looks after beside requests.
+//! Background jobs of the gateway.
 
 use std::time::Duration;
 
@@ -12,22 +12,22 @@ use uuid::Uuid;
 
 use crate::{Keyrings, files::work::Files, status::chain};
 
-/// How often PostgreSQL is asked whether it is there.
+/// Interval of PostgreSQL health checks.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// How often while it is not.
+/// Interval while PostgreSQL is unavailable.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// How often old answers are forgotten.
+/// Interval of removing expired data.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(600);
-/// Entries of the audit trail that are removed by one statement.
+/// Audit entries removed per statement.
 const AUDIT_BATCH_ROWS: u32 = 1000;
-/// How often is looked for organizations to erase.
+/// Interval of looking for organizations to erase.
 const ERASE_INTERVAL: Duration = Duration::from_secs(5);
-/// Rows of an organization that are removed by one transaction.
+/// Rows of an organization removed per transaction.
 const ERASE_BATCH_ROWS: u32 = 500;
-/// How long the answer of an idempotent request is kept, as the API promises.
+/// How long responses to idempotent requests are kept, as the API promises.
 const IDEMPOTENCY_RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
-/// Keeps the readiness latch of PostgreSQL true to life.
+/// Updates the readiness of PostgreSQL.
 pub(crate) async fn watch_database(store: Store, latch: Latch, draining: CancellationToken) {
     let mut there = true;
     while !wait_until_draining(
@@ -54,8 +54,8 @@ pub(crate) async fn watch_database(store: Store, latch: Latch, draining: Cancell
     }
 }
 
-/// Re-encrypts API keys and secrets that are not under their active key, once; forgets old answers,
-/// from time to time.
+/// Re-encrypts API keys and secrets that are not under their active key, once; then removes expired
+/// data periodically.
 pub(crate) async fn housekeeping(
     store: Store,
     keyrings: Keyrings,
@@ -67,7 +67,7 @@ pub(crate) async fn housekeeping(
             if resealed.resealed > 0 {
                 tracing::info!(
                     count = resealed.resealed,
-                    "API keys were encrypted again, with the active master key"
+                    "API keys re-encrypted with the active master key"
                 );
             }
             if !resealed.failed.is_empty() {
@@ -79,7 +79,7 @@ pub(crate) async fn housekeeping(
                 );
             }
         }
-        Err(error) => warn("API keys could not be looked through", &error),
+        Err(error) => warn("API keys could not be checked", &error),
     }
     match store.scan_connection_reseal_all(&keyrings.providers, clock::now()).await {
         Ok(resealed) if resealed.failed.is_empty() => {}
@@ -91,15 +91,15 @@ pub(crate) async fn housekeeping(
                 "connections cannot be decrypted: the master key they need is not configured"
             );
         }
-        Err(error) => warn("connections could not be looked through", &error),
+        Err(error) => warn("connections could not be checked", &error),
     }
     if let Some(keyring) = keyrings.secrets {
         reseal_secrets(&store, &keyring).await;
     }
     while !wait_until_draining(CLEANUP_INTERVAL, &draining).await {
         match store.idempotency_expire(clock::now() - IDEMPOTENCY_RETENTION).await {
-            Ok(count) => tracing::debug!(count, "old answers were forgotten"),
-            Err(error) => warn("old answers could not be forgotten", &error),
+            Ok(count) => tracing::debug!(count, "expired responses removed"),
+            Err(error) => warn("expired responses could not be removed", &error),
         }
         expire_audit(&store, clock::now() - audit_keep, &draining).await;
     }
@@ -111,7 +111,7 @@ async fn reseal_secrets(store: &Store, keyring: &Keyring) {
             if resealed.resealed > 0 {
                 tracing::info!(
                     count = resealed.resealed,
-                    "secrets were encrypted again, with the active key"
+                    "secrets re-encrypted with the active key"
                 );
             }
             if !resealed.failed.is_empty() {
@@ -123,12 +123,12 @@ async fn reseal_secrets(store: &Store, keyring: &Keyring) {
                 );
             }
         }
-        Err(error) => warn("secrets could not be looked through", &error),
+        Err(error) => warn("secrets could not be checked", &error),
     }
 }
 
-/// Erases organizations that were deleted, one part after another. Every replica does it; what one
-/// is at the others leave alone.
+/// Erases deleted organizations in batches. Every replica does it; a locked organization is skipped
+/// by the others.
 pub(crate) async fn erase_organizations(
     store: Store,
     bus: Bus,
@@ -145,23 +145,23 @@ pub(crate) async fn erase_organizations(
             Ok(Some(ErasureProgress::Blocked(_))) => RECHECK_INTERVAL,
             Ok(Some(ErasureProgress::Done(organization))) => {
                 files.remove().await;
-                // What is not removed now goes by its age.
+                // Remaining events expire by age.
                 if let Err(error) = bus.forget_organization(organization).await {
                     tracing::warn!(%organization, error = chain(&error), "the live events of an erased organization stay for a week");
                 }
-                tracing::info!(%organization, "an organization was erased");
+                tracing::info!(%organization, "organization erased");
                 Duration::ZERO
             }
             Ok(None) => ERASE_INTERVAL,
             Err(error) => {
-                warn("an organization could not be erased any further", &error);
+                warn("an organization could not be erased", &error);
                 ERASE_INTERVAL
             }
         };
     }
 }
 
-/// What the trail says when nothing is left.
+/// The audit entry of a complete erasure.
 fn erasure_entry() -> AuditEntry {
     AuditEntry {
         id: AuditEntryId::from_uuid(Uuid::now_v7()),
@@ -181,7 +181,7 @@ fn erasure_entry() -> AuditEntry {
     }
 }
 
-/// Removes what is old in the audit trail, in parts, so that nobody waits behind it.
+/// Removes expired audit entries in batches, so that nothing waits behind it.
 pub(crate) async fn expire_audit(store: &Store, before: Timestamp, draining: &CancellationToken) {
     while !draining.is_cancelled() {
         match store.audit_expire(before, AUDIT_BATCH_ROWS).await {
@@ -198,7 +198,7 @@ fn warn(what: &str, error: &Error) {
     tracing::warn!(error = chain(error), "{what}");
 }
 
-/// Waits. True when the process drains.
+/// Waits for `delay`. Returns `true` when the process drains.
 async fn wait_until_draining(delay: Duration, draining: &CancellationToken) -> bool {
     tokio::select! {
         () = draining.cancelled() => true,

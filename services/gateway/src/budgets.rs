@@ -1,4 +1,4 @@
-//! `BudgetService`: how much may be spent, and what was.
+//! `BudgetService`: budgets and costs.
 
 use construct_domain::{
     AgentId, BudgetId, ModelId, TaskId,
@@ -22,7 +22,7 @@ use crate::{
     validate::{self, optional_id, requests},
 };
 
-/// Rows that costs are told in at most, as the contract says.
+/// Maximum number of cost rows, as the contract says.
 const MAX_COST_ROWS: u32 = 1000;
 
 fn render(kind: &'static str) -> impl FnOnce(&Budget) -> WriteOutput + Send {
@@ -46,7 +46,7 @@ impl BudgetService for Api {
         let period = convert::to_period(spec.period()).unwrap_or(Period::Total);
         let scope = match (spec.agent.as_str(), task) {
             (_, Some(task)) => {
-                // The row refers to a task that is deleted for people, but not gone yet.
+                // The row can refer to a task that is deleted but not erased yet.
                 let found = context.store().task_get(context.organization(), task).await;
                 Scope::Task(resolver.resolve(
                     &spec.task,
@@ -146,7 +146,7 @@ impl BudgetService for Api {
             until: request.until.and_then(convert::to_time),
         };
         let organization = context.organization();
-        // What a task has cost is found at once.
+        // The costs of one task are a fast query.
         let _permit = if filter.task.is_none() {
             Some(self.acquire_sum_permit(organization).await?)
         } else {
@@ -178,7 +178,7 @@ fn group(group: v1::CostGroup) -> Option<CostGroup> {
     }
 }
 
-/// An agent by name or id. What is gone has spent nevertheless, so an id need not lead anywhere.
+/// An agent by name or id. Deleted agents have costs too, so an id need not exist.
 pub(crate) async fn agent(
     context: &CallerContext,
     reference: &str,
@@ -193,7 +193,7 @@ pub(crate) async fn agent(
     found.map(Some).map_err(|error| status::for_reference(reference, error))
 }
 
-/// The same of a model.
+/// A model by name or id; see [`agent`].
 pub(crate) async fn model(
     context: &CallerContext,
     reference: &str,

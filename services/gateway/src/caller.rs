@@ -1,4 +1,4 @@
-//! Who calls, as the methods know it. `identity` finds it out.
+//! The caller of a request, for the methods. `identity` authenticates it.
 
 use std::sync::Arc;
 
@@ -10,34 +10,32 @@ use construct_store::Limits;
 use jiff::Timestamp;
 use tonic::{Extensions, Status};
 
-/// Who calls, and on behalf of which organization. Every access to data names the organization of a
+/// An authenticated caller and its organization. Every access to data names the organization of a
 /// caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caller {
-    /// Whose data the caller works with.
+    /// The organization whose data the caller accesses.
     pub(crate) organization: OrganizationId,
-    /// In whose name they act.
+    /// The user that the caller acts for.
     pub(crate) user: UserId,
-    /// The key they presented.
+    /// The API key of the caller.
     pub(crate) key: Option<ApiKeyId>,
-    /// How much may be done with it.
+    /// The limits of the key.
     pub(crate) limits: Limits,
-    /// The key that is counted for what they ask: the one they presented, or the one that a scan
-    /// was asked for with.
+    /// The key whose usage is counted: the caller's, or the one that requested the scan.
     pub(crate) counted_for: Option<ApiKeyId>,
-    /// What they are in the organization.
+    /// The role in the organization.
     pub(crate) role: Role,
-    /// What their key is good for.
+    /// The scopes of the key.
     pub(crate) scopes: Arc<[Scope]>,
-    /// When what they presented ends by itself.
+    /// When the credential expires.
     pub(crate) until: Option<Timestamp>,
-    /// The one task they may speak to, when they came with the token of a scan; they may call few
-    /// methods then.
+    /// The only task that the token of a scan may access; it may call few methods.
     pub(crate) confined: Option<TaskId>,
 }
 
 impl Caller {
-    /// What the caller is called where it is written down who did something.
+    /// The name of the caller in records.
     pub(crate) fn name(&self) -> String {
         match (self.key, self.user) {
             (Some(key), _) => key.to_string(),
@@ -46,23 +44,22 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may have to do with this task at all: it is answered as if there were
-    /// none.
+    /// Whether the caller may access this task. If not, the task is reported as missing.
     pub(crate) fn may_see(&self, task: TaskId) -> bool {
         self.confined.is_none_or(|only| only == task)
     }
 
-    /// Whether the caller may give somebody else this role and these scopes.
+    /// Whether the caller may grant this role and these scopes.
     pub(crate) fn may_grant(&self, role: Role, scopes: &[Scope]) -> bool {
         role <= self.role && scopes.iter().all(|scope| scope.is_within(&self.scopes))
     }
 }
 
-/// The caller of a request, as the layer of `identity` left it. A request that did not come through
-/// the layer has none.
+/// The caller of a request, set by the layer of `identity`. A request that did not pass the layer
+/// has none.
 pub(crate) fn identify(extensions: &Extensions) -> Result<Caller, Status> {
     extensions
         .get::<Caller>()
         .cloned()
-        .ok_or_else(|| Status::unauthenticated("nobody has looked at who calls"))
+        .ok_or_else(|| Status::unauthenticated("the request was not authenticated"))
 }

@@ -1,8 +1,7 @@
-//! Models of the vendors as they come with the product: `models.json`, read once.
+//! The catalog of the vendors' models, `models.json`, parsed once.
 //!
-//! It is data with a date, and not the truth: vendors change prices whenever they like. What is
-//! taken from it is written into the model, with where it is from, and changes only when somebody
-//! changes the model.
+//! The catalog is dated and may be outdated: vendors change prices at any time. Its values are
+//! copied to a model with their source, and change only when a person changes the model.
 
 use std::sync::LazyLock;
 
@@ -54,7 +53,7 @@ struct Dollars {
     above: Option<LongContextPrices>,
 }
 
-/// The same for calls with a longer input.
+/// Prices for calls with a longer input.
 #[derive(Deserialize)]
 struct LongContextPrices {
     input_tokens: i64,
@@ -79,8 +78,8 @@ pub(crate) fn models() -> &'static [CatalogModel] {
     &MODELS
 }
 
-/// The model that a vendor calls so. Where the same protocol serves OpenAI's models, the type does
-/// not matter.
+/// The model with this vendor name. OpenAI's models are the same for all types of provider with its
+/// protocol.
 pub(crate) fn find_model(
     kind: ModelProviderType,
     vendor_model: &str,
@@ -115,7 +114,7 @@ fn parse(text: &str) -> Result<Vec<CatalogModel>, String> {
     Ok(models)
 }
 
-/// Whole micro-dollars. What a vendor has no own price for is charged as input.
+/// Prices in whole micro-dollars. Without a cache price, the input price applies.
 fn prices(dollars: &Dollars) -> Prices {
     let micros = |dollars: f64| (dollars * 1e6).round() as i64;
     let long_context = dollars.above.as_ref().map(|above| LongContext {

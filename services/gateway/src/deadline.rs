@@ -1,9 +1,10 @@
-//! Until when a call must have been answered.
+//! Deadlines of calls.
 //!
-//! What the client asks for (`grpc-timeout`, `Connect-Timeout-Ms`) holds until the call's end, of a
-//! stream as well; the gateway's own limit only until an answer begins. A deadline goes with its
-//! request, so that nobody in the mesh is asked for longer than the client waits; the question says
-//! for how long, and what is done for its answer ends then ([`construct_bus::Bus::ask`]).
+//! The client's deadline (`grpc-timeout`, `Connect-Timeout-Ms`) applies until the end of the call,
+//! also of a stream. The gateway's own limit applies only until the response begins. A deadline is
+//! passed on with its request, so that no service of the mesh is asked for longer than the client
+//! waits. A question to the mesh carries the remaining time, and work on its answer stops then
+//! ([`construct_bus::Bus::ask`]).
 
 use std::{
     pin::Pin,
@@ -20,20 +21,20 @@ use tonic::{
     codegen::http::{Extensions, HeaderMap, Response},
 };
 
-/// How long a call of gRPC or gRPC-Web may take until its answer begins.
+/// Time until a gRPC or gRPC-Web call begins its response.
 pub(crate) const GRPC_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// When a call must have been answered.
+/// The deadline of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
-    /// What the client asks for.
+    /// The client's deadline.
     client_deadline: Option<Instant>,
-    /// When an answer must have begun.
+    /// When the response must have begun.
     begin: Instant,
 }
 
 impl Deadline {
-    /// A deadline `asked` from now; an answer begins within `limit` in any case.
+    /// A deadline `client_timeout` from now. The response begins within `limit` in any case.
     pub(crate) fn new(client_timeout: Option<Duration>, limit: Duration) -> Self {
         let now = Instant::now();
         let client_deadline = client_timeout.and_then(|timeout| now.checked_add(timeout));
@@ -44,28 +45,27 @@ impl Deadline {
         }
     }
 
-    /// That of a request in gRPC's form.
+    /// The deadline of a gRPC request.
     pub(crate) fn from_grpc_headers(headers: &HeaderMap) -> Self {
         Self::new(grpc_timeout(headers), GRPC_TIMEOUT)
     }
 
-    /// That of a request which a protocol has passed on.
+    /// The deadline that a protocol set on a request.
     pub(crate) fn from_extensions(extensions: &Extensions) -> Option<Self> {
         extensions.get().copied()
     }
 
-    /// How long the answer to a question may take that the call waits for: `most`, if there is as
-    /// much time.
+    /// The time for a question to the mesh: `max`, or what is left until the deadline.
     pub(crate) fn remaining(self, max: Duration) -> Duration {
         max.min(self.begin.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether no answer began in time, if none has.
+    /// Whether the time to begin a response is over.
     pub(crate) fn is_over(self) -> bool {
         self.begin <= Instant::now()
     }
 
-    /// Until an answer begins.
+    /// Limits the work until a response begins.
     ///
     /// # Errors
     /// `DEADLINE_EXCEEDED`.
@@ -73,14 +73,14 @@ impl Deadline {
         self,
         work: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
-        // Work that need not wait would be done even when there is no time at all.
+        // Without this check, work that never waits would be done even without time.
         if self.is_over() {
             return Err(exceeded());
         }
         tokio::time::timeout_at(self.begin, work).await.unwrap_or_else(|_| Err(exceeded()))
     }
 
-    /// Further parts of an answer that has begun.
+    /// Limits further parts of a response.
     ///
     /// # Errors
     /// `DEADLINE_EXCEEDED`.
@@ -96,7 +96,7 @@ impl Deadline {
         }
     }
 
-    /// All of a call of gRPC, whose answer says itself that the time is over.
+    /// Limits a whole gRPC call. The response itself reports an exceeded deadline.
     pub(crate) async fn enforce<E>(
         self,
         call: impl Future<Output = Result<Response<Body>, E>>,
@@ -109,7 +109,7 @@ impl Deadline {
         };
         let response = result?;
         Ok(match self.client_deadline {
-            // What has ended already needs no end.
+            // A complete response needs no limit.
             Some(end) if !response.body().is_end_stream() => {
                 let end = Box::pin(tokio::time::sleep_until(end));
                 response.map(|body| Body::new(DeadlineBody { body: Some(body), end }))
@@ -120,10 +120,10 @@ impl Deadline {
 }
 
 pub(crate) fn exceeded() -> Status {
-    Status::deadline_exceeded("the call took longer than it may")
+    Status::deadline_exceeded("the deadline of the call is exceeded")
 }
 
-/// How long the client waits, as gRPC says it. What cannot be read is as if it were not there.
+/// The client's timeout in gRPC's format. An invalid one is ignored.
 fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
@@ -142,10 +142,9 @@ fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// An answer that is cut off with `DEADLINE_EXCEEDED` when the client's time is over, wherever it
-/// is by then.
+/// A response body that ends with `DEADLINE_EXCEEDED` at the client's deadline, wherever it is.
 struct DeadlineBody {
-    /// None: it has ended.
+    /// `None` after the end.
     body: Option<Body>,
     end: Pin<Box<Sleep>>,
 }
@@ -160,9 +159,9 @@ impl http_body::Body for DeadlineBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         let Some(body) = &mut this.body else { return Poll::Ready(None) };
-        // Asked first: an answer that always has more to say would never end.
+        // Checked first: a body that always has data would never end.
         if this.end.as_mut().poll(context).is_ready() {
-            // What makes the answer ends with it.
+            // Dropping the body ends its source.
             this.body = None;
             let mut trailers = HeaderMap::new();
             return Poll::Ready(Some(
@@ -254,7 +253,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stream_ends_at_the_client_deadline_only() {
         let empty_response = || async {
-            // Always something more to say.
+            // A body that never ends.
             let pieces = stream::unfold((), |()| async {
                 tokio::time::sleep(Duration::from_secs(7)).await;
                 Some((Ok::<_, Status>(Frame::data(Bytes::from_static(b"x"))), ()))

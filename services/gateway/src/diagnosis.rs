@@ -1,6 +1,6 @@
-//! `DiagnosisService`: whether the deployment is well, as far as a gateway can see. It reads
-//! PostgreSQL, NATS and the folder of blobs, as every service of the mesh uses them, and tells from
-//! the queues which services are there.
+//! `DiagnosisService`: the health of the deployment, as far as a gateway can see it. It checks
+//! PostgreSQL, NATS and the folder of blobs, as every service of the mesh uses them, and derives
+//! from the queues which services are running.
 
 mod database;
 mod mesh;
@@ -25,17 +25,17 @@ use crate::{
     status::{self, chain},
 };
 
-/// How long one part of the deployment may take to be looked at.
+/// Timeout of the check of one part of the deployment.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How far back an overview counts what was spent.
+/// The period of the spending in an overview.
 const SPENDING_WINDOW: SignedDuration = SignedDuration::from_hours(1);
-/// How soon the ledger is read again for it.
+/// How long the cached spending is used.
 const SPENDING_REFRESH_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
-/// Agents that an overview names.
+/// Maximum number of agents in an overview.
 const MAX_SPENDERS: usize = 10;
 
-/// What was found, in the order in which it is told.
+/// The findings, in display order.
 #[derive(Debug, Default)]
 struct Findings(Vec<Finding>);
 
@@ -69,7 +69,7 @@ impl Findings {
     }
 }
 
-/// Looks at a part; when that takes too long, that is what was found.
+/// Runs a check. A timeout is a finding as well.
 async fn with_timeout(check: &str, checking: impl Future<Output = Findings>) -> Vec<Finding> {
     match tokio::time::timeout(CHECK_TIMEOUT, checking).await {
         Ok(findings) => findings.0,
@@ -79,17 +79,17 @@ async fn with_timeout(check: &str, checking: impl Future<Output = Findings>) -> 
             findings.problem(
                 check,
                 format!("does not answer within {seconds} s"),
-                "look at its load and at the network between",
+                "check its load and the network between",
             );
             findings.0
         }
     }
 }
 
-/// Whether the folder that all services share takes and gives.
+/// Checks whether the folder of all services can be written and read.
 async fn blobs(blobs: &blob::Store) -> Findings {
     let mut findings = Findings::default();
-    // Content that nobody else can have put.
+    // Unique content.
     let probe = uuid::Uuid::now_v7().into_bytes().to_vec();
     let done = async {
         let reference = blobs.put(probe.into()).await?;
@@ -101,18 +101,18 @@ async fn blobs(blobs: &blob::Store) -> Findings {
         Err(error) => findings.problem(
             "blobs",
             chain(&error),
-            "every service needs the same folder (CONSTRUCT_DATA_DIR), with room, and may write to it",
+            "every service needs the same writable folder (CONSTRUCT_DATA_DIR) with free space",
         ),
     }
     findings
 }
 
-/// Since when, and what was spent since then and by whom.
+/// The begin of the period, its spending, and the top spenders.
 type SpendingSince =
     (Timestamp, construct_store::ModelSpending, Vec<construct_store::AgentSpending>);
 
-/// What was spent lately, as it was read last: however many look, the ledger is read by one at a
-/// time and now and then.
+/// The cached recent spending. However many clients ask, the ledger is queried by one at a time,
+/// and seldom.
 pub(crate) type RecentSpending = Mutex<Option<SpendingSince>>;
 
 impl Api {

@@ -1,9 +1,9 @@
-//! `construct-gateway first-key`: prints an owner's key of the operator's organization, when there
-//! is none.
+//! `construct-gateway first-key`: creates and prints an owner's key of the operator's organization
+//! when there is none.
 //!
-//! Where everybody has to log in, somebody has to be first. Who can start this with the database's
-//! address could write the key there anyway. It works once: as long as such a key is valid, there
-//! is nothing to print.
+//! When log-in is required, somebody has to be first. Whoever can start this with the database's
+//! address could write the key there anyway. It works once: while such a key is valid, nothing is
+//! printed.
 
 use anyhow::Context as _;
 use construct_domain::{
@@ -21,15 +21,15 @@ use uuid::Uuid;
 
 use crate::identity::credential;
 
-/// The argument that asks for this.
+/// The argument that selects this mode.
 pub const MODE: &str = "first-key";
 
-/// Keys beside the shared ones: none.
+/// No keys besides the shared ones.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Config {}
 
 impl ServiceConfig for Config {
-    // It is started where a gateway runs, whose address for health is taken.
+    // It may run next to a gateway, which uses the health address.
     const SERVES: bool = false;
 
     fn validate(&self, common: &Common) -> Result<(), Invalid> {
@@ -37,7 +37,7 @@ impl ServiceConfig for Config {
     }
 }
 
-/// Makes and prints the key.
+/// Creates and prints the key.
 ///
 /// # Errors
 /// When there is one already, or the database cannot be written.
@@ -55,14 +55,14 @@ pub async fn run(_: Config, context: &Context) -> anyhow::Result<()> {
     let made = make(&store).await;
     store.close().await;
     let key = made?.context(
-        "there is an owner's key already; revoke it with `construct key revoke` to make another",
+        "an owner's key exists already; revoke it with `construct key revoke` to create another",
     )?;
     use std::io::Write as _;
     writeln!(std::io::stdout(), "{key}").context("the key cannot be printed")
 }
 
 async fn make(store: &Store) -> anyhow::Result<Option<String>> {
-    store.migrate().await.context("the schema cannot be brought up to date")?;
+    store.migrate().await.context("the schema cannot be migrated")?;
     let (key, secret) = credential::mint(credential::KEY)
         .map_err(|status| anyhow::anyhow!("{}", status.message()))?;
     let new = NewApiKey {
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn there_is_one_first_key_however_many_ask() {
+    async fn concurrent_requests_create_one_first_key() {
         let database = Database::new().await;
         let store = database.store();
         let (one, other) = tokio::join!(make(&store), make(&store));

@@ -1,15 +1,15 @@
-//! The gateway: every outward protocol. It validates, writes intents, and reads.
+//! The gateway: all external protocols. It validates requests, writes intents, and reads data.
 //!
 //! - gRPC is the direct path; every other protocol is a transcoder before it (`protocols.rs`).
-//! - It decides nothing about a task: it writes down what people want (a message, a cancel) in
-//!   PostgreSQL, and wakes the reconciler. What NATS doesn't deliver, the reconciler's sweep and
-//!   the subscriptions' look at the heads find.
-//! - Every request has a caller, who may do what the rules say (`identity`), and every access to
-//!   data names the caller's organization.
-//! - Everything a request says is held against its documented limit first (`validate.rs`).
-//! - PostgreSQL away: `UNAVAILABLE`, and the health service says so. NATS away after the start:
-//!   writes are accepted all the same and subscriptions go on with what PostgreSQL tells, a few
-//!   seconds late; so readiness doesn't depend on it.
+//! - It decides nothing about a task: it writes intents (a message, a cancel) to PostgreSQL, and
+//!   wakes the reconciler. What NATS loses is found by the reconciler's sweep and by the
+//!   subscriptions' polling of the stream heads.
+//! - Every request has a caller, who is authorized by rules (`identity`), and every access to data
+//!   names the caller's organization.
+//! - All fields of a request are validated against their documented limits first (`validate.rs`).
+//! - Without PostgreSQL, calls fail with `UNAVAILABLE`, and the health service reports it. Without
+//!   NATS after the start, writes are still accepted, and subscriptions continue from PostgreSQL, a
+//!   few seconds late. So readiness doesn't depend on NATS.
 //!
 //! Deliberately absent: any decision about a task, and any call to another service.
 
@@ -90,7 +90,7 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// Starts the gateway. When this returns it serves; until PostgreSQL and NATS are reached it
+/// Starts the gateway. It serves when this returns; until PostgreSQL and NATS are reached it
 /// answers `UNAVAILABLE`.
 ///
 /// # Errors
@@ -208,14 +208,14 @@ async fn start(
     Ok(())
 }
 
-/// What is encrypted with which keys.
+/// The keys for encryption and signatures.
 #[derive(Clone)]
 struct Keyrings {
     /// API keys of model providers.
     providers: Arc<Keyring>,
-    /// Secrets of scripts, where the operator has given a key for them.
+    /// Secrets of scripts, if the operator has configured a key.
     secrets: Option<Arc<Keyring>>,
-    /// What tokens for models are signed with.
+    /// Signs tokens for models.
     tokens: Option<Arc<MasterKeys>>,
 }
 

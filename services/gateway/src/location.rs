@@ -1,5 +1,5 @@
-//! Where the command of a step in flight is, and whether its task can be looked at, for the
-//! explanation of the task. Nothing is decided by it.
+//! The location of the command of a step in flight, and whether its task can be reconciled, for the
+//! explanation of the task. No decision depends on it.
 
 use std::time::Duration;
 
@@ -14,38 +14,38 @@ use futures::future;
 
 use crate::{deadline::Deadline, status::chain};
 
-/// How long the mesh has to say, if the call has as much time. Whoever asks what a task waits for
-/// is answered without it, too.
+/// The timeout of the mesh, if the call has as much time. The explanation is given without it as
+/// well.
 const LOCATION_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Where a command is.
+/// The location of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepLocation {
-    /// Its organization has no place for it in the queue.
+    /// It waits for a slot of its organization.
     WaitingForSlot {
-        /// The organization's commands that the task's reconciler has there.
+        /// The organization's queued commands of the task's reconciler.
         queued: u32,
-        /// The organization's commands that get a place before it.
+        /// The organization's commands that get a slot before it.
         ahead: u32,
     },
-    /// In the queue. No worker has had it.
+    /// In the queue; no worker has it.
     Queued,
     /// With a worker.
     WithWorker,
-    /// Nowhere: it is about to be sent, or was carried out.
+    /// Not in the queue: it is about to be sent, or its result is about to be handled.
     NotQueued,
 }
 
-/// What the mesh says of a task, as far as it does so soon.
+/// What the mesh reports about a task within the timeout.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReconcilerReport {
-    /// Where its step's command is.
+    /// The location of its step's command.
     pub(crate) location: Option<StepLocation>,
-    /// The reconciler's looks at it that have failed since the last one that went well.
+    /// The consecutive reconcile failures of the task.
     pub(crate) failures: Option<FailedLooks>,
 }
 
-/// Asks the reconciler that looks after the task, and the queue how far it was handed out.
+/// Asks the task's reconciler, and how far the queue was delivered.
 pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> ReconcilerReport {
     let command = command(task);
     let mut question = WhereaboutsQuestion {
@@ -76,7 +76,7 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Re
     let report = match report {
         Ok(report) => report,
         Err(error) => {
-            tracing::debug!(error = chain(&error), "nobody says how a task stands");
+            tracing::debug!(error = chain(&error), "the location of a step is unknown");
             return ReconcilerReport::default();
         }
     };
@@ -91,7 +91,9 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Re
             return Some(StepLocation::NotQueued);
         }
         let queue = reached
-            .inspect_err(|error| tracing::debug!(error = chain(error), "a queue cannot be asked"))
+            .inspect_err(|error| {
+                tracing::debug!(error = chain(error), "a queue cannot be inspected")
+            })
             .ok()?;
         let reached = queue.map_or(0, |queue| queue.reached);
         Some(if report.sequence > reached {
@@ -106,7 +108,7 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Re
 /// The command of a step in flight.
 struct Command<'a> {
     step: &'a Step,
-    /// None: it is a model call.
+    /// `None` for a model call.
     pool: Option<Pool>,
     queue: ConsumerRow,
 }

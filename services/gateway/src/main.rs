@@ -1,5 +1,5 @@
-//! The gateway's process; `construct-gateway migrate` only brings the database's schema up to date,
-//! `first-key` makes the operator's first key, and `keys` exchanges those that encrypt and sign.
+//! The gateway process. `construct-gateway migrate` only migrates the database schema, `first-key`
+//! creates the operator's first key, and `keys` rotates the keys for encryption and signatures.
 
 use std::process::ExitCode;
 

@@ -86,7 +86,7 @@ impl MessageService for Api {
         let source = convert::to_source(asked.source());
         let (after_position, superseded) = (asked.after_position, asked.include_superseded);
         let filter = MessageFilter { source, after_position, superseded };
-        // A page is read whole, and cut to what an answer may have.
+        // A page is read completely, and cut to the size of a response.
         let _memory = self.acquire_read_memory(context.organization()).await?;
         let found = context
             .store()
@@ -129,7 +129,7 @@ impl MessageService for Api {
             |message: &StoredMessage| events::deletion_output("message.deleted", message.id);
         let deleted = context.store().message_delete(&write, message, render).await;
         let deleted = deleted.map_err(|error| status::for_reference(&request.message, error))?;
-        context.answer(deleted, wake("message taken back"), |_| DeleteMessageResponse {}).await
+        context.answer(deleted, wake("message deleted"), |_| DeleteMessageResponse {}).await
     }
 
     async fn edit_message(
@@ -151,6 +151,6 @@ impl MessageService for Api {
             .message_edit(&write, message, new, content, render("message.created"))
             .await;
         let edited = resolver.finish(edited)?;
-        context.answer(edited, wake("message sent anew"), convert::message).await
+        context.answer(edited, wake("message edited"), convert::message).await
     }
 }

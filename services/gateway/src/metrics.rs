@@ -1,5 +1,5 @@
-//! What is counted of calls, and of those who watch. `deploy/observability/metrics.txt` lists what
-//! every service counts.
+//! Metrics of calls and subscriptions. `deploy/observability/metrics.txt` lists the metrics of
+//! every service.
 
 use std::{
     sync::{
@@ -19,15 +19,15 @@ use tonic::Code;
 
 use crate::{audit::origin::Protocol, quotas::tiers::QUOTAS};
 
-/// In seconds: from an event that is passed on at once to one that a busy mesh held up.
+/// Bucket boundaries in seconds, from an event passed on at once to one delayed by a busy mesh.
 const DELAY_BUCKETS: [f64; 12] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// In seconds: from a look into one index to the longest that a call may take.
+/// Bucket boundaries in seconds, from a single index lookup to the longest call.
 const DURATION_BUCKETS: [f64; 11] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
 
-/// Made when first used, which is after the process has set its telemetry up.
+/// Created at first use, which is after the process has initialized its telemetry.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
 
 struct Instruments {
@@ -45,35 +45,35 @@ impl Instruments {
             subscriptions: meter
                 .i64_up_down_counter("construct.gateway.subscriptions")
                 .with_unit("{subscription}")
-                .with_description("Clients that watch events")
+                .with_description("Active event subscriptions")
                 .build(),
             delays: meter
                 .f64_histogram("construct.gateway.event.delay")
                 .with_unit("s")
-                .with_description("From when a record was written until the feeds of those who watch had it live")
+                .with_description("Delay between the write of a record and its arrival at live subscriptions")
                 .with_boundaries(DELAY_BUCKETS.to_vec())
                 .build(),
             calls: meter
                 .f64_histogram("construct.gateway.request")
                 .with_unit("s")
-                .with_description("From when a call was let in until its answer, or the stream of its answers, began")
+                .with_description("Duration from the acceptance of a call until its response, or response stream, began")
                 .with_boundaries(DURATION_BUCKETS.to_vec())
                 .build(),
             audit_entries_lost: meter
                 .u64_counter("construct.gateway.audit.lost")
                 .with_unit("{entry}")
-                .with_description("Entries of the audit trail that could not be written")
+                .with_description("Audit entries that could not be written")
                 .build(),
             quotas_exceeded: meter
                 .u64_counter("construct.gateway.quota.refused")
                 .with_unit("{request}")
-                .with_description("Calls that were refused because a quota of their organization or key is used up")
+                .with_description("Calls refused because a quota of the organization or key is exhausted")
                 .build(),
         }
     }
 }
 
-/// Somebody watches, until this is dropped.
+/// An active subscription, until it is dropped.
 pub(crate) struct ActiveSubscription(());
 
 impl ActiveSubscription {
@@ -89,41 +89,41 @@ impl Drop for ActiveSubscription {
     }
 }
 
-/// A feed has heard of a record as it was published.
+/// Records the delay of an event that a feed received.
 pub(crate) fn record_delay(event: &Event) {
     if let Some(time) = &event.time {
         let written = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos);
-        // The clocks of two machines may differ a little.
+        // The clocks of two machines may differ slightly.
         let nanos = (clock::now().as_nanosecond() - written).max(0);
         INSTRUMENTS.delays.record(nanos as f64 / 1e9, &[]);
     }
 }
 
-/// A call of one of the contract's methods, until it is answered.
+/// Measures a call of a contract method until its response begins.
 pub(crate) struct Call {
-    /// None: it is not counted.
+    /// `None`: the call is not counted.
     method: Option<&'static str>,
     protocol: Protocol,
     started_at: Instant,
     code: Code,
-    /// When it gets so far, it is counted there.
+    /// Set when the services have the call, which then count it.
     transcoded: Option<Transcoded>,
 }
 
-/// Goes with a request that a protocol transcodes: whether the services have it. What does not get so
-/// far is counted by the protocol.
+/// An extension of a transcoded request that tells whether the services have it. A request that
+/// does not get so far is counted by the protocol.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Transcoded(Arc<AtomicBool>);
 
 impl Transcoded {
-    /// The services have it.
+    /// Called when the services have the request.
     pub(crate) fn reached(&self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
 impl Call {
-    /// A call begins. Unless it says otherwise, it ends because nobody waits for it any more.
+    /// Begins a call. Unless a code is set, it counts as canceled by the client.
     pub(crate) fn begin(method: Option<&'static str>, protocol: Protocol) -> Self {
         Self {
             method,
@@ -134,7 +134,7 @@ impl Call {
         }
     }
 
-    /// The same of a call that a protocol transcodes: it is counted here unless the services get it.
+    /// Begins a transcoded call, which is counted here unless the services get it.
     pub(crate) fn transcoded(
         method: Option<&'static str>,
         protocol: Protocol,
@@ -145,7 +145,7 @@ impl Call {
         call
     }
 
-    /// It ends like this.
+    /// Sets the code of the call.
     pub(crate) const fn set_code(&mut self, code: Code) {
         self.code = code;
     }
@@ -153,7 +153,7 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        // All three are few: the contract's methods, gRPC's codes, and the protocols.
+        // All labels have few values: the contract's methods, gRPC's codes, and the protocols.
         let Some(method) = self.method else { return };
         if self.transcoded.as_ref().is_some_and(|transcoded| transcoded.0.load(Ordering::Acquire)) {
             return;
@@ -167,18 +167,17 @@ impl Drop for Call {
     }
 }
 
-/// Entries of the audit trail could not be written.
+/// Counts audit entries that could not be written.
 pub(crate) fn audit_entries_lost(count: usize) {
     INSTRUMENTS.audit_entries_lost.add(count as u64, &[]);
 }
 
-/// A call was refused because a quota is used up: one of the few there are.
+/// Counts a call that was refused because of a quota.
 pub(crate) fn quota_exceeded(quota: &'static str) {
     INSTRUMENTS.quotas_exceeded.add(1, &[KeyValue::new("construct.quota", quota)]);
 }
 
-/// The process has started: what it counts stands at zero from now on, so that the first one shows
-/// as a rise.
+/// Initializes counters with zero, so that the first increment is visible as a rise.
 pub(crate) fn initialize() {
     audit_entries_lost(0);
     for quota in QUOTAS {
@@ -186,7 +185,7 @@ pub(crate) fn initialize() {
     }
 }
 
-/// gRPC's name of a code.
+/// The gRPC name of a code.
 pub(crate) const fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

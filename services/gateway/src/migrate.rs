@@ -1,8 +1,8 @@
-//! `construct-gateway migrate`: brings the database's schema up to date and ends.
+//! `construct-gateway migrate`: migrates the database schema and exits.
 //!
-//! Services do that at their start as well. A deployment that replaces them one by one runs this
-//! first, so that a migration which fails stops the deployment before it has replaced anything. It
-//! is given the address of the database and no key.
+//! Services migrate at their start as well. A rolling deployment runs this first, so that a failed
+//! migration stops it before any service is replaced. It needs the address of the database and no
+//! key.
 
 use anyhow::Context as _;
 use construct_runtime::{
@@ -12,10 +12,10 @@ use construct_runtime::{
 use construct_store::{PoolOptions, Store};
 use serde::{Deserialize, Serialize};
 
-/// The argument that asks for this.
+/// The argument that selects this mode.
 pub const MODE: &str = "migrate";
 
-/// Keys beside the shared ones: none.
+/// No keys besides the shared ones.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Config {}
 
@@ -25,8 +25,8 @@ impl ServiceConfig for Config {
     }
 }
 
-/// Waits for the database for as long as it takes, then applies what is missing. Unlike at a
-/// service's start, a migration has all the time it needs, and one that fails is not tried again.
+/// Waits for the database as long as necessary, then applies missing migrations. Unlike at a
+/// service's start, a migration has no time limit, and a failed one is not retried.
 ///
 /// # Errors
 /// When a migration fails, or the process is told to stop first.
@@ -41,7 +41,7 @@ pub async fn run(_: Config, context: &Context) -> anyhow::Result<()> {
         Store::connect(url.expose(), options)
     };
     let store = context.connect_with_retry("postgresql", &latch, connect).await?;
-    store.migrate().await.context("the schema cannot be brought up to date")?;
+    store.migrate().await.context("the schema cannot be migrated")?;
     store.close().await;
     tracing::info!("the schema is up to date");
     Ok(())
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_ends_when_there_is_nothing_left_to_apply() {
+    async fn migrate_exits_when_nothing_is_pending() {
         let database = Database::new().await;
         let common = Common { database_url: Some(database.url().into()), ..Common::default() };
         let context = Context::new("gateway", common);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_migration_needs_the_database_and_no_key() {
+    fn migrate_needs_the_database_and_no_key() {
         assert!(Config::default().validate(&Common::default()).is_err());
         let common = Common {
             database_url: Some("postgres://localhost/construct".into()),

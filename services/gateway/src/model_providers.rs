@@ -1,5 +1,5 @@
-//! `ModelProviderService`. API keys are sealed before they reach the store, and never leave it
-//! through here.
+//! `ModelProviderService`. API keys are encrypted before they reach the store, and are never
+//! returned.
 
 use construct_domain::ModelProviderId;
 use construct_proto::v1::{
@@ -31,8 +31,7 @@ fn render(kind: &'static str) -> impl FnOnce(&ModelProvider) -> WriteOutput + Se
     }
 }
 
-/// As a list shows it: without its script, which may be as large as everything else in the list
-/// together.
+/// A list item: without the script, which may be larger than the rest of the list.
 fn list_item(provider: &ModelProvider) -> v1::ModelProvider {
     let mut provider = convert::model_provider(provider);
     if let Some(spec) = &mut provider.spec {
@@ -46,7 +45,7 @@ fn non_empty(text: String) -> Option<String> {
 }
 
 impl Api {
-    /// Encrypts a key for the record it belongs to; an empty key is none.
+    /// Encrypts a key for its record; an empty key means none.
     fn seal(&self, id: ModelProviderId, key: &str) -> Result<Option<SealedSecret>, Status> {
         if key.is_empty() {
             return Ok(None);
@@ -155,8 +154,7 @@ impl ModelProviderService for Api {
                 }
                 let keeps_keys = request.api_key.is_none() || request.additional_api_keys.is_none();
                 if request.base_url.is_some() && keeps_keys {
-                    // Whether the key may stay was decided for the provider as it was read, and for
-                    // no other.
+                    // Whether the key may stay was decided for the provider as it was read.
                     let revision = *expected.get_or_insert(provider.revision);
                     if revision != provider.revision {
                         checked = Err(status::from_store(Error::Conflict));

@@ -1,4 +1,4 @@
-//! `ModelTokenService`. A token is signed here and stored nowhere.
+//! `ModelTokenService`. A token is signed here and not stored.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::{api::Api, quotas::Wanted, status};
 
-/// How long a token holds when nobody says.
+/// Default lifetime of a token.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(3600);
 
 #[tonic::async_trait]

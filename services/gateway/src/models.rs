@@ -20,9 +20,9 @@ use crate::{
     status,
 };
 
-/// Tokens a model can see when nobody says.
+/// Default context window, in tokens.
 const DEFAULT_CONTEXT_WINDOW: i64 = 128_000;
-/// Tokens a model may answer when nobody says.
+/// Default maximum output, in tokens.
 const DEFAULT_MAX_OUTPUT_TOKENS: i64 = 8192;
 
 fn render(kind: &'static str) -> impl FnOnce(&Model) -> WriteOutput + Send {
@@ -32,12 +32,12 @@ fn render(kind: &'static str) -> impl FnOnce(&Model) -> WriteOutput + Send {
     }
 }
 
-/// The first of these that is not 0.
+/// The first nonzero value.
 fn first_nonzero(value: i64, catalog_model: i64, default: i64) -> i64 {
     [value, catalog_model].into_iter().find(|&value| value != 0).unwrap_or(default)
 }
 
-/// The prices of a model that is to be made, and where they are from.
+/// The prices of a new model, and their source.
 fn prices(
     given: Option<v1::Prices>,
     kind: Option<ModelProviderKind>,
@@ -63,7 +63,7 @@ fn prices(
 }
 
 impl CallerContext {
-    /// The models that fallbacks name.
+    /// Resolves the fallbacks of a model.
     async fn fallbacks(
         &self,
         resolver: &mut ReferenceResolver,
@@ -73,15 +73,13 @@ impl CallerContext {
         for v1::ModelFallback { model, weight } in named {
             let found = self.store().model_resolve(self.organization(), model).await;
             let found = resolver.resolve(model, found, ModelId::from_uuid)?;
-            // Also when one is named by its id and once more by its name.
+            // Also finds a model that is named once by id and once by name.
             if fallbacks
                 .iter()
                 .any(|fallback| fallback.model == found && found.uuid() != Uuid::nil())
             {
                 resolver.reject(
-                    Status::invalid_argument(format!(
-                        "fallbacks: `{model}` stands in the list twice"
-                    )),
+                    Status::invalid_argument(format!("fallbacks: `{model}` is listed twice")),
                     ModelId::from_uuid,
                 )?;
             }

@@ -29,22 +29,21 @@ use crate::{
     status, validate,
 };
 
-/// How long an invitation can be accepted when the request doesn't say.
+/// Default lifetime of an invitation.
 const INVITATION_LIFETIME: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// The role in a request that was held against the contract, which requires one.
+/// The role of a validated request, which requires one.
 fn role(role: v1::Role) -> Result<Role, Status> {
     show::to_role(role).ok_or_else(|| Status::invalid_argument("role: is required"))
 }
 
-/// Only the answer: organizations tell of themselves in no event, and the store drops this one.
+/// The response only: changes of organizations publish no event, and the store drops this one.
 pub(crate) fn response_output(response: &impl Message) -> WriteOutput {
     let event = NewEvent { kind: String::new(), payload: Vec::new(), step: None };
     WriteOutput { event, response: response.encode_to_vec() }
 }
 
-/// The organization a request names, which has to be the one that the call works in: what is
-/// changed or closed is said twice.
+/// Checks that a request names the organization it works in: changes and deletions name it twice.
 async fn check_reference(context: &CallerContext, reference: &str) -> Result<(), Status> {
     let found = context.store().organization_find(context.user(), reference).await;
     let found = found.map_err(|error| status::for_reference(reference, error))?;
@@ -54,8 +53,7 @@ async fn check_reference(context: &CallerContext, reference: &str) -> Result<(),
     Err(status::for_reference(reference, Error::NotFound { what: "organization" }))
 }
 
-/// The organization that a request is to delete: the one that the call works in, or, from the
-/// operator's, any.
+/// The organization to delete: the one that the call works in or, for the operator's, any.
 async fn deletion_target(
     context: &CallerContext,
     reference: &str,
@@ -108,10 +106,10 @@ impl OrganizationService for Api {
                 setup_code,
             }
         };
-        // The code is not kept for a repeated request: it is stored nowhere.
+        // A repeated request gets no code: the code is not stored.
         let render = |organization: &Organization| response_output(&answer(organization, None));
         let stored = code.as_ref().map(|(_, code)| code);
-        // Each begins with quotas of its own. The operator gives them.
+        // Each organization has its own quotas, which the operator assigns.
         let limit = (context.organization() != OrganizationId::LOCAL)
             .then_some(self.max_organizations_per_user());
         let written = context.store().organization_create(&write, new, stored, limit, render).await;
@@ -201,7 +199,7 @@ impl OrganizationService for Api {
         let render = |_: &Organization| response_output(&DeleteOrganizationResponse {});
         let written = context.store().organization_delete(&write, target, render).await;
         let written = written.map_err(|error| status::for_reference(&target.to_string(), error))?;
-        tracing::info!(organization = %target, by = context.name(), "an organization is deleted");
+        tracing::info!(organization = %target, by = context.name(), "organization deleted");
         context.answer(written, no_wake, |_| DeleteOrganizationResponse {}).await
     }
 
@@ -325,7 +323,7 @@ impl OrganizationService for Api {
     }
 }
 
-/// An organization as this caller sees it: a key may be less than the user it acts for.
+/// An organization with the caller's role: a key may have a lower role than its user.
 fn visible_organization(organization: Organization, context: &CallerContext) -> Organization {
     let role =
         if context.caller().key.is_some() { context.caller().role } else { organization.role };

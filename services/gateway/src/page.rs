@@ -1,9 +1,9 @@
 //! Pages of a list: size, order, and the token that leads to the next one.
 //!
-//! A token is the store's cursor of the last row seen (its order key and id), so that rows inserted
-//! or removed meanwhile neither repeat nor hide others. It carries a digest over itself and what it
-//! belongs to: method, organization, filter and order. A token that was altered, or is used with
-//! another list, is refused instead of giving a page of something else. It grants nothing (every
+//! A token is the store's cursor of the last row (its order key and id), so that rows inserted or
+//! removed meanwhile neither repeat nor hide others. It carries a digest over itself and its
+//! context: method, organization, filter and order. A token that was altered, or is used with
+//! another list, is refused instead of returning a page of something else. It grants nothing (every
 //! query is filtered by organization), so the digest needs no key.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -16,15 +16,15 @@ use sha2::{Digest as _, Sha256};
 
 use crate::validate::Violations;
 
-/// Rows of a page when the request doesn't say.
+/// Default number of rows of a page.
 const DEFAULT_SIZE: u32 = 50;
-/// Bytes of a page's entities at most, but for a page of one entity. It leaves room below what
-/// clients accept by default, which is 4 MiB.
+/// Maximum size of a page's entities in bytes, unless the page has a single one. It is below the
+/// clients' default limit of 4 MiB.
 const MAX_BYTES: usize = 2 * 1024 * 1024;
-/// Characters of a page token at most; ours stay far below.
+/// Maximum number of characters of a page token; real ones are far shorter.
 const MAX_TOKEN_CHARS: usize = 1024;
 
-/// What a list is ordered by.
+/// A column that orders a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Column {
     CreatedAt,
@@ -35,9 +35,9 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    /// Of lists of what can only change.
+    /// For lists of entities without a name.
     pub(crate) const TIMES: [Self; 2] = [Self::CreatedAt, Self::UpdatedAt];
-    /// Of lists of what has a name.
+    /// For lists of named entities.
     pub(crate) const NAMED: [Self; 3] = [Self::CreatedAt, Self::UpdatedAt, Self::Name];
     const ALL: [Self; 5] =
         [Self::CreatedAt, Self::UpdatedAt, Self::Name, Self::Position, Self::Day];
@@ -68,9 +68,9 @@ pub(crate) struct Order {
     pub(crate) descending: bool,
 }
 
-/// A place in a list, as the store knows it.
+/// A position in a list: the store's cursor.
 pub(crate) trait PagePosition: Serialize + DeserializeOwned {
-    /// Whether it is a place in a list with this order.
+    /// Whether it is a position in a list with this order.
     fn matches_order(&self, column: Column) -> bool;
 }
 
@@ -98,10 +98,10 @@ impl PagePosition for UsageCursor {
 /// A checked request for a page.
 #[derive(Debug, Clone)]
 pub(crate) struct Page<P> {
-    /// Rows at most.
+    /// Maximum number of rows.
     pub(crate) size: u32,
     pub(crate) order: Order,
-    /// The last row of the page before.
+    /// The last row of the previous page.
     pub(crate) after: Option<P>,
     scope: [u8; 32],
 }
@@ -116,16 +116,15 @@ struct Token {
 }
 
 impl<P: PagePosition> Page<P> {
-    /// Reads a request for a page, which has been held against the contract. `columns` are what the
-    /// list can be ordered by; the first is the default, and then the newest comes first (messages:
-    /// the oldest).
+    /// Parses a validated request for a page. `columns` are the allowed orders; the first is the
+    /// default, newest first (messages: oldest first).
     pub(crate) fn read<R: PagedRequest>(
         request: &R,
         organization: OrganizationId,
         columns: &[Column],
         violations: &mut Violations,
     ) -> Self {
-        // A token belongs to everything else that is asked for.
+        // A token belongs to all other fields of the request.
         let mut scope = request.clone();
         let request = scope.page().take().unwrap_or_default();
         let size =
@@ -143,14 +142,14 @@ impl<P: PagePosition> Page<P> {
         if !request.page_token.is_empty() {
             page.after = page.open(&request.page_token);
             violations.require(page.after.is_some(), "page.page_token", || {
-                "is not a token of this list with this filter and order; begin again without a token".into()
+                "is not a token of this list with this filter and order; start again without a token".into()
             });
         }
         page
     }
 
-    /// Turns what was read, one row more than a page has if there are so many, into a page and its
-    /// information. A page that would become too large ends early.
+    /// Converts the rows that were read, one more than a page has if there are so many, to a page
+    /// and its info. A page that would become too large ends early.
     pub(crate) fn cut<T, R: Message>(
         &self,
         rows: &[T],
@@ -161,7 +160,7 @@ impl<P: PagePosition> Page<P> {
         for row in rows.iter().take(self.size as usize) {
             let entity = show(row);
             bytes += entity.encoded_len();
-            // One is always shown, or the list would never go on.
+            // At least one entity is returned, or the list would never continue.
             if bytes > MAX_BYTES && !entities.is_empty() {
                 break;
             }
@@ -194,7 +193,7 @@ impl<P: PagePosition> Page<P> {
             .filter(|position| position.matches_order(self.order.column))
     }
 
-    /// Over the place and what it belongs to.
+    /// The digest of the position and its context.
     fn digest(&self, position: &[u8]) -> Vec<u8> {
         let mut digest = Sha256::new();
         digest.update(self.scope);
@@ -302,7 +301,7 @@ mod tests {
                 let request = ListAgentsRequest { page, filter: Some(filter.clone()) };
                 requests::list(OrganizationId::LOCAL, &request, &COLUMNS)
             }
-            // With the same filter, as it is encoded.
+            // With the same encoded filter.
             "ListModels" => {
                 let filter = list_models_request::Filter::decode(filter.encode_to_vec().as_slice());
                 let request = ListModelsRequest { page, filter: filter.ok() };
@@ -382,8 +381,8 @@ mod tests {
         }
     }
 
-    /// Tokens that somebody has tinkered with, put together from others, or made up: what is not
-    /// refused is a token as it was given, for the list it was given for.
+    /// Altered, combined and invented tokens: an accepted token is unmodified and used for its
+    /// list.
     #[test]
     fn forged_tokens_are_refused() {
         let orders =

@@ -1,6 +1,7 @@
-//! Which pools of interpreters are served, so that a task that waits for one that isn't can say so.
+//! Monitors which pools of interpreters are served, so that a task waiting for an unserved pool can
+//! say so.
 //!
-//! Nothing is decided by it: a command waits in its pool's queue until an interpreter comes.
+//! It is only for explanations: a command waits in its pool's queue until an interpreter arrives.
 
 use std::{
     collections::HashMap,
@@ -15,19 +16,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::deadline::Deadline;
 
-/// How often the pools are asked. What a task's explanation says about its own pool is asked at
-/// that moment.
+/// The poll interval. Explanations of tasks query their own pool directly.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long an interpreter has to answer, if whoever wants to know has as much time.
+/// The timeout of an interpreter's answer, if the caller has as much time.
 const POOL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What this gateway knows of the pools.
+/// The known status of the pools.
 #[derive(Debug)]
 pub(crate) struct PoolMonitor {
     bus: Bus,
-    /// Since when no interpreter serves a pool, as far as this gateway has seen. Only of pools that
-    /// are not served.
+    /// Since when no interpreter serves a pool, as observed by this gateway. Contains unserved
+    /// pools only.
     absent: Mutex<HashMap<String, Timestamp>>,
 }
 
@@ -36,7 +36,7 @@ impl PoolMonitor {
         Self { bus, absent: Mutex::default() }
     }
 
-    /// Looks at the pools of the installation until the process drains.
+    /// Polls the pools until the process drains.
     pub(crate) async fn watch(&self, names: &[String], draining: &CancellationToken) {
         loop {
             for name in names {
@@ -49,8 +49,7 @@ impl PoolMonitor {
         }
     }
 
-    /// Since when no interpreter serves the pool; none when one does, or when that can't be found
-    /// out.
+    /// Since when no interpreter serves the pool. `None` when one does, or when it is unknown.
     pub(crate) async fn absence(&self, name: &str, deadline: Deadline) -> Option<Timestamp> {
         let pool = Pool::new(name).ok()?;
         let served = self.bus.pool_is_served(&pool, deadline.remaining(POOL_TIMEOUT)).await;
@@ -67,7 +66,7 @@ impl PoolMonitor {
                 clock::now()
             })),
             Err(error) => {
-                tracing::debug!(pool = name, %error, "whether the pool is served can't be found out");
+                tracing::debug!(pool = name, %error, "cannot determine whether the pool is served");
                 absent.get(name).copied()
             }
         }

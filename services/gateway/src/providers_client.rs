@@ -1,4 +1,4 @@
-//! What the gateway asks the providers service: it reaches vendors, the gateway does not.
+//! Requests to the providers service, which calls the vendors for the gateway.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -22,21 +22,20 @@ use crate::{
     status,
 };
 
-/// How long a process has to say how a breaker stands. It looks into its memory; whoever shows a
-/// model does not wait for more.
+/// The timeout of the state of a breaker, which is read from memory; displaying a model doesn't
+/// wait longer.
 const BREAKER_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long the service has for an answer; it gives a vendor a little less. So short that there is
-/// time to say that it was not enough.
+/// The timeout of requests to vendors; the service gives a vendor slightly less. Short enough to
+/// report the timeout in time.
 const VENDOR_TIMEOUT: Duration = Duration::from_secs(28);
-/// How often it is found out whether any process is there. What a task's explanation says is asked
-/// at that moment.
+/// The poll interval. Explanations of tasks query directly.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The processes of the providers service.
+/// A client of the providers service.
 #[derive(Debug)]
 pub(crate) struct ProvidersClient {
     bus: Bus,
-    /// Since when none is there, as far as this gateway has seen.
+    /// Since when no process responds, as observed by this gateway.
     absent: Mutex<Option<Timestamp>>,
 }
 
@@ -45,7 +44,7 @@ impl ProvidersClient {
         Self { bus, absent: Mutex::default() }
     }
 
-    /// Looks whether any process is there until this one drains.
+    /// Polls the service until this process drains.
     pub(crate) async fn watch(&self, draining: &CancellationToken) {
         loop {
             self.absence(Deadline::new(None, BREAKER_TIMEOUT)).await;
@@ -56,9 +55,9 @@ impl ProvidersClient {
         }
     }
 
-    /// Since when no process is there; none when one is, or when that can't be found out.
+    /// Since when no process responds. `None` when one does, or when it is unknown.
     pub(crate) async fn absence(&self, deadline: Deadline) -> Option<Timestamp> {
-        // Of no breaker, which any process can answer.
+        // Names no breaker, so any process can answer.
         let response = self
             .bus
             .ask(
@@ -71,23 +70,23 @@ impl ProvidersClient {
         match response {
             Ok(_) => {
                 if absent.take().is_some() {
-                    tracing::info!("the providers service is there");
+                    tracing::info!("the providers service responds");
                 }
             }
             Err(request::Error::NoResponders) => {
                 absent.get_or_insert_with(|| {
-                    tracing::info!("no process of the providers service is there");
+                    tracing::info!("no process of the providers service responds");
                     clock::now()
                 });
             }
             Err(error) => {
-                tracing::debug!(%error, "whether the providers service is there can't be found out")
+                tracing::debug!(%error, "cannot determine whether the providers service is running")
             }
         }
         *absent
     }
 
-    /// How the breaker in front of a model stands; none when nobody says.
+    /// The state of a model's breaker, if known.
     pub(crate) async fn breaker(&self, model: &Model, deadline: Deadline) -> Option<v1::Breaker> {
         let breaker = BreakerRef {
             provider_id: model.provider.to_string(),
@@ -99,11 +98,11 @@ impl ProvidersClient {
             .ask(&subject::BreakerState, &question, deadline.remaining(BREAKER_TIMEOUT))
             .await;
         response
-            .inspect_err(|error| tracing::debug!(%error, "nobody says how a breaker stands"))
+            .inspect_err(|error| tracing::debug!(%error, "the state of a breaker is unknown"))
             .ok()
     }
 
-    /// What the vendor says to each of the provider's keys.
+    /// Checks each key of the provider at the vendor.
     pub(crate) async fn check(
         &self,
         provider: &ModelProvider,
@@ -117,7 +116,7 @@ impl ProvidersClient {
         Ok(response.map_err(|error| request_failed(error, deadline))?.keys)
     }
 
-    /// Which models the vendor offers.
+    /// The models that the vendor offers.
     pub(crate) async fn models(
         &self,
         provider: &ModelProvider,
@@ -164,10 +163,10 @@ fn to_mesh_secret(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> 
 fn request_failed(error: request::Error, deadline: Deadline) -> Status {
     match error {
         request::Error::Timeout if deadline.is_over() => deadline::exceeded(),
-        request::Error::NoResponders => status::unavailable("the providers service is not there"),
+        request::Error::NoResponders => status::unavailable("the providers service is not running"),
         request::Error::Timeout => {
             status::unavailable("the providers service, or the vendor, did not answer in time")
         }
-        error => status::internal("the providers service could not be asked", &error),
+        error => status::internal("the request to the providers service failed", &error),
     }
 }

@@ -1,6 +1,6 @@
-//! Telling the mesh what was committed. PostgreSQL already has it, so nothing here can fail a
-//! request: a lost wake is made up for by the reconciler's sweep, a lost event by the
-//! subscriptions' look at the streams' heads.
+//! Publishes committed changes to the mesh. PostgreSQL already has them, so a failure here never
+//! fails a request: a lost wake is replaced by the reconciler's sweep, a lost event by the
+//! subscriptions' polling of the stream heads.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -14,16 +14,16 @@ use construct_store::StoredEvent;
 
 use crate::{events, status::chain};
 
-/// How long a write waits for the bus at most. Longer would make the API as slow as the slowest
-/// broker, for nothing.
+/// The timeout of publishing in a write. More would make the API as slow as the slowest broker,
+/// without benefit.
 const PUBLISH_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// A task that should be looked at.
+/// Asks the reconciler to reconcile a task.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wake {
     pub(crate) organization: OrganizationId,
     pub(crate) task: TaskId,
-    /// For people who tap.
+    /// For people who watch the bus.
     pub(crate) reason: &'static str,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Wake {
 #[derive(Debug)]
 pub(crate) struct Publisher {
     bus: Bus,
-    /// Whether the last attempt failed, so that an outage is logged once and not with every
+    /// Whether the last attempt failed, so that an outage is logged once instead of with every
     /// request.
     is_failing: AtomicBool,
 }
@@ -41,12 +41,12 @@ impl Publisher {
         Self { bus, is_failing: AtomicBool::new(false) }
     }
 
-    /// The mesh itself.
+    /// The bus.
     pub(crate) const fn bus(&self) -> &Bus {
         &self.bus
     }
 
-    /// Tells of a committed change, within a bounded time.
+    /// Publishes a committed change, within a bounded time.
     pub(crate) async fn announce(&self, event: Option<&StoredEvent>, wake: Option<Wake>) {
         if event.is_none() && wake.is_none() {
             return;
@@ -59,7 +59,7 @@ impl Publisher {
         self.record_outcome(event.and(wake));
     }
 
-    /// Tells the scanners of a scan, within a bounded time.
+    /// Notifies the scanners of a scan, within a bounded time.
     pub(crate) async fn scan(&self, organization: OrganizationId, scan: ScanId) {
         let run = ScanRun { organization_id: organization.to_string(), scan_id: scan.to_string() };
         let address = subject::ScanRun { organization, scan };
@@ -68,7 +68,7 @@ impl Publisher {
         ));
     }
 
-    /// Tells all gateways which version a document has now, and whose own it is, within a bounded
+    /// Publishes the new version and the owner of a document to all gateways, within a bounded
     /// time.
     pub(crate) async fn state(
         &self,
@@ -120,7 +120,7 @@ impl Publisher {
             Err(error) => {
                 tracing::warn!(
                     error,
-                    "changes are committed but cannot be published; they will be found later"
+                    "changes are committed but cannot be published; they are found later"
                 )
             }
             Ok(()) => tracing::info!("changes are published again"),

@@ -1,4 +1,4 @@
-//! `RecoveryService`: what was given up, taken up again by hand.
+//! `RecoveryService`: dead letters and quarantined tasks, recovered by hand.
 
 use construct_bus::{Bus, dead_letter};
 use construct_proto::v1::{
@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{api::Api, convert, events, quotas::Wanted, status, validate};
 
-/// Letters of a list when the request doesn't say.
+/// Default number of letters of a page.
 const DEFAULT_PAGE_SIZE: usize = 50;
 
 fn to_proto(found: dead_letter::StoredLetter) -> DeadLetter {
@@ -94,11 +94,7 @@ impl RecoveryService for Api {
         let (context, request) = self.begin_request(request)?;
         let done = context.backend.publisher.bus().redrive(request.letter).await;
         done.map_err(|error| to_status(request.letter, &error))?;
-        tracing::info!(
-            letter = request.letter,
-            by = context.name(),
-            "a dead letter was published again"
-        );
+        tracing::info!(letter = request.letter, by = context.name(), "dead letter redriven");
         Ok(Response::new(RedriveDeadLetterResponse {}))
     }
 
@@ -109,7 +105,7 @@ impl RecoveryService for Api {
         let (context, request) = self.begin_request(request)?;
         let done = context.backend.publisher.bus().remove_dead_letter(request.letter).await;
         done.map_err(|error| to_status(request.letter, &error))?;
-        tracing::info!(letter = request.letter, by = context.name(), "a dead letter was removed");
+        tracing::info!(letter = request.letter, by = context.name(), "dead letter removed");
         Ok(Response::new(DropDeadLetterResponse {}))
     }
 

@@ -1,8 +1,8 @@
-//! `construct-gateway keys`: exchanges the keys that encrypt and sign, one at a time and without an
-//! interruption (docs/operations.md).
+//! `construct-gateway keys`: rotates the keys for encryption and signatures, one at a time and
+//! without downtime (docs/operations.md).
 //!
-//! Keys are added, made the first, and taken out, each time in one step that can be undone, but for
-//! the last: a key is taken out only when the database says that nothing needs it any more.
+//! Keys are added, promoted, and retired, each in one reversible step except for the last: a key is
+//! retired only when the database shows that nothing needs it.
 
 mod file;
 
@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use self::file::{KeyFile, LockedFile};
 
-/// The argument that asks for this.
+/// The argument that selects this mode.
 pub const MODE: &str = "keys";
 
 const USAGE: &str = "usage: construct-gateway keys COMMAND FILE [--kind master|secrets|token]
@@ -40,15 +40,15 @@ const USAGE: &str = "usage: construct-gateway keys COMMAND FILE [--kind master|s
 FILE is `-` for standard input, with what comes of it on standard output. What kind of keys they are follows from the file's name
 (master.key, secrets.key, token.key) or from --kind. `list` and `retire` ask the database of the gateway's configuration.";
 
-/// The longest that a token for models is valid.
+/// Maximum lifetime of a token for models.
 const TOKEN_LIFETIME: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-/// Keys beside the shared ones: none.
+/// No keys besides the shared ones.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Config {}
 
 impl ServiceConfig for Config {
-    // It is started where a gateway runs, whose address for health is taken.
+    // It may run next to a gateway, which uses the health address.
     const SERVES: bool = false;
 
     fn validate(&self, _: &Common) -> Result<(), Invalid> {
@@ -56,7 +56,7 @@ impl ServiceConfig for Config {
     }
 }
 
-/// What keys are for.
+/// The purpose of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Master,
@@ -82,7 +82,7 @@ impl Kind {
         }
     }
 
-    /// What the database knows of them: tokens it knows nothing of.
+    /// The keyring in the database; it has none of tokens.
     const fn sealing(self) -> Option<KeyringKind> {
         match self {
             Self::Master => Some(KeyringKind::Credentials),
@@ -91,7 +91,7 @@ impl Kind {
         }
     }
 
-    /// Who has them, and has to be restarted to see a change.
+    /// The services that use them, which must be restarted after a change.
     const fn holders(self) -> &'static str {
         match self {
             Self::Master => "gateway, providers, slack, scanner",
@@ -109,20 +109,20 @@ enum Verb {
     Retire { name: String, at_once: bool },
 }
 
-/// What is asked for.
+/// The command line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Command {
     verb: Verb,
-    /// None: standard input.
+    /// `None`: standard input.
     file: Option<PathBuf>,
     kind: Option<Kind>,
 }
 
 impl Command {
-    /// Reads the arguments behind [`MODE`].
+    /// Parses the arguments after [`MODE`].
     ///
     /// # Errors
-    /// How it is used, when they make no sense.
+    /// The usage text, for invalid arguments.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, &'static str> {
         let (mut positional, mut kind, mut name, mut at_once) = (Vec::new(), None, None, false);
         let mut arguments = arguments.into_iter();
@@ -162,7 +162,7 @@ impl Command {
     }
 }
 
-/// Does what was asked for.
+/// Executes the command.
 ///
 /// # Errors
 /// When the file holds no keys or cannot be replaced, when the database does not answer, or a key
@@ -186,7 +186,7 @@ pub async fn run(command: Command, context: &Context) -> anyhow::Result<()> {
         store.close().await;
     }
     let output = output?;
-    // What the file becomes is on standard output, where there is no file.
+    // Without a file, its new content is on standard output.
     if let Some(text) = &output.text {
         std::io::stdout().write_all(text.as_bytes()).context("the keys cannot be written")?;
         std::io::stderr().write_all(output.message.as_bytes())?;
@@ -196,7 +196,7 @@ pub async fn run(command: Command, context: &Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is told, and the text that there is no file for.
+/// The message, and the new content of the keys when there is no file.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) message: String,
@@ -232,18 +232,18 @@ pub(crate) async fn perform(
                 .map_err(|_| anyhow::anyhow!("the system gives no randomness"))?;
             let id = keys.add(name.as_deref(), &key)?;
             format!(
-                "`{id}` is added, and does nothing yet. Restart {holders}, all of them; then: keys promote … {id}\n"
+                "`{id}` is added, but not used yet. Restart all of {holders}; then: keys promote … {id}\n"
             )
         }
         Verb::Promote { name } => {
             let before = keys.promote(name, now)?;
             format!(
-                "`{name}` is the first. Restart {holders}; what `{before}` has encrypted is encrypted again then. When \
-                 nothing needs it any more: keys retire … {before}\n"
+                "`{name}` is active. Restart {holders}; they re-encrypt what `{before}` has encrypted. When \
+                 nothing needs it: keys retire … {before}\n"
             )
         }
         Verb::Retire { name, at_once } => {
-            // By hand, another one cannot have been made the first after the file was changed last.
+            // An edit by hand cannot have promoted another key after the file's last change.
             let until = keys.first_until(name).or(changed);
             keys.retire(name)?;
             check_unneeded(command.kind, &keys, (until, *at_once), store, now).await?;
@@ -253,7 +253,7 @@ pub(crate) async fn perform(
                     .await
                     .context("the audit trail cannot be written")?;
             }
-            format!("`{name}` is taken out. Restart {holders}\n")
+            format!("`{name}` is retired. Restart {holders}\n")
         }
     };
     match &locked {
@@ -262,7 +262,7 @@ pub(crate) async fn perform(
     }
 }
 
-/// Whether something needs a key that is not among these any more.
+/// Checks that nothing needs a key that is not among `remaining`.
 async fn check_unneeded(
     kind: Option<Kind>,
     remaining: &KeyFile,
@@ -271,7 +271,7 @@ async fn check_unneeded(
     now: Timestamp,
 ) -> anyhow::Result<()> {
     let Some(kind) = kind else {
-        bail!("which keys are these? --kind master, secrets or token says it")
+        bail!("unknown kind of keys: use --kind master, secrets or token")
     };
     let Some(sealing) = kind.sealing() else {
         if at_once {

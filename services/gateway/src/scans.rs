@@ -1,8 +1,7 @@
-//! `ScanService`: what people want of scans. What becomes of a scan is the scanner's work.
+//! `ScanService`: requests for scans. The scanner executes them.
 //!
-//! The task that explores is made here, for its scan, with its budget and with a policy that lets
-//! it read and nothing else; so no caller has to be allowed to name a directory, and the scanner
-//! needs a token for this one task only.
+//! The exploring task is created here with its scan, a budget, and a read-only policy. So callers
+//! need no permission to name a directory, and the scanner needs a token for this one task only.
 
 mod compare;
 mod explore;
@@ -48,15 +47,15 @@ use crate::{
     validate::{self, requests},
 };
 
-/// How long a scanner has to say what a connection reaches: it asks another host.
+/// The timeout of listing repositories: the scanner calls another host.
 const REPOSITORIES_TIMEOUT: Duration = Duration::from_secs(25);
-/// What an exploration may cost when nobody says: two dollars.
+/// Default budget of an exploration: two dollars.
 const DEFAULT_BUDGET_PICO_USD: i64 = 2_000_000_000_000;
-/// Model calls for each answer of an exploration when nobody says.
+/// Default maximum of model calls per answer of an exploration.
 const DEFAULT_TURNS: u32 = 40;
-/// How long a scan may take when nobody says, in seconds.
+/// Default timeout of a scan, in seconds.
 const DEFAULT_TIMEOUT_SECONDS: i64 = 3600;
-/// How long the token of a scan holds after its deadline, so that the scanner can still end its
+/// How long the token of a scan is valid after the deadline, so that the scanner can still end its
 /// task.
 const TOKEN_GRACE_PERIOD: SignedDuration = SignedDuration::from_mins(10);
 
@@ -68,15 +67,15 @@ fn digest(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
     Ok(std::mem::replace(value, digest))
 }
 
-/// Takes what opens the connection out of a request that is about to be identified by its hash,
-/// which is stored; see `secrets.rs`.
+/// Removes the credential from a request before the request is identified by its hash, which is
+/// stored; see `secrets.rs`.
 fn take_credential(keyring: &Keyring, credential: &mut Credential) -> Result<String, Status> {
     match credential {
         Credential::Token(token) => digest(keyring, token),
         Credential::App(app) => {
             let private_key = digest(keyring, &mut app.private_key)?;
             let full_app = v1::GitHubApp { private_key, ..app.clone() };
-            // What the scanner reads back.
+            // The scanner parses this.
             Ok(serde_json::json!({
                 "app_id": full_app.app_id,
                 "installation_id": full_app.installation_id,
@@ -87,14 +86,14 @@ fn take_credential(keyring: &Keyring, credential: &mut Credential) -> Result<Str
     }
 }
 
-/// What is scanned: how it is reached, what it is called there, and what it is called here.
+/// The target of a scan: its kind, its location there, and its repository name here.
 struct Target {
     kind: ScanKind,
     location: String,
     repository: String,
 }
 
-/// Where a host of repositories is.
+/// The authority of a repository host.
 fn authority(base_url: &str) -> Option<String> {
     requests::path_of(base_url).and_then(|(host, _)| host)
 }
@@ -106,19 +105,18 @@ fn target(
     let hosted = |kind: ScanKind, location: &str, public: &str| {
         let (host, path) = requests::path_of(location).unwrap_or_default();
         let own = connection.and_then(|connection| authority(&connection.base_url));
-        // The address people see of a host need not be that of its API.
+        // The public address of a host may differ from that of its API.
         let same =
             |host: &str, known: &str| known == host || known.strip_prefix("api.") == Some(host);
         match (&host, &own) {
             (Some(host), Some(own)) if !same(host, own) => {
                 return Err(Status::invalid_argument(format!(
-                    "spec.connection: leads to {own}, and not to {host}"
+                    "spec.connection: is for {own}, not for {host}"
                 )));
             }
             (Some(host), None) if host != public => {
-                let message = format!(
-                    "spec.connection: is required for {host}: one whose `base_url` leads there"
-                );
+                let message =
+                    format!("spec.connection: a connection whose `base_url` is {host} is required");
                 return Err(Status::invalid_argument(message));
             }
             _ => {}
@@ -144,31 +142,31 @@ fn target(
 }
 
 impl CallerContext {
-    /// Whether the caller may have a directory of the scanner's machine looked through.
+    /// Checks whether the caller may scan a directory of the scanner's machine.
     fn check_folder(&self, is_local: bool) -> Result<(), Status> {
         if self.organization() == OrganizationId::LOCAL && is_local {
             return Ok(());
         }
         Err(Status::permission_denied(
-            "only the operator's organization may have a folder scanned, and only where nobody has to log in; send an archive",
+            "only the operator's organization may have a folder scanned, and only in local mode; send an archive",
         ))
     }
 
-    /// Whether the caller may say where a host of repositories is: the scanner reaches what others
-    /// don't.
+    /// Checks whether the caller may set the address of a repository host: the scanner reaches
+    /// addresses that others don't.
     fn check_host(&self, base_url: &str) -> Result<(), Status> {
         if base_url.is_empty() || self.organization() == OrganizationId::LOCAL {
             return Ok(());
         }
         Err(Status::permission_denied(
-            "only the operator's organization may say where a host of repositories is",
+            "only the operator's organization may set the address of a repository host",
         ))
     }
 }
 
 impl Api {
-    /// Keeps an archive until its scan is over. It is sealed, so that no other scan has the same
-    /// one, and it can go with its scan.
+    /// Stores an archive until its scan is over. It is encrypted, so no other scan shares its blob,
+    /// and it can be removed with its scan.
     async fn store_archive(
         &self,
         context: &CallerContext,
@@ -277,12 +275,12 @@ impl ScanService for Api {
             .ask(&subject::ListRepositories, &question, timeout)
             .await;
         let answer = reply.map_err(|error| match error {
-            request::Error::NoResponders => status::unavailable("the scanner is not there"),
+            request::Error::NoResponders => status::unavailable("the scanner is not running"),
             request::Error::Timeout if context.deadline.is_over() => deadline::exceeded(),
             request::Error::Timeout => {
                 status::unavailable("the scanner, or the host, did not answer in time")
             }
-            error => status::internal("the scanner could not be asked", &error),
+            error => status::internal("the request to the scanner failed", &error),
         })?;
         if !answer.failure.is_empty() {
             return Err(Status::failed_precondition(answer.failure));
@@ -315,8 +313,7 @@ impl ScanService for Api {
         requests::create_scan(&request)?;
         let keys = self.token_keys()?;
         let write = context.write("CreateScan", &mut request);
-        // A request that is repeated gets its answer, whatever has become meanwhile of what it
-        // names, or of what was made for it.
+        // A repeated request gets its response, whatever has become of its references and results.
         if let Some(response) =
             context.store().idempotent_response(&write).await.map_err(status::from_store)?
         {
@@ -338,7 +335,7 @@ impl ScanService for Api {
         };
         let Target { kind, location, repository } = target(&source, connection.as_ref())?;
         if connection.as_ref().is_some_and(|connection| connection.host.as_str() != kind.as_str()) {
-            return Err(Status::invalid_argument("spec.connection: leads to another kind of host"));
+            return Err(Status::invalid_argument("spec.connection: is for another kind of host"));
         }
         let model = explore::model(&context, &spec.model).await?;
         let dir = self.scans_dir()?;
@@ -358,7 +355,7 @@ impl ScanService for Api {
         };
         let budget_pico_usd =
             if spec.budget_pico_usd == 0 { DEFAULT_BUDGET_PICO_USD } else { spec.budget_pico_usd };
-        // Before anything is made for it, which a refusal would leave behind.
+        // Checked before anything is created that a refusal would leave behind.
         context
             .store()
             .scan_check_limit(context.organization())
@@ -408,8 +405,8 @@ impl ScanService for Api {
             let render = |scan: &_| response_output(&show::scan(scan));
             match context.store().scan_create(&write, new, render).await {
                 Ok(written) => {
-                    // Another request with the same key has made the scan meanwhile, with a task
-                    // that is gone since, so that this one has made a second one.
+                    // Another request with the same key has created the scan meanwhile, and its
+                    // task is gone, so this request has created a second one.
                     if let WriteOutcome::Repeated { response } = &written
                         && !explore::has_exploration(response, &prepared)
                     {
@@ -418,7 +415,7 @@ impl ScanService for Api {
                     Ok(written)
                 }
                 Err(error) => {
-                    // Of one that may have been written all the same the task stays.
+                    // If the scan may have been written, the task stays.
                     if !matches!(error, Error::Unavailable(_) | Error::Internal(_)) {
                         explore::undo(&context, &write, &prepared).await;
                     }
@@ -432,11 +429,11 @@ impl ScanService for Api {
             Err(refused) => matches!(refused.code(), Code::Unavailable | Code::Internal),
         };
         if let Some(archive) = archive.filter(|_| !is_needed) {
-            // What stays is swept with the other blobs.
+            // A remaining blob is removed by the blob sweep.
             if let Err(error) = context.backend.blobs.remove(&archive).await {
                 tracing::debug!(
                     error = status::chain(&error),
-                    "an archive that nobody needs could not be removed"
+                    "an unused archive could not be removed"
                 );
             }
         }
@@ -524,7 +521,7 @@ impl ScanService for Api {
         let mut expected = (request.revision != 0).then_some(request.revision);
         let content = match (request.content, &found) {
             (Some(new), Some(found)) => {
-                // The parts that stay are those that were read here.
+                // Unchanged parts are those read here.
                 expected.get_or_insert(found.revision);
                 Some(apply_review(found, &new, &request.fields)?)
             }
@@ -572,7 +569,7 @@ impl ScanService for Api {
     }
 }
 
-/// Tells the scanners. When nobody hears it, they find the scan by its row.
+/// Notifies the scanners. If none hears it, they find the scan by its row.
 async fn notify_scanners(context: &CallerContext, written: &WriteOutcome<Scan>) {
     if let WriteOutcome::Applied { entity, .. } = written
         && entity.next_wake.is_some()
@@ -588,8 +585,7 @@ fn create_tools_response(handed: &HandOverResult) -> CreateToolsResponse {
     }
 }
 
-/// Tells the mesh of a hand-over. What it does not hear now it hears from the scanner, under the
-/// same id.
+/// Publishes a hand-over. If this fails, the scanner publishes it later under the same id.
 async fn publish_hand_over(context: &CallerContext, handed: &HandOverResult) {
     let Some(id) = handed.id else { return };
     let message = ToolCreate {
@@ -616,11 +612,11 @@ async fn publish_hand_over(context: &CallerContext, handed: &HandOverResult) {
         Err(error) => Err(status::chain(&error)),
     };
     if let Err(error) = noted {
-        tracing::warn!(error, hand_over = %id, "the mesh will be told of a hand-over later");
+        tracing::warn!(error, hand_over = %id, "a hand-over will be published later");
     }
 }
 
-/// A candidate with some parts replaced: its name, its score, and all of it.
+/// Applies a review to a candidate: its name, score and content.
 fn apply_review(
     found: &Candidate,
     new: &v1::CandidateContent,
@@ -635,25 +631,25 @@ fn apply_review(
     let full_content = show::content(&content)
         .ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
     let score = i32::try_from(full_content.score).unwrap_or(100);
-    // As every reader will see it.
+    // Normalized as every reader will see it.
     let content = show::to_content(&full_content)
         .ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
     Ok((full_content.name, score, content))
 }
 
-/// A write that is a part of another one: it is done once for each time that is done.
+/// A write that is part of another one, executed once per parent write.
 fn partial_write(write: &Write, what: &str) -> Write {
     let idempotency = write.idempotency.as_ref().map(|parent| {
-        // A key of the client's may be as long as a key can be.
+        // The client's key may have the maximum length.
         let digest = <sha2::Sha256 as sha2::Digest>::digest(parent.key.as_bytes());
         let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         construct_store::Idempotency { key: format!("scan/{what}/{digest}"), ..parent.clone() }
     });
-    // What is written down is the whole, with what it is about: the scan.
+    // The audit entry belongs to the parent write, the scan.
     Write { idempotency, audit: None, ..write.clone() }
 }
 
-/// What a part of a write has made, whether now or by an earlier request.
+/// The entity of a partial write, written now or by an earlier request.
 fn written_entity<T, M: prost::Message + Default>(
     written: WriteOutcome<T>,
     show: impl FnOnce(&T) -> M,
@@ -665,12 +661,12 @@ fn written_entity<T, M: prost::Message + Default>(
     }
 }
 
-/// The same words for one that does not exist and for one of others.
+/// The same error for a missing scan and for one of others.
 fn no_scan(reference: &str) -> Status {
     status::for_reference(reference, Error::NotFound { what: "scan" })
 }
 
-/// The scan that a request names.
+/// The scan of a request.
 async fn find_scan(context: &CallerContext, reference: &str, id: ScanId) -> Result<Scan, Status> {
     context.store().scan_get(context.organization(), id).await.map_err(|error| match error {
         Error::NotFound { .. } => no_scan(reference),

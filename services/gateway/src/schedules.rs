@@ -118,7 +118,7 @@ impl ScheduleService for Api {
             Ok(schedule) => {
                 let id = resolver.resolve(&reference, Ok(schedule.id), ScheduleId::from_uuid)?;
                 if request.at.is_some() || request.cron.is_some() || request.time_zone.is_some() {
-                    // What is not said is taken from the schedule as it was read.
+                    // Missing fields are taken from the schedule as it was read.
                     expected.get_or_insert(schedule.revision);
                     match requests::timing(&request, &schedule.timing, clock::now()) {
                         Ok((read, next)) => {
@@ -200,7 +200,7 @@ impl ScheduleService for Api {
             .as_ref()
             .ok()
             .and_then(|schedule| schedule.timing.next_after(clock::now()).ok().flatten());
-        // Its time may be changed at this moment.
+        // Its time may change concurrently.
         let read = found.as_ref().ok().map(|schedule| schedule.revision);
         let id = resolver.resolve(
             &request.schedule,

@@ -1,4 +1,4 @@
-//! `SecretService`. Values are sealed before they reach the store, and never leave it through here.
+//! `SecretService`. Values are encrypted before they reach the store, and are never returned.
 
 use construct_domain::SecretId;
 use construct_proto::v1::{
@@ -45,9 +45,9 @@ fn seal(keyring: &Keyring, id: SecretId, value: &str) -> Result<SealedSecret, St
     keyring.seal(&id.to_string(), value.as_bytes()).map_err(|error| seal_failed(&error))
 }
 
-/// Takes the value out of a request that is about to be identified by its hash, which is stored: of
-/// a value that can be guessed, a plain hash is as good as the value. What is left in its place
-/// tells two values apart only to who has the key.
+/// Removes the value from a request before the request is identified by its hash, which is stored:
+/// for a value that can be guessed, a plain hash is as good as the value. The keyed digest left in
+/// its place distinguishes values only for holders of the key.
 fn take_value(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
     let digest = keyring.digest(value.as_bytes()).map_err(|error| seal_failed(&error))?;
     let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,7 +1,7 @@
-//! Connections of HTTP/1.1 and HTTP/2, and what each may take of the process before anything is
-//! known of its client.
+//! HTTP/1.1 and HTTP/2 connections, and what each may use of the process before its client is
+//! known.
 //!
-//! tonic's own server is not used: it does not say how much a connection may buffer.
+//! tonic's own server is not used: it has no limit for the buffers of a connection.
 
 use std::{convert::Infallible, io, pin::pin, sync::Arc, time::Duration};
 
@@ -25,32 +25,31 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::limit::connection::Connection;
 
-/// Calls of one connection worked on at the same time; further ones wait.
+/// Maximum number of concurrent calls per connection; further ones wait.
 const CALLS_PER_CONNECTION: usize = 256;
-/// Calls and subscriptions open on one HTTP/2 connection at the same time.
+/// Maximum number of open streams per HTTP/2 connection.
 const STREAMS_PER_CONNECTION: u32 = 1024;
-/// How often a silent HTTP/2 connection is asked whether it is alive, and how long it may take to
-/// answer: a client that is gone holds its subscriptions no longer than both together.
+/// The interval and timeout of HTTP/2 keepalive: a client that is gone holds its subscriptions no
+/// longer than both together.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
-/// How long the headers of an HTTP/1.1 request may take, and how long such a connection may be
-/// idle.
+/// The timeout of the headers of an HTTP/1.1 request, which is also the idle timeout of such a
+/// connection.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes that an HTTP/1.1 connection buffers of what it reads, and likewise of what it writes.
-/// Headers, with the request's line, have to fit.
+/// Read and write buffer of an HTTP/1.1 connection, in bytes. The request line and headers must
+/// fit.
 const HTTP1_BUFFER: usize = 64 * 1024;
-/// Bytes of request bodies that an HTTP/2 connection sends before anybody reads them: of one
-/// stream, and of all.
+/// Flow-control windows of HTTP/2 request bodies, in bytes: per stream, and per connection.
 const STREAM_WINDOW: u32 = 128 * 1024;
 const CONNECTION_WINDOW: u32 = 256 * 1024;
-/// Bytes of an answer that an HTTP/2 connection takes before the client has window for them.
+/// Send buffer of an HTTP/2 stream, in bytes.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Streams of one connection that the client may make the server reset by breaking the protocol;
-/// then the connection is closed. A client that is well needs none.
+/// Maximum number of server resets that a client may cause per connection by breaking the protocol;
+/// then the connection is closed. A correct client causes none.
 const SERVER_RESETS: usize = 100;
 /// How often a connection is checked for misuse.
 const MISUSE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Serves connections until the process drains; returns when all have ended.
+/// Serves connections until the process drains, and returns when all have ended.
 pub(crate) async fn serve<S, I, IO>(
     service: S,
     incoming: I,
@@ -68,7 +67,7 @@ where
     let builder = builder();
     let running = TaskTracker::new();
     {
-        // Dropped with the listener when nothing new is taken in.
+        // Dropped with the listener when the process drains.
         let mut incoming = pin!(incoming);
         loop {
             let next = tokio::select! {
@@ -142,7 +141,7 @@ async fn serve_connection<S, IO>(
                 (connection.begin(), service.clone(), Arc::clone(&calls));
             async move {
                 let _running = running;
-                // Nobody closes it.
+                // The semaphore is never closed.
                 let _call = calls.acquire_owned().await;
                 service.oneshot(request.map(Body::new)).await
             }
@@ -158,13 +157,13 @@ async fn serve_connection<S, IO>(
         tokio::select! {
             served = &mut serving => {
                 if let Err(error) = served {
-                    tracing::debug!(error, "a connection broke");
+                    tracing::debug!(error, "connection failed");
                 }
                 return;
             }
             _ = checks.tick() => {
                 if let Some(reason) = connection.misuse() {
-                    return tracing::debug!(reason, "a connection is closed");
+                    return tracing::debug!(reason, "connection closed");
                 }
             }
             () = draining.cancelled(), if !is_draining => {
@@ -175,8 +174,8 @@ async fn serve_connection<S, IO>(
     }
 }
 
-/// The span of a request. It continues the caller's trace, if there is one; everything the request
-/// causes on the mesh belongs to it.
+/// The span of a request. It continues the caller's trace, if any; everything the request causes on
+/// the mesh belongs to it.
 fn span<B>(request: &http::Request<B>) -> tracing::Span {
     let is_grpc = request
         .headers()
@@ -192,7 +191,7 @@ fn span<B>(request: &http::Request<B>) -> tracing::Span {
             rpc.method = method
         )
     } else {
-        // The protocol says which method it is, once it knows.
+        // The protocol sets the method, once it knows it.
         let empty = tracing::field::Empty;
         tracing::info_span!(
             "gateway.request",
@@ -204,7 +203,7 @@ fn span<B>(request: &http::Request<B>) -> tracing::Span {
     let parent = global::get_text_map_propagator(|propagator| {
         propagator.extract(&Headers(request.headers()))
     });
-    // Fails only when no trace is recorded at all.
+    // Fails only when tracing is off.
     _ = span.set_parent(parent);
     span
 }

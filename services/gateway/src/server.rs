@@ -1,4 +1,5 @@
-//! The server: gRPC's services with limits, health and reflection, and the other protocols before them.
+//! The server: gRPC services with limits, health and reflection, and the other protocols in front
+//! of them.
 
 use std::time::Duration;
 
@@ -39,12 +40,13 @@ use crate::{
     tls::{Tls, accept},
 };
 
-/// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
+/// Maximum size of a request in bytes, after decompression. The largest valid one is a message of 1
+/// MiB.
 pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
-/// Bytes of a request to the services that need no credentials: names and symbols.
+/// Maximum size of a request to the services that need no credentials, in bytes: names and symbols.
 const MAX_PUBLIC_REQUEST: usize = 8 * 1024;
-/// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no
-/// such question, depends on it; so does the operator protocol.
+/// Idle time after which TCP keepalive probes a connection. HTTP/1, which has no keepalive of its
+/// own, depends on it; so does the operator protocol.
 pub(crate) const TCP_KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 
 macro_rules! limited {
@@ -56,7 +58,7 @@ macro_rules! limited {
     };
 }
 
-/// Serves `api` until the process drains, on a port and, where there is one, on a socket. Gives the
+/// Serves `api` until the process drains, on a port and, if configured, on a socket. Returns the
 /// protocols, for those with ports of their own.
 pub(crate) async fn spawn(
     api: Api,
@@ -70,7 +72,7 @@ pub(crate) async fn spawn(
     let protocols = ProtocolLayer::new(api.clone(), address.ip().is_loopback(), config)?;
     let (reporter, health) = tonic_health::server::health_reporter();
     report_health(&reporter, false).await;
-    // Both versions, which tell the same: clients that are still about ask for the one before.
+    // Both versions of reflection: older clients use the previous one.
     let describe = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
@@ -82,7 +84,7 @@ pub(crate) async fn spawn(
             .include_reflection_service(false)
     };
     let (reflection, reflection_before) = (describe().build_v1()?, describe().build_v1alpha()?);
-    // A client that compresses does so whatever it calls.
+    // Clients compress requests to any service.
     macro_rules! public {
         ($server:expr) => {
             $server
@@ -111,20 +113,20 @@ pub(crate) async fn spawn(
         .add_service(limited!(StateServiceServer, api))
         .add_service(limited!(TaskServiceServer, api))
         .add_service(limited!(UsageServiceServer, api))
-        // Files are compressed already, as likely as not.
+        // Files are usually compressed already.
         .add_service(
             FileServiceServer::new(api.clone())
                 .max_decoding_message_size(MAX_REQUEST)
                 .accept_compressed(CompressionEncoding::Gzip),
         )
-        // Deltas are small and wanted at once: compressing them one by one would cost time and save
-        // nothing.
+        // Deltas are small and urgent: compressing them individually would cost time without saving
+        // anything.
         .add_service(
             EventServiceServer::new(api.clone())
                 .max_decoding_message_size(MAX_REQUEST)
                 .accept_compressed(CompressionEncoding::Gzip),
         );
-    // Around the routes themselves, so that whatever leads to them passes it.
+    // Around the routes themselves, so that every path to them passes it.
     let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
     let lifecycle = context.lifecycle();
     let incoming = TcpIncoming::from(listener)
@@ -161,8 +163,8 @@ pub(crate) async fn spawn(
     Ok(protocols)
 }
 
-/// Tells who asks for the health of the whole server (the empty name) or of one service. All need
-/// the same to work.
+/// Reports the health of the whole server (the empty name) and of each service. All need the same
+/// to work.
 async fn report_health(reporter: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     let services = construct_proto::services().map(|service| service.full_name().to_owned());

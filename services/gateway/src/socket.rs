@@ -1,9 +1,8 @@
-//! The Unix socket of processes that run as the same user: one that the gateway makes, or one that
-//! was passed to it.
+//! The Unix socket for processes of the same user: created by the gateway, or passed to it.
 //!
-//! Whoever starts the gateway may listen on the socket already (systemd does, before anything runs)
-//! and pass the descriptor. Who connects then waits in the kernel's queue while the gateway starts,
-//! or is started anew, and nobody is ever refused.
+//! The parent of the gateway may listen on the socket already (systemd does, before anything runs)
+//! and pass the descriptor. Clients then wait in the kernel's queue while the gateway starts or
+//! restarts, and are never refused.
 
 use std::{
     env, fs,
@@ -23,21 +22,21 @@ use tokio::net::UnixListener;
 
 use crate::identity::authenticate::own_uid;
 
-/// Where the first descriptor is that is passed (`sd_listen_fds(3)`).
+/// The first passed descriptor (`sd_listen_fds(3)`).
 const FIRST_PASSED_FD: RawFd = 3;
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// Where who connects is taken.
+    /// Accepts connections.
     pub(crate) listener: UnixListener,
-    /// Whether it was there before this process: then who connects waits until the gateway can
-    /// answer, as they did for it to start.
+    /// Whether it existed before this process. Then clients wait until the gateway can answer, as
+    /// they waited for its start.
     pub(crate) passed: bool,
 }
 
-/// The socket that was passed, or else the one that is configured. Such a one is made, and the file
-/// of the other is never touched: it belongs to whoever listens on it as well.
+/// The passed socket, or else the configured one, which is created. The file of a passed socket is
+/// never touched: it belongs to its creator as well.
 pub(crate) fn open(
     passed: Option<OwnedFd>,
     configured: Option<&Path>,
@@ -50,11 +49,11 @@ pub(crate) fn open(
     Ok(made.map(|listener| Socket { listener, passed: false }))
 }
 
-/// The descriptor that was passed to this process, if one was (`LISTEN_PID` and `LISTEN_FDS`). To
-/// be called once.
+/// The descriptor that was passed to this process, if any (`LISTEN_PID` and `LISTEN_FDS`). To be
+/// called once.
 pub(crate) fn passed_socket() -> anyhow::Result<Option<OwnedFd>> {
     let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
-    // What was passed to a process above this one is not for us.
+    // Descriptors passed to a parent process are not for this one.
     if number("LISTEN_PID") != Some(std::process::id()) {
         return Ok(None);
     }
@@ -73,8 +72,8 @@ pub(crate) fn passed_socket() -> anyhow::Result<Option<OwnedFd>> {
     Ok(Some(unsafe { OwnedFd::from_raw_fd(FIRST_PASSED_FD) }))
 }
 
-/// Holds what was passed against what the gateway would have made itself: whoever may connect is
-/// taken for the operator.
+/// Checks that a passed socket is as the gateway would create it: everyone who can connect is the
+/// operator.
 fn check(passed: OwnedFd, configured: Option<&Path>) -> anyhow::Result<UnixListener> {
     let socket = SockRef::from(&passed);
     let address = socket.local_addr().context("what was passed is no socket")?;
@@ -110,8 +109,8 @@ fn check(passed: OwnedFd, configured: Option<&Path>) -> anyhow::Result<UnixListe
     Ok(UnixListener::from_std(listener)?)
 }
 
-/// Listens on the socket at `path`, which nobody else may open. One that an earlier process left is
-/// replaced; anything else is not.
+/// Listens on the socket at `path`, which no other user may open. A stale socket of an earlier
+/// process is replaced; other files are not.
 fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     let display = path.display();
     if let Ok(metadata) = fs::symlink_metadata(path) {
@@ -126,7 +125,7 @@ fn bind(path: &Path) -> anyhow::Result<UnixListener> {
         fs::remove_file(path)
             .with_context(|| format!("the old socket {display} cannot be removed"))?;
     }
-    // Bound under another name, so that it never stands there with other rights.
+    // Bound under another name, so that it never exists with wider permissions.
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}", std::process::id()));
     let unfinished = Path::new(&unfinished);
@@ -189,7 +188,7 @@ mod tests {
 
     #[test]
     fn socket_of_another_process_is_ignored() {
-        // Nothing is passed to a test.
+        // Nothing is passed to tests.
         assert!(passed_socket().expect("nothing is wrong").is_none());
     }
 }

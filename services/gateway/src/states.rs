@@ -1,5 +1,5 @@
-//! `StateService`: documents that clients keep. What they say is nobody's business here: it is
-//! stored, given back, and stands in no log.
+//! `StateService`: documents of clients. Their content is opaque: it is stored, returned, and never
+//! logged.
 
 mod watch;
 
@@ -127,13 +127,13 @@ impl StateService for Api {
     }
 }
 
-/// Whose documents a request is about.
+/// The owner of a request's documents; `None` if shared.
 fn owner(context: &CallerContext, shared: bool) -> Option<UserId> {
     (!shared).then(|| context.user())
 }
 
-/// Whose document a request changes, when the caller may; the audit trail is told which of the two
-/// it is.
+/// The owner of the document to change, if the caller may change it. The audit entry records
+/// whether it is shared.
 ///
 /// # Errors
 /// `PERMISSION_DENIED`.
@@ -142,14 +142,14 @@ fn writable_owner(context: &CallerContext, shared: bool) -> Result<Option<UserId
     if shared && context.caller().role < Role::Admin {
         let (needed, is) = (Role::Admin.as_str(), context.caller().role.as_str());
         return Err(Status::permission_denied(format!(
-            "what the organization shares is changed by those with the role `{needed}`; the caller is `{is}`"
+            "insufficient role to change shared documents: requires `{needed}`, the caller is `{is}`"
         )));
     }
     Ok(owner(context, shared))
 }
 
-/// Identifies a write. Of two members who write what is their own with the same key, neither is
-/// answered with what the other did.
+/// Identifies a write. Two members who write their own documents with the same key must not get
+/// each other's responses.
 fn write(
     context: &CallerContext,
     method: &'static str,
@@ -163,7 +163,7 @@ fn write(
     write
 }
 
-/// Tells all gateways that they look again for those who watch.
+/// Notifies the watches of all gateways.
 async fn publish_change(context: &CallerContext, written: &WriteOutcome<State>) {
     if let WriteOutcome::Applied { entity, .. } = written {
         let version = (entity.owner, entity.name.as_str(), entity.version);
@@ -171,7 +171,7 @@ async fn publish_change(context: &CallerContext, written: &WriteOutcome<State>) 
     }
 }
 
-/// A document as clients see it.
+/// The document for clients.
 fn show(state: &State) -> v1::State {
     v1::State {
         id: id(&state.name, state.version),
@@ -186,7 +186,7 @@ fn show(state: &State) -> v1::State {
     }
 }
 
-/// What a version of a document is called.
+/// The id of a version of a document.
 fn id(name: &str, version: i64) -> String {
     format!("{name}@{version}")
 }

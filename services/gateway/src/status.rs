@@ -1,6 +1,5 @@
-//! What clients are told when something goes wrong: one mapping from the store's errors to gRPC
-//! codes. Internals never leak: what is a defect is logged once, and the client sees only the
-//! number under which it stands in the log.
+//! Error responses: the mapping of store errors to gRPC codes. Internal details never leak: a
+//! defect is logged once, and the client sees only the incident number of the log entry.
 
 use std::{collections::HashMap, error::Error as StdError, time::Duration};
 
@@ -10,16 +9,16 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 use uuid::Uuid;
 
-/// The reasons of [`too_large`] and [`too_slow`], for programs.
+/// Machine-readable reasons of [`too_large`] and [`too_slow`].
 pub(crate) const TOO_LARGE: &str = "REQUEST_TOO_LARGE";
 pub(crate) const TOO_SLOW: &str = "REQUEST_TOO_SLOW";
 
-/// When a client may try again after something was away.
+/// Retry delay when a dependency is unavailable.
 const SHORT_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// When a client may try again after a queue was full.
+/// Retry delay when a limit is reached.
 const LONG_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// An error of the store.
+/// The status for an error of the store.
 pub(crate) fn from_store(error: Error) -> Status {
     let message = error.to_string();
     match error {
@@ -40,8 +39,7 @@ pub(crate) fn from_store(error: Error) -> Status {
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::NotQueued => {
-            let description =
-                "only a message that still waits for its turn can be changed or taken back";
+            let description = "only a queued message can be changed or deleted";
             let details = ErrorDetails::with_precondition_failure_violation(
                 "NOT_QUEUED",
                 "message",
@@ -64,7 +62,7 @@ pub(crate) fn from_store(error: Error) -> Status {
         }
         Error::TooManyParts { .. } => precondition("PARTS", "file", message),
         Error::NotInTranscript => {
-            let description = "only a message that the model still sees can be taken back to, sent anew or copied up to";
+            let description = "only a message that is not superseded or compacted can be rewound to, edited or forked from";
             let details = ErrorDetails::with_precondition_failure_violation(
                 "NOT_IN_TRANSCRIPT",
                 "message",
@@ -77,7 +75,7 @@ pub(crate) fn from_store(error: Error) -> Status {
                 ErrorDetails::with_precondition_failure_violation("DECIDED", "approval", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
-        // No method of the API sets money aside; whoever does is told in the task.
+        // No method of the API reserves money; tasks report this error.
         Error::Exhausted(_) => {
             let details = ErrorDetails::with_precondition_failure_violation(
                 "BUDGET_EXHAUSTED",
@@ -112,9 +110,9 @@ pub(crate) fn from_store(error: Error) -> Status {
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::InsufficientRole => Status::permission_denied(message),
-        Error::Conflict => Status::aborted(
-            "the entity has another revision: read it again, then repeat the change",
-        ),
+        Error::Conflict => {
+            Status::aborted("revision conflict: read the entity again, then repeat the change")
+        }
         Error::VersionMismatch { current } => {
             let details = ErrorDetails::with_precondition_failure_violation(
                 "VERSION",
@@ -129,7 +127,7 @@ pub(crate) fn from_store(error: Error) -> Status {
         }
         Error::IdempotencyMismatch => {
             let description =
-                "was used for a different request already; choose a new key for a new request";
+                "was already used for a different request; use a new key for a new request";
             let details = ErrorDetails::with_bad_request_violation("idempotency_key", description);
             Status::with_error_details(
                 Code::InvalidArgument,
@@ -143,13 +141,13 @@ pub(crate) fn from_store(error: Error) -> Status {
         | Error::TooManyOrganizations { .. } => exhausted(message),
         Error::Unavailable(source) => {
             tracing::debug!(error = chain(&*source), "the database is not available");
-            unavailable("the database is not available at the moment")
+            unavailable("the database is not available")
         }
         Error::Internal(_) => internal("the store failed", &error),
     }
 }
 
-/// An error of the store about what the client called `reference`.
+/// The status for an error of the store about `reference`, as the client named it.
 pub(crate) fn for_reference(reference: &str, error: Error) -> Status {
     match error {
         Error::NotFound { what } => {
@@ -161,14 +159,14 @@ pub(crate) fn for_reference(reference: &str, error: Error) -> Status {
     }
 }
 
-/// What stands in the way of a call, in words and in one for programs.
+/// A failed precondition, as text and as a code.
 pub(crate) fn precondition(kind: &str, subject: &str, message: impl Into<String>) -> Status {
     let message = message.into();
     let details = ErrorDetails::with_precondition_failure_violation(kind, subject, &message);
     Status::with_error_details(Code::FailedPrecondition, message, details)
 }
 
-/// Something the gateway needs is away; another try is welcome soon.
+/// A dependency is unavailable; the client may retry soon.
 pub(crate) fn unavailable(message: impl Into<String>) -> Status {
     Status::with_error_details(
         Code::Unavailable,
@@ -177,7 +175,7 @@ pub(crate) fn unavailable(message: impl Into<String>) -> Status {
     )
 }
 
-/// A limit is reached; another try is welcome later.
+/// A limit is reached; the client may retry later.
 pub(crate) fn exhausted(message: impl Into<String>) -> Status {
     Status::with_error_details(
         Code::ResourceExhausted,
@@ -186,40 +184,40 @@ pub(crate) fn exhausted(message: impl Into<String>) -> Status {
     )
 }
 
-/// A request has more bytes than are taken. REST calls it 413.
+/// A request is too large. REST responds with 413.
 pub(crate) fn too_large(limit: usize) -> Status {
     too_large_with_message(&format!("a request has at most {limit} bytes"))
 }
 
-/// The same in other words.
+/// [`too_large`] with another message.
 pub(crate) fn too_large_with_message(message: &str) -> Status {
     let details = ErrorDetails::with_error_info(TOO_LARGE, "construct", HashMap::new());
     Status::with_error_details(Code::ResourceExhausted, message, details)
 }
 
-/// A request's body does not come in time. REST calls it 408.
+/// A request body arrives too slowly. REST responds with 408.
 pub(crate) fn too_slow() -> Status {
     let details = ErrorDetails::with_error_info(TOO_SLOW, "construct", HashMap::new());
     Status::with_error_details(
         Code::DeadlineExceeded,
-        "the request's body comes too slowly",
+        "the request body arrives too slowly",
         details,
     )
 }
 
-/// The reason that a status gives for programs, if it gives one.
+/// The machine-readable reason of a status, if any.
 pub(crate) fn reason(status: &Status) -> Option<String> {
     status.get_error_details().error_info().map(|info| info.reason.clone())
 }
 
-/// A defect of ours.
+/// A defect of this service.
 pub(crate) fn internal(what: &str, error: &(dyn StdError + 'static)) -> Status {
     let incident = Uuid::now_v7();
     tracing::error!(%incident, error = chain(error), "{what}");
-    Status::internal(format!("internal error; the log tells more under {incident}"))
+    Status::internal(format!("internal error; see incident {incident} in the log"))
 }
 
-/// An error with all its causes.
+/// An error with its causes.
 pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
     Chain(error).to_string()
 }

@@ -1,4 +1,4 @@
-//! `TaskService`. It writes intents; what becomes of a task is the reconciler's decision.
+//! `TaskService`. It writes intents; the reconciler decides about tasks.
 
 use construct_domain::{
     AgentId, MessageId, TaskId,
@@ -29,8 +29,7 @@ use crate::{
     validate::{self, optional_id, requests},
 };
 
-/// What the model of a copied task is told that works in another directory than the task it was
-/// copied from.
+/// A notice for the model of a fork that works in another directory than its original.
 const ELSEWHERE: &str = "The conversation up to here is a copy of another one's. It goes on in another working directory: files \
                          that were made before are not there, unless somebody has put them there.";
 
@@ -71,7 +70,7 @@ impl TaskService for Api {
         };
         let written = resolver
             .finish(context.store().task_create(&write, new, render("task.created")).await)?;
-        // A new task awaits its first message: there is nothing to wake it for.
+        // A new task awaits its first message, so there is no wake.
         context.answer(written, no_wake, convert::task).await
     }
 
@@ -90,7 +89,7 @@ impl TaskService for Api {
         {
             match context.store().task_descendants(context.organization(), task).await {
                 Ok(below) => shown.below = Some(Box::new(convert::descendant_totals(&below))),
-                // Who asks for the task is told of the task.
+                // The task itself is returned in any case.
                 Err(error) => {
                     tracing::warn!(%task, error = chain(&error), "what is below a task cannot be read")
                 }
@@ -267,7 +266,7 @@ impl TaskService for Api {
         if let Some(parked) = parked {
             return Ok(Response::new(explain::quarantined(&task, parked)));
         }
-        // The model is named when it can be; the explanation doesn't depend on it.
+        // The model's name is optional in an explanation.
         let model = match context.store().agent_get(context.organization(), task.state.agent).await
         {
             Ok(agent) => Some(agent.model_name),

@@ -1,9 +1,8 @@
-//! TLS on the gateway's ports: certificates from files, read again when they change; and
-//! handshakes, bounded in time and number.
+//! TLS on the gateway's ports: certificates from files, reloaded when they change; and handshakes,
+//! limited in time and number.
 //!
-//! With a client CA, who has no certificate of it does not come in at all. What such a certificate
-//! says means nothing beyond that: who somebody is, is judged by their credentials
-//! (docs/identity.md).
+//! With a client CA, clients without a certificate of it are refused. Such a certificate means
+//! nothing beyond that: credentials identify callers (docs/identity.md).
 
 pub(crate) mod accept;
 pub(crate) mod stream;
@@ -26,11 +25,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Config;
 
-/// How often it is looked whether the files have changed. They are read, because what renews them
-/// may keep their times.
+/// How often the files are checked for changes. Their contents are compared, because a renewal may
+/// keep the file times.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where the certificates are.
+/// The paths of the certificates.
 #[derive(Debug, Clone)]
 struct Files {
     certificate: PathBuf,
@@ -38,24 +37,24 @@ struct Files {
     client_ca: Option<PathBuf>,
 }
 
-/// What the files hold.
+/// The contents of the files.
 struct Contents {
     certificate: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
 }
 
-/// What connections are secured with, for two kinds of ports.
+/// The TLS configurations of two kinds of ports.
 struct Configs {
-    /// HTTP/2 and HTTP/1.1, whichever a client wants.
+    /// Negotiates HTTP/2 or HTTP/1.1.
     web: Arc<ServerConfig>,
-    /// Lines, or a WebSocket: nothing is agreed on before.
+    /// For lines or a WebSocket, without negotiation.
     lines: Arc<ServerConfig>,
-    /// Of what it was made from.
+    /// The digest of the files.
     digest: [u8; 32],
 }
 
-/// The certificates, as they are at the moment. Clones are the same.
+/// The current certificates. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Tls {
     files: Files,
@@ -63,10 +62,10 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// None, when the gateway is to speak without.
+    /// Loads the certificates; `None` when TLS is not configured.
     ///
     /// # Errors
-    /// When the files cannot be read, or are not what they should be.
+    /// When the files cannot be read or are invalid.
     pub(crate) async fn new(config: &Config) -> anyhow::Result<Option<Self>> {
         let (Some(certificate), Some(key)) =
             (&config.gateway_tls_certificate, &config.gateway_tls_key)
@@ -89,9 +88,9 @@ impl Tls {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).lines)
     }
 
-    /// Looks again and again whether the files have changed. What is not complete or does not fit
-    /// together (the key is there and its certificate is not yet) is left until it does;
-    /// connections that are there go on as they are.
+    /// Reloads the files when they change. Incomplete or inconsistent files (a new key without its
+    /// certificate) are ignored until they are consistent. Existing connections keep their
+    /// configuration.
     pub(crate) async fn watch(self, draining: CancellationToken) {
         let mut last_error = None;
         loop {
@@ -100,15 +99,15 @@ impl Tls {
                 () = tokio::time::sleep(RELOAD_INTERVAL) => {}
             }
             match self.reload().await {
-                Ok(true) => tracing::info!("the certificate was read again"),
+                Ok(true) => tracing::info!("certificate reloaded"),
                 Ok(false) => {}
-                // Once for each reason.
+                // Once per reason.
                 Err(error) => {
                     let message = format!("{error:#}");
                     if last_error.as_ref() != Some(&message) {
                         tracing::warn!(
                             error = message,
-                            "the new certificate cannot be used; the one before stays"
+                            "the new certificate is invalid; the previous one is kept"
                         );
                     }
                     last_error = Some(message);
@@ -119,7 +118,7 @@ impl Tls {
         }
     }
 
-    /// Takes what the files hold. Gives whether it is something else than before.
+    /// Reloads the files. Returns whether they changed.
     pub(crate) async fn reload(&self) -> anyhow::Result<bool> {
         let contents = self.files.read().await?;
         if contents.digest() == self.current.read().unwrap_or_else(PoisonError::into_inner).digest {
@@ -163,7 +162,7 @@ impl Contents {
     fn configs(&self) -> anyhow::Result<Configs> {
         let chain = certificates(&self.certificate)
             .context("gateway_tls_certificate is no certificate in PEM")?;
-        // What is wrong with a key is not told: it might be quoted.
+        // An error of a key is not reported: it might quote the key.
         let key = PrivateKeyDer::from_pem_slice(&self.key)
             .map_err(|_| anyhow::anyhow!("gateway_tls_key is no private key in PEM"))?;
         let provider = Arc::new(ring::default_provider());
@@ -193,7 +192,7 @@ impl Contents {
     }
 }
 
-/// All certificates of a file, one at least.
+/// All certificates of a file, at least one.
 fn certificates(pem: &[u8]) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let all: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>()?;
     anyhow::ensure!(!all.is_empty(), "it holds none");

@@ -1,4 +1,4 @@
-//! `UsageService`: what an organization uses, and how much it may.
+//! `UsageService`: usage and quotas of organizations.
 
 use construct_domain::OrganizationId;
 use construct_proto::v1::{
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl Api {
-    /// What holds for an organization of which this was said.
+    /// The effective quota of an organization.
     fn quota(&self, quota: &Quota, used: Option<Counts>) -> v1::Quota {
         let (tier, holding) = self.quotas().of(quota.organization, Some(quota));
         v1::Quota {
@@ -81,8 +81,8 @@ fn to_row(row: &UsageRow) -> v1::UsageRow {
     usage_row
 }
 
-/// Whose quota the caller asks for. Another organization's is the operator's to see; to others it
-/// is as if it were not there.
+/// The organization of a quota request. Only the operator sees other organizations; for others they
+/// do not exist.
 fn quota_organization(
     context: &CallerContext,
     named: Option<OrganizationId>,
@@ -133,7 +133,7 @@ impl UsageService for Api {
         if organization == OrganizationId::LOCAL
             && [holding.requests_per_minute, holding.key_requests_per_minute].contains(&Some(0))
         {
-            let message = "the operator's organization must be left some requests: without any, nobody could give it more";
+            let message = "the operator's organization needs some requests: without any, nobody could raise its quota";
             return Err(Status::invalid_argument(message));
         }
         context.touch(&organization.to_string());
@@ -148,7 +148,7 @@ impl UsageService for Api {
             written.map_err(|error| status::for_reference(&request.organization, error))?;
         if let WriteOutcome::Applied { entity, .. } = &written {
             self.quotas().changed(entity);
-            tracing::info!(%organization, by = context.name(), "a quota was changed");
+            tracing::info!(%organization, by = context.name(), "quota changed");
         }
         context.answer(written, no_wake, |quota| self.quota(quota, None)).await
     }

@@ -1,5 +1,4 @@
-//! What all watches have in common: what they tell is read from rows, and the mesh only says when
-//! to look.
+//! Shared by all watches: events come from rows; the mesh only signals when to read.
 
 use std::{fmt::Display, future::Future, sync::Arc};
 
@@ -12,18 +11,18 @@ use crate::{
     status, subscribe,
 };
 
-/// What one client is told.
+/// The events for one client.
 pub(crate) type Events<E> = BoxStream<'static, Result<E, Status>>;
 
-/// A client that is told something.
+/// The channel to a client.
 pub(crate) type Client<E> = mpsc::Sender<Result<E, Status>>;
 
-/// Begins a watch of this name, which takes a place of the organization's subscriptions. `listen`
-/// hears when to look, `follow` looks and tells the client, of whom `buffer` events are on their
-/// way, until the client is gone or there is nothing more to tell.
+/// Begins a watch. It uses a subscription permit of the organization. `listen` subscribes to the
+/// signals; `follow` reads rows and sends events to the client, with a buffer of `buffer` events,
+/// until the client is gone or nothing will follow.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED` when the organization has no place left.
+/// `RESOURCE_EXHAUSTED` when the organization has too many subscriptions.
 pub(crate) async fn begin<E, N, X, F>(
     (api, context): (&Api, &CallerContext),
     (name, buffer): (&'static str, usize),
@@ -38,11 +37,11 @@ where
 {
     let permit = api.acquire_subscription_permit(context.organization())?;
     let backend = Arc::clone(&context.backend);
-    // Listening begins before the first read, so that nothing is waited for that has happened.
+    // Subscribes before the first read, so that no change is missed.
     let news = match listen.await {
         Ok(news) => news,
         Err(error) => {
-            tracing::debug!(%error, name, "something is watched without the mesh");
+            tracing::debug!(%error, name, "watching without signals of the mesh");
             stream::pending().boxed()
         }
     };
@@ -57,7 +56,7 @@ where
                 let message = "the gateway is stopping: connect again with the cursor of the last event";
                 _ = sender.send(Err(status::unavailable(message))).await;
             }
-            // Who connects again is judged again.
+            // A client that reconnects is authenticated again.
             () = subscribe::until_it_ends(&store, &caller) => {}
             () = sender.closed() => {}
             ended = following => {

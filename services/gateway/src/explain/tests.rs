@@ -283,7 +283,7 @@ fn reconcile_failure_is_explained_in_every_state() {
             .to_owned(),
         next: Some(convert::time(LATER)),
     };
-    let error = failed.error.clone();
+    let error = failures.error.clone();
     let mesh = MeshStatus {
         report: ReconcilerReport { failures: Some(failures), ..ReconcilerReport::default() },
         ..MeshStatus::default()
