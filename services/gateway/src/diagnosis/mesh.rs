@@ -12,7 +12,7 @@ use construct_proto::v1::WorkerLoad;
 use futures::future;
 
 use super::{
-    Findings, PATIENCE,
+    CHECK_TIMEOUT, Findings,
     database::{millis, to_seconds},
 };
 use crate::status::chain;
@@ -26,7 +26,7 @@ const INSPECT_RETRY_DELAY: Duration = Duration::from_millis(250);
 /// Checks the server and the streams.
 pub(super) async fn check(bus: &Bus) -> Findings {
     let mut findings = Findings::default();
-    let states = match bus.round_trip(PATIENCE).await {
+    let states = match bus.round_trip(CHECK_TIMEOUT).await {
         Ok(took) => {
             findings
                 .ok("nats", format!("NATS {} answers in {}", bus.server_version(), millis(took)));
