@@ -1,9 +1,9 @@
-//! Running a shell command for a script: confined, bounded, and gone when it is over.
+//! Running shell commands for scripts, confined and bounded.
 //!
-//! A command runs under bubblewrap in namespaces of its own (see `command/bubblewrap.rs`). Where
-//! the host cannot do that, the operator's policy decides: refuse, or run it as a plain process
-//! group. What holds in both cases: the environment is not inherited, output is bounded, and at the
-//! end, by whatever cause, every process of the command is killed.
+//! A command runs under bubblewrap in its own namespaces (see `command/bubblewrap.rs`). If the host
+//! does not support that, the operator's policy decides: refuse the command, or run it as a plain
+//! process group. In both cases the environment is not inherited, output is bounded, and every
+//! process of the command is killed at the end, whatever its cause.
 
 mod bubblewrap;
 mod capture;
@@ -28,7 +28,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use capture::Capture;
-pub(crate) use capture::{Captured, HALF as OUTPUT_HALF};
+pub(crate) use capture::{CapturedOutput, HALF_BYTES as OUTPUT_HALF_BYTES};
 pub use limits::CommandLimits;
 use processes::Limit;
 
@@ -36,57 +36,56 @@ use crate::confine;
 use crate::scrub::Scrubber;
 use crate::workspace::{PathError, RelativePath, Workspace};
 
-/// How long the pipes of a killed command are read to their end; a process that escaped may hold
-/// them open.
-const DRAIN: Duration = Duration::from_secs(2);
+/// Time limit for reading the rest of the pipes of a command; a process that escaped may hold them
+/// open.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many commands of all tasks together run at the same time; more wait.
-const MAX_RUNNING: usize = 64;
+/// Maximum concurrent commands of all tasks; more wait.
+const MAX_CONCURRENT_COMMANDS: usize = 64;
 
-/// What bubblewrap says when it could not set up the sandbox, before anything ran.
+/// The prefix of bubblewrap's errors when it failed to set up the sandbox and nothing ran.
 const SANDBOX_FAILURE: &str = "bwrap: ";
 
-/// Where programs are looked for when the policy adds nothing.
+/// The search path for programs when the policy adds nothing.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What to do where no operating-system sandbox works.
+/// What to do on a host without a working operating-system sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confinement {
     /// Refuse commands.
     #[default]
     RequireSandbox,
-    /// The operator accepts that commands then run with the rights of the service: its files, its
-    /// network. Only the environment is cleared, and time, output, processes and memory are
-    /// bounded.
+    /// Run commands with the rights of the service: its files, its network. Only the environment is
+    /// cleared, and time, output, processes and memory are bounded.
     AllowUnconfined,
 }
 
-/// What commands of a task may do. The default grants nothing beyond the workspace and the system's
-/// programs.
+/// Permissions of a task's commands. The default grants nothing beyond the workspace and the
+/// system's programs.
 #[derive(Clone, Debug, Default)]
 pub struct CommandPolicy {
-    /// What to do where no sandbox works.
+    /// What to do without a working sandbox.
     pub confinement: Confinement,
-    /// Commands share the network of the service, its loopback included. Off by default.
+    /// Commands share the network of the service, including its loopback. Off by default.
     pub network: bool,
-    /// Commands without the network may use TCP among themselves. Off by default; makes a
-    /// difference where Landlock is used.
+    /// Commands without network access may use TCP on their own loopback. Off by default; only
+    /// relevant with Landlock.
     pub loopback: bool,
-    /// Files and directories of the service itself: its cache where that is not in its data
-    /// directory (which is always hidden), the files with its keys. No workspace may lie in them.
-    /// Where they lie in a workspace, neither tools nor confined commands see them. What is made or
-    /// replaced later is hidden from workspaces opened after that.
+    /// Files and directories of the service itself: its cache if that is not in its data directory
+    /// (which is always hidden), and its key files. No workspace may be inside of them. If they are
+    /// inside of a workspace, neither tools nor confined commands see them. Files that are created
+    /// or replaced later are hidden from workspaces opened after that.
     pub hidden_paths: Vec<PathBuf>,
-    /// Further host paths commands may read, for example a tool chain. Absolute; missing ones are
-    /// skipped.
+    /// Additional host paths that commands may read, for example a tool chain. They are absolute;
+    /// missing ones are skipped.
     pub read_only_paths: Vec<PathBuf>,
-    /// Directories searched for programs before the system's own.
+    /// Directories that are searched for programs before the system's.
     pub search_path: Vec<PathBuf>,
-    /// What one command may use.
+    /// Resource limits of one command.
     pub limits: CommandLimits,
 }
 
-/// Whether and how this host confines commands. Found out once at start; cloning is cheap.
+/// Whether and how this host confines commands. Detected once at start; cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct CommandSandbox {
     kind: Arc<Kind>,
@@ -104,15 +103,15 @@ enum Kind {
 pub(crate) struct Request {
     /// Shell script text.
     pub(crate) script: String,
-    /// Where it starts.
+    /// Working directory.
     pub(crate) directory: RelativePath,
-    /// Variables beside the fixed ones.
+    /// Variables in addition to the fixed ones.
     pub(crate) environment: BTreeMap<String, String>,
-    /// What it reads; nothing when empty.
+    /// Standard input.
     pub(crate) stdin: Vec<u8>,
     /// Wall time after which it is killed.
     pub(crate) timeout: Duration,
-    /// Takes the secrets that it gets out of what it prints.
+    /// Removes the secrets it receives from its output.
     pub(crate) scrubber: Arc<Scrubber>,
 }
 
@@ -126,76 +125,77 @@ impl fmt::Debug for Request {
     }
 }
 
-/// How a command ended that did start.
+/// The outcome of a command that was started.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// Exit status in the shell's convention, 128 + n for signal n; none when the service killed
+    /// Exit status in the shell's convention, 128 + n for signal n; `None` if the service killed
     /// it.
     pub(crate) exit_code: Option<i32>,
     /// The signal that ended it, by name.
     pub(crate) signal: Option<&'static str>,
-    /// It ran into its timeout.
+    /// Whether it reached its timeout.
     pub(crate) timed_out: bool,
-    /// It was killed for using too much of this.
+    /// The limit that it exceeded and was killed for.
     pub(crate) limit_exceeded: Option<&'static str>,
-    /// What it wrote to standard output.
-    pub(crate) stdout: Captured,
-    /// What it wrote to standard error.
-    pub(crate) stderr: Captured,
+    /// Its standard output.
+    pub(crate) stdout: CapturedOutput,
+    /// Its standard error.
+    pub(crate) stderr: CapturedOutput,
     /// How long it ran.
     pub(crate) duration: Duration,
 }
 
-/// Why a command did not run, or was not let finish.
+/// The reason why a command did not run or did not finish.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
-    /// There is no sandbox, and the policy wants one. Nothing ran.
-    #[error("commands are refused because no operating-system sandbox works here: {reason}")]
+    /// There is no sandbox, but the policy requires one. Nothing ran.
+    #[error("commands are not available: no working operating-system sandbox: {reason}")]
     NoSandbox {
-        /// What was found out at start.
+        /// The reason from the detection at start.
         reason: String,
     },
     /// The directory cannot be used. Nothing ran.
     #[error(transparent)]
     Directory(#[from] PathError),
     /// The process could not be started. Nothing ran.
-    #[error("the command could not be started")]
+    #[error("failed to start the command")]
     Start(#[source] io::Error),
     /// The sandbox could not be set up. Nothing ran.
-    #[error("the sandbox could not be set up, and the command did not run: {message}")]
+    #[error("failed to set up the sandbox, the command did not run: {message}")]
     Setup {
-        /// What bubblewrap said.
+        /// The error message of bubblewrap.
         message: String,
     },
-    /// The call was cancelled; whatever ran was killed.
-    #[error("the command was cancelled and killed")]
+    /// The call was canceled; the command was killed.
+    #[error("the command was canceled and killed")]
     Cancelled,
 }
 
 impl CommandSandbox {
-    /// Finds out, by running them, whether bubblewrap works on this host, and Landlock inside.
-    /// `program` is the interpreter's own, which does the latter (see [`crate::confine`]).
+    /// Detects whether bubblewrap works on this host, and Landlock inside of it, by running them.
+    /// `program` is the interpreter's own executable, which applies Landlock (see
+    /// [`crate::confine`]).
     pub async fn detect(program: &Path) -> Self {
         if rustix::process::geteuid().is_root() {
             tracing::warn!(
-                "the interpreter runs as root, and so do confined commands as far as the kernel is concerned: they can \
-                 change the mode of /dev/null and its like; run it as a user of its own"
+                "the interpreter runs as root, and so do confined commands from the kernel's point of view: they can \
+                 change the mode of shared devices such as /dev/null; run it as a separate user"
             );
         }
         Self::new(match bubblewrap::Bubblewrap::detect(program).await {
-            Ok(found) => Kind::Bubblewrap(found),
+            Ok(found) => Kind::Bubblewrap(bubblewrap),
             Err(reason) => Kind::Unavailable(reason),
         })
     }
 
-    /// A host without a sandbox, for the reason given.
+    /// A host without a sandbox, with the reason.
     #[must_use]
     pub fn unavailable(reason: impl Into<String>) -> Self {
         Self::new(Kind::Unavailable(reason.into()))
     }
 
     fn new(kind: Kind) -> Self {
-        Self { kind: Arc::new(kind), running: Arc::new(Semaphore::new(MAX_RUNNING)) }
+        Self { kind: Arc::new(kind), running: Arc::new(Semaphore::new(MAX_CONCURRENT_COMMANDS)) }
     }
 
     /// Whether commands can be confined.
@@ -204,11 +204,11 @@ impl CommandSandbox {
         matches!(*self.kind, Kind::Bubblewrap(_))
     }
 
-    /// One sentence for the log at start.
+    /// Describes the sandbox, for the log at start.
     #[must_use]
     pub fn describe(&self) -> String {
         match &*self.kind {
-            Kind::Bubblewrap(found) => format!("commands are confined by {found}"),
+            Kind::Bubblewrap(bubblewrap) => format!("commands are confined by {bubblewrap}"),
             Kind::Unavailable(reason) => format!("commands cannot be confined: {reason}"),
         }
     }
@@ -225,7 +225,7 @@ impl CommandSandbox {
             permit = self.running.acquire() => permit.map_err(|_| CommandError::Cancelled)?,
             () = cancel.cancelled() => return Err(CommandError::Cancelled),
         };
-        let Prepared { command, mark } = self.prepare(workspace, policy, &request)?;
+        let PreparedCommand { command, mark } = self.prepare(workspace, policy, &request)?;
         let sandboxed = mark.is_none();
         if cancel.is_cancelled() {
             return Err(CommandError::Cancelled);
@@ -233,51 +233,53 @@ impl CommandSandbox {
         let started = Instant::now();
         let (spawned_group, spawned) =
             spawn::spawn(command, mark).await.map_err(CommandError::Start)?;
-        // In this order, so that the group is dropped first: it finds what the child has started
-        // while the child lives.
+        // In this order, so that the group is dropped before the child: it can only find the
+        // child's descendants while the child lives.
         let (mut child, group) = (spawned, spawned_group);
         let stdout = Capture::start(child.stdout.take(), Arc::clone(&request.scrubber));
         let stderr = Capture::start(child.stderr.take(), Arc::clone(&request.scrubber));
         let feeding = feed(&mut child, request.stdin);
 
         let ended = tokio::select! {
-            status = child.wait() => Ended::Exited(status.map_err(CommandError::Start)?),
-            () = tokio::time::sleep(request.timeout) => Ended::TimedOut,
-            limit = group.watch(&policy.limits) => Ended::Limit(limit),
-            () = cancel.cancelled() => Ended::Cancelled,
+            status = child.wait() => EndCause::Exited(status.map_err(CommandError::Start)?),
+            () = tokio::time::sleep(request.timeout) => EndCause::TimedOut,
+            limit = group.watch(&policy.limits) => EndCause::Limit(limit),
+            () = cancel.cancelled() => EndCause::Cancelled,
         };
         let duration = started.elapsed();
-        if sandboxed && matches!(ended, Ended::Exited(_)) {
-            // The namespace ends with its first process, and everything in it.
-            group.is_gone();
+        if sandboxed && matches!(ended, EndCause::Exited(_)) {
+            // The namespace ends with its first process, and so does everything in it.
+            group.mark_dead();
         } else {
-            // Also after a normal end: what the command left in the background ends with it.
+            // Also after a normal end, to kill the command's background processes.
             group.kill().await;
         }
         feeding.abort();
-        if !matches!(ended, Ended::Exited(_)) {
-            // Reaps the killed process; if the kernel cannot end it in time, the runtime reaps it
+        if !matches!(ended, EndCause::Exited(_)) {
+            // Reaps the killed process; if the kernel is slow to end it, the runtime reaps it
             // later.
-            drop(tokio::time::timeout(DRAIN, child.wait()).await);
+            drop(tokio::time::timeout(DRAIN_TIMEOUT, child.wait()).await);
         }
-        if matches!(ended, Ended::Cancelled) {
+        if matches!(ended, EndCause::Cancelled) {
             return Err(CommandError::Cancelled);
         }
-        // Whatever ends a command from outside may end it between two parts of what it writes.
-        let complete = matches!(&ended, Ended::Exited(status) if signal_name(exit_code(*status) - 128).is_none());
-        let (stdout, stderr) =
-            tokio::join!(stdout.finish(DRAIN, complete), stderr.finish(DRAIN, complete));
+        // A command ended from outside may have been in the middle of its output.
+        let complete = matches!(&ended, EndCause::Exited(status) if signal_name(exit_code(*status) - 128).is_none());
+        let (stdout, stderr) = tokio::join!(
+            stdout.finish(DRAIN_TIMEOUT, complete),
+            stderr.finish(DRAIN_TIMEOUT, complete)
+        );
         let mut outcome = Outcome {
             exit_code: None,
             signal: None,
-            timed_out: matches!(ended, Ended::TimedOut),
+            timed_out: matches!(ended, EndCause::TimedOut),
             limit_exceeded: None,
             stdout,
             stderr,
             duration,
         };
         match ended {
-            Ended::Exited(status) => {
+            EndCause::Exited(status) => {
                 let code = exit_code(status);
                 if sandboxed
                     && is_setup_failure(code, &outcome.stderr.text)
@@ -290,11 +292,11 @@ impl CommandSandbox {
                 outcome.exit_code = Some(code);
                 outcome.signal = signal_name(code - 128);
             }
-            Ended::Limit(limit) => {
+            EndCause::Limit(limit) => {
                 outcome.limit_exceeded = Some(limit.name());
                 outcome.signal = Some("SIGKILL");
             }
-            Ended::TimedOut | Ended::Cancelled => outcome.signal = Some("SIGKILL"),
+            EndCause::TimedOut | EndCause::Cancelled => outcome.signal = Some("SIGKILL"),
         }
         Ok(outcome)
     }
@@ -304,18 +306,19 @@ impl CommandSandbox {
         workspace: &Workspace,
         policy: &CommandPolicy,
         request: &Request,
-    ) -> Result<Prepared, CommandError> {
-        // Opening it says in good words what is wrong, and pins the directory for a command without
-        // a sandbox.
+    ) -> Result<PreparedCommand, CommandError> {
+        // Opening the directory gives a good error message, and pins it for a command without a
+        // sandbox.
         let directory = workspace.open_directory(&request.directory)?;
         let mut environment = environment(policy, &request.environment);
         match &*self.kind {
-            Kind::Bubblewrap(found) => {
-                let place = bubblewrap::Place { workspace, start: &request.directory };
-                let command = found
-                    .command(Some(&place), policy, &environment, &request.script)
+            Kind::Bubblewrap(bubblewrap) => {
+                let location =
+                    bubblewrap::WorkingDirectory { workspace, start: &request.directory };
+                let command = bubblewrap
+                    .command(Some(&location), policy, &environment, &request.script)
                     .map_err(CommandError::Start)?;
-                Ok(Prepared { command, mark: None })
+                Ok(PreparedCommand { command, mark: None })
             }
             Kind::Unavailable(reason) => match policy.confinement {
                 Confinement::RequireSandbox => {
@@ -325,7 +328,7 @@ impl CommandSandbox {
                     let mark = uuid::Uuid::now_v7().simple().to_string();
                     environment.insert(processes::MARK.to_owned(), mark.clone());
                     let command = unconfined(directory, policy, &environment, &request.script);
-                    Ok(Prepared { command, mark: Some(mark) })
+                    Ok(PreparedCommand { command, mark: Some(mark) })
                 }
             },
         }
@@ -333,24 +336,24 @@ impl CommandSandbox {
 }
 
 /// A command ready to start.
-struct Prepared {
+struct PreparedCommand {
     command: Command,
-    /// The value of [`processes::MARK`], when there is no sandbox.
+    /// The value of [`processes::MARK`] for a command without a sandbox.
     mark: Option<String>,
 }
 
-enum Ended {
+enum EndCause {
     Exited(ExitStatus),
     TimedOut,
     Limit(Limit),
     Cancelled,
 }
 
-/// The whole environment of a command: nothing is inherited from the service, whose environment
-/// holds keys.
+/// The environment of a command. Nothing is inherited from the service, whose environment contains
+/// keys.
 pub(crate) fn environment(
     policy: &CommandPolicy,
-    wanted: &BTreeMap<String, String>,
+    additional: &BTreeMap<String, String>,
 ) -> BTreeMap<String, String> {
     let mut path: Vec<String> =
         policy.search_path.iter().map(|entry| entry.to_string_lossy().into_owned()).collect();
@@ -366,11 +369,11 @@ pub(crate) fn environment(
     ];
     let mut environment: BTreeMap<String, String> =
         fixed.map(|(name, value)| (name.to_owned(), value)).into();
-    environment.extend(wanted.iter().map(|(name, value)| (name.clone(), value.clone())));
+    environment.extend(additional.iter().map(|(name, value)| (name.clone(), value.clone())));
     environment
 }
 
-/// The shell: bash where there is one, because models write for it.
+/// The shell: bash if it is installed, because models write for it.
 fn shell() -> &'static str {
     if Path::new("/bin/bash").exists() { "/bin/bash" } else { "/bin/sh" }
 }
@@ -395,24 +398,24 @@ fn feed(child: &mut Child, input: Vec<u8>) -> tokio::task::JoinHandle<()> {
     let stdin = child.stdin.take();
     tokio::spawn(async move {
         if let Some(mut stdin) = stdin {
-            // A command that does not read all of its input is no failure.
+            // A command may end without reading all of its input.
             drop(stdin.write_all(&input).await);
         }
     })
 }
 
-/// Whether bubblewrap, or what it runs in front of the command, says that the command was not
-/// begun.
-fn is_setup_failure(code: i32, said: &str) -> bool {
-    (code == 1 && said.starts_with(SANDBOX_FAILURE))
-        || (code == i32::from(confine::FAILURE_STATUS) && said.starts_with(confine::FAILURE))
+/// Whether bubblewrap, or the program that applies Landlock, reports that the command was not
+/// started.
+fn is_setup_failure(code: i32, stderr: &str) -> bool {
+    (code == 1 && stderr.starts_with(SANDBOX_FAILURE))
+        || (code == i32::from(confine::FAILURE_STATUS) && stderr.starts_with(confine::FAILURE))
 }
 
 fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// The name of a signal that ends processes.
+/// The name of a signal that terminates processes.
 fn signal_name(number: i32) -> Option<&'static str> {
     Some(match number {
         1 => "SIGHUP",

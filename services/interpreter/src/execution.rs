@@ -1,4 +1,5 @@
-//! One command: the scripts of one assistant message, run in order, journaled, and reported.
+//! Executes one command: runs the scripts of one assistant message in order, journals their calls,
+//! and publishes the result.
 
 use std::{
     pin::pin,
@@ -27,7 +28,7 @@ use tracing::Instrument as _;
 
 use crate::{
     host::{Broken, Kept, ScriptHost, Shared, past_calls},
-    journal::{Journal, NotWritten, Taken, Taker},
+    journal::{Journal, NotWritten, Takeover, TakeoverRequest},
     metrics,
     policy::Policies,
     report,
@@ -38,30 +39,30 @@ use crate::{
     workspaces::Workspaces,
 };
 
-/// Why the scripts after one that cannot be continued are not run.
-const STUCK: &str = "a script before it could not be continued";
+/// Why the scripts after one that cannot continue are not run.
+const PREVIOUS_NOT_CONTINUED: &str = "a script before it could not be continued";
 
-/// What is known of a script that waits for people or subtasks, should it never be gone on with.
-const WAITED: &str = "cancelled while waiting for an approval";
-const AWAITED: &str = "cancelled while waiting for subtasks";
+/// Reports of a script that waits for people or subtasks, in case it is never resumed.
+const CANCELED_AWAITING_APPROVAL: &str = "canceled while waiting for an approval";
+const CANCELED_AWAITING_SUBTASKS: &str = "canceled while waiting for subtasks";
 
-/// Why scripts are not continued that may have run.
-const GONE: &str = "NATS has lost the record of its calls";
+/// Why scripts that may have run are not continued.
+const JOURNAL_LOST: &str = "NATS has lost the record of its calls";
 
-/// Why scripts are not continued that have used files which are not here.
-const ELSEWHERE: &str = "they were interrupted and cannot be continued, because the files that they had lie on another storage than that of the machine \
-                         which went on; look at what files there are before you do anything again";
+/// Why scripts that used files of another storage are not continued.
+const FILES_ELSEWHERE: &str = "they were interrupted and cannot be continued, because their files are on another storage than that of the \
+                               machine that took over; check which files exist before you repeat anything";
 
-/// A note of a script whose last writes take too long.
-const STILL_WRITING: &str = "a call that had not ended when the script ended was still writing to the workspace; look at what it wrote before it is used";
+/// A note for a script whose last writes take too long.
+const STILL_WRITING: &str = "a call that had not ended when the script ended was still writing to the workspace; check what it wrote before you use it";
 
-/// How long scripts that were told to stop wait for their last entry.
-const LAST_WORD: Duration = Duration::from_millis(100);
+/// How long canceled scripts wait for their last journal entry.
+const STOP_ENTRY_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Pause before the mesh is tried again.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Delay before a result is published again.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// What executions work with.
+/// The shared resources of all executions.
 #[derive(Debug)]
 pub(crate) struct Executor {
     pub(crate) bus: Bus,
@@ -69,44 +70,46 @@ pub(crate) struct Executor {
     pub(crate) table: ToolTable,
     pub(crate) workspaces: Workspaces,
     pub(crate) tiers: Tiers,
-    /// Open the secrets that commands carry.
+    /// Keys that open the secrets in commands.
     pub(crate) secrets_keys: Option<MasterKeys>,
-    /// Where models are reached, and the client for it; none: nowhere.
+    /// URL and client of the model proxy, if there is one.
     pub(crate) llm: Option<(String, reqwest::Client)>,
-    /// What people have uploaded.
+    /// Files that users uploaded.
     pub(crate) files: files::Store,
     pub(crate) running: Running,
-    /// Cancelled when the service is to stop.
+    /// Canceled when the service drains.
     pub(crate) draining: CancellationToken,
-    /// What still runs so long after that is handed back: another process continues it from the
-    /// journal.
-    pub(crate) patience: Duration,
+    /// Executions that still run this long after draining began are handed back; another process
+    /// continues them from the journal.
+    pub(crate) drain_timeout: Duration,
 }
 
-/// What became of a command.
-enum End {
-    /// To be reported.
+/// How an execution ended.
+enum ExecutionEnd {
+    /// Publish this outcome.
     Outcome(step_result::Outcome),
-    /// The mesh is away, or the service stops: nothing is said, and the command is delivered again.
+    /// The mesh is unavailable or the service stops. Publish nothing, so that the command is
+    /// delivered again.
     HandBack(String),
-    /// Another process is at it. Nothing is said or settled: that would be said in its name.
+    /// Another process runs the execution. Publish and settle nothing: that would be in the other
+    /// process's name.
     Fenced,
-    /// It is over already.
-    Over,
+    /// The execution is already over.
+    Obsolete,
 }
 
-/// The scripts of one command, taken over.
+/// The scripts of one command, after takeover.
 struct Run<'a> {
     command: &'a CodeExecute,
     step: &'a StepRef,
     delivery: u32,
     toolbox: &'a Toolbox,
     journal: &'a Journal,
-    running: &'a crate::running::Entry<'a>,
+    running: &'a crate::running::RunningStep<'a>,
 }
 
 impl Executor {
-    /// Carries a command out, reports, and only then acknowledges.
+    /// Executes a command, publishes its result, and only then acknowledges.
     pub(crate) async fn execute(&self, delivery: Delivery<CodeExecute>) {
         let span = tracing::info_span!(
             "interpreter.step.execute",
@@ -116,26 +119,26 @@ impl Executor {
             construct.delivery = delivery.delivery,
         );
         delivery.receipt.continue_trace(&span);
-        self.carry_out(delivery).instrument(span).await;
+        self.execute_in_span(delivery).instrument(span).await;
     }
 
-    async fn carry_out(&self, delivery: Delivery<CodeExecute>) {
+    async fn execute_in_span(&self, delivery: Delivery<CodeExecute>) {
         let Delivery { message: command, task, delivery, receipt, .. } = delivery;
         let keep_alive = receipt.keep_alive();
         let end = self.run(&command, delivery).await;
         let outcome = match end {
-            End::Outcome(outcome) => outcome,
-            End::HandBack(reason) => {
-                tracing::warn!(reason, "the execution is handed back");
+            ExecutionEnd::Outcome(outcome) => outcome,
+            ExecutionEnd::HandBack(reason) => {
+                tracing::warn!(reason, "handing the execution back");
                 drop(keep_alive);
                 return receipt.nak(Duration::from_secs(1)).await;
             }
-            End::Fenced => {
-                tracing::warn!("another process has taken the execution over");
+            ExecutionEnd::Fenced => {
+                tracing::warn!("another process has taken over the execution");
                 return;
             }
-            End::Over => {
-                tracing::info!("nobody waits for these scripts any more; their command is dropped");
+            ExecutionEnd::Obsolete => {
+                tracing::info!("nothing waits for these scripts any more; dropping their command");
                 return receipt.ack().await;
             }
         };
@@ -148,14 +151,14 @@ impl Executor {
         if self.publish(task, result).await {
             receipt.ack().await;
         } else {
-            // The journal answers every call when the command comes again.
+            // The journal answers every call when the command is delivered again.
             drop(keep_alive);
             receipt.nak(Duration::from_secs(1)).await;
         }
     }
 
-    /// Publishes the result, for as long as it takes: nobody else has it. False when the service
-    /// stops before.
+    /// Publishes the result. Retries without limit, because no other process has it. Returns false
+    /// if the service stops first.
     async fn publish(&self, task: TaskId, mut result: StepResult) -> bool {
         let address = subject::TaskResult::new(task);
         loop {
@@ -164,17 +167,17 @@ impl Executor {
                 Err(error) => error,
             };
             if error.is_retryable() {
-                tracing::warn!(%error, "the result cannot be published yet");
+                tracing::warn!(%error, "publishing the result failed; retrying");
                 tokio::select! {
-                    () = self.out_of_patience() => return false,
-                    () = tokio::time::sleep(PAUSE) => {}
+                    () = self.drain_timed_out() => return false,
+                    () = tokio::time::sleep(RETRY_DELAY) => {}
                 }
             } else if matches!(result.outcome, Some(step_result::Outcome::Failed(_))) {
-                // Not even that the step failed can be told. Its deadline will end it.
-                tracing::error!(%error, "the result cannot be published");
+                // Even the failure cannot be published. The step's deadline will end it.
+                tracing::error!(%error, "publishing the result failed");
                 return true;
             } else {
-                let message = format!("what became of the scripts cannot be passed on: {error}");
+                let message = format!("the result of the scripts cannot be published: {error}");
                 let failure =
                     Failure { class: FailureClass::Internal.into(), message, ..Failure::default() };
                 result.outcome = Some(step_result::Outcome::Failed(failure));
@@ -182,15 +185,15 @@ impl Executor {
         }
     }
 
-    /// Waits until the service has been told to stop and given its scripts their time.
-    async fn out_of_patience(&self) {
+    /// Waits until the service drains and the drain timeout is over.
+    async fn drain_timed_out(&self) {
         self.draining.cancelled().await;
-        tokio::time::sleep(self.patience).await;
+        tokio::time::sleep(self.drain_timeout).await;
     }
 
-    async fn run(&self, command: &CodeExecute, delivery: u32) -> End {
+    async fn run(&self, command: &CodeExecute, delivery: u32) -> ExecutionEnd {
         let failed = |class: FailureClass, message: String| {
-            End::Outcome(step_result::Outcome::Failed(Failure {
+            ExecutionEnd::Outcome(step_result::Outcome::Failed(Failure {
                 class: class.into(),
                 message,
                 ..Failure::default()
@@ -201,60 +204,68 @@ impl Executor {
             .as_ref()
             .and_then(|step| Some((step, step.step_id.parse::<StepId>().ok()?)))
         else {
-            return failed(FailureClass::Internal, "the command names no step".to_owned());
+            return failed(FailureClass::Internal, "the command has no valid step id".to_owned());
         };
-        let running = self.running.enter(id);
+        let running = self.running.register(id);
         let cancel = running.token().child_token();
-        // First of all: whatever is said below, it is said with what an earlier process has done.
-        let fresh = opened(delivery, step.round, self.workspaces.storage(&command.workspace));
-        let taker = Taker { fresh, again: command.again || delivery > 1, stop: cancel.clone() };
-        let tier = self.tiers.of(&command.compute);
-        // Beside it: whosever the scripts turn out to be, to open their workspace changes nothing
-        // that is in it. It is waited for only to run them.
+        // First: every outcome below must include what an earlier process has done.
+        let opening =
+            new_opening(delivery, step.round, self.workspaces.storage(&command.workspace));
+        let request = TakeoverRequest {
+            opening,
+            may_have_run: command.again || delivery > 1,
+            stop: cancel.clone(),
+        };
+        let tier = self.tiers.for_pool(&command.compute);
+        // The workspace opens concurrently. Opening it changes nothing inside, whichever process
+        // gets the execution. Only running the scripts waits for it.
         let workspace =
             pin!(self.workspaces.open(&command.workspace, &step.task_id, &tier.commands));
         let (journal, workspace) =
-            match select(pin!(Journal::open(&self.bus, id, taker)), workspace).await {
+            match select(pin!(Journal::open(&self.bus, id, request)), workspace).await {
                 Either::Left((journal, workspace)) => (journal, workspace.left_future()),
                 Either::Right((workspace, journal)) => {
                     (journal.await, ready(workspace).right_future())
                 }
             };
         let journal = match journal {
-            Ok(Taken::Over(journal)) => journal,
-            Ok(Taken::Closed | Taken::Superseded) => return End::Over,
-            Ok(Taken::Gone) => {
-                tracing::error!("a journal is gone; its scripts are not run again");
+            Ok(Takeover::Acquired(journal)) => journal,
+            Ok(Takeover::Closed | Takeover::Superseded) => return ExecutionEnd::Obsolete,
+            Ok(Takeover::Lost) => {
+                tracing::error!("a journal is lost; its scripts are not run again");
                 let results = command
                     .calls
                     .iter()
-                    .map(|call| report::unreadable(&call.id, GONE, &[]))
+                    .map(|call| report::unreadable(&call.id, JOURNAL_LOST, &[]))
                     .collect();
-                return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
+                return ExecutionEnd::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
                     results,
                 }));
             }
-            Err(journal::Error::Conflict) => return End::Fenced,
-            Err(error) => return End::HandBack(format!("the journal cannot be opened: {error}")),
+            Err(journal::Error::Conflict) => return ExecutionEnd::Fenced,
+            Err(error) => {
+                return ExecutionEnd::HandBack(format!("opening the journal failed: {error}"));
+            }
         };
-        let late = step.deadline.and_then(time).is_some_and(|deadline| deadline <= clock::now());
-        let refused = if let Some(reason) = &journal.stopped {
+        let is_late =
+            step.deadline.and_then(timestamp).is_some_and(|deadline| deadline <= clock::now());
+        let refusal = if let Some(reason) = &journal.stopped {
             Some(reason.clone())
         } else if let Some(reason) = running.reason() {
-            if last_word(&journal, &reason).await.is_err()
+            if record_stop(&journal, &reason).await.is_err()
                 && matches!(journal.failure(), Some(journal::Error::Conflict))
             {
-                return End::Fenced;
+                return ExecutionEnd::Fenced;
             }
             Some(reason)
-        } else if late {
+        } else if is_late {
             Some("its deadline has passed".to_owned())
         } else {
-            journal.deaths.too_many()
+            journal.crashes.give_up_reason()
         };
-        if let Some(reason) = refused {
-            let results = left(command, &journal, &reason);
-            return End::Outcome(step_result::Outcome::Cancelled(Cancelled {
+        if let Some(reason) = refusal {
+            let results = results_without_running(command, &journal, &reason);
+            return ExecutionEnd::Outcome(step_result::Outcome::Cancelled(Cancelled {
                 reason,
                 results,
                 ..Cancelled::default()
@@ -262,18 +273,22 @@ impl Executor {
         }
         if let Some(error) = &journal.unreadable {
             tracing::error!(
-                error = causes(error),
-                "a journal cannot be read; its scripts are not continued"
+                error = error_chain(error),
+                "a journal is unreadable; its scripts are not continued"
             );
-            let results = left(command, &journal, "");
-            return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
+            let results = results_without_running(command, &journal, "");
+            return ExecutionEnd::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
+                results,
+            }));
         }
         if journal.files_elsewhere {
             tracing::error!(
                 "scripts are not continued, because their files are on another storage"
             );
-            let results = left(command, &journal, ELSEWHERE);
-            return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
+            let results = results_without_running(command, &journal, FILES_ELSEWHERE);
+            return ExecutionEnd::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
+                results,
+            }));
         }
         match workspace.await {
             Ok(toolbox) => {
@@ -297,13 +312,15 @@ impl Executor {
                 self.run_scripts(run, cancel).await
             }
             Err(error) => {
-                let results = left(command, &journal, &error.to_string());
-                End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }))
+                let results = results_without_running(command, &journal, &error.to_string());
+                ExecutionEnd::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
+                    results,
+                }))
             }
         }
     }
 
-    /// What a command lets its scripts ask.
+    /// The models that the scripts of a command may call.
     fn models(&self, command: &CodeExecute) -> Models {
         match &self.llm {
             Some((url, client)) if !command.model_token.is_empty() => {
@@ -313,7 +330,8 @@ impl Executor {
         }
     }
 
-    /// What a command lets its scripts save: files of the task's organization and of no other.
+    /// The uploaded files that the scripts of a command may save: those of the task's organization
+    /// only.
     fn attachments(&self, command: &CodeExecute, step: &StepRef) -> Attachments {
         match step.organization_id.parse() {
             Ok(organization) => Attachments::new(self.files.clone(), organization, &command.files),
@@ -321,20 +339,23 @@ impl Executor {
         }
     }
 
-    async fn run_scripts(&self, run: Run<'_>, cancel: CancellationToken) -> End {
+    async fn run_scripts(&self, run: Run<'_>, cancel: CancellationToken) -> ExecutionEnd {
         let Run { command, step, delivery, toolbox, journal, running } = run;
         let shared = Shared {
             toolbox,
             table: &self.table,
             journal,
-            kept: Kept::new(self.tiers.of(&command.compute).journal_bytes, journal.result_bytes()),
+            kept: Kept::new(
+                self.tiers.for_pool(&command.compute).journal_bytes,
+                journal.result_bytes(),
+            ),
             progress: tokio::sync::Mutex::new(self.bus.progress()),
             step,
             policies: Arc::new(Policies::of(command)),
             decisions: command
                 .decisions
                 .iter()
-                .map(|said| ((said.script, said.number), said))
+                .map(|decision| ((decision.script, decision.number), decision))
                 .collect(),
             parked: AtomicBool::new(false),
             handed_off: AtomicBool::new(false),
@@ -344,11 +365,11 @@ impl Executor {
             cancel,
             broken: OnceLock::new(),
         };
-        let (stop, draining, patience) =
-            (shared.cancel.clone(), self.draining.clone(), self.patience);
+        let (stop, draining, drain_timeout) =
+            (shared.cancel.clone(), self.draining.clone(), self.drain_timeout);
         let hand_back = tokio::spawn(async move {
             draining.cancelled().await;
-            tokio::time::sleep(patience).await;
+            tokio::time::sleep(drain_timeout).await;
             stop.cancel();
         });
         let mut results = Vec::with_capacity(command.calls.len());
@@ -357,7 +378,7 @@ impl Executor {
         for (number, call) in (0..).zip(&command.calls) {
             if let Some((result, clock)) = journal.ended_script(number, call) {
                 shared.clock.fetch_max(clock, Relaxed);
-                // What it had set for commands holds for the scripts after it.
+                // Environment it set for commands also applies to later scripts.
                 for completed in journal.succeeded(number) {
                     if let Ok(result) = serde_json::from_str(&completed.result) {
                         toolbox.replay(&completed.name, &result);
@@ -367,29 +388,33 @@ impl Executor {
                 continue;
             }
             if let Some(reason) = running.reason() {
-                results.push(report::left(&call.id, &reason, &past_calls(journal, number)));
+                results.push(report::not_continued(
+                    &call.id,
+                    &reason,
+                    &past_calls(journal, number),
+                ));
                 continue;
             }
             let host = ScriptHost::new(&shared, number, &call.id);
-            let limits = &self.tiers.of(&command.compute).script;
+            let limits = &self.tiers.for_pool(&command.compute).script;
             let began = std::time::Instant::now();
             let mut outcome =
                 self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
             outcome.notes.extend(host.notes());
-            metrics::ran(&outcome, began.elapsed());
-            // Calls that were given up may be writing. Whatever is said of the script, and whoever
-            // goes on, is to find the workspace as it stays.
-            if !toolbox.writes_end(&shared.cancel).await {
+            metrics::record_run(&outcome, began.elapsed());
+            // Abandoned calls may still be writing. The report and the next process must find the
+            // workspace as it stays.
+            if !toolbox.wait_for_writes(&shared.cancel).await {
                 tracing::warn!(
                     script = number,
-                    "a script has ended, and what it was writing is not waited for any longer"
+                    "a script has ended while its calls were still writing; not waiting any longer"
                 );
                 outcome.notes.push(STILL_WRITING.to_owned());
             }
             if matches!(outcome.status, Status::Completed { .. } | Status::Threw { .. })
                 && let Some(early) = host.ended_early(outcome.host_calls)
             {
-                // Where something else broke before, that is told.
+                // An earlier failure takes precedence.
                 let _ = shared.broken.set(early);
             }
             out_of_time |=
@@ -401,18 +426,23 @@ impl Executor {
                 Some(Broken::Journal)
                     if matches!(journal.failure(), Some(journal::Error::Lost)) =>
                 {
-                    tracing::error!(script = number, "a journal is gone while its script runs");
-                    results.push(report::unreadable(&call.id, GONE, &host.calls()));
+                    tracing::error!(
+                        script = number,
+                        "a journal was lost while its script was running"
+                    );
+                    results.push(report::unreadable(&call.id, JOURNAL_LOST, &host.calls()));
                     let rest = &command.calls[results.len()..];
-                    results.extend(rest.iter().map(|call| report::not_run(&call.id, STUCK)));
+                    results.extend(
+                        rest.iter().map(|call| report::not_run(&call.id, PREVIOUS_NOT_CONTINUED)),
+                    );
                     break;
                 }
                 Some(Broken::Journal) => {
                     hand_back.abort();
-                    return cannot_write(command, journal);
+                    return end_without_journal(command, journal);
                 }
                 Some(diverged @ Broken::Diverged { .. }) => {
-                    tracing::error!(%diverged, script = number, "a script does something else when it is run again");
+                    tracing::error!(%diverged, script = number, "a script diverged on replay");
                     results.push(report::diverged(
                         &call.id,
                         &outcome,
@@ -420,7 +450,11 @@ impl Executor {
                         &diverged.to_string(),
                     ));
                     for (number, call) in (0..).zip(&command.calls).skip(results.len()) {
-                        results.push(report::left(&call.id, STUCK, &past_calls(journal, number)));
+                        results.push(report::not_continued(
+                            &call.id,
+                            PREVIOUS_NOT_CONTINUED,
+                            &past_calls(journal, number),
+                        ));
                     }
                     break;
                 }
@@ -430,48 +464,57 @@ impl Executor {
                 {
                     if journal.release().await.is_err() {
                         hand_back.abort();
-                        return cannot_write(command, journal);
+                        return end_without_journal(command, journal);
                     }
                     (asked, awaits) = (host.asked(), host.awaited());
-                    let words = if asked.is_empty() { AWAITED } else { WAITED };
-                    results.push(report::result(&call.id, &outcome, &host.calls(), words));
+                    let reason = if asked.is_empty() {
+                        CANCELED_AWAITING_SUBTASKS
+                    } else {
+                        CANCELED_AWAITING_APPROVAL
+                    };
+                    results.push(report::result(&call.id, &outcome, &host.calls(), reason));
                     let rest = &command.calls[results.len()..];
-                    results.extend(rest.iter().map(|call| report::not_run(&call.id, words)));
+                    results.extend(rest.iter().map(|call| report::not_run(&call.id, reason)));
                     break;
                 }
                 None if outcome.status == Status::Cancelled && running.reason().is_none() => {
                     hand_back.abort();
                     if journal.release().await.is_err() {
-                        tracing::warn!("it could not be written that the execution is handed back");
+                        tracing::warn!("the release of the execution could not be journaled");
                     }
-                    return End::HandBack("the service stops".to_owned());
+                    return ExecutionEnd::HandBack("the service stops".to_owned());
                 }
                 None => {
                     let stopped = running.reason().unwrap_or_default();
                     let result = report::result(&call.id, &outcome, &host.calls(), &stopped);
                     results.push(result.clone());
-                    // What was told to stop is not made to wait for NATS.
+                    // A canceled execution does not wait for NATS.
                     if running.reason().is_none()
                         && results.len() < command.calls.len()
                         && journal
-                            .script_ended(number, &call.code, &result, shared.clock.load(Relaxed))
+                            .record_script_end(
+                                number,
+                                &call.code,
+                                &result,
+                                shared.clock.load(Relaxed),
+                            )
                             .await
                             .is_err()
                     {
                         hand_back.abort();
-                        return cannot_write(command, journal);
+                        return end_without_journal(command, journal);
                     }
                 }
             }
         }
-        // Before anything is said it is learned whether it is still this process's to say. Where
-        // the scripts had to stop, or where their time is over by the clock of this process alone,
-        // another one may have gone on: an entry shows it.
+        // Checks that this process still has the execution before it publishes a result. If the
+        // scripts were canceled, or their time is over by this process's clock alone, another
+        // process may have continued: a journal entry shows it.
         let progress = shared.progress.into_inner().finish();
         let stopped = running.reason();
         let written = async {
             if let Some(reason) = &stopped {
-                last_word(journal, reason).await
+                record_stop(journal, reason).await
             } else if out_of_time {
                 journal.release().await
             } else {
@@ -483,10 +526,10 @@ impl Executor {
         if written.is_err() {
             match journal.failure() {
                 Some(journal::Error::Lost) => {}
-                Some(journal::Error::Conflict) => return End::Fenced,
-                // What was told to stop is not begun again because that could not be written.
+                Some(journal::Error::Conflict) => return ExecutionEnd::Fenced,
+                // A canceled execution does not start again because its stop could not be written.
                 _ if stopped.is_some() => {}
-                _ => return cannot_write(command, journal),
+                _ => return end_without_journal(command, journal),
             }
         }
         if !asked.is_empty() || !awaits.is_empty() {
@@ -494,15 +537,15 @@ impl Executor {
             tracing::info!(
                 people,
                 subtasks,
-                "the scripts are put away until what they wait for has come"
+                "the scripts are suspended until their approvals and subtasks are done"
             );
-            return End::Outcome(step_result::Outcome::Parked(Parked {
+            return ExecutionEnd::Outcome(step_result::Outcome::Parked(Parked {
                 calls: asked,
                 results,
                 awaits,
             }));
         }
-        End::Outcome(match stopped {
+        ExecutionEnd::Outcome(match stopped {
             Some(reason) => step_result::Outcome::Cancelled(Cancelled {
                 reason,
                 results,
@@ -513,56 +556,61 @@ impl Executor {
     }
 }
 
-/// Has it written that the scripts were stopped. Whoever stopped them does not wait for a NATS that
-/// is slow.
-async fn last_word(journal: &Journal, reason: &str) -> Result<(), NotWritten> {
-    tokio::time::timeout(LAST_WORD, journal.stop(reason)).await.unwrap_or(Ok(()))
+/// Records that the scripts were canceled. Does not wait long for a slow NATS.
+async fn record_stop(journal: &Journal, reason: &str) -> Result<(), NotWritten> {
+    tokio::time::timeout(STOP_ENTRY_TIMEOUT, journal.stop(reason)).await.unwrap_or(Ok(()))
 }
 
-/// What becomes of an execution whose journal cannot be written.
-fn cannot_write(command: &CodeExecute, journal: &Journal) -> End {
+/// The end of an execution whose journal cannot be written.
+fn end_without_journal(command: &CodeExecute, journal: &Journal) -> ExecutionEnd {
     match journal.failure() {
-        Some(journal::Error::Conflict) => End::Fenced,
+        Some(journal::Error::Conflict) => ExecutionEnd::Fenced,
         Some(journal::Error::Lost) => {
-            tracing::error!("a journal is gone while its scripts run");
-            let told = |(number, call): (u32, &CodeInterpreterCall)| {
-                report::unreadable(&call.id, GONE, &past_calls(journal, number))
+            tracing::error!("a journal was lost while its scripts were running");
+            let report = |(number, call): (u32, &CodeInterpreterCall)| {
+                report::unreadable(&call.id, JOURNAL_LOST, &past_calls(journal, number))
             };
-            let results = (0..).zip(&command.calls).map(told).collect();
-            End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }))
+            let results = (0..).zip(&command.calls).map(report).collect();
+            ExecutionEnd::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }))
         }
-        Some(error) => End::HandBack(format!("the journal cannot be written: {}", causes(error))),
-        None => End::HandBack("the journal cannot be written".to_owned()),
+        Some(error) => {
+            ExecutionEnd::HandBack(format!("writing the journal failed: {}", error_chain(error)))
+        }
+        None => ExecutionEnd::HandBack("writing the journal failed".to_owned()),
     }
 }
 
-fn time(time: prost_types::Timestamp) -> Option<Timestamp> {
+fn timestamp(time: prost_types::Timestamp) -> Option<Timestamp> {
     Timestamp::new(time.seconds, time.nanos).ok()
 }
 
-/// What is known of each script of a command that is not run.
-fn left(command: &CodeExecute, journal: &Journal, reason: &str) -> Vec<CodeInterpreterResult> {
-    let told = |(script, call): (u32, &CodeInterpreterCall)| {
+/// The result of each script of a command that is not run.
+fn results_without_running(
+    command: &CodeExecute,
+    journal: &Journal,
+    reason: &str,
+) -> Vec<CodeInterpreterResult> {
+    let report = |(script, call): (u32, &CodeInterpreterCall)| {
         if let Some((result, _)) = journal.ended_script(script, call) {
             return result;
         }
         let calls = past_calls(journal, script);
         match &journal.unreadable {
-            // Also of a script without a known call: it may have made the one that is not known.
-            Some(error) => report::unreadable(&call.id, &causes(error), &calls),
-            None => report::left(&call.id, reason, &calls),
+            // Also for a script without a known call: it may have made the unreadable one.
+            Some(error) => report::unreadable(&call.id, &error_chain(error), &calls),
+            None => report::not_continued(&call.id, reason, &calls),
         }
     };
-    (0..).zip(&command.calls).map(told).collect()
+    (0..).zip(&command.calls).map(report).collect()
 }
 
-/// An error with everything that led to it.
-fn causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+/// An error message with all its causes.
+fn error_chain(error: &dyn std::error::Error) -> String {
+    let chain = std::iter::successors(Some(error), |error| error.source());
+    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-fn opened(delivery: u32, round: u32, storage: &str) -> JournalOpened {
+fn new_opening(delivery: u32, round: u32, storage: &str) -> JournalOpened {
     let seed = [uuid::Uuid::now_v7(), uuid::Uuid::now_v7()]
         .iter()
         .flat_map(|uuid| *uuid.as_bytes())

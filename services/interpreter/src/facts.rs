@@ -1,4 +1,4 @@
-//! What a model is told about the machine and the project it works on, beside the tools.
+//! Facts about the machine and the project that a prompt has beside the tools.
 
 use std::{fmt::Write as _, io::Read as _};
 
@@ -7,23 +7,23 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{tiers::Tier, tools, workspace::Workspace, workspaces::Workspaces};
 
-/// Notes for agents that a project may keep at its top, by the names in use; the first that exists
-/// is taken.
-const NOTES: [&str; 3] = ["AGENTS.md", "CLAUDE.md", ".construct/instructions.md"];
-/// How much of them is taken, in bytes.
-const NOTES_BYTES: usize = 16 * 1024;
+/// Files with a project's notes for agents, at the top of its workspace. The first that exists is
+/// used.
+const NOTES_FILES: [&str; 3] = ["AGENTS.md", "CLAUDE.md", ".construct/instructions.md"];
+/// Only the first bytes of the notes are used.
+const MAX_NOTES_BYTES: usize = 16 * 1024;
 
-/// How much the declarations of the tools may take of a prompt, in bytes. Today's fit; tools that
-/// come later are named with their signatures, and a script finds out more when it needs them.
-const DECLARATIONS_BYTES: usize = 25 * 1024;
+/// Maximum size of the tools' declarations in a prompt. Today's fit. Tools beyond it are listed
+/// with their signatures only; a script looks up the rest when it needs them.
+const MAX_DECLARATIONS_BYTES: usize = 25 * 1024;
 
-/// The tools, and what is to be known about a workspace.
+/// The tool catalog, with the facts about a workspace.
 pub(crate) async fn catalog(
     workspaces: &Workspaces,
     tier: &Tier,
     request: ToolCatalogRequest,
 ) -> ToolCatalog {
-    let declarations = tools::declarations(DECLARATIONS_BYTES);
+    let declarations = tools::declarations(MAX_DECLARATIONS_BYTES);
     let version =
         Sha256::digest(declarations.as_bytes()).iter().fold(String::new(), |mut hex, byte| {
             let _ = write!(hex, "{byte:02x}");
@@ -49,25 +49,25 @@ pub(crate) async fn catalog(
     ToolCatalog { declarations, version, facts }
 }
 
-/// What the project wants agents to know. It is not scrubbed: a prompt that depended on secrets
-/// would tell a script about them, by way of the model (docs/adr/0012-secrets.md). Not what lies in
-/// it: that changes with every file, and a prompt that changes is read anew at the full price by
-/// the vendor.
+/// The project's notes for agents. They are not scrubbed: a prompt that depended on secrets would
+/// reveal them to a script by way of the model (docs/adr/0012-secrets.md). The facts have no list
+/// of files: it changes with every file, and the vendor reads a changed prompt again at the full
+/// price.
 fn notes(workspace: &Workspace) -> String {
-    let found = NOTES.iter().find_map(|name| Some((name, read_start(workspace, name)?)));
+    let found = NOTES_FILES.iter().find_map(|name| Some((name, read_start(workspace, name)?)));
     found
         .map(|(name, notes)| format!("\nThe project's notes for agents ({name}):\n\n{notes}\n"))
         .unwrap_or_default()
 }
 
-/// The beginning of a file of the workspace, if there is such a file and it is text.
+/// The beginning of a file of the workspace, if the file exists and is text.
 fn read_start(workspace: &Workspace, name: &str) -> Option<String> {
     let file = workspace.open_file(&workspace.locate(name).ok()?).ok()?;
     let mut bytes = Vec::new();
-    file.take(NOTES_BYTES as u64).read_to_end(&mut bytes).ok()?;
-    // Where the limit cut a character in two, its first part goes too.
-    let whole = bytes.utf8_chunks().next().map_or(0, |chunk| chunk.valid().len());
-    bytes.truncate(whole);
+    file.take(MAX_NOTES_BYTES as u64).read_to_end(&mut bytes).ok()?;
+    // Drops a character that the limit cut in two.
+    let valid_bytes = bytes.utf8_chunks().next().map_or(0, |chunk| chunk.valid().len());
+    bytes.truncate(valid_bytes);
     String::from_utf8(bytes).ok().filter(|text| !text.trim().is_empty())
 }
 
@@ -80,7 +80,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn facts_have_the_notes_and_do_not_change_with_the_files() {
+    async fn facts_have_notes_and_ignore_other_files() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let project = directory.path().join("project");
         std::fs::create_dir(&project).expect("made");
@@ -95,7 +95,7 @@ mod tests {
         .expect("workspaces");
         let workspace = project.to_str().expect("UTF-8").to_owned();
         let request = || ToolCatalogRequest { workspace: workspace.clone() };
-        let tier = Tier::of("cpu-4");
+        let tier = Tier::for_pool("cpu-4");
         let before = catalog(&workspaces, &tier, request()).await;
         assert!(before.facts.contains("(CLAUDE.md):\n\nBe kind."), "{}", before.facts);
         assert!(

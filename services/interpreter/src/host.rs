@@ -36,11 +36,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, field::Empty};
 
 use crate::{
-    journal::{CallId, Journal, Past},
+    journal::{CallId, Journal, PastCall},
     metrics, modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Effect, Environment, Redirects, Toolbox, Waited},
+    tools::{self, AwaitOutcome, CallContext, Effect, Environment, Redirects, Toolbox},
 };
 
 pub(crate) use kept::Kept;
@@ -196,8 +196,8 @@ impl<'a> ScriptHost<'a> {
         // Also by a call of which nobody knows whether it was carried out, and before the script
         // comes to it again.
         let handed_off = shared.journal.calls(script).into_iter().any(|(_, past)| match past {
-            Past::Started(started) => started.name == tools::HAND_OFF,
-            Past::Completed { completed, .. } => {
+            PastCall::Started(started) => started.name == tools::HAND_OFF,
+            PastCall::Completed { completed, .. } => {
                 completed.succeeded && completed.name == tools::HAND_OFF
             }
         });
@@ -297,7 +297,7 @@ impl<'a> ScriptHost<'a> {
         let hash = fingerprint(&call.name, &call.args);
         let tool = tools::definition(&call.name);
         let repeatable = tool.is_none_or(tools::Definition::is_repeatable);
-        let past = self.shared.journal.past(id);
+        let past = self.shared.journal.past_call(id);
         if let Some(diverged) = past.and_then(|past| diverged(number, past, &call.name, &hash)) {
             return self.broken(diverged).await;
         }
@@ -308,7 +308,7 @@ impl<'a> ScriptHost<'a> {
         }
         self.state().uses.push(begun);
         match past {
-            Some(Past::Completed { completed, .. }) => {
+            Some(PastCall::Completed { completed, .. }) => {
                 self.ended(number, call_end(completed), &clipped(&completed.result));
                 let result = decode(completed);
                 if let Ok(result) = &result {
@@ -318,11 +318,11 @@ impl<'a> ScriptHost<'a> {
                 }
                 return result;
             }
-            Some(Past::Started(_)) if !repeatable => {
+            Some(PastCall::Started(_)) if !repeatable => {
                 let unknown = errors::outcome_unknown(&call.name);
                 return self.complete(&call, hash, Err(unknown), Duration::ZERO).await;
             }
-            Some(Past::Started(_)) | None => {}
+            Some(PastCall::Started(_)) | None => {}
         }
         if self.shared.handed_off.load(Relaxed) {
             self.tell_called(&call, &arguments).await;
@@ -347,7 +347,7 @@ impl<'a> ScriptHost<'a> {
         }
         if !repeatable {
             let started = JournalStarted { name: call.name.clone(), arguments_hash: hash.clone() };
-            if self.shared.journal.started(id, started).await.is_err() {
+            if self.shared.journal.record_start(id, started).await.is_err() {
                 return self.broken(Broken::Journal).await;
             }
         } else if tool.is_some_and(|tool| tool.effect == Effect::External)
@@ -365,7 +365,8 @@ impl<'a> ScriptHost<'a> {
         let began = Instant::now();
         let cancel = self.shared.cancel.child_token();
         let redirects: Option<Arc<dyn Redirects>> = Some(Arc::clone(&self.shared.policies) as _);
-        let context = CallContext { cancel, environment: Some(environment), place: id, redirects };
+        let context =
+            CallContext { cancel, environment: Some(environment), position: id, redirects };
         if call.name == IMPORT {
             let module = modules::read(self.shared.toolbox, &call.args).await;
             return self.complete(&call, hash, module, began.elapsed()).await;
@@ -461,8 +462,8 @@ impl<'a> ScriptHost<'a> {
             }
             drop(turn.take());
             let (task_ids, until) = match waited {
-                Ok(Waited::Pending { tasks, until }) => (tasks, until),
-                Ok(Waited::Over(value)) => {
+                Ok(AwaitOutcome::Pending { tasks, until }) => (tasks, until),
+                Ok(AwaitOutcome::Over(value)) => {
                     self.waits(number, None);
                     return Ok(value);
                 }
@@ -560,7 +561,7 @@ impl<'a> ScriptHost<'a> {
             json = written(&result);
             self.shared.kept.takes(&json, true);
         }
-        metrics::called(&call.name, took, result.as_ref().err().map(|error| &*error.name));
+        metrics::record_call(&call.name, took, result.as_ref().err().map(|error| &*error.name));
         let succeeded = result.is_ok();
         let shown = v1::ToolResult {
             step_id: self.shared.step.step_id.clone(),
@@ -583,7 +584,13 @@ impl<'a> ScriptHost<'a> {
         if let Ok(result) = &result {
             self.note_lacks(call, result);
         }
-        if self.shared.journal.completed((self.script, call.number), completed).await.is_err() {
+        if self
+            .shared
+            .journal
+            .record_completion((self.script, call.number), completed)
+            .await
+            .is_err()
+        {
             return self.broken(Broken::Journal).await;
         }
         self.ended(call.number, end, &shown.result);
@@ -642,11 +649,11 @@ impl Host for ScriptHost<'_> {
         Box::pin(async move {
             let milliseconds = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
             let hash = fingerprint(TIMER, &milliseconds.into());
-            let past = self.shared.journal.past((self.script, number));
+            let past = self.shared.journal.past_call((self.script, number));
             if let Some(diverged) = past.and_then(|past| diverged(number, past, TIMER, &hash)) {
                 let () = self.broken(diverged).await;
             }
-            if matches!(past, Some(Past::Completed { .. })) {
+            if matches!(past, Some(PastCall::Completed { .. })) {
                 return;
             }
             tokio::time::sleep(duration).await;
@@ -658,7 +665,13 @@ impl Host for ScriptHost<'_> {
                 clock_micros: clock::now().as_microsecond(),
                 ..JournalCompleted::default()
             };
-            if self.shared.journal.completed((self.script, number), completed).await.is_err() {
+            if self
+                .shared
+                .journal
+                .record_completion((self.script, number), completed)
+                .await
+                .is_err()
+            {
                 let () = self.broken(Broken::Journal).await;
             }
         })
@@ -710,8 +723,8 @@ impl Host for ScriptHost<'_> {
 /// The calls of a script as an earlier process left them.
 pub(crate) fn past_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
     let calls = journal.calls(script).into_iter().map(|(number, past)| match past {
-        Past::Started(started) => CallRecord::begun(number, &started.name),
-        Past::Completed { completed, .. } => {
+        PastCall::Started(started) => CallRecord::begun(number, &started.name),
+        PastCall::Completed { completed, .. } => {
             let mut call = CallRecord::begun(number, &completed.name);
             call.ended(call_end(completed), &clipped(&completed.result));
             call
@@ -731,7 +744,7 @@ fn fingerprint(name: &str, arguments: &Value) -> Vec<u8> {
 }
 
 /// Whether the journal has another call in this place.
-fn diverged(number: u32, past: &Past, name: &str, hash: &[u8]) -> Option<Broken> {
+fn diverged(number: u32, past: &PastCall, name: &str, hash: &[u8]) -> Option<Broken> {
     let (before, before_hash) = past.call();
     let now = match (before == name, before_hash == hash) {
         (true, true) => return None,

@@ -1,12 +1,11 @@
-//! The journal of one execution: every host call of its scripts, written to JetStream before a side
-//! effect begins and when a call ends, so that whoever takes the execution over knows what was
-//! done.
+//! The journal of one execution. Every host call of its scripts is written to JetStream before a
+//! side effect begins and when the call ends, so that the next process knows what was done.
 //!
-//! The journal is also the fence: each entry names the one before it, so that of two processes that
-//! believe they run the same execution, one is refused at its next entry and stops before it does
-//! anything further.
+//! The journal is also the fence. Each entry names the one before it. Of two processes that believe
+//! they run the same execution, one is refused at its next entry and stops before it does anything
+//! further.
 
-mod deaths;
+mod crashes;
 mod script;
 mod writer;
 
@@ -33,24 +32,24 @@ use crate::{
     tools::{self, Permission},
 };
 
-pub(crate) use deaths::Deaths;
+pub(crate) use crashes::CrashCount;
 pub(crate) use writer::NotWritten;
 use writer::Writer;
 
-/// A call, named by its script (from 0) and its number in it (from 1).
+/// A call: its script, counted from 0, and its number in the script, counted from 1.
 pub(crate) type CallId = (u32, u32);
 
-/// What an earlier process wrote about a call.
+/// A call that an earlier process journaled.
 #[derive(Debug, Clone)]
-pub(crate) enum Past {
-    /// Begun; whether it had its effect is unknown.
+pub(crate) enum PastCall {
+    /// Started; its outcome is unknown.
     Started(JournalStarted),
-    /// Ended, as the `order`-th of all.
+    /// Ended; `order` is its position among all ends.
     Completed { completed: JournalCompleted, order: usize },
 }
 
-impl Past {
-    /// The name of the call, and the fingerprint of its arguments.
+impl PastCall {
+    /// The name of the call and the fingerprint of its arguments.
     pub(crate) fn call(&self) -> (&str, &[u8]) {
         match self {
             Self::Started(started) => (&started.name, &started.arguments_hash),
@@ -64,77 +63,81 @@ impl Past {
 pub(crate) struct Journal {
     step: StepId,
     writer: Writer,
-    past: HashMap<CallId, Past>,
-    /// Scripts that had ended.
+    past: HashMap<CallId, PastCall>,
+    /// Scripts that have ended.
     scripts: HashMap<u32, JournalCompleted>,
-    /// Randomness and clock of the guest, from when the execution first began.
+    /// Seed and clock of the guest from the first start of the execution.
     pub(crate) opened: JournalOpened,
-    /// Processes that had taken the execution over and neither ended it nor handed it back.
-    pub(crate) deaths: Deaths,
-    /// Whether its calls have used a task's files on another storage than this process has them on:
-    /// then nobody goes on here.
+    /// Processes that took the execution over and neither ended nor released it.
+    pub(crate) crashes: CrashCount,
+    /// Whether its calls used the task's files on another storage than the one of this process. The
+    /// scripts cannot continue here then.
     pub(crate) files_elsewhere: bool,
-    /// Why an earlier process was told to stop, if one was: then nobody goes on.
+    /// Why an earlier process stopped the execution, if one did. Nobody continues it then.
     pub(crate) stopped: Option<String>,
-    /// Why an entry cannot be read, for good. Its call is not known, so that the scripts cannot be
-    /// gone on with.
+    /// The permanent error of an unreadable entry. Its call is unknown, so the scripts cannot
+    /// continue.
     pub(crate) unreadable: Option<history::Error>,
 }
 
-/// Ends of calls in the order of the journal, as far as their scripts have not seen them: the
-/// number, and what the guest's clock shows from there on, in microseconds.
-type Ends = HashMap<u32, VecDeque<(u32, i64)>>;
+/// Ends of calls that scripts have not seen, per script in journal order: the call's number, and
+/// the guest's clock from there on, in microseconds.
+type UnseenEnds = HashMap<u32, VecDeque<(u32, i64)>>;
 
-/// The end of a call of a script.
+/// The end of a script's call.
 #[derive(Debug, Clone, Copy)]
-struct End {
+struct ScriptCallEnd {
     script: u32,
     number: u32,
     clock_micros: i64,
 }
 
-/// What became of the attempt to take an execution over.
+/// The outcome of an attempt to take an execution over.
 #[derive(Debug)]
-pub(crate) enum Taken {
-    /// It is ours.
-    Over(Box<Journal>),
-    /// The reconciler has closed it: nobody waits for it.
+pub(crate) enum Takeover {
+    /// This process has the execution.
+    Acquired(Box<Journal>),
+    /// The reconciler has closed the journal: nothing waits for its result.
     Closed,
-    /// It was gone on with under a later command: nobody waits for this one.
+    /// A later command continues the execution: nothing waits for the result of this one.
     Superseded,
-    /// What was written of it is lost, so that nobody knows how far it came.
-    Gone,
+    /// The journal is lost; how far the scripts got is unknown.
+    Lost,
 }
 
-/// As whom an execution is taken over.
+/// How an execution is taken over.
 #[derive(Debug)]
-pub(crate) struct Taker {
-    /// Randomness and clock of an execution that is only now begun; the command's delivery and
+pub(crate) struct TakeoverRequest {
+    /// The first entry of a new execution: its seed and clock, and the command's delivery and
     /// round.
-    pub(crate) fresh: JournalOpened,
-    /// Whether the command may have been carried out before, at least in part.
-    pub(crate) again: bool,
-    /// Ends the execution: until it is cancelled, entries that cannot be written now are tried
-    /// again; one that cannot be written at all cancels it.
+    pub(crate) opening: JournalOpened,
+    /// Whether the command may have been executed before, at least in part.
+    pub(crate) may_have_run: bool,
+    /// Ends the execution. Until it is canceled, failed writes of entries are retried; an entry
+    /// that can never be written cancels it.
     pub(crate) stop: CancellationToken,
 }
 
 impl Journal {
-    /// Takes the execution over: reads what was done and fences off whoever was at it before.
-    pub(crate) async fn open(bus: &Bus, step: StepId, taker: Taker) -> Result<Taken, Error> {
-        let Taker { fresh, again, stop } = taker;
-        // Nearly always it is new.
-        if !again && fresh.round == 0 {
-            match bus.journal().append(step, &opening(step, &fresh), 0).await {
+    /// Takes the execution over: reads the journal and fences off any earlier process.
+    pub(crate) async fn open(
+        bus: &Bus,
+        step: StepId,
+        request: TakeoverRequest,
+    ) -> Result<Takeover, Error> {
+        let TakeoverRequest { opening, may_have_run, stop } = request;
+        // Nearly all executions are new.
+        if !may_have_run && opening.round == 0 {
+            match bus.journal().append(step, &opened_entry(step, &opening), 0).await {
                 Ok(last) => {
-                    let writer = Writer::start(bus.clone(), step, last, Ends::new(), stop);
-                    return Ok(Taken::Over(Box::new(Self {
+                    let writer = Writer::start(bus.clone(), step, last, UnseenEnds::new(), stop);
+                    return Ok(Takeover::Acquired(Box::new(Self {
                         step,
                         writer,
                         past: HashMap::new(),
                         scripts: HashMap::new(),
-                        opened: fresh,
-                        deaths: Deaths::default(),
+                        opened: opening,
+                        crashes: CrashCount::default(),
                         files_elsewhere: false,
                         stopped: None,
                         unreadable: None,
@@ -145,10 +148,10 @@ impl Journal {
             }
         }
         let Loaded { entries, last, unreadable } = bus.journal().load(step).await?;
-        let (mut past, mut scripts, mut ends) = (HashMap::new(), HashMap::new(), Ends::new());
-        let mut known = HashSet::new();
+        let (mut past, mut scripts, mut ends) = (HashMap::new(), HashMap::new(), UnseenEnds::new());
+        let mut seen_calls = HashSet::new();
         let mut first = None;
-        let mut deaths = Deaths::default();
+        let mut crashes = CrashCount::default();
         let mut stopped = None;
         let (mut storage, mut files_elsewhere) = (String::new(), false);
         let mut order = 0;
@@ -158,75 +161,76 @@ impl Journal {
                 Entry::Started(JournalStarted { name, .. })
                 | Entry::Completed(JournalCompleted { name, .. }),
             ) = &entry.entry
-                && entry.call != script::SCRIPT
+                && entry.call != script::SCRIPT_END
             {
                 files_elsewhere |=
-                    storage != fresh.storage && !storage.is_empty() && uses_files(name);
+                    storage != opening.storage && !storage.is_empty() && uses_files(name);
             }
             match entry.entry {
-                Some(Entry::Closed(_)) => return Ok(Taken::Closed),
+                Some(Entry::Closed(_)) => return Ok(Takeover::Closed),
                 Some(Entry::Released(released)) => {
-                    deaths.released();
+                    crashes.released();
                     stopped =
                         stopped.or(Some(released.stopped).filter(|reason| !reason.is_empty()));
                 }
-                Some(Entry::Opened(opened)) if opened.round > fresh.round => {
-                    return Ok(Taken::Superseded);
+                Some(Entry::Opened(opened)) if opened.round > opening.round => {
+                    return Ok(Takeover::Superseded);
                 }
                 Some(Entry::Opened(opened)) => {
-                    deaths.opened();
+                    crashes.opened();
                     storage.clone_from(&opened.storage);
                     first = first.or(Some(opened));
                 }
                 Some(Entry::Started(started)) => {
-                    if known.insert(call) {
-                        deaths.got_further();
+                    if seen_calls.insert(call) {
+                        crashes.note_progress();
                     }
-                    past.insert(call, Past::Started(started));
+                    past.insert(call, PastCall::Started(started));
                 }
-                Some(Entry::Completed(completed)) if entry.call == script::SCRIPT => {
-                    deaths.got_further();
+                Some(Entry::Completed(completed)) if entry.call == script::SCRIPT_END => {
+                    crashes.note_progress();
                     scripts.insert(entry.script, completed);
                 }
                 Some(Entry::Completed(completed)) => {
-                    if known.insert(call) {
-                        deaths.got_further();
+                    if seen_calls.insert(call) {
+                        crashes.note_progress();
                     }
                     ends.entry(entry.script)
                         .or_default()
                         .push_back((entry.call, completed.clock_micros));
-                    past.insert(call, Past::Completed { completed, order });
+                    past.insert(call, PastCall::Completed { completed, order });
                     order += 1;
                 }
                 None => {}
             }
         }
-        // Who has waited for a person has written that it did. Whoever only may have begun has
-        // written so too, unless that is older than the stream.
+        // A round above 0 has certainly written entries. A redelivered command wrote one if it
+        // started, unless the stream has dropped it by age.
         if first.is_none()
-            && (fresh.round > 0 || (again && bus.journal().kept_since().await? > begun(step)))
+            && (opening.round > 0
+                || (may_have_run && bus.journal().retained_since().await? > created_at(step)))
         {
-            return Ok(Taken::Gone);
+            return Ok(Takeover::Lost);
         }
-        let first = first.unwrap_or_else(|| fresh.clone());
-        let JournalOpened { delivery, round, storage, .. } = fresh;
+        let first = first.unwrap_or_else(|| opening.clone());
+        let JournalOpened { delivery, round, storage, .. } = opening;
         let opened = JournalOpened { delivery, round, storage, ..first };
-        let last = bus.journal().append(step, &opening(step, &opened), last).await?;
+        let last = bus.journal().append(step, &opened_entry(step, &opened), last).await?;
         let writer = Writer::start(bus.clone(), step, last, ends, stop);
-        Ok(Taken::Over(Box::new(Self {
+        Ok(Takeover::Acquired(Box::new(Self {
             step,
             writer,
             past,
             scripts,
             opened,
-            deaths,
+            crashes,
             files_elsewhere,
             stopped,
             unreadable,
         })))
     }
 
-    /// Why an entry could not be written, if one could not; none is after it.
+    /// Why an entry could not be written, if one could not. No entry follows it.
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.writer.failure()
     }
@@ -236,21 +240,21 @@ impl Journal {
         self.writer.flush().await
     }
 
-    /// Writes that this process hands the execution back in good order.
+    /// Writes that this process hands the execution back in an orderly way.
     pub(crate) async fn release(&self) -> Result<(), NotWritten> {
         self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased::default()))).await
     }
 
-    /// Writes that this process has stopped the execution because it was told to. Before that
-    /// nobody may say how far it came: whoever gets its command later would run it.
+    /// Writes that this process stopped the execution on request. Only then may it report how far
+    /// the scripts got: otherwise the next process that gets the command would run it.
     pub(crate) async fn stop(&self, reason: &str) -> Result<(), NotWritten> {
-        let stopped = if reason.is_empty() { "it was told to stop" } else { reason }.to_owned();
+        let stopped = if reason.is_empty() { "the step was canceled" } else { reason }.to_owned();
         self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased { stopped }))).await
     }
 
-    /// Has it written that a script has ended, as the model is to be told, when the guest's clock
-    /// showed `clock_micros`.
-    pub(crate) async fn script_ended(
+    /// Records that a script has ended: its report for the model, and the guest's clock in
+    /// microseconds.
+    pub(crate) async fn record_script_end(
         &self,
         script: u32,
         code: &str,
@@ -259,12 +263,12 @@ impl Journal {
     ) -> Result<(), NotWritten> {
         let ended = script::encode(code, result, clock_micros);
         self.writer
-            .hand_over(self.entry((script, script::SCRIPT), Entry::Completed(ended)), None)
+            .enqueue(self.entry((script, script::SCRIPT_END), Entry::Completed(ended)), None)
             .await
     }
 
-    /// What the model is to be told of a script that had ended before, and what the guest's clock
-    /// showed then, in microseconds.
+    /// The report of a script that ended before, and the guest's clock at that time, in
+    /// microseconds.
     pub(crate) fn ended_script(
         &self,
         script: u32,
@@ -274,48 +278,49 @@ impl Journal {
         Some((script::decode(&call.id, &call.code, ended)?, ended.clock_micros))
     }
 
-    /// The calls of a script that are known from before, by number.
-    pub(crate) fn calls(&self, script: u32) -> Vec<(u32, &Past)> {
+    /// The journaled calls of a script, by number.
+    pub(crate) fn calls(&self, script: u32) -> Vec<(u32, &PastCall)> {
         let mut calls: Vec<_> = self
             .past
             .iter()
-            .filter(|((of, _), _)| *of == script)
+            .filter(|((in_script, _), _)| *in_script == script)
             .map(|((_, number), past)| (*number, past))
             .collect();
         calls.sort_unstable_by_key(|(number, _)| *number);
         calls
     }
 
-    /// How much it holds of what calls have given, in bytes, as it was taken over.
+    /// Size of the journaled results at takeover, in bytes.
     pub(crate) fn result_bytes(&self) -> usize {
-        let size = |past: &Past| match past {
-            Past::Completed { completed, .. } => completed.result.len(),
-            Past::Started(_) => 0,
+        let size = |past: &PastCall| match past {
+            PastCall::Completed { completed, .. } => completed.result.len(),
+            PastCall::Started(_) => 0,
         };
         self.past.values().map(size).sum()
     }
 
-    /// What is known of a call from before.
-    pub(crate) fn past(&self, call: CallId) -> Option<&Past> {
+    /// The journaled record of a call.
+    pub(crate) fn past_call(&self, call: CallId) -> Option<&PastCall> {
         self.past.get(&call)
     }
 
-    /// Calls of a script that succeeded before, in the order in which they ended.
+    /// Calls of a script that succeeded before, in the order of their ends.
     pub(crate) fn succeeded(&self, script: u32) -> Vec<&JournalCompleted> {
-        let succeeded = self.past.iter().filter(|((of, _), _)| *of == script).filter_map(
-            |(_, past)| match past {
-                Past::Completed { completed, order } if completed.succeeded => {
-                    Some((*order, completed))
-                }
-                Past::Completed { .. } | Past::Started(_) => None,
-            },
-        );
+        let succeeded =
+            self.past.iter().filter(|((in_script, _), _)| *in_script == script).filter_map(
+                |(_, past)| match past {
+                    PastCall::Completed { completed, order } if completed.succeeded => {
+                        Some((*order, completed))
+                    }
+                    PastCall::Completed { .. } | PastCall::Started(_) => None,
+                },
+            );
         let mut succeeded: Vec<_> = succeeded.collect();
         succeeded.sort_unstable_by_key(|(order, _)| *order);
         succeeded.into_iter().map(|(_, completed)| completed).collect()
     }
 
-    /// Which of a script's outstanding calls it sees end next, as far as an end is written down.
+    /// The outstanding call of a script that ends next by the journal, if an end is journaled.
     pub(crate) fn next_end(&self, script: u32, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
         self.writer
             .ends()
@@ -325,7 +330,7 @@ impl Journal {
             .find(|number| outstanding(*number))
     }
 
-    /// The script sees the end of a call: what its clock shows from here on.
+    /// Marks the end of a call as seen by the script, and returns the guest's clock from there on.
     pub(crate) fn see_end(&self, script: u32, number: u32) -> Option<i64> {
         let mut ends = self.writer.ends();
         let ends = ends.get_mut(&script)?;
@@ -333,8 +338,8 @@ impl Journal {
         ends.remove(position).map(|(_, clock)| clock)
     }
 
-    /// Writes that a call with a side effect is about to begin.
-    pub(crate) async fn started(
+    /// Writes that a call with a side effect is about to start.
+    pub(crate) async fn record_start(
         &self,
         call: CallId,
         started: JournalStarted,
@@ -342,14 +347,15 @@ impl Journal {
         self.writer.write(self.entry(call, Entry::Started(started))).await
     }
 
-    /// Has it written that a call has ended.
-    pub(crate) async fn completed(
+    /// Records that a call has ended.
+    pub(crate) async fn record_completion(
         &self,
         call: CallId,
         completed: JournalCompleted,
     ) -> Result<(), NotWritten> {
-        let end = End { script: call.0, number: call.1, clock_micros: completed.clock_micros };
-        self.writer.hand_over(self.entry(call, Entry::Completed(completed)), Some(end)).await
+        let end =
+            ScriptCallEnd { script: call.0, number: call.1, clock_micros: completed.clock_micros };
+        self.writer.enqueue(self.entry(call, Entry::Completed(completed)), Some(end)).await
     }
 
     fn entry(&self, (script, call): CallId, entry: Entry) -> JournalEntry {
@@ -357,8 +363,8 @@ impl Journal {
     }
 }
 
-/// That a process takes an execution over.
-fn opening(step: StepId, opened: &JournalOpened) -> JournalEntry {
+/// The entry of a process that takes an execution over.
+fn opened_entry(step: StepId, opened: &JournalOpened) -> JournalEntry {
     JournalEntry {
         step_id: step.to_string(),
         entry: Some(Entry::Opened(opened.clone())),
@@ -366,8 +372,8 @@ fn opening(step: StepId, opened: &JournalOpened) -> JournalEntry {
     }
 }
 
-/// Whether what a call gives, or does, depends on the files of its workspace. One that is not known
-/// here, of a later version, may.
+/// Whether a call depends on the files of its workspace. Calls of later versions, unknown here,
+/// may.
 fn uses_files(name: &str) -> bool {
     match name {
         TIMER => false,
@@ -386,8 +392,8 @@ fn uses_files(name: &str) -> bool {
     }
 }
 
-/// When an execution was first wanted, as its id says.
-fn begun(step: StepId) -> Timestamp {
+/// The time an execution was created, from its id.
+fn created_at(step: StepId) -> Timestamp {
     let time = step.uuid().get_timestamp().map(|time| time.to_unix());
     let time = time.and_then(|(seconds, nanos)| {
         Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanos).ok()?).ok()

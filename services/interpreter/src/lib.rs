@@ -1,8 +1,8 @@
-//! The interpreter: runs JavaScript in Wasm, hosts the tools, confines files and commands.
+//! The interpreter: runs JavaScript in Wasm, hosts the tools, confines files and command_policy.
 //!
-//! Commands come from JetStream, one for the scripts of one assistant message. Every host call is
-//! journaled, so that a script whose process died is continued by the next one and repeats no side
-//! effect (promises 2 and 3 in ARCHITECTURE.md). Nothing that matters lives here.
+//! A command on JetStream carries the scripts of one assistant message. Every host call is
+//! journaled. When a process dies, the next one continues its script and repeats no side effect
+//! (promises 2 and 3 in ARCHITECTURE.md). The process holds no state that matters.
 
 mod blocking;
 pub mod command;
@@ -12,14 +12,14 @@ mod facts;
 mod host;
 mod journal;
 mod metrics;
-#[cfg(test)]
-mod missing;
 mod modules;
 mod policy;
 mod report;
 mod running;
 pub mod sandbox;
 mod scrub;
+#[cfg(test)]
+mod test_requirements;
 mod tiers;
 pub mod tools;
 pub mod workspace;
@@ -53,55 +53,53 @@ use crate::{
 
 pub use tiers::{Overrides, Span};
 
-/// What can be set.
+/// The configuration of the service.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// The pools whose scripts this process runs.
+    /// Pools whose scripts this process runs.
     pub interpreter_pools: Vec<String>,
-    /// Executions of each pool at the same time; the rest waits in JetStream.
+    /// Concurrent executions per pool; further command_policy wait in JetStream.
     pub interpreter_concurrency: usize,
-    /// Directories that tasks may name as their workspace, with everything below them. Without any,
-    /// a task can only have a directory of its own below the data directory.
+    /// Directories that tasks may name as their workspace, including everything below them. If
+    /// empty, a task can only have its own directory below the data directory.
     pub interpreter_workspace_roots: Vec<PathBuf>,
     /// Hosts that scripts may fetch from: `example.com`, `*.example.com`.
     pub interpreter_fetch_hosts: Vec<String>,
-    /// Addresses that scripts may fetch from although they are not public; the host has to be
-    /// granted as well. Of a service in the operator's own network, for example.
+    /// Non-public addresses that scripts may fetch from, for example of a service in the operator's
+    /// own network. The host has to be granted as well.
     pub interpreter_fetch_private_addresses: Vec<IpAddr>,
-    /// Whether commands may run without a sandbox where the machine offers none.
+    /// Whether command_policy may run without a sandbox on machines that offer none.
     pub interpreter_allow_unconfined_commands: bool,
-    /// Whether commands may use TCP among themselves, on the loopback of their own: servers that a
-    /// test starts. Without it Landlock, where the kernel has it, refuses TCP to commands that have
-    /// no network.
+    /// Whether command_policy may use TCP on their own loopback, for servers that a test starts.
+    /// Otherwise Landlock, where the kernel has it, refuses TCP to command_policy without network.
     pub interpreter_command_loopback: bool,
-    /// Whether commands share the network of the service. They then reach whatever it reaches:
-    /// every host, granted to `fetch` or not, its loopback, NATS and private addresses (a cloud's
-    /// metadata among them), and no rule of a policy sees it. For a service whose own network is
-    /// confined to what commands may reach.
+    /// Whether command_policy share the network of the service. They then reach whatever the service
+    /// reaches: every host, granted to `fetch` or not, its loopback, NATS and private addresses,
+    /// including a cloud's metadata. No policy rule sees this traffic. Meant for a service whose
+    /// own network is confined to what command_policy may reach.
     pub interpreter_command_network: bool,
-    /// Files and directories beside the system's programs that commands may read, for example a
-    /// tool chain. Missing ones are skipped.
+    /// Files and directories that command_policy may read in addition to the system's programs, for
+    /// example a toolchain. Missing ones are skipped.
     pub interpreter_command_read_only_paths: Vec<PathBuf>,
-    /// Where commands look for programs before the system's own directories. What is elsewhere than
-    /// in `/usr` has to be readable, too.
+    /// Directories where command_policy look for programs before the system's own. Directories outside
+    /// `/usr` have to be readable, too.
     pub interpreter_command_search_path: Vec<PathBuf>,
-    /// Files and directories that no task may see, although they lie in a directory that is
-    /// granted: the operator's keys and the mesh's own data. The data and cache directories always
-    /// belong to them.
+    /// Files and directories that no task may see, even in a granted directory: the operator's keys
+    /// and the mesh's own data. Always includes the data and cache directories.
     pub interpreter_hidden_paths: Vec<PathBuf>,
-    /// Where compiled code is kept; below the data directory when empty.
+    /// Directory for compiled code; below the data directory if empty.
     pub interpreter_cache_dir: PathBuf,
-    /// CPU time of a script, in every pool; when not set, what its tier says.
+    /// CPU time of a script in every pool; defaults to the limit of its tier.
     pub interpreter_cpu_limit: Option<Span>,
-    /// Time from a script's start to its end, likewise; at most that of a step, 30 minutes.
+    /// Time from a script's start to its end, in every pool; at most that of a step, 30 minutes.
     pub interpreter_wall_limit: Option<Span>,
-    /// Memory of a script, likewise.
+    /// Memory of a script in every pool.
     pub interpreter_memory_bytes: Option<usize>,
-    /// Limits of single pools; what is not set is as said above, or as the tier says.
+    /// Limits of single pools. They override the limits above and those of the tier.
     pub interpreter_limits: BTreeMap<String, Overrides>,
-    /// Where scripts' questions to models go: the proxy of the providers (docs/proxy.md), as `http://127.0.0.1:60090`. Empty:
-    /// scripts reach no models.
+    /// URL of the providers' proxy for model calls of scripts (docs/proxy.md), such as
+    /// `http://127.0.0.1:60090`. If empty, scripts reach no models.
     pub interpreter_llm_url: String,
 }
 
@@ -138,15 +136,15 @@ impl Config {
         }
     }
 
-    /// What belongs to the service and not to any task.
-    fn hidden(&self, common: &Common) -> Vec<PathBuf> {
+    /// Paths that belong to the service and not to any task.
+    fn hidden_paths(&self, common: &Common) -> Vec<PathBuf> {
         let keys_and_cache =
             [self.cache_dir(common)].into_iter().chain(common.secrets_key_file.clone());
         self.interpreter_hidden_paths.iter().cloned().chain(keys_and_cache).collect()
     }
 
-    /// What commands may do.
-    fn commands(&self, common: &Common) -> Result<CommandPolicy, config::Invalid> {
+    /// The policy for command_policy.
+    fn command_policy(&self, common: &Common) -> Result<CommandPolicy, config::Invalid> {
         let relative = |paths: &[PathBuf]| paths.iter().find(|path| !path.is_absolute()).cloned();
         let (readable, search_path) =
             (&self.interpreter_command_read_only_paths, &self.interpreter_command_search_path);
@@ -157,34 +155,34 @@ impl Config {
             ))
         };
         if let Some(path) = relative(search_path) {
-            return invalid("interpreter_command_search_path", &path, "hold absolute paths");
+            return invalid("interpreter_command_search_path", &path, "contain absolute paths");
         }
-        // They become one variable.
+        // The paths become one variable, separated by colons.
         if let Some(path) =
             search_path.iter().find(|path| path.to_str().is_none_or(|path| path.contains(':')))
         {
             return invalid(
                 "interpreter_command_search_path",
                 path,
-                "hold paths of text without colons",
+                "contain UTF-8 paths without colons",
             );
         }
         if let Some(path) = relative(readable) {
-            return invalid("interpreter_command_read_only_paths", &path, "hold absolute paths");
+            return invalid("interpreter_command_read_only_paths", &path, "contain absolute paths");
         }
-        let hidden_paths = self.hidden(common);
-        let named = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| named(path));
+        let hidden_paths = self.hidden_paths(common);
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| absolute(path));
         let own: Vec<PathBuf> =
             hidden_paths.iter().chain([&common.data_dir]).map(|path| real(path)).collect();
-        let shows = |path: &&PathBuf| {
+        let exposes_own = |path: &&PathBuf| {
             own.iter().any(|own| own.starts_with(real(path)) || real(path).starts_with(own))
         };
-        if let Some(path) = readable.iter().find(shows) {
+        if let Some(path) = readable.iter().find(exposes_own) {
             return invalid(
                 "interpreter_command_read_only_paths",
                 path,
-                "show nothing of the service's own",
+                "not expose the service's own files",
             );
         }
         let confinement = match self.interpreter_allow_unconfined_commands {
@@ -207,13 +205,13 @@ impl Config {
         let pool = |name: &String| {
             Pool::new(name).map_err(|_| {
                 invalid(format!(
-                    "names pools like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), not `{name}`"
+                    "must contain pool names like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), not `{name}`"
                 ))
             })
         };
         let mut pools = self.interpreter_pools.iter().map(pool).collect::<Result<Vec<_>, _>>()?;
-        let mut known = std::collections::HashSet::new();
-        pools.retain(|pool| known.insert(pool.clone()));
+        let mut seen = std::collections::HashSet::new();
+        pools.retain(|pool| seen.insert(pool.clone()));
         if pools.is_empty() {
             Err(invalid("must name at least one pool".to_owned()))
         } else {
@@ -229,7 +227,7 @@ impl Config {
             ..Overrides::default()
         };
         Tiers::new(&self.interpreter_pools, &all, &self.interpreter_limits).map_err(|fault| {
-            config::Invalid::new("interpreter_limits", format!("cannot work: {fault}"))
+            config::Invalid::new("interpreter_limits", format!("are invalid: {fault}"))
         })
     }
 
@@ -250,12 +248,10 @@ impl ServiceConfig for Config {
         if self.interpreter_concurrency == 0
             || self.interpreter_concurrency.saturating_mul(pools) > 8000
         {
-            let most = 8000 / pools;
+            let max = 8000 / pools;
             return Err(config::Invalid::new(
                 "interpreter_concurrency",
-                format!(
-                    "must be between 1 and {most}: 8000 over all pools, of which there are {pools}"
-                ),
+                format!("must be between 1 and {max}: 8000 in total over {pools} pools"),
             ));
         }
         let url = &self.interpreter_llm_url;
@@ -267,7 +263,7 @@ impl ServiceConfig for Config {
             ));
         }
         self.tiers()?;
-        self.commands(common)?;
+        self.command_policy(common)?;
         self.hosts().map(drop)
     }
 }
@@ -282,22 +278,22 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     for name in
         config.interpreter_limits.keys().filter(|name| !config.interpreter_pools.contains(name))
     {
-        tracing::warn!(pool = name, "there are limits for a pool that this process does not serve");
+        tracing::warn!(pool = name, "limits are set for a pool that this process does not serve");
     }
     let engine = engine(&config, &pools, &tiers, common).await?;
-    // This program itself, also when its file has been replaced meanwhile.
+    // This program itself, even if its file has been replaced meanwhile.
     let sandbox = CommandSandbox::detect(Path::new("/proc/self/exe")).await;
     if sandbox.is_available() {
         tracing::info!("{}", sandbox.describe());
     } else if config.interpreter_allow_unconfined_commands {
-        tracing::warn!("{}; they run UNCONFINED, as the operator has allowed", sandbox.describe());
+        tracing::warn!("{}; they run UNCONFINED, as the operator allowed", sandbox.describe());
     } else {
         tracing::warn!("{}; commands are refused", sandbox.describe());
     }
     if config.interpreter_command_network {
-        tracing::warn!("commands share the network of this service, as the operator has allowed");
+        tracing::warn!("commands share the network of this service, as the operator allowed");
     }
-    let commands = config.commands(common)?;
+    let commands = config.command_policy(common)?;
     let policy = Policy { commands, hosts: config.hosts()? };
     let own = common.data_dir.join("workspaces");
     let egress = Egress::new(&config.interpreter_fetch_private_addresses)?;
@@ -320,10 +316,11 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             Ok::<_, anyhow::Error>(bus)
         })
         .await?;
-    lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    lifecycle.spawn_job("topology", bus.clone().maintain_topology(lifecycle.draining()));
 
-    let listening = clock::listen(bus.hear_time().await?, lifecycle.draining()).await;
-    lifecycle.spawn_job("clock", listening);
+    let clock_sync =
+        clock::sync_from_stream(bus.subscribe_time().await?, lifecycle.draining()).await;
+    lifecycle.spawn_job("clock", clock_sync);
 
     let url = config.interpreter_llm_url.clone();
     let llm = if url.is_empty() { None } else { Some((url, Models::client()?)) };
@@ -338,33 +335,33 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         files: files::Store::open(common.blob_dir())?,
         running: Running::default(),
         draining: lifecycle.draining(),
-        patience: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),
+        drain_timeout: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),
     });
 
-    let (removing, asking, stop) = (Arc::clone(&executor), bus.clone(), lifecycle.draining());
+    let (remover, workspaces_bus, stop) =
+        (Arc::clone(&executor), bus.clone(), lifecycle.draining());
     lifecycle.spawn_job("workspaces", async move {
-        removing.workspaces.remove_gone(asking, stop).await
+        remover.workspaces.remove_gone(workspaces_bus, stop).await
     });
 
     let mut cancels = bus.subscribe_cancel(subject::Service::Interpreter).await?;
-    let (stopping, executions, draining) =
+    let (canceler, executions, draining) =
         (Arc::clone(&executor), TaskTracker::new(), lifecycle.draining());
-    let over = executions.clone();
+    let remaining = executions.clone();
     lifecycle.spawn("cancels", async move {
-        // Scripts go on for a while after the service was told to stop, and can be stopped
-        // themselves meanwhile.
-        let over = async {
+        // Scripts continue for a while after draining begins, and can be canceled meanwhile.
+        let drained = async {
             draining.cancelled().await;
-            over.close();
-            over.wait().await;
+            remaining.close();
+            remaining.wait().await;
         };
-        tokio::pin!(over);
+        tokio::pin!(drained);
         while let Some(cancel) =
-            tokio::select! { next = cancels.next() => next, () = &mut over => None }
+            tokio::select! { next = cancels.next() => next, () = &mut drained => None }
         {
             match cancel.step_id.parse() {
-                Ok(step) => stopping.running.stop(step, &cancel.reason),
-                Err(error) => tracing::warn!(%error, "a cancel names no step"),
+                Ok(step) => canceler.running.cancel(step, &cancel.reason),
+                Err(error) => tracing::warn!(%error, "a cancellation has no valid step id"),
             }
         }
         Ok::<_, std::convert::Infallible>(())
@@ -376,7 +373,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says which tools there are to those who ask for a pool, and runs the pool's scripts.
+/// Serves the tool catalog of a pool, and runs the pool's scripts.
 fn serve(
     pool: Pool,
     config: &Config,
@@ -384,13 +381,13 @@ fn serve(
     executions: &TaskTracker,
     lifecycle: &Lifecycle,
 ) {
-    let (describing, bus, stop, name) =
+    let (catalog_executor, bus, stop, name) =
         (Arc::clone(executor), executor.bus.clone(), lifecycle.draining(), pool.clone());
     lifecycle.spawn("catalog", async move {
-        let tier = describing.tiers.of(name.as_str()).clone();
+        let tier = catalog_executor.tiers.for_pool(name.as_str()).clone();
         let handler = move |request| {
-            let (describing, tier) = (Arc::clone(&describing), tier.clone());
-            Box::pin(async move { facts::catalog(&describing.workspaces, &tier, request).await })
+            let (executor, tier) = (Arc::clone(&catalog_executor), tier.clone());
+            Box::pin(async move { facts::catalog(&executor.workspaces, &tier, request).await })
                 as futures::future::BoxFuture<'static, _>
         };
         bus.serve_tools(&name, stop, handler).await
@@ -411,7 +408,7 @@ fn serve(
     });
 }
 
-/// Loads the sandbox; compiling it for the first time takes a second, in an unoptimized build half
+/// Loads the sandbox. Compiling it for the first time takes a second, in an unoptimized build half
 /// a minute.
 async fn engine(
     config: &Config,
@@ -421,7 +418,7 @@ async fn engine(
 ) -> anyhow::Result<Engine> {
     let cache = config.cache_dir(common);
     let instances = u32::try_from(config.interpreter_concurrency * pools.len())?;
-    let max_memory_bytes = tiers.most_memory_bytes().max(EngineConfig::default().max_memory_bytes);
+    let max_memory_bytes = tiers.max_memory_bytes().max(EngineConfig::default().max_memory_bytes);
     let engine = tokio::task::spawn_blocking(move || {
         Engine::new(&cache, EngineConfig { instances, max_memory_bytes })
     })
@@ -429,7 +426,7 @@ async fn engine(
     Ok(engine)
 }
 
-/// The tools as the sandbox offers them to scripts.
+/// The table of tools that the sandbox offers to scripts.
 pub fn tool_table() -> ToolTable {
     let tools: Vec<Tool> = tools::definitions()
         .iter()

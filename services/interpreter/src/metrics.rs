@@ -1,5 +1,5 @@
-//! What is counted of scripts and their calls. `deploy/observability/metrics.txt` lists what every
-//! service counts. Nothing is told apart by task or organization.
+//! Metrics of script_duration and their host call_duration. `deploy/observability/metrics.txt` lists the metrics of
+//! every service. No label names a task or an organization.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -14,19 +14,18 @@ const ERROR: &str = "error.type";
 const OUTCOME: &str = "construct.outcome";
 const TOOL: &str = "gen_ai.tool.name";
 
-/// In seconds: from a call that is answered from memory to a command that runs until its step's
-/// deadline.
-const SECONDS: [f64; 14] =
+/// From a call answered from memory to a command that runs until its step's deadline.
+const BUCKET_BOUNDARIES_SECONDS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1200.0];
 
-/// Made when first used, which is after the process has set its telemetry up.
+/// Created on first use, after the process has set up its telemetry.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
 
 struct Instruments {
     running: UpDownCounter<i64>,
-    scripts: Histogram<f64>,
-    processor: Histogram<f64>,
-    calls: Histogram<f64>,
+    script_duration: Histogram<f64>,
+    script_cpu: Histogram<f64>,
+    call_duration: Histogram<f64>,
 }
 
 impl Instruments {
@@ -34,60 +33,60 @@ impl Instruments {
         let meter = opentelemetry::global::meter("construct-interpreter");
         let seconds = |name: &'static str, description: &'static str| {
             let histogram = meter.f64_histogram(name).with_unit("s").with_description(description);
-            histogram.with_boundaries(SECONDS.to_vec()).build()
+            histogram.with_boundaries(BUCKET_BOUNDARIES_SECONDS.to_vec()).build()
         };
         Self {
             running: meter
                 .i64_up_down_counter("construct.interpreter.running")
                 .with_unit("{step}")
-                .with_description("Steps whose scripts are being run")
+                .with_description("Steps whose scripts are running")
                 .build(),
-            scripts: seconds(
+            script_duration: seconds(
                 "construct.interpreter.script",
-                "Each run of a script, from start to end",
+                "Time of each run of a script, from start to end",
             ),
-            processor: seconds(
+            script_cpu: seconds(
                 "construct.interpreter.script.cpu",
                 "Processor time of each run of a script",
             ),
-            calls: seconds(
+            call_duration: seconds(
                 "construct.interpreter.call",
-                "Calls that scripts make of their host, those from the journal left out",
+                "Host calls of scripts, except those answered from the journal",
             ),
         }
     }
 }
 
-/// A step is begun, or over.
-pub(crate) fn running(change: i64) {
+/// Adds to the number of running steps.
+pub(crate) fn add_running(change: i64) {
     INSTRUMENTS.running.add(change, &[]);
 }
 
-/// A run of a script is over.
-pub(crate) fn ran(outcome: &Outcome, took: Duration) {
-    let word = match &outcome.status {
+/// Records a finished run of a script.
+pub(crate) fn record_run(outcome: &Outcome, took: Duration) {
+    let label = match &outcome.status {
         Status::Completed { .. } => "completed",
         Status::Threw { .. } => "threw",
         Status::LimitExceeded { limit: Limit::Cpu, .. } => "limit_cpu",
         Status::LimitExceeded { limit: Limit::Wall, .. } => "limit_time",
         Status::LimitExceeded { limit: Limit::Memory, .. } => "limit_memory",
         Status::LimitExceeded { .. } => "limit_other",
-        // Also put away until a person has decided, or handed back.
+        // Includes scripts that were suspended or handed back.
         Status::Cancelled => "cancelled",
         Status::Internal(_) => "internal",
     };
-    let labels = [KeyValue::new(OUTCOME, word)];
-    INSTRUMENTS.scripts.record(took.as_secs_f64(), &labels);
-    INSTRUMENTS.processor.record(outcome.cpu.as_secs_f64(), &labels);
+    let labels = [KeyValue::new(OUTCOME, label)];
+    INSTRUMENTS.script_duration.record(took.as_secs_f64(), &labels);
+    INSTRUMENTS.script_cpu.record(outcome.cpu.as_secs_f64(), &labels);
 }
 
-/// A call of a tool is over.
-pub(crate) fn called(tool: &str, took: Duration, error: Option<&str>) {
+/// Records a finished call of a tool.
+pub(crate) fn record_call(tool: &str, took: Duration, error: Option<&str>) {
     let tool = KeyValue::new(TOOL, tool.to_owned());
     match error {
-        None => INSTRUMENTS.calls.record(took.as_secs_f64(), &[tool]),
+        None => INSTRUMENTS.call_duration.record(took.as_secs_f64(), &[tool]),
         Some(error) => INSTRUMENTS
-            .calls
+            .call_duration
             .record(took.as_secs_f64(), &[tool, KeyValue::new(ERROR, error.to_owned())]),
     }
 }

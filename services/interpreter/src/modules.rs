@@ -12,32 +12,32 @@ use crate::{
     workspace::{PathError, RelativePath, Workspace},
 };
 
-/// The tool as which reading a module is judged.
-pub(crate) const READING: &str = "read_file";
+/// The tool whose policy rules apply to reading a module.
+pub(crate) const READ_TOOL: &str = "read_file";
 
-/// The largest file that can be imported, in bytes.
-const MAX_SOURCE: u64 = 1 << 20;
+/// Maximum size of an imported file.
+const MAX_SOURCE_BYTES: u64 = 1 << 20;
 
-/// The arguments of the call by which the sandbox reads a module.
+/// The arguments of the sandbox's import call.
 #[derive(Deserialize)]
 struct Arguments {
     path: String,
 }
 
-/// Reads a module: the path of its file, and its text.
+/// Reads a module and returns the path of its file and its text.
 ///
-/// What TypeScript's and Node's ways of naming files have in common with a path is tried in order:
-/// the path itself; `.ts` for `.js`, which is what TypeScript's own imports mean; and where the
-/// path names no file, its endings and its index.
+/// Tries, in order, the file names that TypeScript and Node agree on: the path itself; `.ts` for
+/// `.js`, which is what TypeScript's own imports mean; and, if the path names no file, its endings
+/// and its index.
 pub(crate) async fn read(toolbox: &Toolbox, args: &Value) -> Result<Value, ToolError> {
     let Arguments { path } = Arguments::deserialize(args).map_err(|error| {
-        ToolError::new("InternalError", format!("a module is asked for in a wrong way: {error}"))
+        ToolError::new("InternalError", format!("invalid arguments of an import: {error}"))
     })?;
     let names = candidates(toolbox, &path);
     let workspace = toolbox.workspace().clone();
     let reading = blocking(move || find(&workspace, &path, &names));
     reading.await.unwrap_or_else(|| {
-        Err(ToolError::new("InternalError", "the thread that read the module ended"))
+        Err(ToolError::new("InternalError", "the thread that reads the module panicked"))
     })
 }
 
@@ -54,7 +54,7 @@ fn find(workspace: &Workspace, path: &str, names: &[String]) -> Result<Value, To
                 | PathError::IsDirectory { .. }
                 | PathError::NotDirectory { .. },
             ) => {}
-            Err(error) => return Err(refused(&error)),
+            Err(error) => return Err(module_error(&error)),
         }
     }
     let similar =
@@ -79,19 +79,19 @@ fn open(workspace: &Workspace, path: &str) -> Result<(RelativePath, std::fs::Fil
     Ok((located, file))
 }
 
-/// The paths that are tried for a module, in this order, as `read_file` takes them: what policies
-/// judge is what is opened.
+/// The paths to try for a module, in order, in the form that `read_file` takes. So policies judge
+/// the same path that is opened.
 pub(crate) fn candidates(toolbox: &Toolbox, path: &str) -> Vec<String> {
     let canonical = |path: String| {
-        let arguments = toolbox.canonical(READING, &json!({"path": path})).ok();
+        let arguments = toolbox.canonical(READ_TOOL, &json!({"path": path})).ok();
         arguments
             .and_then(|arguments| arguments["path"].as_str().map(str::to_owned))
             .unwrap_or(path)
     };
-    spellings(path).into_iter().map(canonical).collect()
+    path_candidates(path).into_iter().map(canonical).collect()
 }
 
-fn spellings(path: &str) -> Vec<String> {
+fn path_candidates(path: &str) -> Vec<String> {
     let mut candidates = vec![path.to_owned()];
     match path.rsplit_once('.') {
         Some((stem, "js")) => candidates.push(format!("{stem}.ts")),
@@ -106,16 +106,15 @@ fn spellings(path: &str) -> Vec<String> {
 }
 
 fn source(path: &str, file: std::fs::File) -> Result<String, ToolError> {
-    let failed = |what: String| ToolError::new("ImportFailed", what);
+    let failed = |message: String| ToolError::new("ImportFailed", message);
     let mut bytes = Vec::new();
-    // Not by the size the file claims, which may change or, for what is no plain file, mean
-    // nothing.
-    file.take(MAX_SOURCE + 1)
+    // The size from the metadata is not used: it may change, and means nothing for special files.
+    file.take(MAX_SOURCE_BYTES + 1)
         .read_to_end(&mut bytes)
         .map_err(|error| failed(format!("Reading the module {path:?} failed: {error}.")))?;
-    if bytes.len() as u64 > MAX_SOURCE {
+    if bytes.len() as u64 > MAX_SOURCE_BYTES {
         let message = format!(
-            "{path:?} is larger than {MAX_SOURCE} bytes and cannot be imported. Read it as a file."
+            "{path:?} is larger than {MAX_SOURCE_BYTES} bytes and cannot be imported. Read it as a file."
         );
         return Err(ToolError::new("ModuleTooLarge", message));
     }
@@ -125,11 +124,12 @@ fn source(path: &str, file: std::fs::File) -> Result<String, ToolError> {
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
-fn refused(error: &PathError) -> ToolError {
+fn module_error(error: &PathError) -> ToolError {
     match error {
-        PathError::Outside { .. } => {
-            ToolError::new("OutsideWorkspace", format!("{error}; modules are files inside of it."))
-        }
+        PathError::Outside { .. } => ToolError::new(
+            "OutsideWorkspace",
+            format!("{error}; modules must be inside the workspace."),
+        ),
         _ => ToolError::new("ImportFailed", format!("The module cannot be read: {error}.")),
     }
 }
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_module_is_found_by_its_path_or_by_what_its_path_means() {
+    async fn module_path_resolves_to_its_file() {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in [
             ("a.ts", "A"),
@@ -152,7 +152,8 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        std::fs::write(dir.path().join("large.ts"), " ".repeat(MAX_SOURCE as usize + 1)).unwrap();
+        std::fs::write(dir.path().join("large.ts"), " ".repeat(MAX_SOURCE_BYTES as usize + 1))
+            .unwrap();
         std::fs::write(dir.path().join("binary.js"), [0xff, 0xfe]).unwrap();
         let toolbox = crate::policy::tests::toolbox(dir.path());
         for (asked, path, text) in [

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    modules::{self, READING},
+    modules::{self, READ_TOOL},
     sandbox::{HostCall, IMPORT},
     tools::{Environment, FETCH, Permission, PolicySubject, Redirects, Toolbox, definition},
 };
@@ -73,7 +73,7 @@ impl Policies {
         let verdict = judge(&names(&call.name));
         // A rule about reading files is about modules as well.
         let verdict = if call.name == IMPORT {
-            policy::stricter_verdict(verdict, judge(&names(READING)))
+            policy::stricter_verdict(verdict, judge(&names(READ_TOOL)))
         } else {
             verdict
         };
@@ -89,7 +89,10 @@ impl Policies {
 
     /// Of what both lists say the stricter.
     fn stricter(&self, names: &[&str], subject: &Subject) -> Verdict {
-        policy::stricter_verdict(self.agent.evaluate(names, subject), self.task.evaluate(names, subject))
+        policy::stricter_verdict(
+            self.agent.evaluate(names, subject),
+            self.task.evaluate(names, subject),
+        )
     }
 }
 
@@ -132,11 +135,11 @@ async fn import(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> 
     let mut names = Vec::new();
     for candidate in modules::candidates(toolbox, path) {
         // What is no path of the workspace is not opened either.
-        let Ok(arguments) = toolbox.canonical(READING, &json!({"path": candidate})) else {
+        let Ok(arguments) = toolbox.canonical(READ_TOOL, &json!({"path": candidate})) else {
             continue;
         };
         let subjects =
-            toolbox.subjects(READING, &arguments, &Environment::new()).await.unwrap_or_default();
+            toolbox.subjects(READ_TOOL, &arguments, &Environment::new()).await.unwrap_or_default();
         names.extend(subjects.into_iter().map(|subject| subject.to_string()));
     }
     Some((json!({"path": path}), Subject::Path(names)))

@@ -1,4 +1,4 @@
-//! What the model is told about a script: what it printed, its value, and why it stopped if it did.
+//! The report of a script that the model reads: its output, its value, and why it stopped.
 
 use std::fmt::Write as _;
 
@@ -10,8 +10,8 @@ use crate::{
     tools,
 };
 
-/// What the model is told about a script that ran, was stopped, or could not go on. `stopped` says
-/// why it was stopped.
+/// The report of a script that ran, was stopped, or could not continue. `stopped` is the reason for
+/// a stop.
 pub(crate) fn result(
     id: &str,
     outcome: &Outcome,
@@ -33,19 +33,19 @@ pub(crate) fn result(
             append_line(&mut text, stack);
             text
         }
-        Status::Cancelled => format!("Stopped: {stopped}.\n{}", account(calls)),
+        Status::Cancelled => format!("Stopped: {stopped}.\n{}", call_summary(calls)),
         Status::Internal(error) => {
             tracing::error!(error, "the sandbox failed");
             format!(
                 "SandboxFailed: the sandbox failed while the script ran; this is not the script's fault.\n{}",
-                account(calls)
+                call_summary(calls)
             )
         }
     };
     let mut output = output(outcome);
     if !matches!(outcome.status, Status::Cancelled | Status::Internal(_)) {
-        append_line(&mut output, &under_way(calls));
-        append_line(&mut output, &not_asked(calls));
+        append_line(&mut output, &open_effects(calls));
+        append_line(&mut output, &unrequested_approvals(calls));
     }
     v1::CodeInterpreterResult {
         id: id.to_owned(),
@@ -55,7 +55,7 @@ pub(crate) fn result(
     }
 }
 
-/// Of a script that was interrupted and, run again, did something else than before.
+/// The report of a script that was interrupted and whose replay did something else than before.
 pub(crate) fn diverged(
     id: &str,
     outcome: &Outcome,
@@ -63,9 +63,9 @@ pub(crate) fn diverged(
     why: &str,
 ) -> v1::CodeInterpreterResult {
     let error = format!(
-        "ReplayDiverged: the script was interrupted and cannot be continued, because {why}; a script must do the same each \
-         time. Nothing further was done.\n{}",
-        account(calls)
+        "ReplayDiverged: the script was interrupted and cannot be continued, because {why}; a script must behave the same on \
+         each run. Nothing further was done.\n{}",
+        call_summary(calls)
     );
     v1::CodeInterpreterResult {
         id: id.to_owned(),
@@ -75,12 +75,12 @@ pub(crate) fn diverged(
     }
 }
 
-/// Of a script that was interrupted, of which it is not known what it has done.
+/// The report of an interrupted script whose journal cannot be read completely.
 pub(crate) fn unreadable(id: &str, why: &str, calls: &[CallRecord]) -> v1::CodeInterpreterResult {
     let error = format!(
-        "JournalUnreadable: the script was interrupted and is not continued, because not all of what it did is known any \
-         more: {why}. Look at the state of things before you do anything again.\nOf these calls it is known: {}",
-        account(calls)
+        "JournalUnreadable: the script was interrupted and is not continued, because the record of its calls is \
+         incomplete: {why}. Check the current state before you repeat anything.\nKnown calls: {}",
+        call_summary(calls)
     );
     v1::CodeInterpreterResult {
         id: id.to_owned(),
@@ -90,20 +90,24 @@ pub(crate) fn unreadable(id: &str, why: &str, calls: &[CallRecord]) -> v1::CodeI
     }
 }
 
-/// Of a script that is not continued: what an earlier process wrote down about it.
-pub(crate) fn left(id: &str, why: &str, calls: &[CallRecord]) -> v1::CodeInterpreterResult {
+/// The report of a script that is not continued: the calls that an earlier process journaled.
+pub(crate) fn not_continued(
+    id: &str,
+    why: &str,
+    calls: &[CallRecord],
+) -> v1::CodeInterpreterResult {
     if calls.is_empty() {
         return not_run(id, why);
     }
     v1::CodeInterpreterResult {
         id: id.to_owned(),
-        error: clip(format!("Stopped: {why}.\n{}", account(calls))),
+        error: clip(format!("Stopped: {why}.\n{}", call_summary(calls))),
         tool_uses: tool_uses(calls),
         ..v1::CodeInterpreterResult::default()
     }
 }
 
-/// Of a script that was never begun.
+/// The report of a script that never started.
 pub(crate) fn not_run(id: &str, why: &str) -> v1::CodeInterpreterResult {
     v1::CodeInterpreterResult {
         id: id.to_owned(),
@@ -112,7 +116,7 @@ pub(crate) fn not_run(id: &str, why: &str) -> v1::CodeInterpreterResult {
     }
 }
 
-/// What was printed, then the value, then what a reader should know besides.
+/// The printed text, then the value, then notes.
 fn output(outcome: &Outcome) -> String {
     let mut text = outcome.output.clone();
     if outcome.output_dropped > 0 {
@@ -135,9 +139,9 @@ fn output(outcome: &Outcome) -> String {
     text
 }
 
-/// A sentence about calls with an effect that were under way when the script ended; empty when
+/// A sentence about calls with side effects that were under way when the script ended; empty if
 /// there were none.
-fn under_way(calls: &[CallRecord]) -> String {
+fn open_effects(calls: &[CallRecord]) -> String {
     let has_effect = |call: &&CallRecord| {
         call.end.is_none()
             && call.waits.is_none()
@@ -157,10 +161,10 @@ fn under_way(calls: &[CallRecord]) -> String {
     )
 }
 
-/// A sentence about calls that need an approval and were not waited for; empty when there were
-/// none.
-fn not_asked(calls: &[CallRecord]) -> String {
-    let waiting = waiting(calls, WaitsFor::Approval);
+/// A sentence about calls that need an approval and that the script did not wait for; empty if
+/// there were none.
+fn unrequested_approvals(calls: &[CallRecord]) -> String {
+    let waiting = waiting_calls(calls, WaitsFor::Approval);
     if waiting.is_empty() {
         return waiting;
     }
@@ -169,25 +173,27 @@ fn not_asked(calls: &[CallRecord]) -> String {
     )
 }
 
-/// The calls that wait for this.
-fn waiting(calls: &[CallRecord], what: WaitsFor) -> String {
+/// Lists the calls that wait for `wait`.
+fn waiting_calls(calls: &[CallRecord], wait: WaitsFor) -> String {
     let waiting = calls
         .iter()
-        .filter(|call| call.waits == Some(what))
+        .filter(|call| call.waits == Some(wait))
         .map(|call| format!("#{} {}", call.number, call.name));
     waiting.collect::<Vec<_>>().join(", ")
 }
 
-/// What a model is told of one script at most, in bytes: it is part of every later request.
-/// Beginning and end are kept.
-const TOLD: usize = 64 * 1024;
+/// Maximum size of the output and of the error of one script, in bytes: both are part of every
+/// later request. Beginning and end are kept.
+const MAX_TEXT_BYTES: usize = 64 * 1024;
 
 fn clip(text: String) -> String {
-    if text.len() <= TOLD {
+    if text.len() <= MAX_TEXT_BYTES {
         return text;
     }
-    let (head, tail) =
-        (text.floor_char_boundary(TOLD * 3 / 4), text.ceil_char_boundary(text.len() - TOLD / 4));
+    let (head, tail) = (
+        text.floor_char_boundary(MAX_TEXT_BYTES * 3 / 4),
+        text.ceil_char_boundary(text.len() - MAX_TEXT_BYTES / 4),
+    );
     format!(
         "{}\n[… {} bytes are left out here; print less, or write it to a file and read parts of it …]\n{}",
         &text[..head],
@@ -196,8 +202,9 @@ fn clip(text: String) -> String {
     )
 }
 
-/// Which calls were done and which may have been: what a model needs to go on after a stop.
-fn account(calls: &[CallRecord]) -> String {
+/// Lists the calls that ended and those that may have had an effect, so that the model can continue
+/// after a stop.
+fn call_summary(calls: &[CallRecord]) -> String {
     let (mut done, mut unknown) = (String::new(), String::new());
     for call in calls.iter().filter(|call| call.waits.is_none()) {
         let list =
@@ -221,28 +228,28 @@ fn account(calls: &[CallRecord]) -> String {
         none(done),
         none(unknown)
     );
-    let unapproved = waiting(calls, WaitsFor::Approval);
+    let unapproved = waiting_calls(calls, WaitsFor::Approval);
     if !unapproved.is_empty() {
         let _ = write!(
             text,
-            " Calls that were not made, because nobody has approved them: {unapproved}."
+            " Calls that were not made, because they were not approved: {unapproved}."
         );
     }
-    let awaiting = waiting(calls, WaitsFor::Subtasks);
+    let awaiting = waiting_calls(calls, WaitsFor::Subtasks);
     if !awaiting.is_empty() {
         let _ = write!(text, " Calls that still waited for subtasks: {awaiting}.");
     }
     text
 }
 
-/// How much is kept of what the calls of one script were given and gave, in bytes: it is a part of
-/// the message that tells of the script, and is shown to people, not to models. What no longer fits
-/// is left out, and a shorter one after it may still fit.
-const KEPT: usize = 32 * 1024;
+/// Maximum size of the arguments and results of one script's calls, in bytes. They are part of the
+/// message that reports the script, and are shown to people, not to models. A text that no longer
+/// fits is left out; a shorter one after it may still fit.
+const MAX_TOOL_USE_BYTES: usize = 32 * 1024;
 
-/// One for each call, of which a script has no more than its limit of host calls.
+/// One entry per call; the limit of host calls bounds them.
 fn tool_uses(calls: &[CallRecord]) -> Vec<v1::ToolUse> {
-    let mut room = KEPT;
+    let mut room = MAX_TOOL_USE_BYTES;
     let mut keep = |text: &str| {
         if text.len() > room {
             return String::new();
@@ -304,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_its_stack_and_what_was_printed_before_all_reach_the_model() {
+    fn threw_report_has_error_stack_and_output() {
         let threw = Status::Threw {
             name: "TypeError".into(),
             message: "x is not a function".into(),
@@ -318,49 +325,49 @@ mod tests {
     }
 
     #[test]
-    fn the_value_follows_what_was_printed() {
+    fn value_follows_output() {
         let completed = Status::Completed { value: Value::Json("\"done\"".into()) };
         assert_eq!(result("call_1", &outcome(completed, "one"), &[], "").output, "one\ndone");
     }
 
     #[test]
-    fn a_huge_output_is_told_in_part_from_both_ends() {
-        let printed = format!("first {} last", "é".repeat(TOLD));
-        let told = result(
+    fn huge_output_keeps_both_ends() {
+        let printed = format!("first {} last", "é".repeat(MAX_TEXT_BYTES));
+        let text = result(
             "call_1",
             &outcome(Status::Completed { value: Value::Undefined }, &printed),
             &[],
             "",
         )
         .output;
-        assert!(told.len() < TOLD + 200);
+        assert!(text.len() < MAX_TEXT_BYTES + 200);
         assert!(
-            told.starts_with("first")
-                && told.ends_with("last")
-                && told.contains("bytes are left out")
+            text.starts_with("first")
+                && text.ends_with("last")
+                && text.contains("bytes are left out")
         );
     }
 
     #[test]
-    fn calls_that_nobody_waited_for_are_said_to_be_uncertain() {
+    fn calls_not_awaited_are_reported_as_uncertain() {
         let calls = [
             CallRecord::begun(1, "create_file"),
             CallRecord::begun(2, "read_file"),
             CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::begun(3, "edit_file") },
         ];
-        let told = result(
+        let text = result(
             "call_1",
             &outcome(Status::Completed { value: Value::Undefined }, ""),
             &calls,
             "",
         )
         .output;
-        assert!(told.contains("#1 create_file]") && !told.contains("read_file"), "{told}");
-        assert!(told.contains("without waiting for it: #3 edit_file]"), "{told}");
+        assert!(text.contains("#1 create_file]") && !text.contains("read_file"), "{text}");
+        assert!(text.contains("without waiting for it: #3 edit_file]"), "{text}");
     }
 
     #[test]
-    fn a_stopped_script_accounts_for_each_call() {
+    fn stopped_script_accounts_for_each_call() {
         let end =
             |succeeded, is_unknown| Some(CallEnd { succeeded, is_unknown, duration_micros: 5 });
         let calls = [
@@ -382,34 +389,34 @@ mod tests {
             error.contains("may or may not have had their effect: #2 execute_command, #5 fetch."),
             "{error}"
         );
-        assert!(error.contains("nobody has approved them: #3 create_file."), "{error}");
-        assert_eq!(result.tool_uses.len(), 4, "a call that was not made is no use of a tool");
+        assert!(error.contains("they were not approved: #3 create_file."), "{error}");
+        assert_eq!(result.tool_uses.len(), 4, "a call that was not made is not a tool use");
     }
 
     #[test]
-    fn an_account_of_very_many_calls_is_told_in_part() {
+    fn summary_of_many_calls_is_clipped() {
         let calls: Vec<_> =
             (1..=40_000).map(|number| CallRecord::begun(number, "read_file")).collect();
         let stopped = result("call_1", &outcome(Status::Cancelled, ""), &calls, "enough").error;
-        for told in [stopped, left("call_1", "enough", &calls).error] {
-            assert!(told.len() < TOLD + 200, "{}", told.len());
-            assert!(told.starts_with("Stopped: enough.\nCalls that had ended: none."), "{told}");
-            assert!(told.ends_with("#40000 read_file."), "{told}");
+        for text in [stopped, not_continued("call_1", "enough", &calls).error] {
+            assert!(text.len() < MAX_TEXT_BYTES + 200, "{}", text.len());
+            assert!(text.starts_with("Stopped: enough.\nCalls that had ended: none."), "{text}");
+            assert!(text.ends_with("#40000 read_file."), "{text}");
         }
     }
 
     #[test]
-    fn of_what_calls_were_given_and_gave_so_much_is_kept_as_fits() {
+    fn arguments_and_results_are_kept_while_they_fit() {
         let call = |number, arguments: usize, result: usize| CallRecord {
             arguments: "a".repeat(arguments),
             result: "r".repeat(result),
             ..CallRecord::begun(number, "read_file")
         };
-        let calls = [call(1, 10, KEPT - 20), call(2, 4, 4096), call(3, 6, 1)];
+        let calls = [call(1, 10, MAX_TOOL_USE_BYTES - 20), call(2, 4, 4096), call(3, 6, 1)];
         let kept: Vec<_> = tool_uses(&calls)
             .iter()
             .map(|used| (used.number, used.arguments.len(), used.result.len()))
             .collect();
-        assert_eq!(kept, [(1, 10, KEPT - 20), (2, 4, 0), (3, 6, 0)]);
+        assert_eq!(kept, [(1, 10, MAX_TOOL_USE_BYTES - 20), (2, 4, 0), (3, 6, 0)]);
     }
 }

@@ -1,5 +1,5 @@
-//! The executions of this process, so that one can be told to stop; and those that were stopped
-//! before they began.
+//! The running executions of this process, so that they can be canceled, and the cancellations of
+//! steps whose command has not arrived.
 
 use std::{
     collections::HashMap,
@@ -12,12 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics;
 
-/// How long it is remembered that a step was told to stop, in case its command arrives later.
-const REMEMBERED: Duration = Duration::from_secs(15 * 60);
-/// How many are remembered at most; older ones are forgotten first.
-const LIMIT: usize = 10_000;
+/// How long a cancellation is kept, in case the step's command arrives later.
+const CANCEL_RETENTION: Duration = Duration::from_secs(15 * 60);
+/// At most this many cancellations are kept; the oldest is dropped first.
+const MAX_CANCELS: usize = 10_000;
 
-/// The executions of this process.
+/// The running executions of this process, so that they can be canceled, and the cancellations of
+/// steps whose command has not arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Running {
     inner: Mutex<Inner>,
@@ -26,7 +27,7 @@ pub(crate) struct Running {
 #[derive(Debug, Default)]
 struct Inner {
     running: HashMap<StepId, std::sync::Arc<Handle>>,
-    stopped: HashMap<StepId, (Instant, String)>,
+    canceled: HashMap<StepId, (Instant, String)>,
 }
 
 #[derive(Debug, Default)]
@@ -35,44 +36,44 @@ struct Handle {
     reason: OnceLock<String>,
 }
 
-/// One execution that runs, until this is dropped.
+/// Registration of a running execution; dropping it ends the registration.
 #[derive(Debug)]
-pub(crate) struct Entry<'a> {
+pub(crate) struct RunningStep<'a> {
     running: &'a Running,
     step: StepId,
     handle: std::sync::Arc<Handle>,
 }
 
 impl Running {
-    /// Notes that a step is begun; it may already have been told to stop.
-    pub(crate) fn enter(&self, step: StepId) -> Entry<'_> {
+    /// Registers a running step. It is canceled at once if a cancellation has arrived before.
+    pub(crate) fn register(&self, step: StepId) -> RunningStep<'_> {
         let mut inner = self.lock();
         let handle = std::sync::Arc::new(Handle::default());
-        if let Some((_, reason)) = inner.stopped.get(&step) {
+        if let Some((_, reason)) = inner.canceled.get(&step) {
             handle.stop(reason);
         }
         inner.running.insert(step, std::sync::Arc::clone(&handle));
-        metrics::running(1);
-        Entry { running: self, step, handle }
+        metrics::add_running(1);
+        RunningStep { running: self, step, handle }
     }
 
-    /// Tells a step to stop, now or when its command arrives.
-    pub(crate) fn stop(&self, step: StepId, reason: &str) {
+    /// Cancels a step, now or when its command arrives.
+    pub(crate) fn cancel(&self, step: StepId, reason: &str) {
         let mut inner = self.lock();
         if let Some(handle) = inner.running.get(&step) {
             handle.stop(reason);
         }
         let now = Instant::now();
-        if inner.stopped.len() >= LIMIT {
-            inner.stopped.retain(|_, (when, _)| now.duration_since(*when) < REMEMBERED);
+        if inner.canceled.len() >= MAX_CANCELS {
+            inner.canceled.retain(|_, (when, _)| now.duration_since(*when) < CANCEL_RETENTION);
         }
-        if inner.stopped.len() >= LIMIT
+        if inner.canceled.len() >= MAX_CANCELS
             && let Some(oldest) =
-                inner.stopped.iter().min_by_key(|(_, (when, _))| *when).map(|(step, _)| *step)
+                inner.canceled.iter().min_by_key(|(_, (when, _))| *when).map(|(step, _)| *step)
         {
-            inner.stopped.remove(&oldest);
+            inner.canceled.remove(&oldest);
         }
-        inner.stopped.insert(step, (now, reason.to_owned()));
+        inner.canceled.insert(step, (now, reason.to_owned()));
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -87,23 +88,23 @@ impl Handle {
     }
 }
 
-impl Entry<'_> {
-    /// Cancelled when the step is told to stop.
+impl RunningStep<'_> {
+    /// Canceled when the step is canceled.
     pub(crate) fn token(&self) -> &CancellationToken {
         &self.handle.token
     }
 
-    /// Why the step was told to stop, if it was.
+    /// The reason for the cancellation, if the step was canceled.
     pub(crate) fn reason(&self) -> Option<String> {
         self.handle.reason.get().cloned()
     }
 }
 
-impl Drop for Entry<'_> {
+impl Drop for RunningStep<'_> {
     fn drop(&mut self) {
-        metrics::running(-1);
+        metrics::add_running(-1);
         let mut inner = self.running.lock();
-        // A later delivery of the same command may have taken the place.
+        // A later delivery of the same command may have replaced the entry.
         if inner
             .running
             .get(&self.step)
@@ -121,22 +122,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_told_to_stop_before_it_began_is_stopped_when_it_begins() {
+    fn step_canceled_before_it_starts_is_canceled_at_start() {
         let running = Running::default();
         let step = StepId::from_uuid(Uuid::from_u128(1));
-        running.stop(step, "enough");
-        let entry = running.enter(step);
+        running.cancel(step, "enough");
+        let entry = running.register(step);
         assert_eq!(entry.reason().as_deref(), Some("enough"));
         assert!(entry.token().is_cancelled());
     }
 
     #[test]
-    fn stopping_one_step_leaves_others_alone() {
+    fn canceling_one_step_leaves_others_running() {
         let running = Running::default();
         let (one, other) =
             (StepId::from_uuid(Uuid::from_u128(1)), StepId::from_uuid(Uuid::from_u128(2)));
-        let (one_entry, other_entry) = (running.enter(one), running.enter(other));
-        running.stop(one, "enough");
+        let (one_entry, other_entry) = (running.register(one), running.register(other));
+        running.cancel(one, "enough");
         assert!(one_entry.token().is_cancelled());
         assert!(!other_entry.token().is_cancelled());
     }

@@ -1,16 +1,15 @@
-//! Taking secrets out of what comes back: every form in which a host or a program is likely to
-//! repeat a value is searched for, and the handle of the secret is put in its place.
+//! Removes secrets from responses and output. It searches for every form in which a host or a
+//! program is likely to repeat a value, and replaces it by the secret's handle.
 //!
 //! A scrubber must not become an oracle: a script must not learn anything about a secret by having
 //! texts of its choice scrubbed. Two rules follow.
 //!
-//! - A scrubber knows the secrets of one exchange: those that went out with one request, or to one
-//!   command.
-//! - It matches whole forms only. At a cut the caller reads on by [`Scrubber::margin`], or leaves
-//!   that many bytes out whatever they are.
+//! - A scrubber knows the secrets of one exchange: those sent with one request, or to one command.
+//! - It matches whole forms only. At a cut, the caller reads [`Scrubber::margin`] bytes further, or
+//!   omits that many bytes whatever they are.
 //!
-//! This catches what is repeated, not what is disguised: a program that prints a value backwards is
-//! not noticed. Whoever binds a secret to a program trusts it not to (see
+//! This finds repeated values, not disguised ones: a program that prints a value backwards is not
+//! detected. Binding a secret to a program means trusting it not to do so (see
 //! docs/adr/0012-secrets.md).
 
 mod forms;
@@ -24,52 +23,52 @@ use serde_json::Value;
 
 use unwrapped::Unwrapped;
 
-/// How many bytes of a form the automaton knows; the rest is compared where they are found. This
-/// keeps the automaton small, however long secrets are.
-const HEAD: usize = 16;
+/// Number of bytes of a form in the automaton; the rest is compared at each hit. This keeps the
+/// automaton small for long secrets.
+const HEAD_BYTES: usize = 16;
 
-/// One secret: the forms of its value, and the handle that replaces them. Expensive to make for
-/// long values, so it is shared.
+/// The forms of one secret's value, and the handle that replaces them. Expensive to create for long
+/// values, so it is shared.
 pub(crate) struct Pattern {
     forms: Vec<Form>,
     handle: String,
 }
 
-/// One way to write a value.
+/// One encoding of a value.
 struct Form {
     bytes: SecretSlice<u8>,
-    /// Line breaks may stand in it, as in base64.
+    /// Whether it may contain line breaks, as base64 may.
     wraps: bool,
 }
 
-/// Finds the secrets of one exchange in texts. One that knows no secrets leaves everything as it
-/// is.
+/// Finds the secrets of one exchange in texts. Without secrets it leaves texts unchanged.
 #[derive(Default)]
 pub(crate) struct Scrubber {
     heads: Option<AhoCorasick>,
     patterns: Vec<Arc<Pattern>>,
-    /// Of each head in the automaton, the pattern and the form.
+    /// For each head in the automaton: the indexes of the pattern and of its form.
     forms: Vec<(usize, usize)>,
     longest: usize,
 }
 
-/// Where a secret stands in a text.
+/// An occurrence of a secret in a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Found {
-    place: Range<usize>,
-    /// The number of the pattern.
+pub(crate) struct SecretMatch {
+    range: Range<usize>,
+    /// The index of the pattern.
     secret: usize,
 }
 
 impl Pattern {
-    /// Everything that `handle` replaces.
+    /// A pattern for `value`, which `handle` replaces.
     pub(crate) fn new(value: &str, handle: &str) -> Self {
-        let forms =
-            forms::of(value).into_iter().map(|(bytes, wraps)| Form { bytes: bytes.into(), wraps });
+        let forms = forms::all_forms(value)
+            .into_iter()
+            .map(|(bytes, wraps)| Form { bytes: bytes.into(), wraps });
         Self { forms: forms.collect(), handle: handle.to_owned() }
     }
 
-    /// Everything that is searched for.
+    /// All forms to search for.
     #[cfg(test)]
     pub(crate) fn forms(&self) -> impl Iterator<Item = &[u8]> {
         self.forms.iter().map(Form::bytes)
@@ -81,11 +80,11 @@ impl Form {
         self.bytes.expose_secret()
     }
 
-    /// Most bytes that an occurrence has.
-    fn extent(&self) -> usize {
+    /// The maximum size of an occurrence, in bytes.
+    fn max_bytes(&self) -> usize {
         let length = self.bytes().len();
         if self.wraps {
-            length + unwrapped::most_breaks(length) * unwrapped::MAX_BREAK
+            length + unwrapped::max_breaks(length) * unwrapped::MAX_BREAK_BYTES
         } else {
             length
         }
@@ -100,7 +99,7 @@ impl fmt::Debug for Scrubber {
 }
 
 impl Scrubber {
-    /// Searches for these secrets.
+    /// A scrubber for these secrets.
     pub(crate) fn new(patterns: impl IntoIterator<Item = Arc<Pattern>>) -> Self {
         let patterns: Vec<Arc<Pattern>> = patterns.into_iter().collect();
         let numbered = patterns.iter().enumerate();
@@ -108,10 +107,10 @@ impl Scrubber {
             .flat_map(|(secret, pattern)| (0..pattern.forms.len()).map(move |form| (secret, form)))
             .collect();
         let form = |&(secret, form): &(usize, usize)| &patterns[secret].forms[form];
-        let longest = forms.iter().map(|number| form(number).extent()).max().unwrap_or(0);
+        let longest = forms.iter().map(|number| form(number).max_bytes()).max().unwrap_or(0);
         let heads = forms.iter().map(|number| {
             let bytes = form(number).bytes();
-            &bytes[..bytes.len().min(HEAD)]
+            &bytes[..bytes.len().min(HEAD_BYTES)]
         });
         let heads = (!forms.is_empty()).then(|| {
             let built = AhoCorasick::builder().match_kind(MatchKind::Standard).build(heads);
@@ -120,93 +119,96 @@ impl Scrubber {
         Self { heads, patterns, forms, longest }
     }
 
-    /// How many bytes on the other side of a cut must be known to tell whether a secret lies across
-    /// it. Where they cannot be known, that many bytes on this side are left out, whatever they
-    /// are.
+    /// How many bytes beyond a cut must be known to tell whether a secret lies across it. If they
+    /// are unknown, that many bytes before the cut must be omitted, whatever they are.
     pub(crate) fn margin(&self) -> usize {
         self.longest.saturating_sub(1)
     }
 
-    /// Where secrets stand, in order and without overlaps. Takes time in proportion to the text,
-    /// whatever is in it.
-    pub(crate) fn find(&self, text: &[u8]) -> Vec<Found> {
+    /// The occurrences of secrets, in order and without overlaps. Takes time linear in the size of
+    /// the text, whatever its content.
+    pub(crate) fn find(&self, text: &[u8]) -> Vec<SecretMatch> {
         let mut found = Vec::new();
         if self.heads.is_none() {
             return found;
         }
         self.search(text, |_| true, |next| add(&mut found, next));
-        if let Some(unwrapped) = Unwrapped::of(text) {
+        if let Some(unwrapped) = Unwrapped::from_text(text) {
             self.search(
                 &unwrapped.bytes,
                 |form| form.wraps,
-                |Found { place, secret }| {
-                    if let Some(place) = unwrapped.place(place) {
-                        add(&mut found, Found { place, secret });
+                |SecretMatch { range, secret }| {
+                    if let Some(range) = unwrapped.original_range(range) {
+                        add(&mut found, SecretMatch { range, secret });
                     }
                 },
             );
         }
-        merged(found)
+        merge_overlaps(found)
     }
 
-    fn search(&self, text: &[u8], wanted: impl Fn(&Form) -> bool, mut add: impl FnMut(Found)) {
+    fn search(
+        &self,
+        text: &[u8],
+        filter: impl Fn(&Form) -> bool,
+        mut add: impl FnMut(SecretMatch),
+    ) {
         let Some(heads) = &self.heads else { return };
-        // Most texts have nothing that looks like a form.
+        // Created on demand: most texts contain nothing like a form.
         let mut searches: Vec<Option<Search>> = Vec::new();
         for hit in heads.find_overlapping_iter(text) {
             let number = hit.pattern().as_usize();
             let (secret, form) = self.forms[number];
             let form = &self.patterns[secret].forms[form];
-            if !wanted(form) {
+            if !filter(form) {
                 continue;
             }
             let form = form.bytes();
-            if form.len() <= HEAD {
-                add(Found { place: hit.range(), secret });
+            if form.len() <= HEAD_BYTES {
+                add(SecretMatch { range: hit.range(), secret });
                 continue;
             }
             searches.resize_with(self.forms.len(), || None);
             let search = searches[number].get_or_insert_with(|| Search::new(form));
-            search.go_on(form, text, hit.start(), |place| add(Found { place, secret }));
+            search.advance(form, text, hit.start(), |range| add(SecretMatch { range, secret }));
         }
     }
 
-    /// Appends a part of a text, with a handle for each secret that lies in the part or reaches
-    /// into it.
+    /// Appends a part of a text to `to`, with a handle for each secret inside the part or across
+    /// its ends.
     pub(crate) fn render(
         &self,
         text: &[u8],
-        found: &[Found],
+        found: &[SecretMatch],
         part: Range<usize>,
         to: &mut Vec<u8>,
     ) {
         let mut next = part.start;
         let mut last = None;
-        for Found { place, secret } in found {
-            if place.end <= part.start || place.start >= part.end {
+        for SecretMatch { range, secret } in found {
+            if range.end <= part.start || range.start >= part.end {
                 continue;
             }
-            let between = next..place.start.max(next);
-            // A host that repeats a secret without end gets one handle for all, so that the text
-            // doesn't grow.
+            let between = next..range.start.max(next);
+            // Adjacent repetitions of a secret get one handle, so that the text does not grow.
             if last != Some(*secret) || !between.is_empty() {
                 to.extend_from_slice(&text[between]);
                 to.extend_from_slice(self.patterns[*secret].handle.as_bytes());
             }
             last = Some(*secret);
-            next = place.end.min(part.end);
+            next = range.end.min(part.end);
         }
         to.extend_from_slice(&text[next..part.end]);
     }
 
-    /// A text without secrets.
+    /// Scrubs a text.
     pub(crate) fn text(&self, text: String) -> String {
         let end = text.len();
         self.beginning(text, end)
     }
 
-    /// The first `end` bytes of a text without secrets, also without those that reach beyond; a few
-    /// less where `end` is within a character.
+    /// Scrubs the first `end` bytes of a text, including secrets that reach beyond. Returns less
+    /// where `end` is within a character.
     pub(crate) fn beginning(&self, mut text: String, end: usize) -> String {
         let found = self.find(text.as_bytes());
         let end = text.floor_char_boundary(end);
@@ -216,12 +218,12 @@ impl Scrubber {
         }
         let mut scrubbed = Vec::with_capacity(end);
         self.render(text.as_bytes(), &found, 0..end, &mut scrubbed);
-        // What is taken out are whole characters.
+        // Matches cover whole characters.
         String::from_utf8(scrubbed)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
-    /// A value without secrets in its texts and names.
+    /// Scrubs the strings and field names of a value.
     pub(crate) fn value(&self, value: &mut Value) {
         match value {
             Value::String(text) => *text = self.text(std::mem::take(text)),
@@ -238,13 +240,13 @@ impl Scrubber {
     }
 }
 
-/// The search for one form in one text, by Knuth, Morris and Pratt: it looks at each byte once,
-/// however often the form repeats itself.
+/// The Knuth-Morris-Pratt search for one form in one text. It reads each byte once, however
+/// repetitive the form is.
 struct Search {
-    /// For each length of a beginning of the form, less one: the longest shorter beginning that is
-    /// also its end.
+    /// For each prefix length, less one: the length of the longest shorter prefix that is also a
+    /// suffix of the prefix.
     borders: Vec<u32>,
-    /// Everything that begins before this byte has been found.
+    /// Every occurrence that begins before this byte has been found.
     next: usize,
 }
 
@@ -262,8 +264,8 @@ impl Search {
         Self { borders, next: 0 }
     }
 
-    /// Goes on at a byte where the form may begin, for as long as what follows may be a form.
-    fn go_on(
+    /// Continues at a byte where the form may begin, for as long as the following bytes may match.
+    fn advance(
         &mut self,
         form: &[u8],
         text: &[u8],
@@ -290,28 +292,28 @@ impl Search {
     }
 }
 
-/// Adds what was found, to the last one where that is of the same secret and overlaps: a text can
+/// Adds a match, or extends the last one if both are of the same secret and overlap: a text can
 /// consist of occurrences.
-fn add(found: &mut Vec<Found>, next: Found) {
+fn add(found: &mut Vec<SecretMatch>, next: SecretMatch) {
     match found.last_mut() {
         Some(last)
             if last.secret == next.secret
-                && (last.place.start..last.place.end).contains(&next.place.start) =>
+                && (last.range.start..last.range.end).contains(&next.range.start) =>
         {
-            last.place.end = last.place.end.max(next.place.end);
+            last.range.end = last.range.end.max(next.range.end);
         }
         _ => found.push(next),
     }
 }
 
-/// In order, those that overlap made one. Those that only touch stay apart.
-fn merged(mut found: Vec<Found>) -> Vec<Found> {
-    found.sort_by_key(|found| (found.place.start, std::cmp::Reverse(found.place.end)));
-    let mut merged: Vec<Found> = Vec::with_capacity(found.len());
+/// Sorts matches and merges overlapping ones. Adjacent ones stay separate.
+fn merge_overlaps(mut found: Vec<SecretMatch>) -> Vec<SecretMatch> {
+    found.sort_by_key(|found| (found.range.start, std::cmp::Reverse(found.range.end)));
+    let mut merged: Vec<SecretMatch> = Vec::with_capacity(found.len());
     for next in found {
         match merged.last_mut() {
-            Some(last) if next.place.start < last.place.end => {
-                last.place.end = last.place.end.max(next.place.end)
+            Some(last) if next.range.start < last.range.end => {
+                last.range.end = last.range.end.max(next.range.end)
             }
             _ => merged.push(next),
         }

@@ -1,4 +1,4 @@
-//! How much a script and its commands may use, by the pool that runs them.
+//! Limits of a script and its commands, by the pool that runs them.
 //!
 //! | | `cpu-2` | `cpu-4` | `cpu-8`, `gpu` |
 //! |---|---|---|---|
@@ -17,10 +17,10 @@
 //! | largest file | 4 GiB | 8 GiB | 16 GiB |
 //! | `/tmp`, `/dev/shm` | 512 MiB | 1 GiB | 2 GiB |
 //!
-//! A pool of another name has what `cpu-2` has. What each limit does is told in [`Limits`] and
-//! [`CommandLimits`], where it is enforced. None reaches beyond the step of its task, which ends
-//! half an hour after it began: a script for which more than that is set would be given up without
-//! having been told its limit.
+//! A pool with another name has the limits of `cpu-2`. [`Limits`] and [`CommandLimits`] describe
+//! what each limit does and where it is enforced. No limit may exceed the timeout of a step, half
+//! an hour: the step would end before the script reaches its limit, and the script would never
+//! learn of it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,18 +33,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{command::CommandLimits, sandbox::Limits};
 
-/// The engine itself needs about 3 MiB of a script's memory.
-const LEAST_MEMORY: usize = 4 << 20;
-/// A call and its result are journaled, and a message of the mesh takes 64 MiB.
-const MOST_CALL: usize = 32 << 20;
+/// The engine itself uses about 3 MiB of a script's memory.
+const MIN_MEMORY_BYTES: usize = 4 << 20;
+/// A call and its result are journaled, and a message of the mesh is at most 64 MiB.
+const MAX_CALL_BYTES: usize = 32 << 20;
 
-/// What a script of one pool, and each of its commands, may use.
+/// Limits of one pool's scripts and of each of their commands.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tier {
     pub(crate) script: Limits,
     pub(crate) commands: CommandLimits,
-    /// How much of what calls give is journaled for one execution, in bytes. A call for which there
-    /// is no room is an error the script can catch: it is not made, or its result is left out.
+    /// Maximum size of the results journaled for one execution, in bytes. A call without room
+    /// throws an error that the script can catch: it is not made, or its result is left out.
     pub(crate) journal_bytes: usize,
 }
 
@@ -63,7 +63,7 @@ impl Default for Tier {
 #[serde(transparent)]
 pub struct Span(#[serde(with = "config::duration")] pub Duration);
 
-/// Limits of one pool that the operator sets; the others stay as its tier has them.
+/// Limits of one pool that the operator sets; the others are those of its tier.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overrides {
@@ -76,7 +76,7 @@ pub struct Overrides {
     /// Memory of a script.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub script_memory_bytes: Option<usize>,
-    /// What is kept of the text a script prints.
+    /// Maximum size of a script's printed text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub script_output_bytes: Option<usize>,
     /// Size of a script's value.
@@ -88,7 +88,7 @@ pub struct Overrides {
     /// Size of one call's arguments, and of its result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_call_bytes: Option<usize>,
-    /// What is journaled of the results of one execution's calls.
+    /// Size of the journaled results of one execution's calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal_bytes: Option<usize>,
     /// CPU time of a command.
@@ -112,8 +112,8 @@ pub struct Overrides {
 }
 
 impl Tier {
-    /// The table of this module's documentation.
-    pub(crate) fn of(pool: &str) -> Self {
+    /// The tier of a pool, by the table in the module documentation.
+    pub(crate) fn for_pool(pool: &str) -> Self {
         let (factor, wall) = match pool {
             "cpu-4" => (2, 15),
             "cpu-8" | compute::GPU => (4, 20),
@@ -141,7 +141,7 @@ impl Tier {
         }
     }
 
-    fn over(self, set: &Overrides) -> Self {
+    fn with_overrides(self, set: &Overrides) -> Self {
         let Self { script, commands, journal_bytes } = self;
         let time = |set: Option<Span>, tier: Duration| set.map_or(tier, |Span(time)| time);
         Self {
@@ -166,7 +166,7 @@ impl Tier {
         }
     }
 
-    /// What is wrong with it: the name of a limit and what it must be.
+    /// The first invalid limit: its name and what it must be.
     fn fault(&self) -> Option<(&'static str, String)> {
         let Self { script, commands, journal_bytes } = self;
         let times = [
@@ -194,20 +194,17 @@ impl Tier {
             .into_iter()
             .find(|(_, count)| *count == 0)
             .map(|(name, _)| (name, "at least 1".to_owned()));
-        let memory = (script.memory_bytes < LEAST_MEMORY).then(|| {
+        let memory = (script.memory_bytes < MIN_MEMORY_BYTES).then(|| {
             (
                 "script_memory_bytes",
-                format!("at least {LEAST_MEMORY}: the engine itself needs 3 MiB"),
+                format!("at least {MIN_MEMORY_BYTES}: the engine itself uses 3 MiB"),
             )
         });
-        let call = (script.call_bytes > MOST_CALL)
-            .then(|| ("host_call_bytes", format!("at most {MOST_CALL}")));
+        let call = (script.call_bytes > MAX_CALL_BYTES)
+            .then(|| ("host_call_bytes", format!("at most {MAX_CALL_BYTES}")));
         let wall = (script.wall > CODE_TIMEOUT).then(|| {
-            let most = CODE_TIMEOUT.as_secs() / 60;
-            (
-                "script_wall",
-                format!("at most {most}min: then the step ends that its scripts belong to"),
-            )
+            let max = CODE_TIMEOUT.as_secs() / 60;
+            ("script_wall", format!("at most {max}min, the timeout of a step"))
         });
         too_short.or(zero).or(memory).or(call).or(wall)
     }
@@ -221,34 +218,35 @@ pub(crate) struct Tiers {
 }
 
 impl Tiers {
-    /// `all` holds for every pool, what `own` says of a pool over that.
+    /// `all` applies to every pool; `own` overrides it per pool.
     ///
     /// # Errors
-    /// A limit that nothing could work with, in words.
+    /// A message that names the invalid limit.
     pub(crate) fn new(
         pools: &[String],
         all: &Overrides,
         own: &BTreeMap<String, Overrides>,
     ) -> Result<Self, String> {
         let tier = |name: &String| {
-            let tier =
-                Tier::of(name).over(all).over(own.get(name).unwrap_or(&Overrides::default()));
+            let tier = Tier::for_pool(name)
+                .with_overrides(all)
+                .with_overrides(own.get(name).unwrap_or(&Overrides::default()));
             match tier.fault() {
                 Some((limit, must)) => Err(format!("{limit} of `{name}` must be {must}")),
                 None => Ok((name.clone(), tier)),
             }
         };
         let pools = pools.iter().map(tier).collect::<Result<_, _>>()?;
-        Ok(Self { pools, default: Tier::of(compute::DEFAULT).over(all) })
+        Ok(Self { pools, default: Tier::for_pool(compute::DEFAULT).with_overrides(all) })
     }
 
-    /// What a command for this pool may use. Only commands of earlier versions name none.
-    pub(crate) fn of(&self, pool: &str) -> &Tier {
+    /// The tier of a command's pool. Only commands of earlier versions name none.
+    pub(crate) fn for_pool(&self, pool: &str) -> &Tier {
         self.pools.get(pool).unwrap_or(&self.default)
     }
 
-    /// The most memory that a script of any pool may have.
-    pub(crate) fn most_memory_bytes(&self) -> usize {
+    /// The largest memory limit of all pools.
+    pub(crate) fn max_memory_bytes(&self) -> usize {
         self.pools
             .values()
             .chain([&self.default])
@@ -269,9 +267,9 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_tier_has_more_of_everything_that_its_name_is_about() {
-        let tiers = tiers(&Overrides::default(), &[]).expect("sound");
-        let [small, middle, large] = compute::STANDARD.map(|name| tiers.of(name));
+    fn larger_tier_has_larger_limits() {
+        let tiers = tiers(&Overrides::default(), &[]).expect("valid limits");
+        let [small, middle, large] = compute::STANDARD.map(|name| tiers.for_pool(name));
         assert_eq!(small, &Tier::default());
         for (less, more) in [(small, middle), (middle, large)] {
             assert!(less.script.cpu < more.script.cpu && less.script.wall < more.script.wall);
@@ -288,13 +286,13 @@ mod tests {
             assert!(less.commands.processes < more.commands.processes);
         }
         assert_eq!([small, middle, large].map(|tier| tier.commands.cores), [2, 4, 8]);
-        assert_eq!(tiers.of("bench"), small);
-        assert_eq!(tiers.of(""), small);
-        assert_eq!(tiers.most_memory_bytes(), large.script.memory_bytes);
+        assert_eq!(tiers.for_pool("bench"), small);
+        assert_eq!(tiers.for_pool(""), small);
+        assert_eq!(tiers.max_memory_bytes(), large.script.memory_bytes);
     }
 
     #[test]
-    fn what_is_set_for_a_pool_goes_before_what_is_set_for_all() {
+    fn pool_override_beats_general_override() {
         let all = Overrides {
             host_calls: Some(7),
             script_cpu: Some(Span(Duration::from_secs(1))),
@@ -302,17 +300,17 @@ mod tests {
         };
         let own =
             Overrides { host_calls: Some(9), command_processes: Some(3), ..Default::default() };
-        let tiers = tiers(&all, &[("cpu-4", own)]).expect("sound");
-        let tier = tiers.of("cpu-4");
+        let tiers = tiers(&all, &[("cpu-4", own)]).expect("valid limits");
+        let tier = tiers.for_pool("cpu-4");
         assert_eq!((tier.script.host_calls, tier.commands.processes), (9, 3));
         assert_eq!(tier.script.cpu, Duration::from_secs(1));
-        assert_eq!(tier.script.memory_bytes, Tier::of("cpu-4").script.memory_bytes);
-        assert_eq!(tiers.of("cpu-2").script.host_calls, 7);
-        assert_eq!(tiers.of("cpu-2").commands, Tier::default().commands);
+        assert_eq!(tier.script.memory_bytes, Tier::for_pool("cpu-4").script.memory_bytes);
+        assert_eq!(tiers.for_pool("cpu-2").script.host_calls, 7);
+        assert_eq!(tiers.for_pool("cpu-2").commands, Tier::default().commands);
     }
 
     #[test]
-    fn limits_that_nothing_could_work_with_are_refused_by_name() {
+    fn unusable_limits_are_refused_by_name() {
         let span = |milliseconds| Some(Span(Duration::from_millis(milliseconds)));
         for (set, limit) in [
             (Overrides { script_cpu: span(0), ..Default::default() }, "script_cpu"),
@@ -338,11 +336,11 @@ mod tests {
             assert!(error.starts_with(&format!("{limit} of `cpu-8` must be ")), "{error}");
         }
         let most = Overrides { script_wall: Some(Span(CODE_TIMEOUT)), ..Default::default() };
-        tiers(&most, &[]).expect("all the time that a step has");
+        tiers(&most, &[]).expect("the whole timeout of a step");
     }
 
     #[test]
-    fn the_table_of_the_documentation_is_the_one_that_holds() {
+    fn documented_table_matches_the_tiers() {
         let text = include_str!("tiers.rs");
         let row = |name: &str| {
             let line =
@@ -353,7 +351,7 @@ mod tests {
                 .filter(|cell| !cell.is_empty())
                 .collect::<Vec<_>>()
         };
-        let tiers = compute::STANDARD.map(Tier::of);
+        let tiers = compute::STANDARD.map(Tier::for_pool);
         let cells = |cell: &dyn Fn(&Tier) -> String| tiers.iter().map(cell).collect::<Vec<_>>();
         assert_eq!(
             row("a script's CPU time"),

@@ -1,9 +1,9 @@
 //! The tools that scripts call.
 //!
-//! Everything known about a tool stands once, in [`definitions`]: from there come the check of the
-//! arguments, the TypeScript shown to the model, the JSON schema, and the names for the sandbox.
-//! What a tool does stands in a module of its own. Errors are written for a model to recover from:
-//! what was wrong, with what, and what to do instead.
+//! [`definitions`] is the single description of the tools. The check of the arguments, the
+//! TypeScript declarations for the model, the JSON schema and the names for the sandbox all come
+//! from it. Each tool has its own module. Error messages help a model to recover: they say what was
+//! wrong, where, and what to do instead.
 
 mod argument;
 mod definition;
@@ -66,38 +66,38 @@ pub use save::Attachments;
 pub use secrets::Secrets;
 pub use subject::PolicySubject;
 pub use table::{declarations, definition, definitions};
-pub use tasks::{Subtasks, Waited, handed_off};
+pub use tasks::{AwaitOutcome, Subtasks, handed_off};
 
 use environment::Variables;
 use stop::Stop;
 
-/// How many calls of one toolbox work on files at the same time; more wait. A script may start any
-/// number of calls, and each that works on files occupies a thread.
+/// Maximum concurrent calls of one toolbox that work on files; more wait. A script may start any
+/// number of calls, and each call that works on files occupies a thread.
 const CONCURRENT_FILE_CALLS: usize = 8;
 
-/// How many calls of all toolboxes together work on files at the same time. Well below the 512
-/// threads that the runtime has for blocking work: those serve other things too, and a call that
-/// takes long keeps its thread after it was given up.
+/// Maximum concurrent calls of all toolboxes that work on files. It is well below the runtime's 512
+/// threads for blocking work: those serve other things too, and a long call keeps its thread after
+/// it was abandoned.
 static FILE_CALLS: Semaphore = Semaphore::const_new(64);
 
-/// How many of them search the content of files: such a call keeps a processor busy as long as it
-/// may, and the other tools need none to speak of.
+/// Maximum concurrent calls of all toolboxes that search the content of files. Such a call can keep
+/// a processor busy for its whole time; other tools need little CPU.
 static SEARCHES: Semaphore = Semaphore::const_new(16);
 
-/// How many commands of one toolbox run at the same time; more wait.
+/// Maximum concurrent commands of one toolbox; more wait.
 const CONCURRENT_COMMANDS: usize = 8;
 
-/// How many requests of one toolbox are under way at the same time; more wait.
+/// Maximum concurrent requests of one toolbox; more wait.
 const CONCURRENT_REQUESTS: usize = 16;
 
-/// How many questions to models of one toolbox are under way at the same time; more wait.
+/// Maximum concurrent questions to models of one toolbox; more wait.
 const CONCURRENT_QUESTIONS: usize = 16;
 
-/// How long is waited for writes whose calls were given up, when a script has ended.
-const WRITES: Duration = Duration::from_secs(2);
+/// How long to wait for writes of abandoned calls when a script has ended.
+const WRITE_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The same once it was told to stop: whoever stopped it is waiting.
-const WRITES_OF_STOPPED: Duration = Duration::from_millis(100);
+/// The same after the script was canceled: the canceler is waiting.
+const WRITE_GRACE_PERIOD_AFTER_CANCEL: Duration = Duration::from_millis(100);
 
 /// The tool that waits for subtasks.
 pub const AWAIT: &str = tasks::AWAIT.name;
@@ -105,10 +105,10 @@ pub const AWAIT: &str = tasks::AWAIT.name;
 /// The tool that makes requests.
 pub const FETCH: &str = fetch::DEFINITION.name;
 
-/// The tool that has another agent go on.
+/// The tool that hands the task over to another agent.
 pub const HAND_OFF: &str = tasks::HAND_OFF.name;
 
-/// What the tools of one task may do. The default grants nothing beyond the workspace.
+/// Permissions of the tools of one task. The default grants nothing beyond the workspace.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     /// What commands may do.
@@ -117,20 +117,20 @@ pub struct Policy {
     pub hosts: Vec<HostPattern>,
 }
 
-/// What belongs to one call and not to the toolbox.
+/// The context of one call.
 #[derive(Clone, Debug, Default)]
 pub struct CallContext {
-    /// Ends the call. Whatever it runs is killed, and a write that has begun is completed, so that
-    /// its outcome is known.
+    /// Ends the call. Its processes are killed. A write that has begun is completed, so that its
+    /// outcome is known.
     pub cancel: CancellationToken,
-    /// What scripts had set for commands when the call was made; unset: what they have set when it
-    /// is carried out. A call that is judged before it is carried out must find then what it was
-    /// judged with.
+    /// The variables that scripts had set for commands when the call was made. `None` means the
+    /// variables at execution time. A call whose approval precedes its execution must run with the
+    /// variables it was approved with.
     pub environment: Option<Arc<Environment>>,
-    /// Where the call stands: in which script of its step, from 0, and its number there, from 1.
-    /// What it makes of other tasks is known by that.
-    pub place: (u32, u32),
-    /// Says which redirects a request follows; none: all that lead to granted hosts.
+    /// Position of the call: the index of its script in the step, from 0, and its number in the
+    /// script, from 1. It identifies what the call creates in other tasks.
+    pub position: (u32, u32),
+    /// Decides which redirects a request follows. `None` follows all redirects to granted hosts.
     pub redirects: Option<Arc<dyn Redirects>>,
 }
 
@@ -146,12 +146,12 @@ pub struct Toolbox {
     models: Models,
     subtasks: Subtasks,
     attachments: Attachments,
-    /// How large a result may be for its script to get it, as JSON: what is larger is an error, or
-    /// cut where that was asked for.
+    /// Largest result for a script, in bytes of JSON. A larger one is an error, or truncated if the
+    /// call asked for that.
     result_bytes: usize,
     files: Arc<Semaphore>,
-    /// The threads that write for calls, also for those that were given up. Closed, so that whoever
-    /// waits is told when there is none.
+    /// The threads that write for calls, abandoned calls included. The tracker is closed, so that a
+    /// waiter is woken when there are none.
     writes: TaskTracker,
     commands: Semaphore,
     requests: Semaphore,
@@ -159,7 +159,7 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// Binds the tools to a workspace and a policy. `egress` and `sandbox` are made once per
+    /// Binds the tools to a workspace and a policy. `egress` and `sandbox` are created once per
     /// service and shared.
     #[must_use]
     pub fn new(
@@ -189,31 +189,31 @@ impl Toolbox {
         }
     }
 
-    /// The same with what its scripts may use without seeing it.
+    /// Adds the secrets that its scripts may use without seeing them.
     #[must_use]
     pub fn with_secrets(self, secrets: Secrets) -> Self {
         Self { secrets, ..self }
     }
 
-    /// The same with the models its scripts may ask.
+    /// Adds the models that its scripts may ask.
     #[must_use]
     pub fn with_models(self, models: Models) -> Self {
         Self { models, ..self }
     }
 
-    /// The same with the tasks its scripts may begin.
+    /// Adds access to subtasks.
     #[must_use]
     pub fn with_subtasks(self, subtasks: Subtasks) -> Self {
         Self { subtasks, ..self }
     }
 
-    /// The same with what people attached to the conversation.
+    /// Adds the files that people attached to the conversation.
     #[must_use]
     pub fn with_attachments(self, attachments: Attachments) -> Self {
         Self { attachments, ..self }
     }
 
-    /// The same for scripts that get results of at most so many bytes, as JSON.
+    /// Sets the largest result, in bytes of JSON.
     #[must_use]
     pub fn with_result_bytes(self, result_bytes: usize) -> Self {
         Self { result_bytes, ..self }
@@ -227,21 +227,20 @@ impl Toolbox {
 
     /// Calls a tool. `args` is an object by parameter name, or an array by position.
     ///
-    /// # Errors
-    /// Every failure of a tool is a [`ToolError`] with a stable name, for example `FileNotFound`;
-    /// the definitions say which. A command that exits with a status other than 0 and a response
-    /// other than 2xx are results, not errors.
+    /// # Errors Every failure of a tool is a [`ToolError`] with a stable name, for example
+    /// `FileNotFound`; the definitions list them. A command that exits with a status other than 0
+    /// and a response other than 2xx are results, not errors.
     ///
-    /// The values of secrets that the call itself sent out are in neither. Values that a program
-    /// has written into files are content like any other.
+    /// Neither results nor errors contain the values of secrets that the call itself sent. Values
+    /// that a program has written into files are ordinary content.
     pub async fn call(
         &self,
         name: &str,
         args: Value,
         cx: &CallContext,
     ) -> Result<Value, ToolError> {
-        let tool = provided(name)?;
-        told(tool, self.call_tool(tool, args, cx).await)
+        let tool = host_tool(name)?;
+        check_error_name(tool, self.call_tool(tool, args, cx).await)
     }
 
     async fn call_tool(
@@ -254,19 +253,19 @@ impl Toolbox {
         if cx.cancel.is_cancelled() {
             return Err(ToolError::cancelled(tool.name));
         }
-        // The call's own token, so that whatever ends it also ends the thread that works for it.
+        // The call's own token: the end of the call, for whatever reason, also ends its thread.
         let cancel = cx.cancel.child_token();
         let _guard = cancel.clone().drop_guard();
         let environment = cx.environment.clone().unwrap_or_else(|| self.environment());
         if tool.permission == Permission::Tasks && tool.name != AWAIT {
             let _permit = admit(tool, &self.requests, &cancel).await?;
-            return self.subtasks.run(tool, arguments, cx.place, &cancel).await;
+            return self.subtasks.run(tool, arguments, cx.position, &cancel).await;
         }
-        self.carry_out(tool, arguments, cancel, &environment, cx.redirects.as_deref()).await
+        self.dispatch(tool, arguments, cancel, &environment, cx.redirects.as_deref()).await
     }
 
-    /// Asks whether a call of [`AWAIT`] that was made at the start of `time` has what it waits for;
-    /// at its end the wait is over. Called in any other way it fails.
+    /// Checks whether a call of [`AWAIT`] has what it waits for. The call was made at the start of
+    /// `time` and times out at its end. [`AWAIT`] fails when it is called in any other way.
     ///
     /// # Errors
     /// As [`Toolbox::call`].
@@ -275,31 +274,34 @@ impl Toolbox {
         args: Value,
         time: Range<Timestamp>,
         cx: &CallContext,
-    ) -> Result<Waited, ToolError> {
-        let tool = provided(AWAIT)?;
+    ) -> Result<AwaitOutcome, ToolError> {
+        let tool = host_tool(AWAIT)?;
         let is_one = args["tasks"].is_string();
         let arguments = parse(tool, self.check(tool, args)?)?;
         let _permit = admit(tool, &self.requests, &cx.cancel).await?;
-        told(tool, self.subtasks.wait(arguments, is_one, time, cx.place, &cx.cancel).await)
+        check_error_name(
+            tool,
+            self.subtasks.wait(arguments, is_one, time, cx.position, &cx.cancel).await,
+        )
     }
 
-    /// Waits until nothing is written any more for calls that were given up, so that what is said
-    /// then of the workspace holds. False where that takes too long: two seconds, or a tenth of one
-    /// after `cancel`. What has not begun by then is not begun.
-    pub async fn writes_end(&self, cancel: &CancellationToken) -> bool {
+    /// Waits until abandoned calls have stopped writing, so that statements about the workspace
+    /// stay true. Returns false after two seconds, or a tenth of a second after `cancel`. Writes
+    /// that have not begun by then never begin.
+    pub async fn wait_for_writes(&self, cancel: &CancellationToken) -> bool {
         let stopped = async {
             cancel.cancelled().await;
-            tokio::time::sleep(WRITES_OF_STOPPED).await;
+            tokio::time::sleep(WRITE_GRACE_PERIOD_AFTER_CANCEL).await;
         };
         tokio::select! {
             biased;
             () = self.writes.wait() => true,
             () = stopped => false,
-            () = tokio::time::sleep(WRITES) => false,
+            () = tokio::time::sleep(WRITE_GRACE_PERIOD) => false,
         }
     }
 
-    async fn carry_out(
+    async fn dispatch(
         &self,
         tool: &'static Definition,
         arguments: Value,
@@ -310,30 +312,27 @@ impl Toolbox {
         let result_bytes = self.result_bytes;
         match tool.name {
             "read_file" => {
-                self.on_files(tool, arguments, cancel, bounded(read::run, result_bytes)).await
+                self.run_on_files(tool, arguments, cancel, bounded(read::run, result_bytes)).await
             }
-            "create_file" => self.on_files(tool, arguments, cancel, write::run).await,
-            "edit_file" => self.on_files(tool, arguments, cancel, edit::run).await,
+            "create_file" => self.run_on_files(tool, arguments, cancel, write::run).await,
+            "edit_file" => self.run_on_files(tool, arguments, cancel, edit::run).await,
             "list_files" => {
-                self.on_files(tool, arguments, cancel, bounded(list::run, result_bytes)).await
+                self.run_on_files(tool, arguments, cancel, bounded(list::run, result_bytes)).await
             }
             "grep" => {
-                self.on_files(tool, arguments, cancel, bounded(grep::run, result_bytes)).await
+                self.run_on_files(tool, arguments, cancel, bounded(grep::run, result_bytes)).await
             }
             "find_file" => {
-                self.on_files(tool, arguments, cancel, bounded(find::run, result_bytes)).await
+                self.run_on_files(tool, arguments, cancel, bounded(find::run, result_bytes)).await
             }
-            "delete_file" => self.on_files(tool, arguments, cancel, delete::run).await,
+            "delete_file" => self.run_on_files(tool, arguments, cancel, delete::run).await,
             "save_file" => self.save(tool, arguments, cancel).await,
             "execute_command" => {
                 let _permit = admit(tool, &self.commands, &cancel).await?;
                 encode(
                     tool,
-                    &execute::run(
-                        self.commands_with(&cancel, environment),
-                        parse(tool, arguments)?,
-                    )
-                    .await?,
+                    &execute::run(self.command_host(&cancel, environment), parse(tool, arguments)?)
+                        .await?,
                 )
             }
             "node" | "python" | "git" | "npm" => {
@@ -341,7 +340,7 @@ impl Toolbox {
                 let arguments = parse(tool, arguments)?;
                 encode(
                     tool,
-                    &program::run(tool.name, self.commands_with(&cancel, environment), arguments)
+                    &program::run(tool.name, self.command_host(&cancel, environment), arguments)
                         .await?,
                 )
             }
@@ -388,31 +387,32 @@ impl Toolbox {
                 }
             }
             AWAIT => {
-                let words =
-                    format!("{AWAIT} can only be called by a script, which is put away meanwhile.");
-                Err(ToolError::new("TasksUnavailable", words))
+                let message = format!(
+                    "{AWAIT} can only be called by a script, which is suspended meanwhile."
+                );
+                Err(ToolError::new("TasksUnavailable", message))
             }
             other => Err(error::unknown_tool(other)),
         }
     }
 
-    /// The canonical form of a call's arguments, in which it is carried out, shown and approved:
-    /// see [`Definition::canonical`]. Absolute paths below the workspace are made relative to it.
+    /// The canonical form of a call's arguments, in which it is executed, shown and approved: see
+    /// [`Definition::canonical`]. Absolute paths below the workspace are made relative to it.
     ///
     /// # Errors
     /// When there is no such tool, or the arguments do not fit; the call itself would fail with the
     /// same error.
     pub fn canonical(&self, name: &str, args: &Value) -> Result<Value, ToolError> {
-        self.check(provided(name)?, args.clone())
+        self.check(host_tool(name)?, args.clone())
     }
 
     /// What a policy must permit for a call with these canonical arguments: its
-    /// [`Definition::subject`], for a path that leads elsewhere through symbolic links also the
-    /// path it leads to, and for a command that finds variables set also the line with them in
-    /// front. A call is permitted when each of them is.
+    /// [`Definition::subject`], for a path with symbolic links also the resolved path, and for a
+    /// command with environment variables also the command line with the variables in front. A call
+    /// is permitted when each of them is.
     ///
-    /// The links are looked at now. A command that runs meanwhile could change them before the call
-    /// does its work; who is granted commands could as well read and write with those.
+    /// Links are resolved now. A concurrent command could change them before the call does its
+    /// work, but a script that may run commands could as well read and write with those.
     ///
     /// # Errors
     /// When there is no such tool.
@@ -422,12 +422,12 @@ impl Toolbox {
         canonical: &Value,
         environment: &Environment,
     ) -> Result<Vec<PolicySubject>, ToolError> {
-        let tool = provided(name)?;
+        let tool = host_tool(name)?;
         let subject = tool.subject(canonical);
         let (path, is_tree) = match &subject {
             PolicySubject::Path(path) => (path.clone(), false),
             PolicySubject::Tree(path) => (path.clone(), true),
-            // A variable can make a program do something else as well as an argument can:
+            // A variable can change what a program does as much as an argument can:
             // `GIT_SSH_COMMAND`, `BASH_ENV`.
             PolicySubject::Command(line) => {
                 let assignments =
@@ -441,7 +441,7 @@ impl Toolbox {
             _ => return Ok(vec![subject]),
         };
         let workspace = self.workspace.clone();
-        // A deletion takes the link itself away and not what it leads to.
+        // A deletion removes the link itself and not its target.
         let follow = tool.permission != Permission::FilesDelete;
         let named = path.clone();
         let resolving = blocking(move || {
@@ -451,7 +451,7 @@ impl Toolbox {
             let is_tree = is_tree && workspace.open_directory(&located).is_ok();
             Some((workspace.leads_to(&located, follow).ok()?.shown(), is_tree))
         });
-        // What cannot be resolved cannot be used either, and the call says why.
+        // A path that cannot be resolved cannot be used either; the call reports why.
         let Some((target, is_tree)) = resolving.await.flatten() else { return Ok(vec![subject]) };
         let kind = if is_tree { PolicySubject::Tree } else { PolicySubject::Path };
         let mut subjects: Vec<PolicySubject> = [path, target].map(kind).into();
@@ -459,22 +459,22 @@ impl Toolbox {
         Ok(subjects)
     }
 
-    /// What scripts have set for all commands by now.
+    /// The variables that scripts have set for all commands so far.
     pub fn environment(&self) -> Arc<Environment> {
-        Arc::new(self.variables.now())
+        Arc::new(self.variables.snapshot())
     }
 
-    /// Takes notice of a call of a script that had ended in an earlier process, and that is not
-    /// made again: what it had set for commands holds for the scripts after it. A script that is
-    /// continued sets its variables again where it comes to each call. Calls that change nothing in
-    /// the toolbox are none of its business.
+    /// Restores the effect on the toolbox of a call that is not repeated because its script had
+    /// ended in an earlier process: the variables it had set apply to the scripts after it. A
+    /// resumed script sets its variables again when it replays each call. Calls that change nothing
+    /// in the toolbox are ignored.
     pub fn replay(&self, name: &str, result: &Value) {
         if definition(name).is_some_and(|tool| tool.name == environment::SETENV.name) {
             self.variables.restore(result);
         }
     }
 
-    fn commands_with<'a>(
+    fn command_host<'a>(
         &'a self,
         cancel: &'a CancellationToken,
         variables: &'a Environment,
@@ -494,8 +494,8 @@ impl Toolbox {
         argument::check(tool, args, &relative)
     }
 
-    /// Runs a tool that works on files, on a thread where it may block.
-    async fn on_files<A, R>(
+    /// Runs a tool that works on files, on a thread that may block.
+    async fn run_on_files<A, R>(
         &self,
         tool: &'static Definition,
         arguments: Value,
@@ -509,28 +509,27 @@ impl Toolbox {
         let arguments: A = parse(tool, arguments)?;
         let permits = self.admit_to_files(tool, &cancel).await?;
         let workspace = self.workspace.clone();
-        let stop = Stop::of(tool, cancel.clone());
+        let stop = Stop::for_tool(tool, cancel.clone());
         let writes = tool.effect != Effect::Read;
         let counted = writes.then(|| self.writes.token());
         let working = blocking(move || {
-            // Held by the thread and not by the call, which may be given up before the thread ends.
-            let _held = (permits, counted);
+            // The thread holds them, not the call, which may be abandoned before the thread ends.
+            let _guards = (permits, counted);
             run(&workspace, arguments, &stop).and_then(|result| encode(tool, &result))
         });
-        let died = || died(tool);
+        let thread_died = || thread_died(tool);
         if writes {
-            // Once begun, a write is waited for: its caller must know whether it happened. Where
-            // the script itself ends before, `writes_end` waits.
-            return working.await.ok_or_else(died)?;
+            // A write that has begun is awaited: its caller must know whether it happened. If the
+            // script itself ends earlier, `wait_for_writes` waits.
+            return working.await.ok_or_else(thread_died)?;
         }
         tokio::select! {
-            result = working => result.ok_or_else(died)?,
+            result = working => result.ok_or_else(thread_died)?,
             () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
         }
     }
 
-    /// Saves an attached file: its content is read here, and written on a thread where that may
-    /// block.
+    /// Saves an attached file: its content is read here, and written on a thread that may block.
     async fn save(
         &self,
         tool: &'static Definition,
@@ -543,7 +542,7 @@ impl Toolbox {
             self.attachments.read(&arguments, self.policy.commands.limits.file_bytes).await?;
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let workspace = self.workspace.clone();
-        let stop = Stop::of(tool, cancel);
+        let stop = Stop::for_tool(tool, cancel);
         let counted = self.writes.token();
         let writing = blocking(move || {
             let _held = (permits, counted);
@@ -552,10 +551,10 @@ impl Toolbox {
         // It ends by itself when it is cancelled, and is waited for: its caller must know whether
         // it happened.
         let (saved, ()) = tokio::join!(writing, save::pass(pieces, sender));
-        encode(tool, &saved.ok_or_else(|| died(tool))??)
+        encode(tool, &saved.ok_or_else(|| thread_died(tool))??)
     }
 
-    /// Leave to work on files, among the calls of this toolbox and of all.
+    /// Acquires permits for work on files, from this toolbox and from the service.
     async fn admit_to_files(
         &self,
         tool: &Definition,
@@ -575,7 +574,7 @@ impl Toolbox {
     }
 }
 
-/// Work on files whose result takes at most so many bytes as JSON.
+/// Wraps work on files whose result takes at most `result_bytes` bytes of JSON.
 fn bounded<A, R>(
     run: fn(&Workspace, A, &Stop, usize) -> Result<R, ToolError>,
     result_bytes: usize,
@@ -587,26 +586,26 @@ where
     move |workspace, arguments, stop| run(workspace, arguments, stop, result_bytes)
 }
 
-/// What a call gave. That it fails only as its definition says is for tests to find out, of
-/// whatever they call.
-fn told<T>(tool: &Definition, result: Result<T, ToolError>) -> Result<T, ToolError> {
+/// Returns the result of a call. In debug builds it panics on an error that the definition does not
+/// list, so that every test checks the definitions.
+fn check_error_name<T>(tool: &Definition, result: Result<T, ToolError>) -> Result<T, ToolError> {
     if let Err(error) = &result {
         debug_assert!(
             tool.can_fail_with(error.name),
-            "the definition of {} does not tell of {error}",
+            "the definition of {} does not list {error}",
             tool.name
         );
     }
     result
 }
 
-/// A thread that worked for a call is gone.
-fn died(tool: &Definition) -> ToolError {
+/// The thread of a call has panicked.
+fn thread_died(tool: &Definition) -> ToolError {
     ToolError::internal(tool.name, "the thread that worked for it ended unexpectedly")
 }
 
-/// The tool of this name, if the toolbox provides it.
-fn provided(name: &str) -> Result<&'static Definition, ToolError> {
+/// The tool of this name, if the toolbox executes it.
+fn host_tool(name: &str) -> Result<&'static Definition, ToolError> {
     definition(name)
         .filter(|tool| tool.provider == Provider::Host)
         .ok_or_else(|| error::unknown_tool(name))
@@ -624,8 +623,7 @@ async fn admit<'a>(
 }
 
 fn parse<A: DeserializeOwned>(tool: &Definition, arguments: Value) -> Result<A, ToolError> {
-    // The arguments were checked against the definition; a difference between the two is a bug of
-    // ours.
+    // The arguments were checked against the definition; a mismatch here is our bug.
     serde_json::from_value(arguments).map_err(|e| ToolError::internal(tool.name, &e.to_string()))
 }
 

@@ -1,20 +1,20 @@
-//! The sandbox around a command: what bubblewrap is asked for, and whether it works here.
+//! The sandbox of commands: bubblewrap's arguments, and its detection.
 //!
 //! The command sees the system's programs and libraries read-only, a private `/tmp`, and the
-//! workspace at its own path, which is the only place it can write to that outlives it. It has
-//! user, process, IPC, host-name and (unless granted) network namespaces of its own, no
-//! capabilities, and dies with the service. Of `/etc` it sees what programs need to run and nothing
-//! that could hold a secret: a service that runs as root could otherwise read all of it.
+//! workspace at its own path, which is the only persistent writable directory. It has its own user,
+//! process, IPC, host-name and (unless network is granted) network namespaces, no capabilities, and
+//! dies with the service. Of `/etc` it sees what programs need to run and nothing that could
+//! contain a secret: as a service that runs as root it could otherwise read all of it.
 //!
-//! Where the kernel has Landlock, the interpreter's own program is run in front of the command and
-//! puts it under rules that repeat what the mounts say, for whatever gets around them; see
+//! If the kernel supports Landlock, the interpreter's own executable starts the command under
+//! Landlock rules that repeat the restrictions of the mounts, as a second line of defense; see
 //! [`crate::confine`].
 //!
 //! The workspace is mounted by its descriptor, because its path may lead elsewhere by now. `/proc`
-//! is read-only: to the kernel, commands of a service that runs as root are still root when they
-//! write a setting below `/proc/sys`. One more effect of being root is not prevented: a command can
-//! change the mode of the devices it shares (`/dev/null`). The service therefore warns at start; it
-//! belongs under a user of its own.
+//! is read-only: for the kernel, commands of a service that runs as root are still root when they
+//! write to `/proc/sys`. One more effect of running as root is not prevented: a command can change
+//! the mode of shared devices (`/dev/null`). The service therefore warns at start; it should run as
+//! a separate user.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -34,16 +34,16 @@ use super::{CommandPolicy, shell, spawn};
 use crate::confine;
 use crate::workspace::{RelativePath, Workspace};
 
-/// Who the command is inside; the files of the service's user appear as its own.
+/// The user id of the command inside the sandbox; files of the service's user appear as its own.
 const USER: &str = "1000";
 
-/// How long the trial run may take.
-const TRIAL: Duration = Duration::from_secs(10);
+/// Time limit of the trial run.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The exit status by which the trial run shows that it really ran.
+/// The exit status that shows that the trial run really ran.
 const TRIAL_STATUS: i32 = 42;
 
-/// What programs need of `/etc`.
+/// Files of `/etc` that programs need.
 const SYSTEM_FILES: [&str; 19] = [
     "/etc/alternatives",
     "/etc/bash.bashrc",
@@ -58,7 +58,7 @@ const SYSTEM_FILES: [&str; 19] = [
     "/etc/mime.types",
     "/etc/nsswitch.conf",
     "/etc/os-release",
-    // Not all of it: next to the certificates are private keys.
+    // Not all of /etc/pki: it also contains private keys.
     "/etc/pki/ca-trust/extracted",
     "/etc/pki/tls/cert.pem",
     "/etc/pki/tls/certs",
@@ -67,45 +67,45 @@ const SYSTEM_FILES: [&str; 19] = [
     "/etc/ssl/openssl.cnf",
 ];
 
-/// What programs need of `/etc` in addition to use the network.
+/// Additional files of `/etc` that programs need for network access.
 const NETWORK_FILES: [&str; 4] =
     ["/etc/resolv.conf", "/etc/hosts", "/etc/services", "/etc/protocols"];
 
-/// Where the interpreter's own program is seen inside.
+/// Path of the interpreter's own executable inside the sandbox.
 const CONFINE: &str = "/run/construct-confine";
 
-/// What programs are made of; links on a merged system.
+/// Directories of programs and libraries; symbolic links on a merged system.
 const PROGRAMS: [&str; 6] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
-/// Runs in front of the command where Landlock is not used: the kernel then counts processes per
-/// sandbox. Shells differ in the option's name.
-const BOUNDED: &str =
+/// Limits processes and starts the command, without Landlock: the kernel then counts processes per
+/// sandbox. The option's name depends on the shell.
+const LIMITED_START: &str =
     r#"ulimit -u "$2" 2>/dev/null || ulimit -p "$2" 2>/dev/null; exec "$0" -c "$1""#;
 
-/// A bubblewrap that works.
+/// A working bubblewrap.
 #[derive(Clone, Debug)]
 pub(super) struct Bubblewrap {
     program: PathBuf,
-    /// Namespaces cannot be nested inside; older versions cannot promise it.
+    /// Whether nested namespaces are forbidden; older versions do not support that.
     seals_namespaces: bool,
-    /// Or why it is not used.
+    /// Landlock, or the reason why it is not used.
     landlock: Result<Landlock, String>,
 }
 
-/// Landlock as it is used inside.
+/// Landlock inside the sandbox.
 #[derive(Clone, Debug)]
 struct Landlock {
-    /// The version of its interface.
+    /// Its ABI version.
     version: u32,
-    /// The program that puts itself under it.
+    /// The program that applies it.
     program: Arc<OwnedFd>,
 }
 
-/// Where the command works.
-pub(super) struct Place<'a> {
+/// Where the command runs.
+pub(super) struct WorkingDirectory<'a> {
     /// The workspace.
     pub(super) workspace: &'a Workspace,
-    /// Where it starts, below the root.
+    /// The working directory, relative to the root.
     pub(super) start: &'a RelativePath,
 }
 
@@ -113,7 +113,9 @@ impl fmt::Display for Bubblewrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "bubblewrap at {} (namespaces, seccomp)", self.program.display())?;
         if !self.seals_namespaces {
-            f.write_str(", which is too old or not permitted to forbid nested user namespaces,")?;
+            f.write_str(
+                ", which is too old or lacks the permission to forbid nested user namespaces,",
+            )?;
         }
         match &self.landlock {
             Ok(landlock) => write!(f, " and Landlock (ABI {})", landlock.version),
@@ -123,15 +125,15 @@ impl fmt::Display for Bubblewrap {
 }
 
 impl Bubblewrap {
-    /// Looks for bubblewrap and runs something in it. The error says why it does not work, for the
+    /// Finds bubblewrap and makes a trial run. The error says why it does not work, for the
     /// operator.
     pub(super) async fn detect(interpreter: &Path) -> Result<Self, String> {
         let program = find("bwrap").ok_or("bubblewrap (bwrap) is not installed")?;
         let mut reason = String::new();
         for seals_namespaces in [true, false] {
-            let landlock = Err("it was not tried".to_owned());
+            let landlock = Err("it was not tested".to_owned());
             let candidate = Self { program: program.clone(), seals_namespaces, landlock };
-            match candidate.try_out().await {
+            match candidate.trial_run().await {
                 Ok(()) => return Ok(candidate.with_landlock(interpreter).await),
                 Err(error) => reason = error,
             }
@@ -139,10 +141,10 @@ impl Bubblewrap {
         Err(reason)
     }
 
-    /// The same with Landlock, if that works.
+    /// Adds Landlock, if that works.
     async fn with_landlock(self, interpreter: &Path) -> Self {
         let Some(version) = confine::version() else {
-            return Self { landlock: Err("the kernel has none".to_owned()), ..self };
+            return Self { landlock: Err("the kernel does not support it".to_owned()), ..self };
         };
         let program =
             match rustix::fs::open(interpreter, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
@@ -155,39 +157,39 @@ impl Bubblewrap {
                 }
             };
         let candidate = Self { landlock: Ok(Landlock { version, program }), ..self };
-        match candidate.try_out().await {
+        match candidate.trial_run().await {
             Ok(()) => candidate,
             Err(reason) => Self { landlock: Err(reason), ..candidate },
         }
     }
 
-    async fn try_out(&self) -> Result<(), String> {
+    async fn trial_run(&self) -> Result<(), String> {
         let script = format!("exit {TRIAL_STATUS}");
         let command = self
             .command(None, &CommandPolicy::default(), &BTreeMap::new(), &script)
-            .map_err(|e| format!("bubblewrap could not be prepared: {e}"))?;
+            .map_err(|e| format!("failed to prepare bubblewrap: {e}"))?;
         let (group, child) = spawn::spawn(command, None)
             .await
-            .map_err(|e| format!("bubblewrap could not be started: {e}"))?;
-        match tokio::time::timeout(TRIAL, child.wait_with_output()).await {
-            Err(_) => Err("bubblewrap did not finish a trial run within 10 seconds".to_owned()),
-            Ok(Err(error)) => Err(format!("bubblewrap could not be waited for: {error}")),
+            .map_err(|e| format!("failed to start bubblewrap: {e}"))?;
+        match tokio::time::timeout(TRIAL_TIMEOUT, child.wait_with_output()).await {
+            Err(_) => Err("a trial run of bubblewrap did not finish within 10 seconds".to_owned()),
+            Ok(Err(error)) => Err(format!("failed to wait for bubblewrap: {error}")),
             Ok(Ok(output)) if output.status.code() == Some(TRIAL_STATUS) => {
-                group.is_gone();
+                group.mark_dead();
                 Ok(())
             }
             Ok(Ok(output)) => {
-                let said: String =
+                let stderr: String =
                     String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
-                Err(format!("a trial run of bubblewrap failed ({}): {said}", output.status))
+                Err(format!("a trial run of bubblewrap failed ({}): {stderr}", output.status))
             }
         }
     }
 
-    /// The process that runs `script` confined. Without a place it sees no workspace.
+    /// The confined process that runs `script`. Without a location it sees no workspace.
     pub(super) fn command(
         &self,
-        place: Option<&Place<'_>>,
+        location: Option<&WorkingDirectory<'_>>,
         policy: &CommandPolicy,
         environment: &BTreeMap<String, String>,
         script: &str,
@@ -195,31 +197,32 @@ impl Bubblewrap {
         let mut arguments = Arguments::default();
         self.namespaces(&mut arguments, policy);
         system(&mut arguments, policy)?;
-        if let Some(place) = place {
-            workspace(&mut arguments, place.workspace)?;
+        if let Some(location) = location {
+            workspace(&mut arguments, location.workspace)?;
         }
         if let Ok(landlock) = &self.landlock {
             arguments.bind("--ro-bind-fd", landlock.program.try_clone()?, Path::new(CONFINE));
         }
         arguments.add(["--remount-ro", "/"]);
-        let start = place.map_or(PathBuf::from("/"), |place| match place.start.is_root() {
-            true => place.workspace.root().to_owned(),
-            false => place.workspace.root().join(place.start.as_path()),
-        });
+        let start =
+            location.map_or(PathBuf::from("/"), |location| match location.start.is_root() {
+                true => location.workspace.root().to_owned(),
+                false => location.workspace.root().join(location.start.as_path()),
+            });
         arguments.add([OsStr::new("--chdir"), start.as_os_str()]);
 
-        // The arguments go through a descriptor and the environment of bubblewrap itself is empty:
-        // the values are not visible in the process table, and no variable a script chose
-        // (LD_PRELOAD) acts outside of the sandbox.
+        // The arguments are passed through a descriptor and the environment of bubblewrap itself is
+        // empty: the values are not visible in the process table, and a script's variables
+        // (LD_PRELOAD) have no effect outside of the sandbox.
         let filter = super::seccomp::program().map_err(io::Error::other)?;
         let filter = in_memory("filter", filter)?;
         arguments.add(["--seccomp", &filter.as_raw_fd().to_string()]);
         arguments.files.push(filter);
-        let inside = self.inside(&mut arguments, place, policy, environment)?;
+        let starter = self.starter(&mut arguments, location, policy, environment)?;
         let list = in_memory("arguments", &arguments.list)?;
         let mut command = Command::new(&self.program);
         command.env_clear().arg("--args").arg(list.as_raw_fd().to_string());
-        command.arg("--").args(inside);
+        command.arg("--").args(starter);
         match &self.landlock {
             Ok(_) => command.args([shell(), "-c", script]),
             Err(_) => command.args([shell(), script]).arg(policy.limits.processes.to_string()),
@@ -230,12 +233,12 @@ impl Bubblewrap {
         Ok(command)
     }
 
-    /// What runs first inside, and sees to it that the command gets its environment and its bound
-    /// on processes.
-    fn inside(
+    /// The first program inside the sandbox, which gives the command its environment and its limit
+    /// of processes.
+    fn starter(
         &self,
         arguments: &mut Arguments,
-        place: Option<&Place<'_>>,
+        location: Option<&WorkingDirectory<'_>>,
         policy: &CommandPolicy,
         environment: &BTreeMap<String, String>,
     ) -> io::Result<Vec<OsString>> {
@@ -243,7 +246,7 @@ impl Bubblewrap {
             for (name, value) in environment {
                 arguments.add(["--setenv", name, value]);
             }
-            return Ok(["/bin/sh", "-c", BOUNDED].map(OsString::from).into());
+            return Ok(["/bin/sh", "-c", LIMITED_START].map(OsString::from).into());
         }
         let variables: String =
             environment.iter().map(|(name, value)| format!("{name}={value}\0")).collect();
@@ -251,7 +254,7 @@ impl Bubblewrap {
         let rules = confine::Rules {
             environment: Some(variables.as_raw_fd()),
             processes: Some(policy.limits.processes as u64),
-            ..rules(place, policy)
+            ..rules(location, policy)
         };
         arguments.files.push(variables);
         Ok(std::iter::once(OsString::from(CONFINE)).chain(rules.arguments()).collect())
@@ -276,8 +279,8 @@ impl Bubblewrap {
     }
 }
 
-/// What the mounts say, as rules.
-fn rules(place: Option<&Place<'_>>, policy: &CommandPolicy) -> confine::Rules {
+/// The restrictions of the mounts, as Landlock rules.
+fn rules(location: Option<&WorkingDirectory<'_>>, policy: &CommandPolicy) -> confine::Rules {
     let system = ["/usr", "/etc", "/proc"].into_iter().chain(PROGRAMS).map(PathBuf::from);
     let scratch = ["/tmp", "/dev/shm"].map(PathBuf::from);
     confine::Rules {
@@ -286,14 +289,14 @@ fn rules(place: Option<&Place<'_>>, policy: &CommandPolicy) -> confine::Rules {
         devices: vec!["/dev".into()],
         write: scratch
             .into_iter()
-            .chain(place.map(|place| place.workspace.root().to_owned()))
+            .chain(location.map(|location| location.workspace.root().to_owned()))
             .collect(),
         tcp: policy.network || policy.loopback,
         ..confine::Rules::default()
     }
 }
 
-/// Mounts the workspace at its own path, without what is hidden in it.
+/// Mounts the workspace at its own path, without its hidden files.
 fn workspace(arguments: &mut Arguments, workspace: &Workspace) -> io::Result<()> {
     let root = workspace.root();
     let veils = workspace.veils()?;
@@ -314,8 +317,7 @@ fn workspace(arguments: &mut Arguments, workspace: &Workspace) -> io::Result<()>
 
 /// Mounts everything but the workspace.
 fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
-    // By descriptor like a workspace, so that the trial run finds out whether this version can do
-    // that.
+    // By descriptor like a workspace, so that the trial run tests whether this version supports it.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     arguments.bind(
         "--ro-bind-fd",
@@ -323,7 +325,7 @@ fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
         Path::new("/usr"),
     );
     for name in PROGRAMS {
-        // On a merged system these are links into /usr, and must be inside as well.
+        // On a merged system these are links into /usr, and must be the same inside.
         match std::fs::read_link(name) {
             Ok(target) => {
                 arguments.add([OsStr::new("--symlink"), target.as_os_str(), OsStr::new(name)])
@@ -356,8 +358,8 @@ fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
     Ok(())
 }
 
-/// Arguments as bubblewrap reads them from a descriptor, each ending with NUL, and the descriptors
-/// they name.
+/// Arguments as bubblewrap reads them from a descriptor, NUL-terminated, and the descriptors they
+/// refer to.
 #[derive(Default)]
 struct Arguments {
     list: Vec<u8>,
@@ -372,14 +374,14 @@ impl Arguments {
         }
     }
 
-    /// A read-only file with this content.
+    /// Adds a read-only file with this content.
     fn add_file(&mut self, path: &Path, content: &[u8]) -> io::Result<()> {
         self.add(["--perms", "0444"]);
         self.bind("--ro-bind-data", in_memory("file", content)?, path);
         Ok(())
     }
 
-    /// Something open, at this path.
+    /// Mounts an open file or directory at this path.
     fn bind(&mut self, how: &str, handle: OwnedFd, path: &Path) {
         let number = handle.as_raw_fd().to_string();
         self.add([OsStr::new(how), OsStr::new(&number), path.as_os_str()]);
@@ -394,7 +396,7 @@ fn in_memory(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Looks for a program as a shell would, and in the usual places when the service has no `PATH`.
+/// Finds a program in `PATH`, or in the usual directories if the service has no `PATH`.
 fn find(program: &str) -> Option<PathBuf> {
     let path =
         std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/local/bin:/usr/bin:/bin"));

@@ -1,22 +1,22 @@
-//! What one command may use.
+//! Resource limits of commands.
 
 use std::time::Duration;
 
-/// What one command may use, all of its processes together unless said otherwise. More ends the
-/// command, unless said otherwise.
+/// Resource limits of one command. They apply to all of its processes together and exceeding them
+/// ends the command, unless noted otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandLimits {
-    /// CPU time. Counted every 100 ms by the service, without processes that nobody waits for; and
-    /// for each process by the kernel.
+    /// CPU time. The service measures it every 100 ms, without processes that were not reaped; the
+    /// kernel limits each process.
     pub cpu: Duration,
-    /// Processors it is started on, so that programs that ask how many there are take so many.
-    /// Nothing keeps a program from choosing others; what it may compute in all is
-    /// [`cpu`](Self::cpu).
+    /// Number of processors it is started on, so that programs that ask for the processor count see
+    /// this number. A program can still choose others; [`cpu`](Self::cpu) limits its total
+    /// computation.
     pub cores: usize,
     /// Resident memory, in bytes. One process also cannot allocate more than this.
     pub memory_bytes: u64,
-    /// Live processes. Counted every 100 ms by the service, and by the kernel where the service is
-    /// not root.
+    /// Live processes. The service counts them every 100 ms, the kernel also if the service does
+    /// not run as root.
     pub processes: usize,
     /// Largest file it may write, in bytes; writing more fails.
     pub file_bytes: u64,
@@ -26,7 +26,7 @@ pub struct CommandLimits {
 }
 
 impl Default for CommandLimits {
-    /// What a command of the smallest tier may use.
+    /// The limits of the smallest compute tier.
     fn default() -> Self {
         Self {
             cpu: Duration::from_secs(20 * 60),

@@ -1,11 +1,10 @@
 //! The processes of a command: counting them, and killing all of them.
 //!
-//! A process belongs to a command when it descends from the one that was started or is in its
+//! A process belongs to a command if it descends from the command's first process or is in its
 //! session. Under bubblewrap that is exact, since the first process of the namespace adopts
-//! orphans. Without a sandbox, a process that starts a session of its own *and* loses its parent is
-//! not counted; it is killed all the same, by the mark that it inherited in its environment. A
-//! process that also clears its environment escapes, which is part of what `AllowUnconfined`
-//! accepts.
+//! orphans. Without a sandbox, a process that starts its own session *and* loses its parent is not
+//! counted, but it is still killed, by the mark that it inherited in its environment. A process
+//! that also clears its environment escapes; `AllowUnconfined` accepts that.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +16,12 @@ use tokio::process::Child;
 
 use super::CommandLimits;
 
-/// How often the processes of a command are counted.
-const SAMPLE: Duration = Duration::from_millis(100);
-/// For how long a process that is told to stop is waited for before its children are looked for.
-const STANDSTILL: Duration = Duration::from_secs(1);
+/// How often the processes of a command are measured.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
+/// How long to wait for a process to stop before its children are searched.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The bound that a command exceeded.
+/// The limit that a command exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Limit {
     /// Too many live processes.
@@ -34,7 +33,7 @@ pub(super) enum Limit {
 }
 
 impl Limit {
-    /// The word used in results.
+    /// Its name in results.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Processes => "processes",
@@ -49,41 +48,41 @@ struct Process {
     id: i32,
     parent: i32,
     session: i32,
-    /// It has ended, and its parent has not asked how.
+    /// Whether it is a zombie.
     ended: bool,
     resident_pages: u64,
-    /// CPU time of the process and of its children that have ended, in the kernel's ticks.
+    /// CPU time of the process and of its reaped children, in kernel ticks.
     ticks: u64,
 }
 
 /// Environment variable that marks the processes of a command that runs without a sandbox.
 pub(super) const MARK: &str = "CONSTRUCT_COMMAND";
 
-/// A command's processes, named by the first one. They are killed when this is dropped.
+/// The processes of a command, identified by the first one. They are killed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Group {
     leader: Option<Pid>,
-    /// `MARK=value` as it stands in their environment.
+    /// `MARK=value` as in their environment.
     mark: Option<String>,
     killed: AtomicBool,
 }
 
 impl Group {
-    /// The group that `child` leads; it was started as the leader of a session of its own.
-    pub(super) fn of(child: &Child, mark: Option<String>) -> Self {
+    /// The group that `child` leads. It was started as the leader of its own session.
+    pub(super) fn new(child: &Child, mark: Option<String>) -> Self {
         let leader = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let mark = mark.map(|value| format!("{MARK}={value}"));
         Self { leader, mark, killed: AtomicBool::new(false) }
     }
 
-    /// Returns when the group exceeds a bound; otherwise never.
+    /// Returns when the group exceeds a limit; otherwise never.
     pub(super) async fn watch(&self, limits: &CommandLimits) -> Limit {
         let Some(leader) = self.leader else { return std::future::pending().await };
         let leader = leader.as_raw_nonzero().get();
         let page = rustix::param::page_size() as u64;
         let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
         loop {
-            tokio::time::sleep(SAMPLE).await;
+            tokio::time::sleep(SAMPLE_INTERVAL).await;
             let sampled = tokio::task::spawn_blocking(move || {
                 let members = members(&recent_table(), leader);
                 let memory =
@@ -101,29 +100,29 @@ impl Group {
         }
     }
 
-    /// Nothing is left to kill.
-    pub(super) fn is_gone(&self) {
+    /// Records that no process is left to kill.
+    pub(super) fn mark_dead(&self) {
         self.killed.store(true, Ordering::Relaxed);
     }
 
     /// Kills every process of the group.
     pub(super) async fn kill(&self) {
         if let Some(leader) = self.leader {
-            // The group does nothing more; looking for those outside of it takes a few
-            // milliseconds, and only its leader leads to them.
+            // Stops the group first: finding the processes outside of it takes a few milliseconds,
+            // and only its leader leads to them.
             let _ = rustix::process::kill_process_group(leader, Signal::STOP);
             let mark = self.mark.clone();
             drop(tokio::task::spawn_blocking(move || kill_all(leader, mark.as_deref())).await);
         }
-        // Not before: who does not wait for this drops the leader, and with it what leads to the
-        // others.
+        // Not earlier: if this future is dropped, `drop` must still kill the group, while the
+        // leader leads to the others.
         self.killed.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The future that ran the command was dropped in the middle.
+        // The future that ran the command was dropped before its end.
         if let (Some(leader), false) = (self.leader, *self.killed.get_mut()) {
             kill_all(leader, self.mark.as_deref());
         }
@@ -131,14 +130,14 @@ impl Drop for Group {
 }
 
 fn kill_all(leader: Pid, mark: Option<&str>) {
-    // The tree is read before its root dies, because orphans can no longer be traced to it, and
-    // while its root stands still: bubblewrap may be about to make a process that leaves its
-    // session. It is read a second time for processes that were forked during the first.
+    // The tree is read before its root dies, because orphans cannot be traced to it, and while its
+    // root is stopped: bubblewrap may be about to create a process that leaves its session. It is
+    // read a second time for processes that were forked during the first pass.
     let _ = rustix::process::kill_process(leader, Signal::STOP);
-    let begun = Instant::now();
-    // One that is being made with namespaces of its own is made to its end, which takes long where
-    // many are made at the same time.
-    while !stands_still(leader) && begun.elapsed() < STANDSTILL {
+    let started = Instant::now();
+    // The kernel completes the creation of a process with its own namespaces first, which takes
+    // long if many are created at the same time.
+    while !is_stopped(leader) && started.elapsed() < STOP_TIMEOUT {
         std::thread::sleep(Duration::from_micros(200));
     }
     for _ in 0..2 {
@@ -155,17 +154,17 @@ fn kill_all(leader: Pid, mark: Option<&str>) {
     }
 }
 
-/// Whether a process is stopped or has ended: it makes no other.
-fn stands_still(id: Pid) -> bool {
+/// Whether a process is stopped or has ended and so creates no other.
+fn is_stopped(id: Pid) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", id.as_raw_nonzero())) else {
         return true;
     };
-    // The name before it may hold anything.
+    // The name before it may contain any character.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     matches!(state, Some('T' | 't' | 'Z' | 'X' | 'x'))
 }
 
-/// Whether a process was started with this variable, or by one that was.
+/// Whether a process inherited this variable.
 fn is_marked(id: i32, mark: &str) -> bool {
     std::fs::read(format!("/proc/{id}/environ")).is_ok_and(|environment| {
         environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
@@ -192,12 +191,13 @@ fn members(table: &[Process], leader: i32) -> Vec<Process> {
     found
 }
 
-/// The process table, at most [`SAMPLE`] old: all commands of this service share one reading of it.
+/// The process table, at most half a [`SAMPLE_INTERVAL`] old. All commands of this service share
+/// it.
 fn recent_table() -> Arc<Vec<Process>> {
     static LATEST: Mutex<Option<(Instant, Arc<Vec<Process>>)>> = Mutex::new(None);
     let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
     match &*latest {
-        Some((read, table)) if read.elapsed() < SAMPLE / 2 => Arc::clone(table),
+        Some((read, table)) if read.elapsed() < SAMPLE_INTERVAL / 2 => Arc::clone(table),
         _ => {
             let table = Arc::new(table());
             *latest = Some((Instant::now(), Arc::clone(&table)));
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_name_with_parentheses_does_not_confuse_the_fields() {
+    fn program_name_may_contain_parentheses() {
         let line = "42 (a) b (c)) S 7 42 9 0 -1 4194304 1 0 0 0 1 20 300 4000 20 0 1 0 100 1000 55 184 0 0";
         let process = parse_stat(42, line).expect("a valid line");
         assert_eq!((process.parent, process.session, process.resident_pages), (7, 9, 55));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_descendants_and_the_session_but_not_others() {
+    fn members_are_descendants_and_the_session() {
         let process = |id, parent, session| Process {
             id,
             parent,
@@ -256,8 +256,8 @@ mod tests {
             resident_pages: 1,
             ticks: 0,
         };
-        // 11 descends, 12 descends from it in a session of its own, 13 is an orphan of the session,
-        // 14 is a stranger.
+        // 11 is a descendant, 12 descends from it in its own session, 13 is an orphan of the
+        // session, 14 is unrelated.
         let table = [
             process(10, 1, 10),
             process(11, 10, 10),

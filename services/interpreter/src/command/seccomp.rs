@@ -1,13 +1,13 @@
-//! The system calls a confined command cannot make.
+//! The system calls that confined commands cannot make.
 //!
-//! Namespaces hide things; the kernel's code stays reachable. What programs of a workspace don't
-//! need and kernels have been broken through is refused with `EPERM`: mounting and new namespaces,
-//! eBPF, `io_uring`, keys, modules, handles, sockets of other families than the usual. Neither can
-//! a command set the set-user or set-group bit of a file, which would outlive it: where the service
-//! is root, the file would make root of whoever starts it.
+//! Namespaces hide resources, but the kernel's code stays reachable. The filter denies with `EPERM`
+//! what programs of a workspace don't need and what kernels have been exploited through: mounts and
+//! new namespaces, eBPF, `io_uring`, keys, modules, handles, sockets of unusual families. It also
+//! denies setting the set-user or set-group bit of a file, which would outlive the command: if the
+//! service is root, anyone who runs the file would become root.
 //!
-//! The filter names what is refused and not what is allowed, because commands are any program. Its
-//! list follows the one of Docker's default profile
+//! The filter lists what is denied and not what is allowed, because commands can be any program.
+//! Its list follows the one of Docker's default profile
 //! (<https://docs.docker.com/engine/security/seccomp/>).
 
 use std::collections::BTreeMap;
@@ -19,16 +19,16 @@ use seccompiler::{
     TargetArch, sock_filter,
 };
 
-/// The filter in the form that bubblewrap reads from a descriptor; the error says why there is
-/// none.
+/// The filter in the form that bubblewrap reads from a descriptor. The error says why it cannot be
+/// built.
 pub(super) fn program() -> Result<&'static [u8], &'static str> {
     static PROGRAM: LazyLock<Result<Vec<u8>, String>> =
         LazyLock::new(|| build().map(|program| bytes(&program)).map_err(|error| error.to_string()));
     PROGRAM.as_ref().map(Vec::as_slice).map_err(String::as_str)
 }
 
-/// Refused whatever their arguments are.
-const REFUSED: &[i64] = &[
+/// System calls that are denied whatever their arguments.
+const DENIED: &[i64] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
     libc::SYS_bpf,
@@ -80,11 +80,11 @@ const REFUSED: &[i64] = &[
     libc::SYS_modify_ldt,
 ];
 
-/// Answered as by a kernel that lacks them, because a filter cannot look into what they are given:
-/// programs then use the older call, which it can judge.
-const MISSING: [i64; 2] = [libc::SYS_clone3, libc::SYS_openat2];
+/// System calls that fail with `ENOSYS`, because a filter cannot inspect their arguments behind
+/// pointers: programs then use the older call, which it can filter.
+const UNSUPPORTED: [i64; 2] = [libc::SYS_clone3, libc::SYS_openat2];
 
-/// Any of these makes a namespace.
+/// Flags that create a namespace.
 const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWCGROUP,
     libc::CLONE_NEWIPC,
@@ -97,11 +97,11 @@ const NAMESPACES: [i32; 7] = [
     // `clone3`.
 ];
 
-/// Sockets may be of these families; netlink tells programs their addresses.
-const FAMILIES: [i32; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+/// Allowed socket families; programs learn their addresses through netlink.
+const SOCKET_FAMILIES: [i32; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// Calls that set a file's mode, with the place of the mode among the arguments.
-const MODES: &[(i64, u8)] = &[
+/// Calls that set a file's mode, with the argument index of the mode.
+const CHMOD_CALLS: &[(i64, u8)] = &[
     (libc::SYS_fchmod, 1),
     (libc::SYS_fchmodat, 2),
     (libc::SYS_fchmodat2, 2),
@@ -114,44 +114,47 @@ const MODES: &[(i64, u8)] = &[
     (libc::SYS_mknod, 1),
 ];
 
-/// Calls that set the mode of a file they make, with the places of flags and mode.
-const OPENING: &[(i64, u8, u8)] = &[
+/// Calls that set the mode of a file they create, with the argument indices of flags and mode.
+const OPEN_CALLS: &[(i64, u8, u8)] = &[
     (libc::SYS_openat, 2, 3),
     #[cfg(target_arch = "x86_64")]
     (libc::SYS_open, 1, 2),
 ];
 
-/// In either of these cases a file is made.
-const MAKING: [i32; 2] = [libc::O_CREAT, libc::O_TMPFILE & !libc::O_DIRECTORY];
+/// Flags that create a file.
+const CREATE_FLAGS: [i32; 2] = [libc::O_CREAT, libc::O_TMPFILE & !libc::O_DIRECTORY];
 
 fn build() -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        REFUSED.iter().map(|call| (*call, Vec::new())).collect();
-    let mut refuse = |call: i64, conditions: Vec<SeccompCondition>| {
+        DENIED.iter().map(|call| (*call, Vec::new())).collect();
+    let mut deny = |call: i64, conditions: Vec<SeccompCondition>| {
         SeccompRule::new(conditions).map(|rule| rules.entry(call).or_default().push(rule))
     };
     for flag in NAMESPACES {
-        refuse(libc::SYS_clone, vec![has(0, flag)?])?;
+        deny(libc::SYS_clone, vec![has(0, flag)?])?;
     }
     let other_family = |family| SeccompCondition::new(0, Dword, SeccompCmpOp::Ne, number(family));
-    refuse(libc::SYS_socket, FAMILIES.into_iter().map(other_family).collect::<Result<_, _>>()?)?;
+    deny(
+        libc::SYS_socket,
+        SOCKET_FAMILIES.into_iter().map(other_family).collect::<Result<_, _>>()?,
+    )?;
     // Both put text into a terminal's input, as if its user had typed it.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
-        refuse(libc::SYS_ioctl, vec![SeccompCondition::new(1, Dword, SeccompCmpOp::Eq, request)?])?;
+        deny(libc::SYS_ioctl, vec![SeccompCondition::new(1, Dword, SeccompCmpOp::Eq, request)?])?;
     }
     for bit in [libc::S_ISUID, libc::S_ISGID] {
         let bit = bit.cast_signed();
-        for (call, mode) in MODES {
-            refuse(*call, vec![has(*mode, bit)?])?;
+        for (call, mode) in CHMOD_CALLS {
+            deny(*call, vec![has(*mode, bit)?])?;
         }
-        for (call, flags, mode) in OPENING {
-            for making in MAKING {
-                refuse(*call, vec![has(*flags, making)?, has(*mode, bit)?])?;
+        for (call, flags, mode) in OPEN_CALLS {
+            for making in CREATE_FLAGS {
+                deny(*call, vec![has(*flags, making)?, has(*mode, bit)?])?;
             }
         }
     }
-    let refused = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, architecture()?)?;
+    let denied = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, architecture()?)?;
     let mut program = preamble();
     program.extend(BpfProgram::try_from(filter)?);
     Ok(program)
@@ -162,7 +165,7 @@ fn has(argument: u8, flag: i32) -> Result<SeccompCondition, seccompiler::Backend
     SeccompCondition::new(argument, Dword, SeccompCmpOp::MaskedEq(number(flag)), number(flag))
 }
 
-/// An argument of 32 bits in the form in which conditions take it.
+/// A 32-bit argument as conditions take it.
 fn number(value: i32) -> u64 {
     u64::from(value.cast_unsigned())
 }
@@ -171,8 +174,8 @@ fn architecture() -> Result<TargetArch, seccompiler::BackendError> {
     TargetArch::try_from(std::env::consts::ARCH)
 }
 
-/// What runs before the filter proper: `ENOSYS` for [`MISSING`] calls, and on x86-64 for the second
-/// set of numbers that some kernels offer (x32), under which every call could be made unseen.
+/// The instructions before the actual filter: `ENOSYS` for [`UNSUPPORTED`] calls, and on x86-64 for
+/// the second set of call numbers that some kernels offer (x32), which would bypass the filter.
 fn preamble() -> BpfProgram {
     const LOAD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
@@ -183,13 +186,13 @@ fn preamble() -> BpfProgram {
     let instruction = |code, jt, jf, k| sock_filter { code, jt, jf, k };
     let mut program = vec![instruction(LOAD, 0, 0, 0)];
     let mut checks: Vec<(u16, u32)> =
-        MISSING.iter().map(|call| (JUMP_IF_EQUAL, *call as u32)).collect();
+        UNSUPPORTED.iter().map(|call| (JUMP_IF_EQUAL, *call as u32)).collect();
     if cfg!(target_arch = "x86_64") {
         checks.push((JUMP_IF_AT_LEAST, X32));
     }
     let count = checks.len() as u8;
     for (index, (code, value)) in (0_u8..).zip(checks) {
-        // To the return behind the last check, or on; the last one that doesn't hold skips the
+        // Jumps to the return after the last check, or continues; a failed last check skips the
         // return.
         let last = index + 1 == count;
         program.push(instruction(code, count - index - 1, u8::from(last), value));
@@ -198,7 +201,7 @@ fn preamble() -> BpfProgram {
     program
 }
 
-/// As the kernel has it in memory (`struct sock_filter`).
+/// The kernel's representation in memory (`struct sock_filter`).
 fn bytes(program: &BpfProgram) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(program.len() * 8);
     for instruction in program {
@@ -214,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_filter_is_small_enough_for_the_kernel() {
+    fn filter_is_small_enough_for_the_kernel() {
         let program = build().expect("a filter");
         assert!(program.len() < 4096, "{}", program.len());
         assert_eq!(super::program().expect("a filter").len(), program.len() * 8);

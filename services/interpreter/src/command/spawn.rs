@@ -21,7 +21,7 @@ const MAX_OPEN_FILES: u64 = 4096;
 
 struct Job {
     command: Command,
-    /// See [`Group::of`].
+    /// See [`Group::new`].
     mark: Option<String>,
     runtime: Handle,
     reply: oneshot::Sender<io::Result<(Group, Child)>>,
@@ -32,15 +32,15 @@ struct Job {
 /// "Kill me when my parent dies" means the parent *thread* to Linux. A process started from a
 /// thread of a runtime's pool would be killed when that thread idles away.
 ///
-/// It comes with its group, which kills everything that it has started when nobody waits for it any
-/// more. Killing the process alone would leave a sandbox behind that bubblewrap has made and not
-/// yet bound to its own life.
+/// The process comes with its group, which kills all of its descendants when it is dropped. Killing
+/// the process alone could leave a sandbox behind that bubblewrap has created but not yet bound to
+/// its own lifetime.
 pub(super) async fn spawn(command: Command, mark: Option<String>) -> io::Result<(Group, Child)> {
     let (reply, started) = oneshot::channel();
     let job = Job { command, mark, runtime: Handle::current(), reply };
-    let gone = || io::Error::other("the thread that starts commands is gone");
-    spawner()?.send(job).map_err(|_| gone())?;
-    started.await.map_err(|_| gone())?
+    let thread_ended = || io::Error::other("the thread that starts commands has ended");
+    spawner()?.send(job).map_err(|_| thread_ended())?;
+    started.await.map_err(|_| thread_ended())?
 }
 
 fn spawner() -> io::Result<&'static Sender<Job>> {
@@ -52,8 +52,8 @@ fn spawner() -> io::Result<&'static Sender<Job>> {
             .spawn(move || {
                 for Job { mut command, mark, runtime, reply } in jobs {
                     let _context = runtime.enter();
-                    let spawned = command.spawn().map(|child| (Group::of(&child, mark), child));
-                    // Nobody waiting any more drops the group, here or in the channel, and then the
+                    let spawned = command.spawn().map(|child| (Group::new(&child, mark), child));
+                    // Without a receiver, the group is dropped here or in the channel, and then the
                     // child.
                     drop(reply.send(spawned));
                 }
@@ -64,8 +64,8 @@ fn spawner() -> io::Result<&'static Sender<Job>> {
     spawner.as_ref().map_err(|kind| io::Error::from(*kind))
 }
 
-/// Makes the process the leader of its own session and group, bounds its resources, hands
-/// `inherited` descriptors down, and starts it in `directory`.
+/// Makes the process the leader of its own session and group, limits its resources, passes on the
+/// `inherited` descriptors, and starts it in `directory`.
 pub(super) fn isolate(
     command: &mut Command,
     limits: &CommandLimits,
@@ -76,8 +76,8 @@ pub(super) fn isolate(
     let (bounds, processors) = (self::limits(limits), processors(limits.cores));
     let service = rustix::process::getpid();
     let prepare = move || {
-        // Bubblewrap asks for the same once it runs: a service that is killed before leaves nobody
-        // behind either, who would go on with the command, or hold the service's port.
+        // Bubblewrap requests the same once it runs. Here it covers the time before: if the service
+        // is killed, no process is left that continues the command or holds the service's port.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         if rustix::process::getppid() != Some(service) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -89,9 +89,9 @@ pub(super) fn isolate(
         if let Some(processors) = &processors {
             rustix::thread::sched_setaffinity(None, processors)?;
         }
-        // What whoever started the service left open (a directory would lead out of the sandbox)
-        // ends here. SAFETY: a system call on numbers alone; it only marks descriptors to be closed
-        // by `exec`.
+        // Closes inherited descriptors that the parent of the service left open (a directory would
+        // lead out of the sandbox). SAFETY: a system call on numbers alone; it only marks
+        // descriptors to be closed by `exec`.
         if unsafe {
             libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)
         } != 0
@@ -114,8 +114,8 @@ pub(super) fn isolate(
     }
 }
 
-/// So many of the processors that the service may use, each command beginning where the one before
-/// ended. None when the service has no more of them, or does not know.
+/// Chooses `count` of the processors that the service may use, each command beginning where the
+/// previous one ended. `None` if the service has no more processors, or their number is unknown.
 fn processors(count: usize) -> Option<CpuSet> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let own = rustix::thread::sched_getaffinity(None).ok()?;
@@ -131,21 +131,21 @@ fn processors(count: usize) -> Option<CpuSet> {
     Some(chosen)
 }
 
-/// Bounds of each process, never above what the service itself may have.
+/// Limits of each process, never above the service's own.
 fn limits(limits: &CommandLimits) -> [(Resource, Rlimit); 5] {
-    let bounded = |resource, wanted: u64| {
+    let limit = |resource, wanted: u64| {
         let hard = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
         let value = Some(wanted.min(hard));
         (resource, Rlimit { current: value, maximum: value })
     };
     [
-        bounded(Resource::Core, 0),
-        bounded(Resource::Nofile, MAX_OPEN_FILES),
-        bounded(Resource::Fsize, limits.file_bytes),
+        limit(Resource::Core, 0),
+        limit(Resource::Nofile, MAX_OPEN_FILES),
+        limit(Resource::Fsize, limits.file_bytes),
         // Not the address space: programs with a garbage collector reserve far more of it than they
         // use.
-        bounded(Resource::Data, limits.memory_bytes),
-        // The service ends the command first, and says why.
-        bounded(Resource::Cpu, limits.cpu.as_secs() + 1),
+        limit(Resource::Data, limits.memory_bytes),
+        // The service ends the command first, with the reason.
+        limit(Resource::Cpu, limits.cpu.as_secs() + 1),
     ]
 }

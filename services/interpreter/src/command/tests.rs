@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
 use super::*;
-use crate::missing::not_tested;
+use crate::test_requirements::skip_or_fail;
 
 struct Bench {
     directory: TempDir,
@@ -31,7 +31,7 @@ pub(crate) async fn sandbox() -> CommandSandbox {
     static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
     let found = FOUND.get_or_init(async || CommandSandbox::detect(&interpreter()).await).await;
     if !found.is_available() {
-        not_tested(found.describe());
+        skip_or_fail(found.describe());
     }
     found.clone()
 }
@@ -51,7 +51,7 @@ async fn landlocked() -> Option<Bench> {
     }
     let why = bench.sandbox.describe();
     match confine::version() {
-        Some(_) => not_tested(why),
+        Some(_) => skip_or_fail(why),
         // Another kernel is not to be had by installing something.
         None => eprintln!("not tested here: {why}"),
     }
@@ -417,7 +417,7 @@ async fn a_confined_command_has_no_capabilities_and_sees_no_other_process() {
 async fn connecting() -> Option<(Bench, TcpListener, String)> {
     let bench = confined().await?;
     if shell() != "/bin/bash" {
-        not_tested("there is no bash, whose /dev/tcp this test uses");
+        skip_or_fail("there is no bash, whose /dev/tcp this test uses");
         return None;
     }
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -656,7 +656,7 @@ async fn where_the_kernel_has_landlock_commands_are_under_it() {
     }
     let Some(bench) = confined().await else { return };
     if !interpreter().exists() {
-        return not_tested("construct-interpreter was not built with the tests");
+        return skip_or_fail("construct-interpreter was not built with the tests");
     }
     assert!(uses_landlock(&bench.sandbox), "{}", bench.sandbox.describe());
 }

@@ -253,13 +253,13 @@ async fn a_call_that_needs_an_approval_parks_the_script_and_is_made_once_it_has_
     let [first, second] = parked.results.as_slice() else { panic!("{parked:?}") };
     assert_eq!(first.output, "before\n");
     assert!(
-        first.error.starts_with("Stopped: cancelled while waiting for an approval."),
+        first.error.starts_with("Stopped: canceled while waiting for an approval."),
         "{}",
         first.error
     );
-    assert!(first.error.contains("nobody has approved them: #2 create_file"), "{}", first.error);
+    assert!(first.error.contains("they were not approved: #2 create_file"), "{}", first.error);
     assert!(
-        second.error.starts_with("NotRun: cancelled while waiting for an approval."),
+        second.error.starts_with("NotRun: canceled while waiting for an approval."),
         "{}",
         second.error
     );

@@ -4,7 +4,7 @@ use construct_proto::v1;
 use serde_json::Value;
 
 use crate::{
-    modules::READING,
+    modules::READ_TOOL,
     sandbox::{HostCall, IMPORT},
     tools::{self, Toolbox},
 };
@@ -33,7 +33,7 @@ pub(super) fn event(
     call: &HostCall,
     arguments: &str,
 ) -> v1::ToolCalled {
-    let tool = tools::definition(if call.name == IMPORT { READING } else { &call.name });
+    let tool = tools::definition(if call.name == IMPORT { READ_TOOL } else { &call.name });
     v1::ToolCalled {
         step_id: step_id.to_owned(),
         number: call.number,

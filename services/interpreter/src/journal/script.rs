@@ -1,7 +1,7 @@
-//! The end of a script, as the journal keeps it where another script follows.
+//! The end of a script in the journal, written when another script follows it.
 //!
-//! Calls alone do not say how a script ended: one that was ended by a limit would go on from them
-//! when it is run again, and do more things after the next script has begun.
+//! The calls alone do not say how a script ended. A script that a limit ended would continue from
+//! its calls when it is replayed, and do more after the next script has begun.
 
 use construct_proto::{
     mesh::v1::JournalCompleted,
@@ -10,29 +10,29 @@ use construct_proto::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// The number of no call: what ends under it is the script itself.
-pub(super) const SCRIPT: u32 = 0;
+/// The call number for the end of the script itself; no call has it.
+pub(super) const SCRIPT_END: u32 = 0;
 
-/// What the model is told of a script.
+/// A script's report as it is stored. Renaming a field changes the stored format.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct StoredReport {
     output: String,
     error: String,
-    /// Number, name, whether it succeeded, microseconds.
+    /// Number, name, success, duration in microseconds.
     tool_uses: Vec<(u32, String, bool, i64)>,
-    /// What is kept of the arguments and the result of each of them.
+    /// Arguments and result of each call, as far as they are kept.
     #[serde(default)]
     kept: Vec<(String, String)>,
 }
 
-/// The entry for a script that has ended so, when the guest's clock showed `clock_micros`.
+/// The entry for a script that ended with this result when the guest's clock was `clock_micros`.
 pub(super) fn encode(
     code: &str,
     result: &CodeInterpreterResult,
     clock_micros: i64,
 ) -> JournalCompleted {
     let (uses, kept) = (result.tool_uses.iter(), result.tool_uses.iter());
-    let told = Told {
+    let report = StoredReport {
         output: result.output.clone(),
         error: result.error.clone(),
         tool_uses: uses
@@ -44,13 +44,13 @@ pub(super) fn encode(
         name: "script".to_owned(),
         arguments_hash: Sha256::digest(code).to_vec(),
         succeeded: result.error.is_empty(),
-        result: serde_json::to_string(&told).unwrap_or_default(),
+        result: serde_json::to_string(&report).unwrap_or_default(),
         clock_micros,
         ..JournalCompleted::default()
     }
 }
 
-/// What the model was to be told, if the entry is about this text.
+/// The stored report, if the entry is about this code.
 pub(super) fn decode(
     id: &str,
     code: &str,
@@ -59,10 +59,11 @@ pub(super) fn decode(
     if entry.arguments_hash != Sha256::digest(code).as_slice() {
         return None;
     }
-    let Told { output, error, tool_uses, kept } = serde_json::from_str(&entry.result).ok()?;
+    let StoredReport { output, error, tool_uses, kept } =
+        serde_json::from_str(&entry.result).ok()?;
     let mut kept = kept.into_iter();
     let tool_use = |(number, name, succeeded, duration_micros)| {
-        // One that was written before they were kept has none.
+        // Entries of earlier versions have none.
         let (arguments, result) = kept.next().unwrap_or_default();
         ToolUse { number, name, succeeded, duration_micros, arguments, result }
     };
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_calls_were_given_and_gave_is_written_with_them_and_missing_in_older_entries() {
+    fn arguments_and_results_are_stored_but_optional() {
         let used = |arguments: &str, result: &str| ToolUse {
             number: 1,
             name: "grep".into(),

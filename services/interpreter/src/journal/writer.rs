@@ -1,10 +1,9 @@
-//! Writes the entries of one journal, one after the other, in the order in which they are handed
-//! over.
+//! Writes the entries of one journal in the order in which they are enqueued.
 //!
-//! Whoever hands one over waits for it only where something must not happen before it is written: a
-//! side effect. Everything else goes on meanwhile, because an entry is never written without all
-//! that were handed over before it. What a process had not written when it died, no side effect has
-//! followed.
+//! A caller waits for an entry only where something must not happen before it is written: a side
+//! effect. Everything else continues meanwhile, because an entry is never written without all
+//! entries before it. So no side effect has followed an entry that a crashed process had not
+//! written.
 
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 
@@ -14,54 +13,54 @@ use construct_proto::mesh::v1::JournalEntry;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{End, Ends};
+use super::{ScriptCallEnd, UnseenEnds};
 
-/// Entries that may wait to be written; whoever has another one waits. Each holds the result of a
-/// call.
-const WAITING: usize = 16;
+/// Maximum number of entries that wait to be written; callers wait beyond it. Each entry holds the
+/// result of a call.
+const QUEUE_CAPACITY: usize = 16;
 
-/// That an entry was not written, and none will be any more; why, [`Writer::failure`] says.
+/// An entry was not written, and no later one will be; [`Writer::failure`] says why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the journal cannot be written")]
 pub(crate) struct NotWritten;
 
-/// Where entries are handed over.
+/// The queue of entries and the state of its writer task.
 #[derive(Debug)]
 pub(super) struct Writer {
-    queue: mpsc::Sender<Job>,
+    queue: mpsc::Sender<QueuedEntry>,
     failure: Arc<OnceLock<Error>>,
-    ends: Arc<std::sync::Mutex<Ends>>,
+    ends: Arc<std::sync::Mutex<UnseenEnds>>,
 }
 
 #[derive(Debug)]
-struct Job {
-    /// None only to learn when everything before it is written.
+struct QueuedEntry {
+    /// `None` waits for all entries before it.
     entry: Option<JournalEntry>,
     written: Option<oneshot::Sender<()>>,
 }
 
 impl Writer {
-    /// Begins to write after the entry with the sequence `last`. Entries that cannot be written now
-    /// are tried again until `stop` is cancelled; one that cannot be written at all cancels it.
+    /// Starts to write after the entry with the sequence `last`. Failed writes are retried until
+    /// `stop` is canceled; an entry that can never be written cancels it.
     pub(super) fn start(
         bus: Bus,
         step: StepId,
         mut last: u64,
-        ends: Ends,
+        ends: UnseenEnds,
         stop: CancellationToken,
     ) -> Self {
-        let (queue, mut jobs) = mpsc::channel::<Job>(WAITING);
+        let (queue, mut entries) = mpsc::channel::<QueuedEntry>(QUEUE_CAPACITY);
         let failure = Arc::new(OnceLock::new());
         let failed = Arc::clone(&failure);
-        // It lives until all is written, also when the scripts have been dropped: an entry may be
-        // on its way then, and the next one has to name it.
+        // The task runs until everything is written, even after the scripts are dropped: an entry
+        // may be on its way then, and the next one has to name it.
         tokio::spawn(async move {
-            while let Some(Job { entry, written }) = jobs.recv().await {
+            while let Some(QueuedEntry { entry, written }) = entries.recv().await {
                 if let Some(entry) = entry {
                     match bus.journal().append_while(step, &entry, last, &stop).await {
                         Ok(sequence) => last = sequence,
                         Err(error) => {
-                            // Nobody else writes to it, and this loop ends.
+                            // This task is the only writer, and it ends here.
                             let _ = failed.set(error);
                             stop.cancel();
                             return;
@@ -69,7 +68,7 @@ impl Writer {
                     }
                 }
                 if let Some(written) = written {
-                    // Who waited for it may be gone.
+                    // The waiting caller may have been dropped.
                     let _ = written.send(());
                 }
             }
@@ -82,47 +81,47 @@ impl Writer {
         self.failure.get()
     }
 
-    /// Hands an entry over; with it, in the same order as all others, the `end` of a call that
-    /// scripts may then see.
-    pub(super) async fn hand_over(
+    /// Enqueues an entry. With it, and in the same order as all others, scripts may see the `end`
+    /// of a call.
+    pub(super) async fn enqueue(
         &self,
         entry: JournalEntry,
-        end: Option<End>,
+        end: Option<ScriptCallEnd>,
     ) -> Result<(), NotWritten> {
-        self.send(Job { entry: Some(entry), written: None }, end).await
+        self.send(QueuedEntry { entry: Some(entry), written: None }, end).await
     }
 
-    /// Hands an entry over and waits until it is written, with all before it.
+    /// Enqueues an entry and waits until it and all before it are written.
     pub(super) async fn write(&self, entry: JournalEntry) -> Result<(), NotWritten> {
         self.wait(Some(entry)).await
     }
 
-    /// Waits until everything that was handed over is written.
+    /// Waits until all enqueued entries are written.
     pub(super) async fn flush(&self) -> Result<(), NotWritten> {
         self.wait(None).await
     }
 
     async fn wait(&self, entry: Option<JournalEntry>) -> Result<(), NotWritten> {
-        let (written, told) = oneshot::channel();
-        self.send(Job { entry, written: Some(written) }, None).await?;
-        told.await.map_err(|_| NotWritten)
+        let (written, confirmation) = oneshot::channel();
+        self.send(QueuedEntry { entry, written: Some(written) }, None).await?;
+        confirmation.await.map_err(|_| NotWritten)
     }
 
-    async fn send(&self, job: Job, end: Option<End>) -> Result<(), NotWritten> {
-        let place = self.queue.reserve().await.map_err(|_| NotWritten)?;
-        // Under one lock: two calls that end at the same time wake their script in any order, and
-        // it must see them in that of the journal, or it would see them otherwise when it is run
-        // again.
+    async fn send(&self, entry: QueuedEntry, end: Option<ScriptCallEnd>) -> Result<(), NotWritten> {
+        let permit = self.queue.reserve().await.map_err(|_| NotWritten)?;
+        // Both happen under one lock. Two calls that end at the same time wake their script in any
+        // order, and it must see them in the journal's order: a replay would see them in that
+        // order.
         let mut ends = self.ends();
-        if let Some(End { script, number, clock_micros }) = end {
+        if let Some(ScriptCallEnd { script, number, clock_micros }) = end {
             ends.entry(script).or_default().push_back((number, clock_micros));
         }
-        place.send(job);
+        permit.send(entry);
         Ok(())
     }
 
     /// Ends of calls that scripts have not seen.
-    pub(super) fn ends(&self) -> MutexGuard<'_, Ends> {
+    pub(super) fn ends(&self) -> MutexGuard<'_, UnseenEnds> {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

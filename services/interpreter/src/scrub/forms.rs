@@ -1,4 +1,4 @@
-//! The ways in which hosts and programs write a value.
+//! The encodings in which hosts and programs write a value.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use base64::{
     },
 };
 
-/// Every form of a value, without duplicates: as it is, in base64 (also in the middle of something
-/// longer), for URLs and forms, in JSON, in HTML, in hexadecimal; all that also without white space
-/// around it, which headers lose. With each, whether encoders break lines in it.
-pub(super) fn of(value: &str) -> Vec<(Vec<u8>, bool)> {
+/// All forms of a value, without duplicates: plain, base64 (also in the middle of a longer text),
+/// URL and form encoding, JSON, HTML, and hexadecimal. Each also without surrounding white space,
+/// which headers lose. The flag says whether encoders break lines in the form.
+pub(super) fn all_forms(value: &str) -> Vec<(Vec<u8>, bool)> {
     let (mut forms, mut wrapping) = (Vec::new(), Vec::new());
     for value in [value, value.trim()] {
         forms.push(value.as_bytes().to_vec());
@@ -30,21 +30,20 @@ pub(super) fn of(value: &str) -> Vec<(Vec<u8>, bool)> {
     let wrapping = wrapping.into_iter().map(|form| (form, true));
     let mut forms: Vec<(Vec<u8>, bool)> =
         wrapping.chain(forms.into_iter().map(|form| (form, false))).collect();
-    // Stable, so that of two the one that wraps stays.
+    // The sort is stable: of two equal forms the wrapping one stays.
     forms.sort_by(|(one, _), (other, _)| one.cmp(other));
     forms.dedup_by(|(one, _), (other, _)| one == other);
-    // Nothing is stored that is so short. Were it, every text would be full of it.
-    forms.retain(|(form, _)| form.len() >= construct_domain::secret::MIN_BYTES);
+    // No stored secret is this short. A shorter form would match everywhere.
+    forms.retain(|(form, _)| form.len() >= construct_domain::secret::MIN_VALUE_BYTES);
     forms
 }
 
-/// Base64 in both alphabets, with and without padding; and what every base64 text contains that has
-/// the value somewhere in it, for each of the three ways in which it can begin within a group of
-/// three bytes.
+/// Base64 in both alphabets, with and without padding; and the part that every base64 text with the
+/// value inside contains, for each of the three offsets within a group of three bytes.
 fn base64(value: &[u8], forms: &mut Vec<Vec<u8>>) {
     let alphabets: [&GeneralPurpose; 2] = [&STANDARD_NO_PAD, &URL_SAFE_NO_PAD];
     for alphabet in alphabets {
-        // How many bytes lie before it in its group, and how many characters those have a part in.
+        // The number of bytes before it in its group, and of characters that depend on them.
         for (before, shared) in [(0, 0), (1, 2), (2, 3)] {
             let mut bytes = vec![0; before];
             bytes.extend_from_slice(value);
@@ -83,8 +82,8 @@ fn hexadecimal(value: &str, upper: bool) -> String {
     })
 }
 
-/// As it stands between quotes in JSON, as the usual libraries write it: some escape the slash,
-/// some what is not ASCII, some what means something in HTML.
+/// The content of a JSON string, as the usual libraries write it: some escape the slash, some
+/// non-ASCII characters, some characters with a meaning in HTML.
 fn json(value: &str) -> Vec<String> {
     let quoted = serde_json::Value::from(value).to_string();
     let plain = &quoted[1..quoted.len() - 1];

@@ -22,7 +22,7 @@ fn scrub(value: &str, text: &str) -> String {
 }
 
 #[test]
-fn every_usual_way_to_write_a_value_is_found() {
+fn every_usual_encoding_is_found() {
     let value = "p/w+d?é \"<&'>\\ ~end=";
     let json = serde_json::to_string(value).expect("JSON");
     let cases = [
@@ -63,7 +63,7 @@ fn every_usual_way_to_write_a_value_is_found() {
 }
 
 #[test]
-fn a_value_is_found_in_the_base64_of_something_longer() {
+fn value_inside_longer_base64_is_found() {
     let value = "t0ken-of-many-letters";
     for before in ["", "a", "ab", "user:", "user:name:"] {
         for after in ["", "x", "xy", "xyz"] {
@@ -73,7 +73,7 @@ fn a_value_is_found_in_the_base64_of_something_longer() {
             ] {
                 let scrubbed = scrub(value, &encoded);
                 assert!(scrubbed.contains(HANDLE), "{before:?} {after:?}: {scrubbed}");
-                // What is left of the value are a few bits at its ends.
+                // Only a few bits at the ends of the value remain.
                 let left = scrubbed.replace(HANDLE, "");
                 let most = STANDARD.encode(format!("{before}{after}")).len() + 8;
                 assert!(left.len() <= most, "{before:?} {after:?}: {scrubbed}");
@@ -83,12 +83,12 @@ fn a_value_is_found_in_the_base64_of_something_longer() {
 }
 
 #[test]
-fn white_space_around_a_value_need_not_come_back() {
+fn trimmed_value_is_found() {
     assert_eq!(scrub(" key-material\n", "[key-material]"), format!("[{HANDLE}]"));
     assert_eq!(scrub("key-material\n", "key-material\nnext"), format!("{HANDLE}next"));
 }
 
-/// What stands for a value in base64 or hexadecimal digits, in lines.
+/// A text of base64 or hexadecimal digits in lines.
 fn wrapped(text: &str, columns: usize, line_break: &str) -> String {
     let lines: Vec<&str> = text
         .as_bytes()
@@ -127,10 +127,10 @@ fn encoded_value_is_found_across_line_breaks() {
 }
 
 #[test]
-fn line_breaks_where_no_encoder_puts_them_hide_nothing_else() {
+fn line_breaks_of_no_encoder_are_kept() {
     let value = "x7Qw9Zk2Lm4Vt8Rp1";
     let encoded = STANDARD.encode(value);
-    // Lines of four characters: a list of words, and no base64.
+    // Lines of four characters are a list of words, not base64.
     let text = wrapped(&encoded, 4, "\n");
     assert_eq!(scrub(value, &text), text);
     let text = format!("{value}\n\n{encoded}\n{}\n{value}", "y".repeat(100));
@@ -138,20 +138,20 @@ fn line_breaks_where_no_encoder_puts_them_hide_nothing_else() {
 }
 
 #[test]
-fn part_of_value_stays_wherever_it_is() {
+fn part_of_value_is_kept() {
     let scrubber = scrubber(&[("abcdefghijkl", HANDLE)]);
     for length in 0..12 {
         let text = format!("text {}", &"abcdefghijkl"[..length]);
         assert_eq!(scrubber.text(text.clone()), text);
     }
     assert_eq!(scrubber.text("abcdefghijklabcdef".to_owned()), format!("{HANDLE}abcdef"));
-    // A value across the end is known whole.
+    // A value across the end is replaced as a whole.
     assert_eq!(scrubber.beginning("text abcdefghijkl".to_owned(), 8), format!("text {HANDLE}"));
     assert_eq!(scrubber.beginning("text abcdefghijkm".to_owned(), 8), "text abc");
 }
 
 #[test]
-fn values_that_overlap_leave_nothing_behind() {
+fn overlapping_values_leave_no_rest() {
     assert_eq!(scrub("aaaaaaaa", &"a".repeat(21)), HANDLE);
     assert_eq!(scrub("abcabcabc", "xabcabcabcabcabcx"), format!("x{HANDLE}x"));
     let scrubber = scrubber(&[("one-two-three", "{{1}}"), ("three-four-five", "{{2}}")]);
@@ -160,7 +160,7 @@ fn values_that_overlap_leave_nothing_behind() {
 }
 
 #[test]
-fn a_value_is_found_in_every_text_and_name_of_a_result() {
+fn value_is_scrubbed_in_strings_and_field_names() {
     let scrubber = scrubber(&[("abcdefgh", HANDLE)]);
     let mut found = json!({"a": ["1 abcdefgh", {"b": "abcdefgh"}], "abcdefgh": {"x abcdefgh": null}, "c": [1, true, "abcdefg"]});
     scrubber.value(&mut found);
@@ -170,7 +170,7 @@ fn a_value_is_found_in_every_text_and_name_of_a_result() {
 }
 
 #[test]
-fn other_text_stays_as_it_is() {
+fn other_text_is_unchanged() {
     let text = "ein schöner Text, {{secret:S:0123456789abcdef}}, aGVsbG8=";
     assert_eq!(scrub("something-else", text), text);
     assert_eq!(Scrubber::default().text(text.to_owned()), text);
@@ -180,12 +180,12 @@ fn other_text_stays_as_it_is() {
     );
 }
 
-/// Neither the time nor the result tells how much of a value a text has.
+/// Neither the time nor the result reveals how much of a value a text contains.
 #[test]
-fn hostile_repetitions_take_no_longer_than_their_length() {
+fn hostile_repetitions_take_linear_time() {
     let began = Instant::now();
     let almost = format!("{}b", "a".repeat(60_000));
-    // Each place could be its beginning, and only the last byte tells that it is not.
+    // The value could begin at each position; only the last byte differs.
     let text = "a".repeat(1 << 20);
     assert_eq!(scrub(&almost, &text), text);
     assert_eq!(scrub(&"a".repeat(60_000), &text), HANDLE);
@@ -196,14 +196,14 @@ fn hostile_repetitions_take_no_longer_than_their_length() {
 }
 
 proptest! {
-    /// Every occurrence of every form is found, and nothing else, in texts that are almost nothing
-    /// but forms.
+    /// Texts of almost nothing but forms: every occurrence of every form is found, and nothing
+    /// else.
     #[test]
-    fn found_places_are_those_of_a_plain_search(value in "[ab]{8,40}", text in "[ab612]{0,200}", times in 0..3_usize) {
+    fn matches_equal_those_of_a_plain_search(value in "[ab]{8,40}", text in "[ab612]{0,200}", times in 0..3_usize) {
         let text = format!("{text}{}{text}", value.repeat(times));
         let scrubber = scrubber(&[(&value, HANDLE)]);
         let mut hidden = vec![false; text.len()];
-        for (form, _) in forms::of(&value) {
+        for (form, _) in forms::all_forms(&value) {
             for start in 0..text.len() {
                 if text.as_bytes()[start..].starts_with(&form) {
                     hidden[start..start + form.len()].fill(true);
@@ -211,14 +211,14 @@ proptest! {
             }
         }
         let mut found = vec![false; text.len()];
-        for Found { place, .. } in scrubber.find(text.as_bytes()) {
-            prop_assert!(found[place.clone()].iter().all(|found| !found), "{place:?} overlaps");
-            found[place].fill(true);
+        for SecretMatch { range, .. } in scrubber.find(text.as_bytes()) {
+            prop_assert!(found[range.clone()].iter().all(|found| !found), "{range:?} overlaps");
+            found[range].fill(true);
         }
         prop_assert_eq!(found, hidden);
     }
 
-    /// Any beginning of a text is scrubbed as the whole is, when the margin behind it is known.
+    /// A prefix is scrubbed like the whole text if the margin behind it is known.
     #[test]
     fn margin_suffices_at_every_cut(
         before in "[a-z]{0,90}",
@@ -242,7 +242,7 @@ proptest! {
 }
 
 #[test]
-fn nothing_secret_is_printed() {
+fn debug_output_has_no_secret() {
     let scrubber = scrubber(&[("very-secret-value", HANDLE)]);
     assert!(!format!("{scrubber:?}").contains("very"), "{scrubber:?}");
 }

@@ -6,9 +6,9 @@ use super::definition::Definition;
 use super::error::ToolError;
 use super::kind::{Kind, MAX_ARGUMENTS, MAX_PATH_BYTES, MAX_TEXTS, Parameter};
 
-/// Checks arguments given by name or by position, and brings them into their canonical form: by
-/// name, keys sorted, whole numbers as integers, paths as `normalize` spells them, without those
-/// that are absent (`null` counts as absent).
+/// Checks arguments given by name or by position, and returns their canonical form: by name, keys
+/// sorted, whole numbers as integers, paths as `normalize` returns them, without absent ones
+/// (`null` counts as absent).
 pub(super) fn check(
     tool: &Definition,
     args: Value,
@@ -21,13 +21,12 @@ pub(super) fn check(
     Ok(checked)
 }
 
-/// A path without `.`, doubled slashes and a slash at its end, and without `..` where the text
-/// tells what it means.
+/// The path without `.`, repeated slashes and trailing slashes, and without `..` where the text
+/// alone resolves it.
 ///
-/// The kernel would take `..` after a symbolic link for the directory above the link's target. The
-/// tools are called with what stands here, so that what a policy was asked about and what is done
-/// are the same.
-pub(super) fn lexical(path: &str) -> String {
+/// The kernel resolves `..` after a symbolic link to the parent of the link's target. The tools run
+/// with the normalized path, so that a policy decides about exactly what is done.
+pub(super) fn normalize_lexically(path: &str) -> String {
     let absolute = path.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -52,8 +51,8 @@ fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolErr
         Value::Array(list) => list,
         other => vec![other],
     };
-    // `read_file({path: "a"})` means the same as `read_file("a")` where the first parameter is no
-    // object itself.
+    // `read_file({path: "a"})` means the same as `read_file("a")` if the first parameter does not
+    // take an object.
     let first_is_object = tool.parameters.first().is_some_and(|first| first.kind.takes_object());
     if list.len() == 1 && list[0].is_object() && !first_is_object {
         if let Some(Value::Object(named)) = list.pop() {
@@ -63,7 +62,10 @@ fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolErr
     }
     let (given, most) = (list.len(), tool.positional().count());
     if given > most {
-        return Err(wrong(tool, format!("takes at most {most} arguments, but got {given}")));
+        return Err(invalid_arguments(
+            tool,
+            format!("takes at most {most} arguments, but got {given}"),
+        ));
     }
     Ok(tool
         .positional()
@@ -72,7 +74,7 @@ fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolErr
         .collect())
 }
 
-/// One check.
+/// The check of one call.
 struct Check<'a> {
     tool: &'a Definition,
     normalize: &'a dyn Fn(&str) -> String,
@@ -90,8 +92,8 @@ impl Check<'_> {
             let path = format!("{prefix}{}", parameter.name);
             match given.remove(parameter.name) {
                 None | Some(Value::Null) if parameter.required => {
-                    let expected = parameter.kind.words();
-                    return Err(wrong(
+                    let expected = parameter.kind.requirement();
+                    return Err(invalid_arguments(
                         self.tool,
                         format!("is missing {path:?}, which is {expected}"),
                     ));
@@ -112,20 +114,26 @@ impl Check<'_> {
             let hint =
                 near.first().map(|near| format!(" (did you mean {near:?}?)")).unwrap_or_default();
             let unknown = format!("{prefix}{shown}");
-            let known = if names.is_empty() {
-                "it takes none".to_owned()
+            let names = if names.is_empty() {
+                "it takes no parameters".to_owned()
             } else {
-                format!("known here are: {}", names.join(", "))
+                format!("the parameters are: {}", names.join(", "))
             };
-            return Err(wrong(self.tool, format!("has no parameter {unknown:?}{hint}; {known}")));
+            return Err(invalid_arguments(
+                self.tool,
+                format!("has no parameter {unknown:?}{hint}; {names}"),
+            ));
         }
         Ok(checked)
     }
 
     fn value(&self, kind: &Kind, value: Value, path: &str) -> Result<Value, ToolError> {
-        let unfit = |value: &Value| {
-            let (expected, given) = (kind.words(), described(value));
-            wrong(self.tool, format!("needs {path:?} to be {expected}, but got {given}"))
+        let mismatch = |value: &Value| {
+            let (expected, given) = (kind.requirement(), describe(value));
+            invalid_arguments(
+                self.tool,
+                format!("needs {path:?} to be {expected}, but got {given}"),
+            )
         };
         let all_texts = |value: &Value, most: usize, longest: usize| {
             let fits = |item: &Value| item.as_str().is_some_and(|text| text.len() <= longest);
@@ -139,22 +147,22 @@ impl Check<'_> {
                 if (*min_bytes..=*max_bytes).contains(&text.len()) {
                     Ok(Value::String(text))
                 } else {
-                    Err(unfit(&text.into()))
+                    Err(mismatch(&text.into()))
                 }
             }
-            (Kind::Integer { min, max }, Value::Number(number)) => match whole(&number) {
+            (Kind::Integer { min, max }, Value::Number(number)) => match exact_integer(&number) {
                 Some(number) if (*min..=*max).contains(&number) => Ok(number.into()),
-                _ => Err(unfit(&Value::Number(number))),
+                _ => Err(mismatch(&Value::Number(number))),
             },
             (Kind::Number { min, max }, Value::Number(number)) => match number.as_f64() {
                 Some(float) if (*min..=*max).contains(&float) => Ok(Value::Number(number)),
-                _ => Err(unfit(&Value::Number(number))),
+                _ => Err(mismatch(&Value::Number(number))),
             },
             (Kind::OneOf(words), Value::String(word)) => {
-                // Methods and the like are written in either case.
+                // HTTP methods, for example, are written in either case.
                 match words.iter().find(|known| known.eq_ignore_ascii_case(&word)) {
                     Some(known) => Ok((*known).into()),
-                    None => Err(unfit(&word.into())),
+                    None => Err(mismatch(&word.into())),
                 }
             }
             (Kind::TextOrTexts { max_bytes }, Value::String(text)) if text.len() <= *max_bytes => {
@@ -179,8 +187,8 @@ impl Check<'_> {
                 for (name, value) in &map {
                     if !value.is_string() {
                         let shown: String = name.chars().take(100).collect();
-                        let (given, path) = (described(value), format!("{path}.{shown}"));
-                        return Err(wrong(
+                        let (given, path) = (describe(value), format!("{path}.{shown}"));
+                        return Err(invalid_arguments(
                             self.tool,
                             format!("needs {path:?} to be a string, but got {given}"),
                         ));
@@ -196,8 +204,8 @@ impl Check<'_> {
                 for (index, item) in items.into_iter().enumerate() {
                     let path = format!("{path}[{index}]");
                     let Value::Object(map) = item else {
-                        let given = described(&item);
-                        return Err(wrong(
+                        let given = describe(&item);
+                        return Err(invalid_arguments(
                             self.tool,
                             format!("needs {path:?} to be an object, but got {given}"),
                         ));
@@ -210,14 +218,14 @@ impl Check<'_> {
                 }
                 Ok(Value::Array(checked))
             }
-            (_, value) => Err(unfit(&value)),
+            (_, value) => Err(mismatch(&value)),
         }
     }
 
     fn path(&self, kind: &Kind, text: String, path: &str) -> Result<Value, ToolError> {
         if text.is_empty() || text.len() > MAX_PATH_BYTES {
-            let (expected, given) = (kind.words(), described(&Value::String(text)));
-            return Err(wrong(
+            let (expected, given) = (kind.requirement(), describe(&Value::String(text)));
+            return Err(invalid_arguments(
                 self.tool,
                 format!("needs {path:?} to be {expected}, but got {given}"),
             ));
@@ -225,15 +233,15 @@ impl Check<'_> {
         if matches!(kind, Kind::File) && text.ends_with('/') {
             let what =
                 format!("needs {path:?} to be the path of a file, but {text:?} ends with a slash");
-            return Err(wrong(self.tool, what));
+            return Err(invalid_arguments(self.tool, what));
         }
         Ok(Value::String((self.normalize)(&text)))
     }
 }
 
-/// The number, if it is whole, not negative, and exact in JavaScript, which has only floating-point
-/// numbers.
-fn whole(number: &Number) -> Option<u64> {
+/// The number, if it is whole, not negative, and exact in JavaScript, whose numbers are
+/// floating-point.
+fn exact_integer(number: &Number) -> Option<u64> {
     number.as_u64().or_else(|| {
         let float = number.as_f64()?;
         #[expect(
@@ -247,28 +255,28 @@ fn whole(number: &Number) -> Option<u64> {
     })
 }
 
-/// A value, short enough for a message, with its type.
-fn described(value: &Value) -> String {
-    const SHOWN: usize = 80;
+/// Describes a value and its type, short enough for a message.
+fn describe(value: &Value) -> String {
+    const MAX_SHOWN_BYTES: usize = 80;
     let kind = match value {
         Value::Null => return "null".to_owned(),
         Value::Bool(_) => "boolean",
         Value::Number(_) => "number",
-        Value::String(text) if text.len() > SHOWN => {
+        Value::String(text) if text.len() > MAX_SHOWN_BYTES => {
             return format!("a string of {} bytes", text.len());
         }
         Value::String(_) => "string",
         Value::Array(items) => return format!("a list of {} items", items.len()),
         Value::Object(map) => {
             let names: Vec<&str> = map.keys().take(8).map(String::as_str).collect();
-            let names: String = names.join(", ").chars().take(SHOWN).collect();
+            let names: String = names.join(", ").chars().take(MAX_SHOWN_BYTES).collect();
             return format!("an object with the properties [{names}]");
         }
     };
     format!("{value} ({kind})")
 }
 
-fn wrong(tool: &Definition, what: String) -> ToolError {
+fn invalid_arguments(tool: &Definition, what: String) -> ToolError {
     let Definition { name, example, .. } = tool;
     ToolError::invalid(format!(
         "{name} {what}. Signature: {}. Example: {example}",
@@ -278,10 +286,10 @@ fn wrong(tool: &Definition, what: String) -> ToolError {
 
 #[cfg(test)]
 mod tests {
-    use super::lexical;
+    use super::normalize_lexically;
 
     #[test]
-    fn a_path_is_normalized_by_its_text_alone() {
+    fn path_is_normalized_by_its_text_alone() {
         for (given, expected) in [
             ("a/b", "a/b"),
             ("./a//b/", "a/b"),
@@ -297,8 +305,8 @@ mod tests {
             ("...", "..."),
             ("a/...b/c ", "a/...b/c "),
         ] {
-            assert_eq!(lexical(given), expected, "{given}");
-            assert_eq!(lexical(expected), expected);
+            assert_eq!(normalize_lexically(given), expected, "{given}");
+            assert_eq!(normalize_lexically(expected), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is known about a tool, and the forms it is shown in.
+//! Definitions of tools, and the forms in which they are presented.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use super::output::Output;
 use super::subject::PolicySubject;
 use super::table;
 
-/// The namespace whose functions always give a promise, as the sandbox offers it.
-const PROMISES: &str = "tools";
+/// The sandbox's namespace whose functions always return a promise.
+const ASYNC_NAMESPACE: &str = "tools";
 
-/// The parameter that tools which are alike share.
+/// The parameter that a tool shares with its base tool.
 const OPTIONS: &str = "options";
 
-/// How signatures call the last argument: the object with those that are given by name.
-const NAMED: &str = "named";
+/// Name of the last argument in signatures: the object with the arguments given by name only.
+const NAMED_ARGUMENTS: &str = "named";
 
-/// The property of a result that says what it lacks.
+/// The property of a result that says what is missing from it.
 const NOTE: &str = "note";
 
-/// Errors of every tool of the toolbox, which its definition need not name.
-pub(super) const ERRORS_OF_ALL: [&str; 3] = ["InvalidArguments", "Cancelled", "InternalError"];
+/// Errors of every tool of the toolbox; definitions do not repeat them.
+pub(super) const COMMON_ERRORS: [&str; 3] = ["InvalidArguments", "Cancelled", "InternalError"];
 
-/// Errors of every tool that takes a path. The last four are named where they are to be expected;
-/// they come also where something else changes what is there meanwhile.
-pub(super) const ERRORS_OF_PATHS: [&str; 9] = [
+/// Errors of every tool that takes a path. Definitions list the last four where they are expected;
+/// they also occur when the files change concurrently.
+pub(super) const PATH_ERRORS: [&str; 9] = [
     "OutsideWorkspace",
     "InvalidPath",
     "PermissionDenied",
@@ -41,75 +41,71 @@ pub(super) const ERRORS_OF_PATHS: [&str; 9] = [
     "FileChanged",
 ];
 
-/// Errors of every tool that does nothing but work on files, where it has nothing to show when its
-/// time is over.
-pub(super) const ERRORS_OF_FILES: [&str; 1] = ["Timeout"];
+/// Errors of every tool that only works on files, when it times out without a partial result.
+pub(super) const FILE_ERRORS: [&str; 1] = ["Timeout"];
 
-/// Errors of every tool that reaches other tasks. Like the others above they stand on the page and
-/// not in each definition, which a prompt would pay for every time.
-pub(super) const ERRORS_OF_TASKS: [&str; 2] = ["TaskOver", "TasksUnavailable"];
+/// Errors of every tool that reaches other tasks. Like the others above they are in the
+/// documentation and not in each definition, where they would cost prompt tokens each time.
+pub(super) const TASK_ERRORS: [&str; 2] = ["TaskOver", "TasksUnavailable"];
 
-/// Words of JavaScript that cannot be called as a function; a tool of that name is a member of
-/// `tools` only.
+/// Reserved words of JavaScript, which cannot name a function; a tool of such a name is only a
+/// member of `tools`.
 const RESERVED: [&str; 1] = ["delete"];
 
 /// One tool.
 #[derive(Debug)]
 pub struct Definition {
-    /// Its name: that of the global function in scripts, or with one dot that of a function in a
-    /// namespace.
+    /// Name of the global function in scripts, or with one dot, of a function in a namespace.
     pub name: &'static str,
-    /// Other names by which scripts may call it. One that JavaScript reserves can be called as a
-    /// member of `tools` only.
+    /// Other names by which scripts may call it. A reserved word can only be called as a member of
+    /// `tools`.
     pub aliases: &'static [&'static str],
     /// What it does, in one line.
     pub summary: &'static str,
-    /// What else the model must know to use it; may be empty, may have several lines.
+    /// Further instructions for the model; may be empty or have several lines.
     pub description: &'static str,
-    /// Its parameters, in positional order: required ones first, and last those that have no
-    /// position.
+    /// Its parameters in positional order: required, optional, then those given by name only.
     pub parameters: &'static [Parameter],
     /// What it returns.
     pub output: Output,
-    /// A tool with the same `options` and result, told of before it: the signature refers to that
-    /// one's instead of repeating them, which a prompt would pay for every time.
-    pub like: Option<&'static str>,
-    /// A call, for the declarations and for error messages.
+    /// A tool with the same `options` and result that is declared earlier. The signature refers to
+    /// it instead of repeating them, which saves prompt tokens.
+    pub base_tool: Option<&'static str>,
+    /// An example call, for declarations and error messages.
     pub example: &'static str,
-    /// Names of the errors that are particular to it, with their meaning; those of a tool that it
-    /// is like come on top.
+    /// Names and meanings of its specific errors; those of its base tool apply too.
     pub errors: &'static [(&'static str, &'static str)],
     /// What a call changes.
     pub effect: Effect,
     /// What a policy calls it.
     pub permission: Permission,
-    /// What of a call's canonical arguments a policy decides on.
+    /// The part of a call's canonical arguments that a policy decides on.
     pub subject: fn(&Value) -> PolicySubject,
-    /// Who carries it out.
+    /// Where it is executed.
     pub provider: Provider,
-    /// How much a call may use.
+    /// Resource limits of a call.
     pub limits: Limits,
 }
 
-/// What a call changes, and so whether it may be repeated when nobody knows whether it was done.
+/// What a call changes. It determines whether a call with an unknown outcome may be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing: repeating it is safe.
     Read,
-    /// Files of the workspace, or what the toolbox remembers.
+    /// Files of the workspace, or the state of the toolbox.
     Write,
-    /// Anything, also outside: a command or a request.
+    /// Anything, also outside the workspace: a command or a request.
     External,
 }
 
-/// The classes of what tools do, of which a policy speaks.
+/// The permission classes of tools, which policies name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Permission {
-    /// Reaches nothing; there is nothing to decide.
+    /// Has no access to anything; there is nothing to decide.
     Pure,
-    /// Reads files of the workspace, or their names.
+    /// Reads files in the workspace, or their names.
     FilesRead,
-    /// Makes or changes files.
+    /// Creates or changes files.
     FilesWrite,
     /// Deletes files.
     FilesDelete,
@@ -121,27 +117,27 @@ pub enum Permission {
     Models,
     /// Reads or sets the variables of the task's commands.
     Environment,
-    /// Begins other tasks, writes to them and waits for them.
+    /// Creates other tasks, sends them messages and waits for them.
     Tasks,
 }
 
-/// Who carries a tool out.
+/// Where a tool is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
-    /// The toolbox.
+    /// In the toolbox.
     Host,
-    /// The sandbox itself; the toolbox refuses it.
+    /// In the sandbox itself; the toolbox rejects it.
     Sandbox,
 }
 
-/// How much a call may use. What the arguments ask for is bounded by the parameters themselves.
+/// Resource limits of a call. The parameters bound what the arguments ask for.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Longest wall time of a call from when it has its turn, including what its arguments ask for;
-    /// none where only the script's own time bounds it.
+    /// Longest wall time of a call after it was admitted, including what its arguments ask for.
+    /// `None` if only the script's own time bounds it.
     pub wall: Option<Duration>,
-    /// Largest result, in bytes of text, approximately; none where the result may be as large as a
-    /// script can get it.
+    /// Largest result, in bytes of text, approximately. `None` if the result may be as large as a
+    /// script can receive.
     pub result_bytes: Option<usize>,
 }
 
@@ -149,18 +145,18 @@ pub(super) const fn limits(wall_seconds: u64, result_kib: usize) -> Limits {
     Limits { wall: Some(Duration::from_secs(wall_seconds)), result_bytes: Some(result_kib << 10) }
 }
 
-/// Limits of a call whose result may be as large as a script can get it.
-pub(super) const fn whole(wall_seconds: u64) -> Limits {
+/// Limits of a call whose result may be as large as a script can receive.
+pub(super) const fn wall_limit(wall_seconds: u64) -> Limits {
     Limits { wall: Some(Duration::from_secs(wall_seconds)), result_bytes: None }
 }
 
-/// Limits of a call that is made again until there is an answer.
-pub(super) const fn unlimited(result_kib: usize) -> Limits {
+/// Limits of a call that is repeated until there is an answer.
+pub(super) const fn result_limit(result_kib: usize) -> Limits {
     Limits { wall: None, result_bytes: Some(result_kib << 10) }
 }
 
 impl Effect {
-    /// The word for it in documentation.
+    /// Its name in the documentation.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -185,7 +181,7 @@ impl Permission {
         Self::Tasks,
     ];
 
-    /// The word for it in policies.
+    /// Its name in policies.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -203,27 +199,26 @@ impl Permission {
 }
 
 impl Definition {
-    /// Whether a call may be made again when nobody knows whether it was made. True of reads, and
-    /// of what changes only the toolbox, which is lost together with the process that died; and of
-    /// what is done about other tasks, where the same call makes the same once.
+    /// Whether a call with an unknown outcome may be repeated. True for reads; for calls that only
+    /// change the toolbox, whose state is lost with the process; and for calls on other tasks,
+    /// which are idempotent.
     #[must_use]
     pub fn is_repeatable(&self) -> bool {
         self.effect == Effect::Read
             || matches!(self.permission, Permission::Environment | Permission::Tasks)
     }
 
-    /// Whether it is called so.
+    /// Whether this is its name or one of its aliases.
     #[must_use]
-    pub fn is_called(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         self.name == name || self.aliases.contains(&name)
     }
 
-    /// The arguments in their one canonical form: checked, by name, without those that were not
-    /// given, keys sorted, paths without `.`, `..` and doubled slashes where that can be told from
-    /// the text. Calls that mean the same have the same form, whatever way they were written; it is
-    /// what is approved and hashed.
+    /// The arguments in their canonical form: checked, by name, without absent ones, keys sorted,
+    /// paths without `.`, repeated slashes, and `..` where the text alone resolves it. Equivalent
+    /// calls have the same form, however they were written. Approvals and hashes use this form.
     ///
-    /// A toolbox also makes absolute paths relative, see [`super::Toolbox::canonical`].
+    /// A toolbox also makes absolute paths relative: see [`super::Toolbox::canonical`].
     ///
     /// # Errors
     /// When the arguments do not fit; the call itself would fail with the same error.
@@ -236,9 +231,10 @@ impl Definition {
         self.parameters.iter().filter(|parameter| parameter.positional)
     }
 
-    /// What a result of it lacks without having been asked for less, in words for the model.
+    /// The notes of a result, for the model: what is missing from it although the call did not ask
+    /// for less.
     pub(crate) fn notes<'a>(&self, result: &'a Value) -> impl Iterator<Item = &'a str> {
-        // A tool whose results may be anything can have such a property without meaning this.
+        // A tool that may return anything can have such a property with another meaning.
         let (_, fields) = self.output.fields();
         let has_notes = fields.iter().any(|field| field.name == NOTE);
         let results = match result {
@@ -249,30 +245,31 @@ impl Definition {
         results.iter().filter_map(|result| result[NOTE].as_str())
     }
 
-    /// The errors that are particular to it and to the tool that it is like.
+    /// Its specific errors and those of its base tool.
     pub(super) fn all_errors(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-        let like = self.like.and_then(table::definition).map_or(&[][..], |tool| tool.errors);
-        self.errors.iter().chain(like)
+        let inherited =
+            self.base_tool.and_then(table::definition).map_or(&[][..], |tool| tool.errors);
+        self.errors.iter().chain(inherited)
     }
 
-    /// Whether a call may fail with an error of this name, as this definition and the page about
-    /// the tools have it.
+    /// Whether a call may fail with an error of this name, according to this definition and the
+    /// common errors.
     #[must_use]
     pub fn can_fail_with(&self, error: &str) -> bool {
         self.all_errors().any(|(name, _)| *name == error)
-            || ERRORS_OF_ALL.contains(&error)
+            || COMMON_ERRORS.contains(&error)
             || match self.permission {
                 Permission::FilesRead | Permission::FilesWrite | Permission::FilesDelete => {
-                    ERRORS_OF_FILES.contains(&error)
+                    FILE_ERRORS.contains(&error)
                 }
-                Permission::Tasks => ERRORS_OF_TASKS.contains(&error),
+                Permission::Tasks => TASK_ERRORS.contains(&error),
                 _ => false,
             }
-            || (ERRORS_OF_PATHS.contains(&error)
+            || (PATH_ERRORS.contains(&error)
                 && self.parameters.iter().any(|parameter| parameter.kind.has_path()))
     }
 
-    /// What a policy decides on, taken from canonical arguments.
+    /// The subject of policy decisions, from canonical arguments.
     #[must_use]
     pub fn subject(&self, canonical: &Value) -> PolicySubject {
         (self.subject)(canonical)
@@ -282,11 +279,11 @@ impl Definition {
     /// string`.
     #[must_use]
     pub fn signature(&self) -> String {
-        self.signed(self.name)
+        self.signature_as(self.name)
     }
 
-    fn signed(&self, name: &str) -> String {
-        let parameter = |parameter: &Parameter| match self.like {
+    fn signature_as(&self, name: &str) -> String {
+        let parameter = |parameter: &Parameter| match self.base_tool {
             Some(tool) if parameter.name == OPTIONS => {
                 format!("{OPTIONS}?: Parameters<typeof {tool}>[1]")
             }
@@ -300,13 +297,16 @@ impl Definition {
             .map(Parameter::typescript)
             .collect();
         if !named.is_empty() {
-            parameters.push(format!("{NAMED}?: {{ {} }}", named.join("; ")));
+            parameters.push(format!("{NAMED_ARGUMENTS}?: {{ {} }}", named.join("; ")));
         }
         let output = self
-            .like
+            .base_tool
             .map_or_else(|| self.output.typescript(), |tool| format!("ReturnType<typeof {tool}>"));
-        let output =
-            if self.namespace() == Some(PROMISES) { format!("Promise<{output}>") } else { output };
+        let output = if self.namespace() == Some(ASYNC_NAMESPACE) {
+            format!("Promise<{output}>")
+        } else {
+            output
+        };
         format!("{name}({}): {output}", parameters.join(", "))
     }
 
@@ -324,10 +324,10 @@ impl Definition {
         if !self.aliases.is_empty() {
             let _ = writeln!(text, " * Other names: {}.", self.callable_aliases().join(", "));
         }
-        let told_elsewhere =
-            |parameter: &&Parameter| self.like.is_some() && parameter.name == OPTIONS;
-        for parameter in self.parameters.iter().filter(|parameter| !told_elsewhere(parameter)) {
-            document(&mut text, "", parameter);
+        let is_inherited =
+            |parameter: &&Parameter| self.base_tool.is_some() && parameter.name == OPTIONS;
+        for parameter in self.parameters.iter().filter(|parameter| !is_inherited(parameter)) {
+            document_parameter(&mut text, "", parameter);
         }
         for (name, meaning) in self.errors {
             let _ = writeln!(text, " * @throws {name} {meaning}");
@@ -335,7 +335,7 @@ impl Definition {
         let _ = writeln!(text, " * @example {}", self.example);
         let _ = match self.name.rsplit_once('.') {
             Some((namespace, name)) => {
-                let signature = self.signed(name);
+                let signature = self.signature_as(name);
                 writeln!(text, " */\ndeclare namespace {namespace} {{ function {signature}; }}")
             }
             None => writeln!(text, " */\ndeclare function {};", self.signature()),
@@ -343,10 +343,14 @@ impl Definition {
         text
     }
 
-    /// The other names, as a script writes them.
+    /// Its aliases, as a script writes them.
     pub(crate) fn callable_aliases(&self) -> Vec<String> {
         let callable = |name: &&str| {
-            if RESERVED.contains(name) { format!("{PROMISES}.{name}") } else { (*name).to_owned() }
+            if RESERVED.contains(name) {
+                format!("{ASYNC_NAMESPACE}.{name}")
+            } else {
+                (*name).to_owned()
+            }
         };
         self.aliases.iter().map(callable).collect()
     }
@@ -364,10 +368,14 @@ impl Definition {
     }
 }
 
-fn document(text: &mut String, prefix: &str, parameter: &Parameter) {
-    let prefix = if parameter.positional { prefix.to_owned() } else { format!("{prefix}{NAMED}.") };
+fn document_parameter(text: &mut String, prefix: &str, parameter: &Parameter) {
+    let prefix = if parameter.positional {
+        prefix.to_owned()
+    } else {
+        format!("{prefix}{NAMED_ARGUMENTS}.")
+    };
     let path = format!("{prefix}{}", parameter.name);
     let _ = writeln!(text, " * @param {path} {}", parameter.explanation());
     let (below, properties) = parameter.kind.properties();
-    properties.iter().for_each(|p| document(text, &format!("{path}{below}"), p));
+    properties.iter().for_each(|p| document_parameter(text, &format!("{path}{below}"), p));
 }

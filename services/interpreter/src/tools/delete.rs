@@ -1,4 +1,4 @@
-//! `delete_file`: deletes a file, or a directory with all that is in it.
+//! `delete_file`: deletes a file, or a directory with its content.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,16 +14,16 @@ pub(super) const DEFINITION: Definition = Definition {
     name: "delete_file",
     aliases: &["delete"],
     summary: "Deletes (removes) a file, or a directory with everything in it.",
-    description: "Of a symbolic link only the link is deleted. The workspace itself cannot be.",
+    description: "Deletes a symbolic link itself, not its target. The workspace itself cannot be deleted.",
     parameters: &[
         required("path", Kind::Path, "File or directory, relative to the workspace."),
         optional("recursive", Kind::Boolean, "false", "Must be true to delete a directory."),
     ],
     output: Output::Object(&[
         field("path", Output::Text, "What was deleted, relative to the workspace."),
-        field("deleted", Output::Integer, "How many files and directories that were."),
+        field("deleted", Output::Integer, "Number of deleted files and directories."),
     ]),
-    like: None,
+    base_tool: None,
     example: "delete_file(\"old/notes.md\")",
     errors: &[
         NOT_FOUND,
@@ -32,14 +32,11 @@ pub(super) const DEFINITION: Definition = Definition {
             "IsADirectory",
             "when the path is a directory and `recursive` is not true; nothing was deleted.",
         ),
-        (
-            "DeletedInPart",
-            "when it failed on the way; the message says how much was deleted and why.",
-        ),
+        ("DeletedInPart", "when it failed midway; the message says how much was deleted and why."),
     ],
     effect: Effect::Write,
     permission: Permission::FilesDelete,
-    subject: subject::perhaps_tree,
+    subject: subject::path_or_tree,
     provider: Provider::Host,
     limits: limits(60, 8),
 };
@@ -69,17 +66,17 @@ pub(super) fn run(
     let located = workspace.locate(&path).map_err(|e| path_error(workspace, &e))?;
     if located.is_root() {
         return Err(ToolError::invalid(
-            "delete_file: that is the workspace itself, which cannot be deleted. Name what is to be deleted in it; \
-             list_files() shows what there is.",
+            "delete_file: the path is the workspace itself, which cannot be deleted. Give the path of something in it; \
+             list_files() lists its content.",
         ));
     }
     let _writing = workspace.lock_for_writing();
     let mut stopped = None;
-    let mut go_on = || {
+    let mut proceed = || {
         stopped = stop.check().err();
         stopped.is_none()
     };
-    let removed = workspace.remove(&located, recursive, &mut go_on);
+    let removed = workspace.remove(&located, recursive, &mut proceed);
     let (deleted, why) = match removed {
         Ok(deleted) => return Ok(Deleted { path: located.shown(), deleted }),
         Err(RemoveError::Directory) => {
@@ -91,7 +88,7 @@ pub(super) fn run(
             );
         }
         Err(RemoveError::Path { removed, source }) => (removed, path_error(workspace, &source)),
-        Err(RemoveError::Stopped { removed }) => {
+        Err(RemoveError::StopReason { removed }) => {
             let stopped = stopped.map(|stopped| stopped.into_error(TOOL));
             (removed, stopped.unwrap_or_else(|| ToolError::cancelled(TOOL)))
         }
@@ -100,7 +97,7 @@ pub(super) fn run(
         return Err(why);
     }
     let message = format!(
-        "{path:?} was deleted in part: {deleted} files and directories in it are gone, then this happened: {}",
+        "{path:?} was partially deleted: {deleted} files and directories in it were removed, then the call failed: {}",
         why.message
     );
     Err(ToolError::new("DeletedInPart", message)

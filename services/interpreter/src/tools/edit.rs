@@ -1,4 +1,4 @@
-//! `edit_file`: exact replacements, all or none.
+//! `edit_file`: exact replacements, all or none of them.
 
 mod nearest;
 
@@ -17,7 +17,7 @@ use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
 use super::kind::{Kind, required};
 use super::note;
 use super::output::{Output, field, optional_field};
-use super::read::{BINARY_PROBE, binary};
+use super::read::{BINARY_PROBE_BYTES, binary};
 use super::stop::Stop;
 use super::subject;
 use super::write::CONTENT;
@@ -27,18 +27,14 @@ pub(super) const DEFINITION: Definition = Definition {
     name: "edit_file",
     aliases: &["edit"],
     summary: "Replaces exact pieces of text in a file.",
-    description: "Each `old` must occur exactly once, as it was before the call, whitespace included.\nAll edits are made, \
-        or none when one of them fails. Line endings and the file's mode are kept.",
+    description: "Each `old` must occur exactly once in the file as it was before the call, whitespace \
+     included.\nEither all edits are made or none. Line endings and the file's mode are kept.",
     parameters: &[
         required("path", Kind::Path, "File, relative to the workspace."),
         required(
             "diffs",
             Kind::Objects(&[
-                required(
-                    "old",
-                    CONTENT,
-                    "Text that is there now, with enough around it to be unique.",
-                ),
+                required("old", CONTENT, "Current text, with enough context to be unique."),
                 required("new", CONTENT, "Text to put in its place; empty to delete it."),
             ]),
             "The edits.",
@@ -46,21 +42,21 @@ pub(super) const DEFINITION: Definition = Definition {
     ],
     output: Output::Object(&[
         field("path", Output::Text, "The file, relative to the workspace."),
-        field("diff", Output::Text, "What was changed, as a unified diff."),
-        field("replacements", Output::Integer, "How many edits were made."),
-        optional_field("note", Output::Text, "What the diff lacks."),
+        field("diff", Output::Text, "The changes, as a unified diff."),
+        field("replacements", Output::Integer, "Number of edits made."),
+        optional_field("note", Output::Text, "What is missing from the diff."),
     ]),
-    like: None,
+    base_tool: None,
     example: "edit_file(\"src/main.rs\", [{ old: \"let a = 1;\", new: \"let a = 2;\" }])",
     errors: &[
         NOT_FOUND,
         OUTSIDE,
         ("TextNotFound", "when `old` does not occur; the message shows the most similar place."),
         ("AmbiguousEdit", "when `old` occurs more than once; the message gives the lines."),
-        ("OverlappingEdits", "when two edits touch the same text."),
+        ("OverlappingEdits", "when two edits change the same text."),
         ("FileTooLarge", "when the file has more than 16 MiB."),
         ("BinaryFile", "when the file is not text, or is UTF-16."),
-        ("FileChanged", "when something else changed the file meanwhile."),
+        ("FileChanged", "when something else changed the file during the call."),
     ],
     effect: Effect::Write,
     permission: Permission::FilesWrite,
@@ -71,18 +67,18 @@ pub(super) const DEFINITION: Definition = Definition {
 
 const TOOL: &str = DEFINITION.name;
 
-/// Largest file that is edited, before and after, in bytes.
-const MAX_FILE: u64 = 16 << 20;
+/// Largest file, before and after the edit, in bytes.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// Most of the diff that is returned, in bytes.
-const MAX_DIFF: usize = 256 * 1024;
+/// Largest diff that is returned, in bytes.
+const MAX_DIFF_BYTES: usize = 256 * 1024;
 
-/// How long the shortest diff is looked for; after that a longer one is good enough.
-const DIFF_TIME: Duration = Duration::from_secs(1);
+/// Time limit for finding the shortest diff; after it a longer diff is accepted.
+const DIFF_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many places of an ambiguous text are counted, and how many are named.
+/// How many occurrences of an ambiguous text are counted, and how many are listed.
 const MAX_COUNTED: usize = 1000;
-const MAX_NAMED: usize = 10;
+const MAX_LISTED: usize = 10;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -99,7 +95,7 @@ struct Replacement {
 }
 
 #[derive(Serialize)]
-pub(super) struct Edited {
+pub(super) struct EditResult {
     path: String,
     diff: String,
     replacements: usize,
@@ -107,8 +103,8 @@ pub(super) struct Edited {
     note: Option<String>,
 }
 
-/// A replacement whose place is known.
-struct Placed<'a> {
+/// A replacement with its position in the file.
+struct LocatedEdit<'a> {
     index: usize,
     range: Range<usize>,
     new: Cow<'a, str>,
@@ -118,83 +114,83 @@ pub(super) fn run(
     workspace: &Workspace,
     arguments: Arguments,
     stop: &Stop,
-) -> Result<Edited, ToolError> {
+) -> Result<EditResult, ToolError> {
     let Arguments { path, diffs } = arguments;
     let refused = |e| path_error(workspace, &e);
     let located = workspace.locate(&path).map_err(refused)?;
-    // From here to the replacement no other call of this workspace writes, so that no edit is lost.
+    // Until the file is replaced, no other call writes in this workspace, so that no edit is lost.
     let _writing = workspace.lock_for_writing();
-    look_at(stop)?;
+    check_stop(stop)?;
 
     let file = workspace.open_file(&located).map_err(refused)?;
     let version = Version::of(&file, &located).map_err(refused)?;
     let size = file.metadata().map_err(|e| io_error(&located, &e))?.len();
     too_large(&path, size)?;
     let mut before = Vec::new();
-    // A file that grows, or does not say its size, is still bounded.
-    file.take(MAX_FILE + 1).read_to_end(&mut before).map_err(|e| io_error(&located, &e))?;
+    // This bounds a file that grows or does not report its size.
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut before).map_err(|e| io_error(&located, &e))?;
     too_large(&path, before.len() as u64)?;
-    if let Some(encoding) = Encoding::of_mark(&before) {
+    if let Some(encoding) = Encoding::from_byte_order_mark(&before) {
         let encoding = encoding.name();
         let message = format!(
-            "edit_file: {path:?} is UTF-16, and only UTF-8 can be edited. Nothing was changed. Take the text with \
+            "edit_file: {path:?} is UTF-16; only UTF-8 can be edited. Nothing was changed. Read the text with \
              read_file({path:?}, {{ encoding: {encoding:?} }}) and write all of it with create_file({path:?}, text, \
              {{ encoding: {encoding:?} }})."
         );
         return Err(ToolError::new("BinaryFile", message).with(json!({"path": path, "size": size})));
     }
-    if before[..before.len().min(BINARY_PROBE)].contains(&0) {
+    if before[..before.len().min(BINARY_PROBE_BYTES)].contains(&0) {
         return Err(binary(&located, size));
     }
 
-    let endings = Endings::of(&before);
-    let mut placed = Vec::with_capacity(diffs.len());
+    let endings = LineEndings::detect(&before);
+    let mut edits = Vec::with_capacity(diffs.len());
     for (index, replacement) in diffs.iter().enumerate() {
-        placed.push(place(&path, &before, endings, index, replacement, stop)?);
+        edits.push(locate(&path, &before, endings, index, replacement, stop)?);
     }
-    placed.sort_by_key(|edit| edit.range.start);
-    look_at(stop)?;
-    refuse_overlaps(&path, &before, &placed)?;
+    edits.sort_by_key(|edit| edit.range.start);
+    check_stop(stop)?;
+    refuse_overlaps(&path, &before, &edits)?;
 
-    let after = apply(&before, &placed);
+    let after = apply(&before, &edits);
     too_large(&path, after.len() as u64)?;
-    look_at(stop)?;
+    check_stop(stop)?;
     let (diff, note) = unified_diff(&located.shown(), &before, &after);
-    look_at(stop)?;
+    check_stop(stop)?;
     workspace.replace(&located, &after, Expected::Version(version)).map_err(refused)?;
-    Ok(Edited { path: located.shown(), diff, replacements: placed.len(), note })
+    Ok(EditResult { path: located.shown(), diff, replacements: edits.len(), note })
 }
 
-/// Asked before each pass over the file. A call may ask for thousands of edits, each of which takes
-/// some; nothing is written before the last.
-fn look_at(stop: &Stop) -> Result<(), ToolError> {
+/// Checked before each pass over the file. A call may have thousands of edits, each of which takes
+/// several passes. Nothing is written before the last.
+fn check_stop(stop: &Stop) -> Result<(), ToolError> {
     stop.check().map_err(|stopped| stopped.into_error(TOOL))
 }
 
 fn too_large(path: &str, size: u64) -> Result<(), ToolError> {
-    if size <= MAX_FILE {
+    if size <= MAX_FILE_BYTES {
         return Ok(());
     }
     let message = format!(
-        "edit_file: {path:?} is, or would be, larger than {MAX_FILE} bytes; nothing was changed. Use a command such \
+        "edit_file: {path:?} is, or would be, larger than {MAX_FILE_BYTES} bytes; nothing was changed. Use a command such \
          as sed for files of this size."
     );
     Err(ToolError::new("FileTooLarge", message).with(json!({"path": path})))
 }
 
-/// How the lines of a file end.
+/// Line endings of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Endings {
+enum LineEndings {
     /// No line ends with CR LF.
     Unix,
     /// Every line ends with CR LF.
     Windows,
-    /// Some do.
+    /// Some lines end with CR LF.
     Mixed,
 }
 
-impl Endings {
-    fn of(text: &[u8]) -> Self {
+impl LineEndings {
+    fn detect(text: &[u8]) -> Self {
         let mut windows = 0;
         let mut all = 0;
         for at in memchr::memchr_iter(b'\n', text) {
@@ -221,19 +217,19 @@ fn with_crlf(text: &str) -> Cow<'_, str> {
     }
 }
 
-fn place<'a>(
+fn locate<'a>(
     path: &str,
     before: &[u8],
-    endings: Endings,
+    endings: LineEndings,
     index: usize,
     replacement: &'a Replacement,
     stop: &Stop,
-) -> Result<Placed<'a>, ToolError> {
+) -> Result<LocatedEdit<'a>, ToolError> {
     let (old, new) = (replacement.old.as_str(), replacement.new.as_str());
     if old.is_empty() {
         return Err(ToolError::invalid(format!(
-            "edit_file: diffs[{index}].old is empty. Give the text to replace, or use create_file to write a file as \
-             a whole. Nothing was changed."
+            "edit_file: diffs[{index}].old is empty. Give the text to replace, or use create_file to write a whole \
+             file. Nothing was changed."
         )));
     }
     if old == new {
@@ -241,14 +237,14 @@ fn place<'a>(
             "edit_file: diffs[{index}].old and diffs[{index}].new are the same. Nothing was changed."
         )));
     }
-    // A model writes "\n" whatever the file uses. In a file that uses CR LF throughout, taking the
-    // text as it is could match from the middle of a line ending.
+    // A model writes "\n" whatever the file uses. In a file that uses CR LF throughout, the
+    // unchanged text could match from the middle of a line ending.
     let forms: &[(Cow<'a, str>, Cow<'a, str>)] = &match endings {
-        Endings::Windows => vec![(with_crlf(old), with_crlf(new))],
-        Endings::Mixed => {
+        LineEndings::Windows => vec![(with_crlf(old), with_crlf(new))],
+        LineEndings::Mixed => {
             vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_crlf(old), with_crlf(new))]
         }
-        Endings::Unix => {
+        LineEndings::Unix => {
             vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_lf(old), with_lf(new))]
         }
     };
@@ -257,7 +253,11 @@ fn place<'a>(
         match places.as_slice() {
             [] => {}
             [start] => {
-                return Ok(Placed { index, range: *start..*start + old.len(), new: new.clone() });
+                return Ok(LocatedEdit {
+                    index,
+                    range: *start..*start + old.len(),
+                    new: new.clone(),
+                });
             }
             several => return Err(ambiguous(path, before, index, several)),
         }
@@ -265,13 +265,13 @@ fn place<'a>(
     not_found(path, before, index, old, stop)
 }
 
-/// Where `needle` occurs, occurrences that overlap one another included.
+/// The offsets at which `needle` occurs, overlapping occurrences included.
 fn occurrences(text: &[u8], needle: &[u8], stop: &Stop) -> Result<Vec<usize>, ToolError> {
     let finder = memchr::memmem::Finder::new(needle);
     let mut found = Vec::new();
     let mut from = 0;
     while found.len() < MAX_COUNTED {
-        look_at(stop)?;
+        check_stop(stop)?;
         let Some(at) = text.get(from..).and_then(|rest| finder.find(rest)) else { break };
         found.push(from + at);
         from += at + 1;
@@ -284,22 +284,22 @@ fn line_of(text: &[u8], at: usize) -> usize {
 }
 
 fn ambiguous(path: &str, before: &[u8], index: usize, places: &[usize]) -> ToolError {
-    let lines: Vec<usize> = places.iter().take(MAX_NAMED).map(|at| line_of(before, *at)).collect();
+    let lines: Vec<usize> = places.iter().take(MAX_LISTED).map(|at| line_of(before, *at)).collect();
     let named: Vec<String> = lines.iter().map(ToString::to_string).collect();
-    let more = if places.len() > MAX_NAMED { ", …" } else { "" };
+    let more = if places.len() > MAX_LISTED { ", …" } else { "" };
     let (count, named) = (places.len(), named.join(", "));
     let least = if count >= MAX_COUNTED { "at least " } else { "" };
     ToolError::new(
         "AmbiguousEdit",
         format!(
             "edit_file: diffs[{index}].old occurs {least}{count} times in {path:?}, at lines {named}{more}. Include \
-             more of the text around the one you mean. Nothing was changed."
+             more of the surrounding text to make it unique. Nothing was changed."
         ),
     )
     .with(json!({"path": path, "index": index, "occurrences": count, "lines": lines}))
 }
 
-/// Fails, with the place that was most likely meant.
+/// The error for a text that does not occur, with the most similar text of the file.
 fn not_found<T>(
     path: &str,
     before: &[u8],
@@ -320,19 +320,19 @@ fn not_found<T>(
             ));
             details["nearest"] = json!({"line": line, "text": shown});
         }
-        None => message.push_str(" Nothing similar is there; read the file again."),
+        None => message.push_str(" There is no similar text; read the file again."),
     }
     Err(ToolError::new("TextNotFound", message).with(details))
 }
 
-fn refuse_overlaps(path: &str, before: &[u8], placed: &[Placed<'_>]) -> Result<(), ToolError> {
-    for pair in placed.windows(2) {
+fn refuse_overlaps(path: &str, before: &[u8], edits: &[LocatedEdit<'_>]) -> Result<(), ToolError> {
+    for pair in edits.windows(2) {
         let [first, second] = pair else { continue };
         if second.range.start < first.range.end {
             let (a, b) = (first.index.min(second.index), first.index.max(second.index));
             let line = line_of(before, second.range.start);
             let message = format!(
-                "edit_file: diffs[{a}] and diffs[{b}] touch the same text of {path:?}, at line {line}. Join them \
+                "edit_file: diffs[{a}] and diffs[{b}] change the same text of {path:?}, at line {line}. Combine them \
                  into one. Nothing was changed."
             );
             return Err(ToolError::new("OverlappingEdits", message)
@@ -342,10 +342,10 @@ fn refuse_overlaps(path: &str, before: &[u8], placed: &[Placed<'_>]) -> Result<(
     Ok(())
 }
 
-fn apply(before: &[u8], placed: &[Placed<'_>]) -> Vec<u8> {
+fn apply(before: &[u8], edits: &[LocatedEdit<'_>]) -> Vec<u8> {
     let mut after = Vec::with_capacity(before.len());
     let mut from = 0;
-    for edit in placed {
+    for edit in edits {
         after.extend_from_slice(&before[from..edit.range.start]);
         after.extend_from_slice(edit.new.as_bytes());
         from = edit.range.end;
@@ -354,14 +354,14 @@ fn apply(before: &[u8], placed: &[Placed<'_>]) -> Vec<u8> {
     after
 }
 
-/// The diff, and what it lacks.
+/// The diff, and a note about what is missing from it.
 fn unified_diff(path: &str, before: &[u8], after: &[u8]) -> (String, Option<String>) {
     let texts = (String::from_utf8_lossy(before), String::from_utf8_lossy(after));
     let is_replaced = matches!(texts.0, Cow::Owned(_)) || matches!(texts.1, Cow::Owned(_));
     let (before, after) = texts;
     let diff: TextDiff<'_, '_, str> = TextDiff::configure()
         .algorithm(Algorithm::Myers)
-        .timeout(DIFF_TIME)
+        .timeout(DIFF_TIMEOUT)
         .diff_lines(&*before, &*after);
     let mut text = diff
         .unified_diff()
@@ -369,18 +369,18 @@ fn unified_diff(path: &str, before: &[u8], after: &[u8]) -> (String, Option<Stri
         .header(&format!("a/{path}"), &format!("b/{path}"))
         .to_string();
     let mut notes = Vec::new();
-    if text.len() > MAX_DIFF {
-        // Between lines, where there is a place for it.
-        let end = text.floor_char_boundary(MAX_DIFF);
+    if text.len() > MAX_DIFF_BYTES {
+        // Cut between lines if possible.
+        let end = text.floor_char_boundary(MAX_DIFF_BYTES);
         let end = text[..end].rfind('\n').map_or(end, |at| at + 1);
         notes.push(format!(
-            "All edits were made; {} more bytes of the diff are left out.",
+            "All edits were made; the diff is truncated, {} more bytes are omitted.",
             text.len() - end
         ));
         text.truncate(end);
     }
     if is_replaced && text.contains(char::REPLACEMENT_CHARACTER) {
-        notes.push(note::REPLACED.to_owned());
+        notes.push(note::NOT_UTF8.to_owned());
     }
-    (text, note::joined(notes))
+    (text, note::join(notes))
 }

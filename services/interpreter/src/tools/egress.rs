@@ -1,9 +1,8 @@
-//! The way out to the network: one HTTP client that connects to public addresses only.
+//! Network egress: one HTTP client that connects to public addresses only.
 //!
-//! Names are resolved by a resolver of our own inside the client, so that the address that was
-//! checked is the address that is connected to; a name that resolves differently the second time
-//! gains nothing. Addresses written into a URL never reach the resolver and are checked before the
-//! request.
+//! The client resolves names with its own resolver, so that it connects to exactly the address that
+//! was checked; DNS rebinding has no effect. IP addresses in a URL bypass the resolver and are
+//! checked before the request.
 
 use std::fmt;
 use std::io;
@@ -17,46 +16,45 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use construct_runtime::address::is_public;
 
-/// How long a connection may take to be made.
+/// Time limit for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long an unused connection is kept.
-const IDLE: Duration = Duration::from_secs(30);
+/// How long an unused connection stays open.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The HTTP client behind `fetch`. Made once per service; cloning shares its connections.
+/// The HTTP client behind `fetch`. Created once per service; clones share its connections.
 #[derive(Clone, Debug)]
 pub struct Egress {
     pub(super) client: reqwest::Client,
     exceptions: Exceptions,
 }
 
-/// The HTTP client cannot be made: no TLS provider or no root certificates.
+/// The HTTP client cannot be created: no TLS provider or no root certificates.
 #[derive(Debug, thiserror::Error)]
-#[error("the HTTP client of the tools cannot be made")]
+#[error("failed to create the HTTP client of the tools")]
 pub struct EgressError(#[from] reqwest::Error);
 
-/// Addresses that are reachable although they are not public.
+/// Addresses that may be reached although they are not public.
 type Exceptions = Arc<[IpAddr]>;
 
-/// Finds the addresses of a name.
+/// Resolves a name to its addresses.
 pub(crate) type Lookup =
     Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 impl Egress {
-    /// Makes the client. It reaches public addresses and `exceptions`: addresses of a private
-    /// network that the operator wants tools to reach (the host still has to be granted). Tests
-    /// except loopback addresses.
+    /// Creates the client. It reaches public addresses and `exceptions`: private addresses that the
+    /// operator allows (the host still has to be granted). Tests allow loopback addresses.
     ///
     /// # Errors
     /// When TLS cannot be set up on this host.
     pub fn new(exceptions: &[IpAddr]) -> Result<Self, EgressError> {
-        Self::resolving(exceptions, Arc::new(|host| Box::pin(ask_the_system(host))))
+        Self::with_lookup(exceptions, Arc::new(|host| Box::pin(lookup_system(host))))
     }
 
-    /// The same, with names resolved in another way than the system's.
-    pub(crate) fn resolving(exceptions: &[IpAddr], lookup: Lookup) -> Result<Self, EgressError> {
+    /// Creates the client with another name resolution than the system's.
+    pub(crate) fn with_lookup(exceptions: &[IpAddr], lookup: Lookup) -> Result<Self, EgressError> {
         if rustls::crypto::CryptoProvider::get_default().is_none() {
-            // Another thread may have installed one meanwhile, which serves as well.
+            // Another thread may have installed one concurrently, which is as good.
             drop(rustls::crypto::ring::default_provider().install_default());
         }
         let exceptions: Exceptions = exceptions.into();
@@ -67,13 +65,13 @@ impl Egress {
             .redirect(reqwest::redirect::Policy::none())
             .referer(false)
             .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
             .build()?;
         Ok(Self { client, exceptions })
     }
 
-    /// Whether the operator wants this address reached although it is not public.
+    /// Whether the operator allows this address although it is not public.
     pub(super) fn is_excepted(&self, address: IpAddr) -> bool {
         self.exceptions.contains(&address)
     }
@@ -88,7 +86,7 @@ fn permits(exceptions: &Exceptions, address: IpAddr) -> bool {
     is_public(address) || exceptions.contains(&address)
 }
 
-/// A name has no address that may be connected to.
+/// A name has no address that the client may connect to.
 #[derive(Debug, thiserror::Error)]
 #[error("{host} has no public address, only {addresses:?}")]
 pub(super) struct Forbidden {
@@ -98,7 +96,7 @@ pub(super) struct Forbidden {
     pub(super) addresses: Vec<IpAddr>,
 }
 
-async fn ask_the_system(host: String) -> io::Result<Vec<IpAddr>> {
+async fn lookup_system(host: String) -> io::Result<Vec<IpAddr>> {
     Ok(tokio::net::lookup_host((host, 0)).await?.map(|found| found.ip()).collect())
 }
 
@@ -127,23 +125,23 @@ impl Resolve for PublicOnly {
     }
 }
 
-/// A host, or hosts, that `fetch` may reach: `api.example.com`, `*.example.com` (every name below,
+/// A pattern of hosts that `fetch` may reach: `api.example.com`, `*.example.com` (every subdomain,
 /// not `example.com` itself), an IP address, or `*` for every public host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPattern(Pattern);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern {
-    Every,
+    Any,
     Exact(String),
-    /// With the leading dot.
-    Below(String),
+    /// The suffix, with its leading dot.
+    Subdomains(String),
 }
 
-/// A text that is no host pattern.
+/// A string is not a host pattern.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0:?} is not a host to grant; write \"example.com\", \"*.example.com\" or \"*\", without scheme, port and path"
+    "{0:?} is not a host pattern; write \"example.com\", \"*.example.com\" or \"*\", without scheme, port and path"
 )]
 pub struct HostPatternError(String);
 
@@ -152,11 +150,10 @@ impl FromStr for HostPattern {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "*" {
-            return Ok(Self(Pattern::Every));
+            return Ok(Self(Pattern::Any));
         }
         let (below, host) = text.strip_prefix("*.").map_or((false, text), |host| (true, host));
-        // The parser of URLs knows how a host is spelled: lower case, punycode, brackets around
-        // IPv6.
+        // The URL parser normalizes hosts: lower case, punycode, brackets around IPv6.
         let bracketed = host
             .parse::<std::net::Ipv6Addr>()
             .map_or_else(|_| host.to_owned(), |v6| format!("[{v6}]"));
@@ -165,9 +162,9 @@ impl FromStr for HostPattern {
         let plain = !bracketed.contains(['/', '?', '#', '@', '*', '\\'])
             && url.port().is_none()
             && !host.ends_with(":443");
-        match url.host_str().map(normal) {
+        match url.host_str().map(normalize_host) {
             Some(host) if plain && !host.is_empty() => Ok(Self(if below {
-                Pattern::Below(format!(".{host}"))
+                Pattern::Subdomains(format!(".{host}"))
             } else {
                 Pattern::Exact(host)
             })),
@@ -179,27 +176,29 @@ impl FromStr for HostPattern {
 impl fmt::Display for HostPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Pattern::Every => f.write_str("*"),
+            Pattern::Any => f.write_str("*"),
             Pattern::Exact(host) => f.write_str(host),
-            Pattern::Below(suffix) => write!(f, "*{suffix}"),
+            Pattern::Subdomains(suffix) => write!(f, "*{suffix}"),
         }
     }
 }
 
 impl HostPattern {
-    /// Whether the host of a URL, as the URL parser spells it, is meant.
+    /// Whether it matches the host of a URL, as the URL parser normalizes it.
     #[must_use]
     pub fn matches(&self, host: &str) -> bool {
-        let host = normal(host);
+        let host = normalize_host(host);
         match &self.0 {
-            Pattern::Every => true,
+            Pattern::Any => true,
             Pattern::Exact(exact) => host == *exact,
-            Pattern::Below(suffix) => host.len() > suffix.len() && host.ends_with(suffix.as_str()),
+            Pattern::Subdomains(suffix) => {
+                host.len() > suffix.len() && host.ends_with(suffix.as_str())
+            }
         }
     }
 }
 
-fn normal(host: &str) -> String {
+fn normalize_host(host: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_granted_exactly_or_by_its_domain() {
+    fn host_pattern_matches_exact_hosts_and_subdomains() {
         assert!(matches("Example.com", "example.com"));
         assert!(matches("example.com", "example.com."));
         assert!(!matches("example.com", "www.example.com"));
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_no_pattern() {
+    fn invalid_host_pattern_is_rejected() {
         for text in [
             "",
             "https://a.com",

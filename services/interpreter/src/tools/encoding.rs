@@ -1,14 +1,14 @@
-//! How the text of a file is encoded.
+//! Text encodings of files.
 //!
-//! Each encoding here is exact: what a file is decoded to, encoded again, gives the same bytes.
-//! What would not is refused.
+//! Each encoding here is lossless: decoded text encodes to the same bytes again. Bytes for which
+//! that is impossible are rejected.
 
 use serde::Deserialize;
 
 use super::kind::{Kind, Parameter, named};
-use super::size::written_byte;
+use super::size::json_byte_size;
 
-/// The encoding of a file, as tools take it.
+/// The parameter of tools for a file's encoding.
 pub(super) const ENCODING: Parameter = named(
     "encoding",
     Kind::OneOf(&["utf-8", "latin1", "utf-16le", "utf-16be"]),
@@ -16,14 +16,13 @@ pub(super) const ENCODING: Parameter = named(
     "With latin1 each byte is a character.",
 );
 
-/// An encoding. A byte order mark is a character like any other.
+/// An encoding. A byte order mark is an ordinary character.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(super) enum Encoding {
     #[default]
     #[serde(rename = "utf-8")]
     Utf8,
-    /// ISO 8859-1, in which the characters U+0000 to U+00FF are the bytes, so that any file has a
-    /// text.
+    /// ISO 8859-1, whose characters U+0000 to U+00FF are the bytes. It decodes any file.
     #[serde(rename = "latin1")]
     Latin1,
     #[serde(rename = "utf-16le")]
@@ -33,7 +32,7 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
-    /// The name by which tools take it.
+    /// Its name in the parameter of tools.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Utf8 => "utf-8",
@@ -43,9 +42,9 @@ impl Encoding {
         }
     }
 
-    /// What the byte order mark at the start of a file says, if it is one of UTF-16. That of UTF-32
-    /// begins with the same bytes.
-    pub(super) fn of_mark(start: &[u8]) -> Option<Self> {
+    /// The encoding that a UTF-16 byte order mark at the start of a file indicates. The mark of
+    /// UTF-32 begins with the same bytes.
+    pub(super) fn from_byte_order_mark(start: &[u8]) -> Option<Self> {
         match start {
             [0xff, 0xfe, 0, 0, ..] => None,
             [0xff, 0xfe, ..] => Some(Self::Utf16Le),
@@ -54,7 +53,10 @@ impl Encoding {
         }
     }
 
-    /// The text of these bytes, or where the first byte stands that belongs to no character.
+    /// Decodes the bytes.
+    ///
+    /// # Errors
+    /// The offset of the first byte that is not part of a character.
     pub(super) fn decode(self, bytes: Vec<u8>) -> Result<String, usize> {
         match self {
             Self::Utf8 => {
@@ -65,8 +67,7 @@ impl Encoding {
                 let mut text = String::with_capacity(bytes.len());
                 let units = bytes.chunks_exact(2).map(|unit| self.unit(unit));
                 for character in char::decode_utf16(units) {
-                    // All that is decoded so far was encoded so: a character takes as much of the
-                    // file as here.
+                    // Each decoded character takes the same number of units here as in the file.
                     text.push(character.map_err(|_| 2 * text.encode_utf16().count())?);
                 }
                 if bytes.len().is_multiple_of(2) { Ok(text) } else { Err(bytes.len() - 1) }
@@ -74,7 +75,10 @@ impl Encoding {
         }
     }
 
-    /// The bytes of this text, or the first character that the encoding does not have.
+    /// Encodes the text.
+    ///
+    /// # Errors
+    /// The first character that the encoding does not have.
     pub(super) fn encode(self, text: String) -> Result<Vec<u8>, char> {
         match self {
             Self::Utf8 => Ok(text.into_bytes()),
@@ -86,7 +90,7 @@ impl Encoding {
         }
     }
 
-    /// How many bytes at the beginning of `bytes`, which stand at `offset` of a file, belong to a
+    /// Number of bytes at the beginning of `bytes`, located at `offset` of a file, that belong to a
     /// character that begins before them.
     pub(super) fn rest_of_character(self, bytes: &[u8], offset: u64) -> usize {
         if offset == 0 {
@@ -104,7 +108,8 @@ impl Encoding {
         }
     }
 
-    /// Where the first line of `bytes` ends, which begin with a character: behind its line feed.
+    /// End of the first line of `bytes`, after its line feed. `bytes` begin at a character
+    /// boundary.
     pub(super) fn line_end(self, bytes: &[u8]) -> Option<usize> {
         match self {
             Self::Utf8 | Self::Latin1 => memchr::memchr(b'\n', bytes).map(|at| at + 1),
@@ -116,18 +121,18 @@ impl Encoding {
         }
     }
 
-    /// What the text of these bytes takes within the quotes of a JSON string, in bytes. Of what is
-    /// no text, something near.
-    pub(super) fn written(self, bytes: &[u8]) -> usize {
+    /// Size of the text of these bytes within the quotes of a JSON string, in bytes. Approximate
+    /// for bytes that are not text.
+    pub(super) fn json_bytes(self, bytes: &[u8]) -> usize {
         let of_unit = |unit: u16| match u8::try_from(unit) {
-            Ok(byte) if byte < 0x80 => written_byte(byte),
+            Ok(byte) if byte < 0x80 => json_byte_size(byte),
             _ if unit < 0x800 => 2,
-            // Of a pair, of which both halves come here, each stands for two bytes.
+            // A surrogate pair takes four bytes, two for each half.
             _ if (0xd800..0xe000).contains(&unit) => 2,
             _ => 3,
         };
         match self {
-            Self::Utf8 => bytes.iter().map(|byte| written_byte(*byte)).sum(),
+            Self::Utf8 => bytes.iter().map(|byte| json_byte_size(*byte)).sum(),
             Self::Latin1 => bytes.iter().map(|byte| of_unit((*byte).into())).sum(),
             Self::Utf16Le | Self::Utf16Be => {
                 bytes.chunks(2).map(|unit| of_unit(self.unit(unit))).sum()
@@ -135,16 +140,15 @@ impl Encoding {
         }
     }
 
-    /// The most bytes of a file whose text can take so many bytes within the quotes of a JSON
-    /// string.
-    pub(super) const fn most(self, written: usize) -> usize {
+    /// Largest number of file bytes whose text can take `json_bytes` bytes within a JSON string.
+    pub(super) const fn max_file_bytes(self, json_bytes: usize) -> usize {
         match self {
-            Self::Utf8 | Self::Latin1 => written,
-            Self::Utf16Le | Self::Utf16Be => 2 * written,
+            Self::Utf8 | Self::Latin1 => json_bytes,
+            Self::Utf16Le | Self::Utf16Be => 2 * json_bytes,
         }
     }
 
-    /// A unit of UTF-16; of half a one, something.
+    /// The UTF-16 code unit; a missing second byte counts as 0.
     fn unit(self, bytes: &[u8]) -> u16 {
         let pair = [bytes[0], bytes.get(1).copied().unwrap_or(0)];
         if self == Self::Utf16Be { u16::from_be_bytes(pair) } else { u16::from_le_bytes(pair) }
@@ -169,18 +173,21 @@ mod tests {
             };
             let bytes = encoding.encode(text.clone()).expect("it has all of these");
             assert_eq!(
-                encoding.written(&bytes) + 2,
+                encoding.json_bytes(&bytes) + 2,
                 serde_json::to_string(&text).expect("JSON").len(),
                 "{encoding:?}"
             );
-            assert!(bytes.len() <= encoding.most(encoding.written(&bytes)), "{encoding:?}");
+            assert!(
+                bytes.len() <= encoding.max_file_bytes(encoding.json_bytes(&bytes)),
+                "{encoding:?}"
+            );
             assert_eq!(encoding.decode(bytes), Ok(text), "{encoding:?}");
         }
         assert_eq!(Encoding::Latin1.encode("a\u{20ac}".into()), Err('\u{20ac}'));
     }
 
     #[test]
-    fn bytes_of_no_character_are_refused_with_their_place() {
+    fn invalid_bytes_are_rejected_with_their_offset() {
         assert_eq!(Encoding::Utf8.decode(b"caf\xe9".to_vec()), Err(3));
         // A second half without a first one, a first half without a second one, and half a unit.
         assert_eq!(
@@ -192,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_are_split_nowhere() {
+    fn characters_are_never_split() {
         let text = "a\u{e4}\u{20ac}\u{1f600}\u{10ffff}z\u{e4}";
         for encoding in [Encoding::Utf8, Encoding::Utf16Le, Encoding::Utf16Be] {
             let bytes = encoding.encode(text.into()).expect("it has all of these");
@@ -206,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn line_of_utf16_ends_with_a_whole_line_feed() {
+    fn utf16_line_ends_with_a_whole_line_feed() {
         // U+0A0A and U+010A have bytes of line feeds.
         for encoding in [Encoding::Utf16Le, Encoding::Utf16Be] {
             let bytes = encoding.encode("\u{a0a}\u{10a}\n\n".into()).expect("it has all of these");

@@ -1,7 +1,7 @@
-//! `getenv`, `setenv` and `pwd`: what the commands of a task find around them.
+//! `getenv`, `setenv` and `pwd`: the environment of a task's commands.
 //!
-//! The variables belong to the toolbox and live as long as one execution. They are never those of
-//! the service, whose environment holds keys.
+//! The variables belong to the toolbox and live as long as one execution. They never include the
+//! service's own environment, which holds keys.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,28 +13,29 @@ use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::ToolError;
 use super::kind::{Kind, optional, required};
 use super::output::{Output, field};
-use super::program::quoted;
+use super::program::shell_quote;
 use super::subject::{self, PolicySubject};
 use crate::command::{CommandPolicy, environment};
 
-/// Most variables that are set.
+/// Maximum number of variables.
 const MAX_VARIABLES: usize = 200;
 
-/// Most bytes of names and values together, of those that are set and of those of one call.
+/// Maximum size of all names and values together, in bytes, of the variables that are set and of
+/// those of one call.
 const MAX_BYTES: usize = 64 * 1024;
 
 const NAME: Kind = Kind::Text { min_bytes: 1, max_bytes: 256 };
 
-const WRONG_NAME: &str = "use letters, digits and _, and no digit in front";
+const NAME_RULE: &str = "use letters, digits and _, and do not begin with a digit";
 
 pub(super) const GETENV: Definition = Definition {
     name: "getenv",
     aliases: &[],
-    summary: "Returns an environment variable of the commands you run, or null where there is none.",
+    summary: "Returns an environment variable of the commands you run, or null if it is not set.",
     description: "",
     parameters: &[required("name", NAME, "Name of the variable.")],
     output: Output::Nullable(&Output::Text),
-    like: None,
+    base_tool: None,
     example: "getenv(\"PATH\")",
     errors: &[],
     effect: Effect::Read,
@@ -47,9 +48,9 @@ pub(super) const GETENV: Definition = Definition {
 pub(super) const SETENV: Definition = Definition {
     name: "setenv",
     aliases: &[],
-    summary: "Sets an environment variable for all commands that follow, in this message's scripts.",
-    description: "It is gone afterwards; a file keeps things longer. Without a value, what was set is taken back. \
-        With a secret's handle in it, only commands run that the secret is bound to.",
+    summary: "Sets an environment variable for all following commands of this message's scripts.",
+    description: "It is not kept after that; use a file for what must last. Without a value, the variable is unset. If \
+     the value contains a secret's handle, only commands that the secret is bound to can run.",
     parameters: &[
         required("name", NAME, "Name of the variable."),
         optional("value", Kind::Text { min_bytes: 0, max_bytes: MAX_BYTES }, "none", "Its value."),
@@ -59,10 +60,10 @@ pub(super) const SETENV: Definition = Definition {
         field(
             "value",
             Output::Nullable(&Output::Text),
-            "What was set, null where that was taken back.",
+            "The new value, null if the variable was unset.",
         ),
     ]),
-    like: None,
+    base_tool: None,
     example: "setenv(\"RUST_LOG\", \"debug\")",
     errors: &[],
     effect: Effect::Write,
@@ -75,11 +76,11 @@ pub(super) const SETENV: Definition = Definition {
 pub(super) const PWD: Definition = Definition {
     name: "pwd",
     aliases: &[],
-    summary: "Returns the absolute path of the workspace, which is where commands start.",
-    description: "Paths given to other tools are best written relative to it.",
+    summary: "Returns the absolute path of the workspace, the directory in which commands start.",
+    description: "For other tools, prefer paths relative to it.",
     parameters: &[],
     output: Output::Text,
-    like: None,
+    base_tool: None,
     example: "pwd()",
     errors: &[],
     effect: Effect::Read,
@@ -95,43 +96,50 @@ fn name(args: &Value) -> PolicySubject {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Named {
+pub(super) struct GetArguments {
     name: String,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Setting {
+pub(super) struct SetArguments {
     name: String,
     value: Option<String>,
 }
 
-/// A variable as it was set; the result of `setenv`, of which the journal keeps what is needed to
-/// set it again.
+/// A variable as it was set. It is the result of `setenv`, from which the journal can restore the
+/// variable.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Set {
+pub(super) struct Assignment {
     name: String,
     value: Option<String>,
 }
 
-/// The variables that scripts had set at one moment.
+/// The variables that scripts have set at a point in time.
 pub type Environment = BTreeMap<String, String>;
 
-/// The variables that scripts have set.
+/// The variables of a toolbox.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     set: Mutex<Environment>,
 }
 
 impl Variables {
-    /// The value that commands see.
-    pub(super) fn get(&self, policy: &CommandPolicy, Named { name }: &Named) -> Option<String> {
+    /// The value of a variable for commands.
+    pub(super) fn get(
+        &self,
+        policy: &CommandPolicy,
+        GetArguments { name }: &GetArguments,
+    ) -> Option<String> {
         environment(policy, &self.set()).remove(name)
     }
 
-    /// Sets a variable, or takes back what was set.
-    pub(super) fn change(&self, Setting { name, value }: Setting) -> Result<Set, ToolError> {
+    /// Sets or unsets a variable.
+    pub(super) fn change(
+        &self,
+        SetArguments { name, value }: SetArguments,
+    ) -> Result<Assignment, ToolError> {
         check(SETENV.name, "value", &name, value.as_deref().unwrap_or_default())?;
         let mut set = self.set();
         let others = || set.iter().filter(|(other, _)| **other != name);
@@ -139,47 +147,47 @@ impl Variables {
         let bytes = size(others()) + value.as_ref().map_or(0, |value| name.len() + value.len());
         if count > MAX_VARIABLES || bytes > MAX_BYTES {
             return Err(ToolError::invalid(format!(
-                "setenv: with {name} there would be {count} variables of {bytes} bytes; at most {MAX_VARIABLES} of \
-                 {MAX_BYTES} bytes together can be set. Nothing was changed. Pass data in a file.",
+                "setenv: with {name} there would be {count} variables of {bytes} bytes; the limit is {MAX_VARIABLES} \
+                 variables of {MAX_BYTES} bytes together. Nothing was changed. Pass data in a file.",
             )));
         }
-        let changed = Set { name, value };
+        let changed = Assignment { name, value };
         changed.apply(&mut set);
         Ok(changed)
     }
 
-    /// Sets what an earlier process had set, from the result that the journal has.
+    /// Restores a variable that an earlier process had set, from the result in the journal.
     pub(super) fn restore(&self, result: &Value) {
-        if let Ok(changed) = Set::deserialize(result) {
+        if let Ok(changed) = Assignment::deserialize(result) {
             changed.apply(&mut self.set());
         }
     }
 
-    /// Those that are set now.
-    pub(super) fn now(&self) -> Environment {
+    /// A snapshot of the variables.
+    pub(super) fn snapshot(&self) -> Environment {
         self.set().clone()
     }
 
     fn set(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        // No change is ever half done.
+        // A panic cannot leave a change half done.
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The variables of a command as a person would write them before it: those that are `set`, and
-/// over them `own`.
+/// The variables of a command as a shell prefix (`NAME=value …`): those that are `set`, overridden
+/// by `own`.
 pub(super) fn assignments(set: &Environment, own: &Value) -> String {
     let mut all = set.clone();
     let own = own.as_object().into_iter().flatten();
     all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
     all.iter()
-        .map(|(name, value)| format!("{name}={}", quoted(value)))
+        .map(|(name, value)| format!("{name}={}", shell_quote(value)))
         .collect::<Vec<_>>()
         .join(" ")
 }
 
-/// The variables for one command: those that are `set`, and over them those of the call.
-pub(super) fn with(
+/// The variables for one command: those that are `set`, overridden by those of the call.
+pub(super) fn merge(
     set: &Environment,
     tool: &str,
     own: Environment,
@@ -190,7 +198,7 @@ pub(super) fn with(
     let bytes = size(own.iter());
     if bytes > MAX_BYTES {
         return Err(ToolError::invalid(format!(
-            "{tool}: options.env has {bytes} bytes, at most {MAX_BYTES} are allowed; pass data in a file or stdin."
+            "{tool}: options.env has {bytes} bytes; the limit is {MAX_BYTES}. Pass data in a file or through stdin."
         )));
     }
     let mut all = set.clone();
@@ -198,7 +206,7 @@ pub(super) fn with(
     Ok(all)
 }
 
-impl Set {
+impl Assignment {
     fn apply(&self, set: &mut BTreeMap<String, String>) {
         match &self.value {
             Some(value) => set.insert(self.name.clone(), value.clone()),
@@ -217,7 +225,7 @@ fn check(tool: &str, parameter: &str, name: &str, value: &str) -> Result<(), Too
     if !starts || !characters.all(|c| c.is_ascii_alphanumeric() || c == '_') {
         let shown: String = name.chars().take(100).collect();
         return Err(ToolError::invalid(format!(
-            "{tool}: {shown:?} cannot be the name of an environment variable; {WRONG_NAME}."
+            "{tool}: {shown:?} cannot be the name of an environment variable; {NAME_RULE}."
         )));
     }
     if value.contains('\0') {

@@ -1,4 +1,4 @@
-//! Errors of tools, as a script sees them.
+//! Errors of tools, as scripts see them.
 
 use std::error::Error as _;
 
@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use super::table;
 use crate::workspace::{PathError, RelativePath, Workspace};
 
-/// Errors of most tools that take a path, for their definitions.
+/// Errors of most tools that take a path, for definitions.
 pub(super) const OUTSIDE: (&str, &str) =
-    ("OutsideWorkspace", "when the path leaves the workspace.");
+    ("OutsideWorkspace", "when the path leads outside of the workspace.");
 pub(super) const NOT_FOUND: (&str, &str) =
-    ("FileNotFound", "when there is no such file; the message names similar ones.");
+    ("FileNotFound", "when there is no such file; the message lists similar names.");
 
 /// Why a call failed. The script can catch it; uncaught, the model reads it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -19,9 +19,9 @@ pub(super) const NOT_FOUND: (&str, &str) =
 pub struct ToolError {
     /// Stable name of the failure, the `name` of the JavaScript error, for example `FileNotFound`.
     pub name: &'static str,
-    /// What happened and how to go on, in words for a model.
+    /// What happened and what to do, for a model.
     pub message: String,
-    /// Facts for a script to work with.
+    /// Structured details for the script.
     pub details: Option<Value>,
 }
 
@@ -40,18 +40,18 @@ impl ToolError {
     }
 
     pub(super) fn cancelled(tool: &str) -> Self {
-        Self::new("Cancelled", format!("{tool} was cancelled."))
+        Self::new("Cancelled", format!("{tool} was canceled."))
     }
 
     pub(super) fn internal(tool: &str, what: &str) -> Self {
         Self::new(
             "InternalError",
-            format!("{tool} failed inside Construct, not because of its arguments: {what}"),
+            format!("internal error of {tool}, not caused by its arguments: {what}"),
         )
     }
 }
 
-/// There is no such tool.
+/// The error for an unknown tool.
 pub(super) fn unknown_tool(name: &str) -> ToolError {
     let names: Vec<&str> = table::definitions().iter().map(|tool| tool.name).collect();
     let aliases = table::definitions().iter().flat_map(|tool| tool.aliases.iter().copied());
@@ -60,13 +60,13 @@ pub(super) fn unknown_tool(name: &str) -> ToolError {
     let near = similar::get_close_matches(shown.as_str(), &all, 1, 0.5);
     let hint = near.first().map(|near| format!(" Did you mean {near}?")).unwrap_or_default();
     let message = format!(
-        "There is no tool {shown:?}.{hint} The tools are: {}. tools.search finds tools by what they do.",
+        "There is no tool {shown:?}.{hint} The tools are: {}. Use tools.search to find tools by what they do.",
         names.join(", ")
     );
     ToolError::new("UnknownTool", message).with(json!({"name": shown, "similar": near}))
 }
 
-/// Turns a refused path into an error that says how to go on.
+/// Turns a path error into an error that says what to do.
 pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError {
     match error {
         PathError::Outside { path } => ToolError::new(
@@ -81,14 +81,14 @@ pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError 
         PathError::NotFound { path } => {
             if path.contains('\u{fffd}') {
                 let message = format!(
-                    "{path:?} does not exist. If it is from a listing, its name is not UTF-8 and U+FFFD stands for what is \
-                     not; only commands can name it, for example with a glob: execute_command(\"mv caf* new-name\")."
+                    "{path:?} does not exist. If it comes from a listing, its name is not UTF-8 and U+FFFD replaces \
+                     the other bytes; only commands can access it, for example with a glob: execute_command(\"mv caf* new-name\")."
                 );
                 return ToolError::new("FileNotFound", message).with(json!({"path": path, "similar": []}));
             }
             let near = workspace.locate(path).map(|path| workspace.similar_names(&path, 3)).unwrap_or_default();
             let hint = if near.is_empty() {
-                " Use list_files or find_file to see what there is.".to_owned()
+                " Use list_files or find_file to see which files exist.".to_owned()
             } else {
                 format!(" Similar names: {}.", near.join(", "))
             };
@@ -97,11 +97,11 @@ pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError 
         }
         PathError::IsDirectory { path } => ToolError::new(
             "IsADirectory",
-            format!("{path:?} is a directory. Use list_files({path:?}) to see what is in it."),
+            format!("{path:?} is a directory. Use list_files({path:?}) to list it."),
         )
         .with(json!({"path": path})),
         PathError::NotDirectory { path } => {
-            ToolError::new("NotADirectory", format!("{path:?} is not a directory, or a part of that path is a file."))
+            ToolError::new("NotADirectory", format!("{path:?} is not a directory, or a parent of it is a file."))
                 .with(json!({"path": path}))
         }
         PathError::Special { path, kind } => ToolError::new(
@@ -112,20 +112,20 @@ pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError 
         PathError::Reserved { path } => ToolError::new(
             "PermissionDenied",
             format!(
-                "{path:?} belongs to the service that runs the tools. No tool reads or changes it; go on without it."
+                "{path:?} is reserved for the service that runs the tools. No tool can read or change it; continue without it."
             ),
         )
         .with(json!({"path": path})),
         PathError::Denied { path } => {
-            ToolError::new("PermissionDenied", format!("The operating system denies access to {path:?}."))
+            ToolError::new("PermissionDenied", format!("The operating system denied access to {path:?}."))
                 .with(json!({"path": path}))
         }
         PathError::Invalid { path, why } => {
-            ToolError::new("InvalidPath", format!("{path:?} is not a usable path: {why}.")).with(json!({"path": path}))
+            ToolError::new("InvalidPath", format!("{path:?} is not a valid path: {why}.")).with(json!({"path": path}))
         }
         PathError::Changed { path } => ToolError::new(
             "FileChanged",
-            format!("{path:?} was changed by something else meanwhile; nothing was written. Read it and try again."),
+            format!("{path:?} was changed by something else during the call; nothing was written. Read it and try again."),
         )
         .with(json!({"path": path})),
         PathError::Io { path, .. } => {
@@ -135,7 +135,7 @@ pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError 
     }
 }
 
-/// Reading or writing an open file failed.
+/// The error for a failed read or write of an open file.
 pub(super) fn io_error(path: &RelativePath, error: &std::io::Error) -> ToolError {
     ToolError::new("IoError", format!("Reading or writing {:?} failed: {error}.", path.shown()))
         .with(json!({"path": path.shown()}))

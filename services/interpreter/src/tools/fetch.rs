@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use body::{Form, receive};
-use redirect::{may_follow, next};
+use redirect::{check_redirect, redirect_target};
 use reqwest::header::{
     ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue,
 };
@@ -20,13 +20,13 @@ use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::definition::{Definition, Effect, Permission, Provider, whole};
+use super::definition::{Definition, Effect, Permission, Provider, wall_limit};
 use super::egress::{Egress, Forbidden, HostPattern};
 use super::error::ToolError;
 use super::kind::{Kind, optional, required};
 use super::output::{Output, field, optional_field};
 use super::secrets::{self, NOT_ALLOWED, Secrets, Sent};
-use super::size::{written, written_byte};
+use super::size::{json_byte_size, json_size};
 use super::subject;
 
 pub use redirect::Redirects;
@@ -34,9 +34,9 @@ pub use redirect::Redirects;
 pub(super) const DEFINITION: Definition = Definition {
     name: "fetch",
     aliases: &[],
-    summary: "Makes an HTTP request to a host that was granted.",
-    description: "A status other than 2xx is a result, not an error: look at status.\nRedirects are followed to granted \
-        hosts, at most 5. To read a page take it as \"markdown\".",
+    summary: "Makes an HTTP request to a granted host.",
+    description: "A status other than 2xx is a result, not an error: check status.\nRedirects are followed to granted \
+        hosts, at most 5. To read a page, use as: \"markdown\".",
     parameters: &[
         required("url", Kind::Text { min_bytes: 1, max_bytes: 8192 }, "Address, http or https."),
         optional(
@@ -52,7 +52,7 @@ pub(super) const DEFINITION: Definition = Definition {
                     "headers",
                     Kind::TextMap,
                     "{}",
-                    "Request headers; handles of secrets may stand in their values.",
+                    "Request headers; their values may contain handles of secrets.",
                 ),
                 optional(
                     "body",
@@ -70,13 +70,13 @@ pub(super) const DEFINITION: Definition = Definition {
                     "as",
                     Kind::OneOf(&["text", "markdown"]),
                     "text",
-                    "With \"markdown\" HTML becomes readable Markdown; text stays as it is, and what is neither is refused.",
+                    "With \"markdown\", HTML is converted to Markdown and text is returned unchanged; anything else is an error.",
                 ),
                 optional(
                     "max_bytes",
-                    Kind::Integer { min: 1, max: MAX_BODY },
+                    Kind::Integer { min: 1, max: MAX_BODY_BYTES },
                     "all",
-                    "Return only this much of a larger body.",
+                    "Truncate a larger body to this size.",
                 ),
             ]),
             "{}",
@@ -84,65 +84,71 @@ pub(super) const DEFINITION: Definition = Definition {
         ),
     ],
     output: Output::Object(&[
-        field("status", Output::Integer, "Of the response, for example 200."),
-        field("headers", Output::TextMap, "Of the response, names in lower case."),
-        field("body", Output::Text, "Of the response, as text or Markdown."),
-        field("truncated", Output::Boolean, "Whether there was more of the body than `max_bytes`."),
-        field("url", Output::Text, "Where it came from, after redirects."),
-        optional_field("note", Output::Text, "How the body differs from what was sent."),
+        field("status", Output::Integer, "Status code of the response, for example 200."),
+        field("headers", Output::TextMap, "Response headers, names in lower case."),
+        field("body", Output::Text, "Response body, as text or Markdown."),
+        field("truncated", Output::Boolean, "Whether the body was longer than `max_bytes`."),
+        field("url", Output::Text, "Address of the response, after redirects."),
+        optional_field("note", Output::Text, "How the body differs from what the host sent."),
     ]),
-    like: None,
+    base_tool: None,
     example: "fetch(\"https://example.com/data.json\", { headers: { accept: \"application/json\" } })",
     errors: &[
-        ("HostNotGranted", "when the host, or one it redirects to, was not granted."),
+        ("HostNotGranted", "when the host, or the target of a redirect, was not granted."),
         ("AddressForbidden", "when the host has a private, local or reserved address."),
         NOT_ALLOWED,
         secrets::NOT_FOUND,
         secrets::UNAVAILABLE,
-        ("Timeout", "when it takes too long; whether the request had an effect is unknown."),
-        ("FetchFailed", "when the host cannot be reached or breaks off."),
-        ("BodyTooLarge", "when a call cannot return it all; give `max_bytes` to get a part."),
-        ("TooManyRedirects", "when there are more than 5."),
+        ("Timeout", "when it takes too long; the outcome of the request is unknown."),
+        ("FetchFailed", "when the host cannot be reached or closes the connection."),
+        (
+            "BodyTooLarge",
+            "when the body is larger than a call can return; set `max_bytes` to get a part.",
+        ),
+        ("TooManyRedirects", "when there are more than 5 redirects."),
         (
             "RedirectNotFollowed",
-            "when a person must approve of where it redirects to: fetch that address in a call of its own.",
+            "when a person must approve the target of a redirect: fetch that address in a separate call.",
         ),
-        ("PolicyDenied", "when a rule forbids where it redirects to; the request itself was made."),
+        (
+            "PolicyDenied",
+            "when a rule denies the target of a redirect; the request itself was made.",
+        ),
         (
             "NotText",
-            "when Markdown was asked for and the body is neither HTML nor text; the message has the status.",
+            "when Markdown was requested and the body is neither HTML nor text; the message has the status.",
         ),
-        ("NotConverted", "when a page takes too long to become Markdown."),
+        ("NotConverted", "when converting the page to Markdown takes too long."),
     ],
     effect: Effect::External,
     permission: Permission::Network,
     subject: subject::request,
     provider: Provider::Host,
-    limits: whole(125),
+    limits: wall_limit(125),
 };
 
 const TOOL: &str = DEFINITION.name;
 
-/// What is asked for when Markdown is wanted: some servers have it themselves.
-const READABLE: HeaderValue = HeaderValue::from_static(
+/// The `Accept` header of requests for Markdown: some servers have it themselves.
+const MARKDOWN_ACCEPT: HeaderValue = HeaderValue::from_static(
     "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, text/plain;q=0.8, */*;q=0.1",
 );
 
-/// Seconds for the whole exchange when nothing else is asked for.
-const DEFAULT_TIMEOUT: u64 = 30;
+/// Default timeout of the whole exchange, in seconds.
+const DEFAULT_TIMEOUT_SECONDS: u64 = 30;
 
-/// Most bytes of a body that are read.
-const MAX_BODY: u64 = 10 << 20;
+/// Maximum bytes of a body that are read.
+const MAX_BODY_BYTES: u64 = 10 << 20;
 
-/// Most redirects that are followed.
+/// Maximum number of redirects that are followed.
 const MAX_REDIRECTS: usize = 5;
 
-/// Most request headers, and most bytes of them.
+/// Maximum number and total size of request headers.
 const MAX_HEADERS: usize = 64;
 const MAX_HEADER_BYTES: usize = 32 * 1024;
 
-/// Headers that belong to the connection and not to the request.
-const OURS: [&str; 9] = [
+/// Headers that the connection sets, not the request.
+const CONNECTION_HEADERS: [&str; 9] = [
     "host",
     "content-length",
     "transfer-encoding",
@@ -154,9 +160,9 @@ const OURS: [&str; 9] = [
     "expect",
 ];
 
-/// Headers that are sent on to another origin after a redirect. Every other one may be a
+/// Headers that are forwarded to another origin after a redirect. Any other header may be a
 /// credential.
-const HARMLESS: [&str; 4] = ["accept", "accept-language", "content-type", "user-agent"];
+const FORWARDED_HEADERS: [&str; 4] = ["accept", "accept-language", "content-type", "user-agent"];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -180,7 +186,7 @@ struct Options {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Fetched {
+pub(super) struct FetchResult {
     status: u16,
     headers: BTreeMap<String, String>,
     body: String,
@@ -190,16 +196,16 @@ pub(super) struct Fetched {
     note: Option<&'static str>,
 }
 
-impl Fetched {
-    /// Cuts the body, if need be, so that all of it takes no more than so many bytes as JSON: there
-    /// a body of many quotes or line breaks is larger than it came.
+impl FetchResult {
+    /// Truncates the body if the result would take more than `bytes` bytes of JSON. Escaping makes
+    /// a body with many quotes or line breaks larger than it was received.
     fn fit(&mut self, bytes: usize) {
         let rest: usize =
-            self.headers.iter().map(|(name, value)| written(name) + written(value) + 2).sum();
-        let room = bytes.saturating_sub(rest + written(&self.url) + AROUND);
+            self.headers.iter().map(|(name, value)| json_size(name) + json_size(value) + 2).sum();
+        let room = bytes.saturating_sub(rest + json_size(&self.url) + RESULT_OVERHEAD_BYTES);
         let mut size = 0;
         let end = self.body.bytes().position(|byte| {
-            size += written_byte(byte);
+            size += json_byte_size(byte);
             size > room
         });
         if let Some(end) = end {
@@ -208,44 +214,44 @@ impl Fetched {
         }
     }
 
-    /// Fails where a part of the body is here that nobody has asked for.
-    fn whole(self, result_bytes: usize) -> Result<Self, ToolError> {
+    /// Fails if the body was truncated although the call did not ask for that.
+    fn require_complete(self, result_bytes: usize) -> Result<Self, ToolError> {
         if !self.truncated {
             return Ok(self);
         }
         let Self { status, url, .. } = &self;
-        let shown = Url::parse(url).map(|url| shown(&url)).unwrap_or_default();
+        let shown = Url::parse(url).map(|url| without_query(&url)).unwrap_or_default();
         let message = format!(
-            "fetch: {shown} answered with status {status}, but with a larger body than one call may return, which is {result_bytes} bytes, \
-             as JSON. The request was made. Take the beginning of the body with {{ max_bytes: 100000 }}, or pieces of it, if the \
-             server gives such, with the header {{ range: \"bytes=0-99999\" }}."
+            "fetch: {shown} answered with status {status}, but its body is larger than one call may return \
+             ({result_bytes} bytes as JSON). The request was made. Get the beginning of the body with {{ max_bytes: \
+             100000 }}, or, if the server supports it, a range with the header {{ range: \"bytes=0-99999\" }}."
         );
         Err(ToolError::new("BodyTooLarge", message)
             .with(json!({"status": status, "limit": result_bytes})))
     }
 }
 
-/// What the names of the result's fields take as JSON, with room to spare for handles that stand
-/// where secrets were in the headers.
-const AROUND: usize = 1024;
+/// Size of the result's field names as JSON, with reserve for handles that replace secrets in the
+/// headers, in bytes.
+const RESULT_OVERHEAD_BYTES: usize = 1024;
 
 /// One request of an exchange.
 struct Hop {
     url: Url,
     method: Method,
-    /// With handles where secrets are to stand.
+    /// With handles in place of secrets.
     headers: HeaderMap,
     body: Option<String>,
 }
 
-/// What a request may use.
+/// The resources and permissions of a request.
 pub(super) struct Network<'a> {
     pub(super) egress: &'a Egress,
     pub(super) granted: &'a [HostPattern],
     pub(super) secrets: &'a Secrets,
-    /// Says which redirects are followed; without it those to all hosts that are granted.
+    /// Decides which redirects are followed; without it, all redirects to granted hosts.
     pub(super) redirects: Option<&'a dyn Redirects>,
-    /// How large the result may be as JSON.
+    /// Largest result, in bytes of JSON.
     pub(super) result_bytes: usize,
 }
 
@@ -253,12 +259,11 @@ pub(super) async fn run(
     network: &Network<'_>,
     arguments: Arguments,
     cancel: &CancellationToken,
-) -> Result<Fetched, ToolError> {
+) -> Result<FetchResult, ToolError> {
     let secrets = network.secrets;
     let Arguments { url, options } = arguments;
     let form = options.form;
-    // Addresses are logged everywhere on their way, and a body is content: a host may show it to
-    // others.
+    // Addresses are logged at every hop, and a body is content that a host may show to others.
     let address =
         url.replace("%7B", "{").replace("%7b", "{").replace("%3A", ":").replace("%3a", ":");
     secrets::refuse(TOOL, "the address", &address.replace("%7D", "}").replace("%7d", "}"))?;
@@ -270,15 +275,15 @@ pub(super) async fn run(
         body: options.body,
     };
     if form == Form::Markdown {
-        hop.headers.entry(ACCEPT).or_insert(READABLE);
+        hop.headers.entry(ACCEPT).or_insert(MARKDOWN_ACCEPT);
     }
-    let seconds = options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT);
+    let seconds = options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
     let most = match form {
         Form::Text => network.result_bytes,
         // Markdown is shorter than its page.
         Form::Markdown => usize::MAX,
     };
-    let max_bytes = options.max_bytes.unwrap_or(MAX_BODY as usize).min(most);
+    let max_bytes = options.max_bytes.unwrap_or(MAX_BODY_BYTES as usize).min(most);
     let host = hop.url.host_str().unwrap_or_default().to_owned();
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let mut sent = Sent::default();
@@ -290,14 +295,14 @@ pub(super) async fn run(
     };
     let fetched = match tokio::time::timeout_at(deadline, received).await {
         Ok(Ok((received, scrubber))) => {
-            received.into_fetched(form, max_bytes, &scrubber, cancel).await
+            received.into_result(form, max_bytes, &scrubber, cancel).await
         }
         Ok(Err(error)) => Err(error),
         Err(_) => Err(ToolError::new(
             "Timeout",
             format!(
-                "fetch: {host} did not answer within {seconds} seconds. Whether the request had an effect there is \
-                 unknown. A longer time can be given with timeout_seconds."
+                "fetch: {host} did not answer within {seconds} seconds. The outcome of the request is unknown. Set \
+                 timeout_seconds to wait longer."
             ),
         )),
     };
@@ -307,17 +312,17 @@ pub(super) async fn run(
             if options.max_bytes.is_some() {
                 Ok(fetched)
             } else {
-                fetched.whole(network.result_bytes)
+                fetched.require_complete(network.result_bytes)
             }
         }
-        // What a host says of the exchange may repeat what it was sent: where it redirects to, for
-        // one.
+        // An error may repeat secrets that the host was sent, for example in the target of a
+        // redirect.
         Err(error) => Err(secrets::scrubbed(error, &secrets.scrubber(&sent))),
     }
 }
 
-/// Sends the request, follows redirects, and returns the response and where it came from. What goes
-/// out is added to `sent`.
+/// Sends the request, follows redirects, and returns the response and its address. Adds the secrets
+/// that were sent to `sent`.
 async fn exchange(
     network: &Network<'_>,
     mut hop: Hop,
@@ -327,62 +332,61 @@ async fn exchange(
     let first = hop.subject();
     admit(egress, granted, &hop.url)?;
     for _ in 0..=MAX_REDIRECTS {
-        let (headers, used) = filled(egress, secrets, &hop)?;
+        let (headers, used) = fill_secrets(egress, secrets, &hop)?;
         sent.extend(used);
         let response = send(egress, &hop, headers).await?;
         if !sent.is_empty()
             && response.headers().get(CONTENT_ENCODING).is_some_and(|how| how != "identity")
         {
-            // It was not asked for, and a secret could not be found in it.
+            // The encoding was not requested, and secrets cannot be found in it.
             return Err(ToolError::new(
                 "FetchFailed",
                 format!(
-                    "fetch: {} answered in an encoding that was not asked for.",
-                    shown(&hop.url)
+                    "fetch: {} answered with a content encoding that was not requested.",
+                    without_query(&hop.url)
                 ),
             ));
         }
-        match next(&response, &hop)? {
-            Some(further) => {
-                admit(egress, granted, &further.url)?;
-                // What was permitted for the call is permitted for where it leads back to.
-                if further.subject() != first
+        match redirect_target(&response, &hop)? {
+            Some(target) => {
+                admit(egress, granted, &target.url)?;
+                // A redirect back to the original method and host was permitted with the call.
+                if target.subject() != first
                     && let Some(redirects) = redirects
                 {
-                    may_follow(redirects, &hop, &further)?;
+                    check_redirect(redirects, &hop, &target)?;
                 }
-                hop = further;
+                hop = target;
             }
             None => return Ok((response, hop.url)),
         }
     }
     Err(ToolError::new(
         "TooManyRedirects",
-        format!("fetch: gave up after {MAX_REDIRECTS} redirects, at {}.", shown(&hop.url)),
+        format!("fetch: gave up after {MAX_REDIRECTS} redirects, at {}.", without_query(&hop.url)),
     ))
 }
 
-/// Refuses what is not granted, or is not public. Names are checked again, by their addresses, when
+/// Rejects a host that is not granted or not public. The addresses of names are checked when
 /// connecting.
 fn admit(egress: &Egress, granted: &[HostPattern], url: &Url) -> Result<(), ToolError> {
     let host = url.host_str().unwrap_or_default();
     if !granted.iter().any(|pattern| pattern.matches(host)) {
         let names: Vec<String> = granted.iter().map(ToString::to_string).collect();
-        let known = if names.is_empty() {
+        let list = if names.is_empty() {
             "No host is granted".to_owned()
         } else {
-            format!("Granted are: {}", names.join(", "))
+            format!("The granted hosts are: {}", names.join(", "))
         };
         let message = format!(
-            "fetch: the host {host:?} is not granted to this task. {known}. Who runs this installation grants hosts, \
-             for all tasks (CONSTRUCT_INTERPRETER_FETCH_HOSTS); tell the person you work for that \"{host}\" is needed."
+            "fetch: the host {host:?} is not granted to this task. {list}. The operator grants hosts for all tasks \
+             (CONSTRUCT_INTERPRETER_FETCH_HOSTS); tell the user that \"{host}\" is needed."
         );
         return Err(
             ToolError::new("HostNotGranted", message).with(json!({"host": host, "granted": names}))
         );
     }
-    // The URL parser has already turned every spelling of an IPv4 address (0x7f.1, 2130706433) into
-    // the usual one.
+    // The URL parser has already normalized every spelling of an IPv4 address (0x7f.1, 2130706433).
     let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     match literal {
         Ok(address) if !egress.permits(address) => Err(forbidden(host, &[address])),
@@ -393,33 +397,36 @@ fn admit(egress: &Egress, granted: &[HostPattern], url: &Url) -> Result<(), Tool
 fn forbidden(host: &str, addresses: &[IpAddr]) -> ToolError {
     let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let message = format!(
-        "fetch: {host} is at {}, which is not a public address. Local, private and cloud-metadata addresses are never \
-         reachable from here.",
+        "fetch: {host} has the address {}, which is not public. Local, private and cloud-metadata addresses are never \
+         reachable.",
         list.join(", ")
     );
     ToolError::new("AddressForbidden", message).with(json!({"host": host, "addresses": list}))
 }
 
-/// The headers of a request with the secrets in them, and which those are. Here it is clear to whom
-/// they go.
-fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<(HeaderMap, Sent), ToolError> {
+/// Replaces handles in the headers of a request by secrets, and returns which secrets were used.
+/// The recipient is known here.
+fn fill_secrets(
+    egress: &Egress,
+    secrets: &Secrets,
+    hop: &Hop,
+) -> Result<(HeaderMap, Sent), ToolError> {
     let host = hop.url.host_str().unwrap_or_default();
     let mut headers = hop.headers.clone();
     let mut room = MAX_HEADER_BYTES;
     let mut used = Sent::default();
     for (name, value) in &mut headers {
-        // In a value that is not ASCII a handle stays a handle.
+        // Handles in a value that is not ASCII are not replaced.
         let text = value.to_str().unwrap_or_default();
         let Some(secret) = secrets.in_header(text, host, room, &mut used)? else { continue };
         let filled = HeaderValue::from_str(secret.expose_secret());
         *value = filled.map_err(|_| {
             ToolError::invalid(format!(
-                "fetch: with the secret in it the value of the header {:?} contains characters that cannot be sent; nothing \
-                 was sent.",
+                "fetch: with its secret, the value of the header {:?} contains invalid characters; nothing was sent.",
                 name.as_str()
             ))
         })?;
-        // Kept out of logs, and out of the tables by which HTTP/2 shortens headers.
+        // Keeps it out of logs and of HTTP/2's header compression tables.
         value.set_sensitive(true);
         room = room.saturating_sub(value.len());
     }
@@ -429,13 +436,13 @@ fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<(HeaderMap, S
     let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     if hop.url.scheme() != "https" && !literal.is_ok_and(|address| egress.is_excepted(address)) {
         let message = format!(
-            "fetch: a secret is sent over https only, and {} is not; nothing was sent.",
-            shown(&hop.url)
+            "fetch: secrets are only sent over https, and {} is not https; nothing was sent.",
+            without_query(&hop.url)
         );
         return Err(ToolError::new(NOT_ALLOWED.0, message));
     }
-    // What comes back has to be readable, so that secrets are found in it: the client itself asks
-    // for what it can unpack.
+    // The response must be readable, so that secrets are found in it: the client itself requests
+    // the encodings it can decode.
     headers.remove(ACCEPT_ENCODING);
     Ok((headers, used))
 }
@@ -445,11 +452,11 @@ async fn send(egress: &Egress, hop: &Hop, headers: HeaderMap) -> Result<Response
     if let Some(body) = &hop.body {
         request = request.body(body.clone());
     }
-    request.send().await.map_err(|e| failed(&hop.url, &e))
+    request.send().await.map_err(|e| exchange_error(&hop.url, &e))
 }
 
-fn failed(url: &Url, error: &reqwest::Error) -> ToolError {
-    // The error's own text contains the address, which may contain a secret; its causes say what
+fn exchange_error(url: &Url, error: &reqwest::Error) -> ToolError {
+    // The error's own text contains the address, which may contain a secret. Its sources say what
     // happened.
     let mut causes = Vec::new();
     let mut cause = error.source();
@@ -464,7 +471,7 @@ fn failed(url: &Url, error: &reqwest::Error) -> ToolError {
     let what = if error.is_connect() {
         "could not be reached; nothing was sent"
     } else {
-        "broke off the exchange"
+        "closed the connection"
     };
     let why = causes.last().map(|last| format!(" ({last})")).unwrap_or_default();
     ToolError::new("FetchFailed", format!("fetch: {host} {what}{why}."))
@@ -491,31 +498,31 @@ fn parse_url(text: &str) -> Result<Url, ToolError> {
 fn method(name: Option<&str>) -> Result<Method, ToolError> {
     let name = name.unwrap_or("GET");
     Method::from_bytes(name.as_bytes())
-        .map_err(|_| ToolError::invalid(format!("fetch: {name:?} is no request method.")))
+        .map_err(|_| ToolError::invalid(format!("fetch: {name:?} is not a request method.")))
 }
 
 fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, ToolError> {
     let size: usize = given.iter().map(|(name, value)| name.len() + value.len()).sum();
     if given.len() > MAX_HEADERS || size > MAX_HEADER_BYTES {
         return Err(ToolError::invalid(format!(
-            "fetch: at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together can be sent."
+            "fetch: the limit is {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together."
         )));
     }
     let mut headers = HeaderMap::new();
     for (name, value) in given {
         let shown: String = name.chars().take(100).collect();
         let lower = name.to_ascii_lowercase();
-        if OURS.contains(&lower.as_str()) || lower.starts_with("proxy-") {
+        if CONNECTION_HEADERS.contains(&lower.as_str()) || lower.starts_with("proxy-") {
             return Err(ToolError::invalid(format!(
-                "fetch: the header {shown:?} is set by the connection itself."
+                "fetch: the header {shown:?} is set by the connection and cannot be given."
             )));
         }
         let name = HeaderName::from_bytes(lower.as_bytes()).map_err(|_| {
-            ToolError::invalid(format!("fetch: {shown:?} cannot be the name of a header."))
+            ToolError::invalid(format!("fetch: {shown:?} is not a valid header name."))
         })?;
         let value = HeaderValue::from_str(value).map_err(|_| {
             ToolError::invalid(format!(
-                "fetch: the value of the header {shown:?} contains characters that cannot be sent."
+                "fetch: the value of the header {shown:?} contains invalid characters."
             ))
         })?;
         headers.insert(name, value);
@@ -524,7 +531,7 @@ fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, ToolError> {
 }
 
 /// An address without its query, which may contain a secret.
-fn shown(url: &Url) -> String {
+fn without_query(url: &Url) -> String {
     let mut url = url.clone();
     url.set_query(None);
     url.set_fragment(None);

@@ -1,5 +1,4 @@
-//! `find_file`: files and directories by a glob. The globs of `grep` are the same and live here
-//! too.
+//! `find_file`: files and directories by a glob. `grep` uses the same globs.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -7,13 +6,13 @@ use std::path::Path;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 
-use super::definition::{Definition, Effect, Permission, Provider, whole};
+use super::definition::{Definition, Effect, Permission, Provider, wall_limit};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, optional, required};
 use super::note;
 use super::output::{Output, field, optional_field};
-use super::size::written;
-use super::stop::{Stop, Stopped};
+use super::size::json_size;
+use super::stop::{Stop, StopReason};
 use super::subject;
 use crate::workspace::{RelativePath, Walk, WalkEnd, Workspace, is_bounded_glob};
 
@@ -21,8 +20,9 @@ pub(super) const DEFINITION: Definition = Definition {
     name: "find_file",
     aliases: &["find", "glob"],
     summary: "Finds files and directories by a glob.",
-    description: "Without a slash the glob is compared with names, otherwise with paths below `path` (`**` crosses \
-        directories).\nLeaves out .git and what .gitignore and .ignore name. Symbolic links are found and not followed.",
+    description: "A glob without a slash matches names, others match paths below `path` (`**` crosses \
+     directories).\nOmits .git and files that .gitignore or .ignore exclude. Symbolic links are listed but not \
+     followed.",
     parameters: &[
         required(
             "pattern",
@@ -34,22 +34,22 @@ pub(super) const DEFINITION: Definition = Definition {
     output: Output::Object(&[
         field("paths", Output::List(&Output::Text), "Sorted, relative to the workspace."),
         field("truncated", Output::Boolean, "Whether there may be more."),
-        optional_field("note", Output::Text, "What was left out, and why."),
+        optional_field("note", Output::Text, "What was omitted, and why."),
     ]),
-    like: None,
+    base_tool: None,
     example: "find_file(\"*.toml\")",
     errors: &[NOT_FOUND, OUTSIDE, ("NotADirectory", "when `path` is a file.")],
     effect: Effect::Read,
     permission: Permission::FilesRead,
     subject: subject::tree,
     provider: Provider::Host,
-    limits: whole(60),
+    limits: wall_limit(60),
 };
 
 const TOOL: &str = DEFINITION.name;
 
-/// What is kept free for the rest of the result, the note among it, in bytes of JSON.
-const AROUND: usize = 1024;
+/// Reserve for the rest of the result, including the note, in bytes of JSON.
+const RESULT_OVERHEAD_BYTES: usize = 1024;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,22 +59,22 @@ pub(super) struct Arguments {
 }
 
 #[derive(Serialize)]
-pub(super) struct Found {
+pub(super) struct FindResult {
     paths: Vec<String>,
     truncated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }
 
-/// All paths, as long as they take at most so many bytes as JSON.
+/// Returns all paths, up to `result_bytes` bytes of JSON.
 pub(super) fn run(
     workspace: &Workspace,
     arguments: Arguments,
     stop: &Stop,
     result_bytes: usize,
-) -> Result<Found, ToolError> {
+) -> Result<FindResult, ToolError> {
     let Arguments { pattern, path } = arguments;
-    let mut room = result_bytes.saturating_sub(AROUND);
+    let mut room = result_bytes.saturating_sub(RESULT_OVERHEAD_BYTES);
     let globs = globs(TOOL, "pattern", std::slice::from_ref(&pattern))?;
     let base = match path {
         Some(path) => workspace.locate(&path).map_err(|e| path_error(workspace, &e))?,
@@ -90,7 +90,7 @@ pub(super) fn run(
         }
         if is_match(&globs, entry.path, &base) {
             let path = entry.path.to_string_lossy().into_owned();
-            match room.checked_sub(written(&path) + 1) {
+            match room.checked_sub(json_size(&path) + 1) {
                 Some(left) => room = left,
                 None => return ControlFlow::Break(()),
             }
@@ -99,21 +99,22 @@ pub(super) fn run(
         ControlFlow::Continue(())
     });
     let end = end.map_err(|e| path_error(workspace, &e))?;
-    if stopped == Some(Stopped::Cancelled) {
-        return Err(Stopped::Cancelled.into_error(TOOL));
+    if stopped == Some(StopReason::Cancelled) {
+        return Err(StopReason::Cancelled.into_error(TOOL));
     }
     paths.sort_unstable();
     let truncated = end != WalkEnd::Complete;
-    let enough =
-        || format!("only the first {} are here, as many as one call may return", paths.len());
+    let enough = || {
+        format!("only the first {} are included, the most that one call may return", paths.len())
+    };
     let why = note::incomplete(end, stopped).or_else(|| truncated.then(enough));
     let note = why.map(|why| {
-        format!("Not all that match are here: {why}. Name a directory to look in with `path`.")
+        format!("The list is incomplete: {why}. Give a directory to search with `path`.")
     });
-    Ok(Found { paths, truncated, note })
+    Ok(FindResult { paths, truncated, note })
 }
 
-/// Compiles globs. One without a slash is about names in any directory.
+/// Compiles globs. A glob without a slash matches names in any directory.
 pub(super) fn globs(
     tool: &str,
     parameter: &str,
@@ -124,7 +125,7 @@ pub(super) fn globs(
         if !is_bounded_glob(pattern) {
             let shown: String = pattern.chars().take(100).collect();
             return Err(ToolError::invalid(format!(
-                "{tool}: the glob that begins with {shown:?} is too long or has too many braces; use several shorter ones."
+                "{tool}: the glob that begins with {shown:?} is too long or has too many braces; use several shorter globs."
             )));
         }
         let trimmed = pattern.trim_start_matches("./").trim_start_matches('/');
@@ -145,7 +146,7 @@ pub(super) fn globs(
     set.build().map_err(|e| invalid(tool, parameter, &e))
 }
 
-/// Whether a path matches, taken from the workspace or from the directory that is searched.
+/// Whether a path matches, relative to the workspace or to the searched directory.
 pub(super) fn is_match(globs: &GlobSet, path: &Path, base: &RelativePath) -> bool {
     globs.is_match(path)
         || path.strip_prefix(base.as_path()).is_ok_and(|below| globs.is_match(below))

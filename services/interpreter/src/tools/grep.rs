@@ -1,4 +1,4 @@
-//! `grep`: ripgrep's libraries over the confined walk.
+//! `grep`: ripgrep's libraries on a confined walk of the workspace.
 
 mod bounded;
 
@@ -16,15 +16,15 @@ use grep_searcher::{
 };
 use serde::{Deserialize, Serialize};
 
-use self::bounded::{Bounded, TOO_LARGE, without_ending};
-use super::definition::{Definition, Effect, Permission, Provider, whole};
+use self::bounded::{BoundedMatcher, TOO_LARGE, without_ending};
+use super::definition::{Definition, Effect, Permission, Provider, wall_limit};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::find::{globs, is_match};
 use super::kind::{Kind, NAMES, optional, required};
 use super::note;
 use super::output::{Output, field, optional_field};
-use super::size::written;
-use super::stop::{Stop, Stopped};
+use super::size::json_size;
+use super::stop::{Stop, StopReason};
 use super::subject;
 use crate::workspace::{EntryKind, PathError, RelativePath, Walk, WalkEnd, Workspace};
 
@@ -32,7 +32,7 @@ pub(super) const DEFINITION: Definition = Definition {
     name: "grep",
     aliases: &[],
     summary: "Searches the text of files for a regular expression (regex, in Rust syntax), line by line.",
-    description: "Leaves out binary files, .git, and what .gitignore and .ignore name. Symbolic links are not followed.",
+    description: "Omits binary files, .git, and files that .gitignore or .ignore exclude. Symbolic links are not followed.",
     parameters: &[
         required("query", Kind::Text { min_bytes: 1, max_bytes: 8192 }, "The regular expression."),
         optional("path", Kind::Path, "the workspace", "File or directory to search."),
@@ -45,14 +45,14 @@ pub(super) const DEFINITION: Definition = Definition {
                     "all files",
                     "Only files that match one of these globs, for example \"*.rs\".",
                 ),
-                optional("exclude", NAMES, "none", "Not files that match one of these globs."),
+                optional("exclude", NAMES, "none", "Skip files that match one of these globs."),
                 optional(
                     "case_sensitive",
                     Kind::Boolean,
                     "true",
                     "Distinguish upper and lower case.",
                 ),
-                optional("literal", Kind::Boolean, "false", "Take the query as plain text."),
+                optional("literal", Kind::Boolean, "false", "Treat the query as plain text."),
                 optional(
                     "context",
                     Kind::Integer { min: 0, max: 20 },
@@ -79,56 +79,56 @@ pub(super) const DEFINITION: Definition = Definition {
                 field(
                     "text",
                     Output::Text,
-                    "The line; of over 500 characters a part around the match.",
+                    "The line; if it has over 500 characters, the part around the match.",
                 ),
                 optional_field(
                     "before",
                     Output::List(&Output::Text),
-                    "Lines before it, if asked for.",
+                    "Lines before it, if requested.",
                 ),
                 optional_field(
                     "after",
                     Output::List(&Output::Text),
-                    "Lines after it, if asked for.",
+                    "Lines after it, if requested.",
                 ),
                 optional_field(
                     "clipped",
                     Output::Boolean,
-                    "Whether of one of these lines only a part is here.",
+                    "Whether one of these lines is shortened.",
                 ),
             ])),
-            "The lines that match, sorted by file.",
+            "The matching lines, sorted by file.",
         ),
         field("truncated", Output::Boolean, "Whether there may be more matches."),
-        field("files_searched", Output::Integer, "How many text files were searched."),
-        optional_field("note", Output::Text, "What was left out, and why."),
+        field("files_searched", Output::Integer, "Number of text files searched."),
+        optional_field("note", Output::Text, "What was omitted, and why."),
     ]),
-    like: None,
+    base_tool: None,
     example: "grep(\"fn main\", \"src\", { include: \"*.rs\", context: 2 })",
     errors: &[NOT_FOUND, OUTSIDE, TOO_LARGE],
     effect: Effect::Read,
     permission: Permission::FilesRead,
     subject: subject::tree,
     provider: Provider::Host,
-    limits: whole(60),
+    limits: wall_limit(60),
 };
 
 const TOOL: &str = DEFINITION.name;
 
-/// What a match takes as JSON beside its texts: the names of the properties and a number.
-const AROUND: usize = 80;
+/// Size of a match as JSON without its texts, in bytes: the names of the properties and a number.
+const MATCH_OVERHEAD_BYTES: usize = 80;
 
-/// Most of one line that is returned, in characters.
-const MAX_LINE: usize = 500;
+/// Maximum length of a returned line, in characters.
+const MAX_LINE_CHARS: usize = 500;
 
-/// Characters kept in front of a match in a line that is clipped.
-const LEAD: usize = 100;
+/// Characters before the match in a shortened line.
+const LEADING_CHARS: usize = 100;
 
-/// Memory for one line, in bytes; a file with a longer one is skipped.
-const MAX_HEAP: usize = 8 << 20;
+/// Memory for one line, in bytes; a file with a longer line is skipped.
+const MAX_HEAP_BYTES: usize = 8 << 20;
 
-/// Files named in the note that could not be searched.
-const MAX_NAMED: usize = 5;
+/// How many files that could not be searched the note lists.
+const MAX_LISTED: usize = 5;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -151,7 +151,7 @@ struct Options {
 }
 
 #[derive(Serialize)]
-pub(super) struct Found {
+pub(super) struct GrepResult {
     matches: Vec<Match>,
     truncated: bool,
     files_searched: usize,
@@ -177,13 +177,13 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// All matches, as long as they take about so many bytes as JSON.
+/// Returns all matches, up to about `result_bytes` bytes of JSON.
 pub(super) fn run(
     workspace: &Workspace,
     arguments: Arguments,
     stop: &Stop,
     result_bytes: usize,
-) -> Result<Found, ToolError> {
+) -> Result<GrepResult, ToolError> {
     let Arguments { query, path, options } = arguments;
     let refused = |e: PathError| path_error(workspace, &e);
     let base = match path {
@@ -195,7 +195,7 @@ pub(super) fn run(
     let exclude =
         options.exclude.as_deref().map(|list| globs(TOOL, "exclude", list)).transpose()?;
     let mut search = Search {
-        matcher: Bounded::new(
+        matcher: BoundedMatcher::new(
             &query,
             options.literal.unwrap_or(false),
             options.case_sensitive.unwrap_or(true),
@@ -206,9 +206,9 @@ pub(super) fn run(
         stopped: None,
         context: options.context.unwrap_or(0),
         max_results: options.max_results.unwrap_or(usize::MAX),
-        found: Found { matches: Vec::new(), truncated: false, files_searched: 0, note: None },
-        // With something to spare for the lines behind the last match. What is larger all the same
-        // is refused as a whole.
+        result: GrepResult { matches: Vec::new(), truncated: false, files_searched: 0, note: None },
+        // With a reserve for the lines after the last match. A result that is still too large is
+        // rejected as a whole.
         room: result_bytes - result_bytes / 8,
         is_full: false,
         is_replaced: false,
@@ -233,14 +233,14 @@ pub(super) fn run(
         end = walked.map_err(refused)?;
     } else {
         let file = workspace.open_file(&base).map_err(refused)?;
-        if search.file(file, base.as_path()) == Searched::Binary {
+        if search.file(file, base.as_path()) == SearchOutcome::Binary {
             search.unsearched.push((base.as_path().to_owned(), "is a binary file"));
         }
     }
-    if search.stopped == Some(Stopped::Cancelled) {
-        return Err(Stopped::Cancelled.into_error(TOOL));
+    if search.stopped == Some(StopReason::Cancelled) {
+        return Err(StopReason::Cancelled.into_error(TOOL));
     }
-    Ok(search.into_found(end))
+    Ok(search.into_result(end))
 }
 
 fn selected(
@@ -259,52 +259,52 @@ fn searcher(context: usize) -> Searcher {
         .line_number(true)
         .before_context(context)
         .after_context(context)
-        .heap_limit(Some(MAX_HEAP))
+        .heap_limit(Some(MAX_HEAP_BYTES))
         .binary_detection(BinaryDetection::quit(0))
         .build()
 }
 
 struct Search<'a> {
-    matcher: Bounded<'a>,
+    matcher: BoundedMatcher<'a>,
     searcher: Searcher,
     stop: &'a Stop,
-    stopped: Option<Stopped>,
-    /// Lines wanted before and after each match.
+    stopped: Option<StopReason>,
+    /// Number of lines before and after each match.
     context: usize,
     max_results: usize,
-    found: Found,
-    /// What further matches may take as JSON, in bytes.
+    result: GrepResult,
+    /// Remaining size for matches, in bytes of JSON.
     room: usize,
-    /// A match had no room.
+    /// A match did not fit.
     is_full: bool,
-    /// A line had bytes that are not UTF-8.
+    /// A line had invalid UTF-8.
     is_replaced: bool,
     /// Files that could not be searched, and why.
     unsearched: Vec<(PathBuf, &'static str)>,
 }
 
-/// What became of one file.
+/// The outcome of searching one file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Searched {
-    Whole,
-    InPart,
+enum SearchOutcome {
+    Complete,
+    Partial,
     Binary,
 }
 
 impl Search<'_> {
     fn is_over(&self) -> bool {
-        self.stopped.is_some() || self.found.truncated
+        self.stopped.is_some() || self.result.truncated
     }
 
-    fn file(&mut self, file: File, path: &Path) -> Searched {
-        let first = self.found.matches.len();
+    fn file(&mut self, file: File, path: &Path) -> SearchOutcome {
+        let first = self.result.matches.len();
         let mut collector = Collector {
             path: path.to_string_lossy().into_owned(),
             matcher: &self.matcher,
             context: self.context,
             max_results: self.max_results,
             first,
-            found: &mut self.found,
+            result: &mut self.result,
             room: &mut self.room,
             is_full: &mut self.is_full,
             is_replaced: &mut self.is_replaced,
@@ -316,14 +316,14 @@ impl Search<'_> {
         let binary = collector.binary;
         self.stopped = self.stop.check().err();
         if binary {
-            // What was found before the file turned out to be binary is noise.
-            self.found.matches.truncate(first);
-            return Searched::Binary;
+            // Matches before the file turned out to be binary are noise.
+            self.result.matches.truncate(first);
+            return SearchOutcome::Binary;
         }
         match searched {
             Ok(()) => {
-                self.found.files_searched += 1;
-                Searched::Whole
+                self.result.files_searched += 1;
+                SearchOutcome::Complete
             }
             Err(error) => {
                 if self.stopped.is_none() {
@@ -332,56 +332,56 @@ impl Search<'_> {
                         if too_long { "has a line that is too long" } else { "cannot be read" };
                     self.unsearched.push((path.to_owned(), why));
                 }
-                Searched::InPart
+                SearchOutcome::Partial
             }
         }
     }
 
-    /// The result, with a note of what it lacks.
-    fn into_found(self, end: WalkEnd) -> Found {
-        let Self { mut found, stopped, unsearched, is_full, is_replaced, .. } = self;
-        found.truncated |= end != WalkEnd::Complete || stopped.is_some() || !unsearched.is_empty();
+    /// The result, with a note about what is missing from it.
+    fn into_result(self, end: WalkEnd) -> GrepResult {
+        let Self { mut result, stopped, unsearched, is_full, is_replaced, .. } = self;
+        result.truncated |= end != WalkEnd::Complete || stopped.is_some() || !unsearched.is_empty();
         let mut notes = Vec::new();
         if let Some(why) = note::incomplete(end, stopped) {
             notes.push(format!(
-                "Not everything was searched: {why}. Name a directory with `path`, or files with `include`."
+                "The search is incomplete: {why}. Give a directory with `path`, or files with `include`."
             ));
         } else if is_full {
             notes.push(format!(
-                "There are more than these {} matches, and no more fit into what one call may return. Search a directory with \
-                 `path`, files with `include`, or for a longer query.",
-                found.matches.len()
+                "There are more than these {} matches, but one call cannot return more. Search a directory with \
+                 `path`, certain files with `include`, or use a more specific query.",
+                result.matches.len()
             ));
         }
         if !unsearched.is_empty() {
             let named: Vec<String> = unsearched
                 .iter()
-                .take(MAX_NAMED)
+                .take(MAX_LISTED)
                 .map(|(path, why)| format!("{} {why}", path.display()))
                 .collect();
-            let more = unsearched.len().saturating_sub(MAX_NAMED);
+            let more = unsearched.len().saturating_sub(MAX_LISTED);
             let more = if more > 0 { format!(", and {more} more") } else { String::new() };
             notes.push(format!(
-                "Not searched to the end: {}{more}. Use a command for such files.",
+                "Not completely searched: {}{more}. Use a command for such files.",
                 named.join(", ")
             ));
         }
-        let clipped = found.matches.iter().filter(|found| found.clipped).count();
+        let clipped = result.matches.iter().filter(|one| one.clipped).count();
         if clipped > 0 {
             notes.push(format!(
-                "Of {clipped} matches a line has more than {MAX_LINE} characters, and a part of it is here; \
-                 read_file(path, line, line) gives all of it."
+                "In {clipped} matches, a line has more than {MAX_LINE_CHARS} characters and is shortened; \
+                 read_file(path, line, line) returns all of it."
             ));
         }
         if is_replaced {
-            notes.push(note::REPLACED.to_owned());
+            notes.push(note::NOT_UTF8.to_owned());
         }
-        found.note = note::joined(notes);
-        found
+        result.note = note::join(notes);
+        result
     }
 }
 
-/// A file that ends early when the call does: searching a large one takes seconds.
+/// A file that fails to read once the call is stopped: searching a large file takes seconds.
 struct Stoppable<'a> {
     file: File,
     stop: &'a Stop,
@@ -398,39 +398,39 @@ impl Read for Stoppable<'_> {
 
 struct Collector<'a> {
     path: String,
-    matcher: &'a Bounded<'a>,
+    matcher: &'a BoundedMatcher<'a>,
     context: usize,
     max_results: usize,
-    /// The place of the file's first match among all.
+    /// Index of the file's first match in the result.
     first: usize,
-    found: &'a mut Found,
+    result: &'a mut GrepResult,
     room: &'a mut usize,
     is_full: &'a mut bool,
     is_replaced: &'a mut bool,
-    /// The last lines seen, matches or not, with their numbers: at most [`Collector::context`].
+    /// The most recent lines, matches or not, with their numbers: at most [`Collector::context`].
     recent: VecDeque<(u64, Line)>,
     binary: bool,
 }
 
 impl Collector<'_> {
-    /// Whether the second line stands at most [`Collector::context`] lines below the first.
+    /// Whether the second line is at most [`Collector::context`] lines after the first.
     fn is_near(&self, line: u64, later: u64) -> bool {
         later.saturating_sub(line) <= self.context as u64
     }
 
-    /// The searcher shows a line between two matches once. It belongs to both, as a line that
-    /// matches belongs to its neighbors.
-    fn see(&mut self, number: u64, line: Line) {
+    /// Adds a line to the context of its neighbors. The searcher reports a line between two matches
+    /// once, but it belongs to both; a matching line also belongs to its neighbors.
+    fn add_line(&mut self, number: u64, line: Line) {
         *self.is_replaced |= line.is_replaced;
         if self.context == 0 {
             return;
         }
-        for at in (self.first..self.found.matches.len()).rev() {
-            if !self.is_near(self.found.matches[at].line, number) {
+        for at in (self.first..self.result.matches.len()).rev() {
+            if !self.is_near(self.result.matches[at].line, number) {
                 break;
             }
-            *self.room = self.room.saturating_sub(written(&line.text));
-            let found = &mut self.found.matches[at];
+            *self.room = self.room.saturating_sub(json_size(&line.text));
+            let found = &mut self.result.matches[at];
             found.clipped |= line.is_clipped;
             if let Some(after) = &mut found.after {
                 after.push(line.text.clone());
@@ -442,7 +442,7 @@ impl Collector<'_> {
         self.recent.push_back((number, line));
     }
 
-    fn before(&self, number: u64) -> impl Iterator<Item = &Line> {
+    fn lines_before(&self, number: u64) -> impl Iterator<Item = &Line> {
         self.recent
             .iter()
             .filter(move |(above, _)| self.is_near(*above, number))
@@ -454,30 +454,30 @@ impl Sink for &mut Collector<'_> {
     type Error = io::Error;
 
     fn matched(&mut self, _searcher: &Searcher, hit: &SinkMatch<'_>) -> Result<bool, io::Error> {
-        if self.found.matches.len() >= self.max_results {
-            self.found.truncated = true;
+        if self.result.matches.len() >= self.max_results {
+            self.result.truncated = true;
             return Ok(false);
         }
         let number = hit.line_number().unwrap_or(0);
-        let line = Line::of(hit.bytes(), self.matcher.place(hit.bytes()));
-        let before: Vec<&Line> = self.before(number).collect();
+        let line = Line::clip(hit.bytes(), self.matcher.place(hit.bytes()));
+        let before: Vec<&Line> = self.lines_before(number).collect();
         let clipped = line.is_clipped || before.iter().any(|line| line.is_clipped);
-        let size = AROUND
-            + written(&self.path)
-            + written(&line.text)
-            + before.iter().map(|line| written(&line.text)).sum::<usize>();
+        let size = MATCH_OVERHEAD_BYTES
+            + json_size(&self.path)
+            + json_size(&line.text)
+            + before.iter().map(|line| json_size(&line.text)).sum::<usize>();
         let before =
             (self.context > 0).then(|| before.into_iter().map(|line| line.text.clone()).collect());
         let Some(left) = self.room.checked_sub(size) else {
-            self.found.truncated = true;
+            self.result.truncated = true;
             *self.is_full = true;
             return Ok(false);
         };
         *self.room = left;
         let text = line.text.clone();
-        self.see(number, line);
+        self.add_line(number, line);
         let after = (self.context > 0).then(Vec::new);
-        self.found.matches.push(Match {
+        self.result.matches.push(Match {
             path: self.path.clone(),
             line: number,
             text,
@@ -489,7 +489,7 @@ impl Sink for &mut Collector<'_> {
     }
 
     fn context(&mut self, _searcher: &Searcher, line: &SinkContext<'_>) -> Result<bool, io::Error> {
-        self.see(line.line_number().unwrap_or(0), Line::of(line.bytes(), 0));
+        self.add_line(line.line_number().unwrap_or(0), Line::clip(line.bytes(), 0));
         Ok(true)
     }
 
@@ -504,31 +504,32 @@ fn is_boundary(line: &[u8], at: usize) -> bool {
     line.get(at).is_none_or(|byte| byte & 0xc0 != 0x80)
 }
 
-/// A line without its ending, as it is shown.
+/// A line of a result, without its ending.
 #[derive(Debug)]
 struct Line {
     text: String,
-    /// Only a part of the line is here.
+    /// The line was shortened.
     is_clipped: bool,
-    /// Bytes that are not UTF-8 were replaced.
+    /// Invalid UTF-8 was replaced.
     is_replaced: bool,
 }
 
 impl Line {
-    /// The line, of a long one the part around the byte `at`.
-    fn of(line: &[u8], at: usize) -> Self {
+    /// The line; of a long line the part around the byte `at`.
+    fn clip(line: &[u8], at: usize) -> Self {
         let line = without_ending(line);
-        // Four bytes for a character at most: what is further away cannot be shown. Cuts go between
-        // characters.
+        // A character has at most four bytes, so more distant bytes cannot be shown. Cuts are at
+        // character boundaries.
         let between = |at: usize| {
             (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at)
         };
-        let is_short =
-            line.len() <= 4 * MAX_LINE && String::from_utf8_lossy(line).chars().count() <= MAX_LINE;
-        let from = if is_short { 0 } else { between(at.min(line.len()).saturating_sub(LEAD)) };
-        let near = &line[from..between(line.len().min(from + 4 * MAX_LINE))];
+        let is_short = line.len() <= 4 * MAX_LINE_CHARS
+            && String::from_utf8_lossy(line).chars().count() <= MAX_LINE_CHARS;
+        let from =
+            if is_short { 0 } else { between(at.min(line.len()).saturating_sub(LEADING_CHARS)) };
+        let near = &line[from..between(line.len().min(from + 4 * MAX_LINE_CHARS))];
         let text = String::from_utf8_lossy(near);
-        let shown: String = text.chars().take(MAX_LINE).collect();
+        let shown: String = text.chars().take(MAX_LINE_CHARS).collect();
         let is_clipped = from > 0 || from + near.len() < line.len() || shown.len() < text.len();
         Self { text: shown, is_clipped, is_replaced: matches!(text, Cow::Owned(_)) }
     }

@@ -1,16 +1,14 @@
-//! HTML as readable Markdown, for models.
+//! Converts HTML to readable Markdown, for models.
 //!
-//! The page comes from anybody, so the work must be in proportion to its size whatever is in it.
-//! Converters that build the document's tree first do not have that: the rules of HTML let a page
-//! of a few kilobytes grow to gigabytes of nodes (open formatting elements are repeated in every
+//! Pages are untrusted, so the work must be proportional to their size whatever they contain.
+//! Converters that build a document tree first cannot guarantee that: HTML's rules let a page of a
+//! few kilobytes grow to gigabytes of nodes (open formatting elements are repeated in every
 //! paragraph), and walking a tree of a hundred thousand nested elements overflows the stack. Here
-//! the page goes through a tokenizer once to look at its tables, and once to write the text down;
-//! what is open is kept in a list of bounded length, nothing calls itself, and the output is
-//! bounded.
+//! the page goes through a tokenizer twice: once to examine its tables, once to write the text. The
+//! list of open elements is bounded, nothing is recursive, and the output is bounded.
 //!
-//! Deliberately absent: the escaping of every character that could mean something in Markdown. Text
-//! is escaped only where a line would be taken for a heading, a quotation or a list, because models
-//! read it as it is.
+//! Deliberately absent: escaping every character that has a meaning in Markdown. Text is escaped
+//! only where a line would become a heading, a quotation or a list, because models read the source.
 
 mod element;
 mod outline;
@@ -19,21 +17,22 @@ mod writer;
 use html5gum::{DefaultEmitter, EndTag, StartTag, StringReader, Token, Tokenizer};
 use reqwest::Url;
 
-use super::stop::{Stop, Stopped};
+use super::stop::{Stop, StopReason};
 use element::Element;
 use outline::Outline;
 use writer::{Prefix, Writer};
 
-/// How many elements that matter are open at once; those within are passed over, their text is not.
+/// Maximum number of open elements that are tracked; deeper elements are ignored, but not their
+/// text.
 const MAX_OPEN: usize = 48;
 
-/// How often it is asked whether to stop, in tokens.
+/// How many tokens are processed between two checks of the stop.
 const STOP_INTERVAL: usize = 1024;
 
-/// Longest address of a link or an image, in bytes; a longer one is left out.
-const MAX_ADDRESS: usize = 2048;
+/// Longest address of a link or an image, in bytes; longer ones are omitted.
+const MAX_ADDRESS_BYTES: usize = 2048;
 
-/// Most columns of a table that get a line under their head.
+/// Maximum columns in the separator line below a table's head.
 const MAX_COLUMNS: usize = 64;
 
 /// A converted page.
@@ -41,7 +40,7 @@ const MAX_COLUMNS: usize = 64;
 pub(super) struct Markdown {
     /// The text.
     pub(super) text: String,
-    /// It was longer than permitted.
+    /// Whether it was cut at the limit.
     pub(super) truncated: bool,
 }
 
@@ -52,14 +51,14 @@ pub(super) fn to_markdown(
     base: &Url,
     limit: usize,
     stop: &Stop,
-) -> Result<Markdown, Stopped> {
-    let outline = Outline::of(tokens(html), stop)?;
+) -> Result<Markdown, StopReason> {
+    let outline = Outline::scan(tokens(html), stop)?;
     let mut page = Page {
         base,
         tables: outline.tables.into_iter(),
         writer: Writer::new(limit),
         open: Vec::new(),
-        passed_over: 0,
+        untracked: 0,
         skipping: None,
         code: None,
     };
@@ -75,7 +74,7 @@ pub(super) fn to_markdown(
         if page.writer.is_full() {
             break;
         }
-        page.take(token);
+        page.process(token);
     }
     page.end_code();
     page.close_from(0);
@@ -96,14 +95,14 @@ fn tokens(html: &str) -> impl Iterator<Item = Token> {
 
 struct Page<'a> {
     base: &'a Url,
-    /// Of each table in the order of their beginnings, whether it has data.
+    /// For each table in document order, whether it contains data.
     tables: std::vec::IntoIter<bool>,
     writer: Writer,
-    /// What is open and matters, outermost first.
+    /// The tracked open elements, outermost first.
     open: Vec<Open>,
-    /// How many elements are open within those that were not taken into the list.
-    passed_over: usize,
-    /// The element whose content is skipped, and how many of that name are open.
+    /// Number of open elements that are not tracked because the list was full.
+    untracked: usize,
+    /// The element whose content is skipped, and how many elements of that name are open.
     skipping: Option<(Vec<u8>, usize)>,
     code: Option<Code>,
 }
@@ -114,14 +113,14 @@ struct Open {
     state: State,
 }
 
-/// What is to be remembered until it is closed.
+/// The state of an open element.
 enum State {
     Nothing,
     /// Number of the next item, in an ordered list.
     List(Option<u32>),
-    /// Where it leads.
+    /// The address of the link.
     Link(String),
-    /// A table with data; the cells of the row so far, and whether the head is still to come.
+    /// A table with data: the cells in the current row, and whether the head is still missing.
     Table {
         cells: usize,
         head: bool,
@@ -137,7 +136,7 @@ struct Code {
 }
 
 impl Page<'_> {
-    fn take(&mut self, token: Token) {
+    fn process(&mut self, token: Token) {
         match token {
             Token::StartTag(tag) => self.start_tag(&tag),
             Token::EndTag(tag) => self.end_tag(&tag),
@@ -153,8 +152,8 @@ impl Page<'_> {
     }
 
     fn start_tag(&mut self, tag: &StartTag<()>) {
-        let element = Element::of(&tag.name);
-        // Asked of every table: the order must stay that of the page.
+        let element = Element::from_name(&tag.name);
+        // Called for every table, to keep the document order.
         let data = element == Element::Table && self.tables.next().unwrap_or(false);
         if let Some((name, depth)) = &mut self.skipping {
             *depth += usize::from(*name == tag.name.0);
@@ -209,7 +208,7 @@ impl Page<'_> {
             }
             Element::Table => {
                 self.writer.separate(2);
-                // Within a line there is room for the text of a table only.
+                // Within a line, only the text of a table is written.
                 let data = data && !self.writer.is_in_line();
                 self.push(
                     element,
@@ -227,7 +226,7 @@ impl Page<'_> {
     }
 
     fn end_tag(&mut self, tag: &EndTag<()>) {
-        let element = Element::of(&tag.name);
+        let element = Element::from_name(&tag.name);
         if let Some((name, depth)) = &mut self.skipping {
             *depth -= usize::from(*name == tag.name.0);
             if *depth == 0 {
@@ -240,9 +239,9 @@ impl Page<'_> {
             _ if self.code.is_some() => {}
             Element::Block => self.writer.separate(2),
             Element::Line => self.writer.separate(1),
-            element if element.is_kept_open() => {
-                if self.passed_over > 0 {
-                    self.passed_over -= 1;
+            element if element.is_tracked() => {
+                if self.untracked > 0 {
+                    self.untracked -= 1;
                     return;
                 }
                 let in_cell = |one| one == Element::Cell;
@@ -251,7 +250,7 @@ impl Page<'_> {
                     | (Element::Heading(_), Element::Heading(_)) => true,
                     (one, element) => one == element,
                 };
-                // What is within a cell ends nothing outside of it.
+                // The content of a cell does not close anything outside of it.
                 match element {
                     Element::Table | Element::Row | Element::Cell => {
                         self.close_last(same, |one| one == Element::Table)
@@ -331,29 +330,29 @@ impl Page<'_> {
         }
     }
 
-    /// Takes an element into the list of open ones, if there is room.
+    /// Adds an element to the list of open ones, if there is space.
     fn push(&mut self, element: Element, state: State) -> bool {
-        let room = self.open.len() < MAX_OPEN;
-        if room {
+        let has_space = self.open.len() < MAX_OPEN;
+        if has_space {
             self.open.push(Open { element, state });
         } else {
-            self.passed_over += 1;
+            self.untracked += 1;
         }
-        room
+        has_space
     }
 
     fn is_open(&self, wanted: impl Fn(Element) -> bool) -> bool {
         self.open.iter().any(|open| wanted(open.element))
     }
 
-    /// Closes the innermost element that is `wanted`, with what is open in it, unless it lies
-    /// outside of a `wall`.
-    fn close_last(&mut self, wanted: impl Fn(Element) -> bool, wall: impl Fn(Element) -> bool) {
+    /// Closes the innermost element that is `wanted` and everything open inside it, unless it is
+    /// outside of a `boundary`.
+    fn close_last(&mut self, wanted: impl Fn(Element) -> bool, boundary: impl Fn(Element) -> bool) {
         for (index, open) in self.open.iter().enumerate().rev() {
             if wanted(open.element) {
                 return self.close_from(index);
             }
-            if wall(open.element) {
+            if boundary(open.element) {
                 return;
             }
         }
@@ -409,16 +408,16 @@ impl Page<'_> {
         }
     }
 
-    /// The absolute form of an address, if it is one that can be fetched.
+    /// The absolute form of an address, if it can be fetched.
     fn address(&self, given: &str) -> Option<String> {
         let given = given.trim();
-        // A place in the same page is no use to who has its text.
-        if given.is_empty() || given.starts_with('#') || given.len() > MAX_ADDRESS {
+        // A link within the page is of no use to a reader of its text.
+        if given.is_empty() || given.starts_with('#') || given.len() > MAX_ADDRESS_BYTES {
             return None;
         }
         let url = self.base.join(given).ok()?;
         let usable = matches!(url.scheme(), "http" | "https" | "mailto")
-            && url.as_str().len() <= MAX_ADDRESS;
+            && url.as_str().len() <= MAX_ADDRESS_BYTES;
         usable.then(|| {
             if url.as_str().contains(['(', ')']) { format!("<{url}>") } else { url.to_string() }
         })

@@ -1,4 +1,4 @@
-//! What the parameters of tools may be.
+//! Types of tool parameters.
 
 use serde_json::{Map, Value, json};
 
@@ -7,30 +7,30 @@ use serde_json::{Map, Value, json};
 pub struct Parameter {
     /// Its name.
     pub name: &'static str,
-    /// What it may be.
+    /// Its type.
     pub kind: Kind,
     /// Whether it must be given.
     pub required: bool,
-    /// Whether it can also be given by its position, and not by its name alone.
+    /// Whether it can also be given by position, not only by name.
     pub positional: bool,
-    /// What holds when it is not given, in words or as a literal.
+    /// The default, in words or as a literal.
     pub default: Option<&'static str>,
-    /// What it means, for the model.
+    /// Its description, for the model.
     pub description: &'static str,
 }
 
-/// What a value may be.
+/// The type of a value.
 #[derive(Debug)]
 pub enum Kind {
     /// A path in the workspace, at most 4096 bytes.
     Path,
-    /// A path in the workspace that cannot be meant as a directory: it does not end with a slash.
+    /// A path in the workspace that does not end with a slash and so cannot mean a directory.
     File,
-    /// Text of a length in bytes within these bounds.
+    /// Text within these bounds.
     Text {
-        /// Shortest.
+        /// Shortest length, in bytes.
         min_bytes: usize,
-        /// Longest.
+        /// Longest length, in bytes.
         max_bytes: usize,
     },
     /// A whole number within these bounds, both included.
@@ -51,23 +51,23 @@ pub enum Kind {
     Boolean,
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// A text or a list of texts, at most 100 of at most so many bytes each.
+    /// A text or a list of at most 100 texts.
     TextOrTexts {
-        /// Longest.
+        /// Longest text, in bytes.
         max_bytes: usize,
     },
     /// The arguments of a program: a list of texts, at most 1000.
     Arguments,
-    /// Code as a text of at most so many bytes, or the arguments of a program as a list.
+    /// Code as a text, or the arguments of a program as a list.
     CodeOrArguments {
-        /// Longest code.
+        /// Longest code, in bytes.
         max_bytes: usize,
     },
     /// Texts by name.
     TextMap,
     /// An object with these properties.
     Object(&'static [Parameter]),
-    /// A list, not empty, of objects with these properties.
+    /// A non-empty list of objects with these properties.
     Objects(&'static [Parameter]),
     /// Any JSON value.
     Any,
@@ -76,13 +76,13 @@ pub enum Kind {
 /// Longest path, in bytes.
 pub(super) const MAX_PATH_BYTES: usize = 4096;
 
-/// Most texts in a [`Kind::TextOrTexts`].
+/// Maximum number of texts in a [`Kind::TextOrTexts`].
 pub(super) const MAX_TEXTS: usize = 100;
 
-/// Several names or patterns.
+/// A list of names or patterns.
 pub(super) const NAMES: Kind = Kind::TextOrTexts { max_bytes: 1024 };
 
-/// Most arguments of a program.
+/// Maximum number of arguments of a program.
 pub(super) const MAX_ARGUMENTS: usize = 1000;
 
 /// The largest whole number that JavaScript represents exactly.
@@ -105,7 +105,7 @@ pub(super) const fn optional(
     Parameter { name, kind, required: false, positional: true, default: Some(default), description }
 }
 
-/// A parameter of a tool that can be given by its name only, behind those with a position.
+/// A parameter that can only be given by name. It follows the positional ones.
 pub(super) const fn named(
     name: &'static str,
     kind: Kind,
@@ -123,7 +123,7 @@ impl Parameter {
         format!("{}{mark}: {}", self.name, self.kind.typescript())
     }
 
-    /// What it means, and what holds without it.
+    /// Its description and default.
     pub(super) fn explanation(&self) -> String {
         let default =
             self.default.map(|default| format!(" Default: {default}.")).unwrap_or_default();
@@ -132,8 +132,8 @@ impl Parameter {
 }
 
 impl Kind {
-    /// Whether it takes an object, so that an object in its place is its value and not a set of
-    /// named arguments.
+    /// Whether it accepts an object, so that an object as the only argument is its value and not a
+    /// set of named arguments.
     #[must_use]
     pub const fn takes_object(&self) -> bool {
         matches!(self, Self::Object(_) | Self::TextMap | Self::Any)
@@ -160,9 +160,9 @@ impl Kind {
         }
     }
 
-    /// What is expected, in words for an error message.
+    /// Describes the expected value, for an error message.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub fn requirement(&self) -> String {
         match self {
             Self::Path | Self::File => {
                 format!("a non-empty string of at most {MAX_PATH_BYTES} bytes")
@@ -200,14 +200,14 @@ impl Kind {
         }
     }
 
-    /// Whether it is a path in the workspace, or has one in it.
+    /// Whether it is or contains a path in the workspace.
     pub(super) fn has_path(&self) -> bool {
         let (_, properties) = self.properties();
         matches!(self, Self::Path | Self::File)
             || properties.iter().any(|property| property.kind.has_path())
     }
 
-    /// What it is made of, and how the path to a part goes on.
+    /// Its properties, and the separator between its path and a property.
     pub(super) fn properties(&self) -> (&'static str, &'static [Parameter]) {
         match self {
             Self::Object(properties) => (".", properties),

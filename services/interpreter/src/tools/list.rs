@@ -1,16 +1,16 @@
-//! `list_files`: what is in a directory.
+//! `list_files`: the content of a directory.
 
 use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::definition::{Definition, Effect, Permission, Provider, whole};
+use super::definition::{Definition, Effect, Permission, Provider, wall_limit};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, optional};
 use super::note;
 use super::output::{Output, field};
-use super::size::written;
+use super::size::json_size;
 use super::stop::Stop;
 use super::subject;
 use crate::workspace::{EntryKind, RelativePath, Walk, WalkEnd, Workspace};
@@ -19,18 +19,18 @@ pub(super) const DEFINITION: Definition = Definition {
     name: "list_files",
     aliases: &["listdir"],
     summary: "Lists a directory, sorted by name.",
-    description: "Recursive listings leave out what .gitignore and .ignore name, and .git. Symbolic links are listed and \
-        not followed.",
+    description: "Recursive listings omit .git and files that .gitignore or .ignore exclude. Symbolic links are entries \
+     but not followed.",
     parameters: &[
         optional("path", Kind::Path, "the workspace", "Directory, relative to the workspace."),
-        optional("recursive", Kind::Boolean, "false", "Also list what is in its directories."),
+        optional("recursive", Kind::Boolean, "false", "Also list subdirectories."),
         optional(
             "options",
             Kind::Object(&[optional(
                 "include_ignored",
                 Kind::Boolean,
                 "false",
-                "Also list what ignore files name, when recursive.",
+                "Also list ignored files, when recursive.",
             )]),
             "{}",
             "Options.",
@@ -42,28 +42,33 @@ pub(super) const DEFINITION: Definition = Definition {
             Output::Text,
             "Relative to the workspace. Bytes that are not UTF-8 are shown as U+FFFD.",
         ),
-        field("type", Output::OneOf(&["file", "directory", "symlink", "other"]), "What it is."),
-        field("size", Output::Integer, "Of a file, in bytes; 0 of everything else."),
+        field(
+            "type",
+            Output::OneOf(&["file", "directory", "symlink", "other"]),
+            "Type of the entry.",
+        ),
+        field("size", Output::Integer, "Size of a file in bytes; 0 for anything else."),
     ])),
-    like: None,
+    base_tool: None,
     example: "list_files(\"src\", true)",
     errors: &[
         NOT_FOUND,
         OUTSIDE,
         ("NotADirectory", "when the path is a file."),
-        ("TooManyEntries", "when a call cannot return them all."),
+        ("TooManyEntries", "when there are more entries than a call can return."),
     ],
     effect: Effect::Read,
     permission: Permission::FilesRead,
-    subject: subject::perhaps_tree,
+    subject: subject::path_or_tree,
     provider: Provider::Host,
-    limits: whole(60),
+    limits: wall_limit(60),
 };
 
 const TOOL: &str = DEFINITION.name;
 
-/// What an entry takes as JSON beside its path: the names of the properties, a type and a size.
-const AROUND: usize = 64;
+/// Size of an entry as JSON without its path, in bytes: the names of the properties, a type and a
+/// size.
+const ENTRY_OVERHEAD_BYTES: usize = 64;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -83,32 +88,32 @@ struct Options {
 }
 
 #[derive(Serialize)]
-pub(super) struct Listed {
+pub(super) struct ListEntry {
     path: String,
     r#type: &'static str,
     size: u64,
 }
 
-/// All entries, which take at most so many bytes as JSON.
+/// Returns all entries, in at most `result_bytes` bytes of JSON.
 pub(super) fn run(
     workspace: &Workspace,
     arguments: Arguments,
     stop: &Stop,
     result_bytes: usize,
-) -> Result<Vec<Listed>, ToolError> {
+) -> Result<Vec<ListEntry>, ToolError> {
     let Arguments { path, recursive, options } = arguments;
     let base = match path {
         Some(path) => workspace.locate(&path).map_err(|e| path_error(workspace, &e))?,
         None => RelativePath::root(),
     };
-    // Whoever lists one directory wants to see all of it.
+    // A listing of one directory includes ignored files.
     let walk = Walk { recursive, include_ignored: options.include_ignored || !recursive };
-    let mut listed = Vec::new();
+    let mut entries = Vec::new();
     let mut size = 0;
     let mut stopped = None;
     let end = workspace.walk(&base, walk, &mut |entry| {
         let path = entry.path.to_string_lossy().into_owned();
-        size += written(&path) + AROUND;
+        size += json_size(&path) + ENTRY_OVERHEAD_BYTES;
         stopped = stop.check().err();
         if stopped.is_some() || size > result_bytes {
             return ControlFlow::Break(());
@@ -120,7 +125,7 @@ pub(super) fn run(
             EntryKind::Other => "other",
         };
         let size = if entry.kind == EntryKind::File { entry.size() } else { 0 };
-        listed.push(Listed { path, r#type: kind, size });
+        entries.push(ListEntry { path, r#type: kind, size });
         ControlFlow::Continue(())
     });
     let end = end.map_err(|e| path_error(workspace, &e))?;
@@ -128,15 +133,15 @@ pub(super) fn run(
         return Err(stopped.into_error(TOOL));
     }
     if end == WalkEnd::Complete {
-        return Ok(listed);
+        return Ok(entries);
     }
-    let (path, entries) = (base.shown(), listed.len());
+    let (path, entries) = (base.shown(), entries.len());
     let why = note::incomplete(end, stopped).unwrap_or_else(|| {
-        format!("one call may return {result_bytes} bytes, as JSON, in which {entries} entries fit")
+        format!("one call may return {result_bytes} bytes as JSON, which is enough for {entries} entries")
     });
     let message = format!(
-        "list_files: there are too many entries in {path:?}: {why}. List the directories in it one by one, or look for \
-         names with find_file."
+        "list_files: {path:?} has too many entries: {why}. List its directories one by one, or search for names with \
+         find_file."
     );
     Err(ToolError::new("TooManyEntries", message).with(json!({"path": path, "entries": entries})))
 }

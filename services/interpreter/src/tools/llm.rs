@@ -1,8 +1,8 @@
 //! `llm.ask`, `llm.json` and `llm.embed`: questions to models.
 //!
-//! They go to the proxy of the providers service, with the token that came with the command: no key
-//! ever comes near the sandbox, and what is spent is the task's. A question costs money, so that it
-//! is journaled before it is sent and never sent again by itself.
+//! They go to the proxy of the providers service, with the token from the command: no key ever
+//! reaches the sandbox, and the task pays. A question costs money, so it is journaled before it is
+//! sent and never retried automatically.
 
 mod schema;
 
@@ -23,25 +23,25 @@ use super::output::Output;
 use super::subject::PolicySubject;
 use crate::blocking::blocking;
 
-/// How long an answer may take.
-const WALL: Duration = Duration::from_secs(300);
-/// Largest answer of the proxy that is read.
-const MAX_ANSWER: usize = 4 << 20;
-/// Largest one with vectors: a hundred of three thousand numbers, with room to spare.
-const MAX_VECTORS: usize = 8 << 20;
-/// What a number of a vector takes as text, about: nine digits, sign, point and comma.
-const NUMBER: usize = 13;
-/// Longest prompt.
-const MAX_PROMPT: usize = 1 << 20;
-/// How much of an answer that does not fit is told.
-const SHOWN: usize = 500;
-/// How many faults of an answer are told.
+/// Time limit for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+/// Largest answer of the proxy, in bytes.
+const MAX_ANSWER_BYTES: usize = 4 << 20;
+/// Largest answer with vectors, in bytes: more than a hundred vectors of three thousand numbers.
+const MAX_VECTOR_BYTES: usize = 8 << 20;
+/// Approximate bytes of a vector's number as text: nine digits, sign, point and comma.
+const BYTES_PER_NUMBER: usize = 13;
+/// Longest prompt, in bytes.
+const MAX_PROMPT_BYTES: usize = 1 << 20;
+/// How much of an invalid answer an error shows, in characters.
+const MAX_EXCERPT_CHARS: usize = 500;
+/// How many faults of an answer are reported.
 const MAX_FAULTS: usize = 10;
 
 const PROMPT: Parameter = required(
     "prompt",
-    Kind::Text { min_bytes: 1, max_bytes: MAX_PROMPT },
-    "What the model is asked.",
+    Kind::Text { min_bytes: 1, max_bytes: MAX_PROMPT_BYTES },
+    "The question to the model.",
 );
 const MODEL: Parameter = optional(
     "model",
@@ -53,38 +53,38 @@ const SYSTEM: Parameter = optional(
     "system",
     Kind::Text { min_bytes: 0, max_bytes: 256 << 10 },
     "none",
-    "What the model is told about its job.",
+    "System prompt of the model.",
 );
 const MAX_TOKENS: Parameter = optional(
     "max_tokens",
     Kind::Integer { min: 1, max: 1_000_000 },
-    "the model's own bound",
-    "The answer has at most so many.",
+    "the model's own limit",
+    "Maximum length of the answer, in tokens.",
 );
 
 const ERRORS: [(&str, &str); 5] = [
     (
         "ModelNotAllowed",
-        "when there is no such model for this agent's scripts; the message names those there are.",
+        "when this agent's scripts may not use the model; the message lists the allowed models.",
     ),
-    ("BudgetExhausted", "when there is no money left; nothing was asked."),
-    ("ModelUnavailable", "when the model cannot be reached now; it can be asked again later."),
-    ("ModelFailed", "when the model, or its vendor, refuses."),
-    ("Timeout", "when the answer takes longer than 5 minutes; it is paid for all the same."),
+    ("BudgetExhausted", "when the budget is exhausted; nothing was sent."),
+    ("ModelUnavailable", "when the model cannot be reached now; try again later."),
+    ("ModelFailed", "when the model or its vendor refuses the request."),
+    ("Timeout", "when the answer takes longer than 5 minutes; it is still charged."),
 ];
 
 pub(super) const ASK: Definition = Definition {
     name: "llm.ask",
     aliases: &[],
     summary: "Asks a language model and returns its answer. Costs money.",
-    description: "The model sees the prompt and nothing else: no files, no conversation. For many pieces of text, ask about \
-        several at the same time with Promise.all.",
+    description: "The model sees only the prompt: no files, no conversation. For many texts, ask several questions \
+     concurrently with Promise.all.",
     parameters: &[
         PROMPT,
         optional("options", Kind::Object(&[MODEL, SYSTEM, MAX_TOKENS]), "{}", "Options."),
     ],
     output: Output::Text,
-    like: None,
+    base_tool: None,
     example: "llm.ask(`Summarize in one sentence:\\n${read_file(\"README.md\")}`)",
     errors: &[
         ERRORS[0],
@@ -92,20 +92,20 @@ pub(super) const ASK: Definition = Definition {
         ERRORS[2],
         ERRORS[3],
         ERRORS[4],
-        ("AnswerCut", "when the answer reaches the model's own bound; details.answer has it."),
+        ("AnswerCut", "when the answer reaches the model's own limit; details.answer has it."),
     ],
     effect: Effect::External,
     permission: Permission::Models,
     subject: model_of,
     provider: Provider::Host,
-    limits: limits(WALL.as_secs(), 1024),
+    limits: limits(ANSWER_TIMEOUT.as_secs(), 1024),
 };
 
 pub(super) const JSON: Definition = Definition {
     name: "llm.json",
     aliases: &[],
     summary: "Asks a language model for JSON that is valid against a schema, and returns the value. Costs money.",
-    description: "An answer that is not valid is sent back once with what is wrong with it.",
+    description: "An invalid answer is sent back once with its faults.",
     parameters: &[
         PROMPT,
         required(
@@ -120,7 +120,7 @@ pub(super) const JSON: Definition = Definition {
         ),
     ],
     output: Output::Any,
-    like: None,
+    base_tool: None,
     example: "llm.json(\"Name three colors\", { schema: { type: \"array\", items: { type: \"string\" } } })",
     errors: &[
         ERRORS[0],
@@ -130,27 +130,27 @@ pub(super) const JSON: Definition = Definition {
         ERRORS[4],
         (
             "InvalidAnswer",
-            "when the second answer is not valid either; the details have it and what is wrong.",
+            "when the second answer is invalid too; the details have it and its faults.",
         ),
     ],
     effect: Effect::External,
     permission: Permission::Models,
     subject: model_of,
     provider: Provider::Host,
-    limits: limits(2 * WALL.as_secs(), 1024),
+    limits: limits(2 * ANSWER_TIMEOUT.as_secs(), 1024),
 };
 
 pub(super) const EMBED: Definition = Definition {
     name: "llm.embed",
     aliases: &[],
     summary: "Turns texts into vectors with an embedding model. Costs money.",
-    description: "Vectors of one model can be compared (the greater the cosine of two, the more alike their texts), those of different \
-        models cannot. Ask about many texts in one call.",
+    description: "Vectors of the same model can be compared (a greater cosine means more similar texts), vectors of \
+     different models cannot. Embed many texts in one call.",
     parameters: &[
         required(
             "texts",
             Kind::TextOrTexts { max_bytes: 64 << 10 },
-            "The texts, of which none may be empty.",
+            "The texts; none may be empty.",
         ),
         required(
             "options",
@@ -163,22 +163,22 @@ pub(super) const EMBED: Definition = Definition {
                 optional(
                     "dimensions",
                     Kind::Integer { min: 1, max: 65_536 },
-                    "the model's own number",
-                    "How long the vectors are to be, where the model leaves a choice.",
+                    "the model's default",
+                    "Length of the vectors, if the model supports a choice.",
                 ),
             ]),
             "Options.",
         ),
     ],
     output: Output::List(&Output::Vector),
-    like: None,
+    base_tool: None,
     example: "llm.embed([\"a cat\", \"a dog\"], { model: \"small\" })",
     errors: &ERRORS,
     effect: Effect::External,
     permission: Permission::Models,
     subject: model_of,
     provider: Provider::Host,
-    limits: limits(WALL.as_secs(), MAX_VECTORS >> 10),
+    limits: limits(ANSWER_TIMEOUT.as_secs(), MAX_VECTOR_BYTES >> 10),
 };
 
 fn model_of(args: &Value) -> PolicySubject {
@@ -204,7 +204,7 @@ struct Options {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Embedded {
+pub(super) struct EmbedArguments {
     texts: Vec<String>,
     options: EmbedOptions,
 }
@@ -216,7 +216,7 @@ struct EmbedOptions {
     dimensions: Option<u32>,
 }
 
-/// What the proxy answers.
+/// The answer of the proxy.
 #[derive(Deserialize)]
 struct Vectors {
     data: Vec<Vector>,
@@ -224,8 +224,7 @@ struct Vectors {
 
 #[derive(Deserialize)]
 struct Vector {
-    /// In double precision, in which a script has them anyway: so they are written again as short
-    /// as they came.
+    /// In double precision, as in scripts, so that they are written as short as they were received.
     embedding: Vec<f64>,
 }
 
@@ -236,7 +235,7 @@ pub struct Models {
     url: String,
     token: SecretString,
     names: Vec<String>,
-    /// None: nothing is reached.
+    /// `None` if no model can be reached.
     client: Option<reqwest::Client>,
 }
 
@@ -262,8 +261,8 @@ impl Models {
         }
     }
 
-    /// The client that [`Models::new`] takes: it connects to the proxy directly and follows no
-    /// redirect.
+    /// Creates the client for [`Models::new`]: it connects to the proxy directly and follows no
+    /// redirects.
     ///
     /// # Errors
     /// When TLS cannot be set up on this host.
@@ -273,7 +272,7 @@ impl Models {
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(Duration::from_secs(5))
             .tcp_nodelay(true)
-            .timeout(WALL)
+            .timeout(ANSWER_TIMEOUT)
             .build()?;
         Ok(client)
     }
@@ -286,18 +285,18 @@ impl Models {
 
     pub(super) async fn json(&self, arguments: Arguments) -> Result<Value, ToolError> {
         let Arguments { prompt, options } = arguments;
-        let wanted = options.schema.clone().unwrap_or_default();
-        // Before anything is paid for.
-        schema::check(&wanted)
+        let schema = options.schema.clone().unwrap_or_default();
+        // Check before anything is paid for.
+        schema::check(&schema)
             .map_err(|what| ToolError::invalid(format!("{}: {what}", JSON.name)))?;
         let format =
-            json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted}});
+            json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
         let mut messages = vec![json!({"role": "user", "content": prompt})];
         let mut last = None;
         for _ in 0..2 {
             let text = self.answer(&JSON, &options, &messages, Some(&format)).await?;
-            let faults = match parsed(&text) {
-                Ok(value) => match validated(wanted.clone(), value).await? {
+            let faults = match parse_json(&text) {
+                Ok(value) => match validate(schema.clone(), value).await? {
                     Ok(value) => return Ok(value),
                     Err(faults) => faults,
                 },
@@ -312,35 +311,36 @@ impl Models {
             last = Some((text, faults));
         }
         let (text, faults) = last.unwrap_or_default();
-        let answer: String = text.chars().take(SHOWN).collect();
+        let answer: String = text.chars().take(MAX_EXCERPT_CHARS).collect();
         let first = faults.first().cloned().unwrap_or_default();
         let message = format!(
-            "{}: the model's answers were not valid against the schema, twice; the last one: {first}",
+            "{}: two answers of the model did not match the schema; the last one: {first}",
             JSON.name
         );
         Err(ToolError::new("InvalidAnswer", message)
             .with(json!({"answer": answer, "faults": faults})))
     }
 
-    /// A vector for each text, in their order. Whoever gets them takes at most `result_bytes` of
-    /// text.
+    /// A vector for each text, in their order. The caller accepts at most `result_bytes` bytes of
+    /// JSON.
     pub(super) async fn embed(
         &self,
-        arguments: Embedded,
+        arguments: EmbedArguments,
         result_bytes: usize,
     ) -> Result<Vec<Vec<f64>>, ToolError> {
-        let Embedded { texts, options } = arguments;
-        let (wanted, tool) = (texts.len(), &EMBED);
-        let mut body = json!({"model": self.allowed(tool, Some(&options.model))?, "input": texts});
-        let most = MAX_VECTORS.min(result_bytes);
+        let EmbedArguments { texts, options } = arguments;
+        let (count, tool) = (texts.len(), &EMBED);
+        let mut body =
+            json!({"model": self.resolve_model(tool, Some(&options.model))?, "input": texts});
+        let most = MAX_VECTOR_BYTES.min(result_bytes);
         if let Some(dimensions) = options.dimensions {
             body["dimensions"] = json!(dimensions);
-            // Before anything is paid for.
-            let vector = NUMBER * dimensions as usize;
-            if wanted.saturating_mul(vector) > most {
+            // Check before anything is paid for.
+            let vector = BYTES_PER_NUMBER * dimensions as usize;
+            if count.saturating_mul(vector) > most {
                 let message = format!(
-                    "{}: {wanted} vectors of {dimensions} numbers are more than the {most} bytes that a result may have. Ask about at most {} \
-                     texts at once, or for fewer dimensions; nothing was asked.",
+                    "{}: {count} vectors of {dimensions} numbers exceed the {most} bytes that a result may have. Embed \
+                     at most {} texts at once, or use fewer dimensions; nothing was sent.",
                     tool.name,
                     most / vector
                 );
@@ -349,9 +349,12 @@ impl Models {
         }
         let answer = self.post(tool, "/v1/embeddings", &body, most).await?;
         let vectors: Vectors = serde_json::from_slice(&answer)
-            .map_err(|_| ToolError::internal(tool.name, "the answer holds no vectors"))?;
-        if vectors.data.len() != wanted {
-            return Err(ToolError::internal(tool.name, "there is not one vector for each text"));
+            .map_err(|_| ToolError::internal(tool.name, "the answer contains no vectors"))?;
+        if vectors.data.len() != count {
+            return Err(ToolError::internal(
+                tool.name,
+                "the answer does not have one vector for each text",
+            ));
         }
         Ok(vectors.data.into_iter().map(|vector| vector.embedding).collect())
     }
@@ -363,7 +366,7 @@ impl Models {
         messages: &[Value],
         format: Option<&Value>,
     ) -> Result<String, ToolError> {
-        let model = self.allowed(tool, options.model.as_deref())?;
+        let model = self.resolve_model(tool, options.model.as_deref())?;
         let system = options.system.iter().filter(|text| !text.is_empty());
         let system = system.map(|text| json!({"role": "system", "content": text}));
         let mut body = json!({"model": model, "messages": system.chain(messages.iter().cloned()).collect::<Vec<_>>()});
@@ -373,52 +376,53 @@ impl Models {
         if let Some(format) = format {
             body["response_format"] = format.clone();
         }
-        let body = self.post(tool, "/v1/chat/completions", &body, MAX_ANSWER).await?;
-        let body = parsed_answer(tool, &body)?;
+        let body = self.post(tool, "/v1/chat/completions", &body, MAX_ANSWER_BYTES).await?;
+        let body = parse_answer(tool, &body)?;
         let answer = &body["choices"][0];
         match (answer["message"]["content"].as_str(), answer["finish_reason"].as_str()) {
             (_, Some("content_filter")) => Err(ToolError::new(
                 "ModelFailed",
-                format!("{}: the model's vendor withheld the answer.", tool.name),
+                format!("{}: the model's vendor filtered the answer.", tool.name),
             )),
             (Some(text), Some("length"))
                 if tool.name == ASK.name && options.max_tokens.is_none() =>
             {
                 let message = format!(
-                    "{}: the answer ends at the most that the model writes at once. The details have what there is of it; ask for \
+                    "{}: the answer reached the model's output limit. The details have the truncated answer; ask for \
                      less, or in parts.",
                     tool.name
                 );
                 Err(ToolError::new("AnswerCut", message).with(json!({"answer": text})))
             }
             (Some(text), _) => Ok(text.to_owned()),
-            (None, _) => Err(ToolError::internal(tool.name, "the answer holds no text")),
+            (None, _) => Err(ToolError::internal(tool.name, "the answer contains no text")),
         }
     }
 
-    /// The model to ask; without a name the agent's own.
-    fn allowed<'a>(
+    /// The model to ask: the named one, or the agent's own.
+    fn resolve_model<'a>(
         &'a self,
         tool: &Definition,
         name: Option<&'a str>,
     ) -> Result<&'a str, ToolError> {
         if self.client.is_none() {
-            let words = format!("{}: scripts of this installation reach no models.", tool.name);
-            return Err(ToolError::new("ModelNotAllowed", words));
+            let message =
+                format!("{}: models are not available to scripts of this installation.", tool.name);
+            return Err(ToolError::new("ModelNotAllowed", message));
         }
         let model = name.or(self.names.first().map(String::as_str)).unwrap_or_default();
         if self.names.iter().any(|name| name == model) {
             return Ok(model);
         }
         let names = self.names.join(", ");
-        let words = format!(
-            "{}: scripts of this agent may not use a model {model:?}, only: {names}.",
+        let message = format!(
+            "{}: scripts of this agent may not use the model {model:?}, only: {names}.",
             tool.name
         );
-        Err(ToolError::new("ModelNotAllowed", words).with(json!({"models": self.names})))
+        Err(ToolError::new("ModelNotAllowed", message).with(json!({"models": self.names})))
     }
 
-    /// Asks the proxy; gives its answer, which is at most `limit` bytes long.
+    /// Sends a request to the proxy and returns its answer, which has at most `limit` bytes.
     async fn post(
         &self,
         tool: &Definition,
@@ -433,17 +437,17 @@ impl Models {
             .post(format!("{}{path}", self.url))
             .bearer_auth(self.token.expose_secret())
             .json(body);
-        let response = request.send().await.map_err(|error| unreachable(tool, &error))?;
+        let response = request.send().await.map_err(|error| transport_error(tool, &error))?;
         let status = response.status();
         let body = read(tool, response, limit).await?;
         if status != StatusCode::OK {
-            return Err(refused(tool, status, &parsed_answer(tool, &body)?));
+            return Err(proxy_error(tool, status, &parse_answer(tool, &body)?));
         }
         Ok(body)
     }
 }
 
-fn parsed_answer(tool: &Definition, body: &[u8]) -> Result<Value, ToolError> {
+fn parse_answer(tool: &Definition, body: &[u8]) -> Result<Value, ToolError> {
     serde_json::from_slice(body)
         .map_err(|_| ToolError::internal(tool.name, "the answer is not JSON"))
 }
@@ -454,41 +458,43 @@ async fn read(
     limit: usize,
 ) -> Result<BytesMut, ToolError> {
     let mut body = BytesMut::new();
-    while let Some(bytes) = response.chunk().await.map_err(|error| unreachable(tool, &error))? {
+    while let Some(bytes) = response.chunk().await.map_err(|error| transport_error(tool, &error))? {
         body.extend_from_slice(&bytes);
         if body.len() > limit {
-            let words = format!(
-                "{}: the answer is larger than the {limit} bytes that are taken; it was paid for. Ask for less at once.",
+            let message = format!(
+                "{}: the answer is larger than the limit of {limit} bytes; it was charged. Ask for less at once.",
                 tool.name
             );
-            return Err(ToolError::new("ModelFailed", words));
+            return Err(ToolError::new("ModelFailed", message));
         }
     }
     Ok(body)
 }
 
-fn unreachable(tool: &Definition, error: &reqwest::Error) -> ToolError {
+fn transport_error(tool: &Definition, error: &reqwest::Error) -> ToolError {
     let name = tool.name;
     if error.is_timeout() {
-        let seconds = WALL.as_secs();
+        let seconds = ANSWER_TIMEOUT.as_secs();
         return ToolError::new(
             "Timeout",
             format!("{name}: the model did not answer within {seconds} seconds."),
         );
     }
     if error.is_connect() {
-        let words = format!("{name}: models cannot be reached at the moment; nothing was asked.");
-        return ToolError::new("ModelUnavailable", words);
+        let message = format!("{name}: models cannot be reached at the moment; nothing was sent.");
+        return ToolError::new("ModelUnavailable", message);
     }
-    // The error's own text names the address, which is of no use to a script.
+    // The error's own text contains the address, which is of no use to a script.
     let why = error.source().map(|source| format!(" ({source})")).unwrap_or_default();
     ToolError::new(
         "ModelUnavailable",
-        format!("{name}: the answer broke off{why}; it may have been paid for."),
+        format!(
+            "{name}: the connection was closed during the answer{why}; it may have been charged."
+        ),
     )
 }
 
-fn refused(tool: &Definition, status: StatusCode, body: &Value) -> ToolError {
+fn proxy_error(tool: &Definition, status: StatusCode, body: &Value) -> ToolError {
     let name = match status.as_u16() {
         402 => "BudgetExhausted",
         404 => "ModelNotAllowed",
@@ -496,22 +502,22 @@ fn refused(tool: &Definition, status: StatusCode, body: &Value) -> ToolError {
         504 => "Timeout",
         _ => "ModelFailed",
     };
-    let words = body["error"]["message"].as_str().unwrap_or("no reason was given");
-    ToolError::new(name, format!("{}: {words}", tool.name))
+    let message = body["error"]["message"].as_str().unwrap_or("no reason was given");
+    ToolError::new(name, format!("{}: {message}", tool.name))
 }
 
-/// The value in an answer; models like to fence it.
-fn parsed(text: &str) -> Result<Value, String> {
+/// Parses the JSON value of an answer, with or without a code fence.
+fn parse_json(text: &str) -> Result<Value, String> {
     let text = text.trim();
     let inner = text.strip_prefix("```").and_then(|rest| rest.strip_suffix("```"));
     let inner = inner.map(|rest| rest.strip_prefix("json").unwrap_or(rest));
     serde_json::from_str(inner.unwrap_or(text)).map_err(|error| format!("it is not JSON: {error}"))
 }
 
-/// The value, or what is wrong with it.
-async fn validated(wanted: Value, value: Value) -> Result<Result<Value, Vec<String>>, ToolError> {
+/// Returns the value, or its faults.
+async fn validate(schema: Value, value: Value) -> Result<Result<Value, Vec<String>>, ToolError> {
     let validated = blocking(move || {
-        let faults = schema::faults(&wanted, &value, MAX_FAULTS);
+        let faults = schema::faults(&schema, &value, MAX_FAULTS);
         if faults.is_empty() { Ok(value) } else { Err(faults) }
     });
     let died = || ToolError::internal(JSON.name, "the thread that validated ended unexpectedly");

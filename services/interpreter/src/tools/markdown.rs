@@ -1,4 +1,4 @@
-//! The page about the tools, `docs/tools.md`.
+//! The reference page of the tools, `docs/tools.md`.
 
 use std::fmt::Write as _;
 
@@ -34,7 +34,7 @@ as `OutcomeUnknown` when nobody knows whether it was done; but what is done abou
 Both are in the event that tells of a call (`tool.called`), with its canonical arguments.
 ";
 
-/// The page about the tools for people, in Markdown.
+/// The reference page of the tools, in Markdown.
 #[must_use]
 pub fn documentation() -> String {
     let mut text = String::from(INTRODUCTION);
@@ -64,16 +64,16 @@ pub fn documentation() -> String {
 
 fn subject(permission: Permission) -> &'static str {
     match permission {
-        Permission::Pure => "nothing: it reaches nothing",
+        Permission::Pure => "nothing: it has no access to anything",
         Permission::FilesRead | Permission::FilesWrite | Permission::FilesDelete => {
-            "the path in the workspace, and where it leads through symbolic links"
+            "the path in the workspace, and its target through symbolic links"
         }
         Permission::Commands => "the command line",
         Permission::Network => "method, host and path",
         Permission::Models => "the name of the model, empty for the agent's own",
         Permission::Environment => "the name of the variable",
         Permission::Tasks => {
-            "the name of the agent that `tasks.spawn` and `tasks.hand_off` name, of the others nothing further"
+            "the agent's name in `tasks.spawn` and `tasks.hand_off`; nothing else for the other tools"
         }
     }
 }
@@ -103,10 +103,10 @@ fn section(text: &mut String, tool: &Definition) {
     let time = tool
         .limits
         .wall
-        .map_or("no time of its own".to_owned(), |wall| format!("{} s", wall.as_secs()));
+        .map_or("no time limit of its own".to_owned(), |wall| format!("{} s", wall.as_secs()));
     let size = match tool.limits.result_bytes {
         Some(bytes) => format!("a result of about {} KiB", bytes >> 10),
-        None => "a result as large as a script may get".to_owned(),
+        None => "a result as large as a script may receive".to_owned(),
     };
     let _ = writeln!(text, "\nLimits: {time}, {size}. Example: `{}`", tool.example);
 }
@@ -114,7 +114,7 @@ fn section(text: &mut String, tool: &Definition) {
 fn parameter(text: &mut String, prefix: &str, one: &Parameter) {
     let path = format!("{prefix}{}", one.name);
     let (below, properties) = one.kind.properties();
-    // What an object is made of stands in the rows below.
+    // The properties of an object have their own rows.
     let kind = match below {
         "" => one.kind.typescript(),
         "." => "object".to_owned(),

@@ -1,4 +1,4 @@
-//! What tools return.
+//! Result types of tools.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ pub enum Output {
     Integer,
     /// A number, not negative.
     Number,
-    /// Numbers of either sign, as many as whoever gives them says.
+    /// Numbers of either sign, of any count.
     Vector,
     /// True or false.
     Boolean,
@@ -38,11 +38,11 @@ pub enum Output {
 pub struct Field {
     /// Its name.
     pub name: &'static str,
-    /// What it is.
+    /// Its type.
     pub output: Output,
     /// Whether it can be absent.
     pub optional: bool,
-    /// What it means.
+    /// Its description.
     pub description: &'static str,
 }
 
@@ -122,7 +122,7 @@ impl Output {
         }
     }
 
-    /// What it is made of, and how the path to a part goes on.
+    /// Its fields, and the separator between its path and a field.
     pub(super) fn fields(&self) -> (String, &'static [Field]) {
         match self {
             Self::Object(fields) => (".".to_owned(), fields),

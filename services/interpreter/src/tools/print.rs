@@ -1,4 +1,4 @@
-//! `print`: a tool of the sandbox, of which only the definition is here.
+//! `print`: a tool of the sandbox; only its definition is here.
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::kind::{Kind, required};
@@ -8,11 +8,11 @@ use super::subject;
 pub(super) const DEFINITION: Definition = Definition {
     name: "print",
     aliases: &[],
-    summary: "Shows a value to you, the model; nobody else sees it. Objects are shown as JSON.",
+    summary: "Shows a value to you, the model, and to no one else. Objects are shown as JSON.",
     description: "",
     parameters: &[required("value", Kind::Any, "What to show.")],
     output: Output::Nothing,
-    like: None,
+    base_tool: None,
     example: "print(read_file(\"README.md\"))",
     errors: &[],
     effect: Effect::Read,

@@ -1,60 +1,59 @@
-//! `node`, `python`, `git` and `npm`: one program with its arguments as a list, so that nothing has
-//! to be quoted.
+//! `node`, `python`, `git` and `npm`: one program with its arguments as a list, without quoting.
 //!
-//! They run as `execute_command` does, by a line of shell that is put together here.
+//! They run like `execute_command`, with a shell command line that is built here.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::definition::{Definition, Effect, Permission, Provider, whole};
+use super::definition::{Definition, Effect, Permission, Provider, wall_limit};
 use super::error::ToolError;
-use super::execute::{self, EXECUTED, Executed, Host, MAX_SCRIPT, OPTIONS, Options};
+use super::execute::{self, COMMAND_OUTPUT, CommandResult, Host, MAX_SCRIPT, OPTIONS, Options};
 use super::kind::{Kind, Parameter, optional, required};
 use super::subject::PolicySubject;
 
-/// What the line of shell says when there is no such program, on standard error and with nothing
-/// else there.
-const MISSING: &str = "construct: the program is not installed";
+/// What the shell command prints to standard error when the program is not installed, without any
+/// other output.
+const NOT_INSTALLED_OUTPUT: &str = "construct: the program is not installed";
 
-/// The exit status with it, the shell's own for a command that is not found.
-const MISSING_STATUS: i32 = 127;
+/// The exit status in that case, the shell's own for a command that is not found.
+const NOT_INSTALLED_STATUS: i32 = 127;
 
-/// Longest code, in bytes; it goes through standard input.
-const MAX_CODE: usize = 1 << 20;
+/// Longest code, in bytes; it is passed through standard input.
+const MAX_CODE_BYTES: usize = 1 << 20;
 
 const NOT_INSTALLED: (&str, &str) =
-    ("ProgramNotFound", "when it is not installed where commands run; nothing ran.");
+    ("ProgramNotFound", "when the program is not installed where commands run; nothing ran.");
 
-/// A program that a tool runs.
+/// The program of a tool.
 struct Program {
     /// The tool's name.
     tool: &'static str,
-    /// Its names, best first.
+    /// Names of the program, preferred first.
     names: &'static [&'static str],
-    /// What to do without it.
-    instead: &'static str,
+    /// Advice when it is not installed.
+    alternative: &'static str,
 }
 
 const PROGRAMS: [Program; 4] = [
     Program {
         tool: NODE.name,
         names: &["node", "nodejs"],
-        instead: "JavaScript also runs in the script itself, without node's modules.",
+        alternative: "JavaScript also runs in the script itself, without Node's modules.",
     },
     Program {
         tool: PYTHON.name,
         names: &["python3", "python"],
-        instead: "What is to be computed can be computed in JavaScript, in the script itself.",
+        alternative: "Computations can be done in JavaScript, in the script itself.",
     },
     Program {
         tool: GIT.name,
         names: &["git"],
-        instead: "The files in .git can be read, for example read_file(\".git/HEAD\").",
+        alternative: "The files in .git can be read, for example read_file(\".git/HEAD\").",
     },
     Program {
         tool: NPM.name,
         names: &["npm"],
-        instead: "read_file(\"package.json\") says what npm would do.",
+        alternative: "read_file(\"package.json\") shows what npm would run.",
     },
 ];
 
@@ -72,30 +71,30 @@ const fn definition(
         summary,
         description,
         parameters,
-        output: EXECUTED,
-        like: Some(execute::DEFINITION.name),
+        output: COMMAND_OUTPUT,
+        base_tool: Some(execute::DEFINITION.name),
         example,
         errors: &[NOT_INSTALLED],
         effect: Effect::External,
         permission: Permission::Commands,
         subject,
         provider: Provider::Host,
-        limits: whole(620),
+        limits: wall_limit(620),
     }
 }
 
-/// What programs take that are given their arguments and nothing else.
+/// Parameters of programs that only take arguments.
 const ARGUMENTS: &[Parameter] = &[
-    required("args", Kind::Arguments, "Arguments, one text for each."),
+    required("args", Kind::Arguments, "Arguments, one string each."),
     optional("options", OPTIONS, "{}", "Options."),
 ];
 
-const CODE: Kind = Kind::CodeOrArguments { max_bytes: MAX_CODE };
+const CODE: Kind = Kind::CodeOrArguments { max_bytes: MAX_CODE_BYTES };
 
 pub(super) const NODE: Definition = definition(
     "node",
-    "Runs Node.js with arguments as a list, or a text as its program.",
-    "Otherwise as execute_command.",
+    "Runs Node.js with a list of arguments, or with a string as its program.",
+    "Otherwise like execute_command.",
     &[
         required("program", CODE, "Code, or arguments: [\"build.js\", \"--watch\"]."),
         optional("options", OPTIONS, "{}", "Options."),
@@ -106,8 +105,8 @@ pub(super) const NODE: Definition = definition(
 
 pub(super) const PYTHON: Definition = definition(
     "python",
-    "Runs Python 3 with arguments as a list, or a text as its program.",
-    "Otherwise as execute_command.",
+    "Runs Python 3 with a list of arguments, or with a string as its program.",
+    "Otherwise like execute_command.",
     &[
         required("program", CODE, "Code, or arguments: [\"-m\", \"pytest\", \"tests\"]."),
         optional("options", OPTIONS, "{}", "Options."),
@@ -118,8 +117,8 @@ pub(super) const PYTHON: Definition = definition(
 
 pub(super) const GIT: Definition = definition(
     "git",
-    "Runs git, for version control, with arguments as a list.",
-    "Otherwise as execute_command.",
+    "Runs git, for version control, with a list of arguments.",
+    "Otherwise like execute_command.",
     ARGUMENTS,
     |args| command_line(GIT.name, args),
     "git([\"commit\", \"-m\", \"It's done\"])",
@@ -127,8 +126,8 @@ pub(super) const GIT: Definition = definition(
 
 pub(super) const NPM: Definition = definition(
     "npm",
-    "Runs npm, which manages packages of Node.js, with arguments as a list.",
-    "Otherwise as execute_command. Without network it installs nothing, but runs scripts.",
+    "Runs npm, which manages packages of Node.js, with a list of arguments.",
+    "Otherwise like execute_command. Without network access it cannot install packages, but it can run scripts.",
     ARGUMENTS,
     |args| command_line(NPM.name, args),
     "npm([\"run\", \"build\"])",
@@ -154,7 +153,7 @@ pub(super) async fn run(
     tool: &'static str,
     host: Host<'_>,
     arguments: Arguments,
-) -> Result<Executed, ToolError> {
+) -> Result<CommandResult, ToolError> {
     let Arguments { program: input, mut options } = arguments;
     let Some(program) = PROGRAMS.iter().find(|program| program.tool == tool) else {
         return Err(ToolError::internal(tool, "it is not in the table of programs"));
@@ -163,7 +162,7 @@ pub(super) async fn run(
         Input::Arguments(words) => words,
         Input::Code(_) if options.stdin.is_some() => {
             return Err(ToolError::invalid(format!(
-                "{tool}: code is passed through standard input, so there can be no options.stdin beside it. Write the code \
+                "{tool}: code is passed through standard input, so options.stdin cannot be used with it. Write the code \
                  to a file with create_file and run it: {tool}([\"file\"], {{ stdin: … }})."
             )));
         }
@@ -175,19 +174,19 @@ pub(super) async fn run(
     let script = program.script(&words);
     if script.len() > MAX_SCRIPT {
         return Err(ToolError::invalid(format!(
-            "{tool}: the arguments have {} bytes, quotes included, and at most {MAX_SCRIPT} can be passed. Pass data in a \
-             file or through options.stdin.",
+            "{tool}: the arguments have {} bytes, quotes included; the limit is {MAX_SCRIPT}. Pass data in a file or \
+             through options.stdin.",
             script.len()
         )));
     }
     let executed = host.run(tool, Some(tool), script, options).await?;
-    if executed.exit_code == Some(MISSING_STATUS)
+    if executed.exit_code == Some(NOT_INSTALLED_STATUS)
         && executed.stdout.is_empty()
-        && executed.stderr == MISSING
+        && executed.stderr == NOT_INSTALLED_OUTPUT
     {
-        let Program { names, instead, .. } = program;
+        let Program { names, alternative, .. } = program;
         let message = format!(
-            "{tool}: {} is not installed where commands run, and nothing ran. {instead}",
+            "{tool}: {} is not installed where commands run, and nothing ran. {alternative}",
             names.join(" (or ") + if names.len() > 1 { ")" } else { "" }
         );
         return Err(ToolError::new("ProgramNotFound", message).with(json!({"searched": names})));
@@ -196,32 +195,32 @@ pub(super) async fn run(
 }
 
 impl Program {
-    /// The line of shell that becomes the program, or says that there is none.
+    /// The shell command that executes the program, or prints that it is not installed.
     fn script(&self, words: &[String]) -> String {
-        let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+        let words: Vec<String> = words.iter().map(|word| shell_quote(word)).collect();
         format!(
             "for program in {}; do command -v \"$program\" >/dev/null 2>&1 && exec \"$program\" {}; done\n\
-             printf %s {} >&2; exit {MISSING_STATUS}",
+             printf %s {} >&2; exit {NOT_INSTALLED_STATUS}",
             self.names.join(" "),
             words.join(" "),
-            quoted(MISSING)
+            shell_quote(NOT_INSTALLED_OUTPUT)
         )
     }
 }
 
-/// The command line as a person would write it, for a policy to look at.
+/// The command line as a person would write it, for policy decisions.
 fn command_line(tool: &str, args: &Value) -> PolicySubject {
     let given = &args[if args["args"].is_null() { "program" } else { "args" }];
     let words = match given {
-        Value::Array(words) => words.iter().filter_map(Value::as_str).map(quoted).collect(),
+        Value::Array(words) => words.iter().filter_map(Value::as_str).map(shell_quote).collect(),
         _ => vec!["-".to_owned()],
     };
     let line: Vec<String> = std::iter::once(tool.to_owned()).chain(words).collect();
     PolicySubject::Command(line.join(" "))
 }
 
-/// A word as a shell takes it, in quotes where it needs them.
-pub(super) fn quoted(word: &str) -> String {
+/// A word shell_quote for a shell if necessary.
+pub(super) fn shell_quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();

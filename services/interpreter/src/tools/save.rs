@@ -1,8 +1,8 @@
-//! `save_file`: puts a file that a person attached to the conversation into the workspace.
+//! `save_file`: saves a file that a person attached to the conversation in the workspace.
 //!
-//! A command says which files those are; no other can be named, also not by its hash. The content
-//! comes in pieces from where all services have it, and takes its place only when all of it is
-//! there and is what its name says.
+//! The command lists the attached files; no other file can be named, not even by its hash. The
+//! content comes in chunks from the shared storage. The file appears only when the content is
+//! complete and its hash is correct.
 
 use std::{fs::File, io::Write as _, sync::Arc};
 
@@ -22,42 +22,38 @@ use super::kind::{Kind, required};
 use super::output::{Output, field};
 use super::stop::Stop;
 use super::subject;
-use crate::workspace::{PathError, RelativePath, Workspace, Written};
+use crate::workspace::{PathError, RelativePath, Workspace, WriteOutcome};
 
-/// How many files an error names at most.
-const NAMED: usize = 20;
+/// How many files an error lists at most.
+const MAX_LISTED: usize = 20;
 
 pub(super) const DEFINITION: Definition = Definition {
     name: "save_file",
     aliases: &[],
-    summary: "Saves a file that people attached to (uploaded into) this conversation as a file of the workspace.",
-    description: "What is there is replaced, missing directories are made.",
+    summary: "Saves a file that people attached to (uploaded into) this conversation in the workspace.",
+    description: "Replaces an existing file and creates missing directories.",
     parameters: &[
         required(
             "file",
             Kind::Text { min_bytes: 1, max_bytes: 128 },
             "The file's id, or its hash as \"sha256:…\".",
         ),
-        required("path", Kind::File, "Where to, relative to the workspace."),
+        required("path", Kind::File, "Target file, relative to the workspace."),
     ],
     output: Output::Object(&[
-        field("path", Output::Text, "The file in the workspace, relative to that."),
+        field("path", Output::Text, "The saved file, relative to the workspace."),
         field("bytes", Output::Integer, "Its size."),
-        field(
-            "status",
-            Output::OneOf(&["created", "overwritten"]),
-            "Whether there was such a file before.",
-        ),
+        field("status", Output::OneOf(&["created", "overwritten"]), "Whether the file was new."),
     ]),
-    like: None,
+    base_tool: None,
     example: "save_file(\"file_01890a5d-…\", \"data/report.csv\")",
     errors: &[
         NOT_ATTACHED,
-        ("FileUnavailable", "when it was deleted, or cannot be read now."),
-        ("FileTooLarge", "when it is larger than files of the workspace may be."),
+        ("FileUnavailable", "when the file was deleted or cannot be read now."),
+        ("FileTooLarge", "when it is larger than the limit for files of the workspace."),
         OUTSIDE,
         ("IsADirectory", "when the path is a directory."),
-        ("NotADirectory", "when a part of the path is a file."),
+        ("NotADirectory", "when a parent of the path is a file."),
     ],
     effect: Effect::Write,
     permission: Permission::FilesWrite,
@@ -67,7 +63,7 @@ pub(super) const DEFINITION: Definition = Definition {
 };
 
 const NOT_ATTACHED: (&str, &str) =
-    ("FileNotAttached", "when there is no such file; the message names those that there are.");
+    ("FileNotAttached", "when no such file is attached; the message lists the attached files.");
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -77,131 +73,132 @@ pub(super) struct Arguments {
 }
 
 #[derive(Serialize)]
-pub(super) struct Saved {
+pub(super) struct SaveResult {
     path: String,
     bytes: u64,
     status: &'static str,
 }
 
-/// What people attached to the conversation of one task. The default is nothing.
+/// The files attached to the conversation of one task. The default is none.
 #[derive(Clone, Debug, Default)]
 pub struct Attachments {
-    /// Where their content is, and whose it is.
-    place: Option<(files::Store, OrganizationId)>,
+    /// Storage of their content, and the owner.
+    source: Option<(files::Store, OrganizationId)>,
     list: Arc<[AttachedFile]>,
 }
 
-/// A content as it comes.
-type Pieces = BoxStream<'static, Result<Bytes, files::Error>>;
+/// The chunks of a file's content.
+type Chunks = BoxStream<'static, Result<Bytes, files::Error>>;
 
-/// What a content must be.
+/// Expected hash and size of a file's content.
 pub(super) struct Content {
     sha256: Sha256,
     size: u64,
 }
 
 impl Attachments {
-    /// Those of a command.
+    /// The attached files of a command.
     #[must_use]
     pub fn new(store: files::Store, organization: OrganizationId, list: &[AttachedFile]) -> Self {
-        Self { place: Some((store, organization)), list: list.into() }
+        Self { source: Some((store, organization)), list: list.into() }
     }
 
-    /// Begins to read the file that is meant, unless it has more than `most` bytes.
+    /// Begins to read the requested file, unless it has more than `most` bytes.
     pub(super) async fn read(
         &self,
         Arguments { file: wanted, .. }: &Arguments,
         most: u64,
-    ) -> Result<(Pieces, Content), ToolError> {
-        let is_meant = |file: &&AttachedFile| {
+    ) -> Result<(Chunks, Content), ToolError> {
+        let is_requested = |file: &&AttachedFile| {
             file.id == *wanted || wanted.strip_prefix("sha256:") == Some(file.sha256.as_str())
         };
         let found = self
             .list
             .iter()
-            .find(is_meant)
+            .find(is_requested)
             .and_then(|file| Some((file, file.sha256.parse::<Sha256>().ok()?)));
-        let (Some((store, organization)), Some((file, sha256))) = (&self.place, found) else {
+        let (Some((store, organization)), Some((file, sha256))) = (&self.source, found) else {
             return Err(self.not_attached(wanted));
         };
         let size = u64::try_from(file.size).unwrap_or_default();
         if size > most {
             let message = format!(
-                "{} has {size} bytes, and a file of the workspace may have {most}. Nothing was saved; go on without it.",
+                "{} has {size} bytes; the limit for files of the workspace is {most}. Nothing was saved; continue without it.",
                 file.id
             );
             let details = json!({"file": file.id, "bytes": size, "most": most});
             return Err(ToolError::new("FileTooLarge", message).with(details));
         }
-        let pieces = store
+        let chunks = store
             .read(*organization, &sha256, None)
             .await
             .map_err(|error| unavailable(wanted, &error))?;
-        Ok((pieces.boxed(), Content { sha256, size }))
+        Ok((chunks.boxed(), Content { sha256, size }))
     }
 
     fn not_attached(&self, wanted: &str) -> ToolError {
         let named =
             |file: &AttachedFile| format!("{} ({:?}, {} bytes)", file.id, file.name, file.size);
-        let mut names: Vec<String> = self.list.iter().take(NAMED).map(named).collect();
-        if self.list.len() > NAMED {
-            names.push(format!("and {} older ones", self.list.len() - NAMED));
+        let mut names: Vec<String> = self.list.iter().take(MAX_LISTED).map(named).collect();
+        if self.list.len() > MAX_LISTED {
+            names.push(format!("and {} older ones", self.list.len() - MAX_LISTED));
         }
-        let there_are = match names.is_empty() {
-            true => "No file is attached; files of the workspace are read without this.".to_owned(),
-            false => format!("There are: {}.", names.join(", ")),
+        let list = match names.is_empty() {
+            true => "No file is attached. Files of the workspace can be read directly.".to_owned(),
+            false => format!("The attached files are: {}.", names.join(", ")),
         };
-        let ids: Vec<&str> = self.list.iter().take(NAMED).map(|file| file.id.as_str()).collect();
+        let ids: Vec<&str> =
+            self.list.iter().take(MAX_LISTED).map(|file| file.id.as_str()).collect();
         ToolError::new(
             NOT_ATTACHED.0,
-            format!("No file {wanted:?} is attached to this conversation. {there_are}"),
+            format!("No file {wanted:?} is attached to this conversation. {list}"),
         )
         .with(json!({"file": wanted, "files": ids}))
     }
 }
 
-/// Passes pieces on to whoever writes them, as fast as that goes.
-pub(super) async fn pass(mut pieces: Pieces, to: mpsc::Sender<Result<Bytes, files::Error>>) {
-    while let Some(piece) = pieces.next().await {
-        if to.send(piece).await.is_err() {
+/// Forwards chunks to the writing thread, with backpressure.
+pub(super) async fn forward(mut chunks: Chunks, to: mpsc::Sender<Result<Bytes, files::Error>>) {
+    while let Some(chunk) = chunks.next().await {
+        if to.send(chunk).await.is_err() {
             return;
         }
     }
 }
 
-/// Why nothing was saved.
-enum Failed {
+/// The reason why nothing was saved.
+enum SaveError {
     Path(PathError),
     Tool(ToolError),
 }
 
-impl From<PathError> for Failed {
+impl From<PathError> for SaveError {
     fn from(error: PathError) -> Self {
         Self::Path(error)
     }
 }
 
-/// Writes the pieces that come, on a thread that may block.
+/// Writes the received chunks, on a thread that may block.
 pub(super) fn write(
     workspace: &Workspace,
     Arguments { file, path }: &Arguments,
     content: &Content,
-    mut pieces: mpsc::Receiver<Result<Bytes, files::Error>>,
+    mut chunks: mpsc::Receiver<Result<Bytes, files::Error>>,
     stop: &Stop,
-) -> Result<Saved, ToolError> {
+) -> Result<SaveResult, ToolError> {
     let located = workspace.locate(path).map_err(|error| path_error(workspace, &error))?;
     let filling = |target: &mut File| {
-        fill(target, &located, file, content, &mut pieces, stop).map_err(Failed::Tool)
+        fill(target, &located, file, content, &mut chunks, stop).map_err(SaveError::Tool)
     };
     let written = workspace.replace_with(&located, filling).map_err(|failed| match failed {
-        Failed::Path(error) => path_error(workspace, &error),
-        Failed::Tool(error) => error,
+        SaveError::Path(error) => path_error(workspace, &error),
+        SaveError::Tool(error) => error,
     })?;
     let status = match written {
-        Written::Created => "created",
-        Written::Overwritten => "overwritten",
+        WriteOutcome::Created => "created",
+        WriteOutcome::Overwritten => "overwritten",
     };
-    Ok(Saved { path: located.shown(), bytes: content.size, status })
+    Ok(SaveResult { path: located.shown(), bytes: content.size, status })
 }
 
 fn fill(
@@ -209,22 +206,22 @@ fn fill(
     path: &RelativePath,
     file: &str,
     content: &Content,
-    pieces: &mut mpsc::Receiver<Result<Bytes, files::Error>>,
+    chunks: &mut mpsc::Receiver<Result<Bytes, files::Error>>,
     stop: &Stop,
 ) -> Result<(), ToolError> {
     let mut hasher = sha2::Sha256::new();
     let mut size = 0;
-    while let Some(piece) = pieces.blocking_recv() {
+    while let Some(chunk) = chunks.blocking_recv() {
         stop.check().map_err(|stopped| stopped.into_error(DEFINITION.name))?;
-        let piece = piece.map_err(|error| unavailable(file, &error))?;
-        size += piece.len() as u64;
+        let chunk = chunk.map_err(|error| unavailable(file, &error))?;
+        size += chunk.len() as u64;
         if size > content.size {
             break;
         }
-        hasher.update(&piece);
-        target.write_all(&piece).map_err(|error| io_error(path, &error))?;
+        hasher.update(&chunk);
+        target.write_all(&chunk).map_err(|error| io_error(path, &error))?;
     }
-    // Also where whoever called does not wait any more, and no further piece came.
+    // This also fails if the caller gave up, and no more chunks came.
     if size != content.size || Sha256::from_bytes(hasher.finalize().into()) != content.sha256 {
         return Err(unavailable(file, &files::Error::Corrupt));
     }
@@ -234,19 +231,19 @@ fn fill(
 fn unavailable(file: &str, error: &files::Error) -> ToolError {
     let message = match error {
         files::Error::Missing => {
-            format!("{file} was deleted after it was attached. Go on without it, or ask for it.")
+            format!("{file} was deleted after it was attached. Continue without it, or ask for it.")
         }
         files::Error::Corrupt | files::Error::TooLarge(_) => {
             format!(
-                "{file} is damaged where it is kept, and was not saved. Say so, and go on without it."
+                "the stored content of {file} is damaged, and it was not saved. Tell the user, and continue without it."
             )
         }
         files::Error::Folder(_) | files::Error::Storage(_) | files::Error::Interrupted(_) => {
             tracing::warn!(
                 error = error as &dyn std::error::Error,
-                "an attached file cannot be read"
+                "failed to read an attached file"
             );
-            format!("{file} cannot be read at the moment, and was not saved. Try it again later.")
+            format!("{file} cannot be read at the moment, and was not saved. Try again later.")
         }
     };
     ToolError::new("FileUnavailable", message).with(json!({"file": file}))

@@ -1,4 +1,4 @@
-//! `tools.search` and `tools.describe`: finding tools, so that a prompt need not hold them all.
+//! `tools.search` and `tools.describe`: finding tools, so that a prompt need not contain them all.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -10,22 +10,22 @@ use super::output::{Output, field};
 use super::subject;
 use super::table::{definition, definitions};
 
-/// Tools returned when nothing else is asked for.
+/// Default number of returned tools.
 const DEFAULT_RESULTS: usize = 10;
 
-/// The score of a tool that is called so, above all others.
-const EXACTLY: u32 = 1 << 24;
+/// The score of a tool with this exact name, above all others.
+const EXACT_NAME_SCORE: u32 = 1 << 24;
 
-/// What a word counts that only one tool has.
-const RARE: u32 = 1000;
+/// The score of a word that only one tool has.
+const UNIQUE_WORD_SCORE: u32 = 1000;
 
-/// Shortest word that is compared by its beginning: "dir" finds "directory".
-const SHORTEST_STEM: usize = 3;
+/// Shortest word that matches as a prefix: "dir" finds "directory".
+const MIN_PREFIX_LENGTH: usize = 3;
 
 pub(super) const SEARCH: Definition = Definition {
     name: "tools.search",
     aliases: &[],
-    summary: "Finds tools by words about what they do, best first.",
+    summary: "Finds tools by words that describe what they do, best match first.",
     description: "",
     parameters: &[
         required(
@@ -43,11 +43,15 @@ pub(super) const SEARCH: Definition = Definition {
                 field("summary", Output::Text, "What it does."),
                 field("signature", Output::Text, "How it is called."),
             ])),
-            "The tools that fit; none when no word fits.",
+            "The matching tools; empty if no word matches.",
         ),
-        field("total", Output::Integer, "How many fit, those over the limit included."),
+        field(
+            "total",
+            Output::Integer,
+            "Number of matching tools, including those over the limit.",
+        ),
     ]),
-    like: None,
+    base_tool: None,
     example: "await tools.search(\"delete a directory\")",
     errors: &[],
     effect: Effect::Read,
@@ -60,7 +64,7 @@ pub(super) const SEARCH: Definition = Definition {
 pub(super) const DESCRIBE: Definition = Definition {
     name: "tools.describe",
     aliases: &[],
-    summary: "Returns everything known about a tool: its declaration and schemas.",
+    summary: "Returns the declaration and the schemas of a tool.",
     description: "",
     parameters: &[required(
         "name",
@@ -74,11 +78,11 @@ pub(super) const DESCRIBE: Definition = Definition {
         field("input_schema", Output::Any, "JSON schema of the arguments by name."),
         field("output_schema", Output::Any, "JSON schema of the result."),
         field("effect", Output::OneOf(&["read", "write", "external"]), "What a call changes."),
-        field("permission", Output::Text, "What policies call it."),
+        field("permission", Output::Text, "Its permission in policies."),
     ]),
-    like: None,
+    base_tool: None,
     example: "print((await tools.describe(\"grep\")).declaration)",
-    errors: &[("UnknownTool", "when there is no such tool; the message names similar ones.")],
+    errors: &[("UnknownTool", "when there is no such tool; the message lists similar ones.")],
     effect: Effect::Read,
     permission: Permission::Pure,
     subject: subject::none,
@@ -88,19 +92,19 @@ pub(super) const DESCRIBE: Definition = Definition {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Query {
+pub(super) struct SearchArguments {
     query: String,
     limit: Option<usize>,
 }
 
 #[derive(Serialize)]
-pub(super) struct Found {
-    tools: Vec<FoundTool>,
+pub(super) struct SearchResult {
+    tools: Vec<ToolMatch>,
     total: usize,
 }
 
 #[derive(Serialize)]
-struct FoundTool {
+struct ToolMatch {
     name: &'static str,
     summary: &'static str,
     signature: String,
@@ -108,39 +112,40 @@ struct FoundTool {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Named {
+pub(super) struct DescribeArguments {
     name: String,
 }
 
-pub(super) fn search(Query { query, limit }: &Query) -> Found {
-    let whole = query.trim().to_lowercase();
-    let mut scores: Vec<u32> =
-        definitions().iter().map(|tool| if tool.is_called(&whole) { EXACTLY } else { 0 }).collect();
-    for word in words(&whole) {
-        let fits: Vec<u32> = definitions().iter().map(|tool| fits(tool, &word)).collect();
-        let common = fits.iter().map(|fit| u32::from(*fit > 0)).sum::<u32>();
-        // A word that many tools have says less about which is meant.
-        scores
-            .iter_mut()
-            .zip(&fits)
-            .for_each(|(score, fit)| *score += (RARE * fit).checked_div(common).unwrap_or(0));
+pub(super) fn search(SearchArguments { query, limit }: &SearchArguments) -> SearchResult {
+    let query = query.trim().to_lowercase();
+    let mut scores: Vec<u32> = definitions()
+        .iter()
+        .map(|tool| if tool.has_name(&query) { EXACT_NAME_SCORE } else { 0 })
+        .collect();
+    for word in significant_words(&query) {
+        let matches: Vec<u32> = definitions().iter().map(|tool| match_score(tool, &word)).collect();
+        let common = matches.iter().map(|fit| u32::from(*fit > 0)).sum::<u32>();
+        // A word that many tools have distinguishes less.
+        scores.iter_mut().zip(&matches).for_each(|(score, fit)| {
+            *score += (UNIQUE_WORD_SCORE * fit).checked_div(common).unwrap_or(0)
+        });
     }
     let mut ranked: Vec<(u32, &Definition)> =
         scores.into_iter().zip(definitions()).filter(|(score, _)| *score > 0).collect();
-    // Stable: of tools that fit as well the one told of first comes first.
+    // Stable: tools with equal scores keep the order of the table.
     ranked.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
-    let found = |(_, tool): &(u32, &'static Definition)| FoundTool {
+    let found = |(_, tool): &(u32, &'static Definition)| ToolMatch {
         name: tool.name,
         summary: tool.summary,
         signature: tool.signature(),
     };
-    Found {
+    SearchResult {
         total: ranked.len(),
         tools: ranked.iter().take(limit.unwrap_or(DEFAULT_RESULTS)).map(found).collect(),
     }
 }
 
-pub(super) fn describe(Named { name }: &Named) -> Result<Value, ToolError> {
+pub(super) fn describe(DescribeArguments { name }: &DescribeArguments) -> Result<Value, ToolError> {
     let tool =
         definition(name.trim_end_matches("()").trim()).ok_or_else(|| error::unknown_tool(name))?;
     Ok(json!({
@@ -154,42 +159,42 @@ pub(super) fn describe(Named { name }: &Named) -> Result<Value, ToolError> {
     }))
 }
 
-/// How well a tool fits one word, by the best place where it stands: the names before the summary
-/// before the rest.
-fn fits(tool: &Definition, word: &str) -> u32 {
+/// How well a tool matches one word, by the best text that contains it: names count more than the
+/// summary, the summary more than the rest.
+fn match_score(tool: &Definition, word: &str) -> u32 {
     let names = tool.aliases.iter().copied().chain([tool.name]);
     let parameters = tool.parameters.iter().flat_map(|p| [p.name, p.description]);
-    let places = [
+    let texts = [
         (6, names.collect::<Vec<_>>().join(" ")),
         (4, tool.summary.to_lowercase()),
         (2, tool.description.to_lowercase()),
         (1, parameters.collect::<Vec<_>>().join(" ").to_lowercase()),
     ];
-    let in_place = |(weight, text): &(u32, String)| {
-        weight * words(text).iter().map(|w| alike(word, w)).max().unwrap_or(0)
+    let score = |(weight, text): &(u32, String)| {
+        weight * significant_words(text).iter().map(|w| similarity(word, w)).max().unwrap_or(0)
     };
-    places.iter().map(in_place).max().unwrap_or(0)
+    texts.iter().map(score).max().unwrap_or(0)
 }
 
-/// 2 for the same word, 1 for another form of it, 0 for another word.
-fn alike(wanted: &str, there: &str) -> u32 {
+/// 2 for the same word, 1 for another form of it, 0 for a different word.
+fn similarity(wanted: &str, other: &str) -> u32 {
     let (shorter, longer) =
-        if wanted.len() < there.len() { (wanted, there) } else { (there, wanted) };
+        if wanted.len() < other.len() { (wanted, other) } else { (other, wanted) };
     match longer.strip_prefix(shorter) {
         Some("") => 2,
-        Some(_) if shorter.len() >= SHORTEST_STEM => 1,
+        Some(_) if shorter.len() >= MIN_PREFIX_LENGTH => 1,
         _ => 0,
     }
 }
 
-/// The words of a text, without those that say nothing about a tool.
-fn words(text: &str) -> Vec<String> {
-    const SILENT: [&str; 22] = [
+/// The words of a text, without stop words.
+fn significant_words(text: &str) -> Vec<String> {
+    const STOP_WORDS: [&str; 22] = [
         "a", "all", "an", "and", "are", "at", "be", "can", "do", "for", "how", "i", "in", "is",
         "it", "of", "or", "that", "the", "to", "what", "with",
     ];
     text.split(|c: char| !c.is_alphanumeric())
-        .filter(|word| !word.is_empty() && !SILENT.contains(word))
+        .filter(|word| !word.is_empty() && !STOP_WORDS.contains(word))
         .map(str::to_owned)
         .collect()
 }

@@ -41,7 +41,7 @@ pub(super) const GET: Definition = Definition {
         "Name of the secret.",
     )],
     output: Output::Text,
-    like: None,
+    base_tool: None,
     example: "fetch(url, { headers: { authorization: `Bearer ${secrets.get(\"API_TOKEN\")}` } })",
     errors: &[NOT_FOUND, UNAVAILABLE],
     effect: Effect::Read,

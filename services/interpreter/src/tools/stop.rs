@@ -1,4 +1,4 @@
-//! When work on a blocking thread must end early.
+//! Early end of work on blocking threads.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use tokio_util::sync::CancellationToken;
 use super::definition::Definition;
 use super::error::ToolError;
 
-/// Asked between files and between blocks of a file.
+/// Tells work when to end. It is checked between files and between blocks of a file.
 #[derive(Debug)]
 pub(super) struct Stop {
     cancel: CancellationToken,
     deadline: Option<Instant>,
 }
 
-/// Why work ended early.
+/// The reason why work ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stopped {
-    /// The caller gave up.
+pub(super) enum StopReason {
+    /// The call was canceled.
     Cancelled,
-    /// It took longer than the tool may.
+    /// The tool's time limit was reached.
     TimedOut,
 }
 
@@ -28,30 +28,30 @@ impl Stop {
         Self { cancel, deadline: Some(Instant::now() + limit) }
     }
 
-    /// For a call of this tool that begins now.
-    pub(super) fn of(tool: &Definition, cancel: CancellationToken) -> Self {
+    /// The stop of a call of this tool that begins now.
+    pub(super) fn for_tool(tool: &Definition, cancel: CancellationToken) -> Self {
         Self { cancel, deadline: tool.limits.wall.map(|limit| Instant::now() + limit) }
     }
 
-    /// Whether to end now.
-    pub(super) fn check(&self) -> Result<(), Stopped> {
+    /// Fails if the work must end now.
+    pub(super) fn check(&self) -> Result<(), StopReason> {
         if self.cancel.is_cancelled() {
-            Err(Stopped::Cancelled)
+            Err(StopReason::Cancelled)
         } else if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            Err(Stopped::TimedOut)
+            Err(StopReason::TimedOut)
         } else {
             Ok(())
         }
     }
 }
 
-impl Stopped {
-    /// The error for a tool that has nothing to show for its work.
+impl StopReason {
+    /// The error of a tool that has no partial result.
     pub(super) fn into_error(self, tool: &'static str) -> ToolError {
         match self {
             Self::Cancelled => ToolError::cancelled(tool),
             Self::TimedOut => {
-                ToolError::new("Timeout", format!("{tool} took too long and was ended."))
+                ToolError::new("Timeout", format!("{tool} took too long and was stopped."))
             }
         }
     }

@@ -1,31 +1,31 @@
-//! What of a call a policy decides on.
+//! The subjects of policy decisions about calls.
 
 use std::fmt;
 
 use reqwest::Url;
 use serde_json::Value;
 
-/// What a policy compares with its patterns, according to the permission class of the tool.
+/// What a policy compares with its patterns. It depends on the permission class of the tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicySubject {
     /// A path in the workspace, relative to it, `.` for the workspace itself.
     Path(String),
-    /// A directory with everything below it, named in the same way.
+    /// A directory with everything below it, in the same form.
     Tree(String),
-    /// A command line as a shell takes it.
+    /// A shell command line.
     Command(String),
     /// A request.
     Request {
         /// In upper case.
         method: String,
-        /// As the URL parser spells it, in lower case; empty when there is none.
+        /// As the URL parser normalizes it, in lower case; empty when there is none.
         host: String,
         /// Without the query, which may hold a secret.
         path: String,
     },
-    /// The name of the agent that is to work on something; empty for the task's own.
+    /// The name of the agent that a call assigns work to; empty for the task's own.
     Agent(String),
-    /// A name, of an environment variable for example.
+    /// A name, for example of an environment variable.
     Name(String),
     /// There is nothing to decide on.
     None,
@@ -44,23 +44,23 @@ impl fmt::Display for PolicySubject {
     }
 }
 
-/// Of a tool that reaches nothing.
+/// The subject of a tool without access to anything.
 pub(super) fn none(_: &Value) -> PolicySubject {
     PolicySubject::None
 }
 
-/// The parameter `path`; the workspace where it is not given.
+/// The parameter `path`; the workspace if it is absent.
 pub(super) fn path(args: &Value) -> PolicySubject {
     PolicySubject::Path(args["path"].as_str().unwrap_or(".").to_owned())
 }
 
-/// The parameter `path` and all that lies below it.
+/// The parameter `path` and everything below it.
 pub(super) fn tree(args: &Value) -> PolicySubject {
     PolicySubject::Tree(args["path"].as_str().unwrap_or(".").to_owned())
 }
 
-/// The parameter `path`, and all that lies below it when `recursive`.
-pub(super) fn perhaps_tree(args: &Value) -> PolicySubject {
+/// The parameter `path`, and everything below it if `recursive`.
+pub(super) fn path_or_tree(args: &Value) -> PolicySubject {
     if args["recursive"] == Value::Bool(true) { tree(args) } else { path(args) }
 }
 
@@ -70,10 +70,10 @@ pub(super) fn request(args: &Value) -> PolicySubject {
     request_to(args["options"]["method"].as_str().unwrap_or("GET"), url.as_ref())
 }
 
-/// A request to an address; none is one that cannot be read.
+/// A request to an address; `None` for an address that cannot be parsed.
 pub(super) fn request_to(method: &str, url: Option<&Url>) -> PolicySubject {
     let host = url.and_then(Url::host_str).unwrap_or_default();
-    // A name with a dot at its end is the same name.
+    // A name with a trailing dot is the same name.
     let host = host.strip_suffix('.').unwrap_or(host).to_owned();
     let path = url.map(Url::path).unwrap_or_default().to_owned();
     PolicySubject::Request { method: method.to_owned(), host, path }

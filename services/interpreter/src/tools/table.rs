@@ -1,4 +1,4 @@
-//! The table of tools, and how a model is told of them.
+//! The table of tools, and their declarations for models.
 
 use super::definition::Definition;
 use super::{
@@ -6,8 +6,8 @@ use super::{
     search, secrets, tasks, write,
 };
 
-/// The tools, in the order in which models are told of them: where not all fit, the last are told
-/// of in one line.
+/// The tools, in the order in which they are declared to models: if not all fit, the last ones get
+/// one line each.
 static DEFINITIONS: [Definition; 30] = [
     read::DEFINITION,
     write::DEFINITION,
@@ -41,13 +41,14 @@ static DEFINITIONS: [Definition; 30] = [
     environment::PWD,
 ];
 
-/// Stands between the declarations and the tools that are only named.
-const MORE: &str = "// Further tools; tools.describe(\"name\") returns the declaration of one:\n";
+/// Separates the declarations from the tools that are only listed.
+const LIST_HEADER: &str = "// More tools; tools.describe(\"name\") returns a declaration:\n";
 
-/// Stands at the end when not even the names of all fit.
-const MOST: &str = "// There are more tools. tools.search(\"words\") finds them by what they do.\n";
+/// Ends a list that does not contain all tools.
+const SEARCH_HINT: &str =
+    "// There are more tools. tools.search(\"words\") finds them by what they do.\n";
 
-/// Every tool, in the order in which models are told of them.
+/// All tools, in the order in which they are declared to models.
 #[must_use]
 pub fn definitions() -> &'static [Definition] {
     &DEFINITIONS
@@ -56,13 +57,13 @@ pub fn definitions() -> &'static [Definition] {
 /// The tool of this name or alias.
 #[must_use]
 pub fn definition(name: &str) -> Option<&'static Definition> {
-    DEFINITIONS.iter().find(|tool| tool.is_called(name))
+    DEFINITIONS.iter().find(|tool| tool.has_name(name))
 }
 
 /// The TypeScript declarations of the tools for the system prompt, in at most `budget` bytes: with
 /// doc comments as long as they fit, then as a signature and a summary in one line each, and if
-/// those do not fit either, with a note how the rest is found. The same budget always gives the
-/// same text, which vendors can therefore cache.
+/// those do not fit either, with a note about how to find the rest. The same budget always gives
+/// the same text, so that vendors can cache it.
 #[must_use]
 pub fn declarations(budget: usize) -> String {
     let full: Vec<String> = DEFINITIONS.iter().map(|tool| tool.declaration() + "\n").collect();
@@ -70,23 +71,23 @@ pub fn declarations(budget: usize) -> String {
         .iter()
         .map(|tool| format!("// {}  {}\n", tool.signature(), tool.summary))
         .collect();
-    // The more declarations, the fewer lines: looked for from all declarations down to none.
+    // Tries from all declarations down to none: more declarations mean fewer lines.
     let size = |declared: usize| {
         let rest: usize = short[declared..].iter().map(String::len).sum();
         let declared: usize = full[..declared].iter().map(String::len).sum();
-        declared + if rest > 0 { MORE.len() + rest } else { 0 }
+        declared + if rest > 0 { LIST_HEADER.len() + rest } else { 0 }
     };
     let declared = (0..=full.len()).rev().find(|declared| size(*declared) <= budget);
     if let Some(declared) = declared {
         let (full, short) = (full[..declared].concat(), short[declared..].concat());
-        return if short.is_empty() { full } else { full + MORE + &short };
+        return if short.is_empty() { full } else { full + LIST_HEADER + &short };
     }
-    let mut text = MORE.to_owned();
+    let mut text = LIST_HEADER.to_owned();
     for line in short {
-        if text.len() + line.len() + MOST.len() > budget {
+        if text.len() + line.len() + SEARCH_HINT.len() > budget {
             break;
         }
         text.push_str(&line);
     }
-    text + MOST
+    text + SEARCH_HINT
 }

@@ -1,8 +1,8 @@
-//! `tasks.…`: other tasks that scripts begin, write to and wait for.
+//! `tasks.…`: other tasks that scripts create, send messages to and wait for.
 //!
-//! The interpreter knows nothing of tasks: it asks a reconciler, which does what is asked once
-//! however often the same call is made. So these calls may be repeated when a process has died. A
-//! call that waits is no request that stays open: see [`Waited`].
+//! The interpreter has no data about tasks: it asks a reconciler, which handles the same call
+//! idempotently. So these calls may be repeated after a crash. A waiting call is not an open
+//! request: see [`AwaitOutcome`].
 
 use std::fmt;
 use std::ops::Range;
@@ -19,22 +19,22 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::definition::{Definition, Effect, Permission, Provider, limits, unlimited};
+use super::definition::{Definition, Effect, Permission, Provider, limits, result_limit};
 use super::error::ToolError;
 use super::kind::{Kind, NAMES, optional, required};
 use super::output::{Field, Output, field, optional_field};
 use super::subject::PolicySubject;
 
-/// How long one question may take before it is asked again.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// How soon it is asked again.
-const PAUSE: Duration = Duration::from_millis(200);
-/// Longest message.
-const MAX_MESSAGE: usize = 256 << 10;
-/// 10⁻¹² US dollars in a dollar.
-const PICO: f64 = 1e12;
+/// Time limit of one question; it is asked again after that.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(3);
+/// Delay before it is asked again.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// Longest message, in bytes.
+const MAX_MESSAGE_BYTES: usize = 256 << 10;
+/// Pico US dollars (10⁻¹²) in a dollar.
+const PICO_PER_UNIT: f64 = 1e12;
 
-const MESSAGE: Kind = Kind::Text { min_bytes: 1, max_bytes: MAX_MESSAGE };
+const MESSAGE: Kind = Kind::Text { min_bytes: 1, max_bytes: MAX_MESSAGE_BYTES };
 const ID: Kind = Kind::Text { min_bytes: 1, max_bytes: 64 };
 const AGENT: Kind = Kind::Text { min_bytes: 1, max_bytes: 128 };
 
@@ -54,41 +54,42 @@ const STATE: &[Field] = &[
             "interrupted",
             "deleted",
         ]),
-        "Whether it is at work, or how its last turn ended.",
+        "Whether it is working, or how its last turn ended.",
     ),
-    field("answer", Output::Text, "What its agent said last, if it has completed."),
+    field("answer", Output::Text, "The final answer of its agent, if it has completed."),
     optional_field("error", Output::Text, "Why it did not complete."),
-    field("cost", Output::Number, "What it has cost, with its own subtasks, in US dollars."),
-    optional_field("note", Output::Text, "How much is left out at the end of a long answer."),
+    field("cost", Output::Number, "Its cost, including its own subtasks, in US dollars."),
+    optional_field("note", Output::Text, "How much of a long answer is omitted."),
 ];
 
 const NO_AGENT: (&str, &str) = ("AgentNotFound", "when there is no such agent.");
-const NOT_A_SUBTASK: (&str, &str) = ("NotASubtask", "when this task has spawned no such subtask.");
-const QUEUE_FULL: (&str, &str) = ("QueueFull", "when too many messages wait there.");
+const NOT_A_SUBTASK: (&str, &str) =
+    ("NotASubtask", "when this task has not spawned such a subtask.");
+const QUEUE_FULL: (&str, &str) = ("QueueFull", "when too many messages are queued there.");
 
 pub(super) const SPAWN: Definition = Definition {
     name: "tasks.spawn",
     aliases: &[],
-    summary: "Begins a subtask: another agent, or your own, works on a message in a conversation of its own. Costs money.",
-    description: "Returns at once; tasks.await gives the answer. Subtasks run at the same time. They know only what the message says.",
+    summary: "Creates a subtask: another agent, or your own, works on a message in a separate conversation. Costs money.",
+    description: "Returns at once; tasks.await returns the answer. Subtasks run concurrently. They only know the message.",
     parameters: &[
-        required("message", MESSAGE, "All that the subtask has to know."),
+        required("message", MESSAGE, "Everything the subtask has to know."),
         optional("agent", AGENT, "your own", "Name of the agent."),
         optional(
             "title",
             Kind::Text { min_bytes: 0, max_bytes: 200 },
-            "made from the conversation",
-            "A few words for people.",
+            "generated from the conversation",
+            "A short title for people.",
         ),
         optional(
             "budget",
             Kind::Number { min: 0.000_001, max: 1_000_000.0 },
             "what your own task has left",
-            "US dollars that it may spend, with its own subtasks.",
+            "US dollars that it and its own subtasks may spend.",
         ),
     ],
     output: Output::Object(&[field("task", Output::Text, "The id of the subtask.")]),
-    like: None,
+    base_tool: None,
     example: "tasks.spawn({ message: \"Summarize …\", agent: \"reader\", budget: 0.5 })",
     errors: &[
         NO_AGENT,
@@ -99,25 +100,25 @@ pub(super) const SPAWN: Definition = Definition {
     permission: Permission::Tasks,
     subject: agent_of,
     provider: Provider::Host,
-    limits: unlimited(1),
+    limits: result_limit(1),
 };
 
 pub(super) const AWAIT: Definition = Definition {
     name: "tasks.await",
     aliases: &[],
-    summary: "Waits until subtasks have ended their turns, for days if need be, and returns what became of them.",
-    description: "Given one id it returns one result, given a list the results in its order. Look at status before you use the answer.",
+    summary: "Waits until subtasks have ended their turns, for days if necessary, and returns their results.",
+    description: "One id returns one result, a list of ids returns the results in the same order. Check status before you use the answer.",
     parameters: &[
-        required("tasks", NAMES, "Ids that tasks.spawn has returned."),
+        required("tasks", NAMES, "Ids returned by tasks.spawn."),
         optional(
             "timeout_seconds",
             Kind::Integer { min: 0, max: MAX_WAIT.as_secs() },
             "7 days",
-            "After that it returns what there is; status is then running.",
+            "After this time it returns the current state, with status running.",
         ),
     ],
     output: Output::OneOrMore(&Output::Object(STATE)),
-    like: None,
+    base_tool: None,
     example: "tasks.await([first.task, second.task], { timeout_seconds: 3600 })",
     errors: &[NOT_A_SUBTASK],
     effect: Effect::Read,
@@ -130,75 +131,75 @@ pub(super) const AWAIT: Definition = Definition {
 pub(super) const SEND: Definition = Definition {
     name: "tasks.send",
     aliases: &[],
-    summary: "Sends a further message to a subtask; it answers after what it works on.",
+    summary: "Sends another message to a subtask; it answers after its current work.",
     description: "",
     parameters: &[
         required("task", ID, "The id of the subtask."),
         required("message", MESSAGE, "What to say."),
     ],
     output: Output::Nothing,
-    like: None,
+    base_tool: None,
     example: "tasks.send(first.task, \"Also look at the tests.\")",
     errors: &[NOT_A_SUBTASK, QUEUE_FULL],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: id_of,
     provider: Provider::Host,
-    limits: unlimited(1),
+    limits: result_limit(1),
 };
 
 pub(super) const PARENT: Definition = Definition {
     name: "tasks.parent",
     aliases: &[],
-    summary: "In a subtask: sends a message to the task that has spawned it, which sees it when its turn is over.",
-    description: "Your answer is told by itself; this is for what cannot wait for it.",
+    summary: "In a subtask: sends a message to the parent task, which receives it after its turn.",
+    description: "Your answer is delivered automatically; use this for what cannot wait until then.",
     parameters: &[required("message", MESSAGE, "What to say.")],
     output: Output::Nothing,
-    like: None,
-    example: "tasks.parent(\"The input is incomplete; I go on without …\")",
-    errors: &[("NoParent", "when no other task has spawned this one."), QUEUE_FULL],
+    base_tool: None,
+    example: "tasks.parent(\"The input is incomplete; I continue without …\")",
+    errors: &[("NoParent", "when this task is not a subtask."), QUEUE_FULL],
     effect: Effect::External,
     permission: Permission::Tasks,
-    subject: nobody,
+    subject: no_agent,
     provider: Provider::Host,
-    limits: unlimited(1),
+    limits: result_limit(1),
 };
 
 pub(super) const HAND_OFF: Definition = Definition {
     name: "tasks.hand_off",
     aliases: &[],
-    summary: "Has another agent go on with this conversation, from the end of your script on.",
+    summary: "Hands this conversation over to another agent, from the end of your script on.",
     description: "The other agent sees the whole conversation.",
     parameters: &[
         required("agent", AGENT, "Name of the agent."),
-        optional("message", MESSAGE, "none", "What it is told beside the conversation."),
+        optional("message", MESSAGE, "none", "Additional information for the agent."),
     ],
     output: Output::Nothing,
-    like: None,
+    base_tool: None,
     example: "tasks.hand_off(\"lawyer\", \"The user asks about the contract.\")",
     errors: &[NO_AGENT],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: agent_of,
     provider: Provider::Host,
-    limits: unlimited(1),
+    limits: result_limit(1),
 };
 
 pub(super) const LIST: Definition = Definition {
     name: "tasks.list",
     aliases: &[],
-    summary: "Returns all subtasks of this task with how they are, oldest first.",
+    summary: "Returns all subtasks of this task with their state, oldest first.",
     description: "",
     parameters: &[],
     output: Output::List(&Output::Object(STATE)),
-    like: None,
+    base_tool: None,
     example: "tasks.list()",
     errors: &[],
     effect: Effect::Read,
     permission: Permission::Tasks,
-    subject: nobody,
+    subject: no_agent,
     provider: Provider::Host,
-    limits: unlimited(512),
+    limits: result_limit(512),
 };
 
 fn agent_of(args: &Value) -> PolicySubject {
@@ -214,7 +215,7 @@ fn ids_of(args: &Value) -> PolicySubject {
     PolicySubject::Name(format!("task:{}", ids.collect::<Vec<_>>().join(",")))
 }
 
-fn nobody(_: &Value) -> PolicySubject {
+fn no_agent(_: &Value) -> PolicySubject {
     PolicySubject::Name(String::new())
 }
 
@@ -249,21 +250,21 @@ struct ParentArguments {
     message: String,
 }
 
-/// What became of a call that waits.
+/// The outcome of a waiting call.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Waited {
-    /// What it returns.
+pub enum AwaitOutcome {
+    /// The wait is over; the result of the call.
     Over(Value),
-    /// Subtasks are at work. The script is put away and asks again when it is gone on with.
+    /// Subtasks are working. The script is suspended, and asks again when it is resumed.
     Pending {
         /// Their ids.
         tasks: Vec<String>,
-        /// The end of the wait.
+        /// When the wait times out.
         until: Timestamp,
     },
 }
 
-/// How the scripts of one step reach other tasks. The default reaches none.
+/// Access of the scripts of one step to other tasks. The default has none.
 #[derive(Clone, Default)]
 pub struct Subtasks {
     bus: Option<Bus>,
@@ -282,7 +283,7 @@ impl fmt::Debug for Subtasks {
 }
 
 impl Subtasks {
-    /// Those of the step.
+    /// Access for the scripts of `step`.
     #[must_use]
     pub fn new(bus: Bus, step: &StepRef) -> Self {
         Self {
@@ -293,12 +294,12 @@ impl Subtasks {
         }
     }
 
-    /// Carries out every call but those that wait.
+    /// Executes every call except waiting ones.
     pub(super) async fn run(
         &self,
         tool: &'static Definition,
         arguments: Value,
-        place: (u32, u32),
+        position: (u32, u32),
         cancel: &CancellationToken,
     ) -> Result<Value, ToolError> {
         let ask = match tool.name {
@@ -309,7 +310,7 @@ impl Subtasks {
                     clippy::cast_possible_truncation,
                     reason = "the definition bounds it to a million dollars"
                 )]
-                let budget_pico_usd = budget.map_or(0, |dollars| (dollars * PICO) as i64);
+                let budget_pico_usd = budget.map_or(0, |dollars| (dollars * PICO_PER_UNIT) as i64);
                 Ask::Spawn(Spawn { agent, message, title, budget_pico_usd })
             }
             "tasks.send" => {
@@ -322,9 +323,9 @@ impl Subtasks {
             "tasks.hand_off" => {
                 Ask::HandOffAgent(arguments["agent"].as_str().unwrap_or_default().to_owned())
             }
-            _ => return self.list(tool, place, cancel).await,
+            _ => return self.list(tool, position, cancel).await,
         };
-        let answer = self.ask(tool, ask, place, cancel).await?;
+        let answer = self.ask(tool, ask, position, cancel).await?;
         Ok(match tool.name {
             "tasks.spawn" => json!({"task": answer.spawned}),
             _ => Value::Null,
@@ -335,12 +336,12 @@ impl Subtasks {
     async fn list(
         &self,
         tool: &Definition,
-        place: (u32, u32),
+        position: (u32, u32),
         cancel: &CancellationToken,
     ) -> Result<Value, ToolError> {
         let (mut states, mut after) = (Vec::new(), String::new());
         loop {
-            let page = self.ask(tool, Ask::List(ListSubtasks { after }), place, cancel).await?;
+            let page = self.ask(tool, Ask::List(ListSubtasks { after }), position, cancel).await?;
             after = page.tasks.last().map(|last| last.task.clone()).unwrap_or_default();
             states.extend(page.tasks.into_iter().map(state));
             if !page.more || after.is_empty() {
@@ -349,32 +350,36 @@ impl Subtasks {
         }
     }
 
-    /// Asks whether a wait is over that began at the start of `time` and is over at its end at the
+    /// Asks whether a wait is over. It began at the start of `time` and times out at its end at the
     /// latest.
     pub(super) async fn wait(
         &self,
         arguments: AwaitArguments,
         is_one: bool,
         time: Range<Timestamp>,
-        place: (u32, u32),
+        position: (u32, u32),
         cancel: &CancellationToken,
-    ) -> Result<Waited, ToolError> {
+    ) -> Result<AwaitOutcome, ToolError> {
         let AwaitArguments { tasks, timeout_seconds } = arguments;
-        let patience = timeout_seconds.map_or(MAX_WAIT, Duration::from_secs);
-        let until = time.start.saturating_add(patience).unwrap_or(Timestamp::MAX).min(time.end);
+        let timeout = timeout_seconds.map_or(MAX_WAIT, Duration::from_secs);
+        let until = time.start.saturating_add(timeout).unwrap_or(Timestamp::MAX).min(time.end);
         let at =
             prost_types::Timestamp { seconds: until.as_second(), nanos: until.subsec_nanosecond() };
         let ask = Ask::Await(Await { tasks: tasks.clone(), until: Some(at) });
-        let answer = self.ask(&AWAIT, ask, place, cancel).await?;
+        let answer = self.ask(&AWAIT, ask, position, cancel).await?;
         if !answer.over {
-            return Ok(Waited::Pending { tasks, until });
+            return Ok(AwaitOutcome::Pending { tasks, until });
         }
         let mut states = answer.tasks.into_iter().map(state);
-        Ok(Waited::Over(if is_one { states.next().unwrap_or_default() } else { states.collect() }))
+        Ok(AwaitOutcome::Over(if is_one {
+            states.next().unwrap_or_default()
+        } else {
+            states.collect()
+        }))
     }
 
-    /// Asks until there is an answer: the reconciler may be away for a while, and a question can be
-    /// repeated.
+    /// Asks until there is an answer: the reconciler may be unavailable for a while, and questions
+    /// are idempotent.
     async fn ask(
         &self,
         tool: &Definition,
@@ -383,8 +388,8 @@ impl Subtasks {
         cancel: &CancellationToken,
     ) -> Result<SubtaskAnswer, ToolError> {
         let Some(bus) = &self.bus else {
-            let words = format!("{}: scripts reach no other tasks here.", tool.name);
-            return Err(ToolError::new("TasksUnavailable", words));
+            let message = format!("{}: other tasks are not available to scripts here.", tool.name);
+            return Err(ToolError::new("TasksUnavailable", message));
         };
         let question = SubtaskQuestion {
             organization_id: self.organization.clone(),
@@ -396,11 +401,11 @@ impl Subtasks {
         };
         let asking = async {
             loop {
-                match bus.ask(&subject::Subtasks, &question, PATIENCE).await {
+                match bus.ask(&subject::Subtasks, &question, QUESTION_TIMEOUT).await {
                     Ok(answer) => return answer,
                     Err(error) => {
-                        tracing::warn!(%error, tool = tool.name, "a question about tasks has no answer yet; it is asked again");
-                        tokio::time::sleep(PAUSE).await;
+                        tracing::warn!(%error, tool = tool.name, "a question about tasks was not answered; retrying");
+                        tokio::time::sleep(RETRY_DELAY).await;
                     }
                 }
             }
@@ -412,8 +417,8 @@ impl Subtasks {
         match answer.refused {
             None => Ok(answer),
             Some(refused) => {
-                // A definition names what there is; what a newer reconciler says beside that is
-                // told in its words.
+                // Definitions list these errors. Other errors of a newer reconciler keep only their
+                // message.
                 let known = [
                     "TaskOver",
                     "AgentNotFound",
@@ -441,14 +446,14 @@ fn state(state: SubtaskState) -> Value {
         "title": title,
         "status": status,
         "answer": answer,
-        "cost": cost_pico_usd.max(0) as f64 / PICO,
+        "cost": cost_pico_usd.max(0) as f64 / PICO_PER_UNIT,
     });
     if !error.is_empty() {
         value["error"] = error.into();
     }
     if answer_left_out > 0 {
         let note = format!(
-            "Of the answer of {} the last {answer_left_out} bytes are left out.",
+            "The last {answer_left_out} bytes of the answer of {} are omitted.",
             value["task"]
         );
         value["note"] = note.into();
@@ -456,12 +461,11 @@ fn state(state: SubtaskState) -> Value {
     value
 }
 
-/// What the agent that goes on is told after a script has handed its conversation to it, by the
-/// arguments of the call.
+/// The message for the agent that takes over a conversation, from the arguments of the call.
 #[must_use]
 pub fn handed_off(arguments: &Value) -> String {
     let text = |name: &str| arguments[name].as_str().unwrap_or_default();
     let message = text("message");
     let colon = if message.is_empty() { "" } else { ": " };
-    format!("the agent {} goes on with this conversation{colon}{message}", text("agent"))
+    format!("the agent {} takes over this conversation{colon}{message}", text("agent"))
 }

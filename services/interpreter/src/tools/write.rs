@@ -1,4 +1,4 @@
-//! `create_file`: writes a file as a whole.
+//! `create_file`: writes a whole file.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,13 +9,13 @@ use super::kind::{Kind, required};
 use super::output::{Output, field};
 use super::stop::Stop;
 use super::subject;
-use crate::workspace::{Expected, Workspace, Written};
+use crate::workspace::{Expected, Workspace, WriteOutcome};
 
 pub(super) const DEFINITION: Definition = Definition {
     name: "create_file",
     aliases: &["write"],
-    summary: "Writes a file as a whole, replacing it if it exists. Missing directories are made.",
-    description: "To change a part of a file use edit_file. A file that is replaced keeps its mode.",
+    summary: "Writes a whole file, replacing it if it exists. Creates missing directories.",
+    description: "Use edit_file to change a part of a file. A replaced file keeps its mode.",
     parameters: &[
         required("path", Kind::File, "File, relative to the workspace."),
         required("content", CONTENT, "The whole new content."),
@@ -24,18 +24,14 @@ pub(super) const DEFINITION: Definition = Definition {
     output: Output::Object(&[
         field("path", Output::Text, "The file, relative to the workspace."),
         field("bytes", Output::Integer, "Size of the new content."),
-        field(
-            "status",
-            Output::OneOf(&["created", "overwritten"]),
-            "Whether there was such a file before.",
-        ),
+        field("status", Output::OneOf(&["created", "overwritten"]), "Whether the file was new."),
     ]),
-    like: None,
+    base_tool: None,
     example: "create_file(\"notes/todo.md\", \"# To do\\n\")",
     errors: &[
         OUTSIDE,
         ("IsADirectory", "when the path is a directory."),
-        ("NotADirectory", "when a part of the path is a file."),
+        ("NotADirectory", "when a parent of the path is a file."),
     ],
     effect: Effect::Write,
     permission: Permission::FilesWrite,
@@ -44,7 +40,7 @@ pub(super) const DEFINITION: Definition = Definition {
     limits: limits(60, 8),
 };
 
-/// Longest content of a file that a tool writes, and longest text of an edit: 16 MiB.
+/// Longest content of a file, and longest text of an edit: 16 MiB.
 pub(super) const CONTENT: Kind = Kind::Text { min_bytes: 0, max_bytes: 16 << 20 };
 
 #[derive(Deserialize)]
@@ -57,7 +53,7 @@ pub(super) struct Arguments {
 }
 
 #[derive(Serialize)]
-pub(super) struct Created {
+pub(super) struct CreateResult {
     path: String,
     bytes: usize,
     status: &'static str,
@@ -67,11 +63,11 @@ pub(super) fn run(
     workspace: &Workspace,
     arguments: Arguments,
     stop: &Stop,
-) -> Result<Created, ToolError> {
+) -> Result<CreateResult, ToolError> {
     let Arguments { path, content, encoding } = arguments;
     let content = encoding.encode(content).map_err(|missing| {
         ToolError::invalid(format!(
-            "create_file: the content has {missing:?} (U+{:04X}), which {} does not have. Nothing was written.",
+            "create_file: the content contains {missing:?} (U+{:04X}), which {} cannot encode. Nothing was written.",
             u32::from(missing),
             encoding.name()
         ))
@@ -82,8 +78,8 @@ pub(super) fn run(
     stop.check().map_err(|stopped| stopped.into_error(DEFINITION.name))?;
     let written = workspace.replace(&located, &content, Expected::Anything).map_err(refused)?;
     let status = match written {
-        Written::Created => "created",
-        Written::Overwritten => "overwritten",
+        WriteOutcome::Created => "created",
+        WriteOutcome::Overwritten => "overwritten",
     };
-    Ok(Created { path: located.shown(), bytes: content.len(), status })
+    Ok(CreateResult { path: located.shown(), bytes: content.len(), status })
 }

@@ -63,7 +63,7 @@ impl Workspaces {
             .unwrap_or_else(|| Ok(Vec::new()))
             .map_err(Error::List)?;
         let mut removed = 0;
-        for asked in tasks.chunks(subject::ASKED_AT_ONCE) {
+        for asked in tasks.chunks(subject::MAX_CENSUS_TASKS) {
             let census = TaskCensus { task_ids: asked.iter().map(ToString::to_string).collect() };
             let answer = bus.ask(&subject::Census, &census, ANSWER).await.map_err(Error::Ask)?;
             // Only what was asked about: an answer is not to be trusted with the name of a

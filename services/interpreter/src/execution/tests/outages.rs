@@ -46,7 +46,7 @@ async fn a_script_whose_journal_is_lost_under_it_stops_and_says_so() {
     let nats = Arc::clone(&world.nats);
     let loss = async {
         until("the command to begin", || begun.exists().then_some(())).await;
-        nats.lose(Stream::Journal).await;
+        nats.recreate_stream(Stream::Journal).await;
         std::fs::write(&go_on, "").expect("written");
     };
     let (results, ()) = tokio::join!(world.completes(), loss);
@@ -64,7 +64,7 @@ async fn a_script_that_may_have_run_is_not_run_when_its_journal_is_lost() {
     world.deliveries = 1;
     assert_eq!(world.completes().await[0].output, "done");
 
-    world.nats.lose(Stream::Journal).await;
+    world.nats.recreate_stream(Stream::Journal).await;
     std::fs::remove_file(world.path("first")).expect("removed");
     assert!(lost(&world.completes().await), "delivered again");
     world.deliveries = 0;
@@ -81,7 +81,7 @@ async fn a_script_that_may_have_run_is_not_run_when_its_journal_is_lost() {
 async fn what_a_person_has_approved_is_not_done_when_nobody_knows_what_was_done_before() {
     let mut world = World::new(&["create_file('secrets/key', 'k')"]).await;
     let asked = world.parks().await.calls.remove(0);
-    world.nats.lose(Stream::Journal).await;
+    world.nats.recreate_stream(Stream::Journal).await;
     world.decide(&asked, true, "");
     assert!(lost(&world.completes().await));
     assert_eq!(world.file("secrets/key"), None);
@@ -98,7 +98,7 @@ async fn nothing_is_asked_of_other_tasks_before_what_it_follows_from_is_written(
     let (begun, nats) = (world.path("begun"), Arc::clone(&world.nats));
     let outage = async {
         until("the script to begin", || begun.exists().then_some(())).await;
-        nats.remove(Stream::Journal).await;
+        nats.remove_stream(Stream::Journal).await;
         // Questions are still answered; only the end of the timer and what was read cannot be
         // written.
         tokio::time::sleep(Duration::from_secs(3)).await;

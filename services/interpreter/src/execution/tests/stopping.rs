@@ -75,7 +75,7 @@ async fn stop_once(
             tokio::task::yield_now().await;
         }
         let began = Instant::now();
-        running.stop(step, "enough");
+        running.cancel(step, "enough");
         began
     };
     let (end, began) = tokio::join!(world.executor.run(&world.command, 1), stop);
@@ -273,7 +273,7 @@ async fn stop_while_the_journal_hangs(script: &str) -> Duration {
         })
         .await;
         let began = Instant::now();
-        executor.running.stop(step, "enough");
+        executor.running.cancel(step, "enough");
         until("the processes to be gone", || is_free(&lock).then_some(())).await;
         began.elapsed()
     };

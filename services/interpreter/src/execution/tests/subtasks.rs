@@ -132,7 +132,7 @@ async fn a_script_that_waits_for_subtasks_is_put_away_and_asks_again_when_it_is_
     );
     let error = &parked.results[0].error;
     assert!(
-        error.contains("cancelled while waiting for subtasks")
+        error.contains("canceled while waiting for subtasks")
             && error.contains("still waited for subtasks: #3"),
         "{error}"
     );

@@ -169,7 +169,7 @@ impl Trial {
                 tokio::select! {
                     end = process.end() => end,
                     () = self.moment(1) => {
-                        executor.running.stop(self.step(), "enough");
+                        executor.running.cancel(self.step(), "enough");
                         process.end().await
                     }
                 }

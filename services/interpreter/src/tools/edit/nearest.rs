@@ -1,35 +1,35 @@
-//! Finding what a model most likely meant when the text it quoted is not there.
+//! Finds the text that a model most likely meant when the text it quoted does not occur.
 
-use crate::tools::stop::{Stop, Stopped};
+use crate::tools::stop::{Stop, StopReason};
 
-/// Work bound: this many comparisons of two lines.
+/// Limit on the work: comparisons of two lines.
 const MAX_COMPARISONS: usize = 1_000_000;
 
-/// Places that are compared without a look at the stop.
-const PLACES: usize = 256;
+/// Start lines that are compared between two checks of the stop.
+const STARTS_PER_STOP_CHECK: usize = 256;
 
-/// Bytes of a line that are compared.
-const MAX_COMPARED: usize = 400;
+/// How much of a line is compared, in bytes.
+const MAX_COMPARED_BYTES: usize = 400;
 
 /// Lines of the quoted text that are compared, and lines that are shown.
 const MAX_LINES: usize = 40;
 
-/// Average similarity per line below which a place is not worth showing.
-const WORTH_SHOWING: f64 = 0.55;
+/// Average similarity per line below which a text is not shown.
+const MIN_SIMILARITY: f64 = 0.55;
 
-/// A place that resembles the text looked for.
+/// The text that is most similar to the quoted one.
 #[derive(Debug, PartialEq)]
 pub(super) struct Nearest {
     /// Its first line, counted from 1.
     pub(super) line: usize,
-    /// What stands there.
+    /// The text.
     pub(super) text: String,
-    /// It would be the text looked for if whitespace did not count.
+    /// Whether it differs from the quoted text only in whitespace.
     pub(super) only_whitespace: bool,
 }
 
-/// The place of `text` most similar to `wanted`, if any is similar.
-pub(super) fn find(text: &str, wanted: &str, stop: &Stop) -> Result<Option<Nearest>, Stopped> {
+/// The part of `text` that is most similar to `wanted`, if any is similar enough.
+pub(super) fn find(text: &str, wanted: &str, stop: &Stop) -> Result<Option<Nearest>, StopReason> {
     let wanted: Vec<&str> = wanted.lines().skip_while(|line| line.trim().is_empty()).collect();
     let Some(last) = wanted.iter().rposition(|line| !line.trim().is_empty()) else {
         return Ok(None);
@@ -40,7 +40,7 @@ pub(super) fn find(text: &str, wanted: &str, stop: &Stop) -> Result<Option<Neare
 
     let mut best = (0.0, 0);
     for start in 0..lines.len() {
-        if start % PLACES == 0 {
+        if start % STARTS_PER_STOP_CHECK == 0 {
             stop.check()?;
         }
         let here = &lines[start..];
@@ -56,14 +56,14 @@ pub(super) fn find(text: &str, wanted: &str, stop: &Stop) -> Result<Option<Neare
     let (score, start) = best;
     #[expect(clippy::cast_precision_loss, reason = "a count of at most 40")]
     let average = score / compared as f64;
-    if average < WORTH_SHOWING {
+    if average < MIN_SIMILARITY {
         return Ok(None);
     }
-    let place = &lines[start..lines.len().min(start + wanted.len())];
+    let part = &lines[start..lines.len().min(start + wanted.len())];
     let only_whitespace =
-        place.len() == wanted.len() && place.iter().zip(wanted).all(|(a, b)| same_words(a, b));
+        part.len() == wanted.len() && part.iter().zip(wanted).all(|(a, b)| same_words(a, b));
     let shown: Vec<String> =
-        place.iter().take(MAX_LINES).map(|line| line.chars().take(300).collect()).collect();
+        part.iter().take(MAX_LINES).map(|line| line.chars().take(300).collect()).collect();
     Ok(Some(Nearest { line: start + 1, text: shown.join("\n"), only_whitespace }))
 }
 
@@ -76,7 +76,7 @@ fn similarity(a: &str, b: &str) -> f64 {
         return 0.95;
     }
     let (a, b) = (a.trim().as_bytes(), b.trim().as_bytes());
-    let (a, b) = (&a[..a.len().min(MAX_COMPARED)], &b[..b.len().min(MAX_COMPARED)]);
+    let (a, b) = (&a[..a.len().min(MAX_COMPARED_BYTES)], &b[..b.len().min(MAX_COMPARED_BYTES)]);
     let longer = a.len().max(b.len());
     let prefix = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let suffix =
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_differs_in_indentation_is_found_and_said_to() {
+    fn indentation_difference_is_reported_as_whitespace_only() {
         let near = find("a\n    if x {\n        y();\n    }\n", "if x {\n  y();\n}")
             .expect("similar text");
         assert_eq!(near.line, 2);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_with_a_typing_error_is_found() {
+    fn line_with_a_typo_is_found() {
         let near =
             find("alpha\nlet count = 10;\nomega\n", "let cuont = 10;").expect("similar text");
         assert_eq!(
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_similar_is_not_made_up() {
+    fn dissimilar_text_has_no_nearest() {
         assert_eq!(find("alpha\nbeta\n", "completely different"), None);
         assert_eq!(find("", "text"), None);
         assert_eq!(find("alpha", "\n\n"), None);

@@ -1,5 +1,4 @@
-//! The body of a response: read to its limit, decoded, and made into Markdown when that was asked
-//! for.
+//! The body of a response: read up to its limit, decoded, and converted to Markdown if requested.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,56 +12,56 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Fetched, TOOL, failed, shown};
+use super::{FetchResult, TOOL, exchange_error, without_query};
 use crate::blocking::blocking;
 use crate::scrub::Scrubber;
 use crate::tools::error::ToolError;
 use crate::tools::html;
 use crate::tools::note;
-use crate::tools::stop::{Stop, Stopped};
+use crate::tools::stop::{Stop, StopReason};
 
-/// How long a page may take to become Markdown. One of 10 MiB takes a fraction of it.
-const CONVERSION: Duration = Duration::from_secs(5);
+/// Time limit for converting a page to Markdown. A page of 10 MiB takes a fraction of it.
+const CONVERSION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many pages of all tasks are converted at the same time; more wait. Each occupies a thread
-/// and a multiple of its size.
+/// Maximum concurrent conversions of all tasks; more wait. Each occupies a thread and memory of
+/// several times the size of its page.
 static CONVERSIONS: Semaphore = Semaphore::const_new(8);
 
-/// How long a host may take for what is read beyond the cut.
-const LOOK_AHEAD: Duration = Duration::from_secs(2);
+/// Time limit for reading beyond the point of truncation.
+const LOOK_AHEAD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Most bytes that an encoding takes for one byte of decoded text: ISO-2022-JP has an escape
-/// sequence of three before a letter.
-const MOST_BYTES_PER_BYTE: usize = 4;
+/// Maximum encoded bytes for one byte of decoded text: ISO-2022-JP has an escape sequence of three
+/// bytes before a letter.
+const MAX_ENCODED_BYTES_PER_BYTE: usize = 4;
 
-/// What a body is wanted as.
+/// The requested form of a body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Form {
-    /// As it came.
+    /// Text as it was received.
     #[default]
     Text,
-    /// As Markdown, where it is HTML.
+    /// Markdown, if the body is HTML.
     Markdown,
 }
 
-/// What a body is.
+/// The type of a body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     Html,
     Text,
-    /// Nobody says.
+    /// The response has no content type.
     Unknown,
     /// Neither HTML nor text.
     Other,
 }
 
-/// A response as it was read.
-pub(super) struct Received {
+/// A response as it was received.
+pub(super) struct ReceivedResponse {
     status: u16,
     headers: BTreeMap<String, String>,
     body: String,
-    /// Bytes of the body belonged to no character.
+    /// Invalid bytes of the body were replaced.
     is_replaced: bool,
     truncated: bool,
     content: Content,
@@ -71,9 +70,9 @@ pub(super) struct Received {
 
 /// Reads a response, at most `max_bytes` of its body, until `deadline`.
 ///
-/// The body is read by [`Scrubber::margin`] beyond the cut, so that a secret across it is known
-/// whole. Where the host sends no more, so many bytes before the end of what it has sent are left
-/// out, whatever they are.
+/// It reads [`Scrubber::margin`] bytes beyond the point of truncation, so that a secret across it
+/// is found. If the host sends no more in time, that many bytes at the end of the received body are
+/// omitted.
 pub(super) async fn receive(
     mut response: Response,
     url: &Url,
@@ -81,23 +80,23 @@ pub(super) async fn receive(
     form: Form,
     scrubber: &Scrubber,
     deadline: Instant,
-) -> Result<Received, ToolError> {
+) -> Result<ReceivedResponse, ToolError> {
     let status = response.status().as_u16();
     let headers = headers(&response);
     let (kind, charset) = content_type(&response, scrubber);
     let margin = scrubber.margin();
-    // One byte more tells whether there is more.
-    let wanted = max_bytes + (margin * MOST_BYTES_PER_BYTE).max(1);
+    // One more byte shows whether the body is longer.
+    let wanted = max_bytes + (margin * MAX_ENCODED_BYTES_PER_BYTE).max(1);
     let mut body = Vec::new();
     let mut complete = false;
     let mut content = content(&kind);
     let mut look_ahead = None;
     while body.len() < wanted {
         let chunk = if body.len() <= max_bytes {
-            response.chunk().await.map_err(|e| failed(url, &e))?
+            response.chunk().await.map_err(|e| exchange_error(url, &e))?
         } else {
-            let until =
-                *look_ahead.get_or_insert_with(|| deadline.min(Instant::now() + LOOK_AHEAD));
+            let until = *look_ahead
+                .get_or_insert_with(|| deadline.min(Instant::now() + LOOK_AHEAD_TIMEOUT));
             match tokio::time::timeout_at(until, response.chunk()).await {
                 Ok(Ok(chunk)) => chunk,
                 Ok(Err(_)) | Err(_) => break,
@@ -108,7 +107,7 @@ pub(super) async fn receive(
             break;
         };
         if content == Content::Unknown {
-            content = sniffed(&chunk);
+            content = sniff_content(&chunk);
         }
         if form == Form::Markdown && content == Content::Other && !chunk.is_empty() {
             return Err(not_text(url, status, &kind));
@@ -116,32 +115,32 @@ pub(super) async fn receive(
         body.extend_from_slice(&chunk[..chunk.len().min(wanted - body.len())]);
     }
     let truncated = body.len() > max_bytes;
-    // How much of so many bytes has nothing in it that may be the first part of a secret.
-    let known = |length: usize| if complete { length } else { length.saturating_sub(margin) };
+    // The length of the prefix that cannot end with the beginning of a secret.
+    let scanned = |length: usize| if complete { length } else { length.saturating_sub(margin) };
 
-    // Once as it came, whatever encoding it claims to have, and once decoded.
+    // Scrub twice: the raw bytes, whatever encoding they claim to have, and the decoded text.
     let found = scrubber.find(&body);
-    let end = max_bytes.min(known(body.len()));
+    let end = max_bytes.min(scanned(body.len()));
     let (mut shown, mut rest) = (Vec::new(), Vec::new());
     scrubber.render(&body, &found, 0..end, &mut shown);
     scrubber.render(&body, &found, end..body.len(), &mut rest);
     let encoding = charset.and_then(|name| Encoding::for_label(name.as_bytes())).unwrap_or(UTF_8);
     let mut decoder = if encoding == UTF_8 {
-        // The mark in front, if there is one, stays, as it always has for text.
+        // A byte order mark is kept.
         encoding.new_decoder_without_bom_handling()
     } else {
         encoding.new_decoder()
     };
     let mut text = String::new();
-    // A character that the cut divides is left out.
+    // A character that the truncation divides is omitted.
     let is_replaced = decode(&mut decoder, &shown, rest.is_empty(), &mut text);
     let cut = text.len();
     if !rest.is_empty() {
         decode(&mut decoder, &rest, complete, &mut text);
     }
-    let end = cut.min(known(text.len()));
+    let end = cut.min(scanned(text.len()));
     let scrubbed = scrubber.beginning(text, end);
-    Ok(Received {
+    Ok(ReceivedResponse {
         status,
         headers,
         body: scrubbed,
@@ -152,7 +151,7 @@ pub(super) async fn receive(
     })
 }
 
-/// Appends what the bytes say to `text`. Returns whether some of them belonged to no character.
+/// Decodes the bytes and appends them to `text`. Returns whether some of them were invalid.
 fn decode(decoder: &mut Decoder, bytes: &[u8], is_last: bool, text: &mut String) -> bool {
     let (mut next, mut is_replaced) = (0, false);
     loop {
@@ -166,23 +165,23 @@ fn decode(decoder: &mut Decoder, bytes: &[u8], is_last: bool, text: &mut String)
     }
 }
 
-impl Received {
+impl ReceivedResponse {
     /// The result of the tool.
-    pub(super) async fn into_fetched(
+    pub(super) async fn into_result(
         self,
         form: Form,
         max_bytes: usize,
         scrubber: &Scrubber,
         cancel: &CancellationToken,
-    ) -> Result<Fetched, ToolError> {
+    ) -> Result<FetchResult, ToolError> {
         let Self { status, headers, mut body, is_replaced, mut truncated, content, url } = self;
         let address = url.to_string();
         if form == Form::Markdown && content == Content::Html {
-            let shown = shown(&url);
+            let shown = without_query(&url);
             let cancelled = |_| ToolError::cancelled(TOOL);
             let permit = CONVERSIONS.acquire().await.map_err(cancelled)?;
-            let stop = Stop::new(cancel.clone(), CONVERSION);
-            // So that `max_bytes` and the margin are there, whatever character the limit divides.
+            let stop = Stop::new(cancel.clone(), CONVERSION_TIMEOUT);
+            // Enough for `max_bytes` and the margin, even if the limit divides a character.
             let limit = max_bytes + scrubber.margin() + 3;
             let converting = blocking(move || {
                 // Held by the thread, which may outlive the call.
@@ -196,9 +195,9 @@ impl Received {
                 .await
                 .ok_or_else(died)?
                 .map_err(|stopped| not_converted(stopped, &shown, status))?;
-            // What a character reference was is text now, so that there may be secrets again.
+            // Character references are text now, so that there may be new secrets to find.
             body = page.text;
-            // The line feed at its end is no part of the page.
+            // The line feed at the end is not part of the page.
             let length = body.len() - usize::from(!page.truncated && body.ends_with('\n'));
             let mut end = if length <= max_bytes { body.len() } else { max_bytes };
             if truncated || page.truncated {
@@ -210,7 +209,7 @@ impl Received {
         let headers =
             headers.into_iter().map(|(name, value)| (scrubber.text(name), scrubber.text(value)));
         let note = is_replaced.then_some(note::UNDECODED);
-        Ok(Fetched {
+        Ok(FetchResult {
             status,
             headers: headers.collect(),
             body,
@@ -237,7 +236,7 @@ fn headers(response: &Response) -> BTreeMap<String, String> {
 }
 
 /// The type of the content in lower case, without parameters, and its character encoding. Errors
-/// show a part of it.
+/// show part of it, so it is scrubbed.
 fn content_type(response: &Response, scrubber: &Scrubber) -> (String, Option<String>) {
     let value =
         response.headers().get(CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
@@ -277,8 +276,8 @@ fn content(kind: &str) -> Content {
     }
 }
 
-/// What a body without a type begins like.
-fn sniffed(start: &[u8]) -> Content {
+/// Guesses the type of a body from its beginning.
+fn sniff_content(start: &[u8]) -> Content {
     let text =
         String::from_utf8_lossy(&start[..start.len().min(512)]).trim_start().to_ascii_lowercase();
     if start.contains(&0) {
@@ -294,20 +293,20 @@ fn not_text(url: &Url, status: u16, kind: &str) -> ToolError {
     let kind = if kind.is_empty() { "binary" } else { kind };
     let kind: String = kind.chars().take(100).collect();
     let message = format!(
-        "fetch: {} answered with status {status}, but with {kind}, which is neither HTML nor text, so that there is no \
-         Markdown of it. Look for a page or a text of it instead.",
-        shown(url)
+        "fetch: {} answered with status {status} and {kind} content, which is neither HTML nor text and cannot be \
+         converted to Markdown. Look for a page or a text version instead.",
+        without_query(url)
     );
     ToolError::new("NotText", message).with(json!({"status": status, "content_type": kind}))
 }
 
-fn not_converted(stopped: Stopped, shown: &str, status: u16) -> ToolError {
-    if stopped == Stopped::Cancelled {
+fn not_converted(stopped: StopReason, shown: &str, status: u16) -> ToolError {
+    if stopped == StopReason::Cancelled {
         return ToolError::cancelled(TOOL);
     }
     let message = format!(
-        "fetch: {shown} answered with status {status}, but the page takes too long to be made into Markdown. Ask for less of \
-         it with max_bytes, or take it as text."
+        "fetch: {shown} answered with status {status}, but converting the page to Markdown takes too long. Request \
+         less of it with max_bytes, or fetch it as text."
     );
     ToolError::new("NotConverted", message).with(json!({"status": status}))
 }

@@ -1,17 +1,17 @@
-//! What the elements of HTML mean to a reader of text.
+//! The meaning of HTML elements in text.
 
-/// What an element is.
+/// The kind of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
-    /// Nothing in it is text.
+    /// Its content is not text.
     Skipped,
-    /// A line ends.
+    /// A line break.
     Break,
-    /// A line across.
+    /// A horizontal rule.
     Rule,
-    /// Text apart from what is before and after it.
+    /// A paragraph, separated from the text before and after it.
     Block,
-    /// Text on lines of its own.
+    /// Text on its own line.
     Line,
     /// An image.
     Image,
@@ -38,13 +38,13 @@ pub(super) enum Element {
     Row,
     /// A cell of a table.
     Cell,
-    /// Nothing in particular.
+    /// Any other element.
     Other,
 }
 
 impl Element {
     /// The element of this name, which the tokenizer gives in lower case.
-    pub(super) fn of(name: &[u8]) -> Self {
+    pub(super) fn from_name(name: &[u8]) -> Self {
         match name {
             b"script" | b"style" | b"noscript" | b"template" | b"svg" | b"iframe" | b"object"
             | b"video" | b"audio" | b"canvas" | b"select" | b"datalist" | b"title" => Self::Skipped,
@@ -74,8 +74,8 @@ impl Element {
         }
     }
 
-    /// Whether it is remembered until it is closed.
-    pub(super) fn is_kept_open(self) -> bool {
+    /// Whether it is tracked until it is closed.
+    pub(super) fn is_tracked(self) -> bool {
         match self {
             Self::Heading(_)
             | Self::List { .. }

@@ -1,27 +1,30 @@
-//! What must be known of a page before its text is written down.
+//! Facts about a page that are needed before its text is written.
 
 use html5gum::Token;
 
 use super::{Element, STOP_INTERVAL};
-use crate::tools::stop::{Stop, Stopped};
+use crate::tools::stop::{Stop, StopReason};
 
 /// Longest title, in characters.
-const MAX_TITLE: usize = 300;
+const MAX_TITLE_CHARS: usize = 300;
 
-/// How deep tables are nested that are told apart.
-const MAX_TABLES: usize = 100;
+/// How many levels of nested tables are distinguished.
+const MAX_TABLE_DEPTH: usize = 100;
 
-/// A look at the whole page.
+/// The outline of a page.
 pub(super) struct Outline {
-    /// Of each table in the order of their beginnings, whether it has data: whether a cell of its
-    /// own is a head. All others are there for the layout.
+    /// For each table in document order, whether it contains data: whether one of its own cells is
+    /// a head. Other tables are only layout.
     pub(super) tables: Vec<bool>,
-    /// The title, unless the text has a heading of the first level itself.
+    /// The title, unless the page has a heading of the first level.
     pub(super) title: Option<String>,
 }
 
 impl Outline {
-    pub(super) fn of(tokens: impl Iterator<Item = Token>, stop: &Stop) -> Result<Self, Stopped> {
+    pub(super) fn scan(
+        tokens: impl Iterator<Item = Token>,
+        stop: &Stop,
+    ) -> Result<Self, StopReason> {
         let (mut tables, mut open): (Vec<bool>, Vec<usize>) = (Vec::new(), Vec::new());
         let (mut title, mut in_title, mut has_heading): (Option<String>, bool, bool) =
             (None, false, false);
@@ -33,11 +36,11 @@ impl Outline {
             match token {
                 Token::StartTag(tag) => {
                     drawings += usize::from(tag.name.as_slice() == b"svg");
-                    // Drawings have titles too.
+                    // SVG drawings have titles too.
                     in_title = title.is_none() && drawings == 0 && tag.name.as_slice() == b"title";
-                    match Element::of(&tag.name) {
+                    match Element::from_name(&tag.name) {
                         Element::Table => {
-                            if open.len() < MAX_TABLES {
+                            if open.len() < MAX_TABLE_DEPTH {
                                 open.push(tables.len());
                             }
                             tables.push(false);
@@ -56,12 +59,14 @@ impl Outline {
                 Token::EndTag(tag) => {
                     in_title = false;
                     drawings = drawings.saturating_sub(usize::from(tag.name.as_slice() == b"svg"));
-                    if Element::of(&tag.name) == Element::Table {
+                    if Element::from_name(&tag.name) == Element::Table {
                         open.pop();
                     }
                 }
                 Token::String(text) if in_title => {
-                    title = Some(String::from_utf8_lossy(&text).chars().take(MAX_TITLE).collect());
+                    title = Some(
+                        String::from_utf8_lossy(&text).chars().take(MAX_TITLE_CHARS).collect(),
+                    );
                 }
                 _ => {}
             }

@@ -1,47 +1,46 @@
-//! Writing Markdown down: lines, their beginnings, and marks that are written only when text
-//! follows.
+//! Writes Markdown: lines, their prefixes, and marks that are written only when text follows.
 
 use std::borrow::Cow;
 
-/// Longest row of backticks in front of code.
+/// Maximum number of backticks of a code fence.
 const MAX_FENCE: usize = 20;
 
-/// What stands at the beginning of lines.
+/// The prefix of lines.
 pub(super) struct Prefix {
-    /// Of the next line, once.
+    /// The prefix of the next line, used once.
     first: Option<String>,
-    /// Of all others.
+    /// The prefix of all other lines.
     rest: Cow<'static, str>,
 }
 
 impl Prefix {
-    /// `first` at the beginning of the next line, `rest` at those after it.
+    /// `first` for the next line, `rest` for the lines after it.
     pub(super) fn once(first: String, rest: impl Into<Cow<'static, str>>) -> Self {
         Self { first: Some(first), rest: rest.into() }
     }
 
-    /// At the beginning of each line.
+    /// The same prefix for every line.
     pub(super) fn always(text: &'static str) -> Self {
         Self { first: None, rest: Cow::Borrowed(text) }
     }
 }
 
-/// The text so far, and what is to be written before the next word.
+/// The text so far, and what must be written before the next word.
 pub(super) struct Writer {
     text: String,
     limit: usize,
     prefixes: Vec<Prefix>,
-    /// Marks that were opened and have no text yet.
+    /// Opened marks without text so far.
     marks: Vec<&'static str>,
-    /// Line ends before the next word; a page begins with none.
+    /// Line feeds before the next word.
     newlines: usize,
-    /// A space before the next word.
+    /// Whether there is a space before the next word.
     space: bool,
-    /// Nothing but the prefixes stands on the line.
+    /// Whether the line contains only prefixes.
     at_start: bool,
-    /// How many elements are open in which lines do not end.
+    /// Number of open elements that suppress line breaks.
     in_line: usize,
-    /// How many of them are cells of tables.
+    /// Number of open table cells.
     in_cell: usize,
 }
 
@@ -60,12 +59,12 @@ impl Writer {
         }
     }
 
-    /// Whether there is no use in writing more.
+    /// Whether the limit is exceeded.
     pub(super) fn is_full(&self) -> bool {
         self.text.len() > self.limit
     }
 
-    /// The whole text, and whether it was cut.
+    /// The text, and whether it was cut at the limit.
     pub(super) fn finish(mut self) -> (String, bool) {
         let truncated = self.is_full();
         if truncated {
@@ -76,7 +75,7 @@ impl Writer {
         (self.text, truncated)
     }
 
-    /// Writes text, white space as a single space.
+    /// Writes text, with whitespace collapsed to single spaces.
     pub(super) fn text(&mut self, text: &str) {
         let text = text.replace('\u{a0}', " ");
         self.space |= text.starts_with(|c: char| c.is_ascii_whitespace());
@@ -98,7 +97,7 @@ impl Writer {
         }
     }
 
-    /// What follows is apart from what is there by at least so many line ends.
+    /// Separates the following text by at least this many line feeds.
     pub(super) fn separate(&mut self, newlines: usize) {
         if self.in_line > 0 {
             self.space = true;
@@ -107,12 +106,12 @@ impl Writer {
         }
     }
 
-    /// The line ends here; a second time, the paragraph.
+    /// Ends the line; called twice, the paragraph.
     pub(super) fn line_break(&mut self) {
         self.separate((self.newlines + 1).min(2));
     }
 
-    /// What follows is another word.
+    /// Separates the following text by a space.
     pub(super) fn space(&mut self) {
         self.space = true;
     }
@@ -123,7 +122,7 @@ impl Writer {
         self.separate(2);
     }
 
-    /// Writes a line of its own.
+    /// Writes a separate line.
     pub(super) fn line(&mut self, line: &str) {
         let marks = std::mem::take(&mut self.marks);
         self.separate(1);
@@ -139,7 +138,7 @@ impl Writer {
         self.marks.push(mark);
     }
 
-    /// Closes what was opened last, unless there was no text in it.
+    /// Closes the last opened mark, unless it has no text.
     pub(super) fn close(&mut self, mark: &str) {
         if self.marks.pop().is_none() {
             self.text.push_str(mark);
@@ -154,7 +153,7 @@ impl Writer {
         self.prefixes.pop();
     }
 
-    /// From here to [`Self::end_in_line`] lines do not end.
+    /// Suppresses line breaks until [`Self::end_in_line`].
     pub(super) fn begin_in_line(&mut self) {
         self.in_line += 1;
     }
@@ -167,7 +166,7 @@ impl Writer {
         self.in_line > 0
     }
 
-    /// Begins a cell of a table, which is the first of its row or not.
+    /// Begins a cell of a table. `first` is true for the first cell of a row.
     pub(super) fn begin_cell(&mut self, first: bool) {
         let marks = std::mem::take(&mut self.marks);
         if first {
@@ -202,7 +201,7 @@ impl Writer {
             self.close("`");
             return;
         }
-        // Marks that were opened around it would end up in it.
+        // Marks opened around the code must not be written into it.
         let marks = std::mem::take(&mut self.marks);
         let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
         let fence = "`".repeat((longest + 1).clamp(3, MAX_FENCE));
@@ -222,7 +221,7 @@ impl Writer {
         self.marks = marks;
     }
 
-    /// Writes what must stand before the next word.
+    /// Writes what precedes the next word.
     fn begin(&mut self) {
         if self.newlines > 0 {
             if !self.text.is_empty() {
@@ -249,9 +248,9 @@ impl Writer {
         }
     }
 
-    /// An empty line, which in a quotation has its mark.
+    /// An empty line, with the prefix of a quotation.
     fn blank_line(&mut self) {
-        // What is yet to begin is not yet around this line.
+        // Prefixes of elements that have not begun do not apply to this line.
         let begun = self.prefixes.iter().take_while(|prefix| prefix.first.is_none());
         let line: String = begun.map(|prefix| prefix.rest.as_ref()).collect();
         self.text.push_str(line.trim_end());

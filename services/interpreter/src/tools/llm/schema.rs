@@ -1,27 +1,26 @@
-//! JSON Schemas that scripts bring along. The script is not trusted: a few lines of schema can take
-//! for ever to apply.
+//! JSON Schemas from scripts. Scripts are not trusted: a few lines of schema can take forever to
+//! apply.
 
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
-/// Largest schema, as JSON.
+/// Largest schema, in bytes of JSON.
 const MAX_BYTES: usize = 64 << 10;
-/// How many parts a schema may have when each reference is replaced by what it refers to.
+/// Maximum number of parts of a schema after each reference is replaced by its target.
 const MAX_PARTS: usize = 5_000;
-/// Words by which a schema refers elsewhere in ways that cannot be weighed beforehand.
-const REFUSED: [&str; 4] = ["$dynamicRef", "$recursiveRef", "$id", "$anchor"];
-/// How many of its parts may be held against how many places of a value for all faults to be looked
-/// for; above that only the first is.
-const ALL_FAULTS: usize = 200_000;
-/// The same for it to be looked at at all.
+/// Keywords for references whose size cannot be computed in advance.
+const UNSUPPORTED_KEYWORDS: [&str; 4] = ["$dynamicRef", "$recursiveRef", "$id", "$anchor"];
+/// Maximum work (parts of the schema times values) for finding all faults; above it, only the first
+/// fault is found.
+const MAX_EXHAUSTIVE_WORK: usize = 200_000;
+/// Maximum work for validating at all.
 const MAX_WORK: usize = 20_000_000;
-/// Longest fault that is told.
-const MAX_FAULT: usize = 300;
+/// Longest fault, in characters.
+const MAX_FAULT_CHARS: usize = 300;
 
-/// Whether the schema can be used.
+/// Checks whether the schema can be used.
 ///
-/// # Errors
-/// Why not, in words for a model.
+/// # Errors The reason, for a model.
 pub(super) fn check(schema: &Value) -> Result<(), String> {
     if !schema.is_object() {
         return Err("the schema must be an object".to_owned());
@@ -29,56 +28,58 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
     if schema.to_string().len() > MAX_BYTES {
         return Err(format!("the schema is larger than {MAX_BYTES} bytes"));
     }
-    weigh(schema, schema, &mut Vec::new(), &mut 0)?;
+    count_parts(schema, schema, &mut Vec::new(), &mut 0)?;
     compile(schema).map(drop)
 }
 
-/// What is wrong with a value; nothing when it is valid.
+/// The faults of a value; empty when it is valid.
 pub(super) fn faults(schema: &Value, value: &Value, most: usize) -> Vec<String> {
     let validator = match compile(schema) {
         Ok(validator) => validator,
         Err(what) => return vec![what],
     };
     let mut parts = 0;
-    if let Err(what) = weigh(schema, schema, &mut Vec::new(), &mut parts) {
+    if let Err(what) = count_parts(schema, schema, &mut Vec::new(), &mut parts) {
         return vec![what];
     }
-    let work = parts.saturating_mul(places(value));
+    let work = parts.saturating_mul(count_values(value));
     if work > MAX_WORK {
-        return vec!["the value has too many parts to be held against this schema".to_owned()];
+        return vec!["the value has too many parts for this schema".to_owned()];
     }
     let fault = |error: jsonschema::ValidationError<'_>| {
         let place = error.instance_path().to_string();
         let place = if place.is_empty() { "the value".to_owned() } else { place };
-        format!("{place}: {error}").chars().take(MAX_FAULT).collect()
+        format!("{place}: {error}").chars().take(MAX_FAULT_CHARS).collect()
     };
-    // It gathers all of them, however few are taken.
-    if work <= ALL_FAULTS {
+    // The validator computes all faults, however few are taken.
+    if work <= MAX_EXHAUSTIVE_WORK {
         return validator.iter_errors(value).take(most).map(fault).collect();
     }
     validator.validate(value).err().map(fault).into_iter().collect()
 }
 
-/// How many values there are in a value, itself included.
-fn places(value: &Value) -> usize {
+/// The number of values in a value, itself included.
+fn count_values(value: &Value) -> usize {
     match value {
-        Value::Array(items) => 1 + items.iter().map(places).sum::<usize>(),
-        Value::Object(fields) => 1 + fields.values().map(places).sum::<usize>(),
+        Value::Array(items) => 1 + items.iter().map(count_values).sum::<usize>(),
+        Value::Object(fields) => 1 + fields.values().map(count_values).sum::<usize>(),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 1,
     }
 }
 
 fn compile(schema: &Value) -> Result<Validator, String> {
     jsonschema::options()
-        // Takes time in proportion to the text, whatever the pattern.
+        // Takes time proportional to the text, whatever the pattern.
         .with_pattern_options(PatternOptions::regex())
         .build(schema)
-        .map_err(|error| format!("the schema is none: {error}").chars().take(MAX_FAULT).collect())
+        .map_err(|error| {
+            format!("the schema is invalid: {error}").chars().take(MAX_FAULT_CHARS).collect()
+        })
 }
 
-/// Counts the parts of a schema with its references followed. A schema that contains itself is
-/// refused: how long it takes would depend on the value alone.
-fn weigh<'a>(
+/// Counts the parts of a schema, following its references. A recursive schema is rejected: only the
+/// value would bound its work.
+fn count_parts<'a>(
     root: &'a Value,
     part: &'a Value,
     open: &mut Vec<&'a str>,
@@ -92,25 +93,26 @@ fn weigh<'a>(
     }
     match part {
         Value::Object(fields) => {
-            if let Some(word) = REFUSED.iter().find(|word| fields.contains_key(**word)) {
-                return Err(format!("`{word}` cannot be used in the schema"));
+            if let Some(word) = UNSUPPORTED_KEYWORDS.iter().find(|word| fields.contains_key(**word))
+            {
+                return Err(format!("the schema uses `{word}`, which is not supported"));
             }
             if let Some(Value::String(reference)) = fields.get("$ref") {
                 let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
                 let target = target.ok_or_else(|| {
-                    format!("the reference {reference:?} leads nowhere in the schema")
+                    format!("the reference {reference:?} has no target in the schema")
                 })?;
                 if open.contains(&reference.as_str()) {
-                    return Err(format!("the schema contains itself, through {reference:?}"));
+                    return Err(format!("the schema is recursive, through {reference:?}"));
                 }
                 open.push(reference);
-                weigh(root, target, open, parts)?;
+                count_parts(root, target, open, parts)?;
                 open.pop();
             }
-            // Definitions too: a property may have their name.
-            fields.values().try_for_each(|field| weigh(root, field, open, parts))
+            // Definitions are counted too: a property may have the same name.
+            fields.values().try_for_each(|field| count_parts(root, field, open, parts))
         }
-        Value::Array(list) => list.iter().try_for_each(|item| weigh(root, item, open, parts)),
+        Value::Array(list) => list.iter().try_for_each(|item| count_parts(root, item, open, parts)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
     }
 }
@@ -122,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_say_where_and_what() {
+    fn faults_have_path_and_reason() {
         let schema = json!({"type": "object", "required": ["name"], "properties": {
             "name": {"type": "string", "minLength": 2}, "age": {"$ref": "#/$defs/age"}}, "$defs": {"age": {"type": "integer"}}});
         assert_eq!(check(&schema), Ok(()));
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_would_take_for_ever_is_refused() {
+    fn schema_with_unbounded_work_is_rejected() {
         let mut doubling = json!({"$ref": "#/$defs/d0", "$defs": {}});
         for n in 0..40 {
             let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn many_parts_against_many_places_are_not_gathered() {
+    fn expensive_validation_reports_only_the_first_fault() {
         let wide = json!({"items": {"allOf": vec![json!({"type": "string"}); 1_500]}});
         assert_eq!(check(&wide), Ok(()));
         assert_eq!(faults(&wide, &json!(vec![1; 1_000]), 9).len(), 1);
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_takes_time_in_proportion_to_the_text() {
+    fn pattern_takes_linear_time() {
         let schema = json!({"type": "string", "pattern": "^(a+)+$"});
         assert_eq!(check(&schema), Ok(()));
         let began = std::time::Instant::now();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::command::Confinement;
-use crate::missing::not_tested;
+use crate::test_requirements::skip_or_fail;
 
 /// A toolbox whose commands run without a sandbox, wherever the tests run.
 fn unconfined(search_path: Vec<PathBuf>) -> Bench {
@@ -266,7 +266,7 @@ async fn programs_that_are_installed_run_in_the_sandbox() {
             }
             Err(error) => {
                 assert_eq!(error.name, "ProgramNotFound", "{error}");
-                not_tested(error);
+                skip_or_fail(error);
             }
         }
     }

@@ -65,7 +65,7 @@ fn the_page_about_the_tools_is_current() {
 #[test]
 fn what_a_signature_refers_to_is_told_before_it_and_is_the_same() {
     for (position, tool) in definitions().iter().enumerate() {
-        let Some(like) = tool.like else { continue };
+        let Some(like) = tool.base_tool else { continue };
         let before = definitions()[..position]
             .iter()
             .find(|other| other.name == like)

@@ -171,7 +171,7 @@ async fn a_write_whose_call_is_given_up_is_waited_for() {
     });
     holds.await.expect("held");
     let never = CancellationToken::new();
-    assert!(tools.writes_end(&never).await, "nothing is written yet");
+    assert!(tools.wait_for_writes(&never).await, "nothing is written yet");
     let cx = CallContext::default();
     let mut call = Box::pin(tools.call("save_file", json!([file.id, "t.csv"]), &cx));
     let is_whole = || {
@@ -188,10 +188,10 @@ async fn a_write_whose_call_is_given_up_is_waited_for() {
     let told_to_stop = CancellationToken::new();
     told_to_stop.cancel();
     assert!(
-        !tools.writes_end(&told_to_stop).await && !written(),
+        !tools.wait_for_writes(&told_to_stop).await && !written(),
         "whoever stopped it is not kept waiting for long"
     );
-    let ends = tools.writes_end(&never);
+    let ends = tools.wait_for_writes(&never);
     let mut ends = Box::pin(ends);
     assert!(futures::poll!(&mut ends).is_pending(), "it is still being written");
     release.send(()).expect("it holds");

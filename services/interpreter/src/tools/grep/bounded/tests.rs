@@ -14,7 +14,7 @@ fn stop() -> Stop {
 
 /// The line of the first match, from 0, as the searcher looks for it; none where there is none, and
 /// an error where it cannot be said.
-fn first_line(expression: &Bounded<'_>, text: &str) -> io::Result<Option<usize>> {
+fn first_line(expression: &BoundedMatcher<'_>, text: &str) -> io::Result<Option<usize>> {
     let matches = |line: &str| {
         Ok::<_, io::Error>(expression.shortest_match(without_ending(line.as_bytes()))?.is_some())
     };
@@ -75,13 +75,14 @@ fn a_line_is_matched_alike_at_once_in_pieces_and_byte_by_byte() {
         "nothing",
     ] {
         for case_sensitive in [true, false] {
-            let at_once = Bounded::new(query, false, case_sensitive, &stop).expect(query);
+            let at_once = BoundedMatcher::new(query, false, case_sensitive, &stop).expect(query);
             for text in texts {
                 let expected = first_line(&at_once, text).expect("it is short");
                 for room in 1..20 {
-                    let pieces = Bounded {
+                    let pieces = BoundedMatcher {
                         room,
-                        ..Bounded::new(query, false, case_sensitive, &stop).expect("the same")
+                        ..BoundedMatcher::new(query, false, case_sensitive, &stop)
+                            .expect("the same")
                     };
                     match first_line(&pieces, text) {
                         Ok(found) => {
@@ -101,7 +102,8 @@ fn a_line_is_matched_alike_at_once_in_pieces_and_byte_by_byte() {
 #[test]
 fn what_is_too_large_is_told_from_what_is_no_expression() {
     let stop = stop();
-    let fails = |query: &str| Bounded::new(query, false, true, &stop).err().map(|error| error.name);
+    let fails =
+        |query: &str| BoundedMatcher::new(query, false, true, &stop).err().map(|error| error.name);
     for query in ["(a{1,500}){1,500}", r"\w{1000}", "(((a{100}){100}){100}){100}", "[a-z]{1000000}"]
     {
         assert_eq!(fails(query), Some("ExpressionTooLarge"), "{query}");
@@ -119,7 +121,7 @@ fn what_is_too_large_is_told_from_what_is_no_expression() {
         assert_eq!(fails(query), None, "{query}");
     }
     assert!(
-        Bounded::new("((((a{1000}){1000}", true, false, &stop).is_ok(),
+        BoundedMatcher::new("((((a{1000}){1000}", true, false, &stop).is_ok(),
         "as plain text it is small"
     );
 }
@@ -136,7 +138,7 @@ fn no_expression_is_compiled_for_long() {
     {
         for case_sensitive in [true, false] {
             let one = Instant::now();
-            let made = Bounded::new(query, false, case_sensitive, &stop);
+            let made = BoundedMatcher::new(query, false, case_sensitive, &stop);
             let room = made.map_or(0, |made| made.room);
             println!("{:>8.1?} {room:>8} {}", one.elapsed(), &query[..query.len().min(30)]);
         }
@@ -165,7 +167,7 @@ fn a_search_is_stopped_soon_whatever_it_looks_for() {
             let took = std::thread::scope(|scope| {
                 let searching = scope.spawn(|| {
                     let expression =
-                        Bounded::new(query, false, true, &stop).expect("it is small enough");
+                        BoundedMatcher::new(query, false, true, &stop).expect("it is small enough");
                     // As the searcher goes on after a match.
                     let mut from = 0;
                     while let Ok(Some(found)) = expression.find_candidate_line(&text[from..]) {
