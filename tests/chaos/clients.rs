@@ -229,7 +229,7 @@ impl Clients {
         })
         .await;
         let report: Vec<mesh_v1::ToolCreate> =
-            mesh.nats.stored_messages(Stream::Tool).await.into_iter().map(decoded).collect();
+            mesh.nats.stored_messages(Stream::Tool).await.into_iter().map(decode_hand_over).collect();
         let pairs: BTreeMap<_, _> =
             report.iter().map(|tool| (tool.scan_id.clone(), tool.hand_over_id.clone())).collect();
         assert_eq!((report.len(), &pairs), (scans.len(), &scans), "each scan is handed over once");

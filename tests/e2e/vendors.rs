@@ -79,7 +79,7 @@ async fn check_costs(conversation: &Conversation, expected: &[Usage]) {
     assert_eq!(usages, expected);
     let status = conversation.task().await.unwrap().status.unwrap();
     let total = status.usage.unwrap_or_default();
-    let sum = |of: fn(&Usage) -> i64| expected.iter().map(of).sum::<i64>();
+    let sum = |field: fn(&Usage) -> i64| expected.iter().map(field).sum::<i64>();
     assert_eq!(total.cost_pico_usd, sum(|usage| usage.cost_pico_usd));
     assert_eq!(total.input_tokens, sum(|usage| usage.input_tokens));
     assert_eq!(total.cache_read_tokens, sum(|usage| usage.cache_read_tokens));

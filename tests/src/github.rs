@@ -381,7 +381,7 @@ impl GitHub {
         query: &str,
         headers: &HeaderMap,
     ) -> Response {
-        let segments: Vec<String> = path.split('/').skip(1).map(decoded).collect();
+        let segments: Vec<String> = path.split('/').skip(1).map(percent_decode).collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let authorization =
             headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());

@@ -312,7 +312,7 @@ impl GitLab {
             limits(&mut response, 0, reset);
             return response;
         }
-        let segments: Vec<String> = path.split('/').skip(1).map(decoded).collect();
+        let segments: Vec<String> = path.split('/').skip(1).map(percent_decode).collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let mut response = self.resource(&segments, query, token.is_some());
         let tag = response.headers().get(header::ETAG);

@@ -14,7 +14,7 @@ use construct_tests::{
 };
 use tokio::sync::watch;
 
-use super::{Job, ONE_BY_ONE, script};
+use super::{Job, SEQUENTIAL, script};
 use crate::read;
 
 /// Kill points of each kind by default.
@@ -83,7 +83,7 @@ impl ProxiedMesh {
         mesh.set_env("CONSTRUCT_NATS_URL", nats.proxied_url(mesh.nats.url()));
         mesh.set_env("CONSTRUCT_DATABASE_URL", database.proxied_url(mesh.database.url()));
         mesh.start_services().await.unwrap();
-        let code = ONE_BY_ONE.map(|line| line.replace("n <= 24", &format!("n <= {EFFECTS}")));
+        let code = SEQUENTIAL.map(|line| line.replace("n <= 24", &format!("n <= {EFFECTS}")));
         let code: Vec<&str> = code.iter().map(String::as_str).collect();
         mesh.scripted_agent("worker", &script(&code)).await.unwrap();
         Self { mesh, service, nats, database, jobs: 0 }
