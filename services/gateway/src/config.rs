@@ -1,4 +1,4 @@
-//! What can be configured about the gateway.
+//! The configuration of the gateway.
 
 use std::{
     collections::BTreeMap,
@@ -16,90 +16,88 @@ use crate::{
     quotas::{Calendar, tiers},
 };
 
-/// The gateway's own keys.
+/// The gateway's own settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Where gRPC and the other protocols are served.
+    /// The address of gRPC and the other protocols.
     pub gateway_listen: SocketAddr,
     /// Who has to log in.
     pub gateway_login: Login,
-    /// Failed log-ins of one address with tokens of the issuer in a minute, beyond which its tokens
-    /// are refused unseen.
+    /// Failed log-ins with tokens of the issuer per minute and address; beyond this, tokens of the
+    /// address are refused without verification.
     pub gateway_login_failures: u32,
-    /// A Unix socket where gRPC is served as well, for processes that run as the same user; these
-    /// are the operator. One that was passed to the process (systemd's `LISTEN_FDS`) is served in
-    /// its place.
+    /// A Unix socket that also serves gRPC, for processes of the same user, which are the operator.
+    /// A socket passed to the process (systemd's `LISTEN_FDS`) is served instead.
     pub gateway_socket: Option<PathBuf>,
-    /// The issuer of people's log-ins, as its tokens name it; with `gateway_oidc_audience`.
+    /// The issuer of people's log-ins, as named in its tokens; set together with
+    /// `gateway_oidc_audience`.
     pub gateway_oidc_issuer: Option<String>,
-    /// What tokens of the issuer say whom they are for.
+    /// The audience that tokens of the issuer must have.
     pub gateway_oidc_audience: Option<String>,
-    /// What the issuer knows programs as by which people log in (`construct login`): a public
-    /// client. The gateway tells it to whoever asks.
+    /// The client id, at the issuer, of programs that people log in with (`construct login`): a
+    /// public client. The gateway publishes it.
     pub gateway_oidc_client_id: Option<String>,
-    /// What these programs ask the issuer for.
+    /// The scopes that these programs request.
     pub gateway_oidc_scopes: Vec<String>,
-    /// Requests worked on at the same time, over all connections. Further ones are refused with
-    /// `RESOURCE_EXHAUSTED`, because what waits behind so many would time out anyway. Half of them
-    /// are for one organization at most; all, for the operator's.
+    /// Maximum number of concurrent requests over all connections. Further ones are refused with
+    /// `RESOURCE_EXHAUSTED`, because queued ones would time out anyway. One organization may have
+    /// at most half of them; the operator's may have all.
     pub gateway_max_requests: usize,
-    /// Subscriptions open at the same time, over all connections; each holds a buffer. Further ones
-    /// are refused with `RESOURCE_EXHAUSTED`. Half of them are for one organization at most; all,
-    /// for the operator's.
+    /// Maximum number of open subscriptions over all connections; each holds a buffer. Further ones
+    /// are refused with `RESOURCE_EXHAUSTED`. One organization may have at most half of them; the
+    /// operator's may have all.
     pub gateway_max_subscriptions: usize,
-    /// The pools of interpreters that exist; an agent or a task that names another one is refused.
-    /// Each needs an interpreter that serves it (`interpreter_pools`).
+    /// The pools of interpreters; agents and tasks that name another one are refused. Each needs an
+    /// interpreter that serves it (`interpreter_pools`).
     pub gateway_pools: Vec<String>,
-    /// Origins, e.g. `https://app.example`, whose pages may call the gateway from a browser. Requests from pages of any other
-    /// are refused on every protocol.
+    /// Origins, e.g. `https://app.example`, whose pages may call the gateway from a browser. Requests
+    /// of pages of other origins are refused on every protocol.
     pub gateway_origins: Vec<String>,
-    /// Host names, e.g. `construct.test`, under which a gateway on a loopback address may be called
-    /// besides loopback's own. On other addresses whoever guards them decides that.
+    /// Further host names, e.g. `construct.test`, of a gateway on a loopback address, besides
+    /// loopback's own. On other addresses a proxy in front decides that.
     pub gateway_hosts: Vec<String>,
-    /// Networks of proxies, e.g. `10.20.0.0/16` or `192.0.2.7`, that are believed what they say in
-    /// `X-Forwarded-For` of whom a request is from: for the audit trail, and for what is limited
-    /// per address. Of others the header means nothing. Whoever is in one of them can say what they
-    /// like, so it is the proxies' own network, and they have to add to the header, or write it,
-    /// themselves. All addresses (`/0`) are refused.
+    /// Networks of trusted proxies, e.g. `10.20.0.0/16` or `192.0.2.7`, whose `X-Forwarded-For`
+    /// names the client of a request, for audit entries and limits per address. The header of
+    /// others is ignored. Anyone in these networks can forge the header, so they must be the
+    /// proxies' own network, and the proxies must append to the header or overwrite it. All
+    /// addresses (`/0`) are refused.
     pub gateway_trusted_proxies: Vec<String>,
-    /// Where the operator protocol is served, e.g. `127.0.0.1:60100`. Unset: nowhere, because its
-    /// port is the same for every gateway of a machine. `./dev` sets it where that port is free,
-    /// and docker-compose.yml does.
+    /// The address of the operator protocol, e.g. `127.0.0.1:60100`. Not served by default, because
+    /// the port is the same for every gateway of a machine. `./dev` sets it where that port is
+    /// free, and docker-compose.yml does.
     pub gateway_operator_listen: Option<SocketAddr>,
-    /// The folder in which the interpreters see what the scanner has fetched (`scanner_dir`).
-    /// Unset: there is no scanner, and scans are refused.
+    /// The folder where the interpreters see what the scanner has fetched (`scanner_dir`). If
+    /// unset, there is no scanner, and scans are refused.
     pub gateway_scans_dir: Option<PathBuf>,
     /// Name or id of the agent that answers requests of the operator protocol that name none.
     pub gateway_operator_agent: Option<String>,
-    /// A file with the certificate (PEM, with those that vouch for it) that the ports of gRPC and
-    /// of the operator protocol speak TLS with, and `gateway_tls_key`. Unset: they speak without.
-    /// Read again when it changes.
+    /// A file with the TLS certificate chain (PEM) for the gRPC and operator ports; set together
+    /// with `gateway_tls_key`. If unset, they use no TLS. Reloaded when it changes.
     pub gateway_tls_certificate: Option<PathBuf>,
     /// A file with the certificate's private key (PEM).
     pub gateway_tls_key: Option<PathBuf>,
-    /// A file with certificates (PEM). Who shows no certificate that one of them vouches for does
-    /// not come in; besides that it means nothing. Unset: nobody is asked for one.
+    /// A file with CA certificates (PEM). Clients without a certificate of one of these CAs are
+    /// refused; a certificate means nothing beyond that. If unset, clients need none.
     pub gateway_tls_client_ca: Option<PathBuf>,
-    /// Days that entries of the audit trail are kept, 31 at least.
+    /// How long audit entries are kept, in days; at least 31.
     pub gateway_audit_keep: u32,
-    /// Bytes of a file that is uploaded, 16 GiB at most.
+    /// Maximum size of an uploaded file in bytes; at most 16 GiB.
     pub gateway_files_max_bytes: u64,
-    /// Media types of files that are taken, with `*` for any part of one: `image/*`. One that is
-    /// not declared is told from the content, and is `application/octet-stream` where that says
-    /// nothing.
+    /// Accepted media types of files, with `*` for a part: `image/*`. An undeclared type is
+    /// detected from the content, with `application/octet-stream` as the fallback.
     pub gateway_files_types: Vec<String>,
-    /// How much organizations of a tier may do, by the tier's name: `[gateway_tiers.free]` with
-    /// `requests_per_minute`, `key_requests_per_minute`, `tasks_per_day`, `runs_per_day`,
-    /// `tokens_per_day`, `spend_per_month_pico_usd` and `storage_bytes`. What is left out is not
-    /// limited. `unlimited` is always there.
+    /// The limits of each tier, by name: `[gateway_tiers.free]` with `requests_per_minute`,
+    /// `key_requests_per_minute`, `tasks_per_day`, `runs_per_day`, `tokens_per_day`,
+    /// `spend_per_month_pico_usd` and `storage_bytes`. Missing limits are unlimited. `unlimited`
+    /// always exists.
     pub gateway_tiers: BTreeMap<String, Limits>,
-    /// The tier of organizations of which nothing was said. The operator's is `unlimited` then.
+    /// The tier of organizations without an assigned one. The operator's default is `unlimited`.
     pub gateway_tier: String,
-    /// Team organizations that one user may own: each has quotas of its own. Who makes one while
-    /// working in the operator's is not limited.
+    /// Maximum number of team organizations that a user may own, since each has its own quotas.
+    /// Users who create them while working in the operator's are not limited.
     pub gateway_organizations_of_one: u32,
-    /// Which days and months quotas are of. Not configured: those of UTC, except in tests.
+    /// The calendar of quotas. Not configurable: UTC, except in tests.
     #[serde(skip)]
     pub(crate) gateway_calendar: Calendar,
 }
@@ -108,9 +106,9 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Login {
-    /// Who comes without credentials is the operator: only loopback addresses are served.
+    /// Callers without credentials are the operator: only loopback addresses are served.
     Local,
-    /// Everybody; but for processes of the same user over `gateway_socket`.
+    /// Everybody, except for processes of the same user over `gateway_socket`.
     Required,
 }
 
@@ -173,25 +171,22 @@ impl construct_runtime::ServiceConfig for Config {
         if self.gateway_oidc_issuer.as_deref().is_some_and(|issuer| !oidc::is_trustworthy(issuer)) {
             return Err(Invalid::new(
                 "gateway_oidc_issuer",
-                "must be an `https` address, or `http` on this machine",
+                "must be an `https` URL, or `http` on this machine",
             ));
         }
         if self.gateway_oidc_issuer.is_some()
             != self.gateway_oidc_audience.as_deref().is_some_and(|text| !text.is_empty())
         {
-            let words =
-                "is needed with gateway_oidc_issuer, and only then: whom its tokens are for";
-            return Err(Invalid::new("gateway_oidc_audience", words));
+            let message =
+                "must be set exactly when gateway_oidc_issuer is set: the audience of its tokens";
+            return Err(Invalid::new("gateway_oidc_audience", message));
         }
         if self.gateway_oidc_client_id.is_some() && self.gateway_oidc_issuer.is_none() {
-            return Err(Invalid::new(
-                "gateway_oidc_client_id",
-                "is one of an issuer's, which takes gateway_oidc_issuer",
-            ));
+            return Err(Invalid::new("gateway_oidc_client_id", "requires gateway_oidc_issuer"));
         }
         if let Some(scope) = self.gateway_oidc_scopes.iter().find(|scope| !is_scope(scope)) {
-            let words = format!("names scopes like `openid`, and `{scope}` is none");
-            return Err(Invalid::new("gateway_oidc_scopes", words));
+            let message = format!("`{scope}` is not a scope like `openid`");
+            return Err(Invalid::new("gateway_oidc_scopes", message));
         }
         if self.gateway_scans_dir.as_deref().is_some_and(|path| !path.is_absolute()) {
             return Err(Invalid::new(
@@ -202,16 +197,14 @@ impl construct_runtime::ServiceConfig for Config {
         if let Some(name) = self.gateway_pools.iter().find(|name| !compute::is_name(name)) {
             return Err(Invalid::new(
                 "gateway_pools",
-                format!(
-                    "names pools like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), and `{name}` is none"
-                ),
+                format!("`{name}` is not a pool name like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`)"),
             ));
         }
         if !self.gateway_pools.iter().any(|name| name == compute::DEFAULT) {
             let default = compute::DEFAULT;
             return Err(Invalid::new(
                 "gateway_pools",
-                format!("must have `{default}`, where scripts go by default"),
+                format!("must include the default pool `{default}`"),
             ));
         }
         if !(1..=1_000_000).contains(&self.gateway_login_failures) {
@@ -220,20 +213,17 @@ impl construct_runtime::ServiceConfig for Config {
         if self.gateway_tls_certificate.is_some() != self.gateway_tls_key.is_some() {
             return Err(Invalid::new(
                 "gateway_tls_key",
-                "is needed with gateway_tls_certificate, and only then",
+                "must be set exactly when gateway_tls_certificate is set",
             ));
         }
         if self.gateway_tls_client_ca.is_some() && self.gateway_tls_certificate.is_none() {
-            return Err(Invalid::new(
-                "gateway_tls_client_ca",
-                "asks for certificates, which takes gateway_tls_certificate",
-            ));
+            return Err(Invalid::new("gateway_tls_client_ca", "requires gateway_tls_certificate"));
         }
-        // The database refuses to remove what is younger than 30 days, by its own clock.
+        // The database refuses to remove entries younger than 30 days by its own clock.
         if !(31..=36_500).contains(&self.gateway_audit_keep) {
             return Err(Invalid::new("gateway_audit_keep", "must be between 31 and 36,500 days"));
         }
-        // Parts of 2 MiB, and 10,000 of them.
+        // 10,000 parts of 2 MiB.
         if !(1..=16 * 1024 * 1024 * 1024).contains(&self.gateway_files_max_bytes) {
             return Err(Invalid::new(
                 "gateway_files_max_bytes",
@@ -245,13 +235,13 @@ impl construct_runtime::ServiceConfig for Config {
             .iter()
             .find(|pattern| !pattern.contains('/') || pattern.len() > 100)
         {
-            let words = format!("names media types like `image/*`, and `{pattern}` is none");
-            return Err(Invalid::new("gateway_files_types", words));
+            let message = format!("`{pattern}` is not a media type like `image/*`");
+            return Err(Invalid::new("gateway_files_types", message));
         }
         tiers::check(&self.gateway_tiers, &self.gateway_tier)?;
         if let Some(origin) = self.gateway_origins.iter().find(|origin| !is_origin(origin)) {
-            let words = format!("names origins like `https://app.example`, and `{origin}` is none");
-            return Err(Invalid::new("gateway_origins", words));
+            let message = format!("`{origin}` is not an origin like `https://app.example`");
+            return Err(Invalid::new("gateway_origins", message));
         }
         Proxies::new(&self.gateway_trusted_proxies)
             .map_err(|error| Invalid::new("gateway_trusted_proxies", error.to_string()))?;
@@ -267,8 +257,8 @@ impl construct_runtime::ServiceConfig for Config {
     }
 }
 
-/// Whether browsers would write an origin like this: a scheme, a host, a port that isn't the
-/// scheme's own; no path.
+/// Whether it has the format of browsers' origins: a scheme, a host, an optional non-default port,
+/// and no path.
 fn is_origin(text: &str) -> bool {
     let host =
         text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or_default();
@@ -278,7 +268,7 @@ fn is_origin(text: &str) -> bool {
         })
 }
 
-/// Whether it can be one of several in a list with spaces between them (RFC 6749, 3.3).
+/// Whether it is a valid scope of a space-separated list (RFC 6749, 3.3).
 fn is_scope(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte))
 }
@@ -298,8 +288,8 @@ mod tests {
     }
 
     #[test]
-    fn pools_have_names_and_the_default_is_among_them() {
-        for (pools, fine) in [
+    fn pools_must_be_names_and_include_the_default() {
+        for (pools, is_valid) in [
             (vec!["cpu-2"], true),
             (vec!["cpu-2", "gpu"], true),
             (vec!["gpu"], false),
@@ -307,13 +297,13 @@ mod tests {
         ] {
             let gateway_pools = pools.iter().map(|name| (*name).to_owned()).collect();
             let config = Config { gateway_pools, ..Config::default() };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{pools:?}");
+            assert_eq!(config.validate(&common()).is_ok(), is_valid, "{pools:?}");
         }
     }
 
     #[test]
-    fn an_origin_is_written_as_browsers_write_it() {
-        for (origin, fine) in [
+    fn origin_must_match_the_format_of_browsers() {
+        for (origin, is_valid) in [
             ("https://app.example", true),
             ("http://localhost:5173", true),
             ("https://app.example/", false),
@@ -323,13 +313,13 @@ mod tests {
             ("*", false),
         ] {
             let config = Config { gateway_origins: vec![origin.to_owned()], ..Config::default() };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{origin}");
+            assert_eq!(config.validate(&common()).is_ok(), is_valid, "{origin}");
         }
     }
 
     #[test]
-    fn trusted_proxies_are_in_networks_and_not_everywhere() {
-        for (network, fine) in [
+    fn trusted_proxies_must_be_limited_networks() {
+        for (network, is_valid) in [
             ("10.20.0.0/16", true),
             ("fd00::/8", true),
             ("127.0.0.1", true),
@@ -339,13 +329,13 @@ mod tests {
         ] {
             let config =
                 Config { gateway_trusted_proxies: vec![network.to_owned()], ..Config::default() };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{network}");
+            assert_eq!(config.validate(&common()).is_ok(), is_valid, "{network}");
         }
     }
 
     #[test]
-    fn an_address_others_can_reach_needs_log_in() {
-        for (address, gateway_login, fine) in [
+    fn reachable_address_requires_log_in() {
+        for (address, gateway_login, is_valid) in [
             ("127.0.0.1:60080", Login::Local, true),
             ("[::1]:0", Login::Local, true),
             ("0.0.0.0:60080", Login::Local, false),
@@ -355,16 +345,16 @@ mod tests {
         ] {
             let gateway_listen = address.parse().expect("an address");
             let config = Config { gateway_listen, gateway_login, ..Config::default() };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
+            assert_eq!(config.validate(&common()).is_ok(), is_valid, "{address}");
             let gateway_operator_listen = Some(gateway_listen);
             let config = Config { gateway_operator_listen, gateway_login, ..Config::default() };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
+            assert_eq!(config.validate(&common()).is_ok(), is_valid, "{address}");
         }
     }
 
     #[test]
-    fn a_certificate_has_a_key_and_others_are_asked_for_theirs_only_then() {
-        for (certificate, key, client_ca, fine) in [
+    fn certificate_key_and_client_ca_are_consistent() {
+        for (certificate, key, client_ca, is_valid) in [
             (false, false, false, true),
             (true, true, false, true),
             (true, true, true, true),
@@ -379,17 +369,21 @@ mod tests {
                 gateway_tls_client_ca: file(client_ca),
                 ..Config::default()
             };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{certificate} {key} {client_ca}");
+            assert_eq!(
+                config.validate(&common()).is_ok(),
+                is_valid,
+                "{certificate} {key} {client_ca}"
+            );
         }
     }
 
     #[test]
-    fn tiers_have_names_and_limits_that_can_be_counted() {
+    fn tiers_have_valid_names_and_limits() {
         let tier = |name: &str, requests| {
             let limits = Limits { requests_per_minute: Some(requests), ..Limits::default() };
             BTreeMap::from([(name.to_owned(), limits)])
         };
-        for (gateway_tiers, gateway_tier, fine) in [
+        for (gateway_tiers, gateway_tier, is_valid) in [
             (BTreeMap::new(), "unlimited", true),
             (tier("free", 60), "free", true),
             (tier("free", 0), "unlimited", true),
@@ -404,13 +398,13 @@ mod tests {
                 gateway_tier: gateway_tier.to_owned(),
                 ..Config::default()
             };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{config:?}");
+            assert_eq!(config.validate(&common()).is_ok(), is_valid, "{config:?}");
         }
     }
 
     #[test]
-    fn an_issuer_is_reached_over_tls_and_has_an_audience() {
-        for (issuer, audience, fine) in [
+    fn issuer_needs_tls_and_an_audience() {
+        for (issuer, audience, is_valid) in [
             (Some("https://login.example.com/realm"), Some("construct"), true),
             (Some("http://127.0.0.1:9000"), Some("construct"), true),
             (Some("http://login.example.com"), Some("construct"), false),
@@ -423,13 +417,13 @@ mod tests {
                 gateway_oidc_audience: audience.map(str::to_owned),
                 ..Config::default()
             };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{issuer:?} {audience:?}");
+            assert_eq!(config.validate(&common()).is_ok(), is_valid, "{issuer:?} {audience:?}");
         }
     }
 
     #[test]
-    fn a_client_is_one_of_an_issuer_and_asks_for_scopes() {
-        for (issuer, scopes, fine) in [
+    fn client_needs_an_issuer_and_valid_scopes() {
+        for (issuer, scopes, is_valid) in [
             (true, vec!["openid", "api://construct/.default"], true),
             (true, vec![], true),
             (false, vec!["openid"], false),
@@ -443,7 +437,7 @@ mod tests {
                 gateway_oidc_scopes: scopes.iter().map(|scope| (*scope).to_owned()).collect(),
                 ..Config::default()
             };
-            assert_eq!(config.validate(&common()).is_ok(), fine, "{issuer} {scopes:?}");
+            assert_eq!(config.validate(&common()).is_ok(), is_valid, "{issuer} {scopes:?}");
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) const MAX_APPROVALS: u32 = 10;
 const MAX_SUBTASKS: usize = 10;
 
 /// What a task waits for.
-struct Wait {
+struct WaitInfo {
     text: String,
     since: Timestamp,
     deadline: Option<Timestamp>,
@@ -119,7 +119,7 @@ pub(crate) fn explain(
 
 /// Adds that reconciling the task fails, and returns the error. Meanwhile the task does not
 /// continue, whatever it waits for.
-fn add_reconcile_failures(wait: &mut Wait, failures: FailedLooks) -> TaskError {
+fn add_reconcile_failures(wait: &mut WaitInfo, failures: FailedLooks) -> TaskError {
     let FailedLooks { since, count, error, next } = failures;
     let since = since.and_then(convert::to_time).unwrap_or(wait.since);
     let times = if count == 1 { "once".to_owned() } else { format!("{count} times in a row") };
@@ -197,7 +197,7 @@ fn wait(
     model: Option<&str>,
     approvals: &[StoredApproval],
     location: Option<StepLocation>,
-) -> Wait {
+) -> WaitInfo {
     let state = &task.state;
     if !task.unreadable.is_empty() {
         return unreadable(task);
@@ -260,7 +260,7 @@ fn wait(
             pending_intent(task, format!("the reconciler, to take {messages}"))
         }
         (None, _) if let Some(error) = state.last_error.as_ref().filter(|error| error.code == BUDGET_EXHAUSTED) => {
-            Wait {
+            WaitInfo {
                 text: format!("a message from a user, and room in a budget: {}", error.message),
                 since: task.phase_since,
                 deadline: None,
@@ -270,7 +270,7 @@ fn wait(
                     .to_owned(),
             }
         }
-        (None, _) if let Some(error) = state.last_error.as_ref().filter(|error| error.code == CANCELLED) => Wait {
+        (None, _) if let Some(error) = state.last_error.as_ref().filter(|error| error.code == CANCELLED) => WaitInfo {
             text: format!("a message from a user; the last turn was {}", error.message),
             since: task.phase_since,
             deadline: None,
@@ -281,7 +281,7 @@ fn wait(
             if let Some(error) =
                 state.last_error.as_ref().filter(|error| [STUCK, CONTEXT_TOO_LONG].contains(&error.code.as_str())) =>
         {
-            Wait {
+            WaitInfo {
                 text: format!("a message from a user; the last turn was ended: {} ({})", error.message, error.code),
                 since: task.phase_since,
                 deadline: None,
@@ -289,14 +289,14 @@ fn wait(
                 released_by: "a user, by sending a message that says how to continue".to_owned(),
             }
         }
-        (None, _) if matches!(state.last_outcome, Some(TurnOutcome::Failed | TurnOutcome::MaxTurns)) => Wait {
+        (None, _) if matches!(state.last_outcome, Some(TurnOutcome::Failed | TurnOutcome::MaxTurns)) => WaitInfo {
             text: "a message from a user; the last turn has failed".to_owned(),
             since: task.phase_since,
             deadline: None,
             next: None,
             released_by: "a user, by sending a message, or by retrying (`construct task retry`)".to_owned(),
         },
-        (None, _) => Wait {
+        (None, _) => WaitInfo {
             text: "a message from a user".to_owned(),
             since: task.phase_since,
             deadline: None,
@@ -308,14 +308,14 @@ fn wait(
 
 /// A task that cannot be read, and is not quarantined: it was just retried, or was not reconciled
 /// yet.
-fn unreadable(task: &StoredTask) -> Wait {
+fn unreadable(task: &StoredTask) -> WaitInfo {
     let reason_text = task
         .state
         .last_error
         .as_ref()
         .map(|error| format!(": {}", error.message))
         .unwrap_or_default();
-    Wait {
+    WaitInfo {
         text: format!("a person to repair it{reason_text}"),
         since: task.updated_at,
         deadline: None,
@@ -326,7 +326,7 @@ fn unreadable(task: &StoredTask) -> Wait {
     }
 }
 
-fn suspended(task: &StoredTask) -> Wait {
+fn suspended(task: &StoredTask) -> WaitInfo {
     let queued = match task.queued_count {
         0 => String::new(),
         1 => "; 1 message is queued".to_owned(),
@@ -341,7 +341,7 @@ fn suspended(task: &StoredTask) -> Wait {
     } else {
         ""
     };
-    Wait {
+    WaitInfo {
         text: format!("a person to resume it{queued}{script}"),
         since: task.phase_since,
         deadline: expires_at,
@@ -351,7 +351,7 @@ fn suspended(task: &StoredTask) -> Wait {
 }
 
 /// A script that is suspended until people decide or subtasks end.
-fn suspended_script(task: &StoredTask, step: &Step, approvals: &[StoredApproval]) -> Wait {
+fn suspended_script(task: &StoredTask, step: &Step, approvals: &[StoredApproval]) -> WaitInfo {
     let subtasks = subtasks(step);
     if approvals.is_empty() {
         let Some((text, expires_at)) = subtasks else {
@@ -361,7 +361,7 @@ fn suspended_script(task: &StoredTask, step: &Step, approvals: &[StoredApproval]
                     .to_owned(),
             );
         };
-        return Wait {
+        return WaitInfo {
             text,
             since: task.phase_since,
             deadline: Some(expires_at),
@@ -374,7 +374,7 @@ fn suspended_script(task: &StoredTask, step: &Step, approvals: &[StoredApproval]
     let calls: Vec<String> =
         approvals.iter().map(|approval| format!("{} ({})", approval.tool, approval.id)).collect();
     let also = subtasks.map(|(text, _)| format!("; and {text}")).unwrap_or_default();
-    Wait {
+    WaitInfo {
         text: format!(
             "a person to approve or reject what the script wants to do: {}{also}",
             calls.join(", ")
@@ -409,8 +409,8 @@ fn subtasks(step: &Step) -> Option<(String, Timestamp)> {
 }
 
 /// An intent that the reconciler has not handled yet.
-fn pending_intent(task: &StoredTask, text: String) -> Wait {
-    Wait {
+fn pending_intent(task: &StoredTask, text: String) -> WaitInfo {
+    WaitInfo {
         text,
         since: task.updated_at,
         deadline: None,
@@ -428,7 +428,7 @@ fn step_wait(
     turn: &Turn,
     model: Option<&str>,
     location: Option<StepLocation>,
-) -> Wait {
+) -> WaitInfo {
     let attempt =
         if step.attempt > 1 { format!(", attempt {}", step.attempt) } else { String::new() };
     let (text, deadline, released_by) = match (&step.state, &turn.stage) {
@@ -492,7 +492,7 @@ fn step_wait(
             task.state.next_wake.unwrap_or(deadline)
         }
     };
-    Wait {
+    WaitInfo {
         text,
         since: step.requested_at(),
         deadline: Some(deadline),

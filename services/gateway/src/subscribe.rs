@@ -32,22 +32,22 @@ use crate::{
     validate::requests,
 };
 
-/// Events on their way to one client. Behind them the client's own flow control holds the
-/// subscription back; the feed it reads from doesn't wait for it.
+/// Buffered events of one client. When the buffer is full, the subscription waits for the client;
+/// the feed it reads from doesn't.
 const BUFFER: usize = 8;
 
-/// How often a subscription asks whether its caller still may see what it shows.
-const LOOK_AGAIN: Duration = Duration::from_secs(15);
+/// How often a subscription checks that its caller still has access.
+const ACCESS_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
-/// A stream of events that can be watched.
+/// The events that a subscription watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Watched {
+pub(crate) struct WatchedEvents {
     organization: OrganizationId,
-    /// None: the organization's entities.
+    /// `None`: the organization's entities.
     task: Option<TaskId>,
 }
 
-impl Watched {
+impl WatchedEvents {
     fn stored(self) -> Stream {
         match self.task {
             Some(task) => Stream::task(self.organization, task),
@@ -73,18 +73,20 @@ impl EventService for Api {
         request: Request<SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
         let (context, request) = self.begin_unchecked_request(request)?;
-        let wanted = requests::subscribe(request)?;
-        let share = self.acquire_subscription_permit(context.organization())?;
-        let watched = Watched { organization: context.organization(), task: wanted.task };
-        // Listening begins before the first read, so that nothing falls between.
+        let subscription_request = requests::subscribe(request)?;
+        let permit = self.acquire_subscription_permit(context.organization())?;
+        let watched =
+            WatchedEvents { organization: context.organization(), task: subscription_request.task };
+        // Subscribes before the first read, so that nothing is missed in between.
         let feed = context.backend.hub.subscribe(watched).await;
-        let (merge, deleted) = begin(&context.backend, watched, wanted.cursor).await?;
+        let (merge, deleted) =
+            begin(&context.backend, watched, subscription_request.cursor).await?;
         let caller = context.caller().clone();
         let (sender, receiver) = mpsc::channel(BUFFER);
         let draining = self.lifecycle().draining();
         let backend = Arc::clone(&context.backend);
         let store = backend.store.clone();
-        let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
+        let (types, scopes) = (subscription_request.types, Arc::clone(&caller.scopes));
         let (replay_start, answers) = (ReplayStart::default(), self.capacity().answers.clone());
         let subscription = Subscription {
             backend,
@@ -101,11 +103,11 @@ impl EventService for Api {
             out: sender,
         };
         self.lifecycle().spawn_job("subscription", async move {
-            let _share = share;
+            let _permit = permit;
             tokio::select! {
                 () = draining.cancelled() => {}
-                // Who connects again is judged again.
-                () = until_it_ends(&store, &caller) => {}
+                // A client that reconnects is authenticated again.
+                () = wait_for_revocation(&store, &caller) => {}
                 () = subscription.run() => {}
             }
         });
@@ -113,23 +115,23 @@ impl EventService for Api {
     }
 }
 
-/// Waits until the caller is not who they were any more: the key was revoked, the member removed,
-/// the token's time is over.
-pub(crate) async fn until_it_ends(store: &Store, caller: &Caller) {
+/// Waits until the caller loses access: the key was revoked, the member removed, or the token
+/// expired.
+pub(crate) async fn wait_for_revocation(store: &Store, caller: &Caller) {
     loop {
-        tokio::time::sleep(LOOK_AGAIN).await;
-        // A database that is away says nothing about the caller.
+        tokio::time::sleep(ACCESS_CHECK_INTERVAL).await;
+        // Without the database, nothing is known about the caller.
         if let Ok(false) = authenticate::holds(store, caller).await {
             return;
         }
     }
 }
 
-/// Where a subscription begins, and whether its task is deleted already. "Now" is fixed here,
-/// before the client is answered: what it does next it will hear of.
+/// The begin of a subscription, and whether its task is already deleted. "Now" is fixed here,
+/// before the response: the client will receive the events of its next requests.
 async fn begin(
     backend: &Backend,
-    watched: Watched,
+    watched: WatchedEvents,
     cursor: Option<Cursor>,
 ) -> Result<(Merge, bool), Status> {
     let Some(task) = watched.task else {
@@ -144,16 +146,16 @@ async fn begin(
         return Ok((merge, false));
     };
     match backend.store.task_get(watched.organization, task).await {
-        Ok(found) => {
-            let state = &found.state;
-            // The progress of earlier steps is over, however long it is retained.
+        Ok(stored) => {
+            let state = &stored.state;
+            // Progress of earlier steps is never sent, however long it is retained.
             let step = state.step.as_ref().map_or(state.steps + 1, |step| step.number);
-            let now = || Merge::from_now(found.event_sequence, step, true);
+            let now = || Merge::from_now(stored.event_sequence, step, true);
             let mut merge = cursor.map_or_else(now, |cursor| Merge::resume(cursor, true));
-            // A cursor that lies ahead is left to the subscription, which looks again and refuses
-            // it. A step is counted before its command is sent: without one no worker has said
-            // anything yet, and what the first one says is heard.
-            if merge.on_head(found.event_sequence).is_ok() && state.steps == 0 {
+            // A cursor ahead of the head is left to the subscription, which checks again and
+            // refuses it. A step is counted before its command is sent: without a step, no worker
+            // has published progress yet, and the first progress will be received.
+            if merge.on_head(stored.event_sequence).is_ok() && state.steps == 0 {
                 merge.on_progress(Vec::new());
             }
             Ok((merge, false))
@@ -164,7 +166,7 @@ async fn begin(
             if head == 0 {
                 return Err(status::for_reference(&task.to_string(), error));
             }
-            // Of a deleted task the record that says so stays, and is told to whoever asks.
+            // The deletion record of a deleted task is kept, and sent to subscribers.
             let last = Cursor { sequence: head - 1, ..Cursor::BEGINNING };
             Ok((Merge::resume(cursor.unwrap_or(last), true), true))
         }
@@ -172,8 +174,8 @@ async fn begin(
     }
 }
 
-/// What the client receives. A subscription that ends without saying why was cut off, by a drain or
-/// a defect: the client is told to connect again.
+/// The events for the client. A subscription that ends without a reason was cut off by a drain or a
+/// defect: the client is told to reconnect.
 fn events(receiver: mpsc::Receiver<Item>) -> impl futures::Stream<Item = Result<Event, Status>> {
     stream::unfold(Some(receiver), async |receiver| {
         let mut receiver = receiver?;
@@ -185,9 +187,9 @@ fn events(receiver: mpsc::Receiver<Item>) -> impl futures::Stream<Item = Result<
             Some(Item::End) => None,
             Some(Item::Failed(status)) => Some((Err(status), None)),
             None => {
-                let words =
+                let message =
                     "the gateway is stopping: connect again with the cursor of the last event";
-                Some((Err(status::unavailable(words)), None))
+                Some((Err(status::unavailable(message)), None))
             }
         }
     })

@@ -57,7 +57,7 @@ where
                 _ = sender.send(Err(status::unavailable(message))).await;
             }
             // A client that reconnects is authenticated again.
-            () = subscribe::until_it_ends(&store, &caller) => {}
+            () = subscribe::wait_for_revocation(&store, &caller) => {}
             () = sender.closed() => {}
             ended = following => {
                 if let Err(status) = ended {

@@ -265,9 +265,9 @@ mod tests {
     }
 
     /// A body that announces so many bytes and sends none.
-    struct Announced(u64);
+    struct AnnouncedBody(u64);
 
-    impl http_body::Body for Announced {
+    impl http_body::Body for AnnouncedBody {
         type Data = Bytes;
         type Error = Status;
 
@@ -353,7 +353,7 @@ mod tests {
         assert!(!drain_time(Request::new(Body::empty())).await.1);
         // A body known to be longer is not waited for either.
         for (size, waits) in [(MAX_DRAIN_BYTES, true), (MAX_DRAIN_BYTES + 1, false)] {
-            let (took, _) = drain_time(Request::new(Body::new(Announced(size)))).await;
+            let (took, _) = drain_time(Request::new(Body::new(AnnouncedBody(size)))).await;
             assert_eq!(took >= DRAIN_TIMEOUT, waits, "{size}");
         }
     }
@@ -367,7 +367,8 @@ mod tests {
             (Code::ResourceExhausted, 0),
             "one piece is too much already"
         );
-        let (code, took) = first_error(Request::new(Body::new(Announced(1))), accounts().0).await;
+        let (code, took) =
+            first_error(Request::new(Body::new(AnnouncedBody(1))), accounts().0).await;
         assert_eq!((code, took.as_secs()), (Code::DeadlineExceeded, 1));
     }
 

@@ -24,7 +24,7 @@ use tokio::sync::{broadcast, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Watched,
+    WatchedEvents,
     merge::{LiveItem, Mark},
     replay_start::StreamEnds,
     replays::Replays,
@@ -52,7 +52,7 @@ pub(crate) struct Hub {
     store: Store,
     bus: Bus,
     lifecycle: Lifecycle,
-    feeds: Mutex<HashMap<Watched, Weak<Feed>>>,
+    feeds: Mutex<HashMap<WatchedEvents, Weak<Feed>>>,
     pub(super) replays: Replays,
 }
 
@@ -90,7 +90,7 @@ impl Hub {
 
     /// Subscribes to a feed. When this returns, the feed is subscribed at the bus, or the bus is
     /// not available.
-    pub(crate) async fn subscribe(&self, watched: Watched) -> FeedSubscription {
+    pub(crate) async fn subscribe(&self, watched: WatchedEvents) -> FeedSubscription {
         let feed = self.feed(watched);
         let live = feed.sender.subscribe();
         // Fails only when the feed has ended with the process.
@@ -98,7 +98,7 @@ impl Hub {
         FeedSubscription { live, feed }
     }
 
-    fn feed(&self, watched: Watched) -> Arc<Feed> {
+    fn feed(&self, watched: WatchedEvents) -> Arc<Feed> {
         let mut feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(feed) = feeds.get(&watched).and_then(Weak::upgrade) {
             return feed;
@@ -157,7 +157,7 @@ impl Hub {
 
     /// Sends the head of its stream to every feed that does not know it.
     async fn publish_heads(&self) -> Result<(), Error> {
-        let feeds: Vec<(Watched, Arc<Feed>)> = {
+        let feeds: Vec<(WatchedEvents, Arc<Feed>)> = {
             let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
             feeds
                 .iter()
@@ -185,7 +185,7 @@ impl Hub {
     }
 
     /// The end of the streams that retain progress, if any feed has progress.
-    async fn progress_end(&self, feeds: &[(Watched, Arc<Feed>)]) -> Option<Bookmark> {
+    async fn progress_end(&self, feeds: &[(WatchedEvents, Arc<Feed>)]) -> Option<Bookmark> {
         if !self.bus.is_connected() || feeds.iter().all(|(watched, _)| watched.task.is_none()) {
             return None;
         }
@@ -204,7 +204,7 @@ impl Hub {
 /// Forwards the events of the bus to a feed.
 struct Listener {
     bus: Bus,
-    watched: Watched,
+    watched: WatchedEvents,
     sender: broadcast::Sender<LiveItem>,
     head: Arc<AtomicU64>,
     started: watch::Sender<bool>,

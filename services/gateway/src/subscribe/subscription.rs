@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::{
-    Watched,
+    WatchedEvents,
     cursor::Cursor,
     glob::Globs,
     hub::FeedSubscription,
@@ -56,7 +56,7 @@ pub(super) enum Item {
 
 pub(super) struct Subscription {
     pub(super) backend: Arc<Backend>,
-    pub(super) watched: Watched,
+    pub(super) watched: WatchedEvents,
     pub(super) merge: Merge,
     pub(super) feed: FeedSubscription,
     pub(super) types: Globs,

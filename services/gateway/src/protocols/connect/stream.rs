@@ -53,7 +53,7 @@ pub(super) async fn serve(
             metadata = std::mem::take(&mut answers.metadata);
             let (kind, pool) = (method.descriptor.output(), methods.pool().clone());
             sending = Some(Body::new(StreamBody::new(stream::unfold(
-                Some(Sending { answers, deadline, codec, kind, accepted, pool }),
+                Some(ResponseStream { answers, deadline, codec, kind, accepted, pool }),
                 async |sending| {
                     let mut sending = sending?;
                     let (bytes, last) = sending.next().await;
@@ -109,7 +109,7 @@ async fn open(
     check(&head.headers)?;
     let encoding = Encoding::from_header(&head.headers, &CONTENT_ENCODING)?;
     let (kind, envelopes) = (method.descriptor.input(), Envelopes::new(MAX_REQUEST));
-    let mut receiving = Receiving { body, envelopes, encoding, codec, kind };
+    let mut receiving = RequestStream { body, envelopes, encoding, codec, kind };
     deadline
         .begin(async {
             let first = receiving.next().await?;
@@ -125,7 +125,7 @@ async fn open(
 }
 
 /// The client's messages.
-struct Receiving {
+struct RequestStream {
     body: Body,
     envelopes: Envelopes,
     encoding: Encoding,
@@ -133,7 +133,7 @@ struct Receiving {
     kind: MessageDescriptor,
 }
 
-impl Receiving {
+impl RequestStream {
     async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if let Some(Envelope { flags, message }) = self.envelopes.next()? {
@@ -168,7 +168,7 @@ impl Receiving {
 
 /// The response stream. It asks for the next message when the client has taken the previous one: a
 /// slow client delays only its own call.
-struct Sending {
+struct ResponseStream {
     answers: Answers,
     deadline: Deadline,
     codec: Codec,
@@ -177,7 +177,7 @@ struct Sending {
     pool: prost_reflect::DescriptorPool,
 }
 
-impl Sending {
+impl ResponseStream {
     /// The next envelope, and whether it is the last one.
     async fn next(&mut self) -> (Bytes, bool) {
         let next = match self.deadline.limit_response(self.answers.next()).await {
@@ -281,7 +281,8 @@ mod tests {
                 .collect();
             let body = Body::new(StreamBody::new(stream::iter(frames)));
             let envelopes = Envelopes::new(LIMIT);
-            let mut receiving = Receiving { body, envelopes, encoding, codec, kind: kind.clone() };
+            let mut receiving =
+                RequestStream { body, envelopes, encoding, codec, kind: kind.clone() };
             let mut message_count = 0;
             while let Ok(Some(message)) = runtime.block_on(receiving.next()) {
                 message_count += 1;
