@@ -10,7 +10,7 @@ use construct_domain::{
     OrganizationId,
     task::{Phase, Task},
 };
-use construct_proto::{mesh::v1::ReconcilerBeat, v1};
+use construct_proto::{mesh::v1::ReconcilerHeartbeat, v1};
 use construct_store::StoredTask;
 use construct_tests::{
     client::TURN_TIMEOUT,
@@ -348,9 +348,9 @@ async fn publish_false_departures(bus: Bus, length: Duration) {
             () = sleep_until(end) => return,
             beat = beats.next() => {
                 let Some(beat) = beat else { return };
-                let address = subject::ReconcilerBeat { instance: beat.instance.clone() };
+                let address = subject::ReconcilerHeartbeat { instance: beat.instance.clone() };
                 if !beat.leaves {
-                    let _ = bus.publish_beat(&address, &ReconcilerBeat { leaves: true, ..beat }).await;
+                    let _ = bus.publish_beat(&address, &ReconcilerHeartbeat { leaves: true, ..beat }).await;
                 }
             }
         }

@@ -1,9 +1,10 @@
-// Buf's clients for Node against a gateway: the Connect protocol, gRPC-Web and gRPC. Nothing is generated: what there is to call is asked for
-// by reflection, and read as descriptors.
+// Buf's clients for Node against a gateway: the Connect protocol, gRPC-Web and gRPC. Nothing is
+// generated: the services come from reflection, and are read as descriptors.
 //
-// Usage: CONSTRUCT_GATEWAY_URL=http://… CONSTRUCT_KEY=… node check.mjs, beside `node_modules` with the packages of package.json. The key has
-// to be an owner's or an admin's, with the scope `admin`. The tasks that are made are deleted; their agent stays. Started by the test `clients_in_other_languages_work`;
-// `./dev clients` runs it.
+// Usage: CONSTRUCT_GATEWAY_URL=http://… CONSTRUCT_KEY=… node check.mjs, beside `node_modules` with
+// the packages of package.json. The key must belong to an owner or an admin and have the scope
+// `admin`. The created tasks are deleted; their agent stays. Started by the test
+// `clients_in_other_languages_work`; `./dev clients` runs it.
 
 import { randomUUID } from "node:crypto";
 import { subscribe } from "node:diagnostics_channel";
@@ -24,7 +25,7 @@ import {
 } from "@connectrpc/connect-node";
 
 // Milliseconds; longer than any answer takes.
-const PATIENCE = 20_000;
+const TIMEOUT = 20_000;
 
 function wrong(what) {
   console.error(`wrong: ${what}`);
@@ -43,7 +44,7 @@ function environment(name) {
   return process.env[name] || wrong(`${name} has to be set`);
 }
 
-// The error of a call that has to be refused like this.
+// The error of a call that must be refused this way.
 async function refused(code, what, call) {
   let answer;
   try {
@@ -60,11 +61,12 @@ for (const kind of ["uncaughtException", "unhandledRejection"]) process.on(kind,
 const baseUrl = environment("CONSTRUCT_GATEWAY_URL");
 const key = environment("CONSTRUCT_KEY");
 
-// What went over the wire last. Which verb it was is known of HTTP/1.1 only: a transport decides that behind everything it shows.
+// The last exchange on the wire. The HTTP method is known for HTTP/1.1 only: transports choose it
+// behind the interface they show.
 const seen = { verb: "", encoding: "" };
 subscribe("http.client.request.start", ({ request }) => (seen.verb = request.method));
 
-// Says with each call who calls.
+// Adds the credentials to each call.
 function bearer(key) {
   return (next) => async (request) => {
     request.header.set("authorization", `Bearer ${key}`);
@@ -74,7 +76,8 @@ function bearer(key) {
   };
 }
 
-// A message of a contract that is too small to be asked for: its fields are [name, number, type, type's name].
+// A message of a contract that is too small to be requested: its fields are [name, number, type,
+// type's name].
 function message(name, ...fields) {
   const field = ([name, number, type, typeName, label = FieldDescriptorProto_Label.OPTIONAL]) => ({
     name,
@@ -146,7 +149,7 @@ function registry(files) {
 const small = registry([reflection, details].map((file) => create(FileDescriptorProtoSchema, file)));
 const BadRequest = small.getMessage("google.rpc.BadRequest");
 
-// What the gateway says there is: every file that its services need, those that others import first.
+// The gateway's contract: every file that its services need, imported ones first.
 async function reflected() {
   const transport = createGrpcTransport({ baseUrl });
   const client = createClient(small.getService("grpc.reflection.v1.ServerReflection"), transport);
@@ -154,7 +157,7 @@ async function reflected() {
     async function* requests() {
       yield { message: request };
     }
-    for await (const { message } of client.serverReflectionInfo(requests(), { timeoutMs: PATIENCE })) {
+    for await (const { message } of client.serverReflectionInfo(requests(), { timeoutMs: TIMEOUT })) {
       check(message.case !== "errorResponse", `reflection of ${request.value}: ${message.value?.errorMessage}`);
       return message.value;
     }
@@ -201,16 +204,17 @@ const instructions = "You keep the ledger — 😀. ".repeat(200);
 const gzip = { acceptCompression: [compressionGzip], sendCompression: compressionGzip, compressMinBytes: 0 };
 const none = { acceptCompression: [] };
 
-// What every protocol has to do, whatever is made before it.
+// The checks of every protocol, whatever its transport.
 async function works(what, make, options, { packs }) {
   const transport = make({ baseUrl, interceptors: [bearer(key)], ...options });
   const { agents, events, organizations, tasks } = clients(transport);
-  const patience = { timeoutMs: PATIENCE };
+  const patience = { timeoutMs: TIMEOUT };
 
   const agent = await agents.getAgent({ agent: name }, patience);
   check(agent.spec.instructions === instructions, `${what}: the agent: ${agent.spec.instructions.slice(0, 99)}`);
   if (options.useHttpGet) check(seen.verb === "GET", `${what}: what only reads is asked for with ${seen.verb}`);
-  // With GET the client doesn't say that it takes compressed answers, but its requests may be compressed.
+  // With GET the client doesn't announce that it accepts compressed answers, but its requests may
+  // be compressed.
   const encoding = packs && !options.useHttpGet ? "gzip" : "";
   check(seen.encoding === encoding, `${what}: the answer's encoding is '${seen.encoding}'`);
   const task = await tasks.createTask({ spec: { agent: name, title: what } }, patience);
@@ -228,7 +232,7 @@ async function works(what, make, options, { packs }) {
   const missing = { task: `task_${randomUUID()}` };
   await refused(Code.NotFound, `${what}: a task that is not there`, () => tasks.getTask(missing, patience));
 
-  // A subscription that replays what was, and goes on with what is done then.
+  // A subscription that replays earlier events and continues with new ones.
   const subscription = { task: task.metadata.id, cursor: "0", types: ["task.*"] };
   const stop = new AbortController();
   const types = [];
@@ -241,7 +245,7 @@ async function works(what, make, options, { packs }) {
         await tasks.updateTask({ task: task.metadata.id, title: `${what}!` }, patience);
       }
       if (event.type === "task.updated") {
-        check(event.payload.case === "task" && event.payload.value.spec.title === `${what}!`, `${what}: the change is told otherwise`);
+        check(event.payload.case === "task" && event.payload.value.spec.title === `${what}!`, `${what}: the change is published differently`);
         break;
       }
     }
@@ -264,8 +268,9 @@ async function works(what, make, options, { packs }) {
 
   const stranger = clients(make({ baseUrl, interceptors: [bearer(`${key}x`)], ...options }));
   await refused(Code.Unauthenticated, `${what}: a wrong key`, () => stranger.organizations.whoAmI({}, patience));
-  // Who is refused is answered before their body is read. Over HTTP/1.1 the connection ends with that, and a client that sends its body after
-  // its head may meet the end before it reads the answer.
+  // Refused requests are answered before their body is read. Over HTTP/1.1 this ends the
+  // connection, and a client that sends its body after its head may see the end before it reads the
+  // answer.
   if (options.httpVersion !== "1.1") {
     await refused(Code.Unauthenticated, `${what}: a stream with a wrong key`, async () => {
       for await (const event of stranger.events.subscribe({}, patience)) return event.type;

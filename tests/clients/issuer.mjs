@@ -1,5 +1,5 @@
-// A certified OpenID provider (npm's oidc-provider) on this machine, for `construct login`: its pages let in whoever gives a name. Keys,
-// people and sessions are gone when it ends.
+// A certified OpenID provider (npm's oidc-provider) on this machine, for `construct login`: its
+// pages accept any name. Keys, users and sessions vanish when it ends.
 //
 // Usage: node issuer.mjs, beside `node_modules` with the packages of package.json. Prints its address in the first line.
 
@@ -8,10 +8,11 @@ import { createServer } from "node:http";
 
 import Provider from "oidc-provider";
 
-// What the gateway that takes access tokens is called here; the other one takes ID tokens for the client.
+// The audience of the gateway that accepts access tokens; the other one accepts ID tokens for the
+// client.
 const RESOURCE = "https://construct.example.com";
 const CLIENT = "construct-cli";
-// Seconds. Less than a minute before its end a session is renewed: here, by every command.
+// Seconds. A session is renewed less than a minute before its end: here, by every command.
 const SHORT = 45;
 
 function key(kid, alg, type, options) {
@@ -44,7 +45,7 @@ const provider = new Provider(issuer, {
     ],
   },
   claims: { openid: ["sub"], email: ["email", "email_verified"], profile: ["name"] },
-  // What the scopes tell stands in the ID token, where the gateway reads it.
+  // The claims of the scopes are in the ID token, where the gateway reads them.
   conformIdTokenClaims: false,
   findAccount: (_, id) => ({
     accountId: id,

@@ -1,16 +1,17 @@
-// `construct login` at a real issuer (issuer.mjs), with this script as the person and their browser: with a code for another device, whose ID
-// token (EdDSA) one gateway takes, and with a browser of this machine, whose access token (PS256) is for another gateway.
+// `construct login` at a real issuer (issuer.mjs); this script acts as the person and the browser.
+// It logs in with a code for another device, whose ID token (EdDSA) one gateway accepts, and with a
+// browser of this machine, whose access token (PS256) is for another gateway.
 //
-// Usage: CONSTRUCT=… CONSTRUCT_GATEWAY_URL=http://… CONSTRUCT_OTHER_GATEWAY_URL=http://… CONSTRUCT_ISSUER=http://… node login.mjs
-// CONSTRUCT is the command's program. Started by the test `people_log_in_at_a_real_issuer`; `./dev clients` runs it.
+// CONSTRUCT is the command's program. Started by the test `people_log_in_at_a_real_issuer`; `./dev
+// clients` runs it.
 
 import { spawn } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-// Milliseconds; longer than anything takes here.
-const PATIENCE = 60_000;
+// Milliseconds; longer than any step takes.
+const TIMEOUT = 60_000;
 
 function wrong(what) {
   console.error(`wrong: ${what}`);
@@ -36,15 +37,16 @@ const issuer = environment("CONSTRUCT_ISSUER");
 const home = mkdtempSync(join(tmpdir(), "construct-login-"));
 process.on("exit", () => rmSync(home, { recursive: true, force: true }));
 
-// Runs the command. `told` is called with everything it has said on standard error so far, as often as that grows.
-function construct(args, told = () => {}) {
+// Runs the command. `onErrors` is called with all of its standard error so far, whenever that
+// grows.
+function construct(args, onErrors = () => {}) {
   const env = { HOME: home, PATH: "/usr/bin:/bin", CONSTRUCT_KEYRING: "never", NO_PROXY: "127.0.0.1" };
-  const child = spawn(program, args, { env, stdio: ["ignore", "pipe", "pipe"], timeout: PATIENCE });
+  const child = spawn(program, args, { env, stdio: ["ignore", "pipe", "pipe"], timeout: TIMEOUT });
   const said = { output: "", errors: "" };
   child.stdout.on("data", (bytes) => (said.output += bytes));
   child.stderr.on("data", (bytes) => {
     said.errors += bytes;
-    told(said.errors);
+    onErrors(said.errors);
   });
   return new Promise((ended, failed) => {
     child.on("error", failed);
@@ -58,7 +60,7 @@ async function works(...args) {
   return done.output;
 }
 
-// A browser of somebody called `name`, who fills in every form of the issuer's and agrees.
+// A browser of a user called `name`, who fills in every form of the issuer and agrees.
 async function visit(address, name, code) {
   const cookies = new Map();
   let [url, form] = [new URL(address), undefined];
@@ -67,7 +69,7 @@ async function visit(address, name, code) {
       method: form ? "POST" : "GET",
       body: form,
       redirect: "manual",
-      // Cookies of one host; those of the command's port are nobody's.
+      // Cookies of one host; those of the command's port are ignored.
       headers: url.origin === issuer ? { cookie: [...cookies].map((pair) => pair.join("=")).join("; ") } : {},
     });
     for (const cookie of answer.headers.getSetCookie()) {
@@ -115,7 +117,8 @@ check(byCode.code === 0 && byCode.output.includes("as Ada"), `by a code: ${byCod
 check(header(kept("work").token).alg === "EdDSA", `the token is signed with ${header(kept("work").token).alg}`);
 done("with a code");
 
-// Tokens are short-lived here: each command renews. The issuer takes the second use of a refresh token for a theft and ends all.
+// Tokens are short-lived here: each command renews. The issuer treats the second use of a refresh
+// token as theft and ends the session.
 let before = kept("work");
 check((await works("whoami")).includes("ada@example.com"), "who am I");
 let after = kept("work");
@@ -139,7 +142,7 @@ const ada = JSON.parse(await works("whoami", "-o", "json"));
 check(bob.userId && bob.userId !== ada.userId, `bob is ${JSON.stringify(bob)}`);
 done("with a browser");
 
-// Somebody who does not agree.
+// A user who does not agree.
 visited = undefined;
 const refused = await construct(["login", "--context", "other", "--browser"], (errors) => {
   const found = /open (http\S+)\n/.exec(errors);

@@ -9,7 +9,7 @@ use std::{
 use construct_bus::subject;
 use construct_domain::{OrganizationId, partition};
 use construct_proto::{
-    mesh::v1::{ReconcilerBeat, TaskWake},
+    mesh::v1::{ReconcilerHeartbeat, TaskWake},
     v1::{Event, TurnOutcome},
 };
 use construct_store::{Order, Page, TaskFilter};
@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// The last heartbeat of each reconciler, and its time.
 struct Beats {
-    last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerBeat)>>>,
+    last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerHeartbeat)>>>,
     abort: AbortHandle,
 }
 
@@ -43,7 +43,7 @@ impl Drop for Beats {
 
 impl Beats {
     async fn subscribe(mesh: &Mesh) -> Self {
-        let last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerBeat)>>> = Arc::default();
+        let last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerHeartbeat)>>> = Arc::default();
         let (bus, heard) = (mesh.bus().await, Arc::clone(&last));
         let mut beats = bus.subscribe_beats().await.unwrap();
         let abort = tokio::spawn(async move {
@@ -63,7 +63,7 @@ impl Beats {
 
     /// The reconcilers with a recent heartbeat: the last one of a killed reconciler may arrive
     /// after its death.
-    fn recent(&self) -> Vec<ReconcilerBeat> {
+    fn recent(&self) -> Vec<ReconcilerHeartbeat> {
         let last = self.last.lock().unwrap();
         last.values()
             .filter(|(heard, _)| heard.elapsed() < SILENCE)
@@ -75,7 +75,7 @@ impl Beats {
     /// them twice. Returns how long that took.
     async fn wait_until_shared(
         &self,
-        among: impl Fn(&ReconcilerBeat) -> bool,
+        among: impl Fn(&ReconcilerHeartbeat) -> bool,
         count: usize,
     ) -> Duration {
         let began = Instant::now();
@@ -173,8 +173,8 @@ async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
     let lies = tokio::spawn(async move {
         loop {
             for beat in &processes {
-                let address = subject::ReconcilerBeat { instance: beat.instance.clone() };
-                let lie = ReconcilerBeat { leaves: true, ..beat.clone() };
+                let address = subject::ReconcilerHeartbeat { instance: beat.instance.clone() };
+                let lie = ReconcilerHeartbeat { leaves: true, ..beat.clone() };
                 bus.publish_beat(&address, &lie).await.unwrap();
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

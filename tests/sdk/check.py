@@ -1,7 +1,8 @@
-"""The vendors' own SDKs against the proxy, with nothing but another address and a token.
+"""The vendors' own SDKs against the proxy, with only another address and a token.
 
-Usage: check.py URL TOKEN MODEL. The model has to answer each call as the providers' tests let it: a thought, a text, and a call of
-`code_interpreter`. Started by the test `official_sdks_work`, when CONSTRUCT_TEST_SDK_PYTHON names a Python that has both SDKs.
+Usage: check.py URL TOKEN MODEL. The model has to answer each call as in the providers' tests: a thought, a
+text, and a call of `code_interpreter`. Started by the test `official_sdks_work`, when
+CONSTRUCT_TEST_SDK_PYTHON names a Python with both SDKs.
 """
 
 import sys
@@ -11,7 +12,7 @@ import openai
 
 url, token, model = sys.argv[1:4]
 schema = {"type": "object", "properties": {"code": {"type": "string"}}}
-SAID, TOOL = "Let me see — 😀.", "code_interpreter"
+TEXT, TOOL = "Let me see — 😀.", "code_interpreter"
 made = 0
 
 
@@ -27,7 +28,7 @@ messages = [{"role": "user", "content": "go"}]
 tools = [{"type": "function", "function": {"name": TOOL, "parameters": schema}}]
 answer = client.chat.completions.create(model=model, messages=messages, tools=tools)
 message = answer.choices[0].message
-check(message.content == SAID and message.tool_calls[0].function.name == TOOL, "chat completions")
+check(message.content == TEXT and message.tool_calls[0].function.name == TOOL, "chat completions")
 check(answer.choices[0].finish_reason == "tool_calls" and answer.usage.completion_tokens == 90, "chat completions' end")
 text, name, usage = "", None, None
 for chunk in client.chat.completions.create(
@@ -38,21 +39,21 @@ for chunk in client.chat.completions.create(
         text += choice.delta.content or ""
         for call in choice.delta.tool_calls or []:
             name = call.function.name or name
-check((text, name, usage.completion_tokens) == (SAID, TOOL, 90), "streamed chat completions")
+check((text, name, usage.completion_tokens) == (TEXT, TOOL, 90), "streamed chat completions")
 messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "7"}]
-check(client.chat.completions.create(model=model, messages=messages, tools=tools).choices[0].message.content == SAID, "result")
+check(client.chat.completions.create(model=model, messages=messages, tools=tools).choices[0].message.content == TEXT, "result")
 
 tools = [{"type": "function", "name": TOOL, "parameters": schema, "strict": False}]
 answer = client.responses.create(model=model, input="go", tools=tools)
 call = next(item for item in answer.output if item.type == "function_call")
-check(answer.output_text == SAID and call.name == TOOL and answer.usage.output_tokens == 90, "responses")
+check(answer.output_text == TEXT and call.name == TOOL and answer.usage.output_tokens == 90, "responses")
 with client.responses.stream(model=model, input="go", tools=tools) as stream:
     deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     final = stream.get_final_response()
-check(deltas == SAID and final.output_text == SAID and final.status == "completed", "streamed responses")
+check(deltas == TEXT and final.output_text == TEXT and final.status == "completed", "streamed responses")
 result = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
 history = [{"role": "user", "content": "go"}, *[item.to_dict() for item in answer.output], result]
-check(client.responses.create(model=model, input=history, tools=tools).output_text == SAID, "result of responses")
+check(client.responses.create(model=model, input=history, tools=tools).output_text == TEXT, "result of responses")
 
 client = anthropic.Anthropic(base_url=url, api_key=token, max_retries=0)
 check(model in [entry.id for entry in client.models.list()], "models of anthropic")
@@ -65,7 +66,7 @@ check(answer.usage.output_tokens == 90 and answer.usage.cache_read_input_tokens 
 with client.messages.stream(model=model, max_tokens=500, messages=messages, tools=tools) as stream:
     text = "".join(stream.text_stream)
     final = stream.get_final_message()
-check(text == SAID and final.content[2].input == answer.content[2].input, "streamed messages")
+check(text == TEXT and final.content[2].input == answer.content[2].input, "streamed messages")
 check(final.usage.output_tokens == 90, "usage of streamed messages")
 messages += [
     {"role": "assistant", "content": final.content},
