@@ -58,7 +58,7 @@ fn graph() -> BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> {
 #[test]
 fn crates_depend_on_each_other_as_listed() {
     let mut listing = String::from(
-        "# Who depends on whom: our own crates, and the libraries with few users. After `tests:`, for tests only.\n",
+        "# Dependencies between our crates, and of our crates on libraries with few users. After `tests:`: for tests only.\n",
     );
     for (name, (always, tests)) in graph() {
         listing.push_str(&name);
