@@ -191,7 +191,7 @@ impl EventFormatter {
                 }]
             }
             Some(Payload::Error(error)) => {
-                let failure = Failure::of_turn(error);
+                let failure = Failure::from_turn(error);
                 vec![match self.form {
                     Form::Events => failure.line(Form::Events, None, None),
                     Form::Results => self.result(vec![failure.block()], Vec::new(), ""),
