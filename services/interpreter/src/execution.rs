@@ -13,7 +13,7 @@ use std::{
 use construct_bus::{Bus, Delivery, files, journal, subject};
 use construct_domain::{StepId, TaskId};
 use construct_proto::mesh::v1::{
-    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepRef,
+    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Suspended, StepRef,
     StepResult, step_result,
 };
 use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
@@ -213,7 +213,7 @@ impl Executor {
             new_opening(delivery, step.round, self.workspaces.storage(&command.workspace));
         let request = TakeoverRequest {
             opening,
-            may_have_run: command.again || delivery > 1,
+            may_have_run: command.may_have_been_sent || delivery > 1,
             stop: cancel.clone(),
         };
         let tier = self.tiers.for_pool(&command.compute);
@@ -539,8 +539,8 @@ impl Executor {
                 subtasks,
                 "the scripts are suspended until their approvals and subtasks are done"
             );
-            return ExecutionEnd::Outcome(step_result::Outcome::Parked(Parked {
-                calls: asked,
+            return ExecutionEnd::Outcome(step_result::Outcome::Suspended(Suspended {
+                approval_requests: asked,
                 results,
                 awaits,
             }));

@@ -171,7 +171,7 @@ impl Journal {
                 Some(Entry::Released(released)) => {
                     crashes.released();
                     stopped =
-                        stopped.or(Some(released.stopped).filter(|reason| !reason.is_empty()));
+                        stopped.or(Some(released.stop_reason).filter(|reason| !reason.is_empty()));
                 }
                 Some(Entry::Opened(opened)) if opened.round > opening.round => {
                     return Ok(Takeover::Superseded);
@@ -248,8 +248,8 @@ impl Journal {
     /// Writes that this process stopped the execution on request. Only then may it report how far
     /// the scripts got: otherwise the next process that gets the command would run it.
     pub(crate) async fn stop(&self, reason: &str) -> Result<(), NotWritten> {
-        let stopped = if reason.is_empty() { "the step was canceled" } else { reason }.to_owned();
-        self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased { stopped }))).await
+        let stop_reason = if reason.is_empty() { "the step was canceled" } else { reason }.to_owned();
+        self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased { stop_reason }))).await
     }
 
     /// Records that a script has ended: its report for the model, and the guest's clock in

@@ -341,7 +341,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (remover, workspaces_bus, stop) =
         (Arc::clone(&executor), bus.clone(), lifecycle.draining());
     lifecycle.spawn_job("workspaces", async move {
-        remover.workspaces.remove_gone(workspaces_bus, stop).await
+        remover.workspaces.remove_deleted(workspaces_bus, stop).await
     });
 
     let mut cancels = bus.subscribe_cancel(subject::Service::Interpreter).await?;

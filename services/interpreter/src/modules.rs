@@ -45,7 +45,7 @@ fn find(workspace: &Workspace, path: &str, names: &[String]) -> Result<Value, To
     for name in names {
         match open(workspace, name) {
             Ok((located, file)) => {
-                let path = located.shown();
+                let path = located.display();
                 let source = source(&path, file)?;
                 return Ok(json!({"path": path, "source": source}));
             }

@@ -34,7 +34,7 @@ const CANARY: &str = "canary-5f1d0c";
 const ATTACHED: &str = "attached text";
 
 /// A content, where `files::Store` finds it in this folder.
-pub(crate) fn kept(
+pub(crate) fn store_file(
     folder: &Path,
     organization: OrganizationId,
     name: &str,
@@ -81,7 +81,7 @@ impl Bench {
         }
         let workspace = Workspace::open(directory.path().join("work")).expect("a workspace");
         let blobs = directory.path().join("blobs");
-        let attached = kept(&blobs, OrganizationId::LOCAL, "a.txt", ATTACHED.as_bytes());
+        let attached = store_file(&blobs, OrganizationId::LOCAL, "a.txt", ATTACHED.as_bytes());
         let store = files::Store::open(&blobs).expect("a folder");
         let attachments =
             Attachments::new(store, OrganizationId::LOCAL, std::slice::from_ref(&attached));

@@ -1,21 +1,21 @@
-//! Scripts that wait for people: put away, gone on with, and told what was decided.
+//! Scripts that wait for approvals are suspended, resumed, and get the decision.
 
-mod attached;
+mod attachments;
+mod call_events;
+mod cancellation;
 mod divergence;
 mod environment;
-mod kept;
-mod lacks;
-mod large;
+mod journal_limit;
+mod large_results;
 mod outages;
 mod randomness;
 mod redirects;
+mod result_notes;
 mod secrets;
-mod stopping;
 mod storage;
 mod subtasks;
-mod told;
 mod trials;
-mod unreadable;
+mod unreadable_command;
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use std::{
 use construct_bus::testing::NatsServer;
 use construct_domain::{OrganizationId, TaskId, compute};
 use construct_proto::{
-    mesh::v1::{ApprovalDecision, AskedCall, StepRef},
+    mesh::v1::{ApprovalDecision, ApprovalRequest, StepRef},
     v1::{CodeInterpreterCall, PolicyAction, PolicyRule},
 };
 use uuid::Uuid;
@@ -40,9 +40,9 @@ use crate::{
     tools::{Egress, Policy},
 };
 
-/// An interpreter without its service around it, and one step that it is given again and again.
+/// An interpreter without its service, and one step that is delivered to it repeatedly.
 struct World {
-    /// Ends with the test.
+    /// Stops at the end of the test.
     nats: Arc<NatsServer>,
     folder: tempfile::TempDir,
     executor: Executor,
@@ -53,16 +53,23 @@ struct World {
 impl World {
     async fn new(scripts: &[&str]) -> Self {
         let sandbox = CommandSandbox::unavailable("a test needs none");
-        Self::with(scripts, Policy::default(), Egress::new(&[]).expect("made"), sandbox).await
+        Self::with_policy(scripts, Policy::default(), Egress::new(&[]).expect("created"), sandbox)
+            .await
     }
 
-    /// One in which scripts may run commands and reach this machine.
-    async fn granting(scripts: &[&str]) -> Self {
-        let egress = Egress::new(&[Ipv4Addr::LOCALHOST.into()]).expect("made");
-        Self::with(scripts, granting(), egress, crate::command::tests::sandbox().await).await
+    /// An interpreter whose scripts may run commands and reach this machine.
+    async fn with_network_and_commands(scripts: &[&str]) -> Self {
+        let egress = Egress::new(&[Ipv4Addr::LOCALHOST.into()]).expect("created");
+        Self::with_policy(
+            scripts,
+            network_and_commands_policy(),
+            egress,
+            crate::command::tests::sandbox().await,
+        )
+        .await
     }
 
-    async fn with(
+    async fn with_policy(
         scripts: &[&str],
         policy: Policy,
         egress: Egress,
@@ -87,35 +94,35 @@ impl World {
     async fn run(&mut self) -> step_result::Outcome {
         self.deliveries += 1;
         match self.executor.run(&self.command, self.deliveries).await {
-            End::Outcome(outcome) => outcome,
-            End::HandBack(why) => panic!("it was handed back: {why}"),
-            End::Fenced => panic!("it was fenced"),
-            End::Over => panic!("it is over"),
+            ExecutionEnd::Outcome(outcome) => outcome,
+            ExecutionEnd::HandBack(why) => panic!("the execution was handed back: {why}"),
+            ExecutionEnd::Fenced => panic!("the execution was fenced"),
+            ExecutionEnd::Obsolete => panic!("the execution is obsolete"),
         }
     }
 
-    async fn parks(&mut self) -> Parked {
+    async fn run_until_suspended(&mut self) -> Suspended {
         match self.run().await {
-            step_result::Outcome::Parked(parked) => parked,
-            other => panic!("it should wait: {other:?}"),
+            step_result::Outcome::Suspended(suspended) => suspended,
+            other => panic!("the script should be suspended: {other:?}"),
         }
     }
 
-    async fn completes(&mut self) -> Vec<CodeInterpreterResult> {
+    async fn run_to_completion(&mut self) -> Vec<CodeInterpreterResult> {
         match self.run().await {
             step_result::Outcome::CodeCompleted(completed) => completed.results,
-            other => panic!("it should complete: {other:?}"),
+            other => panic!("the script should complete: {other:?}"),
         }
     }
 
-    /// The next round, with one more decision.
-    fn decide(&mut self, asked: &AskedCall, approved: bool, words: &str) {
+    /// Starts the next round, with one more decision.
+    fn decide(&mut self, request: &ApprovalRequest, approved: bool, comment: &str) {
         self.command.decisions.push(ApprovalDecision {
-            script: asked.script,
-            number: asked.number,
-            arguments_hash: asked.arguments_hash.clone(),
+            script: request.script,
+            number: request.number,
+            arguments_hash: request.arguments_hash.clone(),
             approved,
-            words: words.to_owned(),
+            comment: comment.to_owned(),
             decided_by: "ada".to_owned(),
         });
         self.next_round();
@@ -123,7 +130,7 @@ impl World {
 
     fn next_round(&mut self) {
         self.deliveries = 0;
-        self.command.step.as_mut().expect("it names a step").round += 1;
+        self.command.step.as_mut().expect("the command has a step").round += 1;
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -135,21 +142,21 @@ impl World {
     }
 
     fn step(&self) -> StepId {
-        let step = self.command.step.as_ref().expect("it names a step");
+        let step = self.command.step.as_ref().expect("the command has a step");
         step.step_id.parse().expect("a step's id")
     }
 }
 
-/// A folder with the workspace `work` and the service's own `data`.
+/// A folder with the workspace `work` and the service's `data`.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["work", "data"] {
-        std::fs::create_dir(folder.path().join(name)).expect("made");
+        std::fs::create_dir(folder.path().join(name)).expect("created");
     }
     folder
 }
 
-/// What an interpreter is that works in this folder.
+/// An executor that works in this folder.
 fn executor(
     bus: Bus,
     folder: &Path,
@@ -170,20 +177,21 @@ fn executor(
         files: files::Store::open(folder.join("blobs")).expect("a folder"),
         running: Running::default(),
         draining: CancellationToken::new(),
-        patience: Duration::from_secs(1),
+        drain_timeout: Duration::from_secs(1),
     }
 }
 
-/// Every tier, with room for a slow machine and at most this long from a script's start to its end.
+/// All tiers, with a CPU limit for slow machines and this wall limit.
 fn tiers(wall: Duration) -> Tiers {
     let (cpu, wall) = (Span(Duration::from_secs(10)), Span(wall));
     let overrides =
         Overrides { script_cpu: Some(cpu), script_wall: Some(wall), ..Overrides::default() };
-    Tiers::new(&compute::STANDARD.map(str::to_owned), &overrides, &BTreeMap::new()).expect("sound")
+    Tiers::new(&compute::STANDARD.map(str::to_owned), &overrides, &BTreeMap::new())
+        .expect("valid limits")
 }
 
-/// Lets scripts run commands, confined where the machine can, and reach this machine.
-fn granting() -> Policy {
+/// A policy that lets scripts run commands, confined where the machine can, and reach this machine.
+fn network_and_commands_policy() -> Policy {
     let commands =
         CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
     Policy { commands, hosts: vec!["127.0.0.1".parse().expect("a host")] }
@@ -212,45 +220,45 @@ fn command(folder: &Path, scripts: &[&str]) -> CodeExecute {
     }
 }
 
-/// Looks every few milliseconds until `look` gives something; panics when that takes too long.
-async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Polls until `poll` returns a value. Panics after a timeout.
+async fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     loop {
-        if let Some(seen) = look() {
-            return seen;
+        if let Some(value) = poll() {
+            return value;
         }
-        assert!(std::time::Instant::now() < deadline, "waited in vain for {what}");
+        assert!(std::time::Instant::now() < deadline, "timed out waiting for {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-/// The engine of all tests. The compiled guest is kept beside the build's other artifacts.
+/// The engine of all tests. The compiled guest is cached beside the build's other artifacts.
 fn engine() -> Arc<Engine> {
     static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
     let engine = ENGINE.get_or_init(|| {
-        let executable = std::env::current_exe().expect("there is one");
+        let executable = std::env::current_exe().expect("the path of this executable");
         let target = executable.ancestors().nth(3).unwrap_or(Path::new("."));
         let cache = target.join("tmp").join("sandbox-cache");
         Arc::new(
             Engine::new(&cache, EngineConfig { instances: 64, ..EngineConfig::default() })
-                .expect("it is set up"),
+                .expect("the engine starts"),
         )
     });
     Arc::clone(engine)
 }
 
 #[tokio::test]
-async fn a_call_that_needs_an_approval_parks_the_script_and_is_made_once_it_has_it() {
+async fn approval_suspends_the_script_and_then_makes_the_call() {
     let script =
         "print('before'); create_file('open.txt', 'x'); create_file('secrets/key', 'k').status";
     let mut world = World::new(&[script, "'second'"]).await;
-    let parked = world.parks().await;
-    let [asked] = parked.calls.as_slice() else { panic!("{parked:?}") };
-    assert_eq!((asked.script, asked.number, asked.tool.as_str()), (0, 2, "create_file"));
-    assert_eq!(asked.arguments, r#"{"content":"k","path":"secrets/key"}"#);
-    assert_eq!((asked.arguments_size, asked.reason.as_str()), (36, "it is secret"));
+    let suspended = world.run_until_suspended().await;
+    let [request] = suspended.approval_requests.as_slice() else { panic!("{suspended:?}") };
+    assert_eq!((request.script, request.number, request.tool.as_str()), (0, 2, "create_file"));
+    assert_eq!(request.arguments, r#"{"content":"k","path":"secrets/key"}"#);
+    assert_eq!((request.arguments_size, request.reason.as_str()), (36, "it is secret"));
     assert_eq!(world.file("secrets/key"), None);
-    let [first, second] = parked.results.as_slice() else { panic!("{parked:?}") };
+    let [first, second] = suspended.results.as_slice() else { panic!("{suspended:?}") };
     assert_eq!(first.output, "before\n");
     assert!(
         first.error.starts_with("Stopped: canceled while waiting for an approval."),
@@ -264,53 +272,53 @@ async fn a_call_that_needs_an_approval_parks_the_script_and_is_made_once_it_has_
         second.error
     );
 
-    // The same command again, because its acknowledgement was lost: it waits for the same.
-    assert_eq!(world.parks().await.calls, parked.calls);
+    // The same command again, because its acknowledgment was lost: it waits for the same call.
+    assert_eq!(world.run_until_suspended().await.approval_requests, suspended.approval_requests);
     std::fs::write(world.folder.path().join("work/open.txt"), "changed").expect("written");
-    world.decide(asked, true, "");
-    let results = world.completes().await;
+    world.decide(request, true, "");
+    let results = world.run_to_completion().await;
     assert_eq!((results[0].output.as_str(), results[0].error.as_str()), ("before\ncreated", ""));
     assert_eq!(results[1].output, "second");
     assert_eq!(world.file("secrets/key").as_deref(), Some("k"));
     assert_eq!(
         world.file("open.txt").as_deref(),
         Some("changed"),
-        "what was done before is not done again"
+        "the first call is not repeated"
     );
-    // Run once more, it is answered from the journal.
+    // A further run is answered from the journal.
     std::fs::remove_file(world.folder.path().join("work/secrets/key")).expect("removed");
-    assert_eq!(world.completes().await, results);
+    assert_eq!(world.run_to_completion().await, results);
     assert_eq!(world.file("secrets/key"), None);
 }
 
 #[tokio::test]
-async fn a_script_is_told_in_the_persons_words_what_was_rejected() {
+async fn rejection_reaches_the_script_with_the_comment() {
     let script = "try { create_file('secrets/key', 'k') } catch (error) { `${error.name}: ${error.message}` }";
     let mut world = World::new(&[script]).await;
-    let asked = world.parks().await.calls.remove(0);
-    world.decide(&asked, false, "use the vault");
-    let results = world.completes().await;
+    let request = world.run_until_suspended().await.approval_requests.remove(0);
+    world.decide(&request, false, "use the vault");
+    let results = world.run_to_completion().await;
     assert!(results[0].output.starts_with("ApprovalRejected: "), "{results:?}");
     assert!(results[0].output.contains("use the vault"), "{results:?}");
     assert_eq!(world.file("secrets/key"), None);
-    // A decision does not change with what is decided later.
+    // A later decision does not change it.
     world.command.decisions[0].approved = true;
-    assert_eq!(world.completes().await, results);
+    assert_eq!(world.run_to_completion().await, results);
 }
 
 #[tokio::test]
-async fn an_approval_holds_for_the_arguments_it_was_given_for() {
+async fn approval_is_bound_to_its_arguments() {
     let mut world = World::new(&["create_file('secrets/key', 'k')"]).await;
-    let asked = world.parks().await.calls.remove(0);
-    world.decide(&AskedCall { arguments_hash: "0".repeat(64), ..asked.clone() }, true, "");
-    assert_eq!(world.parks().await.calls, std::slice::from_ref(&asked));
-    world.decide(&AskedCall { number: 7, ..asked.clone() }, true, "");
-    assert_eq!(world.parks().await.calls, [asked]);
+    let request = world.run_until_suspended().await.approval_requests.remove(0);
+    world.decide(&ApprovalRequest { arguments_hash: "0".repeat(64), ..request.clone() }, true, "");
+    assert_eq!(world.run_until_suspended().await.approval_requests, std::slice::from_ref(&request));
+    world.decide(&ApprovalRequest { number: 7, ..request.clone() }, true, "");
+    assert_eq!(world.run_until_suspended().await.approval_requests, [request]);
     assert_eq!(world.file("secrets/key"), None);
 }
 
 #[tokio::test]
-async fn calls_that_ask_at_once_wait_together_once_everything_else_has_ended() {
+async fn concurrent_approvals_suspend_after_other_calls_end() {
     let script = "
         const [a, b, text, slept] = await Promise.all([
             tools.create_file('secrets/a', '1'),
@@ -322,24 +330,28 @@ async fn calls_that_ask_at_once_wait_together_once_everything_else_has_ended() {
     let mut world = World::new(&[script]).await;
     std::fs::write(world.folder.path().join("work/there.txt"), "hello").expect("written");
     let began = std::time::Instant::now();
-    let parked = world.parks().await;
-    assert!(began.elapsed() >= Duration::from_millis(200), "the timer was waited for");
-    let numbers: Vec<u32> = parked.calls.iter().map(|asked| asked.number).collect();
+    let suspended = world.run_until_suspended().await;
+    assert!(began.elapsed() >= Duration::from_millis(200), "the script waits for the timer");
+    let numbers: Vec<u32> =
+        suspended.approval_requests.iter().map(|request| request.number).collect();
     assert_eq!(numbers, [1, 2]);
-    // One is decided, and the other one waits on.
-    world.decide(&parked.calls[1], false, "no");
+    // One is decided; the other one still waits.
+    world.decide(&suspended.approval_requests[1], false, "no");
     std::fs::write(world.folder.path().join("work/there.txt"), "changed").expect("written");
-    let again = std::time::Instant::now();
-    assert_eq!(world.parks().await.calls, [parked.calls[0].clone()]);
-    world.decide(&parked.calls[0], true, "");
-    let results = world.completes().await;
+    let resumed_at = std::time::Instant::now();
+    assert_eq!(
+        world.run_until_suspended().await.approval_requests,
+        [suspended.approval_requests[0].clone()]
+    );
+    world.decide(&suspended.approval_requests[0], true, "");
+    let results = world.run_to_completion().await;
     assert_eq!(results[0].output, "created ApprovalRejected hello slept");
-    assert!(again.elapsed() < Duration::from_secs(15), "it does not wait for what has ended");
+    assert!(resumed_at.elapsed() < Duration::from_secs(15), "ended calls are not awaited again");
     assert_eq!((world.file("secrets/a").as_deref(), world.file("secrets/b")), (Some("1"), None));
 }
 
 #[tokio::test]
-async fn what_the_policy_forbids_is_an_error_the_script_can_catch() {
+async fn denied_call_throws_a_catchable_error() {
     let script = "
         const names = [];
         for (const path of ['a', 'secrets/key']) {
@@ -354,9 +366,9 @@ async fn what_the_policy_forbids_is_an_error_the_script_can_catch() {
         reason: "not on this task".to_owned(),
         ..PolicyRule::default()
     }];
-    let results = world.completes().await;
+    let results = world.run_to_completion().await;
     assert_eq!(results[0].output, "made PolicyDenied true");
-    // What the calls were given and gave is kept with their names.
+    // Arguments and results of the calls are kept.
     let uses = &results[0].tool_uses;
     let given: Vec<serde_json::Value> =
         uses.iter().map(|used| serde_json::from_str(&used.arguments).expect("JSON")).collect();
@@ -367,33 +379,33 @@ async fn what_the_policy_forbids_is_an_error_the_script_can_catch() {
         uses[0].result.contains("created") && uses[1].result.contains("PolicyDenied"),
         "{uses:?}"
     );
-    // The policy may have changed when the script is run again; what was refused stays refused.
+    // The policy may have changed at the replay; a refused call stays refused.
     world.command.task_policy.clear();
     world.command.agent_policy.clear();
-    assert_eq!(world.completes().await, results);
+    assert_eq!(world.run_to_completion().await, results);
 }
 
 #[tokio::test]
-async fn a_call_that_nobody_waits_for_keeps_no_script_waiting() {
+async fn unawaited_approval_does_not_suspend_the_script() {
     let script = "tools.create_file('secrets/key', 'k'); await new Promise(done => setTimeout(done, 100)); 'done'";
     let mut world = World::new(&[script]).await;
-    let results = world.completes().await;
+    let results = world.run_to_completion().await;
     assert!(results[0].output.contains("without waiting for it: #1 create_file"), "{results:?}");
     assert!(results[0].tool_uses.is_empty());
 }
 
 #[tokio::test]
-async fn a_command_of_an_earlier_round_is_over() {
+async fn command_of_an_earlier_round_is_obsolete() {
     let mut world = World::new(&["create_file('secrets/key', 'k').status"]).await;
     let first = world.command.clone();
-    let asked = world.parks().await.calls.remove(0);
-    world.decide(&asked, true, "");
-    world.completes().await;
-    assert!(matches!(world.executor.run(&first, 2).await, End::Over));
+    let request = world.run_until_suspended().await.approval_requests.remove(0);
+    world.decide(&request, true, "");
+    world.run_to_completion().await;
+    assert!(matches!(world.executor.run(&first, 2).await, ExecutionEnd::Obsolete));
 }
 
 #[tokio::test]
-async fn scripts_that_come_too_late_are_not_run() {
+async fn scripts_after_their_deadline_are_not_run() {
     let mut world =
         World::new(&["create_file('a', 'x').status", "create_file('secrets/key', 'k')"]).await;
     let at = |time: Timestamp| prost_types::Timestamp {
@@ -402,42 +414,42 @@ async fn scripts_that_come_too_late_are_not_run() {
     };
     let now = clock::now();
     let set = |world: &mut World, deadline| {
-        world.command.step.as_mut().expect("it names a step").deadline = Some(at(deadline))
+        world.command.step.as_mut().expect("the command has a step").deadline = Some(at(deadline))
     };
     set(&mut world, now + Duration::from_secs(600));
-    let asked = world.parks().await.calls.remove(0);
-    std::fs::remove_file(world.path("a")).expect("it was made");
-    // Approved, and wanted again when its time is over: what was done is told, and nothing more is
-    // done.
-    world.decide(&asked, true, "");
+    let request = world.run_until_suspended().await.approval_requests.remove(0);
+    std::fs::remove_file(world.path("a")).expect("the file exists");
+    // Approved, but delivered again after the deadline: earlier results are reported, and nothing
+    // more runs.
+    world.decide(&request, true, "");
     set(&mut world, now);
     for _ in 0..2 {
-        let cancelled = match world.run().await {
-            step_result::Outcome::Cancelled(cancelled) => cancelled,
-            other => panic!("it should not be run: {other:?}"),
+        let canceled = match world.run().await {
+            step_result::Outcome::Cancelled(canceled) => canceled,
+            other => panic!("the script should not run: {other:?}"),
         };
-        assert_eq!(cancelled.reason, "its deadline has passed");
-        assert_eq!(cancelled.results[0].output, "created");
-        assert!(cancelled.results[1].error.contains("its deadline has passed"), "{cancelled:?}");
+        assert_eq!(canceled.reason, "its deadline has passed");
+        assert_eq!(canceled.results[0].output, "created");
+        assert!(canceled.results[1].error.contains("its deadline has passed"), "{canceled:?}");
     }
     assert_eq!((world.file("a"), world.file("secrets/key")), (None, None));
 }
 
 #[tokio::test]
-async fn waiting_again_and_again_is_not_taken_for_dying() {
+async fn repeated_suspension_is_no_crash() {
     let mut world = World::new(&["create_file('secrets/key', 'k').status"]).await;
     for _ in 0..50 {
-        world.parks().await;
+        world.run_until_suspended().await;
         world.next_round();
     }
-    let asked = world.parks().await.calls.remove(0);
-    world.decide(&asked, true, "");
-    assert_eq!(world.completes().await[0].output, "created");
+    let request = world.run_until_suspended().await.approval_requests.remove(0);
+    world.decide(&request, true, "");
+    assert_eq!(world.run_to_completion().await[0].output, "created");
 }
 
 #[tokio::test]
-async fn a_call_that_cannot_be_shown_whole_is_not_asked_about() {
-    // What stands around the content in the canonical arguments.
+async fn call_too_large_to_show_is_not_requested() {
+    // The size of the canonical arguments without the content.
     let around = r#"{"content":"","path":"secrets/key"}"#.len();
     let script = format!(
         "const most = 65536 - {around};
@@ -447,24 +459,28 @@ async fn a_call_that_cannot_be_shown_whole_is_not_asked_about() {
         [told.name, told.details.size, told.message.includes('nobody was asked'), bytes === most].join(' ')"
     );
     let mut world = World::new(&[&script]).await;
-    let [asked] = world.parks().await.calls.try_into().expect("one call");
-    assert_eq!((asked.number, asked.arguments.len(), asked.arguments_size), (2, 65536, 65536));
+    let [request] =
+        world.run_until_suspended().await.approval_requests.try_into().expect("one call");
+    assert_eq!(
+        (request.number, request.arguments.len(), request.arguments_size),
+        (2, 65536, 65536)
+    );
     assert_eq!(world.file("secrets/key"), None);
-    // Like what is denied it stays so, whatever the rules say by now.
+    // It stays refused like a denied call, whatever the rules say by now.
     world.command.agent_policy.clear();
-    world.decide(&asked, true, "");
-    assert_eq!(world.completes().await[0].output, "ApprovalTooLarge 65537 true true");
+    world.decide(&request, true, "");
+    assert_eq!(world.run_to_completion().await[0].output, "ApprovalTooLarge 65537 true true");
     assert_eq!(world.file("secrets/key").map(|content| content.len()), Some(65536 - around));
 }
 
 #[tokio::test]
-async fn the_same_script_fits_into_a_larger_tier_and_not_into_the_smaller_one() {
+async fn script_fits_larger_tier_only() {
     // 96 MiB: more than the 64 of `cpu-2`, less than the 128 of `cpu-4`.
     let script = "const bytes = new Uint8Array(96 << 20); bytes.fill(1); bytes.length >> 20";
     let run = async |compute: &str| {
         let mut world = World::new(&[script]).await;
         world.command.compute = compute.to_owned();
-        world.completes().await.remove(0)
+        world.run_to_completion().await.remove(0)
     };
     let fits = run("cpu-4").await;
     assert_eq!((fits.error.as_str(), fits.output.trim()), ("", "96"));
@@ -475,7 +491,7 @@ async fn the_same_script_fits_into_a_larger_tier_and_not_into_the_smaller_one() 
 }
 
 #[tokio::test]
-async fn a_script_that_computes_for_too_long_is_told_the_limit_of_its_tier() {
+async fn script_over_its_cpu_limit_reports_the_limit() {
     let short =
         Overrides { script_cpu: Some(Span(Duration::from_millis(50))), ..Overrides::default() };
     let pools = compute::STANDARD.map(str::to_owned);
@@ -483,8 +499,8 @@ async fn a_script_that_computes_for_too_long_is_told_the_limit_of_its_tier() {
         World::new(&["let end = Date.now(); for (let i = 0; i < 1e9; i++) end += i; end"]).await;
     world.executor.tiers =
         Tiers::new(&pools, &Overrides::default(), &BTreeMap::from([("cpu-8".to_owned(), short)]))
-            .expect("sound");
+            .expect("valid limits");
     world.command.compute = "cpu-8".to_owned();
-    let ended = world.completes().await.remove(0);
+    let ended = world.run_to_completion().await.remove(0);
     assert!(ended.error.contains("50ms"), "{ended:?}");
 }

@@ -1,4 +1,4 @@
-//! Redirects of requests, which lead where the rules may not want scripts to go.
+//! Redirects to hosts that the rules may not allow.
 
 use std::{net::IpAddr, sync::Mutex};
 
@@ -9,25 +9,25 @@ use tokio::{
 
 use super::*;
 
-/// A server under every name that says what it was asked for, and redirects `/to/HOST` to this host
-/// with 307, `/see/HOST` with 303.
+/// A server under every host name. It records requests, and redirects `/to/HOST` to that host with
+/// 307 and `/see/HOST` with 303.
 async fn server() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let asked = Arc::<Mutex<Vec<String>>>::default();
-    let noted = Arc::clone(&asked);
+    let requests = Arc::<Mutex<Vec<String>>>::default();
+    let log = Arc::clone(&requests);
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            // The request is small and comes at once.
-            let mut request = [0; 4096];
-            let read = stream.read(&mut request).await.unwrap_or(0);
-            let text = String::from_utf8_lossy(&request[..read]).into_owned();
+            // The request is small and arrives at once.
+            let mut buffer = [0; 4096];
+            let read = stream.read(&mut buffer).await.unwrap_or(0);
+            let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
             let (method, path) = text.split_once(' ').expect("a request");
             let path = path.split(' ').next().expect("a path");
             let host =
                 text.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
             let host = host.split(':').next().unwrap_or_default();
-            noted.lock().expect("nobody panics with it").push(format!("{method} {host}{path}"));
+            log.lock().expect("the lock is not poisoned").push(format!("{method} {host}{path}"));
             let to = |status: u16, host: &str| {
                 format!("HTTP/1.1 {status} X\r\nLocation: http://{host}:{port}/end?q=1\r\n")
             };
@@ -43,7 +43,7 @@ async fn server() -> (u16, Arc<Mutex<Vec<String>>>) {
                 .await;
         }
     });
-    (port, asked)
+    (port, requests)
 }
 
 fn rule(action: PolicyAction, host: &str, methods: &[&str]) -> PolicyRule {
@@ -51,14 +51,14 @@ fn rule(action: PolicyAction, host: &str, methods: &[&str]) -> PolicyRule {
         action: action.into(),
         hosts: vec![host.to_owned()],
         methods: methods.iter().map(|method| (*method).to_owned()).collect(),
-        reason: "it is theirs".to_owned(),
+        reason: "it is not ours".to_owned(),
         ..PolicyRule::default()
     }
 }
 
 #[tokio::test]
-async fn a_redirect_is_followed_only_where_the_rules_let_a_call_go() {
-    let (port, asked) = server().await;
+async fn redirect_is_followed_only_where_rules_allow() {
+    let (port, requests) = server().await;
     let script = format!(
         "const told = [];
         for (const [method, path] of [
@@ -76,29 +76,32 @@ async fn a_redirect_is_followed_only_where_the_rules_let_a_call_go() {
     let hosts = vec!["*.test".parse().expect("hosts")];
     let policy = Policy { hosts, ..Policy::default() };
     let sandbox = CommandSandbox::unavailable("a test needs none");
-    let mut world = World::with(&[&script], policy, egress.expect("made"), sandbox).await;
+    let mut world = World::with_policy(&[&script], policy, egress.expect("made"), sandbox).await;
     world.command.agent_policy = vec![
         rule(PolicyAction::Deny, "denied.test", &[]),
         rule(PolicyAction::Ask, "asked.test", &[]),
         rule(PolicyAction::Deny, "get.test", &["POST"]),
     ];
-    let results = world.completes().await;
-    let told: Vec<String> = serde_json::from_str(&results[0].output)
+    let results = world.run_to_completion().await;
+    let outcomes: Vec<String> = serde_json::from_str(&results[0].output)
         .unwrap_or_else(|error| panic!("{error}: {results:?}"));
     let end = |host: &str| format!("http://{host}:{port}/end?q=1");
-    assert_eq!(told[0], end("b.test"));
+    assert_eq!(outcomes[0], end("b.test"));
     let denied =
         format!("PolicyDenied {} fetch: the request to a.test was made", end("denied.test"));
-    assert!(told[1].starts_with(&denied) && told[1].contains("it is theirs"), "{told:?}");
+    assert!(
+        outcomes[1].starts_with(&denied) && outcomes[1].contains("it is not ours"),
+        "{outcomes:?}"
+    );
     let not_followed =
         format!("RedirectNotFollowed {} fetch: the request to a.test was made", end("asked.test"));
     assert!(
-        told[2].starts_with(&not_followed) && told[2].contains("in a call of its own"),
-        "{told:?}"
+        outcomes[2].starts_with(&not_followed) && outcomes[2].contains("in a call of its own"),
+        "{outcomes:?}"
     );
-    assert_eq!((&told[3], &told[4]), (&end("a.test"), &end("get.test")));
-    assert!(told[5].starts_with("PolicyDenied"), "{told:?}");
-    let asked = asked.lock().expect("nobody panics with it").clone();
+    assert_eq!((&outcomes[3], &outcomes[4]), (&end("a.test"), &end("get.test")));
+    assert!(outcomes[5].starts_with("PolicyDenied"), "{outcomes:?}");
+    let requests = requests.lock().expect("the lock is not poisoned").clone();
     let expected = [
         "GET a.test/to/b.test",
         "GET b.test/end?q=1",
@@ -110,5 +113,5 @@ async fn a_redirect_is_followed_only_where_the_rules_let_a_call_go() {
         "GET get.test/end?q=1",
         "POST a.test/to/get.test",
     ];
-    assert_eq!(asked, expected);
+    assert_eq!(requests, expected);
 }

@@ -1,5 +1,4 @@
-//! Secrets in whole scripts: in the exchange in which they are used, and where scripts try to find
-//! them out.
+//! Secrets in whole scripts: in exchanges that use them, and where scripts try to guess them.
 
 use super::*;
 use crate::tools::tests::{
@@ -15,7 +14,7 @@ async fn command_with_a_secret_shows_the_handle_to_script_and_journal() {
         const handle = secrets.get('TOKEN');
         const { stdout, stderr } = execute_command('sh show.sh', { env: { TOKEN: handle } });
         JSON.stringify({ handle, stdout, stderr })";
-    let mut world = World::granting(&[script]).await;
+    let mut world = World::with_network_and_commands(&[script]).await;
     world.executor.secrets_keys = Some(keys());
     world.command.secrets = vec![granted("TOKEN", VALUE, &[], &["sh"])];
     let program = r#"
@@ -23,25 +22,25 @@ async fn command_with_a_secret_shows_the_handle_to_script_and_journal() {
         printf %s "user:$TOKEN:$TOKEN:$TOKEN:$TOKEN" | base64 >&2"#;
     std::fs::write(world.path("show.sh"), program).expect("written");
 
-    let results = world.completes().await;
-    let told: serde_json::Value = serde_json::from_str(&results[0].output).expect("JSON");
-    let handle = told["handle"].as_str().expect("a text");
-    assert_eq!(told["stdout"], format!("key={handle}\n"));
-    // In lines of 76 characters.
-    assert!(told["stderr"].as_str().expect("a text").matches(handle).count() >= 3, "{told}");
-    // What is kept for people, and what the script is answered from when it is run again.
+    let results = world.run_to_completion().await;
+    let output: serde_json::Value = serde_json::from_str(&results[0].output).expect("JSON");
+    let handle = output["handle"].as_str().expect("a text");
+    assert_eq!(output["stdout"], format!("key={handle}\n"));
+    // `base64` breaks lines after 76 characters.
+    assert!(output["stderr"].as_str().expect("a text").matches(handle).count() >= 3, "{output}");
+    // The result for people, and the journal that answers a replay.
     let journal = world.executor.bus.journal().load(world.step()).await.expect("read").entries;
     assert!(journal.len() >= 2, "{journal:?}");
     for text in [format!("{results:?}"), format!("{journal:?}")] {
         assert!(!text.contains(VALUE) && !text.contains("eDdRdzlaazJMbTQ"), "{text}");
     }
-    assert_eq!(world.completes().await, results);
+    assert_eq!(world.run_to_completion().await, results);
 }
 
-/// The script has a secret that is bound to another host. It has guesses of its beginning, in
-/// hexadecimal digits, repeated by a host that it may reach, and the answer cut behind the guess.
+/// The script has a secret that is bound to another host. It sends guesses of its prefix, in
+/// hexadecimal digits, to a host that repeats them, and cuts the response right after the guess.
 #[tokio::test]
-async fn script_finds_out_nothing_by_having_guesses_repeated_and_cut() {
+async fn guessing_at_cuts_reveals_nothing() {
     let repeat = |request: &str| {
         let path = request.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
         ok(&format!("{path}{}", "#".repeat(64)))
@@ -65,9 +64,9 @@ async fn script_finds_out_nothing_by_having_guesses_repeated_and_cut() {
         for (const digit of hex) found += await which("7" + digit);
         `${{calls}} guesses: [${{found}}]`"#
     );
-    let mut world = World::granting(&[&script]).await;
+    let mut world = World::with_network_and_commands(&[&script]).await;
     world.executor.secrets_keys = Some(keys());
     world.command.secrets = vec![granted("TOKEN", VALUE, &["api.github.com"], &[])];
-    let results = world.completes().await;
+    let results = world.run_to_completion().await;
     assert!(results[0].output.contains("256 guesses: []"), "{results:?}");
 }

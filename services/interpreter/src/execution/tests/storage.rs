@@ -1,9 +1,9 @@
-//! Scripts whose files are not where they are gone on with.
+//! Scripts that are resumed on a machine without their files.
 
 use super::*;
 
-/// Another machine, whose storage is its own.
-async fn another(world: &World) -> (tempfile::TempDir, Executor) {
+/// Another machine with its own storage.
+async fn other_machine(world: &World) -> (tempfile::TempDir, Executor) {
     let folder = folder();
     let sandbox = CommandSandbox::unavailable("a test needs none");
     let egress = Egress::new(&[]).expect("made");
@@ -12,20 +12,20 @@ async fn another(world: &World) -> (tempfile::TempDir, Executor) {
     (folder, executor)
 }
 
-/// Whether the task has this file of its own on a machine.
+/// Whether the task's own directory on a machine has this file.
 fn has(folder: &Path, world: &World, name: &str) -> bool {
     let step = world.command.step.as_ref().expect("it names a step");
     folder.join("data/own").join(&step.task_id).join(name).exists()
 }
 
-/// The next round, in which one more call has its approval.
+/// Starts the next round with one more approval.
 async fn approve(world: &mut World) {
-    let asked = world.parks().await.calls.remove(0);
-    world.decide(&asked, true, "");
+    let request = world.run_until_suspended().await.approval_requests.remove(0);
+    world.decide(&request, true, "");
 }
 
 #[tokio::test]
-async fn scripts_are_not_gone_on_with_where_the_files_are_not_that_they_had() {
+async fn scripts_are_not_resumed_without_their_files() {
     for used in [
         "create_file('a', 'x')",
         "try { read_file('a') } catch {}",
@@ -35,9 +35,9 @@ async fn scripts_are_not_gone_on_with_where_the_files_are_not_that_they_had() {
         let mut world = World::new(&[&script, "'second'"]).await;
         world.command.workspace.clear();
         approve(&mut world).await;
-        let (elsewhere, executor) = another(&world).await;
+        let (elsewhere, executor) = other_machine(&world).await;
         let here = std::mem::replace(&mut world.executor, executor);
-        let results = world.completes().await;
+        let results = world.run_to_completion().await;
         assert!(
             results[0].error.starts_with("Stopped: they were interrupted and cannot be continued"),
             "{results:?}"
@@ -49,7 +49,7 @@ async fn scripts_are_not_gone_on_with_where_the_files_are_not_that_they_had() {
         );
         assert!(results[1].error.starts_with("NotRun: "), "{results:?}");
         assert!(!has(elsewhere.path(), &world, "secrets/key"), "{used}");
-        // Where the files are it would go on, also with another process.
+        // Where the files are it continues, also with another process.
         drop(here);
         let sandbox = CommandSandbox::unavailable("a test needs none");
         let egress = Egress::new(&[]).expect("made");
@@ -60,13 +60,13 @@ async fn scripts_are_not_gone_on_with_where_the_files_are_not_that_they_had() {
             egress,
             sandbox,
         );
-        assert_eq!(world.completes().await[0].output, "created", "{used}");
+        assert_eq!(world.run_to_completion().await[0].output, "created", "{used}");
         assert!(has(world.folder.path(), &world, "secrets/key"), "{used}");
     }
 }
 
 #[tokio::test]
-async fn scripts_that_have_not_looked_at_a_file_are_gone_on_with_anywhere() {
+async fn scripts_without_file_access_resume_anywhere() {
     let script = "
         setenv('X', getenv('X') ?? '1');
         await new Promise(done => setTimeout(done, 1));
@@ -75,25 +75,25 @@ async fn scripts_that_have_not_looked_at_a_file_are_gone_on_with_anywhere() {
     let mut world = World::new(&[script]).await;
     world.command.workspace.clear();
     approve(&mut world).await;
-    let (elsewhere, executor) = another(&world).await;
+    let (elsewhere, executor) = other_machine(&world).await;
     let here = std::mem::replace(&mut world.executor, executor);
     approve(&mut world).await;
     assert!(
         has(elsewhere.path(), &world, "secrets/a")
             && !has(world.folder.path(), &world, "secrets/a")
     );
-    // Where it began its files are not any more.
+    // Its files are no longer where it began.
     let there = std::mem::replace(&mut world.executor, here);
-    assert!(world.completes().await[0].error.contains("another storage"));
+    assert!(world.run_to_completion().await[0].error.contains("another storage"));
     world.executor = there;
-    assert_eq!(world.completes().await[0].output, "created");
+    assert_eq!(world.run_to_completion().await[0].output, "created");
 
-    // A workspace that was named is what lies under its name.
+    // A named workspace is whatever has its name.
     let mut world =
         World::new(&["create_file('a', 'x'); create_file('secrets/key', 'k').status"]).await;
     approve(&mut world).await;
-    let (elsewhere, executor) = another(&world).await;
+    let (elsewhere, executor) = other_machine(&world).await;
     world.executor = executor;
     world.command.workspace = elsewhere.path().join("work").display().to_string();
-    assert_eq!(world.completes().await[0].output, "created");
+    assert_eq!(world.run_to_completion().await[0].output, "created");
 }

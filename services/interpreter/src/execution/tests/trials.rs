@@ -1,9 +1,8 @@
-//! Scripts of fifty side effects whose processes are killed at random moments repeat none of them,
-//! and say truthfully what became of each.
+//! Scripts with fifty side effects, whose processes are killed at random moments, repeat none of
+//! them, and report truthfully what became of each.
 //!
-//! `CONSTRUCT_TRIALS` says how many trials there are, `CONSTRUCT_SEED` with which seed they begin:
-//! a trial that failed is tried again with its seed alone. The seed fixes what is decided, and not
-//! how fast the machine is.
+//! `CONSTRUCT_TRIALS` sets the number of trials, `CONSTRUCT_SEED` the first seed; a failed trial is
+//! repeated with its seed alone. The seed fixes all decisions, but not the speed of the machine.
 
 mod check;
 mod process;
@@ -20,16 +19,16 @@ use process::Process;
 use remote::Remote;
 use script::{EFFECTS, Shape};
 
-/// How many trials there are when nothing else is said.
-const TRIALS: u64 = 12;
-/// How many run at the same time.
-const AT_ONCE: usize = 2;
-/// How often one more delivery may be refused because the process before it was still writing.
-const FENCED: u32 = 20;
+/// Default number of trials.
+const DEFAULT_TRIALS: u64 = 12;
+/// Number of concurrent trials.
+const CONCURRENT_TRIALS: usize = 2;
+/// Maximum number of deliveries that are refused because the previous process was still writing.
+const MAX_FENCED: u32 = 20;
 
-/// What was seen in all trials together.
+/// Totals over all trials.
 #[derive(Debug, Default, Clone, Copy)]
-struct Seen {
+struct TrialCounts {
     trials: u64,
     kills: u64,
     stopped: u64,
@@ -39,12 +38,12 @@ struct Seen {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_script_that_does_one_thing_after_the_other_repeats_nothing() {
+async fn sequential_script_repeats_nothing() {
     trials(Shape::Sequential).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_script_that_does_five_things_at_a_time_repeats_nothing() {
+async fn concurrent_script_repeats_nothing() {
     trials(Shape::Concurrent).await;
 }
 
@@ -52,7 +51,8 @@ async fn trials(shape: Shape) {
     let number = |name| std::env::var(name).ok().map(|value| value.parse::<u64>().expect(name));
     let seed = number("CONSTRUCT_SEED");
     let first = seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
-    let count = number("CONSTRUCT_TRIALS").unwrap_or(if seed.is_some() { 1 } else { TRIALS });
+    let count =
+        number("CONSTRUCT_TRIALS").unwrap_or(if seed.is_some() { 1 } else { DEFAULT_TRIALS });
     let nats = NatsServer::start().await;
     let surroundings = Arc::new(Surroundings {
         bus: nats.bus().await,
@@ -67,26 +67,26 @@ async fn trials(shape: Shape) {
         let trial = async move { Trial::begin(surroundings, shape, seed).await.run().await };
         async move { (seed, AssertUnwindSafe(tokio::spawn(trial)).catch_unwind().await) }
     });
-    let mut trials = trials.buffer_unordered(AT_ONCE);
-    let mut seen = Seen::default();
+    let mut trials = trials.buffer_unordered(CONCURRENT_TRIALS);
+    let mut counts = TrialCounts::default();
     while let Some((seed, trial)) = trials.next().await {
         let Ok(Ok(one)) = trial else {
-            panic!("a trial failed; try it again with CONSTRUCT_SEED={seed}")
+            panic!("a trial failed; repeat it with CONSTRUCT_SEED={seed}")
         };
-        seen.trials += 1;
-        seen.kills += one.kills;
-        seen.stopped += one.stopped;
-        seen.effects += one.effects;
-        seen.unknown += one.unknown;
-        seen.unknown_and_done += one.unknown_and_done;
-        if seen.trials % 100 == 0 {
-            println!("{shape:?}: {seen:?} after {:?}", began.elapsed());
+        counts.trials += 1;
+        counts.kills += one.kills;
+        counts.stopped += one.stopped;
+        counts.effects += one.effects;
+        counts.unknown += one.unknown;
+        counts.unknown_and_done += one.unknown_and_done;
+        if counts.trials % 100 == 0 {
+            println!("{shape:?}: {counts:?} after {:?}", began.elapsed());
         }
     }
-    println!("{shape:?}: {seen:?} after {:?}; seeds {first}..{}", began.elapsed(), first + count);
+    println!("{shape:?}: {counts:?} after {:?}; seeds {first}..{}", began.elapsed(), first + count);
 }
 
-/// What trials share: everything that is outside of a process and outlives it.
+/// Shared state of trials: everything outside of a process that outlives it.
 struct Surroundings {
     bus: Bus,
     url: String,
@@ -95,7 +95,7 @@ struct Surroundings {
     sandbox: CommandSandbox,
 }
 
-/// One script that is killed a few times.
+/// One script that is killed several times.
 struct Trial {
     surroundings: Arc<Surroundings>,
     shape: Shape,
@@ -104,7 +104,7 @@ struct Trial {
     remote: Remote,
     command: CodeExecute,
     deliveries: u32,
-    /// What is left of killed processes while it ends.
+    /// Threads of killed processes that are still ending.
     dying: Vec<thread::JoinHandle<()>>,
 }
 
@@ -126,49 +126,49 @@ impl Trial {
         }
     }
 
-    async fn run(mut self) -> Seen {
+    async fn run(mut self) -> TrialCounts {
         let kills = self.random.u32(1..=4);
         for left in (1..=kills).rev() {
             let mut process = self.deliver();
             tokio::select! {
-                // Whatever it ended with is lost with it: it died before it could say so.
+                // Its outcome is lost: the process died before it could report.
                 _ = process.end() => {}
-                () = self.moment(left + 1) => {}
+                () = self.random_moment(left + 1) => {}
             }
             self.dying.push(process.kill());
         }
-        let told = self.last().await;
+        let report = self.run_last_delivery().await;
         for dying in self.dying.drain(..) {
             tokio::task::spawn_blocking(|| dying.join())
                 .await
                 .expect("joined")
                 .expect("a process that was killed ends");
         }
-        self.remote.is_idle().await;
+        self.remote.wait_until_idle().await;
         let check = Check {
             work: self.folder.path().join("work"),
             shape: self.shape,
             kills,
-            told,
+            report,
             effects: self.remote.effects(),
         };
-        let mut seen = check.check();
-        seen.kills = kills.into();
+        let mut counts = check.check();
+        counts.kills = kills.into();
         self.surroundings.bus.journal().close(self.step()).await.expect("closed");
-        seen
+        counts
     }
 
-    /// The delivery that is let end, or told to stop. Gives what the model is told.
-    async fn last(&mut self) -> CodeInterpreterResult {
+    /// Runs the last delivery, which ends by itself or is canceled. Returns the report.
+    async fn run_last_delivery(&mut self) -> CodeInterpreterResult {
         let is_stopped = self.random.u8(..5) == 0;
         let mut fenced = 0;
         loop {
             let mut process = self.deliver();
             let end = if is_stopped {
-                let executor = process.is_set_up().await;
+                let executor = process.wait_until_ready().await;
                 tokio::select! {
                     end = process.end() => end,
-                    () = self.moment(1) => {
+                    () = self.random_moment(1) => {
                         executor.running.cancel(self.step(), "enough");
                         process.end().await
                     }
@@ -178,47 +178,47 @@ impl Trial {
             };
             self.dying.push(process.kill());
             match end {
-                End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
+                ExecutionEnd::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
                     mut results,
                 })) => {
-                    let told = results.remove(0);
+                    let report = results.remove(0);
                     assert_eq!(
-                        self.again().await,
-                        told,
-                        "run again when all is done, a script says the same"
+                        self.run_after_completion().await,
+                        report,
+                        "a completed script reports the same again"
                     );
-                    return told;
+                    return report;
                 }
-                End::Outcome(step_result::Outcome::Cancelled(Cancelled {
-                    mut results, ..
+                ExecutionEnd::Outcome(step_result::Outcome::Cancelled(Cancelled {
+                    mut results,
+                    ..
                 })) => {
                     return results.remove(0);
                 }
-                End::Outcome(other) => panic!("it should complete: {other:?}"),
-                // A process that was killed had written its last entry after this one had read the
-                // journal.
-                End::Fenced if fenced < FENCED => fenced += 1,
-                End::Fenced => panic!("it is fenced for ever"),
-                End::HandBack(why) => panic!("it is handed back: {why}"),
-                End::Over => panic!("it is over"),
+                ExecutionEnd::Outcome(other) => panic!("the script should complete: {other:?}"),
+                // A killed process wrote its last entry after this one had read the journal.
+                ExecutionEnd::Fenced if fenced < MAX_FENCED => fenced += 1,
+                ExecutionEnd::Fenced => panic!("the execution is always fenced"),
+                ExecutionEnd::HandBack(why) => panic!("the execution was handed back: {why}"),
+                ExecutionEnd::Obsolete => panic!("the execution is obsolete"),
             }
         }
     }
 
-    /// What the script says when its result was lost.
-    async fn again(&mut self) -> CodeInterpreterResult {
+    /// Runs the completed script once more, as if its result was lost.
+    async fn run_after_completion(&mut self) -> CodeInterpreterResult {
         let mut process = self.deliver();
         let end = process.end().await;
         self.dying.push(process.kill());
         match end {
-            End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { mut results })) => {
-                results.remove(0)
-            }
-            _ => panic!("it completed before"),
+            ExecutionEnd::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted {
+                mut results,
+            })) => results.remove(0),
+            _ => panic!("the script completed before"),
         }
     }
 
-    /// The command comes to a new process.
+    /// Delivers the command to a new process.
     fn deliver(&mut self) -> Process {
         self.deliveries += 1;
         Process::start(
@@ -229,17 +229,18 @@ impl Trial {
         )
     }
 
-    /// A moment in the life of a process, so early that about so many more find something to do.
-    async fn moment(&mut self, processes: u32) {
+    /// Waits for a random moment in the life of a process, early enough to leave work for this many
+    /// processes.
+    async fn random_moment(&mut self, processes: u32) {
         if self.random.u8(..4) == 0 {
-            // Anywhere, also before it has begun and while it is answered from the journal.
-            return spin(Duration::from_micros(self.random.u64(..80_000))).await;
+            // Anywhere, also before it starts and while the journal answers it.
+            return sleep_precisely(Duration::from_micros(self.random.u64(..80_000))).await;
         }
         let left = EFFECTS.saturating_sub(self.remote.requests());
         let further = self.random.u32(0..=left * 2 / (processes + 1));
-        // Where it ends before that, something else ends the wait.
-        self.remote.asked(self.remote.requests() + further).await;
-        spin(Duration::from_micros(self.random.u64(..4_000))).await;
+        // If the script ends earlier, something else ends this wait.
+        self.remote.wait_for_requests(self.remote.requests() + further).await;
+        sleep_precisely(Duration::from_micros(self.random.u64(..4_000))).await;
     }
 
     fn step(&self) -> StepId {
@@ -248,8 +249,8 @@ impl Trial {
     }
 }
 
-/// Lets time pass, more exactly than the runtime's timers, which are for milliseconds.
-async fn spin(time: Duration) {
+/// Waits more precisely than the runtime's timers, which have milliseconds.
+async fn sleep_precisely(time: Duration) {
     let end = std::time::Instant::now() + time;
     tokio::time::sleep(time.saturating_sub(Duration::from_millis(3))).await;
     while std::time::Instant::now() < end {

@@ -265,8 +265,8 @@ async fn only_what_was_attached_can_be_saved() {
     let bench = Bench::with_files();
     let blobs = bench.directory.path().join("blobs");
     let other = OrganizationId::from_uuid(Uuid::from_u128(7));
-    let foreign = kept(&blobs, other, "theirs", CANARY.as_bytes());
-    let own = kept(
+    let foreign = store_file(&blobs, other, "theirs", CANARY.as_bytes());
+    let own = store_file(
         &blobs,
         OrganizationId::LOCAL,
         "elsewhere",

@@ -9,7 +9,7 @@ use futures::FutureExt as _;
 use uuid::Uuid;
 
 use super::*;
-use crate::tests::kept;
+use crate::tests::store_file;
 
 const ORG: OrganizationId = OrganizationId::LOCAL;
 
@@ -33,7 +33,7 @@ impl Desk {
     fn with(content: &[u8]) -> (Self, AttachedFile) {
         let mut attached = None;
         let desk = Self::new(Policy::default(), |blobs| {
-            let file = kept(blobs, ORG, "t.csv", content);
+            let file = store_file(blobs, ORG, "t.csv", content);
             attached = Some(file.clone());
             vec![file]
         });
@@ -82,7 +82,7 @@ async fn what_is_not_attached_is_refused_with_what_is() {
         bare.name == "FileNotAttached" && bare.message.contains("No file is attached"),
         "{bare}"
     );
-    let many = Desk::new(Policy::default(), |blobs| vec![kept(blobs, ORG, "x", b"x"); 1_000]);
+    let many = Desk::new(Policy::default(), |blobs| vec![store_file(blobs, ORG, "x", b"x"); 1_000]);
     let error = many.bench.fails("save_file", json!(["y", "a"])).await;
     assert!(error.message.len() < 4_096 && error.message.contains("and 980 older ones"), "{error}");
 }
@@ -90,7 +90,7 @@ async fn what_is_not_attached_is_refused_with_what_is() {
 #[tokio::test]
 async fn a_file_whose_content_is_another_organizations_is_not_there() {
     let desk = Desk::new(Policy::default(), |blobs| {
-        vec![kept(blobs, OrganizationId::from_uuid(Uuid::from_u128(7)), "theirs", b"canary")]
+        vec![store_file(blobs, OrganizationId::from_uuid(Uuid::from_u128(7)), "theirs", b"canary")]
     });
     let wanted =
         desk.bench.fails("save_file", json!(["x", "a"])).await.details.expect("details")["files"]
@@ -129,7 +129,7 @@ async fn what_is_damaged_or_too_large_leaves_the_workspace_as_it_is() {
     let mut policy = Policy::default();
     policy.commands.limits.file_bytes = 10;
     let desk = Desk::new(policy, |blobs| {
-        vec![kept(blobs, ORG, "t", b"0123456789"), kept(blobs, ORG, "u", b"0123456789a")]
+        vec![store_file(blobs, ORG, "t", b"0123456789"), store_file(blobs, ORG, "u", b"0123456789a")]
     });
     let ids =
         desk.bench.fails("save_file", json!(["x", "a"])).await.details.expect("details")["files"]

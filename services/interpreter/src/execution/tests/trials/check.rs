@@ -1,4 +1,4 @@
-//! What must be true after a trial.
+//! The invariants after a trial.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -9,104 +9,111 @@ use construct_proto::v1::CodeInterpreterResult;
 use serde::Deserialize;
 
 use super::{
-    Seen,
+    TrialCounts,
     remote::Effects,
-    script::{EFFECTS, Kind, LOG, MADE, Shape, kind},
+    script::{CREATED_FOLDER, EFFECTS, Kind, LOG_FILE, Shape, kind},
 };
 
-/// A trial that is over.
+/// A finished trial.
 pub(super) struct Check {
     pub(super) work: PathBuf,
     pub(super) shape: Shape,
     pub(super) kills: u32,
-    /// What the model is told.
-    pub(super) told: CodeInterpreterResult,
-    /// What the server has seen.
+    /// The report for the model.
+    pub(super) report: CodeInterpreterResult,
+    /// The requests that the server received.
     pub(super) effects: Effects,
 }
 
 /// The script's value.
 #[derive(Debug, Deserialize)]
 struct Account {
-    /// What each effect was to say.
+    /// The text that each effect should carry.
     notes: BTreeMap<u32, String>,
-    /// What each was answered that ended.
+    /// The reply of each ended effect.
     replies: BTreeMap<u32, String>,
-    /// Those whose outcome the script was told is unknown.
+    /// Effects whose outcome was reported as unknown.
     unknown: BTreeSet<u32>,
-    /// In which order they ended, and which one was first.
+    /// The order of their ends, and the first of each group.
     order: Vec<serde_json::Value>,
 }
 
-/// What is said of an effect.
+/// The reported outcome of an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum EffectOutcome {
     Done,
     Unknown,
     NotStarted,
 }
 
 impl Check {
-    /// Checks, and counts.
-    pub(super) fn check(&self) -> Seen {
-        let happened = self.happened();
-        let twice: Vec<_> = happened.iter().filter(|(_, times)| **times > 1).collect();
-        assert!(twice.is_empty(), "effects happened more than once: {twice:?}\n{:?}", self.told);
-        let fates = if self.told.error.is_empty() { self.completed() } else { self.stopped() };
-        let mut seen = Seen { stopped: u64::from(!self.told.error.is_empty()), ..Seen::default() };
-        for (number, fate) in (1..=EFFECTS).zip(fates) {
-            let times = happened.get(&number).copied().unwrap_or(0);
-            match (fate, times) {
-                (Fate::Done, 1) => {}
-                (Fate::Unknown, 0 | 1) => {
-                    seen.unknown += 1;
-                    seen.unknown_and_done += times;
+    /// Asserts the invariants and returns the counts.
+    pub(super) fn check(&self) -> TrialCounts {
+        let occurrences = self.occurrences();
+        let twice: Vec<_> = occurrences.iter().filter(|(_, times)| **times > 1).collect();
+        assert!(twice.is_empty(), "effects happened more than once: {twice:?}\n{:?}", self.report);
+        let outcomes = if self.report.error.is_empty() {
+            self.completed_outcomes()
+        } else {
+            self.canceled_outcomes()
+        };
+        let mut counts = TrialCounts {
+            stopped: u64::from(!self.report.error.is_empty()),
+            ..TrialCounts::default()
+        };
+        for (number, outcome) in (1..=EFFECTS).zip(outcomes) {
+            let times = occurrences.get(&number).copied().unwrap_or(0);
+            match (outcome, times) {
+                (EffectOutcome::Done, 1) => {}
+                (EffectOutcome::Unknown, 0 | 1) => {
+                    counts.unknown += 1;
+                    counts.unknown_and_done += times;
                 }
-                (Fate::NotStarted, 0) => {}
+                (EffectOutcome::NotStarted, 0) => {}
                 _ => panic!(
-                    "effect {number} is said to be {fate:?}, and happened {times} times\n{:?}",
-                    self.told
+                    "effect {number} is said to be {outcome:?}, and happened {times} times\n{:?}",
+                    self.report
                 ),
             }
-            seen.effects += times;
+            counts.effects += times;
         }
-        // Each kill, and the stop, can interrupt as many as are under way.
-        let most = u64::from((self.kills + 1) * self.shape.at_once());
+        // Each kill, and the cancellation, can interrupt as many effects as are under way.
+        let most = u64::from((self.kills + 1) * self.shape.concurrency());
         assert!(
-            seen.unknown <= most,
+            counts.unknown <= most,
             "{} of at most {most} are unknown\n{:?}",
-            seen.unknown,
-            self.told
+            counts.unknown,
+            self.report
         );
-        seen
+        counts
     }
 
     /// How often each effect happened.
-    fn happened(&self) -> HashMap<u32, u64> {
-        let mut happened = HashMap::new();
-        let log = std::fs::read_to_string(self.work.join(LOG)).unwrap_or_default();
+    fn occurrences(&self) -> HashMap<u32, u64> {
+        let mut occurrences = HashMap::new();
+        let log = std::fs::read_to_string(self.work.join(LOG_FILE)).unwrap_or_default();
         for line in log.lines() {
-            *happened.entry(line.parse().expect("a number")).or_default() += 1;
+            *occurrences.entry(line.parse().expect("a number")).or_default() += 1;
         }
-        if let Ok(made) = std::fs::read_dir(self.work.join(MADE)) {
+        if let Ok(made) = std::fs::read_dir(self.work.join(CREATED_FOLDER)) {
             for file in made {
                 let name = file.expect("an entry").file_name();
-                // A file that is being written has another name.
+                // A file that is still being written has another name.
                 if let Ok(number) = name.to_string_lossy().parse() {
-                    *happened.entry(number).or_default() += 1;
+                    *occurrences.entry(number).or_default() += 1;
                 }
             }
         }
-        happened
+        occurrences
     }
 
-    /// The script came to its end.
-    fn completed(&self) -> Vec<Fate> {
-        let account: Account = serde_json::from_str(&self.told.output)
-            .unwrap_or_else(|error| panic!("{error}: {:?}", self.told));
+    /// Outcomes of a script that completed.
+    fn completed_outcomes(&self) -> Vec<EffectOutcome> {
+        let account: Account = serde_json::from_str(&self.report.output)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", self.report));
         for (number, effects) in &self.effects {
             for effect in effects {
-                // It was made by a process that is dead, perhaps: all of them knew the same.
+                // A killed process may have made it: all of them knew the same.
                 assert_eq!(
                     &effect.note, &account.notes[number],
                     "another run of the script knew something else"
@@ -127,25 +134,26 @@ impl Check {
         }
         let ended = account.order.iter().filter(|entry| entry.is_number()).count();
         assert_eq!(ended, EFFECTS as usize, "{account:?}");
-        let failed = self.told.tool_uses.iter().filter(|tool| !tool.succeeded).count();
-        assert_eq!(failed, account.unknown.len(), "{:?}", self.told.tool_uses);
+        let failed = self.report.tool_uses.iter().filter(|tool| !tool.succeeded).count();
+        assert_eq!(failed, account.unknown.len(), "{:?}", self.report.tool_uses);
         (1..=EFFECTS)
             .map(|number| {
                 match (account.unknown.contains(&number), account.replies.contains_key(&number)) {
-                    (true, false) => Fate::Unknown,
-                    (false, true) => Fate::Done,
+                    (true, false) => EffectOutcome::Unknown,
+                    (false, true) => EffectOutcome::Done,
                     both => panic!("effect {number} is {both:?}: {account:?}"),
                 }
             })
             .collect()
     }
 
-    /// The script was told to stop: the text says which calls had ended, and which may have been.
-    fn stopped(&self) -> Vec<Fate> {
-        let text = self.told.error.strip_prefix("Stopped: enough.\n");
+    /// Outcomes of a canceled script: its report says which calls ended, and which may have had an
+    /// effect.
+    fn canceled_outcomes(&self) -> Vec<EffectOutcome> {
+        let text = self.report.error.strip_prefix("Stopped: enough.\n");
         let Some(text) = text else {
-            assert_eq!(self.told.error, "NotRun: enough. The script did nothing.");
-            return vec![Fate::NotStarted; EFFECTS as usize];
+            assert_eq!(self.report.error, "NotRun: enough. The script did nothing.");
+            return vec![EffectOutcome::NotStarted; EFFECTS as usize];
         };
         let text = text.strip_prefix("Calls that had ended: ").expect("the account");
         let middle = ". Calls that were under way and may or may not have had their effect: ";
@@ -162,9 +170,9 @@ impl Check {
         (1..=EFFECTS)
             .map(|number| self.shape.call(number))
             .map(|call| match (ended.contains(&call), unknown.contains(&call)) {
-                (true, false) => Fate::Done,
-                (false, true) => Fate::Unknown,
-                (false, false) => Fate::NotStarted,
+                (true, false) => EffectOutcome::Done,
+                (false, true) => EffectOutcome::Unknown,
+                (false, false) => EffectOutcome::NotStarted,
                 (true, true) => panic!("call {call} is said to be both: {text}"),
             })
             .collect()

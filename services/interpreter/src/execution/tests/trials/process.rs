@@ -1,4 +1,4 @@
-//! A process of the interpreter that can be killed within a test.
+//! An interpreter process that can be killed within a test.
 
 use std::{
     path::Path,
@@ -14,26 +14,26 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{Surroundings, executor, granting, tiers, until};
-use crate::execution::{End, Executor};
+use super::{Surroundings, executor, network_and_commands_policy, tiers, wait_for};
+use crate::execution::{ExecutionEnd, Executor};
 
-/// How long a script may take.
-const PATIENCE: Duration = Duration::from_secs(600);
-/// How long what was killed may take to be gone.
-const GONE: Duration = Duration::from_secs(20);
+/// Time limit of a script.
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Maximum time until nothing of a killed process is left.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An executor with everything of a process that changes: its threads, its tasks, its connection.
-/// Killed, each task ends where it waits next, nothing more is sent, and its commands are killed.
-/// What had begun in another thread (a file that is written) and at others (a request that was
-/// sent) may still happen, and then looks like a process that was only believed dead.
+/// An executor with everything that is specific to a process: threads, tasks, connection. When it
+/// is killed, each task ends at its next wait, nothing more is sent, and its commands are killed.
+/// Work that other threads or servers have started (a file being written, a request that was sent)
+/// may still happen. That looks like a process that was only believed dead.
 pub(super) struct Process {
     runtime: Option<Runtime>,
     executor: Arc<OnceLock<Arc<Executor>>>,
-    run: JoinHandle<End>,
+    run: JoinHandle<ExecutionEnd>,
 }
 
 impl Process {
-    /// Starts one that carries a command out.
+    /// Starts a process that executes a command.
     pub(super) fn start(
         surroundings: &Arc<Surroundings>,
         folder: &Path,
@@ -49,32 +49,33 @@ impl Process {
             let options = ConnectOptions::new("trial").blobs(&surroundings.blobs);
             let bus = Bus::connect(&surroundings.url, options).await.expect("the server is there");
             let (egress, sandbox) = (surroundings.egress.clone(), surroundings.sandbox.clone());
-            let mut executor = executor(bus, &folder, granting(), egress, sandbox);
-            // A script that a limit has ended goes on when its result is lost, and then says
-            // something else. However slow the machine is, that is not what is tried here.
-            executor.tiers = tiers(PATIENCE);
+            let mut executor =
+                executor(bus, &folder, network_and_commands_policy(), egress, sandbox);
+            // A script that hit a limit continues if its result is lost, and then reports something
+            // else. That is not the subject here, however slow the machine is.
+            executor.tiers = tiers(SCRIPT_TIMEOUT);
             let executor = set_up.get_or_init(|| Arc::new(executor));
             executor.run(&command, delivery).await
         });
         Self { runtime: Some(runtime), executor: slot, run }
     }
 
-    /// Waits until it is connected and takes commands.
-    pub(super) async fn is_set_up(&self) -> Arc<Executor> {
-        until("a process to be set up", || self.executor.get().cloned()).await
+    /// Waits until the process is connected and takes commands.
+    pub(super) async fn wait_until_ready(&self) -> Arc<Executor> {
+        wait_for("a process to be ready", || self.executor.get().cloned()).await
     }
 
-    /// Waits for its end.
-    pub(super) async fn end(&mut self) -> End {
+    /// Waits for the end of the execution.
+    pub(super) async fn end(&mut self) -> ExecutionEnd {
         (&mut self.run).await.expect("an execution does not panic")
     }
 
-    /// Kills it. The thread ends when nothing of it is left.
+    /// Kills the process. The thread ends when nothing of it is left.
     pub(super) fn kill(mut self) -> thread::JoinHandle<()> {
         let runtime = self.runtime.take();
         thread::spawn(move || {
             if let Some(runtime) = runtime {
-                runtime.shutdown_timeout(GONE);
+                runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
             }
         })
     }
@@ -82,7 +83,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A trial that failed. A runtime must not be waited for within another one.
+        // The trial failed. A runtime must not be awaited within another one.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -1,4 +1,4 @@
-//! Somebody else's server, on which requests have an effect.
+//! An external server whose requests have an effect.
 
 use std::{
     collections::HashMap,
@@ -17,20 +17,20 @@ use tokio::{
 
 use super::{Shape, script};
 
-/// What requests did, by the number they came with.
+/// Effects of requests, by the number in the request.
 pub(super) type Effects = HashMap<u32, Vec<Effect>>;
 
-/// What one request did.
+/// The effect of one request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Effect {
-    /// What the script said.
+    /// The text of the script.
     pub(super) note: String,
-    /// What it was answered, which nobody could have guessed.
+    /// The random reply.
     pub(super) reply: String,
 }
 
-/// `POST /<number>` appends the number to the file of effects, sooner or later, and is answered,
-/// sooner or later.
+/// `POST /<number>` appends the number to the file of effects and is answered, both after random
+/// delays.
 pub(super) struct Remote {
     url: String,
     shared: Arc<Shared>,
@@ -39,10 +39,10 @@ pub(super) struct Remote {
 
 struct Shared {
     work: PathBuf,
-    longest: Duration,
+    max_delay: Duration,
     random: Mutex<fastrand::Rng>,
     effects: Mutex<Effects>,
-    /// Requests so far, and how many of them are not answered.
+    /// Number of requests, and of those without a response.
     requests: watch::Sender<(u32, u32)>,
 }
 
@@ -52,7 +52,7 @@ impl Remote {
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let shared = Arc::new(Shared {
             work: work.to_owned(),
-            longest: match shape {
+            max_delay: match shape {
                 Shape::Sequential => Duration::from_millis(3),
                 Shape::Concurrent => Duration::from_millis(12),
             },
@@ -65,7 +65,7 @@ impl Remote {
         let serve = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let shared = Arc::clone(&serving);
-                // In a task of its own, which goes on when whoever asked is gone.
+                // In its own task, which continues when the client is gone.
                 tokio::spawn(async move { shared.answer(stream).await });
             }
         });
@@ -76,21 +76,27 @@ impl Remote {
         &self.url
     }
 
-    /// How many requests came so far.
+    /// Number of requests so far.
     pub(super) fn requests(&self) -> u32 {
         self.shared.requests.borrow().0
     }
 
-    /// Waits for so many requests.
-    pub(super) async fn asked(&self, requests: u32) {
+    /// Waits for this number of requests.
+    pub(super) async fn wait_for_requests(&self, requests: u32) {
         let mut changes = self.shared.requests.subscribe();
-        changes.wait_for(|(all, _)| *all >= requests).await.expect("the sender is ours");
+        changes
+            .wait_for(|(all, _)| *all >= requests)
+            .await
+            .expect("the sender lives as long as this server");
     }
 
-    /// Waits until every request is dealt with.
-    pub(super) async fn is_idle(&self) {
+    /// Waits until every request is answered.
+    pub(super) async fn wait_until_idle(&self) {
         let mut changes = self.shared.requests.subscribe();
-        changes.wait_for(|(_, open)| *open == 0).await.expect("the sender is ours");
+        changes
+            .wait_for(|(_, open)| *open == 0)
+            .await
+            .expect("the sender lives as long as this server");
     }
 
     pub(super) fn effects(&self) -> Effects {
@@ -106,7 +112,7 @@ impl Drop for Remote {
 
 impl Shared {
     async fn answer(&self, mut stream: TcpStream) {
-        let Some((number, note)) = read(&mut stream).await else { return };
+        let Some((number, note)) = read_request(&mut stream).await else { return };
         let mut all = 0;
         self.requests.send_modify(|(requests, open)| {
             *requests += 1;
@@ -115,12 +121,12 @@ impl Shared {
         });
         let (before, after, reply) = {
             let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
-            let longest = u64::try_from(self.longest.as_micros()).unwrap_or(u64::MAX);
-            let mut pause =
-                || Duration::from_micros(random.u64(..longest) * u64::from(random.bool()));
-            (pause(), pause(), random.u64(..).to_string())
+            let max_delay = u64::try_from(self.max_delay.as_micros()).unwrap_or(u64::MAX);
+            let mut delay =
+                || Duration::from_micros(random.u64(..max_delay) * u64::from(random.bool()));
+            (delay(), delay(), random.u64(..).to_string())
         };
-        pass(before).await;
+        sleep_if_long(before).await;
         self.tick(all);
         append(&self.work, number);
         let effect = Effect { note, reply: reply.clone() };
@@ -130,25 +136,25 @@ impl Shared {
             .entry(number)
             .or_default()
             .push(effect);
-        pass(after).await;
+        sleep_if_long(after).await;
         let head = format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
             reply.len()
         );
-        // Whoever asked may be dead.
+        // The client may be dead.
         let _ = stream.write_all(format!("{head}{reply}").as_bytes()).await;
         self.requests.send_modify(|(_, open)| *open -= 1);
     }
 
-    /// Changes a file that the script reads: whoever read it again would read something else.
+    /// Changes a file that the script reads: another read would give other content.
     fn tick(&self, number: u32) {
-        std::fs::write(self.work.join(script::TICK), number.to_string())
-            .expect("the workspace can be written to");
+        std::fs::write(self.work.join(script::TICK_FILE), number.to_string())
+            .expect("a writable workspace");
     }
 }
 
-/// Lets time pass: none, or milliseconds.
-async fn pass(time: Duration) {
+/// Sleeps, unless the time is below a millisecond.
+async fn sleep_if_long(time: Duration) {
     if time >= Duration::from_millis(1) {
         tokio::time::sleep(time).await;
     }
@@ -156,13 +162,13 @@ async fn pass(time: Duration) {
 
 /// Appends to the file of effects, in one write.
 fn append(work: &Path, number: u32) {
-    let file = std::fs::File::options().append(true).create(true).open(work.join(script::LOG));
+    let file = std::fs::File::options().append(true).create(true).open(work.join(script::LOG_FILE));
     file.and_then(|mut file| file.write_all(format!("{number}\n").as_bytes()))
-        .expect("the workspace can be written to");
+        .expect("a writable workspace");
 }
 
-/// The number and the body of a request; nothing when it was broken off.
-async fn read(stream: &mut TcpStream) -> Option<(u32, String)> {
+/// Reads the number and the body of a request; `None` if it was cut off.
+async fn read_request(stream: &mut TcpStream) -> Option<(u32, String)> {
     let mut request = Vec::new();
     let mut buffer = [0; 4096];
     loop {

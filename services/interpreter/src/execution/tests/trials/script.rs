@@ -2,17 +2,17 @@
 
 /// Side effects of a script, numbered from 1.
 pub(super) const EFFECTS: u32 = 50;
-/// How many of them a concurrent script has at a time, and after how many a sequential one reads a
-/// file.
+/// Number of concurrent effects of a concurrent script; a sequential one reads a file after as
+/// many.
 const GROUP: u32 = 5;
-/// The file to which each effect appends its number, but those that make a file.
-pub(super) const LOG: &str = "effects.log";
-/// The folder of the files that are made.
-pub(super) const MADE: &str = "made";
-/// The file that changes all the time.
-pub(super) const TICK: &str = "tick.txt";
+/// The file to which each effect appends its number, except effects that create a file.
+pub(super) const LOG_FILE: &str = "effects.log";
+/// The folder of the created files.
+pub(super) const CREATED_FOLDER: &str = "made";
+/// A file that changes constantly.
+pub(super) const TICK_FILE: &str = "tick.txt";
 
-/// How a script has its effects.
+/// The order of a script's effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// One after the other.
@@ -21,10 +21,10 @@ pub(super) enum Shape {
     Concurrent,
 }
 
-/// What an effect is.
+/// The kind of an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A request to somebody else's server.
+    /// A request to an external server.
     Request,
     /// A command that appends to a file.
     Command,
@@ -32,7 +32,7 @@ pub(super) enum Kind {
     File,
 }
 
-/// What the effect with this number is; the scripts decide the same.
+/// The kind of the effect with this number; the scripts compute the same.
 pub(super) const fn kind(number: u32) -> Kind {
     match number % 10 {
         3 => Kind::Command,
@@ -41,9 +41,9 @@ pub(super) const fn kind(number: u32) -> Kind {
     }
 }
 
-/// What both scripts share. Each effect says with it what the script knows: random numbers, the
-/// time, a file that changes, the order in which earlier ones ended. Were any of that another when
-/// the script is run again, it would do something else.
+/// The common part of both scripts. Each effect carries what the script knows: random numbers, the
+/// time, a changing file, the order in which earlier effects ended. If any of that differed on a
+/// replay, the script would do something else.
 const PRELUDE: &str = r"
 const remote = 'URL';
 const notes = {}, replies = {}, unknown = [], order = [];
@@ -104,19 +104,19 @@ impl Shape {
         format!("{}{body}", PRELUDE.replace("URL", url))
     }
 
-    /// The number that the call has which is the effect with this number.
+    /// The number of the call for the effect with this number.
     pub(super) const fn call(self, number: u32) -> u32 {
         let group = (number - 1) / GROUP;
         match self {
-            // In front of each group a file is read.
+            // A file is read before each group.
             Self::Sequential => number + group + 1,
-            // And each has a timer.
+            // Each group also has a timer.
             Self::Concurrent => number + 2 * group + 1,
         }
     }
 
-    /// How many effects can be under way.
-    pub(super) const fn at_once(self) -> u32 {
+    /// Maximum number of concurrent effects.
+    pub(super) const fn concurrency(self) -> u32 {
         match self {
             Self::Sequential => 1,
             Self::Concurrent => GROUP,

@@ -1,4 +1,4 @@
-//! A command that cannot be read: its step fails at once, and no script of it is run.
+//! A command that cannot be decoded: its step fails at once, and none of its scripts runs.
 
 use construct_bus::{ConsumeOptions, Dispatch, Pool, TaskMessage};
 use construct_domain::partition;
@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 use super::*;
 
 #[tokio::test]
-async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_carried_out() {
+async fn unreadable_command_fails_its_step_and_others_run() {
     let World { nats, folder: _folder, executor, command, .. } = World::new(&["1 + 1"]).await;
     let (bus, context) = (nats.bus().await, Context::new("interpreter", Common::default()));
     let config = crate::Config::default();
@@ -26,7 +26,8 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
         .consume_tasks(partition::for_task(task), ConsumeOptions::new(8, CancellationToken::new()));
     let mut outcome = async || {
         let delivery = tokio::time::timeout(Duration::from_secs(60), results.next()).await;
-        let delivery = delivery.expect("waited in vain for a result").expect("the consumer runs");
+        let delivery =
+            delivery.expect("timed out waiting for a result").expect("the consumer runs");
         delivery.receipt.ack().await;
         let TaskMessage::Result(result) = delivery.message else {
             panic!("not a result: {:?}", delivery.message)
@@ -40,7 +41,7 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
     assert_eq!(failure.class(), FailureClass::Internal);
     assert!(failure.message.contains("could not read its command"), "{}", failure.message);
 
-    // Its place is free once it is a dead letter.
+    // Its slot is free once it is a dead letter.
     tokio::time::timeout(Duration::from_secs(20), async {
         while bus.dead_letters(0, 10).await.expect("the server is up").is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -52,7 +53,7 @@ async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_car
         }
     })
     .await
-    .expect("waited in vain for a free place");
+    .expect("timed out waiting for a free slot");
     let step_result::Outcome::CodeCompleted(completed) = outcome().await else {
         panic!("it did not complete")
     };

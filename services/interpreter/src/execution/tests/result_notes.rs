@@ -1,19 +1,19 @@
-//! What the results of calls lack is shown to the model, whatever the script does with them.
+//! Notes about incomplete results reach the model, whatever the script does with the results.
 
 use super::*;
 
 #[tokio::test]
-async fn what_results_lack_is_told_beside_the_output_also_when_the_script_is_run_again() {
+async fn notes_of_results_follow_the_output_on_replay() {
     let script = "const found = await Promise.all([tools.grep('x', 'wide'), tools.grep('y', 'narrow'), tools.grep('x', 'wide')]);
         create_file('secrets/a', '');
         found.map(one => one.matches.length)";
     let mut world = World::new(&[script]).await;
     std::fs::write(world.path("wide"), "x".repeat(1_000)).expect("written");
     std::fs::write(world.path("narrow"), "y").expect("written");
-    // The script is put away and run again: then the journal answers the searches.
-    let asked = world.parks().await.calls.remove(0);
-    world.decide(&asked, true, "");
-    let results = world.completes().await;
+    // The script is suspended and replayed: then the journal answers the searches.
+    let request = world.run_until_suspended().await.approval_requests.remove(0);
+    world.decide(&request, true, "");
+    let results = world.run_to_completion().await;
     let lines: Vec<&str> = results[0].output.lines().collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
     assert_eq!(lines[0], "[1,1,1]");
@@ -25,11 +25,11 @@ async fn what_results_lack_is_told_beside_the_output_also_when_the_script_is_run
 }
 
 #[tokio::test]
-async fn only_the_first_results_that_lack_something_are_told_of() {
+async fn only_the_first_notes_of_results_are_listed() {
     let script = "for (let n = 0; n < 15; n++) grep('x', 'wide')";
     let mut world = World::new(&[script]).await;
     std::fs::write(world.path("wide"), "x".repeat(1_000)).expect("written");
-    let results = world.completes().await;
+    let results = world.run_to_completion().await;
     let lines: Vec<&str> =
         results[0].output.lines().filter(|line| line.starts_with("[#")).collect();
     assert!(lines.len() == 10 && lines[9].starts_with("[#10 grep: "), "{lines:?}");

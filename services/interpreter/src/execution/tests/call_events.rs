@@ -1,4 +1,4 @@
-//! What those who watch are told of calls.
+//! Progress events about calls.
 
 use construct_bus::Bookmark;
 use construct_proto::v1::{ToolCalled, event::Payload};
@@ -6,8 +6,8 @@ use construct_proto::v1::{ToolCalled, event::Payload};
 use super::*;
 
 impl World {
-    /// The calls that were told of, in their order.
-    async fn told(&self) -> Vec<ToolCalled> {
+    /// The published call events, in order.
+    async fn call_events(&self) -> Vec<ToolCalled> {
         let step = self.command.step.as_ref().expect("it names a step");
         let (organization, task) = (&step.organization_id, &step.task_id);
         let (organization, task) =
@@ -24,7 +24,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_call_is_told_with_its_canonical_arguments_and_the_classes_of_its_tool() {
+async fn call_event_has_canonical_arguments_and_tool_classes() {
     let script = "
         create_file({ path: './sub//../a.ts', content: 'export default 1' });
         await import('./a.ts');
@@ -33,26 +33,26 @@ async fn a_call_is_told_with_its_canonical_arguments_and_the_classes_of_its_tool
         setenv('A', 'é'.repeat(4000));";
     let mut world = World::new(&[script]).await;
     world.command.agent_policy[0].action = PolicyAction::Deny.into();
-    let results = world.completes().await;
+    let results = world.run_to_completion().await;
     assert_eq!(results[0].error, "");
-    let told = world.told().await;
-    let shown: Vec<_> = told
+    let events = world.call_events().await;
+    let shown: Vec<_> = events
         .iter()
         .map(|call| (call.number, &*call.name, &*call.arguments, &*call.effect, &*call.permission))
         .collect();
-    let [made, module, unfit, refused, long] = shown.as_slice() else { panic!("{told:?}") };
+    let [made, module, unfit, refused, long] = shown.as_slice() else { panic!("{events:?}") };
     let file = |number, arguments| (number, "create_file", arguments, "write", "files.write");
     assert_eq!(*made, file(1, r#"{"path":"a.ts","content":"export default 1"}"#));
     assert_eq!(*module, (2, "import", r#"{"path":"a.ts"}"#, "read", "files.read"));
     assert_eq!(
         *unfit,
         file(3, r#"{"path":"b"}"#),
-        "as the script gave them, since they do not fit"
+        "invalid arguments are shown as the script gave them"
     );
     assert_eq!(
         *refused,
         file(4, r#"{"path":"secrets/key","content":"k"}"#),
-        "also of a call that is refused"
+        "a refused call is shown as well"
     );
     assert_eq!((long.1, long.3, long.4), ("setenv", "write", "environment"));
     assert!(
@@ -60,8 +60,8 @@ async fn a_call_is_told_with_its_canonical_arguments_and_the_classes_of_its_tool
         "{}",
         long.2.len()
     );
-    // The message that tells of the script keeps them as they were told.
+    // The report of the script has the same arguments.
     let kept: Vec<_> =
         results[0].tool_uses.iter().map(|used| (used.number, &used.arguments)).collect();
-    assert_eq!(kept, told.iter().map(|call| (call.number, &call.arguments)).collect::<Vec<_>>());
+    assert_eq!(kept, events.iter().map(|call| (call.number, &call.arguments)).collect::<Vec<_>>());
 }
