@@ -1,7 +1,7 @@
-//! Large payloads, stored under their SHA-256. ProgressCount once, verified on every read.
+//! Large payloads, stored under their SHA-256. Written once, verified on every read.
 //!
-//! Blobs are not flushed to disk one by one: JetStream does not do so with the messages that refer
-//! to them either, and PostgreSQL is the truth for both.
+//! Blobs are not flushed to disk one by one. JetStream does not flush the messages that refer to
+//! them either, and PostgreSQL is the source of truth for both.
 
 use std::{
     fmt,
@@ -18,24 +18,23 @@ use jiff::Timestamp;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutMode, local::LocalFileSystem, path::Path};
 use sha2::{Digest as _, Sha256};
 
-/// How long a blob is kept after it was last put: a day longer than the longest that a message
-/// which refers to it is kept. (A command is kept until a worker takes it, but after this time
-/// nobody waits for its result any more.)
+/// How long a blob is kept after its last `put`: a day longer than any message that refers to it.
+/// (A command is kept until a worker takes it, but after this time its result is no longer needed.)
 pub const RETENTION: Duration = Duration::from_secs(31 * 24 * 3600);
 
-/// A blob that is put again keeps its age when it is younger than this, so that putting one often
-/// writes it once.
+/// A blob younger than this keeps its age when it is put again, so that frequent puts write it
+/// once.
 const REFRESH_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Where blobs are in their folder.
+/// The folder of blobs within the storage.
 const ROOT: &str = "sha256";
 
-/// What a clean-up removed.
+/// What a cleanup removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RemovedBlobs {
-    /// Blobs.
+    /// Number of blobs.
     pub blobs: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
 }
 
@@ -45,14 +44,14 @@ pub enum Error {
     /// There is no such blob.
     #[error("blob {0} is missing")]
     Missing(Reference),
-    /// What lies there is not what its name says.
+    /// The content does not match its name.
     #[error("blob {0} is corrupt")]
     Corrupt(Reference),
-    /// This process was given no folder for blobs.
+    /// The process has no folder for blobs.
     #[error("no blob folder is configured")]
     Unconfigured,
-    /// The folder could not be made.
-    #[error("the folder could not be made")]
+    /// The folder could not be created.
+    #[error("the folder could not be created")]
     Folder(#[source] std::io::Error),
     /// The storage failed.
     #[error("blob storage failed")]
@@ -63,9 +62,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether another try may help, without anybody changing anything.
+    /// Whether another attempt may help without a change by anybody.
     pub const fn is_retryable(&self) -> bool {
-        // A missing blob may still be on its way when the folder is a network share.
+        // A network share may show a missing blob later.
         matches!(self, Self::Missing(_) | Self::Storage(_) | Self::Interrupted(_))
     }
 }
@@ -88,7 +87,7 @@ impl Reference {
         Self { hash, size: content.len() as u64 }
     }
 
-    /// Two digits of the hash are the folder, so that no folder grows without bound.
+    /// The first two digits of the hash are the folder, so that no folder grows without bound.
     fn path(&self) -> Path {
         Path::from_iter([ROOT, &self.hash[..2], &self.hash[2..]])
     }
@@ -125,10 +124,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the folder, making it for its owner alone when it is not there.
+    /// Opens the folder. A missing folder is created, accessible by its owner only.
     ///
     /// # Errors
-    /// When it cannot be made or is not a folder.
+    /// When the folder cannot be created or is not a folder.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, Error> {
         let dir = dir.into();
         std::fs::DirBuilder::new()
@@ -140,7 +139,7 @@ impl Store {
         Ok(Self { files: Arc::new(files) })
     }
 
-    /// Stores content, unless it is there already, and names it.
+    /// Stores content if it is not stored yet, and returns its reference.
     ///
     /// # Errors
     /// When the storage fails.
@@ -156,8 +155,8 @@ impl Store {
                 let young = self.age(&reference).await?.is_some_and(|age| age < REFRESH_AGE);
                 match self.get(&reference).await {
                     Ok(_) if young => return Ok(reference),
-                    // An old one gets a new lease, and a damaged one is healed: whoever was told
-                    // this name before gets the right content from now on.
+                    // An old blob gets a new modification time, and a damaged one is replaced:
+                    // earlier references resolve to the right content again.
                     Ok(_) | Err(Error::Corrupt(_) | Error::Missing(_)) => {}
                     Err(error) => return Err(error),
                 }
@@ -171,10 +170,10 @@ impl Store {
     /// Reads a blob and verifies it.
     ///
     /// # Errors
-    /// When it is missing, is not what its name says, or the storage fails.
+    /// When the blob is missing or corrupt, or the storage fails.
     pub async fn get(&self, reference: &Reference) -> Result<Bytes, Error> {
         let read = match self.files.get(&reference.path()).await {
-            // A file of another size is not read at all: it may be of any length.
+            // Do not read a file of another size: it may be of any length.
             Ok(read) if read.meta.size != reference.size => {
                 return Err(Error::Corrupt(reference.clone()));
             }
@@ -188,8 +187,9 @@ impl Store {
         if found == *reference { Ok(content) } else { Err(Error::Corrupt(reference.clone())) }
     }
 
-    /// Removes a blob before its time. Idempotent. Only for content that nobody else can have put,
-    /// such as what was sealed: whoever was told the same name misses it afterwards.
+    /// Removes a blob before its retention ends. Idempotent. Only for content that no other process
+    /// can have put, such as encrypted content: another holder of the same reference misses it
+    /// afterwards.
     ///
     /// # Errors
     /// When the storage fails.
@@ -202,16 +202,17 @@ impl Store {
 }
 
 impl Store {
-    /// Removes what was last put before a time. Safe to run in any number of processes.
+    /// Removes blobs whose last `put` was before the given time. Safe to run in any number of
+    /// processes.
     ///
     /// # Errors
-    /// When the storage fails; what was removed until then stays removed.
+    /// When the storage fails. What was removed before that stays removed.
     pub async fn remove_older_than(&self, before: Timestamp) -> Result<RemovedBlobs, Error> {
         let mut removed = RemovedBlobs::default();
-        // What people uploaded lies beside them, and is kept until somebody deletes it.
+        // Uploaded files lie beside the blobs and are kept until they are deleted.
         let mut all = self.files.list(Some(&Path::from(ROOT)));
         while let Some(blob) = all.try_next().await.map_err(Error::Storage)? {
-            // A time that cannot be told is not an old one.
+            // An unknown time does not count as old.
             if Timestamp::try_from(SystemTime::from(blob.last_modified))
                 .map_or(true, |put| put >= before)
             {
@@ -222,7 +223,7 @@ impl Store {
                     removed =
                         RemovedBlobs { blobs: removed.blobs + 1, bytes: removed.bytes + blob.size }
                 }
-                // Another process was first.
+                // Another process removed it first.
                 Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => return Err(Error::Storage(error)),
             }
@@ -239,13 +240,13 @@ impl Store {
     }
 }
 
-/// How long ago `time` was; nothing when it lies in the future, and when it cannot be told.
+/// How long ago `time` was; zero when it is in the future or unknown.
 fn age(time: impl Into<SystemTime>) -> Duration {
     let time = Timestamp::try_from(time.into()).unwrap_or_else(|_| Timestamp::now());
     Duration::try_from(Timestamp::now().duration_since(time)).unwrap_or_default()
 }
 
-/// Hashing tens of megabytes would hold up everything else on an executor's thread.
+/// Hashes on a blocking thread: tens of megabytes would block an executor's thread.
 async fn blocking<T: Send + 'static>(
     content: Bytes,
     work: impl FnOnce(&[u8]) -> T + Send + 'static,

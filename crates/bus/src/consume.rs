@@ -1,5 +1,5 @@
-//! Taking commands from work queues: bounded, alive as long as the process, and honest about what
-//! cannot be read.
+//! Consumes work queues: with bounded concurrency, for as long as the process runs. Messages that
+//! cannot be decoded become dead letters.
 
 mod dead_letter;
 mod inbound;
@@ -28,20 +28,20 @@ use inbound::Inbound;
 use pull::Puller;
 use slots::{Slot, Slots};
 
-/// How long handing back may take once a consumer is told to stop. What is not handed back by then
-/// is delivered again after the acknowledgement wait.
+/// Time to hand messages back after a consumer was stopped. The rest is redelivered after the
+/// acknowledgement wait.
 const HAND_BACK: Duration = Duration::from_secs(1);
 
-/// What a reconciler takes from a partition.
+/// A message of a partition.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TaskMessage {
-    /// Look at the task again.
+    /// Reconcile the task.
     Wake(mesh::TaskWake),
-    /// What became of a step of the task.
+    /// The result of a step of the task.
     Result(Box<mesh::StepResult>),
 }
 
-/// How a consumer takes its messages.
+/// Options of a consumer.
 #[derive(Debug, Clone)]
 pub struct ConsumeOptions {
     max_in_flight: usize,
@@ -49,14 +49,15 @@ pub struct ConsumeOptions {
 }
 
 impl ConsumeOptions {
-    /// At most `max_in_flight` receipts exist at a time; further messages wait at the server, where
-    /// other workers can take them. After `stop` nothing more is taken.
+    /// At most `max_in_flight` receipts exist at a time. Further messages wait at the server, where
+    /// other workers can take them. After `stop`, no more messages are taken.
     pub fn new(max_in_flight: usize, stop: CancellationToken) -> Self {
         Self { max_in_flight: max_in_flight.max(1), stop }
     }
 }
 
-/// A consumer of the table, pulled by a background task that outlives restarts of NATS.
+/// A consumer of the topology table. A background task pulls its messages and survives restarts of
+/// NATS.
 #[derive(Debug)]
 pub struct Consumer<T> {
     deliveries: mpsc::Receiver<Delivery<T>>,
@@ -64,23 +65,23 @@ pub struct Consumer<T> {
     puller: JoinHandle<()>,
 }
 
-/// One message, to be settled through its receipt.
+/// One message, which its receipt settles.
 #[derive(Debug)]
 pub struct Delivery<T> {
-    /// The message; its ids agree with its subject.
+    /// The message. Its ids agree with its subject.
     pub message: T,
-    /// The task it is about; the nil one when it is about none.
+    /// The task of the message; the nil id when there is none.
     pub task: TaskId,
-    /// Which delivery of this message it is, from 1.
+    /// How often this message has been delivered, from 1.
     pub delivery: u32,
     /// The message's sequence in its stream.
     pub sequence: u64,
-    /// Settles the message. Dropped unsettled, the message is delivered again after
+    /// Settles the message. A message whose receipt is dropped is redelivered after
     /// [`topology::ACK_WAIT`].
     pub receipt: Receipt,
 }
 
-/// The right, and the duty, to settle one delivered message.
+/// The right and the duty to settle one delivered message.
 #[derive(Debug)]
 pub struct Receipt {
     pub(crate) acker: Acker,
@@ -90,7 +91,7 @@ pub struct Receipt {
     _slot: Slot,
 }
 
-/// Where a delivered message stands.
+/// Where a delivered message came from.
 #[derive(Debug, Clone, Copy)]
 struct Origin {
     stream: Stream,
@@ -98,12 +99,12 @@ struct Origin {
     deliveries: u32,
 }
 
-/// Tells the server every [`KEEP_ALIVE`] that the work goes on, until dropped.
+/// Reports progress to the server every [`KEEP_ALIVE`] until dropped.
 #[derive(Debug)]
-#[must_use = "the message is delivered again when nobody keeps it alive"]
+#[must_use = "the message is redelivered when this is dropped"]
 pub struct KeepAlive(JoinHandle<()>);
 
-/// Where acknowledgements of one message go.
+/// The reply subject for acknowledgements of one message.
 #[derive(Debug, Clone)]
 pub(crate) struct Acker {
     client: Client,
@@ -111,12 +112,12 @@ pub(crate) struct Acker {
 }
 
 impl Bus {
-    /// Takes a partition's wakes and results.
+    /// Consumes a partition's wakes and results.
     pub fn consume_tasks(&self, partition: u16, options: ConsumeOptions) -> Consumer<TaskMessage> {
         self.consume(topology::task_consumer(partition), options)
     }
 
-    /// Takes a pool's model calls.
+    /// Consumes a pool's model calls.
     pub fn consume_model(
         &self,
         pool: &Pool,
@@ -125,7 +126,7 @@ impl Bus {
         self.consume(topology::model_consumer(pool), options)
     }
 
-    /// Takes a pool's scripts.
+    /// Consumes a pool's scripts.
     pub fn consume_code(
         &self,
         pool: &Pool,
@@ -134,24 +135,24 @@ impl Bus {
         self.consume(topology::code_consumer(pool), options)
     }
 
-    /// Takes what calls outside a turn have used.
+    /// Consumes reports of model calls outside a turn.
     pub fn consume_spending(&self, options: ConsumeOptions) -> Consumer<mesh::SpendingReport> {
         self.consume(topology::spending_consumer(), options)
     }
 
-    /// Takes what happened in Slack.
+    /// Consumes deliveries from Slack.
     pub fn consume_slack(&self, options: ConsumeOptions) -> Consumer<mesh::SlackDelivery> {
         self.consume(topology::slack_consumer(), options)
     }
 
-    /// Takes scans to go on with.
+    /// Consumes scans to continue.
     pub fn consume_scans(&self, options: ConsumeOptions) -> Consumer<mesh::ScanRun> {
         self.consume(topology::scan_consumer(), options)
     }
 
     fn consume<T: Inbound>(&self, row: ConsumerRow, options: ConsumeOptions) -> Consumer<T> {
         let ConsumeOptions { max_in_flight, stop } = options;
-        // As many places as slots, so that handing over never waits.
+        // The channel has as many slots as there are receipts, so that sending never waits.
         let (sender, deliveries) = mpsc::channel(max_in_flight);
         let puller =
             Puller::new(self.clone(), row, Slots::new(max_in_flight), stop.clone(), sender);
@@ -160,8 +161,8 @@ impl Bus {
 }
 
 impl<T> Consumer<T> {
-    /// The next message. `None` after `stop`: what was taken but not yet given out has then been
-    /// handed back. Safe to cancel.
+    /// The next message. `None` after `stop`; messages that were taken and not yet returned have
+    /// then been handed back. Cancel-safe.
     pub async fn next(&mut self) -> Option<Delivery<T>> {
         tokio::select! {
             biased;
@@ -179,7 +180,7 @@ impl<T> Consumer<T> {
         };
         if tokio::time::timeout(HAND_BACK, hand_back).await.is_err() {
             tracing::debug!(
-                "not everything could be handed back in time; it is delivered again later"
+                "some messages could not be handed back in time; they are redelivered later"
             );
         }
         None
@@ -188,7 +189,7 @@ impl<T> Consumer<T> {
 
 impl<T> Drop for Consumer<T> {
     fn drop(&mut self) {
-        // After `stop` the puller ends by itself, having handed back what was on its way.
+        // After `stop` the puller ends by itself and hands messages back.
         if !self.stop.is_cancelled() {
             self.puller.abort();
         }
@@ -196,19 +197,20 @@ impl<T> Drop for Consumer<T> {
 }
 
 impl Receipt {
-    /// Settles the message: it is done, and its outcome durable. Not confirmed by the server: if
-    /// the word is lost, the message is delivered again, which everything here must bear anyway.
+    /// Settles the message: it is processed, and its outcome is durable. The server does not
+    /// confirm this. If the acknowledgement is lost, the message is redelivered, which every
+    /// consumer must tolerate anyway.
     pub async fn ack(self) {
         self.acker.send(AckKind::Ack).await;
     }
 
-    /// Gives the message back, to be delivered again (perhaps to another worker) after `delay`.
+    /// Returns the message for redelivery, perhaps to another worker, after `delay`.
     pub async fn nak(self, delay: Duration) {
         self.acker.send(AckKind::Nak((!delay.is_zero()).then_some(delay))).await;
     }
 
-    /// Says regularly that the work goes on, from [`KEEP_ALIVE`] after the message came, until the
-    /// guard is dropped: the acknowledgement wait begins anew.
+    /// Reports progress regularly until the guard is dropped, beginning [`KEEP_ALIVE`] after the
+    /// delivery. Each report restarts the acknowledgement wait.
     pub fn keep_alive(&self) -> KeepAlive {
         let (acker, first) = (self.acker.clone(), self.came + KEEP_ALIVE);
         KeepAlive(tokio::spawn(async move {
@@ -221,19 +223,18 @@ impl Receipt {
         }))
     }
 
-    /// How often the message was delivered, this time included.
+    /// How often the message was delivered, including this time.
     pub const fn deliveries(&self) -> u32 {
         self.origin.deliveries
     }
 
-    /// The publisher's trace context; empty when it had none.
+    /// The publisher's trace context; empty when there is none.
     pub const fn parent(&self) -> &opentelemetry::Context {
         &self.parent
     }
 
-    /// Makes `span` a child of the publisher's, and says which stream and consumer its message came
-    /// from, in the words of OpenTelemetry's conventions for messaging. Call it before the span is
-    /// entered.
+    /// Makes `span` a child of the publisher's span, and adds the stream and the consumer as
+    /// attributes of OpenTelemetry's messaging conventions. Call it before the span is entered.
     pub fn continue_trace(&self, span: &Span) {
         if let Some((stream, consumer)) = self.acker.origin() {
             span.set_attribute("messaging.system", "nats");
@@ -241,8 +242,8 @@ impl Receipt {
             span.set_attribute("messaging.destination.name", stream.to_owned());
             span.set_attribute("messaging.consumer.group.name", consumer.to_owned());
         }
-        // Fails when the span is disabled or already started its own trace; then there is nothing
-        // to continue.
+        // Fails when the span is disabled or has already started its own trace. Then there is
+        // nothing to continue.
         if let Err(error) = span.set_parent(self.parent.clone()) {
             tracing::trace!(%error, "the trace is not continued");
         }
@@ -256,25 +257,24 @@ impl Drop for KeepAlive {
 }
 
 impl Acker {
-    /// The stream and the consumer that a message came from: the server's subject for
-    /// acknowledgements names them.
+    /// The stream and the consumer of a message, which the server's acknowledgement subject names.
     fn origin(&self) -> Option<(&str, &str)> {
         let mut parts = self.reply.strip_prefix("$JS.ACK.")?.split('.');
-        // A server of a cluster with domains puts two more before them.
+        // A cluster with domains has two more tokens before them.
         let more = parts.clone().count().saturating_sub(7);
         let mut parts = parts.by_ref().skip(if more >= 2 { 2 } else { 0 });
         Some((parts.next()?, parts.next()?))
     }
 
     pub(crate) async fn send(&self, kind: AckKind) {
-        // Fails only when the client is closed, which ends with the process.
+        // Fails only when the client is closed, which happens at the end of the process.
         if let Err(error) = self.client.publish(self.reply.clone(), kind.into()).await {
             tracing::debug!(%error, "an acknowledgement could not be sent");
         }
     }
 }
 
-/// Shared by the parts: everything needed to settle a message before it becomes a [`Delivery`].
+/// What is needed to settle a message before it becomes a [`Delivery`].
 struct Handle {
     acker: Acker,
     slot: Slot,

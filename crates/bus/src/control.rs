@@ -1,4 +1,4 @@
-//! What is said to running processes, over plain NATS: not kept, at most once.
+//! Messages to running processes over core NATS: not stored, delivered at most once.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ use crate::{
     subject::{Address as _, Cancel, Pool, Question, Service, Tools},
 };
 
-/// How long the server may take to confirm a subscription.
+/// Timeout of the server's confirmation of a subscription.
 pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many questions of a kind one process answers at a time; further ones wait.
+/// How many questions of a kind one process answers at a time. Further ones wait.
 pub const MAX_CONCURRENT_ANSWERS: usize = 16;
 
-/// How many questions of a kind are taken from NATS at the same time, so that the time of those
-/// that wait for their turn runs.
+/// How many questions of a kind are taken from NATS at a time, so that the timeouts of waiting ones
+/// run.
 const MAX_QUEUED_QUESTIONS: usize = 1024;
 
-/// Subscribing.
+/// Errors of subscriptions.
 pub mod subscribe {
-    /// Why a subscription could not be made.
+    /// Why a subscription failed.
     #[derive(Debug, thiserror::Error)]
     pub enum Error {
-        /// The subject is not valid, or the client is closed.
-        #[error("the subscription is not possible")]
+        /// The subject is invalid, or the client is closed.
+        #[error("the subscription is impossible")]
         Refused(#[source] async_nats::SubscribeError),
         /// The server did not confirm it.
         #[error("NATS did not confirm the subscription in time")]
@@ -39,36 +39,36 @@ pub mod subscribe {
     }
 
     impl Error {
-        /// Whether another try may help, without anybody changing anything.
+        /// Whether another attempt may help without a change by anybody.
         pub const fn is_retryable(&self) -> bool {
             matches!(self, Self::Unconfirmed)
         }
     }
 }
 
-/// Asking.
+/// Errors of requests.
 pub mod request {
     use crate::envelope::OpenError;
 
-    /// Why a question was not answered.
+    /// Why a question has no answer.
     #[derive(Debug, thiserror::Error)]
     pub enum Error {
-        /// Nobody is there to answer.
-        #[error("nobody is there to answer")]
+        /// No process answers at the address.
+        #[error("no process answers")]
         NoResponders,
-        /// No answer came in time.
-        #[error("no answer came in time")]
+        /// No answer arrived in time.
+        #[error("no answer arrived in time")]
         Timeout,
         /// The question could not be sent.
         #[error("the question could not be sent")]
         Send(#[source] Box<dyn std::error::Error + Send + Sync>),
-        /// The answer cannot be read.
-        #[error("the answer cannot be read")]
+        /// The answer cannot be decoded.
+        #[error("the answer cannot be decoded")]
         Answer(#[source] OpenError),
     }
 
     impl Error {
-        /// Whether another try may help, without anybody changing anything.
+        /// Whether another attempt may help without a change by anybody.
         pub const fn is_retryable(&self) -> bool {
             match self {
                 Self::NoResponders | Self::Timeout => true,
@@ -80,8 +80,8 @@ pub mod request {
 }
 
 impl Bus {
-    /// Tells every process of a service to stop working on a step. Who is not connected does not
-    /// hear it.
+    /// Tells every process of a service to stop working on a step. A process that is not connected
+    /// misses the message.
     ///
     /// # Errors
     /// When the payload names no step, or the client is closed.
@@ -99,11 +99,11 @@ impl Bus {
             .map_err(|error| PublishError::Rejected { retryable: false, source: error.into() })
     }
 
-    /// Hears what a service is told to stop. The subscription survives reconnects. For a server
-    /// that does not confirm it, because it hangs or is away, is waited as long as that takes.
+    /// Subscribes to the cancellations for a service. The subscription survives reconnects. If the
+    /// server does not confirm it, because it hangs or is unreachable, this waits until it does.
     ///
     /// # Errors
-    /// When the subscription is not possible.
+    /// When the subscription is impossible.
     pub async fn subscribe_cancel(
         &self,
         service: Service,
@@ -116,7 +116,7 @@ impl Bus {
                 return Err(error);
             }
             if !std::mem::replace(&mut waits, true) {
-                tracing::warn!(%error, "cancels cannot be heard yet; trying again");
+                tracing::warn!(%error, "cancellations cannot be received yet; retrying");
             }
         }
         let bus = self.clone();
@@ -126,12 +126,12 @@ impl Bus {
                 match bus.open::<CancelStep>(message.headers.as_ref(), message.payload).await {
                     Ok(cancel) if address.check(&cancel).is_ok() => Some(cancel),
                     Ok(_) => {
-                        tracing::warn!(subject = %message.subject, "a cancellation names no step and is left out");
+                        tracing::warn!(subject = %message.subject, "a cancellation without a step is ignored");
                         None
                     }
                     Err(error) => {
                         let error: &dyn std::error::Error = &error;
-                        tracing::warn!(subject = %message.subject, error, "a cancellation cannot be read and is left out");
+                        tracing::warn!(subject = %message.subject, error, "a cancellation cannot be decoded and is ignored");
                         None
                     }
                 }
@@ -140,10 +140,10 @@ impl Bus {
         Ok(decoded.boxed())
     }
 
-    /// Asks any one interpreter of a pool which tools scripts can call, and about a workspace.
+    /// Asks any interpreter of a pool which tools scripts can call, and about a workspace.
     ///
     /// # Errors
-    /// When no interpreter is there or none answers in time.
+    /// When there is no interpreter, or none answers in time.
     pub async fn request_tools(
         &self,
         pool: &Pool,
@@ -153,12 +153,12 @@ impl Bus {
         self.ask(&Tools { pool: pool.clone() }, question, timeout).await
     }
 
-    /// Asks the processes that answer at an address; the first answer counts. They are told how
-    /// long it is waited for, and work no longer.
+    /// Asks the processes that answer at an address and returns the first answer. They receive the
+    /// timeout and stop working when it has passed.
     ///
     /// # Errors
-    /// When nobody is there or nobody answers in time; [`request::Error::Send`] also when the
-    /// question does not belong there.
+    /// When no process answers at the address or none answers in time. [`request::Error::Send`]
+    /// also when the question does not belong at the address.
     pub async fn ask<Q: Question>(
         &self,
         address: &Q,
@@ -179,7 +179,7 @@ impl Bus {
             .headers(question.headers)
             .payload(question.payload)
             .timeout(Some(timeout));
-        // The client's own time limit does not cover the wait for a broken connection.
+        // The client's own timeout does not cover the wait for a broken connection.
         let answered = tokio::time::timeout(
             timeout,
             self.inner.client.send_request(address.subject(), question),
@@ -199,11 +199,11 @@ impl Bus {
         self.open(answer.headers.as_ref(), answer.payload).await.map_err(request::Error::Answer)
     }
 
-    /// Whether any interpreter serves a pool at the moment.
+    /// Whether any interpreter serves a pool now.
     ///
     /// # Errors
-    /// When that cannot be found out: NATS is away, or an interpreter is there and does not answer
-    /// in time.
+    /// When this is unknown: NATS is unreachable, or an interpreter exists and does not answer in
+    /// time.
     pub async fn pool_is_served(
         &self,
         pool: &Pool,
@@ -216,11 +216,11 @@ impl Bus {
         }
     }
 
-    /// Answers a pool's requests for tools until told to stop, up to [`MAX_CONCURRENT_ANSWERS`] at a time. The
-    /// pool's interpreters share them.
+    /// Answers a pool's requests for tools until `stop`, up to [`MAX_CONCURRENT_ANSWERS`] at a
+    /// time. The pool's interpreters share the requests.
     ///
     /// # Errors
-    /// When the subscription cannot be made.
+    /// When the subscription fails.
     pub async fn serve_tools<F>(
         &self,
         pool: &Pool,
@@ -237,13 +237,13 @@ impl Bus {
         self.answer(&Tools { pool: pool.clone() }, stop, answer).await
     }
 
-    /// Answers what is asked at an address until told to stop, up to [`MAX_CONCURRENT_ANSWERS`] at a time. The
-    /// processes of the address's group share the questions; without a group all hear them. One
-    /// that gets no answer (`None`) runs into its time limit. What is done for an answer is
-    /// dropped, wherever it is by then, when whoever asked no longer waits for it.
+    /// Answers the questions at an address until `stop`, up to [`MAX_CONCURRENT_ANSWERS`] at a
+    /// time. The processes of the address's group share the questions; without a group, all of them
+    /// receive each question. A question without an answer (`None`) times out. When the timeout of
+    /// a question has passed, its future is dropped wherever it is.
     ///
     /// # Errors
-    /// When the subscription cannot be made.
+    /// When the subscription fails.
     pub async fn answer<Q: Question, F>(
         &self,
         address: &Q,
@@ -268,7 +268,7 @@ impl Bus {
                 let (subject, timeout) =
                     (question.subject.clone(), requested_timeout(question.headers.as_ref()));
                 let answering = async {
-                    // One whose turn does not come before the end gets no answer.
+                    // A question whose turn does not come before `stop` gets no answer.
                     let Some(Ok(_slot)) = stop.run_until_cancelled(slots.acquire()).await else {
                         return Ok(());
                     };
@@ -284,7 +284,7 @@ impl Bus {
                         tracing::warn!(%subject, error = &*error, "a question was not answered")
                     }
                     Err(_elapsed) => {
-                        tracing::debug!(%subject, ?timeout, "nobody waits for an answer any more")
+                        tracing::debug!(%subject, ?timeout, "the requester no longer waits for the answer")
                     }
                 }
             })
@@ -298,7 +298,7 @@ impl Bus {
         question: async_nats::Message,
         answer: &(impl Fn(Q::Message) -> F + Send + Sync),
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let reply = question.reply.ok_or("it says nowhere to answer to")?;
+        let reply = question.reply.ok_or("it has no reply subject")?;
         let question: Q::Message = self.open(question.headers.as_ref(), question.payload).await?;
         address.check(&question)?;
         let Some(answer) = answer(question).await else { return Ok(()) };
@@ -311,8 +311,8 @@ impl Bus {
         self.inner.client.subscribe(filter).await.map_err(subscribe::Error::Refused)
     }
 
-    /// Waits until the server has seen everything sent so far: it answers in order, so a message to
-    /// ourselves that comes back tells.
+    /// Waits until the server has processed everything sent so far. It processes messages in order,
+    /// so a message to ourselves that comes back proves it.
     pub(crate) async fn flush(&self) -> Result<(), subscribe::Error> {
         let client = &self.inner.client;
         let round_trip = async {
@@ -328,7 +328,7 @@ impl Bus {
     }
 }
 
-/// How long whoever asks waits. None: nobody says, or it cannot be read; people ask by hand, too.
+/// How long the requester waits. `None`: unknown or malformed, as in requests by hand.
 fn requested_timeout(headers: Option<&HeaderMap>) -> Option<Duration> {
     headers?.get(TIMEOUT)?.as_str().parse().ok().map(Duration::from_millis)
 }

@@ -1,4 +1,4 @@
-//! DeadLetters letters: reading them, publishing them again where they were found, and removing them.
+//! Dead letters: listing, redriving and removing them.
 
 use std::collections::HashMap;
 
@@ -19,51 +19,49 @@ use crate::{
     topology::{Stream, streams},
 };
 
-/// Where letters of all streams are.
+/// The subjects of all dead letters.
 const ALL_LETTERS: &str = "construct.v1.dead.>";
 
-/// Why nothing could be done about a letter.
+/// Why an operation on a dead letter failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is none of this number (any more).
+    /// There is no dead letter with this number (any more).
     #[error("there is no such dead letter")]
     NotFound,
-    /// Its message is a command. Its step has failed, and what is tried again the reconciler
-    /// commands anew.
+    /// The message is a command. Its step has failed; for a retry, the reconciler publishes a new
+    /// command.
     #[error(
-        "the message of the dead letter is a command: its step has failed, and what is tried again is command_step anew"
+        "the message of the dead letter is a command: its step has failed, and a retry publishes a new command"
     )]
     Command,
-    /// It names a subject of another stream than the one it was found in.
-    #[error("the dead letter names a subject that is not one of its stream")]
+    /// It names a subject of another stream than its own.
+    #[error("the dead letter names a subject of another stream")]
     Subject,
-    /// It does not say enough to be published again.
-    #[error(
-        "the dead letter does not say which headers its message had, so it cannot be published again"
-    )]
+    /// It lacks the headers that are needed to publish its message again.
+    #[error("the dead letter has no headers of its message, so it cannot be published again")]
     Headers,
-    /// The letter itself cannot be read.
-    #[error("the dead letter cannot be read")]
+    /// The dead letter itself cannot be decoded.
+    #[error("the dead letter cannot be decoded")]
     Read(#[source] OpenError),
-    /// The server could not be asked.
+    /// The server could not be reached.
     #[error("the dead letters could not be reached")]
     Server(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Its message was not accepted.
+    /// The message was not accepted.
     #[error("the message could not be published again")]
     Publish(#[source] publish::Error),
 }
 
-/// A letter and its number.
+/// A dead letter and its number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredLetter {
-    /// Its sequence in the stream.
+    /// The sequence in its stream.
     pub number: u64,
-    /// What it says.
+    /// The content.
     pub letter: DeadLetter,
 }
 
 impl StoredLetter {
-    /// Whether its message can be published again, and may be.
+    /// Whether the message can and may be published again.
     ///
     /// # Errors
     /// [`Error::Command`], [`Error::Subject`], [`Error::Headers`].
@@ -73,7 +71,7 @@ impl StoredLetter {
         if matches!(row.stream, Stream::Code | Stream::Model) {
             return Err(Error::Command);
         }
-        // Who may write letters of a stream has others publish into this stream only.
+        // A user that may write dead letters of a stream can redrive into this stream only.
         if !subject.starts_with(row.subject.trim_end_matches('>')) {
             return Err(Error::Subject);
         }
@@ -82,8 +80,8 @@ impl StoredLetter {
 }
 
 impl Bus {
-    /// The oldest letters behind number `after`, at most `limit`. Those that cannot be read are
-    /// left out.
+    /// The oldest dead letters with a number above `after`, at most `limit`. Letters that cannot be
+    /// decoded are omitted.
     ///
     /// # Errors
     /// [`Error::Server`].
@@ -91,7 +89,7 @@ impl Bus {
         let stream = self.dead_letter_stream().await?;
         let (mut found, mut next) = (Vec::new(), after.saturating_add(1));
         while found.len() < limit {
-            // The next that is there, however many are gone between.
+            // The next existing one, whatever the gap.
             let message = match stream.get_first_raw_message_by_subject(ALL_LETTERS, next).await {
                 Ok(message) => message,
                 Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => break,
@@ -102,14 +100,14 @@ impl Bus {
                 Ok(letter) => found.push(letter),
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
-                    tracing::warn!(error, "a dead letter cannot be read and is left out");
+                    tracing::warn!(error, "a dead letter cannot be decoded and is omitted");
                 }
             }
         }
         Ok(found)
     }
 
-    /// The letter with this number.
+    /// The dead letter with this number.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Read`], [`Error::Server`].
@@ -118,12 +116,12 @@ impl Bus {
         self.letter(&stream, number).await
     }
 
-    /// Publishes a letter's message where it was found, then removes the letter. When the process
-    /// dies between the two, the letter can be published once more, which every receiver must bear
-    /// anyway.
+    /// Publishes the message of a dead letter to its original subject, then removes the letter. If
+    /// the process dies in between, the letter can be redriven once more, which every consumer must
+    /// tolerate anyway.
     ///
-    /// Commands are not published again: their steps have failed, and nobody but the reconciler may
-    /// command the interpreter.
+    /// Commands are not redriven: their steps have failed, and only the reconciler may command the
+    /// interpreter.
     ///
     /// # Errors
     /// All of [`Error`].
@@ -146,7 +144,7 @@ impl Bus {
         self.remove_letter(&stream, number).await
     }
 
-    /// Removes a letter.
+    /// Removes a dead letter.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Server`].
@@ -159,7 +157,7 @@ impl Bus {
         match stream.delete_message(number).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::NotFound),
-            // What NATS says of a message that is not there differs from version to version.
+            // The error of NATS for a missing message differs between versions.
             Err(error) => match stream.get_raw_message(number).await {
                 Err(missing) if missing.kind() == LastRawMessageErrorKind::NoMessageFound => {
                     Err(Error::NotFound)
@@ -199,8 +197,8 @@ fn server(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::Server(error.into())
 }
 
-/// The headers of a message that a letter keeps: what the message is, and the trace it belongs to.
-/// What the server looks at when it accepts a message is of the first time alone.
+/// The headers that a dead letter keeps: what describes the message, and its trace. Headers that
+/// the server evaluates on publishing apply to the first time only.
 pub(crate) fn kept_headers(headers: &HeaderMap) -> HashMap<String, String> {
     let known =
         [TYPE, BLOB, ORGANIZATION, STEP, STEP_NUMBER, STEP_ROUND, "traceparent", "tracestate"];

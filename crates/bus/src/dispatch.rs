@@ -1,7 +1,7 @@
 //! Dispatching a command so that repeating it is harmless.
 //!
-//! The stream accepts it only while no message stands on its subject
-//! (`Nats-Expected-Last-Subject-Sequence: 0`); a work queue removes a message when it is
+//! The stream accepts it only while its subject has no message
+//! (`Nats-Expected-Last-Subject-Sequence: 0`). A work queue removes a message when it is
 //! acknowledged. A `Nats-Msg-Id` is deliberately absent: within its window it would swallow a
 //! legitimate second dispatch of a step whose first command was acknowledged.
 
@@ -22,29 +22,29 @@ use crate::{
     topology::{ConsumerRow, Stream},
 };
 
-/// What became of a command.
+/// The outcome of a dispatch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dispatch {
-    /// It waits for a worker now.
+    /// The command now waits for a worker.
     Published,
-    /// The same step's command waits, or is being worked on.
+    /// A command of the same step is queued or in progress.
     AlreadyQueued,
-    /// The command of an earlier step, or of an earlier round of this one, left over by a worker
-    /// that died, gave way to it.
+    /// It replaced the command of an earlier step, or of an earlier round of this one, which a dead
+    /// worker had left.
     Superseded {
         /// The earlier step.
         step_id: String,
     },
-    /// The command of a later step or round is there: whoever dispatches this one has been
-    /// overtaken. Nothing was published.
+    /// The queue has the command of a later step or round: this dispatcher is out of date. Nothing
+    /// was published.
     Stale {
-        /// Number of the later step.
+        /// The number of the later step.
         number: u64,
     },
 }
 
 impl Bus {
-    /// Publishes a command unless it is there already. May be repeated at any time.
+    /// Publishes a command unless it is already queued. Safe to repeat at any time.
     ///
     /// # Errors
     /// As [`Bus::publish`].
@@ -68,7 +68,7 @@ impl Bus {
                 Err(Refusal::Failed(error)) => return Err(error),
                 Err(Refusal::WrongLast) => {}
             }
-            // Acknowledged between the two requests: then the place is free now.
+            // Acknowledged between the two requests, so the subject is free now.
             let Some(queued) = self.find_queued(A::STREAM, &subject).await? else { continue };
             if queued.step_id == step_id && queued.round == round {
                 return Ok(Dispatch::AlreadyQueued);
@@ -81,8 +81,7 @@ impl Bus {
         }
     }
 
-    /// Puts a command into a message. The headers say enough to answer it for who cannot read the
-    /// rest.
+    /// Encodes a command. Its headers suffice to answer it without decoding the payload.
     pub(crate) async fn seal_command<A: Command>(
         &self,
         address: &A,
@@ -96,8 +95,8 @@ impl Bus {
         Ok(sealed)
     }
 
-    /// Takes a command back that nobody needs any more, if it is still queued or being worked on:
-    /// it is not delivered again.
+    /// Withdraws a command that is no longer needed, if it is queued or in progress: it is not
+    /// delivered again.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -110,12 +109,12 @@ impl Bus {
         }
     }
 
-    /// Takes a command back that no worker has had: none will have it either. What this gives is
-    /// whether that is so; none when the command is not in its queue, having been carried out, or
-    /// never sent.
+    /// Withdraws a command that no worker has taken. `Some(true)` when none will take it,
+    /// `Some(false)` when a worker has it, and `None` when the command is not in its queue, because
+    /// it was executed or never sent.
     ///
     /// # Errors
-    /// When the server cannot be reached. Then it may have been taken back.
+    /// When the server is unreachable. The command may have been withdrawn.
     pub async fn withdraw_undelivered<A: Command>(
         &self,
         address: &A,
@@ -132,17 +131,17 @@ impl Bus {
         let stream =
             self.inner.jetstream.get_stream_no_info(A::STREAM.name()).await.map_err(rejected)?;
         stream.delete_message(queued.sequence).await.map_err(rejected)?;
-        // It may have been handed out in between.
+        // It may have been delivered in between.
         Ok(Some(self.last_delivered(consumer).await? < queued.sequence))
     }
 
-    /// Up to where a queue was handed out.
+    /// The last sequence that a queue has delivered.
     async fn last_delivered(&self, consumer: &ConsumerRow) -> Result<u64, Error> {
         let state = self.inspect_consumer(consumer).await.map_err(rejected)?;
         Ok(state.map_or(0, |state| state.reached))
     }
 
-    /// Whether this command waits for a worker, or is being worked on.
+    /// Whether this command is queued or in progress.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -155,7 +154,7 @@ impl Bus {
         Ok(self.queue_position(address, step, round).await?.is_some())
     }
 
-    /// The sequence in its stream at which this command waits for a worker, or is being worked on.
+    /// The stream sequence of this command if it is queued or in progress.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -171,8 +170,8 @@ impl Bus {
         Ok(own.map(|queued| queued.sequence))
     }
 
-    /// Whether a worker's result for a step of the task waits to be taken in. One of another step
-    /// says nothing about this one.
+    /// Whether a worker's result for a step of the task is queued. A result of another step says
+    /// nothing about this one.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -184,7 +183,7 @@ impl Bus {
         if newest.step_id == step {
             return Ok(true);
         }
-        // That of a title, which nobody waits for, may have come after it.
+        // The result of a title may have arrived after it.
         let stream =
             self.inner.jetstream.get_stream_no_info(Stream::Task.name()).await.map_err(rejected)?;
         let mut from = 1;
@@ -207,7 +206,7 @@ impl Bus {
         Ok(false)
     }
 
-    /// What stands on a command's subject.
+    /// The last message on a command's subject.
     async fn find_queued(
         &self,
         stream: Stream,
@@ -229,10 +228,10 @@ impl Bus {
         let stream =
             self.inner.jetstream.get_stream_no_info(stream.name()).await.map_err(rejected)?;
         match stream.delete_message(sequence).await {
-            // Whether it was there does not matter: the next attempt looks again.
+            // Whether it existed does not matter: the next attempt checks again.
             Ok(_) => Ok(()),
             Err(error) => {
-                tracing::debug!(sequence, %error, "the earlier command could not be removed");
+                tracing::debug!(sequence, %error, "an earlier command could not be removed");
                 Ok(())
             }
         }
@@ -247,7 +246,7 @@ struct QueuedCommand {
 }
 
 impl QueuedCommand {
-    /// A command without these headers was published by hand; it counts as the earliest.
+    /// A command without these headers was published by hand and counts as the earliest.
     fn read(sequence: u64, headers: &HeaderMap) -> Self {
         let text = |name| headers.get(name).map(|value| value.as_str());
         Self {

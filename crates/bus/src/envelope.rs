@@ -1,5 +1,4 @@
-//! What surrounds a payload: its type, the trace it belongs to, and a reference instead of the
-//! payload when that is large.
+//! The headers around a payload: its type, its trace, and a reference in place of a large payload.
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -18,30 +17,30 @@ pub const TYPE: &str = "Construct-Type";
 /// Reference to the payload ([`blob::Reference`]); the body is empty then.
 pub const BLOB: &str = "Construct-Blob";
 
-/// The organization of a command's task. With it, the headers below and the task in its subject a
-/// worker that cannot read a command can say that its step has failed.
+/// The organization of a command's task. With it, the headers below and the task in its subject, a
+/// worker that cannot decode a command can report that its step has failed.
 pub const ORGANIZATION: &str = "Construct-Organization";
 
-/// The step a message is about.
+/// The step of a message.
 pub const STEP: &str = "Construct-Step";
 
 /// The number of that step in its task.
 pub const STEP_NUMBER: &str = "Construct-Step-Number";
-/// How often that step was gone on with, on commands.
+/// The round of the step, on commands.
 pub const STEP_ROUND: &str = "Construct-Step-Round";
 
-/// How many milliseconds whoever asks waits for an answer, on questions. A length and not a moment,
-/// because clocks differ; how long NATS takes is left out, which is little.
+/// The requester's timeout in milliseconds, on questions. A duration, because clocks differ. It
+/// does not include the transport time, which is short.
 pub const TIMEOUT: &str = "Construct-Timeout-Ms";
 
 /// Payloads above this many bytes become blobs. A quarter of what NATS accepts by default, so that
 /// a batch of pulled messages stays small in memory.
 pub const INLINE_LIMIT: usize = 256 * 1024;
 
-/// The largest payload there can be, in bytes: bounds what one message costs a receiver in memory.
+/// The largest payload in bytes. Bounds the memory that one message costs a receiver.
 pub const PAYLOAD_LIMIT: usize = 64 * 1024 * 1024;
 
-/// Why a payload could not be put into a message.
+/// Why a payload could not be encoded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SealError {
     #[error("the payload has {size} bytes; at most {limit} can be sent")]
@@ -50,24 +49,24 @@ pub(crate) enum SealError {
     Blob(#[source] blob::Error),
 }
 
-/// Why a payload could not be taken out of a message.
+/// Why a message could not be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The header names another type than the subject allows.
+    /// The header names another type than that of the subject.
     #[error("the message is of type {found}, not {expected}")]
     Type {
-        /// What the subject allows.
+        /// The type of the subject.
         expected: &'static str,
-        /// What the header says.
+        /// The type in the header.
         found: String,
     },
     /// The payload is not protobuf of that type.
     #[error("the payload cannot be decoded")]
     Decode(#[source] prost::DecodeError),
-    /// The subject, or the payload's ids, are wrong.
-    #[error("the message is not what its subject says")]
+    /// The subject or the payload's ids are wrong.
+    #[error("the message does not match its subject")]
     Invalid(#[source] Invalid),
-    /// The header with the reference is malformed, or refers to more than [`PAYLOAD_LIMIT`].
+    /// The reference header is malformed, or refers to more than [`PAYLOAD_LIMIT`].
     #[error("the reference to the payload is invalid")]
     Reference(#[source] Invalid),
     /// The payload's blob cannot be read.
@@ -76,7 +75,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether another try may help.
+    /// Whether another attempt may help.
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Blob(error) => error.is_retryable(),
@@ -85,7 +84,7 @@ impl OpenError {
     }
 }
 
-/// A message ready to be sent.
+/// An encoded message.
 #[derive(Debug, Clone)]
 pub(crate) struct SealedMessage {
     pub(crate) headers: HeaderMap,
@@ -93,7 +92,7 @@ pub(crate) struct SealedMessage {
 }
 
 impl Bus {
-    /// Encodes a payload and its headers; a large one is stored as a blob first.
+    /// Encodes a payload and its headers. A large payload is stored as a blob first.
     pub(crate) async fn seal<M: Message>(&self, message: &M) -> Result<SealedMessage, SealError> {
         let size = message.encoded_len();
         let blobs = self.inner.blobs.as_ref();
@@ -113,7 +112,7 @@ impl Bus {
         Ok(SealedMessage { headers, payload })
     }
 
-    /// The payload's bytes, fetched and verified when the message only refers to them.
+    /// The payload's bytes; a referenced blob is fetched and verified.
     pub(crate) async fn resolve(
         &self,
         headers: Option<&HeaderMap>,
@@ -133,8 +132,8 @@ impl Bus {
         blobs.get(&reference).await.map_err(OpenError::Blob)
     }
 
-    /// Decodes a message of which the type is known from its subject. A missing type header is
-    /// accepted: people publish by hand.
+    /// Decodes a message whose type is known from its subject. A missing type header is accepted,
+    /// because people publish by hand.
     pub(crate) async fn open<M: Message>(
         &self,
         headers: Option<&HeaderMap>,
@@ -154,7 +153,7 @@ struct HeaderInjector<'a>(&'a mut HeaderMap);
 
 impl Injector for HeaderInjector<'_> {
     fn set(&mut self, key: &str, value: String) {
-        // An empty `tracestate` says nothing.
+        // An empty `tracestate` has no information.
         if !value.is_empty() {
             self.0.insert(key, value);
         }
@@ -173,7 +172,7 @@ impl Extractor for HeaderExtractor<'_> {
     }
 }
 
-/// Writes the current span's context, as `traceparent` and `tracestate`.
+/// Injects the current span's context as `traceparent` and `tracestate`.
 fn inject(headers: &mut HeaderMap) {
     let context = Span::current().context();
     global::get_text_map_propagator(|propagator| {
@@ -181,11 +180,10 @@ fn inject(headers: &mut HeaderMap) {
     });
 }
 
-/// The publisher's context; an empty one when there is none.
+/// The publisher's trace context; empty when there is none.
 pub(crate) fn extract(headers: Option<&HeaderMap>) -> Context {
     match headers {
-        // On an empty base: the receiver's current span, if any, is none of the publisher's
-        // business.
+        // Based on an empty context: the receiver's current span is unrelated to the publisher.
         Some(headers) => global::get_text_map_propagator(|propagator| {
             propagator.extract_with_context(&Context::new(), &HeaderExtractor(headers))
         }),

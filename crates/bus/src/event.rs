@@ -1,4 +1,4 @@
-//! Live events: what happens, as it happens, in one flow.
+//! Live events as one ordered stream.
 
 use std::{cmp::Ordering, collections::VecDeque};
 
@@ -14,12 +14,12 @@ use crate::{
     subject::{Address as _, Delta, EntityEvent, TaskEvent},
 };
 
-/// What to watch.
+/// What to subscribe to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watch {
-    /// Everything about one task, its live text included.
+    /// Everything about one task, including live text.
     Task {
-        /// Whose task it is.
+        /// The task's organization.
         organization: OrganizationId,
         /// The task.
         task: TaskId,
@@ -31,7 +31,7 @@ pub enum Watch {
     },
 }
 
-/// Where a piece of progress stands within its task.
+/// The position of a progress event within its task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// Number of the step, from 1.
@@ -41,22 +41,22 @@ pub struct Position {
 }
 
 impl Position {
-    /// Where an event stands. Meaningful for progress, i.e. when it has a step and no sequence.
+    /// The position of an event. Meaningful for progress, which has a step and no sequence.
     pub const fn from_event(event: &Event) -> Self {
         Self { step: event.step, index: event.index }
     }
 }
 
 impl Bus {
-    /// Events from now on. When this returns, the server knows of the subscription: what is
-    /// published later arrives, unless the connection breaks or the reader is so slow that NATS
-    /// drops messages (both are gaps that the events' sequence shows).
+    /// Subscribes to events from now on. When this returns, the server has registered the
+    /// subscription: later events arrive unless the connection breaks or the reader is so slow that
+    /// NATS drops messages. Both leave gaps in the events' sequence.
     ///
-    /// The order is the server's. A task's text and its other events come over two subscriptions;
-    /// when both have something waiting, the step and index decide, then the time.
+    /// The order is the server's. A task's text and its other events arrive over two subscriptions.
+    /// When both have an event waiting, the step and index decide, then the time.
     ///
     /// # Errors
-    /// When the server cannot be reached.
+    /// When the server is unreachable.
     pub async fn subscribe_events(
         &self,
         watch: &Watch,
@@ -89,7 +89,7 @@ impl Bus {
 
 struct Source {
     messages: Subscriber,
-    /// What arrived and was not given out yet; at most one, kept for comparison.
+    /// Events that arrived and were not returned yet; at most one, for comparison.
     heads: VecDeque<Event>,
     ended: bool,
 }
@@ -102,9 +102,9 @@ struct Merge {
 impl Merge {
     async fn next(&mut self) -> Option<Event> {
         loop {
-            // What is here already. Looking at every source again after one has a head is what
-            // keeps the server's order: the connection fills the sources in that order, so an event
-            // that came before a head is visible by now.
+            // Peek at every source again after one has a head. This keeps the server's order: the
+            // connection fills the sources in that order, so an event that came before a head is
+            // visible by now.
             loop {
                 let before = self.heads();
                 for index in 0..self.sources.len() {
@@ -133,10 +133,10 @@ impl Merge {
         self.sources.iter().map(|source| source.heads.len()).sum()
     }
 
-    /// Fills a source's head with what is there, without waiting.
+    /// Fills a source's head if a message is available, without waiting.
     async fn peek(&mut self, index: usize) {
         while self.sources[index].heads.is_empty() && !self.sources[index].ended {
-            // Unconstrained: tokio's budget would make a full channel look empty now and then.
+            // Unconstrained: otherwise tokio's budget makes a full channel look empty now and then.
             match unconstrained(self.sources[index].messages.next()).now_or_never() {
                 None => return,
                 Some(message) => self.keep(index, message).await,
@@ -144,7 +144,7 @@ impl Merge {
         }
     }
 
-    /// Waits until any source has something.
+    /// Waits until any source has a message.
     async fn wait(&mut self) {
         let waiting = self.sources.iter_mut().enumerate().map(|(index, source)| {
             if source.ended {
@@ -166,14 +166,14 @@ impl Merge {
             Ok(event) => self.sources[index].heads.push_back(event),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(subject = %message.subject, error, "an event cannot be read and is left out");
+                tracing::warn!(subject = %message.subject, error, "an event cannot be decoded and is omitted");
             }
         }
     }
 }
 
-/// Which of two events that wait together comes first. Within a step progress comes by index, and
-/// before the record that ends the step.
+/// Orders two waiting events. Within a step, progress is ordered by index and comes before the
+/// record that ends the step.
 fn compare(one: &Event, other: &Event) -> Ordering {
     let time = |event: &Event| event.time.map(|time| (time.seconds, time.nanos));
     if one.step == 0 || other.step == 0 {

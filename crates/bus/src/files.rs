@@ -1,12 +1,11 @@
-//! What people upload, in the folder of blobs beside them: `files/<organization>/<two digits>/<the
-//! rest of the SHA-256>`, and what is on its way in `files/<organization>/uploads/<file>/`.
+//! Uploaded files, in the same folder as blobs: `files/<organization>/<two digits>/<rest of the
+//! SHA-256>`, and uploads in progress in `files/<organization>/uploads/<file>/`.
 //!
-//! Other than blobs, which can be made again, these are the only copy: they are flushed to disk
-//! before anybody is told that they are there, are kept until somebody deletes them, and belong
-//! into a backup. The same content of two organizations is kept twice, because whoever could see
-//! that it is there already would know what another has.
+//! Blobs can be recreated, but these files are the only copy. They are flushed to disk before their
+//! upload is confirmed, are kept until they are deleted, and belong in a backup. The same content
+//! of two organizations is stored twice: deduplication would reveal what another organization has.
 //!
-//! Rows say what there is; nothing here is found by looking into the folder.
+//! Database rows say which files exist; nothing is discovered from the folder.
 
 mod sha256;
 
@@ -30,28 +29,27 @@ use uuid::Uuid;
 
 pub use sha256::Sha256;
 
-/// Most bytes that are held of a content at a time: of a part that is put together with others, and
-/// of what is read.
+/// Bytes of a content held in memory at a time, of parts being assembled and of reads.
 pub const CHUNK_BYTES: usize = 512 * 1024;
 
-/// Beside `sha256/`, where blobs are.
+/// The folder beside `sha256/`, which has the blobs.
 const ROOT: &str = "files";
-/// No two digits of a hash, so that no content lies there.
+/// Not two digits of a hash, so that it never holds content.
 const UPLOADS: &str = "uploads";
 
-/// Why a content could not be stored or read.
+/// Why content could not be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not there, or not any more.
+    /// It does not exist (any more).
     #[error("the content is missing")]
     Missing,
-    /// What lies there is not what its name says.
+    /// The content does not match its name.
     #[error("the content is corrupt")]
     Corrupt,
-    /// It is larger than the asker wants to hold.
+    /// It is larger than the caller accepts.
     #[error("the content has {0} bytes, which is too much")]
     TooLarge(u64),
-    /// The folder could not be made or removed.
+    /// The folder could not be created or removed.
     #[error("the folder of files failed")]
     Folder(#[source] std::io::Error),
     /// The storage failed.
@@ -63,7 +61,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether another try may help, without anybody changing anything.
+    /// Whether another attempt may help without a change by anybody.
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Folder(_) | Self::Storage(_) | Self::Interrupted(_))
     }
@@ -76,32 +74,32 @@ impl Error {
     }
 }
 
-/// A part of a file that is being uploaded.
+/// The name of an uploaded part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartName(Uuid);
 
 impl PartName {
-    /// As it was stored.
+    /// From its stored form.
     pub const fn from_uuid(uuid: Uuid) -> Self {
         Self(uuid)
     }
 
-    /// What is stored of it.
+    /// Its stored form.
     pub const fn uuid(self) -> Uuid {
         self.0
     }
 }
 
-/// What parts gave together.
+/// The hash and size of a content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredContent {
-    /// The hash of it.
+    /// The hash.
     pub sha256: Sha256,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
 }
 
-/// Parts that were put together and are no file yet: first somebody looks through them.
+/// Assembled parts, for inspection before they become a file.
 #[derive(Debug)]
 pub struct Assembled {
     stored: StoredContent,
@@ -110,15 +108,15 @@ pub struct Assembled {
 }
 
 impl Assembled {
-    /// What it is.
+    /// The hash and size.
     pub const fn stored(&self) -> StoredContent {
         self.stored
     }
 
-    /// Opens it for reading, on a thread that may block.
+    /// Opens it for reading, on a blocking thread.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When it no longer exists.
     pub fn open(&self) -> std::io::Result<File> {
         File::open(&self.content)
     }
@@ -132,10 +130,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens them in the folder of blobs, making that for its owner alone when it is not there.
+    /// Opens the files in the folder of blobs. A missing folder is created, accessible by its owner
+    /// only.
     ///
     /// # Errors
-    /// When it cannot be made or is not a folder.
+    /// When the folder cannot be created or is not a folder.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, Error> {
         let folder = dir.into();
         std::fs::DirBuilder::new()
@@ -148,7 +147,7 @@ impl Store {
         Ok(Self { folder, files: Arc::new(files) })
     }
 
-    /// Stores a part of what is uploaded. It is on disk when this returns.
+    /// Stores a part of an upload. It is on disk when this returns.
     ///
     /// # Errors
     /// When the storage fails.
@@ -166,7 +165,7 @@ impl Store {
         Ok(name)
     }
 
-    /// Removes a part that somebody else was faster with. Idempotent.
+    /// Removes a part that lost a race. Idempotent.
     ///
     /// # Errors
     /// When the storage fails.
@@ -179,7 +178,7 @@ impl Store {
         self.delete(&part_path(organization, file, part)).await
     }
 
-    /// Puts parts together, in their order. Holds [`CHUNK_BYTES`] bytes of them at a time.
+    /// Concatenates parts in their order. Holds [`CHUNK_BYTES`] bytes of them at a time.
     ///
     /// # Errors
     /// When a part is missing or the storage fails.
@@ -195,12 +194,12 @@ impl Store {
         let mut size = 0;
         for part in parts {
             let path = part_path(organization, file, *part);
-            let mut pieces = Box::pin(self.pieces(path, None).await?);
-            while let Some(piece) = pieces.try_next().await? {
-                size += piece.len() as u64;
-                let (piece, hashed) = hash(piece, hasher).await?;
+            let mut chunks = Box::pin(self.chunks(path, None).await?);
+            while let Some(chunk) = chunks.try_next().await? {
+                size += chunk.len() as u64;
+                let (chunk, hashed) = hash(chunk, hasher).await?;
                 hasher = hashed;
-                whole.put_part(PutPayload::from_bytes(piece)).await.map_err(Error::Storage)?;
+                whole.put_part(PutPayload::from_bytes(chunk)).await.map_err(Error::Storage)?;
             }
         }
         whole.complete().await.map_err(Error::Storage)?;
@@ -212,8 +211,8 @@ impl Store {
         })
     }
 
-    /// Makes what was assembled a file, all at once. What is there with the same name is the same,
-    /// or damaged, and replaced either way.
+    /// Turns an assembled content into a file, atomically. An existing file of the same name has
+    /// the same content or is damaged, and is replaced either way.
     ///
     /// # Errors
     /// When the storage fails.
@@ -227,7 +226,7 @@ impl Store {
         Ok(whole.stored)
     }
 
-    /// How many bytes a content has, if it is there.
+    /// The size of a content in bytes, if it exists.
     ///
     /// # Errors
     /// When the storage fails.
@@ -243,25 +242,25 @@ impl Store {
         }
     }
 
-    /// Reads a content in pieces of at most [`CHUNK_BYTES`] bytes: all of it, or the range of it, as far
-    /// as it has that. Who reads goes on though the file is deleted meanwhile. The hash is not
-    /// compared.
+    /// Reads a content in chunks of at most [`CHUNK_BYTES`] bytes: all of it, or the existing part
+    /// of `range`. A reader continues even if the file is deleted meanwhile. The hash is not
+    /// verified.
     ///
     /// # Errors
-    /// When it is missing or the storage fails, at once or in the middle.
+    /// When the content is missing or the storage fails, at once or in the middle.
     pub async fn read(
         &self,
         organization: OrganizationId,
         sha256: &Sha256,
         range: Option<Range<u64>>,
     ) -> Result<impl Stream<Item = Result<Bytes, Error>> + Send + use<>, Error> {
-        self.pieces(content_path(organization, sha256), range).await
+        self.chunks(content_path(organization, sha256), range).await
     }
 
-    /// A whole content of no more than so many bytes, which is what its name says.
+    /// A whole content of at most `at_most` bytes, verified against its hash.
     ///
     /// # Errors
-    /// When it is missing, larger, not what its name says, or the storage fails.
+    /// When it is missing, larger or corrupt, or the storage fails.
     pub async fn get(
         &self,
         organization: OrganizationId,
@@ -286,7 +285,7 @@ impl Store {
         self.delete(&content_path(organization, sha256)).await
     }
 
-    /// Removes what there is of an upload. Idempotent.
+    /// Removes an unfinished upload. Idempotent.
     ///
     /// # Errors
     /// When the storage fails.
@@ -313,10 +312,10 @@ impl Store {
         }
     }
 
-    /// Also what the storage does not list: what a process had begun to write when it was killed.
+    /// Also removes what the storage does not list: partial writes of a killed process.
     async fn remove_folder(&self, path: &Path) -> Result<(), Error> {
         let folder = self.folder.join(path.as_ref());
-        // Somebody may put a part there meanwhile.
+        // A part may be stored at the same time.
         for _ in 0..3 {
             match tokio::fs::remove_dir_all(&folder).await {
                 Ok(()) => return Ok(()),
@@ -328,8 +327,8 @@ impl Store {
         Err(Error::Folder(ErrorKind::DirectoryNotEmpty.into()))
     }
 
-    /// An object in pieces, or the range of it that there is.
-    async fn pieces(
+    /// An object in chunks, or the existing part of `range`.
+    async fn chunks(
         &self,
         path: Path,
         range: Option<Range<u64>>,
@@ -351,8 +350,8 @@ impl Store {
                     return Ok(None);
                 }
                 let end = left.end.min(left.start + CHUNK_BYTES as u64);
-                let piece = read_at(file, left.start..end).await?;
-                Ok(Some((piece, end..left.end)))
+                let chunk = read_at(file, left.start..end).await?;
+                Ok(Some((chunk, end..left.end)))
             }
         }))
     }
@@ -370,7 +369,7 @@ fn part_path(organization: OrganizationId, file: FileId, part: PartName) -> Path
     upload(organization, file).join(part.0.to_string())
 }
 
-/// Two digits of the hash are the folder, so that no folder grows without bound.
+/// The first two digits of the hash are the folder, so that no folder grows without bound.
 fn content_path(organization: OrganizationId, sha256: &Sha256) -> Path {
     let digits = sha256.to_string();
     let (folder, rest) = digits.split_at(2);
@@ -380,21 +379,21 @@ fn content_path(organization: OrganizationId, sha256: &Sha256) -> Path {
 async fn read_at(file: Arc<File>, range: Range<u64>) -> Result<Bytes, Error> {
     let read = tokio::task::spawn_blocking(move || {
         let length = usize::try_from(range.end - range.start).unwrap_or(CHUNK_BYTES);
-        let mut piece = BytesMut::zeroed(length);
-        file.read_exact_at(&mut piece, range.start).map(|()| piece.freeze())
+        let mut chunk = BytesMut::zeroed(length);
+        file.read_exact_at(&mut chunk, range.start).map(|()| chunk.freeze())
     });
     read.await.map_err(Error::Interrupted)?.map_err(|error| match error.kind() {
-        // It has become shorter, which nothing of ours does.
+        // The file became shorter, which no code of ours does.
         ErrorKind::UnexpectedEof => Error::Corrupt,
         _ => Error::Folder(error),
     })
 }
 
-/// Hashing would hold up everything else on an executor's thread.
-async fn hash(piece: Bytes, mut hasher: sha2::Sha256) -> Result<(Bytes, sha2::Sha256), Error> {
+/// Hashes on a blocking thread: it would block an executor's thread.
+async fn hash(chunk: Bytes, mut hasher: sha2::Sha256) -> Result<(Bytes, sha2::Sha256), Error> {
     tokio::task::spawn_blocking(move || {
-        hasher.update(&piece);
-        (piece, hasher)
+        hasher.update(&chunk);
+        (chunk, hasher)
     })
     .await
     .map_err(Error::Interrupted)

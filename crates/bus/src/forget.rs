@@ -1,20 +1,20 @@
-//! Removing what streams hold of an organization that is gone.
+//! Removing a deleted organization's messages from the streams.
 
 use construct_domain::OrganizationId;
 
 use crate::{Bus, subject};
 
-/// Why not everything was removed.
+/// Why the messages were not all removed.
 #[derive(Debug, thiserror::Error)]
-#[error("what happened in the organization could not be removed from its streams")]
+#[error("the organization's events could not be removed from the streams")]
 pub struct Error(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl Bus {
-    /// Removes the events and the live text of an organization. Those that are published later go
-    /// by their age.
+    /// Removes an organization's events and live text. Messages that are published later expire by
+    /// age.
     ///
     /// # Errors
-    /// When the server does not do it.
+    /// When the server fails.
     pub async fn forget_organization(&self, organization: OrganizationId) -> Result<(), Error> {
         for (stream, subjects) in subject::organization_subjects(organization) {
             let stream = self

@@ -1,4 +1,4 @@
-//! Reading what a stream keeps: everything on a subject, in order, up to the moment of the call.
+//! Reading stored messages of a subject in order, up to the moment of the call.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,50 +22,50 @@ use crate::{
     topology::Stream,
 };
 
-/// How long reading is begun anew after failures.
+/// How long reading is retried after failures.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The pause between two tries.
+/// The delay between two attempts.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Messages asked for at a time; with the largest inline payload this is 64 MiB.
+/// Messages requested at a time; with the largest inline payload this is 64 MiB.
 const BATCH_MESSAGES: usize = 256;
 
-/// How long one batch may take.
+/// Timeout of one batch.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// After how much inactivity the server forgets the reader, should we die before saying so.
+/// Inactivity after which the server deletes the reader, if we die before deleting it.
 const READER_TTL: Duration = Duration::from_secs(30);
 
-/// How much is kept of what is read of a task's progress on one subject, in bytes: the newest. A
-/// script may make ten thousand calls, with 4 KiB shown of what each is given and gives.
+/// The most bytes of a task's progress that are kept per subject: the newest. A script may make ten
+/// thousand calls, with 4 KiB shown of each one's arguments and result.
 const MAX_REPLAY_BYTES: usize = 4 * 1024 * 1024;
 
 /// Why history could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The server could not be asked, or did not answer fully in time.
+    /// The server is unreachable, or did not answer fully in time.
     #[error("stream {stream} could not be read")]
     Read {
-        /// Its name.
+        /// The stream's name.
         stream: &'static str,
-        /// What the server or the connection said.
+        /// The error of the server or the connection.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// An entry cannot be read.
+    /// An entry cannot be decoded.
     #[error("entry {sequence} of stream {stream} cannot be read")]
     Entry {
         /// The stream's name.
         stream: &'static str,
         /// The entry's sequence.
         sequence: u64,
-        /// What is wrong with it.
+        /// The cause.
         source: OpenError,
     },
 }
 
 impl Error {
-    /// Whether another try may help, without anybody changing anything.
+    /// Whether another attempt may help without a change by anybody.
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Read { .. } => true,
@@ -74,40 +74,39 @@ impl Error {
     }
 }
 
-/// How far a task's progress has been read, so that reading goes on from there
-/// ([`Bus::replay_progress`]).
+/// How far a task's progress has been read, for continuing from there ([`Bus::replay_progress`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bookmark {
-    /// The connection at which it was read; 0 when there was none. After a reconnect the streams
-    /// may be others, with sequences from 1 on: then everything is read again.
+    /// The generation of the connection it was read with; 0 when there was none. After a reconnect
+    /// the streams may be new ones with sequences from 1. Then everything is read again.
     generation: u64,
-    /// On each subject of the task's progress, the sequence up to which it has been read.
+    /// The last sequence read, for each subject of the task's progress.
     read: [u64; 3],
 }
 
 #[cfg(any(test, feature = "testing"))]
 impl Bookmark {
-    /// One that differs from others of another number.
+    /// A bookmark that differs from those with another number.
     pub const fn for_tests(read: u64) -> Self {
         Self { generation: 1, read: [read; 3] }
     }
 }
 
-/// What [`Bus::replay_progress`] found.
+/// The result of [`Bus::replay_progress`].
 #[derive(Debug)]
 pub struct Replay {
-    /// Sorted by their positions, each once.
+    /// Sorted by position, without duplicates.
     pub events: Vec<Event>,
-    /// What these take in messages, in bytes.
+    /// The size of their messages in bytes.
     pub bytes: usize,
-    /// Everything up to here was read.
+    /// How far everything has been read.
     pub until: Bookmark,
 }
 
 impl Bus {
-    /// The retained progress of a task behind a bookmark (the default one: all of it): live text of
-    /// the last hour, and what its scripts called. Of that only what stands after `after`, and of
-    /// each of the three subjects the newest 4 MiB.
+    /// The retained progress of a task after a bookmark (the default one: all of it): live text of
+    /// the last hour, and calls of its scripts. Only events after the position `after`, and of each
+    /// of the three subjects the newest 4 MiB.
     ///
     /// # Errors
     /// When the streams cannot be read within five seconds.
@@ -147,14 +146,14 @@ impl Bus {
                         sorted.insert(Position::from_event(&event), event);
                     }
                     Ok(_) => {}
-                    // Whoever looks on should see the rest rather than nothing.
+                    // Omit one event rather than return nothing.
                     Err(error) => {
                         let error: &dyn std::error::Error = &error;
                         tracing::warn!(
                             stream = stream.name(),
                             sequence,
                             error,
-                            "an event cannot be read and is left out"
+                            "an event cannot be decoded and is omitted"
                         );
                     }
                 }
@@ -163,14 +162,14 @@ impl Bus {
         Ok(Replay { events: sorted.into_values().collect(), bytes, until })
     }
 
-    /// The end of what is kept of any task's progress: what stands before it is what was stored
-    /// when this was asked.
+    /// A bookmark at the end of the retained progress of any task: everything stored before this
+    /// call lies before it.
     ///
     /// # Errors
-    /// When the server does not tell.
+    /// When the server does not answer.
     pub async fn progress_end(&self) -> Result<Bookmark, Error> {
-        // Before the question: should the connection be lost meanwhile, this is of one that is
-        // gone.
+        // Read before the request: if the connection is lost meanwhile, this generation is out of
+        // date.
         let generation = self.generation();
         let [deltas, events] = [Stream::Deltas, Stream::Events].map(async |stream| {
             match self.inner.jetstream.get_stream(stream.name()).await {
@@ -182,8 +181,8 @@ impl Bus {
         Ok(Bookmark { generation, read: [deltas, events, events] })
     }
 
-    /// What a limits stream has on a subject without wildcards behind the sequence `read`, oldest
-    /// first, and [`MAX_REPLAY_BYTES`] at most.
+    /// The messages of a limits stream on a subject without wildcards after the sequence `read`,
+    /// oldest first, and [`MAX_REPLAY_BYTES`] at most.
     async fn read(
         &self,
         stream: Stream,
@@ -199,7 +198,7 @@ impl Bus {
                     return Err(Error::Read { stream: stream.name(), source });
                 }
                 Err(error) => {
-                    tracing::debug!(stream = stream.name(), subject, %error, "reading again");
+                    tracing::debug!(stream = stream.name(), subject, %error, "retrying to read");
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
@@ -212,9 +211,9 @@ impl Bus {
         subject: &str,
         read: u64,
     ) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
-        // Most histories that are looked for are empty. For a reader, a server counts what is
-        // before it, which takes the longer the more the stream holds (milliseconds for thousands
-        // of subjects); where a subject begins it knows at once.
+        // Most histories are empty. For a new reader, the server counts the messages before it,
+        // which takes longer the more the stream holds (milliseconds for thousands of subjects).
+        // The bounds of a subject it knows at once.
         let known = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
         let Some(last) = message_if_present(known.get_last_raw_message_by_subject(subject).await)?
         else {
@@ -225,13 +224,13 @@ impl Bus {
         }
         match message_if_present(known.get_first_raw_message_by_subject(subject, read + 1).await)? {
             Some(first) => self.read_range(stream, subject, first.sequence, last.sequence).await,
-            // Meanwhile it grew too old.
+            // It expired meanwhile.
             None => Ok(VecDeque::new()),
         }
     }
 
-    /// The same, one message after another: for who may not make consumers of the stream, because
-    /// it publishes into it as well.
+    /// Reads message by message, for users that may not create consumers of the stream because they
+    /// publish into it as well.
     pub(crate) async fn read_singly(
         &self,
         stream: Stream,
@@ -243,20 +242,20 @@ impl Bus {
             let before = messages.len();
             match Box::pin(self.read_more(stream, subject, &mut messages)).await {
                 Ok(()) => return Ok(messages),
-                // One that is long may take its time, as long as it goes on.
+                // A long history may take its time as long as it makes progress.
                 Err(_) if messages.len() > before => end = Instant::now() + READ_TIMEOUT,
                 Err(source) if Instant::now() >= end => {
                     return Err(Error::Read { stream: stream.name(), source });
                 }
                 Err(error) => {
-                    tracing::debug!(stream = stream.name(), subject, %error, "reading again");
+                    tracing::debug!(stream = stream.name(), subject, %error, "retrying to read");
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    /// Reads what there is behind what was read, up to what is last when it begins.
+    /// Reads the messages after those already read, up to the last one at the time of the call.
     async fn read_more(
         &self,
         stream: Stream,
@@ -283,7 +282,7 @@ impl Bus {
         }
     }
 
-    /// What a subject has from one of its messages to another.
+    /// Reads a subject from one of its messages to another.
     async fn read_range(
         &self,
         stream: Stream,
@@ -292,8 +291,8 @@ impl Bus {
         last: u64,
     ) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
         let config = pull::Config {
-            // With a name the request names the filter, so that the server can be told what we may
-            // read.
+            // With a name, the request contains the filter, so that the server's permissions can
+            // restrict it.
             name: Some(self.unique_id()),
             deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },
             ack_policy: AckPolicy::None,
@@ -305,7 +304,7 @@ impl Bus {
         let jetstream = &self.inner.jetstream;
         let reader = jetstream.create_consumer_on_stream(config, stream.name()).await?;
         let read = drain(&reader, last).await;
-        // Best effort: the server forgets it anyway.
+        // Best effort: the server deletes the reader anyway.
         if let Err(error) =
             jetstream.delete_consumer_from_stream(&reader.cached_info().name, stream.name()).await
         {
@@ -315,7 +314,7 @@ impl Bus {
     }
 }
 
-/// That there is no message is no failure.
+/// A missing message is not an error.
 fn message_if_present(
     message: Result<StreamMessage, LastRawMessageError>,
 ) -> Result<Option<StreamMessage>, async_nats::Error> {
@@ -326,8 +325,8 @@ fn message_if_present(
     }
 }
 
-/// Takes everything up to the message `last`. How many that are the server says as well, but it may
-/// count messages that it never sends, and waiting for them would hold up whoever looks on.
+/// Takes all messages up to `last`. The server reports a count too, but may count messages that it
+/// never sends, and waiting for them would delay the subscriber.
 async fn drain(
     reader: &Consumer<pull::Config>,
     last: u64,
@@ -351,13 +350,13 @@ async fn drain(
             {
                 bytes -= oldest.length;
             }
-            // The last one may have grown too old meanwhile; then it never comes.
+            // The last message may have expired meanwhile and never arrives.
             if sequence >= last || behind == 0 {
                 return Ok(messages);
             }
         }
         if !came {
-            return Err("the server sent nothing although messages are there".into());
+            return Err("the server sent nothing although messages exist".into());
         }
     }
 }

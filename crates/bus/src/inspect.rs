@@ -1,5 +1,4 @@
-//! How the streams and consumers of the table stand at the server, for who looks after a
-//! deployment. Nothing is changed by it.
+//! The state of streams and consumers at the server, for operators. Read-only.
 
 use std::time::Duration;
 
@@ -15,9 +14,9 @@ use crate::{
     topology::{ConsumerRow, Stream, StreamRow, streams},
 };
 
-/// The server could not be asked.
+/// The server did not answer.
 #[derive(Debug, thiserror::Error)]
-#[error("NATS could not be asked about {what}")]
+#[error("NATS did not answer about {what}")]
 pub struct Error {
     what: String,
     source: Box<dyn std::error::Error + Send + Sync>,
@@ -26,62 +25,60 @@ pub struct Error {
 /// A stream at the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamState {
-    /// Its row in the table.
+    /// The stream of the topology table.
     pub stream: Stream,
-    /// Messages in it.
+    /// The number of messages.
     pub messages: u64,
-    /// Their size.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// At how many bytes it is full.
+    /// The size at which the stream is full, in bytes.
     pub max_bytes: i64,
     /// When its oldest message was published.
     pub oldest: Option<Timestamp>,
-    /// How many servers are to keep it.
+    /// How many servers store it.
     pub replicas: usize,
-    /// The servers that are behind or gone.
+    /// Replicas that lag or are offline.
     pub behind: Vec<String>,
 }
 
 /// A consumer at the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsumerState {
-    /// Messages that no worker has.
+    /// Messages that wait for a worker.
     pub pending: u64,
-    /// Messages that workers have and have not settled.
+    /// Delivered and unsettled messages.
     pub taken: usize,
-    /// Of these, those that were delivered more than once.
+    /// The redelivered ones among these.
     pub redelivered: usize,
-    /// Workers' requests for messages. None of them wait while all workers have as much as they can
-    /// do, or there are none.
+    /// Waiting pull requests of workers. Zero when all workers are busy, or there are none.
     pub waiting: usize,
-    /// Deliveries to workers since the consumer was made.
+    /// Deliveries since the consumer was created.
     pub delivered: u64,
-    /// The sequence in the stream up to which messages were delivered: what stands behind it no
-    /// worker has had.
+    /// The stream sequence of the last delivered message. Messages after it have had no worker.
     pub reached: u64,
 }
 
 impl ConsumerState {
-    /// Whether any worker is there.
+    /// Whether there is a worker.
     pub const fn is_served(&self) -> bool {
         self.waiting > 0 || self.taken > 0
     }
 }
 
 impl Bus {
-    /// How long the server takes to answer.
+    /// The round-trip time to the server.
     ///
     /// # Errors
-    /// When it does not, in `patience`.
-    pub async fn round_trip(&self, patience: Duration) -> Result<Duration, Error> {
+    /// When the server does not answer within `timeout`.
+    pub async fn round_trip(&self, timeout: Duration) -> Result<Duration, Error> {
         let began = std::time::Instant::now();
-        // Of one that is not there the server says so, which is an answer too.
+        // A "not found" error is an answer too.
         let stream = streams()[0].stream.name();
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error {
             what: stream.to_owned(),
             source,
         };
-        match tokio::time::timeout(patience, self.inner.jetstream.get_stream(stream)).await {
+        match tokio::time::timeout(timeout, self.inner.jetstream.get_stream(stream)).await {
             Ok(Ok(_)) => Ok(began.elapsed()),
             Ok(Err(error)) if matches!(error.kind(), GetStreamErrorKind::JetStream(_)) => {
                 Ok(began.elapsed())
@@ -91,15 +88,15 @@ impl Bus {
         }
     }
 
-    /// The version of the server this process is connected to.
+    /// The version of the connected server.
     pub fn server_version(&self) -> String {
         self.inner.client.server_info().version
     }
 
-    /// Every stream of the table with how it stands; none for one that is not there.
+    /// Every stream of the topology table with its state; `None` for a missing one.
     ///
     /// # Errors
-    /// When the server cannot be asked.
+    /// When the server does not answer.
     pub async fn inspect_streams(
         &self,
     ) -> Result<Vec<(&'static StreamRow, Option<StreamState>)>, Error> {
@@ -126,10 +123,10 @@ impl Bus {
         Ok(states)
     }
 
-    /// How a consumer stands; none when it is not there.
+    /// The state of a consumer; `None` when it does not exist.
     ///
     /// # Errors
-    /// When the server cannot be asked.
+    /// When the server does not answer.
     pub async fn inspect_consumer(
         &self,
         row: &ConsumerRow,

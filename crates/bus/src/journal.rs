@@ -1,8 +1,8 @@
-//! Journals of executions: appended with a fence, read completely.
+//! Journals of executions: appended with fencing, read completely.
 //!
-//! Every entry names the sequence of the entry before it, and the stream refuses it when another
-//! one is last by now. So of two processes that hold the same execution (one of them presumed dead)
-//! only one can go on; the other learns it before its next side effect.
+//! Every entry names the sequence of the previous entry, and the stream rejects it when another
+//! entry is the last by now. So of two processes that run the same execution (one of them presumed
+//! dead), only one can continue. The other learns it before its next side effect.
 
 mod closed;
 
@@ -34,11 +34,11 @@ pub enum Error {
     /// Another process has written to the journal: the execution is no longer ours.
     #[error("another process has written to the journal")]
     Conflict,
-    /// The journal is gone: the stream has lost what was written to it.
+    /// The stream has lost the journal's entries.
     #[error("the journal is gone: the stream has lost its entries")]
     Lost,
-    /// The entry could not be written; whether it was is unknown only for a timeout or a lost
-    /// connection.
+    /// The entry could not be written. After a timeout or a lost connection, it is unknown whether
+    /// it was.
     #[error("the journal could not be written")]
     Publish(#[source] publish::Error),
     /// The journal could not be read.
@@ -50,7 +50,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether another try may help, without anybody changing anything.
+    /// Whether another attempt may help without a change by anybody.
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Conflict | Self::Lost => false,
@@ -61,25 +61,24 @@ impl Error {
     }
 }
 
-/// How long a missing blob is waited for: where the folder is a network share, it may be on its
-/// way.
+/// How long to wait for a missing blob, which a network share may show later.
 const BLOB_WAIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The pause between two looks for it.
+/// The interval of checks for it.
 const BLOB_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The pause before an entry is tried again.
+/// The delay before an append is retried.
 const APPEND_RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// What a journal holds.
+/// The content of a journal.
 #[derive(Debug)]
 pub struct LoadedJournal {
-    /// The entries in order, without those that cannot be read.
+    /// The decodable entries in order.
     pub entries: Vec<JournalEntry>,
-    /// Sequence of the newest one, readable or not; 0 when there is none.
+    /// The sequence of the newest entry, decodable or not; 0 when there is none.
     pub last: u64,
-    /// Why the first of those that cannot be read cannot, now and later: a blob that is gone, bytes
-    /// that are no entry. A journal with a hole must not be gone on with.
+    /// Why the first undecodable entry cannot be decoded, now or later: a missing blob, or invalid
+    /// bytes. An execution must not continue from a journal with a hole.
     pub unreadable: Option<history::Error>,
 }
 
@@ -98,12 +97,12 @@ impl Bus {
 
 impl Journal {
     /// Appends an entry after the one with sequence `expected_last` (0: the journal is empty) and
-    /// returns its sequence. A try whose acknowledgement was lost recognizes its own entry.
+    /// returns its sequence. A retry after a lost acknowledgement recognizes its own entry.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when another entry is last by now, [`Error::Lost`] when there is none
-    /// although there should be; otherwise as [`Bus::publish`]. The stream refuses entries when it
-    /// is full rather than forgetting old ones.
+    /// [`Error::Conflict`] when another entry is the last, [`Error::Lost`] when the expected one is
+    /// missing; otherwise as [`Bus::publish`]. A full stream rejects entries rather than dropping
+    /// old ones.
     pub async fn append(
         &self,
         step: StepId,
@@ -113,12 +112,11 @@ impl Journal {
         self.append_as(step, entry, expected_last, &self.bus.unique_id()).await
     }
 
-    /// As [`Journal::append`], tried again with pauses while that may help and `give_up` is not
-    /// cancelled. Nobody else can have the execution meanwhile without it being noticed: then the
-    /// entry is refused.
+    /// As [`Journal::append`], with retries while these may help and `give_up` is not cancelled. If
+    /// another process takes over the execution meanwhile, the entry is rejected.
     ///
     /// # Errors
-    /// Those of [`Journal::append`]; retryable ones only when it was given up.
+    /// Those of [`Journal::append`]; retryable ones only after `give_up`.
     pub async fn append_while(
         &self,
         step: StepId,
@@ -130,7 +128,7 @@ impl Journal {
         loop {
             match self.append_as(step, entry, expected_last, &id).await {
                 Err(error) if error.is_retryable() && !give_up.is_cancelled() => {
-                    tracing::warn!(%step, %error, "a journal cannot be written yet");
+                    tracing::warn!(%step, %error, "a journal cannot be written yet; retrying");
                     tokio::select! {
                         () = give_up.cancelled() => return Err(error),
                         () = tokio::time::sleep(APPEND_RETRY_DELAY) => {}
@@ -159,9 +157,9 @@ impl Journal {
         }
     }
 
-    /// Whether the entry that stands in our way is our own, from a try whose acknowledgement was
-    /// lost. Older servers recognize the duplicate themselves; newer ones check the sequence first
-    /// and refuse it.
+    /// Whether the entry in our place is our own, from an attempt whose acknowledgement was lost.
+    /// Older servers recognize the duplicate themselves. Newer ones check the sequence first and
+    /// reject it.
     async fn resolve_refusal(
         &self,
         subject: &str,
@@ -180,7 +178,7 @@ impl Journal {
                         last.headers.get(NATS_MESSAGE_ID).is_some_and(|found| found.as_str() == id);
                     return match own {
                         true => Ok(last.sequence),
-                        // Whoever has written after us has a greater number: ours are gone.
+                        // A later writer has a greater sequence: our entries are lost.
                         false if last.sequence < expected_last => Err(Error::Lost),
                         false => Err(Error::Conflict),
                     };
@@ -195,10 +193,10 @@ impl Journal {
         }
     }
 
-    /// All entries in order, up to what was written before the call.
+    /// All entries in order that were written before the call.
     ///
     /// # Errors
-    /// When the stream, or the blob of an entry, cannot be read now.
+    /// When the stream or the blob of an entry cannot be read now.
     pub async fn load(&self, step: StepId) -> Result<LoadedJournal, Error> {
         let address = subject::Journal { step };
         let messages =
@@ -226,7 +224,7 @@ impl Journal {
         Ok(LoadedJournal { entries, last, unreadable })
     }
 
-    /// One entry of a journal; a missing blob is waited for until `blob_deadline`.
+    /// Decodes one entry. Waits for a missing blob until `blob_deadline`.
     async fn open(
         &self,
         address: &subject::Journal,
@@ -250,15 +248,16 @@ impl Journal {
         }
     }
 
-    /// Ends an execution for good: whoever still runs it fails at its next entry, and whoever would
-    /// begin it again finds that it is over. Of the journal only that is kept, for [`CLOSED_RETENTION`].
+    /// Closes the journal of an execution for good. A process that still runs the execution fails
+    /// at its next entry, and a process that would start it again finds it closed. Only the closing
+    /// entry is kept, for [`CLOSED_RETENTION`].
     ///
-    /// A full stream refuses also the entry that would give room back. Then the journal is emptied
-    /// first, but for its last entry, which keeps out whoever would begin the execution again in
+    /// A full stream rejects even the entry that would free space. Then the journal is purged first
+    /// except for its last entry, which keeps other processes from starting the execution in
     /// between.
     ///
     /// # Errors
-    /// When the server cannot be reached, or has no room all the same; may be repeated.
+    /// When the server is unreachable, or still has no space. Safe to repeat.
     pub async fn close(&self, step: StepId) -> Result<(), Error> {
         let (subject, sealed) = self.closing_entry(step).await?;
         let id = self.bus.unique_id();
@@ -267,13 +266,13 @@ impl Journal {
         };
         let mut closed = close().await;
         if let Err(Refusal::Failed(publish::Error::Full)) = closed {
-            tracing::warn!(%step, "the journals are full: one that is over is emptied before it is closed");
+            tracing::warn!(%step, "the journal stream is full; purging a finished journal before closing it");
             self.keep_last(&subject).await?;
             closed = close().await;
         }
         match closed {
             Ok(_) => Ok(()),
-            // Nothing is expected of the entry before it.
+            // The closing entry expects no particular last sequence.
             Err(Refusal::WrongLast) => Err(Error::Conflict),
             Err(Refusal::Failed(error)) => Err(Error::Publish(error)),
         }
@@ -286,14 +285,18 @@ impl Journal {
         Ok(())
     }
 
-    /// The same of an execution that was never begun. False, and nothing is ended, when anything
-    /// was written. May be repeated, by anybody: it is known again that it was never begun.
+    /// Closes the journal of an execution that never started. Returns false and changes nothing
+    /// when the journal has entries. Safe to repeat by any process: a repetition returns true
+    /// again.
     ///
     /// # Errors
-    /// When the server cannot be reached, or not everything that was written since `wanted` may
-    /// still be there.
-    pub async fn close_unstarted(&self, step: StepId, wanted: Timestamp) -> Result<bool, Error> {
-        if self.retained_since().await? > wanted {
+    /// When the server is unreachable, or entries written since `requested_at` may have been lost.
+    pub async fn close_unstarted(
+        &self,
+        step: StepId,
+        requested_at: Timestamp,
+    ) -> Result<bool, Error> {
+        if self.retained_since().await? > requested_at {
             return Err(Error::Lost);
         }
         let (subject, sealed) = self.closing_entry(step).await?;
@@ -313,7 +316,7 @@ impl Journal {
         }
     }
 
-    /// The last entry of a journal, and where it goes.
+    /// The closing entry and its subject.
     async fn closing_entry(&self, step: StepId) -> Result<(String, SealedMessage), Error> {
         let address = subject::Journal { step };
         let entry = journal_entry::Entry::Closed(JournalClosed {});
@@ -327,7 +330,7 @@ impl Journal {
         Ok((address.subject(), sealed))
     }
 
-    /// Since when journals are kept: what was written before that is lost.
+    /// Since when entries are retained; earlier ones are lost.
     ///
     /// # Errors
     /// When the server cannot be reached.

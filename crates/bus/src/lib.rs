@@ -1,20 +1,19 @@
 //! The mesh: typed subjects, one table of streams and consumers, publishing, consuming. The only
 //! user of async-nats.
 //!
-//! What the rest of the system may rely on:
+//! Guarantees:
 //!
-//! - Subject, stream, payload type and the rule for duplicates are one Rust type (module
-//!   [`subject`]).
+//! - Subject, stream, payload type and deduplication are one Rust type (module [`subject`]).
 //! - Streams and consumers are declared in one table (module [`topology`]) and nowhere else.
-//! - A payload above [`envelope::INLINE_LIMIT`] travels as a reference to a content-addressed blob;
-//!   nobody outside notices.
-//! - What cannot be decoded becomes a dead letter with its reason; it is never redelivered for
-//!   ever. If it is a command for a worker, its step fails at once, by a result made from its
+//! - A payload above [`envelope::INLINE_LIMIT`] travels as a reference to a content-addressed blob,
+//!   transparently for the caller.
+//! - A message that cannot be decoded becomes a dead letter with the reason; it is not redelivered
+//!   forever. If it is a command for a worker, its step fails at once, by a result made from its
 //!   headers.
-//! - What each service may publish and hear is one table (module [`permissions`]), which the server
-//!   enforces.
-//! - Nothing here is the truth: losing any message costs latency, because the reconciler's sweep
-//!   finds the work again.
+//! - What each service may publish and subscribe to is one table (module [`permissions`]), which
+//!   the server enforces.
+//! - Nothing here is the source of truth: losing any message costs latency only, because the
+//!   reconciler's sweep finds the work again.
 //!
 //! Deliberately absent: key-value and object buckets (they fail against the oldest supported
 //! server), exactly-once consumption (results are stored idempotently by step id instead), and any

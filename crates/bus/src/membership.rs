@@ -1,4 +1,4 @@
-//! How reconcilers hear of each other, over plain NATS: not kept, at most once.
+//! Heartbeats of reconcilers over core NATS: not stored, delivered at most once.
 
 use std::time::Duration;
 
@@ -6,45 +6,47 @@ use construct_proto::mesh::v1 as mesh;
 use futures::{StreamExt as _, stream::BoxStream};
 use jiff::Timestamp;
 
-use crate::{Bus, control::subscribe, publish::Error as PublishError, subject::ReconcilerBeat};
+use crate::{
+    Bus, control::subscribe, publish::Error as PublishError, subject::ReconcilerHeartbeat,
+};
 
-/// How long the last word of a process may take.
+/// Timeout for flushing the last beat of a process.
 const LEAVE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Bus {
-    /// Tells all reconcilers, oneself included, that this one lives.
+    /// Publishes a beat to all reconcilers, including this one.
     ///
     /// # Errors
     /// When the beat names another process than the address, or the client is closed.
     pub async fn publish_beat(
         &self,
-        address: &ReconcilerBeat,
-        beat: &mesh::ReconcilerBeat,
+        address: &ReconcilerHeartbeat,
+        beat: &mesh::ReconcilerHeartbeat,
     ) -> Result<(), PublishError> {
         self.publish_core(address, beat).await?;
-        if beat.leaves {
-            // The process may be gone before the client gets to it by itself.
+        if beat.leaving {
+            // The process may end before the client flushes by itself.
             let _ = tokio::time::timeout(LEAVE_FLUSH_TIMEOUT, self.inner.client.flush()).await;
         }
         Ok(())
     }
 
-    /// Hears which reconcilers live, oneself included. Survives reconnects.
+    /// Subscribes to the beats of all reconcilers, including this one. Survives reconnects.
     ///
     /// # Errors
     /// When the server cannot be reached.
     pub async fn subscribe_beats(
         &self,
-    ) -> Result<BoxStream<'static, mesh::ReconcilerBeat>, subscribe::Error> {
-        self.subscribe_decoded(ReconcilerBeat::filter()).await
+    ) -> Result<BoxStream<'static, mesh::ReconcilerHeartbeat>, subscribe::Error> {
+        self.subscribe_decoded(ReconcilerHeartbeat::filter()).await
     }
 
-    /// Hears from the reconcilers what time it is, twice a second from each.
+    /// Subscribes to the time of the reconcilers, which each publishes twice a second.
     ///
     /// # Errors
     /// When the server cannot be reached.
     pub async fn subscribe_time(&self) -> Result<BoxStream<'static, Timestamp>, subscribe::Error> {
-        let time = |beat: mesh::ReconcilerBeat| {
+        let time = |beat: mesh::ReconcilerHeartbeat| {
             beat.time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok())
         };
         Ok(self

@@ -1,12 +1,12 @@
-//! The one table of who may do what at NATS: what each service publishes and subscribes to, and
-//! nothing else. The server enforces it: [`config`] writes its configuration, which is committed
+//! The one table of NATS permissions: what each service publishes and subscribes to, and nothing
+//! else. The server enforces it. [`config`] writes its configuration, which is committed
 //! (`deploy/nats/permissions.conf`).
 //!
-//! JetStream does on behalf of who asks it what he may not do himself: it delivers a consumer's
-//! messages to any subject he names (nats-server#8274). So besides the reconciler nobody makes
-//! streams, and nobody takes messages that he could have published himself; Slack's service, which
-//! queues for itself, is the exception that [ADR 34](../../../docs/adr/0034-nats-permissions.md)
-//! tells of.
+//! JetStream acts on behalf of clients with more rights than they have: it delivers a consumer's
+//! messages to any subject the client names (nats-server#8274). So only the reconciler creates
+//! streams, and no user consumes messages that it could have published itself. The exception is
+//! Slack's service, which queues for itself; [ADR 34](../../../docs/adr/0034-nats-permissions.md)
+//! explains it.
 
 mod rules;
 mod server;
@@ -20,34 +20,34 @@ use crate::{
     subject::{
         BreakerState, BreakerUpdate, BreakersRequest, Budgets, Cancel, Census, CheckProvider,
         CodeExecute, CountTokens, Delta, EntityEvent, Journal, ListRepositories, ListVendorModels,
-        ModelInvoke, Models, ReconcilerBeat, ScanRun, ScanUpdate, Service, SlackDelivery, Spending,
-        StateUpdate, StepLocation, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate, Tools,
-        all_subjects,
+        ModelInvoke, Models, ReconcilerHeartbeat, ScanRun, ScanUpdate, Service, SlackDelivery,
+        Spending, StateUpdate, StepLocation, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate,
+        Tools, all_subjects,
     },
     topology::{self, Stream},
 };
 
-/// Who connects to NATS, each with a password of its own.
+/// A NATS user. Each has its own password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum User {
-    /// Every outward face.
+    /// Serves all client protocols.
     Gateway,
     /// Runs scripts.
     Interpreter,
     /// Calls models.
     Providers,
-    /// Decides about tasks. It alone makes streams, and commands the others.
+    /// Decides about tasks. Only it creates streams and commands the other services.
     Reconciler,
-    /// Looks through repositories.
+    /// Scans repositories.
     Scanner,
     /// Talks to Slack.
     Slack,
-    /// People who watch what passes (`construct tap`) and change nothing.
+    /// People who watch messages (`construct tap`). Read-only.
     Tap,
 }
 
 impl User {
-    /// Everybody, alphabetically.
+    /// All users, alphabetically.
     pub const ALL: [Self; 7] = [
         Self::Gateway,
         Self::Interpreter,
@@ -58,7 +58,7 @@ impl User {
         Self::Tap,
     ];
 
-    /// The name to log in with.
+    /// The login name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gateway => "gateway",
@@ -71,28 +71,28 @@ impl User {
         }
     }
 
-    /// Where answers to it go; nobody else hears them.
+    /// The prefix of its reply subjects, which only it receives.
     pub fn inbox(self) -> String {
         format!("_INBOX.{}", self.name())
     }
 
-    /// The environment variable of the server that holds its password.
+    /// The server's environment variable with its password.
     pub fn password_variable(self) -> String {
         format!("CONSTRUCT_NATS_{}_PASSWORD", self.name().to_uppercase())
     }
 
-    /// Whether it makes the streams; the others wait for them.
+    /// Whether it creates the streams. The other users wait for them.
     pub const fn makes_streams(self) -> bool {
         matches!(self, Self::Reconciler)
     }
 
-    /// Whether it makes the consumers that it takes from; else it waits until the reconciler has
-    /// made them.
+    /// Whether it creates the consumers it uses. Otherwise it waits until the reconciler has
+    /// created them.
     pub const fn makes_consumers(self) -> bool {
         !matches!(self, Self::Slack | Self::Tap)
     }
 
-    /// What it is allowed.
+    /// Its permissions.
     pub fn permissions(self) -> Permissions {
         let mut permissions = self.rules().permissions;
         for asker in Self::ALL {
@@ -103,7 +103,7 @@ impl User {
         permissions
     }
 
-    /// The streams that must be there before it can work.
+    /// The streams that must exist before it can work.
     pub(crate) fn streams(self) -> BTreeSet<&'static str> {
         self.rules().streams
     }
@@ -132,20 +132,19 @@ impl User {
     }
 }
 
-/// What a user is allowed. Everything else is refused.
+/// The permissions of a user. Everything else is denied.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Permissions {
     /// Subjects it may publish to.
     pub publish: Vec<String>,
-    /// What of these it may not.
+    /// Exceptions from these.
     pub deny: Vec<String>,
     /// Subjects it may subscribe to.
     pub subscribe: Vec<String>,
 }
 
-/// It writes PostgreSQL anyway, so what it may publish of other services' (when a dead letter is
-/// sent again) gives it no power that it has not; it cannot command the interpreter and the
-/// providers.
+/// The gateway writes PostgreSQL anyway. So publishing other services' messages when it redrives a
+/// dead letter gives it no additional power. It cannot command the interpreter and the providers.
 fn gateway(rules: Rules) -> Rules {
     let rules = rules
         .stores::<TaskWake>()
@@ -163,16 +162,17 @@ fn gateway(rules: Rules) -> Rules {
         .subscribes_all::<ScanUpdate>()
         .publishes::<StateUpdate>()
         .subscribes_all::<StateUpdate>()
-        // DeadLetters letters: told, removed, and published where they were found.
+        // Dead letters: listed, removed and redriven.
         .reads(Stream::DeadLetters)
         .removes(Stream::DeadLetters)
         .stores::<TaskResult>()
         .stores::<Spending>()
         .stores::<SlackDelivery>()
-        // What is left of an organization that is erased.
+        // Messages of a deleted organization.
         .purges(Stream::Events)
         .purges(Stream::Deltas)
-        // What subscribers missed. Of what it reads through consumers, it publishes nothing.
+        // Messages that subscribers missed. It publishes nothing of what it reads through
+        // consumers.
         .reads_through_consumers(Stream::Deltas, &[rules::pattern::<Delta>()])
         .reads_through_consumers(Stream::Events, &[TaskEvent::any_tool()])
         .denies(TaskEvent::any_tool());
@@ -185,15 +185,15 @@ fn gateway(rules: Rules) -> Rules {
 
 fn interpreter(rules: Rules) -> Rules {
     rules
-        // Pools have any name, and their consumers are made by who serves them.
+        // Pools have any name, and their interpreters create the consumers.
         .consumes(Stream::Code, "*", Some(&rules::pattern::<CodeExecute>()))
         .stores::<TaskResult>()
         .stores::<Journal>()
         .reads(Stream::Journal)
         .stores_at(Stream::Events, TaskEvent::any_tool())
         .subscribes_at(&Cancel { service: Service::Interpreter })
-        // What time it is.
-        .subscribes_all::<ReconcilerBeat>()
+        // The time.
+        .subscribes_all::<ReconcilerHeartbeat>()
         .asks::<Census>()
         .asks::<Subtasks>()
         .answers::<Tools>()
@@ -210,8 +210,8 @@ fn providers(rules: Rules) -> Rules {
         .subscribes_all::<BreakerUpdate>()
         .subscribes_all::<BreakersRequest>()
         .subscribes_at(&Cancel { service: Service::Providers })
-        // What time it is.
-        .subscribes_all::<ReconcilerBeat>()
+        // The time.
+        .subscribes_all::<ReconcilerHeartbeat>()
         .asks::<Models>()
         .asks::<Budgets>()
         .answers::<BreakerState>()
@@ -220,7 +220,8 @@ fn providers(rules: Rules) -> Rules {
         .answers::<CountTokens>()
 }
 
-/// It commands the others and makes what they need, so it is trusted with the streams.
+/// The reconciler commands the others and creates what they need, so it is trusted with the
+/// streams.
 fn reconciler(rules: Rules) -> Rules {
     let rules = rules
         .consumes(Stream::Task, "*", None)
@@ -230,11 +231,11 @@ fn reconciler(rules: Rules) -> Rules {
         .stores::<CodeExecute>()
         .stores::<Journal>()
         .stores::<TaskEvent>()
-        // Reports that cannot be booked are put aside whole.
+        // Spending reports that cannot be recorded become dead letters.
         .reads(Stream::Spending)
-        // Commands that gave way to others, results that wait, journals that are over.
+        // Superseded commands, queued results, finished journals.
         .reads(Stream::Task)
-        // What NATS cannot read any more is in the way of what comes after it.
+        // Messages that NATS cannot read any more block later ones.
         .purges(Stream::Task)
         .reads(Stream::Model)
         .reads(Stream::Code)
@@ -244,14 +245,14 @@ fn reconciler(rules: Rules) -> Rules {
         .removes(Stream::Code)
         .purges(Stream::Code)
         .lists_consumers(Stream::Code)
-        // How far commands were handed out.
+        // The last delivered command.
         .inspects(Stream::Model)
         .removes(Stream::Journal)
         .purges(Stream::Journal)
         .reads_through_consumers(Stream::Journal, &[])
         .publishes::<Cancel>()
-        .publishes::<ReconcilerBeat>()
-        .subscribes_all::<ReconcilerBeat>()
+        .publishes::<ReconcilerHeartbeat>()
+        .subscribes_all::<ReconcilerHeartbeat>()
         .asks::<Tools>()
         .answers::<Census>()
         .answers::<Models>()
@@ -261,5 +262,5 @@ fn reconciler(rules: Rules) -> Rules {
     let rules = EntityEvent::KINDS
         .iter()
         .fold(rules, |rules, kind| rules.stores_at(Stream::Events, EntityEvent::any(kind)));
-    Stream::ALL.into_iter().fold(rules, Rules::makes)
+    Stream::ALL.into_iter().fold(rules, Rules::manages)
 }

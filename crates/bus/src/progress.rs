@@ -1,10 +1,8 @@
-//! Publishing what a worker says while it works: many small events, pipelined, never worth stopping
-//! the work for.
+//! Publishing a worker's progress: many small events, pipelined, never worth stopping the work for.
 //!
-//! No event is sent twice, so acknowledgements serve two ends only: to notice that NATS takes
-//! nothing any more, and to count what was lost. One for every few events does, and the events of a
-//! short step need none: what follows them over the same connection, the step's result, is
-//! acknowledged.
+//! Events are never sent twice, so acknowledgements only serve to notice that NATS accepts nothing
+//! any more, and to count losses. One for every few events suffices. The events of a short step
+//! need none: the step's result follows them over the same connection and is acknowledged.
 
 use std::{collections::VecDeque, fmt, mem, time::Duration};
 
@@ -23,35 +21,34 @@ use crate::{
     subject::{Address as _, EventAddress},
 };
 
-/// For every so many events an acknowledgement is requested_at for. It speaks for those before it as well:
-/// a server takes what comes over one connection in its order.
+/// One acknowledgement is requested for this many events. It covers those before it as well: a
+/// server processes a connection's messages in order.
 const EVENTS_PER_ACK: u64 = 16;
 
-/// How many acknowledgements may be out: those of 64 events. The next one then waits for the
-/// oldest, until that is lost.
+/// How many acknowledgements may be pending: those of 64 events. The next event then waits for the
+/// oldest one, until that times out.
 const MAX_PENDING_ACKS: usize = 4;
 
-/// How long after it was requested_at for an acknowledgement that has not come is lost, with the events it
-/// speaks for; and for how long events are dropped after that was waited for, so that a NATS that
-/// hangs slows the work now and then and not with every event.
+/// Timeout of an acknowledgement; its events then count as lost. For the same time, further events
+/// are dropped, so that a NATS that hangs delays the work now and then and not with every event.
 const ACK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Writes the progress of one step. Events of one writer arrive in order.
+/// Publishes the progress of one step. Events of one publisher arrive in order.
 pub struct Progress {
     bus: Bus,
-    /// In the order in which they were requested_at for.
+    /// In the order of the requests.
     waiting: VecDeque<PendingAck>,
-    /// Events that were sent since one was requested_at for, and the connection they went over.
+    /// Events sent since the last requested acknowledgement, and the connection used.
     unacknowledged: u64,
     generation: u64,
-    paused_until: Option<Instant>,
+    dropping_until: Option<Instant>,
     totals: ProgressCount,
 }
 
-/// An acknowledgement that was requested_at for.
+/// A requested acknowledgement.
 struct PendingAck {
     requested_at: Instant,
-    /// How many events it speaks for.
+    /// How many events it covers.
     events: u64,
     acknowledgement: BoxFuture<'static, Result<PublishAck, PublishError>>,
 }
@@ -65,37 +62,37 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// What became of the events of one writer.
+/// What became of the events of one publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProgressCount {
-    /// Events that the stream has, as far as is known: nothing was heard of their loss.
+    /// Events that the stream has, as far as is known.
     pub sent: u64,
-    /// Events that were dropped, because NATS was away or too slow, and those of which nobody
-    /// knows, because the connection broke that they went over. Whoever watches may miss them; the
-    /// step's result holds everything.
+    /// Events that were dropped because NATS was away or too slow, and events with an unknown
+    /// outcome because their connection broke. Subscribers may miss them; the step's result
+    /// contains everything.
     pub lost: u64,
 }
 
 impl Bus {
-    /// Begins to write the progress of a step.
+    /// Starts publishing the progress of a step.
     pub fn progress(&self) -> Progress {
         Progress {
             bus: self.clone(),
             waiting: VecDeque::new(),
             unacknowledged: 0,
             generation: self.generation(),
-            paused_until: None,
+            dropping_until: None,
             totals: ProgressCount::default(),
         }
     }
 }
 
 impl Progress {
-    /// Publishes an event without waiting for an acknowledgement. While NATS is away the event is
+    /// Publishes an event without waiting for an acknowledgement. While NATS is away, the event is
     /// dropped and counted.
     ///
     /// # Errors
-    /// Only when the event itself is wrong: too large, or naming no organization or task.
+    /// Only when the event itself is invalid: too large, or without an organization or a task.
     pub async fn send(&mut self, event: &Event) -> Result<(), Error> {
         let (subject, sealed) = match EventAddress::from_event(event).map_err(Error::Invalid)? {
             EventAddress::Task(address) => {
@@ -108,8 +105,8 @@ impl Progress {
                 (address.subject(), self.bus.seal_for(&address, event).await?)
             }
         };
-        let paused = self.paused_until.is_some_and(|until| Instant::now() < until);
-        if paused || !self.bus.is_connected() {
+        let dropping = self.dropping_until.is_some_and(|until| Instant::now() < until);
+        if dropping || !self.bus.is_connected() {
             self.totals.lost += 1;
             return Ok(());
         }
@@ -127,13 +124,13 @@ impl Progress {
         Ok(())
     }
 
-    /// Publishes without asking for an acknowledgement.
+    /// Publishes without an acknowledgement.
     async fn publish_unacknowledged(
         &mut self,
         subject: String,
         SealedMessage { headers, payload }: SealedMessage,
     ) {
-        // It has to wait only where the connection takes nothing any more.
+        // This waits only when the connection accepts nothing any more.
         let sent = timeout(
             ACK_TIMEOUT,
             self.bus.inner.client.publish_with_headers(subject, headers, payload),
@@ -145,7 +142,7 @@ impl Progress {
         }
     }
 
-    /// Publishes and asks for an acknowledgement, also for those before it.
+    /// Publishes and requests an acknowledgement, also for the events before it.
     async fn publish_acknowledged(
         &mut self,
         subject: String,
@@ -166,9 +163,8 @@ impl Progress {
         }
     }
 
-    /// Waits for the acknowledgements that are still out, at most two seconds; what is not
-    /// acknowledged by then counts as lost. It is not waited until the stream has the events for
-    /// which none was requested_at.
+    /// Waits for pending acknowledgements, at most two seconds. Events without an acknowledgement
+    /// by then count as lost. Does not wait until the stream has the events after the last request.
     pub async fn finish(mut self) -> ProgressCount {
         self.note_connection();
         let all = self.waiting.drain(..).map(
@@ -186,7 +182,8 @@ impl Progress {
         self.totals
     }
 
-    /// Of what went over a connection that broke, and was not requested_at about, nobody knows.
+    /// Events without a requested acknowledgement have an unknown outcome when their connection
+    /// breaks.
     fn note_connection(&mut self) {
         let generation = self.bus.generation();
         if generation != self.generation {
@@ -195,8 +192,7 @@ impl Progress {
         }
     }
 
-    /// Counts what is acknowledged, and what is lost: the acknowledgements of a connection that
-    /// broke never come.
+    /// Counts acknowledged and lost events. Acknowledgements of a broken connection never arrive.
     fn collect_ready(&mut self) {
         while let Some(oldest) = self.waiting.front_mut() {
             let events = oldest.events;
@@ -232,12 +228,12 @@ impl Progress {
         self.totals.lost += events;
     }
 
-    /// Drops what comes for a while.
+    /// Drops events for a while.
     fn pause(&mut self, lost: u64) {
         tracing::debug!(
             "NATS does not acknowledge; events of this step's progress are dropped for a while"
         );
-        self.paused_until = Some(Instant::now() + ACK_TIMEOUT);
+        self.dropping_until = Some(Instant::now() + ACK_TIMEOUT);
         self.totals.lost += lost;
     }
 }

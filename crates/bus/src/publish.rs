@@ -1,4 +1,4 @@
-//! Publishing into streams: acknowledged, and repeated within a deadline so that a restart of NATS
+//! Publishing into streams: acknowledged, and retried until a deadline, so that a restart of NATS
 //! loses nothing.
 
 use std::{
@@ -20,24 +20,24 @@ use crate::{
     subject::{EventAddress, Invalid, StreamAddress},
 };
 
-/// How long a publish is repeated unless something else is said.
+/// How long a publish is retried by default.
 pub const DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long one attempt waits for its acknowledgement.
+/// Timeout of one attempt's acknowledgement.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// The pause after an attempt that failed at once.
+/// The delay after an attempt that failed at once.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Why something could not be published.
+/// Why a message could not be published.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The payload is larger than a message can be.
+    /// The payload exceeds the limit.
     #[error("the payload has {size} bytes; at most {limit} can be sent")]
     TooLarge {
-        /// Its size in bytes.
+        /// The size in bytes.
         size: usize,
-        /// The most bytes that can be sent.
+        /// The limit in bytes.
         limit: usize,
     },
     /// The payload does not belong on the subject.
@@ -46,10 +46,10 @@ pub enum Error {
     /// A large payload could not be stored.
     #[error("the payload could not be stored as a blob")]
     Blob(#[source] blob::Error),
-    /// The stream takes nothing more.
+    /// The stream accepts no more messages.
     #[error("the stream is full")]
     Full,
-    /// No acknowledgement came in time; the message may have been accepted.
+    /// No acknowledgement arrived in time. The message may have been accepted.
     #[error("NATS did not acknowledge in time")]
     Timeout,
     /// There was no connection to NATS.
@@ -62,18 +62,18 @@ pub enum Error {
         /// The subject.
         subject: String,
     },
-    /// The server refused.
+    /// The server refused the message.
     #[error("NATS refused the message")]
     Rejected {
-        /// Whether another try may help.
+        /// Whether another attempt may help.
         retryable: bool,
-        /// What the server said.
+        /// The server's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
 impl Error {
-    /// Whether another try may help, without anybody changing anything.
+    /// Whether another attempt may help without a change by anybody.
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::TooLarge { .. } | Self::Invalid(_) => false,
@@ -93,29 +93,29 @@ impl From<SealError> for Error {
     }
 }
 
-/// A message was accepted into its stream.
+/// The acknowledgement of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ack {
-    /// Its sequence in the stream.
+    /// The sequence in the stream.
     pub sequence: u64,
-    /// Whether the stream had it already, by its `Nats-Msg-Id`.
+    /// Whether the stream already had the message, by its `Nats-Msg-Id`.
     pub duplicate: bool,
 }
 
-/// What one attempt came to, when it was not accepted.
+/// Why one attempt failed.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Another message stands where none, or another one, was expected.
+    /// The last message of the subject is not the expected one.
     WrongLast,
     Failed(Error),
 }
 
 impl Bus {
-    /// Publishes and waits until the stream has it, repeating for up to [`DEADLINE`] under the same
-    /// `Nats-Msg-Id`.
+    /// Publishes and waits until the stream has the message. Retries for up to [`DEADLINE`] with
+    /// the same `Nats-Msg-Id`.
     ///
     /// # Errors
-    /// When the payload does not belong on the subject or is too large, or when the deadline
+    /// When the payload does not belong on the subject or is too large, or when the deadline has
     /// passed; see [`Error`].
     pub async fn publish<A: StreamAddress>(
         &self,
@@ -144,11 +144,11 @@ impl Bus {
         }
     }
 
-    /// Publishes an event to the subject that follows from what it says.
+    /// Publishes an event to the subject that follows from its content.
     ///
     /// # Errors
-    /// As [`Bus::publish`]; [`Error::Invalid`] when the event names no organization, or neither
-    /// task nor entity.
+    /// As [`Bus::publish`]; [`Error::Invalid`] when the event names no organization, or neither a
+    /// task nor an entity.
     pub async fn publish_event(&self, event: &Event) -> Result<Ack, Error> {
         self.publish_event_within(event, DEADLINE).await
     }
@@ -169,7 +169,7 @@ impl Bus {
         }
     }
 
-    /// Checks a payload against its address and puts it into a message.
+    /// Checks a payload against its address and encodes it.
     pub(crate) async fn seal_for<A: StreamAddress>(
         &self,
         address: &A,
@@ -183,7 +183,7 @@ impl Bus {
         Ok(sealed)
     }
 
-    /// Attempts until accepted, refused for good, or the deadline passed.
+    /// Retries until the message is accepted, rejected for good, or the deadline has passed.
     pub(crate) async fn deliver(
         &self,
         subject: &str,
@@ -204,7 +204,7 @@ impl Bus {
                 self.attempt(subject, sealed.headers.clone(), sealed.payload.clone(), &expect);
             let outcome = tokio::select! {
                 outcome = tokio::time::timeout(left.min(ATTEMPT_TIMEOUT), attempt) => outcome,
-                // The acknowledgement of a broken connection never comes.
+                // The acknowledgement of a broken connection never arrives.
                 () = connection_changed(&mut connection, generation) => Ok(Err(Refusal::Failed(Error::Disconnected))),
             };
             let error = match outcome {
@@ -213,13 +213,13 @@ impl Bus {
                 Ok(Err(Refusal::Failed(error))) => error,
                 Err(_elapsed) => Error::Timeout,
             };
-            // An attempt that is given no time would only replace a clear answer by "not in time".
+            // An attempt without time would only replace a clear error by a timeout.
             if !error.is_retryable()
                 || end.saturating_duration_since(Instant::now()) <= 2 * RETRY_DELAY
             {
                 return Err(Refusal::Failed(error));
             }
-            tracing::debug!(subject, %error, "publishing again");
+            tracing::debug!(subject, %error, "retrying to publish");
             tokio::time::sleep(RETRY_DELAY).await;
         }
     }
@@ -247,7 +247,7 @@ impl Bus {
     }
 }
 
-/// What the stream must check before it accepts.
+/// What the stream must check before it accepts a message.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Expectation {
     message_id: Option<String>,
@@ -279,7 +279,7 @@ impl Expectation {
     }
 }
 
-/// The server's code for "the store has no room", in whatever dimension.
+/// The server's code for a full store, whichever limit was reached.
 const STORE_FAILED: jetstream::ErrorCode = jetstream::ErrorCode::STREAM_STORE_FAILED;
 
 pub(crate) fn refusal(subject: &str, error: jetstream::context::PublishError) -> Refusal {
@@ -303,28 +303,29 @@ pub(crate) fn refusal(subject: &str, error: jetstream::context::PublishError) ->
     Refusal::Failed(failed)
 }
 
-/// A sequence was refused although none was expected.
+/// The server rejected a sequence although none was expected.
 pub(crate) fn unexpected_refusal() -> Error {
     Error::Rejected {
         retryable: false,
-        source: "a sequence was refused although none was expected".into(),
+        source: "a sequence was rejected although none was expected".into(),
     }
 }
 
-/// Waits for a connection and gives its generation.
+/// Waits for a connection and returns its generation.
 async fn wait_connected(connection: &mut tokio::sync::watch::Receiver<Connection>) -> u64 {
     loop {
         if let Connection::Up { generation } = *connection.borrow_and_update() {
             return generation;
         }
         if connection.changed().await.is_err() {
-            // The client is gone, which ends only with the process; the caller's deadline decides.
+            // The client is closed, which happens only at the end of the process; the caller's
+            // deadline decides.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Waits until the connection is another one, or lost.
+/// Waits until the connection is lost or replaced.
 pub(crate) async fn connection_changed(
     connection: &mut tokio::sync::watch::Receiver<Connection>,
     generation: u64,

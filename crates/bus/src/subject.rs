@@ -1,37 +1,39 @@
-//! Addresses: for every kind of message one type that is its subject, its stream, its payload type
-//! and its rule for duplicates. Subjects are computed from typed ids and read back by one checked
-//! function each.
+//! Addresses: one type per kind of message, with its subject, stream, payload type and
+//! deduplication. Subjects are computed from typed ids and parsed by one checked function each.
 //!
 //! The names are API, because people tap them:
 //!
 //! ```text
-//! construct.v1.cmd.task.wake.<partition>.<task>             TaskWake
-//! construct.v1.cmd.task.result.<partition>.<task>           TaskResult
-//! construct.v1.cmd.model.invoke.<pool>.<task>               ModelInvoke
-//! construct.v1.cmd.code.execute.<pool>.<task>               CodeExecute
-//! construct.v1.evt.<org>.task.<task>.<event>                TaskEvent      (`message.created` makes two tokens)
-//! construct.v1.evt.<org>.<agent|budget|model|provider>.<id>.<event> EntityEvent
-//! construct.v1.delta.<org>.task.<task>                      Delta
-//! construct.v1.journal.<step>                               Journal
-//! construct.v1.ctl.<service>.all.cancel                     Cancel
-//! construct.v1.ctl.providers.<instance>.breaker             BreakerUpdate
-//! construct.v1.ctl.providers.all.breakers                   BreakersRequest
-//! construct.v1.ctl.providers.any.<question>                 BreakerState, CheckProvider, ListVendorModels, CountTokens
-//! construct.v1.ctl.interpreter.pool.<pool>.tools            Tools
-//! construct.v1.ctl.reconciler.<instance>.beat               ReconcilerBeat
-//! construct.v1.ctl.reconciler.census                        Census
-//! construct.v1.ctl.reconciler.models                        Models
-//! construct.v1.ctl.reconciler.budgets                       Budgets
-//! construct.v1.ctl.reconciler.subtasks                      Subtasks
-//! construct.v1.ctl.reconciler.whereabouts                   StepLocation
-//! construct.v1.cmd.spending.<org>                           Spending
-//! construct.v1.cmd.slack.<kind>.<team>                     SlackDelivery
-//! construct.v1.cmd.scan.run.<org>.<scan>                    ScanRun
-//! construct.v1.cmd.tool.create.<org>                        ToolCreate
-//! construct.v1.evt.<org>.scan.<scan>                        ScanUpdate
-//! construct.v1.ctl.scanner.any.repositories                 ListRepositories
-//! construct.v1.ctl.gateway.<org>.state                      StateUpdate
-//! construct.v1.dead.<stream>                                DeadLetters
+//! construct.v1.cmd.task.wake.<partition>.<task>     TaskWake
+//! construct.v1.cmd.task.result.<partition>.<task>   TaskResult
+//! construct.v1.cmd.model.invoke.<pool>.<task>       ModelInvoke
+//! construct.v1.cmd.code.execute.<pool>.<task>       CodeExecute
+//! construct.v1.cmd.spending.<org>                   Spending
+//! construct.v1.cmd.slack.<kind>.<team>              SlackDelivery
+//! construct.v1.cmd.scan.run.<org>.<scan>            ScanRun
+//! construct.v1.cmd.tool.create.<org>                ToolCreate
+//! construct.v1.evt.<org>.task.<task>.<event>        TaskEvent (`message.created` is two tokens)
+//! construct.v1.evt.<org>.<entity>.<id>.<event>      EntityEvent (agent, budget, model, provider)
+//! construct.v1.evt.<org>.scan.<scan>                ScanUpdate
+//! construct.v1.delta.<org>.task.<task>              Delta
+//! construct.v1.journal.<step>                       Journal
+//! construct.v1.dead.<stream>                        DeadLetters
+//! construct.v1.ctl.<service>.all.cancel             Cancel
+//! construct.v1.ctl.gateway.<org>.state              StateUpdate
+//! construct.v1.ctl.interpreter.pool.<pool>.tools    Tools
+//! construct.v1.ctl.providers.<instance>.breaker     BreakerUpdate
+//! construct.v1.ctl.providers.all.breakers           BreakersRequest
+//! construct.v1.ctl.providers.any.state              BreakerState
+//! construct.v1.ctl.providers.any.check              CheckProvider
+//! construct.v1.ctl.providers.any.models             ListVendorModels
+//! construct.v1.ctl.providers.any.tokens             CountTokens
+//! construct.v1.ctl.reconciler.<instance>.beat       ReconcilerBeat
+//! construct.v1.ctl.reconciler.census                Census
+//! construct.v1.ctl.reconciler.models                Models
+//! construct.v1.ctl.reconciler.budgets               Budgets
+//! construct.v1.ctl.reconciler.subtasks              Subtasks
+//! construct.v1.ctl.reconciler.step_location           StepLocation
+//! construct.v1.ctl.scanner.any.repositories         ListRepositories
 //! ```
 
 mod census;
@@ -56,7 +58,7 @@ pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
 pub use control::{Cancel, DeadLetters, Journal, Service, Tools};
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
 pub(crate) use event::{EventAddress, organization_subjects};
-pub use membership::ReconcilerBeat;
+pub use membership::ReconcilerHeartbeat;
 pub use providers::{
     BreakerState, BreakerUpdate, BreakersRequest, CheckProvider, CountTokens, ListVendorModels,
 };
@@ -70,13 +72,13 @@ pub(crate) use tokens::all_subjects;
 
 use crate::{Message, topology::Stream};
 
-/// A subject that is not what it should be, or a payload that does not belong on it.
+/// An invalid subject, or a payload that does not belong on it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {text:?}")]
 pub struct Invalid {
-    /// What is wrong, in words.
+    /// What is wrong.
     pub what: &'static str,
-    /// The offending text.
+    /// The invalid text.
     pub text: String,
 }
 
@@ -86,18 +88,18 @@ impl Invalid {
     }
 }
 
-/// Where one kind of message travels.
+/// The address of one kind of message.
 pub trait Address: Clone + Debug + Eq + Send + Sync + 'static {
-    /// What is sent there.
+    /// The payload type.
     type Message: Message;
 
     /// The subject to publish to.
     fn subject(&self) -> String;
 
-    /// What matches the subjects of all addresses of this kind, for who is to be allowed them.
+    /// The pattern of all subjects of this kind, for permissions.
     fn pattern() -> String;
 
-    /// Reads a subject back, checking every token.
+    /// Parses a subject and checks every token.
     ///
     /// # Errors
     /// When the subject is not one that [`Address::subject`] makes.
@@ -110,51 +112,50 @@ pub trait Address: Clone + Debug + Eq + Send + Sync + 'static {
     fn check(&self, message: &Self::Message) -> Result<(), Invalid>;
 }
 
-/// An address where one process answers.
+/// An address at which processes answer questions.
 pub trait Question: Address {
-    /// What is answered.
+    /// The type of the answers.
     type Answer: Message;
 
-    /// The processes that share the questions. None: all that answer here hear each of them, and
-    /// the one that knows answers.
+    /// The queue group that shares the questions. `None`: every subscriber receives each question,
+    /// and the one that knows the answer replies.
     const GROUP: Option<&'static str>;
 }
 
-/// An address whose messages are kept in a stream.
+/// An address whose messages are stored in a stream.
 pub trait StreamAddress: Address {
-    /// The stream that keeps them.
+    /// The stream.
     const STREAM: Stream;
 
-    /// The identity under which the stream drops duplicates within its window (header
-    /// `Nats-Msg-Id`). `None`: every publish call is a message of its own, only its own retries
-    /// collapse.
+    /// The key by which the stream drops duplicates within its window (header `Nats-Msg-Id`).
+    /// `None`: every publish call is a message of its own; only its own retries are deduplicated.
     fn duplicate_key(_message: &Self::Message) -> Option<String> {
         None
     }
 
-    /// The step a message is about, shown in the header `Construct-Step`.
+    /// The step of a message, for the header `Construct-Step`.
     fn step(_message: &Self::Message) -> Option<&str> {
         None
     }
 }
 
-/// A command of which at most one per subject may be waiting or in flight.
+/// A command. At most one per subject may be queued or in progress.
 pub trait Command: StreamAddress {
-    /// Which step is command_step.
+    /// The step of the command.
     fn command_step(message: &Self::Message) -> CommandStep<'_>;
 }
 
-/// The step of a command. Numbers rise within a task, and rounds within a step, so that what is
-/// earlier gives way.
+/// The step of a command. Numbers rise within a task and rounds within a step, so that later
+/// commands supersede earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CommandStep<'a> {
-    /// Whose task it is of.
+    /// The task's organization.
     pub organization: &'a str,
-    /// Its id.
+    /// The step's id.
     pub step: &'a str,
-    /// Its number in the task.
+    /// The step's number in the task.
     pub number: u64,
-    /// How often it was gone on with.
+    /// The step's round: how often it was continued.
     pub round: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Listening in: any message on the mesh, undecoded.
+//! Tapping: any message on the mesh, undecoded.
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -10,28 +10,27 @@ use crate::{
     envelope::{BLOB, TYPE},
 };
 
-/// A message as it passed.
+/// A message as published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawMessage {
-    /// Where it was published.
+    /// The subject it was published to.
     pub subject: String,
-    /// Full protobuf name of its payload, if it says so.
+    /// The full protobuf name of its payload, if known.
     pub type_name: Option<String>,
     /// All headers, sorted by name.
     pub headers: Vec<(String, String)>,
-    /// The payload. Fetched when the message only refers to it and it can be fetched; otherwise
-    /// empty then.
+    /// The payload. A referenced payload is fetched; empty when that fails.
     pub payload: Bytes,
-    /// The reference, when the message has one.
+    /// The reference of the payload, if there is one.
     pub blob: Option<String>,
 }
 
 impl Bus {
-    /// Everything published from now on to subjects that match the filter (`*`: one token, `>`: all
-    /// that follow).
+    /// Subscribes to everything published from now on to subjects that match the filter (`*`: one
+    /// token, `>`: all that follow).
     ///
     /// # Errors
-    /// When the filter is not valid or the server cannot be reached.
+    /// When the filter is invalid or the server is unreachable.
     pub async fn tap(
         &self,
         filter: &str,

@@ -1,4 +1,4 @@
-//! A real nats-server for a test: own port, own store, gone with the test.
+//! A real nats-server for tests, with its own port and store, removed after the test.
 
 use std::{
     env,
@@ -24,32 +24,32 @@ use crate::{
     topology::Stream,
 };
 
-/// How long a server may take to start.
+/// Timeout of the server's start.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often is looked whether it has.
+/// The interval of checks for it.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A nats-server with JetStream, on a port of its own. Killed when dropped.
+/// A nats-server with JetStream on its own port. Killed when dropped.
 ///
-/// The binary is `CONSTRUCT_TEST_NATS_SERVER`, or `nats-server` in `PATH` or where Debian puts
-/// servers.
+/// The binary is `CONSTRUCT_TEST_NATS_SERVER`, or `nats-server` in `PATH` or in Debian's folders
+/// for servers.
 #[derive(Debug)]
 pub struct NatsServer {
     dir: TempDir,
     child: Option<Child>,
     url: String,
     port: u16,
-    /// What its configuration says besides.
+    /// Additional configuration.
     configuration: String,
-    /// The folder with its streams.
+    /// The folder of its streams.
     store: PathBuf,
-    /// What it is started by: a program and its arguments, followed by the server's. Empty: by
-    /// nobody.
+    /// A program and its arguments that launch the server; the server's own follow. Empty: launched
+    /// directly.
     launcher: Vec<String>,
 }
 
-/// Who is let in without a password, and may do everything: the test itself.
+/// The user without a password that may do everything: the test itself.
 const TEST_USER: &str = "test";
 
 fn password(user: &str) -> String {
@@ -57,20 +57,20 @@ fn password(user: &str) -> String {
 }
 
 impl NatsServer {
-    /// Starts a server and waits until it accepts connections. Who connects without a password may
-    /// do everything; services connect as [`NatsServer::url_for`] says, and may do what the table of
-    /// [`permissions`] allows them.
+    /// Starts a server and waits until it accepts connections. A client without a password may do
+    /// everything. Services connect with [`NatsServer::url_for`] and have the permissions of the
+    /// table in [`permissions`].
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When the server cannot be started; the message has the reason.
     pub async fn start() -> Self {
         Self::start_configured("").await
     }
 
-    /// Starts a server with further lines in its configuration.
+    /// Starts a server with additional lines of configuration.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When the server cannot be started; the message has the reason.
     pub async fn start_configured(lines: &str) -> Self {
         let users = format!(
             "no_auth_user: {TEST_USER}\nauthorization {{ include \"permissions.conf\" }}\n{lines}\n"
@@ -78,21 +78,21 @@ impl NatsServer {
         Self::start_with(users).await
     }
 
-    /// Starts a server that lets in who knows `user` and `password`; [`NatsServer::url`] doesn't
-    /// name them.
+    /// Starts a server that accepts one user and password. [`NatsServer::url`] does not contain
+    /// them.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When the server cannot be started; the message has the reason.
     pub async fn start_guarded(user: &str, password: &str) -> Self {
         Self::start_with(format!("authorization {{ user: {user:?}, password: {password:?} }}\n"))
             .await
     }
 
-    /// Starts a server by a program that executes what it is given, with its streams in a folder
-    /// that only this program may see.
+    /// Starts a server through a launcher that executes its arguments, with the streams in a folder
+    /// that perhaps only the launcher can see.
     ///
     /// # Panics
-    /// When it cannot be started; the message says why.
+    /// When the server cannot be started; the message has the reason.
     pub async fn start_through(launcher: Vec<String>, store: PathBuf) -> Self {
         let users = format!(
             "no_auth_user: {TEST_USER}\nauthorization {{ include \"permissions.conf\" }}\n"
@@ -126,17 +126,17 @@ impl NatsServer {
         }
     }
 
-    /// Where to connect.
+    /// The address for clients without a login.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Where a service connects, as itself.
+    /// The address for a service, with its login.
     pub fn url_for(&self, user: User) -> String {
         Self::address_for(&self.url, user)
     }
 
-    /// An address of the server, or of a proxy before it, for a service.
+    /// The address of the server, or of a proxy before it, for a service.
     pub fn address_for(url: &str, user: User) -> String {
         url.replacen("://", &format!("://{}:{}@", user.name(), password(user.name())), 1)
     }
@@ -151,7 +151,7 @@ impl NatsServer {
         self.dir.path().join("blobs")
     }
 
-    /// `kill -9`.
+    /// Kills the server with SIGKILL.
     ///
     /// # Panics
     /// When it runs and cannot be killed.
@@ -162,8 +162,7 @@ impl NatsServer {
         }
     }
 
-    /// Asks it to stop, as whoever looks after it does, and waits until it has: everything is
-    /// written down then.
+    /// Stops the server with SIGTERM and waits until it has written everything and ended.
     ///
     /// # Panics
     /// When it does not run.
@@ -173,18 +172,19 @@ impl NatsServer {
         child.wait().expect("an own child can be waited for");
     }
 
-    /// The folder with its streams.
+    /// The folder of its streams.
     pub fn store(&self) -> PathBuf {
         self.store.clone()
     }
 
-    /// Lets it hang: it keeps its connections and answers nothing, until [`NatsServer::resume`].
+    /// Suspends the server: it keeps its connections and does not answer, until
+    /// [`NatsServer::resume`].
     ///
     /// # Panics
     /// When it does not run.
     pub fn pause(&self) {
         self.signal("STOP");
-        // The signal is on its way: on a busy machine the server may still answer.
+        // The signal is asynchronous: on a busy machine the server may still answer.
         let id = self.child.as_ref().expect("the server runs").id();
         let stopped = || {
             fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| stat.contains(") T "))
@@ -196,7 +196,7 @@ impl NatsServer {
         }
     }
 
-    /// Lets it go on.
+    /// Continues a suspended server.
     ///
     /// # Panics
     /// When it does not run.
@@ -210,12 +210,12 @@ impl NatsServer {
         assert!(sent.is_ok_and(|status| status.success()), "an own child can be sent a signal");
     }
 
-    /// Its process id, when it runs.
+    /// The process id if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Starts it again on the same port with the same store, killing it first if it runs.
+    /// Starts the server again on the same port with the same store. Kills it first if it runs.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -224,8 +224,8 @@ impl NatsServer {
         self.launch().await;
     }
 
-    /// Has it run, as whoever looks after it does: starts it again on the same port with the same
-    /// store if it has ended by itself. Gives what it said last if that was so.
+    /// Starts the server again, as a supervisor does, if it has ended by itself. Returns its last
+    /// log lines in that case.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -237,10 +237,10 @@ impl NatsServer {
         Some(said)
     }
 
-    /// How many messages a stream has: of a queue, what waits or is being worked on.
+    /// The number of messages of a stream; of a work queue, those that wait or are in progress.
     ///
     /// # Panics
-    /// When the server does not say.
+    /// When the server does not answer.
     pub async fn message_count(&self, stream: Stream) -> u64 {
         let bus = self.bus().await;
         let mut stream =
@@ -248,11 +248,10 @@ impl NatsServer {
         stream.info().await.expect("the server describes it").state.messages
     }
 
-    /// What a stream has, in its order. Of a message whose content lies with the blobs there is the
-    /// reference only.
+    /// The messages of a stream in order. A message whose payload is a blob has the reference only.
     ///
     /// # Panics
-    /// When the server does not say.
+    /// When the server does not answer.
     pub async fn stored_messages(&self, stream: Stream) -> Vec<RawMessage> {
         let bus = self.bus().await;
         let stream =
@@ -264,7 +263,7 @@ impl NatsServer {
                 Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
                     return stored;
                 }
-                Err(error) => panic!("the server does not say what the stream has: {error}"),
+                Err(error) => panic!("the server does not return the stream's messages: {error}"),
             };
             next = message.sequence + 1;
             let text =
@@ -279,12 +278,12 @@ impl NatsServer {
         }
     }
 
-    /// How many messages of a queue somebody is still to get: not given to anybody yet, or given
-    /// and not acknowledged. A server that was killed may hold more ([`NatsServer::message_count`]):
-    /// what was acknowledged just before, and whose removal was not on disk yet.
+    /// The number of undelivered or unacknowledged messages of a queue. A server that was killed
+    /// may hold more ([`NatsServer::message_count`]): messages acknowledged just before, whose
+    /// removal was not on disk yet.
     ///
     /// # Panics
-    /// When the server does not say.
+    /// When the server does not answer.
     pub async fn pending_messages(&self, stream: Stream) -> u64 {
         let bus = self.bus().await;
         let stream =
@@ -297,8 +296,8 @@ impl NatsServer {
             .sum()
     }
 
-    /// How a work queue and its consumers stand, with the headers of what it has, for who has to
-    /// find out why something does not go on. Nothing is changed by it.
+    /// The state of a work queue and its consumers with the headers of its messages, for diagnosing
+    /// a task that does not continue. Read-only.
     pub async fn describe(&self, stream: Stream) -> String {
         let options = ConnectOptions::new("test").blobs(self.blobs());
         let described = async {
@@ -310,7 +309,7 @@ impl NatsServer {
             for consumer in consumers {
                 let _ = writeln!(
                     text,
-                    "  {}: delivered {:?}, settled {:?}, {} under way, {} to come, {} wait for them",
+                    "  {}: delivered {:?}, settled {:?}, {} in progress, {} pending, {} pull requests",
                     consumer.name,
                     consumer.delivered,
                     consumer.ack_floor,
@@ -333,11 +332,11 @@ impl NatsServer {
             Ok::<_, async_nats::Error>(text)
         };
         described.await.unwrap_or_else(|error| {
-            format!("the server does not say how {} stands: {error}", stream.name())
+            format!("the server does not describe {}: {error}", stream.name())
         })
     }
 
-    /// What it has said since it was last started, its last lines.
+    /// The last lines of the log since the last start.
     pub fn log(&self) -> String {
         let log = fs::read_to_string(self.dir().join("nats.log")).unwrap_or_default();
         log.lines()
@@ -350,10 +349,10 @@ impl NatsServer {
             .join("\n")
     }
 
-    /// Lets a stream hold so many bytes, until its topology is ensured again.
+    /// Limits the size of a stream in bytes until its topology is ensured again.
     ///
     /// # Panics
-    /// When the server does not do it.
+    /// When the server fails.
     pub async fn limit_bytes(&self, stream: Stream, bytes: i64) {
         let bus = self.bus().await;
         let found =
@@ -365,19 +364,19 @@ impl NatsServer {
         bus.inner.jetstream.update_stream(config).await.expect("the stream can be changed");
     }
 
-    /// Takes away a stream with everything in it.
+    /// Removes a stream with its messages.
     ///
     /// # Panics
-    /// When the server does not do it.
+    /// When the server fails.
     pub async fn remove_stream(&self, stream: Stream) {
         let bus = self.bus().await;
         bus.inner.jetstream.delete_stream(stream.name()).await.expect("the stream can be deleted");
     }
 
-    /// Takes away a stream with everything in it, and makes it anew.
+    /// Removes a stream with its messages and creates it again.
     ///
     /// # Panics
-    /// When the server does not do it.
+    /// When the server fails.
     pub async fn recreate_stream(&self, stream: Stream) {
         self.remove_stream(stream).await;
         self.bus().await.ensure_topology().await.expect("the server accepts the topology");
@@ -394,10 +393,10 @@ impl NatsServer {
         bus
     }
 
-    /// A connection as a service, with blobs in the server's folder. Nothing is ensured.
+    /// A connection as a service, with blobs in the server's folder. Ensures nothing.
     ///
     /// # Panics
-    /// When the server does not let it in.
+    /// When the server rejects the connection.
     pub async fn bus_for(&self, user: User) -> Bus {
         let options = ConnectOptions::new(user.name()).blobs(self.blobs()).user(user);
         Bus::connect(&self.url_for(user), options).await.expect("the user may connect")
@@ -407,8 +406,7 @@ impl NatsServer {
         let dir = self.dir.path().to_owned();
         let config = dir.join("nats.conf");
         let port = if self.port == 0 { -1 } else { i32::from(self.port) };
-        // The limits are explicit, because by default they follow the free disk space of whoever
-        // runs the tests.
+        // The limits are explicit: by default they depend on the free disk space of the machine.
         let text = format!(
             "{configuration}listen: \"127.0.0.1:{port}\"\nports_file_dir: {ports:?}\n\
              jetstream {{ store_dir: {store:?}, max_file_store: 100GB, max_memory_store: 1GB }}\n",
@@ -459,7 +457,7 @@ impl NatsServer {
 impl Drop for NatsServer {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Nothing sensible can be done about a failure here.
+            // A failure cannot be handled here.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -470,7 +468,7 @@ fn binary() -> PathBuf {
     if let Some(named) = env::var_os("CONSTRUCT_TEST_NATS_SERVER") {
         return named.into();
     }
-    // Debian puts servers where an ordinary user's PATH does not lead.
+    // Debian puts servers into folders that an ordinary user's PATH does not contain.
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
         .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")])
@@ -499,8 +497,7 @@ fn remove_ports_files(dir: &Path) {
 }
 
 impl Bus {
-    /// Publishes a message into whatever stream listens to `subject`, without asking whether it
-    /// belongs there.
+    /// Publishes a message to `subject` without checking that it belongs there.
     ///
     /// # Errors
     /// As [`Bus::publish`].
@@ -520,7 +517,7 @@ impl Bus {
         }
     }
 
-    /// Publishes a command as [`Bus::publish_once`] does, with a payload that nobody can read.
+    /// Publishes a command as [`Bus::publish_once`] does, with a payload that cannot be decoded.
     ///
     /// # Errors
     /// As [`Bus::publish`].
@@ -543,7 +540,7 @@ impl Bus {
         }
     }
 
-    /// Publishes what was tapped once more, as it was.
+    /// Publishes a tapped message again, unchanged.
     ///
     /// # Errors
     /// As [`Bus::publish`].

@@ -1,4 +1,4 @@
-//! Against a real nats-server.
+//! Tests with a real nats-server.
 
 mod consume;
 mod events;
@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use crate::{ConsumeOptions, Consumer, Delivery};
 
-/// Longer than anything here takes when it works.
+/// Longer than any operation here takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const ORGANIZATION: OrganizationId = OrganizationId::LOCAL;
@@ -112,8 +112,7 @@ async fn next<T>(consumer: &mut Consumer<T>) -> Delivery<T> {
     within("the next delivery", consumer.next()).await.expect("the consumer was not stopped")
 }
 
-/// Whether a pattern stands for a subject by NATS's rules, or for all that another pattern stands
-/// for.
+/// Whether a NATS pattern matches a subject, or all subjects of another pattern.
 fn matches(pattern: &str, subject: &str) -> bool {
     let mut wanted = pattern.split('.');
     for token in subject.split('.') {

@@ -1,4 +1,4 @@
-//! The one table of streams and consumers, and how it is brought about at the server.
+//! The one table of streams and consumers, and its application to the server.
 
 mod ensure;
 mod stuck_messages;
@@ -15,15 +15,15 @@ pub(crate) use stuck_messages::purge_first;
 
 use crate::subject::{Pool, partition_token};
 
-/// How long a message may stay unacknowledged before another process gets it. Short, because a
-/// process that lives says so four times within it ([`KEEP_ALIVE`]), and one that died should not
-/// keep a task waiting: with the moment it takes to go on, that is less than three seconds.
+/// How long a message may stay unacknowledged before another process gets it. Short, because a live
+/// process reports progress several times within it ([`KEEP_ALIVE`]), and a dead one should not
+/// delay a task: redelivery included, this takes less than three seconds.
 pub const ACK_WAIT: Duration = Duration::from_secs(2);
 
-/// How often a working worker says that it lives.
+/// How often a worker reports progress.
 pub const KEEP_ALIVE: Duration = Duration::from_millis(400);
 
-/// How long a stream remembers `Nats-Msg-Id`s. Longer than any retry of one publish call.
+/// How long a stream remembers `Nats-Msg-Id`s. Longer than all retries of one publish call.
 pub const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);
 
 const MIB: i64 = 1024 * 1024;
@@ -34,25 +34,25 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 pub enum Stream {
     /// Scripts to run.
     Code,
-    /// What was given up.
+    /// Dead letters.
     DeadLetters,
     /// Live text.
     Deltas,
-    /// What happened.
+    /// Records and progress of tasks and entities.
     Events,
     /// Host calls of executions.
     Journal,
     /// Model calls to make.
     Model,
-    /// Scans of repositories to go on with.
+    /// Scans of repositories to continue.
     Scan,
-    /// What happened in Slack.
+    /// Deliveries from Slack.
     Slack,
-    /// What calls outside a turn have used.
+    /// Spending reports of calls outside a turn.
     Spending,
     /// Wakes and results of tasks.
     Task,
-    /// Tools to make.
+    /// Tools to create.
     Tool,
 }
 
@@ -90,40 +90,40 @@ impl Stream {
     }
 }
 
-/// When a stream lets go of a message.
+/// When a stream removes a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retention {
     /// When it is acknowledged.
     WorkQueue,
-    /// When it is too old or there is too much.
+    /// When it is too old or the stream too large.
     Limits,
 }
 
 /// What happens to a message when the stream is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
-    /// The publisher is refused, and tries again later.
+    /// The publisher is refused and retries.
     Refuse,
-    /// The oldest messages go.
+    /// The oldest messages are removed.
     DropOldest,
 }
 
-/// One row of the table of streams. All are kept on disk.
+/// One row of the table of streams. All are stored on disk.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamRow {
-    /// Which stream.
+    /// The stream.
     pub stream: Stream,
-    /// What it listens to.
+    /// The subjects it listens to.
     pub subject: &'static str,
-    /// When it lets go of a message.
+    /// When it removes a message.
     pub retention: Retention,
-    /// The oldest a message becomes. Zero: any age.
+    /// The maximum age of a message. Zero: unlimited.
     pub max_age: Duration,
-    /// The most bytes on disk; reserved by the server when the stream is made.
+    /// The most bytes on disk, which the server reserves when it creates the stream.
     pub max_bytes: i64,
     /// What happens at `max_bytes`.
     pub when_full: WhenFull,
-    /// Why it is so.
+    /// The reason for this configuration.
     pub why: &'static str,
 }
 
@@ -140,7 +140,7 @@ const STREAMS: &[StreamRow] = &[
         max_age: Duration::ZERO,
         max_bytes: 256 * MIB,
         when_full: WhenFull::Refuse,
-        why: "a lost result costs a model call; refused publishers keep theirs and try again",
+        why: "a lost result costs a model call; refused publishers keep theirs and retry",
     },
     StreamRow {
         stream: Stream::Model,
@@ -167,7 +167,7 @@ const STREAMS: &[StreamRow] = &[
         max_age: Duration::ZERO,
         max_bytes: 64 * MIB,
         when_full: WhenFull::Refuse,
-        why: "what is not booked is money nobody knows of; a refused publisher keeps its report and tries again",
+        why: "an unrecorded report is unknown spending; a refused publisher keeps its report and retries",
     },
     StreamRow {
         stream: Stream::Slack,
@@ -185,7 +185,7 @@ const STREAMS: &[StreamRow] = &[
         max_age: Duration::ZERO,
         max_bytes: 16 * MIB,
         when_full: WhenFull::Refuse,
-        why: "it carries names only; a scan of which nobody was told is found in its row",
+        why: "it carries ids only; the row of a scan shows that it is due",
     },
     StreamRow {
         stream: Stream::Tool,
@@ -194,7 +194,7 @@ const STREAMS: &[StreamRow] = &[
         max_age: Duration::ZERO,
         max_bytes: 64 * MIB,
         when_full: WhenFull::Refuse,
-        why: "what is refused stands in the row of the hand-over, and is told again",
+        why: "the row of the hand-over has a refused request, which is published again",
     },
     StreamRow {
         stream: Stream::Events,
@@ -203,7 +203,7 @@ const STREAMS: &[StreamRow] = &[
         max_age: HOUR.saturating_mul(24 * 7),
         max_bytes: 512 * MIB,
         when_full: WhenFull::DropOldest,
-        why: "records are in PostgreSQL as well; a week is what people look back when they search for a cause",
+        why: "records are in PostgreSQL as well; a week suffices for investigating a problem",
     },
     StreamRow {
         stream: Stream::Deltas,
@@ -221,7 +221,7 @@ const STREAMS: &[StreamRow] = &[
         max_age: HOUR.saturating_mul(24 * 28),
         max_bytes: 1024 * MIB,
         when_full: WhenFull::Refuse,
-        why: "kept for longer than a script waits for people, because it goes on from here; dropping the oldest would silently let a side effect run twice; a refused entry stops the call before it starts",
+        why: "kept for longer than a script waits for approvals, because it continues from here; dropping the oldest would silently let a side effect run twice; a refused entry stops the call before it starts",
     },
     StreamRow {
         stream: Stream::DeadLetters,
@@ -234,24 +234,25 @@ const STREAMS: &[StreamRow] = &[
     },
 ];
 
-/// One row of the table of consumers: durable, pulled, explicitly acknowledged, delivered again
-/// without limit (what cannot be decoded is terminated, everything else is worth another try).
+/// One row of the table of consumers: durable, pulled, explicitly acknowledged, redelivered without
+/// limit. (Messages that cannot be decoded are terminated; everything else is worth another
+/// attempt.)
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsumerRow {
     /// Its name at the server.
     pub durable: String,
     /// The stream it takes from.
     pub stream: Stream,
-    /// Which of the stream's messages it gets; rows of one stream never overlap.
+    /// The filter of its messages. Rows of one stream never overlap.
     pub filter: String,
-    /// The most messages delivered and unsettled over all workers together; further ones wait at
-    /// the server.
+    /// The most delivered and unsettled messages of all workers together. Further ones wait at the
+    /// server.
     pub max_ack_pending: i64,
-    /// Why it is so.
+    /// The reason for this configuration.
     pub why: &'static str,
 }
 
-/// The table of consumers, with the pools that exist without anybody naming them.
+/// The table of consumers, with the standard pools.
 pub fn consumers() -> Vec<ConsumerRow> {
     let tasks = (0..partition::COUNT).map(task_consumer);
     let codes = Pool::code_standard();
@@ -267,7 +268,7 @@ pub fn consumers() -> Vec<ConsumerRow> {
         .collect()
 }
 
-/// The row of a partition's wakes and results.
+/// The consumer of a partition's wakes and results.
 pub fn task_consumer(partition: u16) -> ConsumerRow {
     let partition = partition_token(partition);
     ConsumerRow {
@@ -275,11 +276,11 @@ pub fn task_consumer(partition: u16) -> ConsumerRow {
         stream: Stream::Task,
         filter: format!("construct.v1.cmd.task.*.{partition}.*"),
         max_ack_pending: 1024,
-        why: "one per partition, so that a reconciler takes only what is its own; the bound is per partition",
+        why: "one per partition, so that a reconciler consumes only its own tasks; the bound is per partition",
     }
 }
 
-/// The row of a pool's model calls.
+/// The consumer of a pool's model calls.
 pub fn model_consumer(pool: &Pool) -> ConsumerRow {
     ConsumerRow {
         durable: format!("model-{pool}"),
@@ -290,29 +291,29 @@ pub fn model_consumer(pool: &Pool) -> ConsumerRow {
     }
 }
 
-/// The row of what calls outside a turn have used.
+/// The consumer of spending reports.
 pub fn spending_consumer() -> ConsumerRow {
     ConsumerRow {
         durable: "spending".to_owned(),
         stream: Stream::Spending,
         filter: "construct.v1.cmd.spending.*".to_owned(),
         max_ack_pending: 1024,
-        why: "shared by all reconcilers; each books what it takes",
+        why: "shared by all reconcilers; each records the reports it takes",
     }
 }
 
-/// The row of what happened in Slack.
+/// The consumer of deliveries from Slack.
 pub fn slack_consumer() -> ConsumerRow {
     ConsumerRow {
         durable: "slack".to_owned(),
         stream: Stream::Slack,
         filter: "construct.v1.cmd.slack.*.*".to_owned(),
         max_ack_pending: 1024,
-        why: "shared by all processes of the Slack service; each writes down what it takes before it acknowledges",
+        why: "shared by all processes of the Slack service; each stores a delivery before it acknowledges it",
     }
 }
 
-/// The row of scans to go on with.
+/// The consumer of scans to continue.
 pub fn scan_consumer() -> ConsumerRow {
     ConsumerRow {
         durable: "scan".to_owned(),
@@ -323,18 +324,18 @@ pub fn scan_consumer() -> ConsumerRow {
     }
 }
 
-/// The row of tools to make.
+/// The consumer of tools to create.
 pub fn tool_consumer() -> ConsumerRow {
     ConsumerRow {
         durable: "tool-create".to_owned(),
         stream: Stream::Tool,
         filter: "construct.v1.cmd.tool.create.*".to_owned(),
         max_ack_pending: 256,
-        why: "there before anybody takes from it, so that what is handed over waits",
+        why: "exists before anything consumes from it, so that requests wait",
     }
 }
 
-/// The row of a pool's scripts.
+/// The consumer of a pool's scripts.
 pub fn code_consumer(pool: &Pool) -> ConsumerRow {
     ConsumerRow {
         durable: format!("code-{pool}"),

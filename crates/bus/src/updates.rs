@@ -1,4 +1,4 @@
-//! News to all processes of a service, over plain NATS: not kept, at most once.
+//! Updates between the processes of a service over core NATS: not stored, delivered at most once.
 
 use construct_proto::mesh::v1 as mesh;
 use futures::{StreamExt as _, stream::BoxStream};
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Bus {
-    /// Tells all other processes of the providers service that a breaker has changed.
+    /// Publishes a change of a breaker to all other processes of the providers service.
     ///
     /// # Errors
     /// When the payload names another process, or the client is closed.
@@ -23,18 +23,18 @@ impl Bus {
         self.publish_core(address, update).await
     }
 
-    /// Asks all processes of the providers service to say again which of their breakers are open.
+    /// Requests all processes of the providers service to publish their open breakers again.
     ///
     /// # Errors
     /// When the client is closed.
     pub async fn request_breakers(
         &self,
-        request: &mesh::BreakersWanted,
+        request: &mesh::BreakersRequest,
     ) -> Result<(), PublishError> {
         self.publish_core(&BreakersRequest, request).await
     }
 
-    /// Hears how breakers of all processes change, one's own included. Survives reconnects.
+    /// Subscribes to breaker changes of all processes, including this one. Survives reconnects.
     ///
     /// # Errors
     /// When the server cannot be reached.
@@ -44,18 +44,18 @@ impl Bus {
         self.subscribe_decoded(BreakerUpdate::filter()).await
     }
 
-    /// Hears which processes want to be told about open breakers, oneself included. Survives
+    /// Subscribes to the requests of processes for open breakers, including this one's. Survives
     /// reconnects.
     ///
     /// # Errors
     /// When the server cannot be reached.
     pub async fn subscribe_breaker_requests(
         &self,
-    ) -> Result<BoxStream<'static, mesh::BreakersWanted>, subscribe::Error> {
+    ) -> Result<BoxStream<'static, mesh::BreakersRequest>, subscribe::Error> {
         self.subscribe_decoded(BreakersRequest.subject()).await
     }
 
-    /// Tells all gateways that a document has changed.
+    /// Publishes a change of a document to all gateways.
     ///
     /// # Errors
     /// When the payload names another organization, or the client is closed.
@@ -67,7 +67,7 @@ impl Bus {
         self.publish_core(address, changed).await
     }
 
-    /// Hears which documents of an organization change, through this gateway and others. Survives
+    /// Subscribes to document changes of an organization, through this gateway and others. Survives
     /// reconnects.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Bus {
                     Ok(read) => Some(read),
                     Err(error) => {
                         let error: &dyn std::error::Error = &error;
-                        tracing::warn!(subject = %message.subject, error, "a message cannot be read and is left out");
+                        tracing::warn!(subject = %message.subject, error, "a message cannot be decoded and is ignored");
                         None
                     }
                 }

@@ -1,6 +1,5 @@
-//! What becomes of a message that cannot be read, or that nothing can be done about: a letter that
-//! says why, and then no more deliveries. Of a command that cannot be read, its task is told
-//! before.
+//! Messages that cannot be decoded or processed become dead letters with the reason, and are not
+//! delivered any more. If such a message is a command, its task receives a failure first.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -22,17 +21,17 @@ use crate::{
     topology::Stream,
 };
 
-/// How often a message is delivered again when its payload could not be fetched, before it is given
-/// up.
+/// How often a message is redelivered when its payload could not be fetched, before it becomes a
+/// dead letter.
 const FETCH_ATTEMPTS: u32 = 4;
 
-/// The pause between these.
+/// The delay between these deliveries.
 const FETCH_RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// What a task is told at most of why its command could not be read. The letter has all of it.
+/// Longest reason in a task's failure, in characters. The dead letter has the full reason.
 const MAX_REASON_CHARS: usize = 500;
 
-/// The pause when not even the letter could be published.
+/// The delay before another attempt when the dead letter could not be published.
 const PUBLISH_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 pub(super) async fn handle_unreadable<T: Inbound>(
@@ -45,7 +44,7 @@ pub(super) async fn handle_unreadable<T: Inbound>(
 ) {
     let subject = message.subject.as_str();
     if error.is_retryable() && deliveries < FETCH_ATTEMPTS {
-        tracing::debug!(subject, deliveries, error = %chain(&error), "a message cannot be read yet");
+        tracing::debug!(subject, deliveries, error = %chain(&error), "a message cannot be decoded yet");
         return handle.acker.send(AckKind::Nak(Some(FETCH_RETRY_DELAY))).await;
     }
     let headers = message.headers.as_ref();
@@ -67,9 +66,9 @@ pub(super) async fn handle_unreadable<T: Inbound>(
     .await;
 }
 
-/// What became of the step of a command that cannot be read, from its headers alone: it has failed,
-/// and nobody waits for its deadline. None of a command without them, which somebody has published
-/// by hand, or a reconciler of an earlier version.
+/// The result of a command that cannot be decoded, made from its headers alone: the step fails at
+/// once instead of at its deadline. `None` for a command without these headers, published by hand
+/// or by an earlier version of the reconciler.
 fn failed_result(
     task: TaskId,
     headers: &HeaderMap,
@@ -89,24 +88,23 @@ fn failed_result(
     };
     let reason: String = chain(error).chars().take(MAX_REASON_CHARS).collect();
     let message = format!(
-        "a worker could not read its command, which is a dead letter now (`construct dead list`): {reason}"
+        "a worker could not read the command, which is now a dead letter (`construct dead list`): {reason}"
     );
-    // Of what only could not be fetched another command may do better. That counts as a call, so
-    // that it has an end.
-    let (class, tries) = if error.is_retryable() {
+    // If only the payload could not be fetched, another command may succeed. It counts as a call,
+    // so that the attempts end.
+    let (class, attempts) = if error.is_retryable() {
         (FailureClass::Transient, 1)
     } else {
         (FailureClass::Internal, 0)
     };
-    let failure = Failure { class: class.into(), message, tries, ..Failure::default() };
+    let failure = Failure { class: class.into(), message, attempts, ..Failure::default() };
     let outcome = Some(step_result::Outcome::Failed(failure));
     Some(StepResult { step: Some(step), delivery: deliveries, outcome, ..StepResult::default() })
 }
 
 impl Bus {
-    /// Gives up a message that could be read, and that nothing can be done about: it becomes a dead
-    /// letter, which can be published again ([`Bus::redrive`]). Where that fails it is delivered
-    /// again.
+    /// Turns a decoded message that cannot be processed into a dead letter, which can be redriven
+    /// ([`Bus::redrive`]). If that fails, the message is redelivered.
     pub async fn dead_letter(&self, receipt: Receipt, reason: &str) {
         let Origin { stream, sequence, deliveries } = receipt.origin;
         let found = match self.inner.jetstream.get_stream_no_info(stream.name()).await {
@@ -128,7 +126,7 @@ impl Bus {
     }
 }
 
-/// What a letter says of its message.
+/// A dead letter for a message.
 fn letter(subject: &str, headers: Option<&HeaderMap>, payload: &[u8]) -> DeadLetter {
     let message_type = headers.and_then(|headers| headers.get(TYPE));
     DeadLetter {
@@ -140,19 +138,14 @@ fn letter(subject: &str, headers: Option<&HeaderMap>, payload: &[u8]) -> DeadLet
     }
 }
 
-/// Publishes a letter, upon which its message is not delivered any more.
+/// Publishes a dead letter; then its message is not delivered any more.
 async fn publish_letter(bus: &Bus, acker: &Acker, stream: Stream, letter: DeadLetter) {
     let time = Some(timestamp(Timestamp::now()));
     let letter = DeadLetter { stream: stream.name().to_owned(), time, ..letter };
     match bus.publish(&subject::DeadLetters { stream }, &letter).await {
         Ok(_) => {
             let DeadLetter { subject, deliveries, reason, .. } = letter;
-            tracing::warn!(
-                subject,
-                deliveries,
-                reason,
-                "a message is given up; it is a dead letter now"
-            );
+            tracing::warn!(subject, deliveries, reason, "a message has become a dead letter");
             metrics::dead_letter(stream);
             acker.send(AckKind::Term).await;
         }
@@ -161,7 +154,7 @@ async fn publish_letter(bus: &Bus, acker: &Acker, stream: Stream, letter: DeadLe
 }
 
 async fn retry_later(acker: &Acker, error: &(dyn std::error::Error + Send + Sync)) {
-    tracing::warn!(error = chain(error), "a message could not be given up; trying again later");
+    tracing::warn!(error = chain(error), "a dead letter could not be published; retrying later");
     acker.send(AckKind::Nak(Some(PUBLISH_RETRY_DELAY))).await;
 }
 

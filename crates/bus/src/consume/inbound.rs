@@ -1,4 +1,4 @@
-//! How the messages of each consumer are read.
+//! Decoding the messages of each consumer.
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use crate::{
     subject::{self, Address},
 };
 
-/// What a consumer yields.
+/// A message type of a consumer.
 pub(super) trait Inbound: Sized + Send + 'static {
     /// Decodes a message and checks it against its subject.
     fn open(
@@ -23,8 +23,8 @@ pub(super) trait Inbound: Sized + Send + 'static {
         payload: Bytes,
     ) -> impl Future<Output = Result<(TaskId, Self), OpenError>> + Send;
 
-    /// The task that a message of this subject commands a step of: somebody waits for what becomes
-    /// of it. None where these are no commands.
+    /// The task of the command with this subject, which waits for a result. `None` when the
+    /// messages are not commands.
     fn command_task(_subject: &str) -> Option<TaskId> {
         None
     }
@@ -90,7 +90,7 @@ impl Inbound for mesh::CodeExecute {
     }
 }
 
-/// A report need not be about a task; what it is about stands in it.
+/// A report need not belong to a task; its payload says what it is about.
 impl Inbound for mesh::SpendingReport {
     async fn open(
         bus: &Bus,
@@ -104,7 +104,7 @@ impl Inbound for mesh::SpendingReport {
     }
 }
 
-/// What happens in Slack is about no task yet.
+/// Slack deliveries belong to no task yet.
 impl Inbound for mesh::SlackDelivery {
     async fn open(
         bus: &Bus,
@@ -117,7 +117,7 @@ impl Inbound for mesh::SlackDelivery {
     }
 }
 
-/// The task of a scan stands in its row.
+/// The row of the scan names its task.
 impl Inbound for mesh::ScanRun {
     async fn open(
         bus: &Bus,

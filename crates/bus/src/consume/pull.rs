@@ -1,11 +1,11 @@
-//! The task behind a consumer.
+//! The background task of a consumer.
 //!
-//! It keeps as many messages requested as there are free slots, on one inbox for as long as all is
-//! well. The server sends heartbeats while a request waits, so silence means that the request is
-//! lost: then, and after every reconnect, refusal or idle expiry, the consumer is ensured anew and
-//! requested from on a new inbox. A request that expired while messages were pending is the stall
-//! seen in the wild (nats-server#4736); it is counted, said, and ended by making the consumer anew
-//! when nobody holds any of its messages.
+//! It keeps as many messages requested as there are free slots, on one inbox while there are no
+//! errors. The server sends heartbeats while a request waits, so silence means that the request is
+//! lost. Then, and after every reconnect, refusal or idle expiry, it ensures the consumer again and
+//! requests messages on a new inbox. A request that expires while messages are pending is a known
+//! stall (nats-server#4736). It is counted and logged, and the consumer is recreated when none of
+//! its messages is in progress.
 
 use std::time::Duration;
 
@@ -33,22 +33,22 @@ use crate::{
 };
 
 /// How long a request waits at the server.
-const EXPIRES: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often the server says that a request still waits.
-const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How often the server confirms that a request still waits.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// After this much silence a request counts as lost: two heartbeats and a little.
-const SILENCE: Duration = Duration::from_secs(12);
+/// A request without a heartbeat for this long counts as lost: two heartbeats and a margin.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// The pause after the first failure; it doubles with each further one.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
+/// The delay after the first failure. It doubles with each further one.
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// The longest delay.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// After so many expired requests in a row with messages pending, the consumer is made anew.
-const STALLS: u32 = 2;
+/// After so many expired requests in a row with messages pending, the consumer is recreated.
+const MAX_STALLS: u32 = 2;
 
 pub(super) struct Puller<T> {
     bus: Bus,
@@ -61,19 +61,19 @@ pub(super) struct Puller<T> {
 
 /// Why a session ended.
 enum End {
-    /// Told to stop, or nobody listens any more.
-    Stopped,
-    /// Nothing came until the last request expired.
+    /// Stopped, or the consumer was dropped.
+    Stop,
+    /// No message arrived until the last request expired.
     Idle,
-    /// The connection is another one now; not a fault of the consumer.
+    /// The connection has changed, which is not a fault of the consumer.
     Reconnected,
-    /// Something is wrong, in words.
+    /// An error, as text.
     Failed(String),
 }
 
 impl<T> Drop for Puller<T> {
     fn drop(&mut self) {
-        // Whoever takes the consumer over tells what waits from now on.
+        // The consumer's next owner reports what is pending from now on.
         metrics::pending(&self.row, 0);
     }
 }
@@ -95,25 +95,26 @@ impl<T: Inbound> Puller<T> {
         loop {
             let began = Instant::now();
             match self.session(&mut failures).await {
-                End::Stopped => return,
+                End::Stop => return,
                 End::Idle | End::Reconnected => continue,
                 End::Failed(reason) => {
-                    // A session that lasted is a new trouble, not a part of the last one.
-                    if began.elapsed() > PAUSE_MAX {
+                    // A failure after a long session is a new problem, not part of the last one.
+                    if began.elapsed() > MAX_RETRY_DELAY {
                         failures = 0;
                     }
                     failures += 1;
                     let consumer = &self.row.durable;
                     if failures == 1 {
-                        tracing::warn!(consumer, reason, "taking messages failed; trying again");
+                        tracing::warn!(consumer, reason, "consuming failed; retrying");
                     } else {
-                        tracing::debug!(consumer, reason, failures, "taking messages still fails");
+                        tracing::debug!(consumer, reason, failures, "consuming still fails");
                     }
-                    let pause = PAUSE_MIN.saturating_mul(1 << failures.min(10)).min(PAUSE_MAX);
+                    let delay =
+                        MIN_RETRY_DELAY.saturating_mul(1 << failures.min(10)).min(MAX_RETRY_DELAY);
                     tokio::select! {
                         () = self.stop.cancelled() => return,
                         () = self.output.closed() => return,
-                        () = tokio::time::sleep(pause) => {}
+                        () = tokio::time::sleep(delay) => {}
                     }
                 }
             }
@@ -127,13 +128,13 @@ impl<T: Inbound> Puller<T> {
                 break generation;
             }
             tokio::select! {
-                () = self.stop.cancelled() => return End::Stopped,
-                () = self.output.closed() => return End::Stopped,
-                changed = connection.changed() => if changed.is_err() { return End::Stopped },
+                () = self.stop.cancelled() => return End::Stop,
+                () = self.output.closed() => return End::Stop,
+                changed = connection.changed() => if changed.is_err() { return End::Stop },
             }
         };
         let jetstream = &self.bus.inner.jetstream;
-        let found = match self.may_make() {
+        let found = match self.may_create() {
             true => ensure_consumer(jetstream, &self.row).await,
             false => find_consumer(jetstream, &self.row).await,
         };
@@ -156,52 +157,52 @@ impl<T: Inbound> Puller<T> {
         let (stop, output, slots) =
             (self.stop.clone(), self.output.clone(), SharedSlots::clone(&self.slots));
         let mut requested = 0_usize;
-        let mut silence = Instant::now() + SILENCE;
+        let mut silence = Instant::now() + SILENCE_TIMEOUT;
         loop {
             let wanted = slots.free().saturating_sub(requested);
-            // Asking again for every single slot would double the traffic of a busy consumer.
+            // Requesting for every single slot would double the traffic of a busy consumer.
             if wanted > 0 && (requested == 0 || wanted * 2 >= slots.total) {
                 let batch = BatchConfig {
                     batch: wanted,
-                    expires: Some(EXPIRES),
-                    idle_heartbeat: HEARTBEAT,
+                    expires: Some(REQUEST_TIMEOUT),
+                    idle_heartbeat: HEARTBEAT_INTERVAL,
                     ..Default::default()
                 };
                 if let Err(error) = consumer.request_batch(batch, inbox.as_str().into()).await {
                     return End::Failed(error.to_string());
                 }
                 requested += wanted;
-                silence = Instant::now() + SILENCE;
+                silence = Instant::now() + SILENCE_TIMEOUT;
             }
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {
                     self.hand_back(messages).await;
-                    return End::Stopped;
+                    return End::Stop;
                 }
-                () = output.closed() => return End::Stopped,
+                () = output.closed() => return End::Stop,
                 message = messages.next() => {
                     let Some(message) = message else { return End::Failed("the subscription ended".to_owned()) };
-                    silence = Instant::now() + SILENCE;
+                    silence = Instant::now() + SILENCE_TIMEOUT;
                     match message.status {
                         None | Some(StatusCode::OK) => {
                             requested = requested.saturating_sub(1);
                             self.stalls = 0;
                             if std::mem::take(failures) > 0 {
-                                tracing::info!(consumer = self.row.durable, "taking messages again");
+                                tracing::info!(consumer = self.row.durable, "consuming again");
                             }
                             self.take(message).await;
                         }
                         Some(StatusCode::IDLE_HEARTBEAT) => {
                             if std::mem::take(failures) > 0 {
-                                tracing::info!(consumer = self.row.durable, "taking messages again");
+                                tracing::info!(consumer = self.row.durable, "consuming again");
                             }
                         }
                         Some(StatusCode::TIMEOUT) => {
                             let left = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
                             let left = left.and_then(|left| left.as_str().parse::<usize>().ok()).unwrap_or(requested);
                             requested = requested.saturating_sub(left);
-                            // Nothing more can be on its way to this inbox, so leaving it loses
+                            // No more messages can arrive at this inbox, so leaving it loses
                             // nothing.
                             if requested == 0 {
                                 return End::Idle;
@@ -216,14 +217,14 @@ impl<T: Inbound> Puller<T> {
                 () = connection_changed(&mut connection, generation) => return End::Reconnected,
                 () = slots.freed() => {}
                 () = tokio::time::sleep_until(silence), if requested > 0 => {
-                    return End::Failed("the server fell silent".to_owned());
+                    return End::Failed("the server stopped sending heartbeats".to_owned());
                 }
             }
         }
     }
 
-    /// Notices a consumer that has messages but does not deliver them. Looked at only when a
-    /// session begins, with what ensuring the consumer told anyway.
+    /// Detects a consumer that has messages but does not deliver them. Checked only at the start of
+    /// a session, with the state that ensuring the consumer returned anyway.
     async fn check_stall(&mut self, consumer: &Consumer<Config>) -> Option<End> {
         let info = consumer.cached_info();
         metrics::pending(&self.row, info.num_pending);
@@ -233,10 +234,10 @@ impl<T: Inbound> Puller<T> {
             self.stalls = 0;
             return None;
         }
-        // The first session after a start or a reconnect finds pending messages as a matter of
-        // course; they arrive and reset the count.
+        // The first session after a start or a reconnect normally finds pending messages. They
+        // arrive and reset the count.
         self.stalls += 1;
-        if self.stalls <= STALLS {
+        if self.stalls <= MAX_STALLS {
             return None;
         }
         let consumer = &self.row.durable;
@@ -245,7 +246,7 @@ impl<T: Inbound> Puller<T> {
             pending = info.num_pending,
             "the consumer has messages but does not deliver them"
         );
-        if info.num_ack_pending > 0 || !self.may_make() {
+        if info.num_ack_pending > 0 || !self.may_create() {
             return None;
         }
         self.stalls = 0;
@@ -256,19 +257,19 @@ impl<T: Inbound> Puller<T> {
             .delete_consumer_from_stream(consumer, self.row.stream.name())
             .await;
         Some(End::Failed(match deleted {
-            Ok(_) => "the consumer stalled and was removed, to be made anew".to_owned(),
+            Ok(_) => "the consumer stalled and was deleted; recreating it".to_owned(),
             Err(error) => error.to_string(),
         }))
     }
 
-    fn may_make(&self) -> bool {
+    fn may_create(&self) -> bool {
         self.bus.inner.user.is_none_or(User::makes_consumers)
     }
 
     /// Turns a message into a delivery, or into a dead letter.
     async fn take(&self, message: async_nats::Message) {
         let Some(reply) = message.reply.clone() else {
-            return tracing::debug!(subject = %message.subject, "a message without a way to acknowledge it was ignored");
+            return tracing::debug!(subject = %message.subject, "a message without a reply subject was ignored");
         };
         let acker = Acker { client: self.bus.inner.client.clone(), reply };
         let message = Message { message, context: self.bus.inner.jetstream.clone() };
@@ -286,11 +287,11 @@ impl<T: Inbound> Puller<T> {
         };
         let slot = match self.slots.take((sequence, published)) {
             Ok(slot) => slot,
-            // More than was asked for: an old request was answered late.
+            // More than requested: an old request was answered late.
             Err(NoSlot::Full) => {
                 return acker.send(async_nats::jetstream::AckKind::Nak(None)).await;
             }
-            // Whoever is at it settles it; until then nobody else shall have it.
+            // The receipt's owner settles it. Until then no other worker shall get it.
             Err(NoSlot::InProgress) => {
                 return acker.send(async_nats::jetstream::AckKind::Progress).await;
             }
@@ -304,17 +305,18 @@ impl<T: Inbound> Puller<T> {
                 let origin = Origin { stream: self.row.stream, sequence, deliveries: delivery };
                 let receipt = handle.into_receipt(origin, envelope::extract(headers));
                 let delivery = Delivery { message: opened, task, delivery, sequence, receipt };
-                // There are as many places as slots; an error means that the consumer was dropped.
+                // The channel has as many slots as receipts; an error means that the consumer was
+                // dropped.
                 if self.output.try_send(delivery).is_err() {
                     tracing::debug!(
-                        "a message came after its consumer was dropped; it is delivered again later"
+                        "a message arrived after its consumer was dropped; it is redelivered later"
                     );
                 }
             }
             Err(error) => {
                 let bus = self.bus.clone();
-                // In its own task: publishing the letter may take long, and others' messages must
-                // not wait for it.
+                // In a task of its own: publishing the dead letter may take long and must not delay
+                // other messages.
                 tokio::spawn(dead_letter::handle_unreadable::<T>(
                     bus,
                     self.row.stream,
@@ -327,7 +329,7 @@ impl<T: Inbound> Puller<T> {
         }
     }
 
-    /// Unsubscribes and gives back what was on its way.
+    /// Unsubscribes and hands back messages that are on their way.
     async fn hand_back(&self, mut messages: Subscriber) {
         if messages.drain().await.is_err() {
             return;

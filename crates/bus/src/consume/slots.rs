@@ -1,4 +1,4 @@
-//! How many more messages a consumer may take, and which it holds.
+//! The free slots of a consumer, and the messages in progress.
 
 use std::{
     collections::HashSet,
@@ -10,11 +10,11 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// A message of a stream: its sequence, and when it was published (in nanoseconds), which tells it
-/// from the one that has the same sequence in a stream that was made anew.
+/// Identifies a message: its sequence, and its publication time in nanoseconds. The time
+/// distinguishes it from the message with the same sequence in a recreated stream.
 pub(super) type MessageKey = (u64, i64);
 
-/// Counts receipts that do not exist yet.
+/// Bounds the receipts that exist at a time.
 #[derive(Debug)]
 pub(super) struct Slots {
     free: AtomicUsize,
@@ -23,7 +23,7 @@ pub(super) struct Slots {
     pub(super) total: usize,
 }
 
-/// One of them, free again when dropped.
+/// One slot, freed when dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Arc<Slots>,
@@ -33,10 +33,10 @@ pub(super) struct Slot {
 /// Why there is no slot for a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoSlot {
-    /// All are taken.
+    /// All slots are in use.
     Full,
-    /// This process is at the message already: the server has not heard of that for too long, and
-    /// delivers it again.
+    /// This process already works on the message. The server redelivers it, because it received no
+    /// progress report for too long.
     InProgress,
 }
 
@@ -54,7 +54,7 @@ impl Slots {
         self.free.load(Ordering::Acquire)
     }
 
-    /// Takes one for a message.
+    /// Takes a slot for a message.
     pub(super) fn take(self: &Arc<Self>, message: MessageKey) -> Result<Slot, NoSlot> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.contains(&message) {
@@ -67,7 +67,7 @@ impl Slots {
         Ok(Slot { slots: Arc::clone(self), key: message })
     }
 
-    /// Waits until one became free since the last time this was asked.
+    /// Waits until a slot has been freed since the last call.
     pub(super) async fn freed(&self) {
         self.freed.notified().await;
     }
@@ -90,7 +90,7 @@ mod tests {
         let slots = Slots::new(2);
         let first = slots.take((1, 10)).expect("free");
         assert_eq!(slots.take((1, 10)).err(), Some(NoSlot::InProgress));
-        // The same sequence of a stream that was made anew.
+        // The same sequence of a recreated stream.
         let other = slots.take((1, 20)).expect("free");
         assert_eq!(slots.take((2, 30)).err(), Some(NoSlot::Full));
         drop(first);

@@ -1,4 +1,4 @@
-//! The name of a content.
+//! The hash that names a content.
 
 use std::{fmt, io, str::FromStr};
 
@@ -6,40 +6,39 @@ use sha2::Digest as _;
 
 use crate::subject::Invalid;
 
-/// A SHA-256: 64 hexadecimal digits, small ones.
+/// A SHA-256: 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sha256([u8; 32]);
 
 impl Sha256 {
-    /// As it is stored.
+    /// From its stored bytes.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// What is stored of it.
+    /// Its bytes, as stored.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// That of a content which is at hand.
+    /// The hash of a content in memory.
     pub fn digest(content: &[u8]) -> Self {
         Self(sha2::Sha256::digest(content).into())
     }
 
-    /// That of what a reader gives, with its length. Reads it in pieces, on a thread that may
-    /// block.
+    /// The hash and the length of a reader's content. Reads in chunks, on a blocking thread.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When reading fails.
     pub fn read(reader: &mut impl io::Read) -> io::Result<(Self, u64)> {
         let mut hasher = sha2::Sha256::new();
-        let mut piece = vec![0; super::CHUNK_BYTES];
+        let mut chunk = vec![0; super::CHUNK_BYTES];
         let mut size = 0;
         loop {
-            match reader.read(&mut piece)? {
+            match reader.read(&mut chunk)? {
                 0 => return Ok((Self::from_hasher(hasher), size)),
                 read => {
-                    hasher.update(&piece[..read]);
+                    hasher.update(&chunk[..read]);
                     size += read as u64;
                 }
             }
@@ -66,7 +65,7 @@ impl fmt::Debug for Sha256 {
 impl FromStr for Sha256 {
     type Err = Invalid;
 
-    /// Only the form that is printed: it names a file.
+    /// Only the displayed form is accepted: it names a file.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let invalid = || Invalid::new("not a SHA-256", text);
         let mut bytes = [0; 32];

@@ -13,7 +13,7 @@ fn store() -> (TempDir, Store) {
     (folder, store)
 }
 
-/// Uploads parts and makes them a file.
+/// Uploads parts and assembles a file.
 async fn file(store: &Store, parts: &[&[u8]]) -> StoredContent {
     let mut names = Vec::new();
     for part in parts {
@@ -26,14 +26,14 @@ async fn file(store: &Store, parts: &[&[u8]]) -> StoredContent {
 }
 
 async fn read(store: &Store, sha256: &Sha256, range: Option<Range<u64>>) -> (Vec<u8>, usize) {
-    let pieces: Vec<_> = store
+    let chunks: Vec<_> = store
         .read(ORGANIZATION, sha256, range)
         .await
         .expect("there")
         .try_collect()
         .await
         .expect("read");
-    (pieces.concat(), pieces.len())
+    (chunks.concat(), chunks.len())
 }
 
 fn names(folder: &std::path::Path) -> Vec<String> {
@@ -44,7 +44,7 @@ fn names(folder: &std::path::Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn parts_become_a_file_that_is_read_whole_and_in_ranges() {
+async fn assembled_file_reads_whole_and_in_ranges() {
     let (folder, store) = store();
     let content: Vec<u8> = (0..=255).cycle().take(3 * CHUNK_BYTES + 17).collect();
     let stored = file(
@@ -57,8 +57,8 @@ async fn parts_become_a_file_that_is_read_whole_and_in_ranges() {
         StoredContent { sha256: Sha256::digest(&content), size: content.len() as u64 }
     );
     assert_eq!(store.head(ORGANIZATION, &stored.sha256).await.expect("looked"), Some(stored.size));
-    let (whole, pieces) = read(&store, &stored.sha256, None).await;
-    assert!(whole == content && pieces == 4, "{pieces} pieces, {} bytes", whole.len());
+    let (whole, chunks) = read(&store, &stored.sha256, None).await;
+    assert!(whole == content && chunks == 4, "{chunks} chunks, {} bytes", whole.len());
     let end = content.len() as u64;
     for (range, expected) in [
         (0..1, &content[..1]),
@@ -84,7 +84,7 @@ async fn parts_become_a_file_that_is_read_whole_and_in_ranges() {
 }
 
 #[tokio::test]
-async fn nothing_is_a_file_before_it_is_placed_and_a_damaged_one_is_healed() {
+async fn file_exists_after_place_and_damage_is_healed() {
     let (folder, store) = store();
     let part = store.put_part(ORGANIZATION, FILE, Bytes::from_static(b"words")).await.expect("put");
     let whole = store.assemble(ORGANIZATION, FILE, &[part]).await.expect("assembled");
@@ -100,13 +100,13 @@ async fn nothing_is_a_file_before_it_is_placed_and_a_damaged_one_is_healed() {
     file(&store, &[b"wor", b"ds"]).await;
     assert_eq!(store.get(ORGANIZATION, &sha256, 5).await.expect("healed"), "words");
     assert!(!names(&folder.path().join(format!("files/{ORGANIZATION}/uploads/{FILE}"))).is_empty());
-    // What the storage itself does not list is removed too.
-    let begun = store
+    // Files that the storage itself does not list are removed too.
+    let unfinished = store
         .files
         .put_multipart(&upload(ORGANIZATION, FILE).join("whole-x"))
         .await
-        .expect("begun");
-    std::mem::forget(begun);
+        .expect("unfinished");
+    std::mem::forget(unfinished);
     for _ in 0..2 {
         store.remove_upload(ORGANIZATION, FILE).await.expect("removed, or gone already");
     }
@@ -116,7 +116,7 @@ async fn nothing_is_a_file_before_it_is_placed_and_a_damaged_one_is_healed() {
 }
 
 #[tokio::test]
-async fn the_file_of_nothing_has_its_hash() {
+async fn empty_file_has_the_empty_hash() {
     let (_folder, store) = store();
     let stored = file(&store, &[]).await;
     assert_eq!(
@@ -127,7 +127,7 @@ async fn the_file_of_nothing_has_its_hash() {
 }
 
 #[tokio::test]
-async fn organizations_have_files_of_their_own() {
+async fn files_are_separate_per_organization() {
     let (folder, store) = store();
     let stored = file(&store, &[b"secret"]).await;
     assert_eq!(store.head(OTHER, &stored.sha256).await.expect("looked"), None);
@@ -138,7 +138,7 @@ async fn organizations_have_files_of_their_own() {
     store.remove_organization(ORGANIZATION).await.expect("removed");
     assert_eq!(names(&folder.path().join("files")), [""; 0]);
     assert_eq!(
-        open.try_next().await.expect("who reads goes on"),
+        open.try_next().await.expect("an open read continues"),
         Some(Bytes::from_static(b"secret"))
     );
     assert!(matches!(
@@ -148,7 +148,7 @@ async fn organizations_have_files_of_their_own() {
 }
 
 #[tokio::test]
-async fn the_sweep_of_blobs_leaves_files_alone() {
+async fn blob_cleanup_keeps_files() {
     let (folder, store) = store();
     let stored = file(&store, &[b"kept"]).await;
     let part = store.put_part(ORGANIZATION, FILE, Bytes::from_static(b"part")).await.expect("put");
@@ -172,7 +172,7 @@ async fn the_sweep_of_blobs_leaves_files_alone() {
 }
 
 #[test]
-fn a_hash_has_one_spelling() {
+fn hash_parses_only_its_canonical_form() {
     let text = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     let hash: Sha256 = text.parse().expect("a hash");
     assert_eq!((hash, hash.to_string().as_str()), (Sha256::digest(b""), text));

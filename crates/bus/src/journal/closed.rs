@@ -1,4 +1,4 @@
-//! Letting go of what closed journals leave.
+//! Removing closed journals.
 
 use std::time::Duration;
 
@@ -13,40 +13,38 @@ use jiff::Timestamp;
 use super::{Error, Journal};
 use crate::topology::Stream;
 
-/// How long the end of a closed journal is kept. It keeps those out who still run the execution or
-/// would begin it again; by then no command for it is worked on, and one that comes late is refused
-/// because its deadline has passed.
+/// How long the closing entry of a journal is kept. It fences processes that still run the
+/// execution or would start it again. After this time no command for the execution is in progress,
+/// and a late one is rejected because its deadline has passed.
 pub const CLOSED_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// Marks the last entry of a closed journal, so that it is found without being opened.
+/// Marks the last entry of a closed journal, so that it is found without decoding.
 const CLOSED: &str = "Construct-Closed";
 
-/// What of a stream the entry replaces: what is on its own subject.
+/// What the entry replaces: all messages on its own subject.
 const ROLLUP_SUBJECT: &str = "sub";
 
-/// Entries looked at at a time.
+/// Entries read at a time.
 const BATCH_MESSAGES: usize = 256;
 
-/// How long one batch may take.
+/// Timeout of one batch.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// After how much inactivity the server forgets the reader, should we die before saying so.
+/// Inactivity after which the server deletes the reader, if we die before deleting it.
 const READER_TTL: Duration = Duration::from_secs(30);
 
-/// Makes an entry the last of its journal, which the server keeps in place of all that were before
-/// it.
+/// Makes an entry the last of its journal, which replaces all earlier ones at the server.
 pub(super) fn mark_closed(headers: &mut HeaderMap) {
     headers.insert(CLOSED, "1");
     headers.insert(NATS_ROLLUP, ROLLUP_SUBJECT);
 }
 
 impl Journal {
-    /// Removes the ends of journals that were closed before a time, and says how many. The journals
-    /// of open executions stay, however old. Safe to run in any number of processes.
+    /// Removes journals that were closed before a time, and returns their number. Journals of open
+    /// executions stay, however old. Safe to run in any number of processes.
     ///
     /// # Errors
-    /// [`Error::Purge`] when the server cannot be reached; what was removed until then stays
-    /// removed.
+    /// [`Error::Purge`] when the server is unreachable. What was removed before that stays removed.
     pub async fn remove_closed(&self, before: Timestamp) -> Result<u64, Error> {
         let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
         let config = pull::Config {
@@ -69,10 +67,10 @@ impl Journal {
                     for sequence in closed {
                         match stream.delete_message(sequence).await {
                             Ok(_) => removed += 1,
-                            // Another process was first, or the server is away, which the next
-                            // batch will say.
+                            // Another process was first, or the server is unreachable, which the
+                            // next batch reports.
                             Err(error) => {
-                                tracing::debug!(%error, sequence, "the end of a journal was not removed")
+                                tracing::debug!(%error, sequence, "a closed journal was not removed")
                             }
                         }
                     }
@@ -82,7 +80,7 @@ impl Journal {
                 }
             }
         };
-        // Best effort: the server forgets it anyway.
+        // Best effort: the server deletes the reader anyway.
         if let Err(error) = jetstream
             .delete_consumer_from_stream(&reader.cached_info().name, Stream::Journal.name())
             .await
@@ -94,13 +92,13 @@ impl Journal {
 }
 
 struct ClosedBatch {
-    /// Sequences of the ends that are old enough.
+    /// Sequences of closing entries that are old enough.
     closed: Vec<u64>,
     /// Whether there may be more.
     more: bool,
 }
 
-/// Looks at the next batch.
+/// Reads the next batch.
 async fn closed_before(
     reader: &Consumer<pull::Config>,
     before: Timestamp,
@@ -118,6 +116,6 @@ async fn closed_before(
         }
         last = Some((old, info.pending));
     }
-    // Entries lie in the order of their age: behind a young one there is nothing old.
+    // Entries are ordered by age: after a young one there is no old one.
     Ok(ClosedBatch { closed, more: last.is_some_and(|(old, pending)| old && pending > 0) })
 }

@@ -1,4 +1,4 @@
-//! From what a user does to the subjects that this needs.
+//! Translates the operations of a user into NATS subjects.
 
 use std::collections::BTreeSet;
 
@@ -8,14 +8,14 @@ use crate::{
     topology::Stream,
 };
 
-/// What is written down of one user.
+/// The rules of one user.
 pub(super) struct Rules {
     pub(super) permissions: Permissions,
-    /// Questions that it asks, by their subjects.
+    /// Questions it asks, by subject.
     pub(super) asked: BTreeSet<String>,
-    /// Questions that it answers.
+    /// Questions it answers, by subject.
     pub(super) answered: BTreeSet<String>,
-    /// Streams that it has to do with.
+    /// Streams it uses.
     pub(super) streams: BTreeSet<&'static str>,
 }
 
@@ -25,7 +25,7 @@ pub(super) fn pattern<A: Address>() -> String {
 
 impl Rules {
     pub(super) fn new(user: User) -> Self {
-        // Publishing to oneself is how the end of what the server has seen is found.
+        // `Bus::flush` publishes to its own inbox.
         let own = format!("{}.>", user.inbox());
         let permissions =
             Permissions { publish: vec![own.clone()], deny: Vec::new(), subscribe: vec![own] };
@@ -37,7 +37,7 @@ impl Rules {
         }
     }
 
-    /// Says something that is not kept.
+    /// Publishes core NATS messages.
     pub(super) fn publishes<A: Address>(mut self) -> Self {
         self.publish(A::pattern());
         self
@@ -48,13 +48,13 @@ impl Rules {
         self.stores_at(A::STREAM, A::pattern())
     }
 
-    /// Publishes into a stream what this matches.
+    /// Publishes messages of a pattern into a stream.
     pub(super) fn stores_at(mut self, stream: Stream, pattern: String) -> Self {
         self.publish(pattern);
         self.uses(stream)
     }
 
-    /// Publishes nothing that this matches, whatever else is said.
+    /// Denies publishing to a pattern, whatever else is allowed.
     pub(super) fn denies(mut self, pattern: String) -> Self {
         self.permissions.deny.push(pattern);
         self
@@ -79,14 +79,14 @@ impl Rules {
         self
     }
 
-    /// Answers go to the inboxes of all who ask.
+    /// Answers go to the inboxes of all users that ask.
     pub(super) fn answers<Q: Question>(mut self) -> Self {
         self.answered.insert(Q::pattern());
         self.subscribes(Q::pattern())
     }
 
-    /// Takes from a stream's consumer, makes it where `filter` says of what, and puts aside what
-    /// cannot be read.
+    /// Uses a consumer of a stream, creates it with `filter` if there is one, and publishes dead
+    /// letters.
     pub(super) fn consumes(mut self, stream: Stream, durable: &str, filter: Option<&str>) -> Self {
         let name = stream.name();
         self.api(format!("CONSUMER.INFO.{name}.{durable}"));
@@ -96,7 +96,7 @@ impl Rules {
             self.api(format!("CONSUMER.DELETE.{name}.{durable}"));
         }
         self.publish(format!("$JS.ACK.{name}.{durable}.>"));
-        // As a server of a cluster with domains writes it.
+        // The form of a cluster with domains.
         self.publish(format!("$JS.ACK.*.*.{name}.{durable}.>"));
         self.publish(DeadLetters { stream }.subject());
         self.uses(stream).uses(Stream::DeadLetters)
@@ -114,13 +114,13 @@ impl Rules {
         self.uses(stream)
     }
 
-    /// Removes all messages of a stream at subjects it names.
+    /// Purges a stream.
     pub(super) fn purges(mut self, stream: Stream) -> Self {
         self.api(format!("STREAM.PURGE.{}", stream.name()));
         self.uses(stream)
     }
 
-    /// Reads a stream through consumers of its own, of what the filters match.
+    /// Reads a stream through its own consumers with one of the filters.
     pub(super) fn reads_through_consumers(mut self, stream: Stream, filters: &[String]) -> Self {
         let name = stream.name();
         for filter in filters {
@@ -131,14 +131,14 @@ impl Rules {
         self.reads(stream)
     }
 
-    /// Sees how a stream and its consumers stand.
+    /// Reads the state of a stream and its consumers.
     pub(super) fn inspects(mut self, stream: Stream) -> Self {
         self.api(format!("CONSUMER.INFO.{}.*", stream.name()));
         self.uses(stream)
     }
 
-    /// Makes a stream and any consumer of it what the table of streams says.
-    pub(super) fn makes(mut self, stream: Stream) -> Self {
+    /// Creates and updates a stream and its consumers.
+    pub(super) fn manages(mut self, stream: Stream) -> Self {
         let name = stream.name();
         self.api(format!("STREAM.CREATE.{name}"));
         self.api(format!("STREAM.UPDATE.{name}"));
@@ -147,7 +147,7 @@ impl Rules {
         self.uses(stream)
     }
 
-    /// Sees what consumers of a stream there are.
+    /// Lists the consumers of a stream.
     pub(super) fn lists_consumers(mut self, stream: Stream) -> Self {
         self.api(format!("CONSUMER.NAMES.{}", stream.name()));
         self.uses(stream)

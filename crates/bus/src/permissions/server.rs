@@ -1,16 +1,17 @@
-//! The table in the words of the server's configuration.
+//! The table as configuration of the NATS server.
 
 use std::fmt::Write as _;
 
 use super::User;
 
-/// The `users` of the server's `authorization`, each with what it is allowed. Passwords are
-/// environment variables of the server ([`User::password_variable`]), which must begin with a
-/// letter: the server reads their values as configuration.
+/// The `users` of the server's `authorization` with their permissions. Passwords are environment
+/// variables of the server ([`User::password_variable`]). They must begin with a letter, because
+/// the server parses their values as configuration.
 pub fn config() -> String {
     let mut text = String::from(
-        "# Who may do what at NATS. Made from crates/bus/src/permissions.rs: UPDATE_DOCS=1 ./dev test -E 'test(permissions_are_committed)'\n\
-         # Of a server's configuration: authorization { include \"permissions.conf\" }\n\
+        "# NATS permissions, generated from crates/bus/src/permissions.rs:\n\
+         # UPDATE_DOCS=1 ./dev test -E 'test(permissions_match_the_committed_files)'\n\
+         # In the server's configuration: authorization { include \"permissions.conf\" }\n\
          # Each password is an environment variable of the server and begins with a letter.\n\
          users: [\n",
     );

@@ -1,13 +1,13 @@
-//! Which tasks there are no longer.
+//! Finding deleted tasks.
 
 use construct_proto::mesh::v1 as mesh;
 
 use super::{Address, Invalid, Question, tokens::ROOT, tokens::Tokens};
 
-/// Tasks that can be asked about at a time.
+/// The most tasks in one question.
 pub const MAX_CENSUS_TASKS: usize = 1_000;
 
-/// Asks any one reconciler which tasks are gone for good; the answer is a `TasksGone`.
+/// Asks any reconciler which tasks are deleted; the answer is a `TasksGone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Census;
 
@@ -32,7 +32,7 @@ impl Address for Census {
     fn check(&self, census: &mesh::TaskCensus) -> Result<(), Invalid> {
         if census.task_ids.len() > MAX_CENSUS_TASKS {
             return Err(Invalid::new(
-                "too many tasks are asked about at once",
+                "too many tasks in one question",
                 census.task_ids.len().to_string(),
             ));
         }
@@ -41,7 +41,7 @@ impl Address for Census {
 }
 
 impl Question for Census {
-    type Answer = mesh::TasksGone;
+    type Answer = mesh::DeletedTasks;
 
     const GROUP: Option<&'static str> = Some("census");
 }

@@ -10,15 +10,15 @@ use super::{
 };
 use crate::topology::Stream;
 
-/// Look at this task again. Never coalesced: a wake that arrives while an earlier one is being
-/// handled must not be lost.
+/// Requests a reconcile of a task. Never coalesced: a wake that arrives while an earlier one is
+/// being handled must not be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskWake {
     task: TaskId,
 }
 
-/// What became of a step. Every publish is a message of its own: whether a result is new is decided
-/// by whoever stores it.
+/// The result of a step. Every publish is a message of its own; the storing process decides whether
+/// a result is new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskResult {
     task: TaskId,
@@ -27,7 +27,7 @@ pub struct TaskResult {
 macro_rules! partitioned {
     ($address:ident, $verb:literal, $message:ty, |$payload:ident| $ids:expr, |$of:ident| $step:expr) => {
         impl $address {
-            /// The address of a task; the partition is computed from its id.
+            /// The address of a task. The partition is computed from its id.
             pub const fn new(task: TaskId) -> Self {
                 Self { task }
             }
@@ -106,7 +106,7 @@ partitioned!(
     |result| result.step.as_ref().map(|step| step.step_id.as_str())
 );
 
-/// How a partition is written in subjects and consumer names: two digits.
+/// A partition in subjects and consumer names: two digits.
 pub(crate) fn partition_token(partition: u16) -> String {
     format!("{partition:02}")
 }
@@ -205,7 +205,7 @@ macro_rules! pooled {
     };
 }
 
-// Model calls name no pool: there is one. Neither did scripts in earlier versions.
+// Model calls name no pool, because there is one. Scripts of earlier versions name none either.
 pooled!(ModelInvoke, "model.invoke", Stream::Model, mesh::ModelInvoke, |_invoke| "");
 pooled!(CodeExecute, "code.execute", Stream::Code, mesh::CodeExecute, |execute| execute
     .compute
@@ -218,15 +218,15 @@ fn check_organization(organization: &str) -> Result<(), Invalid> {
     }
 }
 
-/// Workers that can do the same things, e.g. those of two cores: `[a-z][a-z0-9-]{0,31}`.
+/// A pool of equivalent workers, e.g. those with two cores: `[a-z][a-z0-9-]{0,31}`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pool(String);
 
 impl Pool {
-    /// Takes a pool's name.
+    /// A pool by name.
     ///
     /// # Errors
-    /// When the name could not stand in a subject.
+    /// When the name is not a valid subject token.
     pub fn new(name: impl Into<String>) -> Result<Self, Invalid> {
         let name = name.into();
         if compute::is_name(&name) {
@@ -236,17 +236,17 @@ impl Pool {
         }
     }
 
-    /// Where model calls go unless something else is said.
+    /// The default pool of model calls.
     pub fn model_default() -> Self {
         Self("default".to_owned())
     }
 
-    /// Where scripts go unless something else is said.
+    /// The default pool of scripts.
     pub fn code_default() -> Self {
         Self(compute::DEFAULT.to_owned())
     }
 
-    /// Where scripts can go without anybody having made a pool.
+    /// The pools of scripts that always exist.
     pub fn code_standard() -> [Self; 3] {
         compute::STANDARD.map(|name| Self(name.to_owned()))
     }

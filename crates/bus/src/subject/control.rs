@@ -1,4 +1,4 @@
-//! Journals, dead letters, and what is said to running processes.
+//! Journals, dead letters, and messages to running processes.
 
 use construct_domain::StepId;
 use construct_proto::mesh::v1 as mesh;
@@ -44,10 +44,10 @@ impl StreamAddress for Journal {
     }
 }
 
-/// A kind of process of the mesh.
+/// A service of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Service {
-    /// Every outward face.
+    /// Serves all client protocols.
     Gateway,
     /// Runs JavaScript and tools.
     Interpreter,
@@ -62,7 +62,7 @@ impl Service {
     pub const ALL: [Self; 4] =
         [Self::Gateway, Self::Interpreter, Self::Providers, Self::Reconciler];
 
-    /// As it stands in subjects.
+    /// Its name in subjects.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gateway => "gateway",
@@ -73,11 +73,11 @@ impl Service {
     }
 }
 
-/// Stop working on a step, said to every process of a service. Not kept: who is not there has
-/// nothing to stop.
+/// Tells every process of a service to stop working on a step. Not stored: a process that is not
+/// running has nothing to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cancel {
-    /// Who is told.
+    /// The service.
     pub service: Service,
 }
 
@@ -113,10 +113,10 @@ impl Address for Cancel {
     }
 }
 
-/// Asks any one interpreter of a pool for its tools; the answer is a `ToolCatalog`.
+/// Asks any interpreter of a pool for its tools; the answer is a `ToolCatalog`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tools {
-    /// Whose tools.
+    /// The pool.
     pub pool: Pool,
 }
 
@@ -150,10 +150,10 @@ impl Question for Tools {
     const GROUP: Option<&'static str> = Some("tools");
 }
 
-/// What could not be decoded or was given up.
+/// Messages that could not be decoded or processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeadLetters {
-    /// Where it came from.
+    /// The stream of the message.
     pub stream: Stream,
 }
 

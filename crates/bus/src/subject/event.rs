@@ -1,4 +1,4 @@
-//! Events: what happens, for whoever wants to know.
+//! Events for subscribers.
 
 use std::{fmt, str::FromStr};
 
@@ -8,43 +8,43 @@ use construct_proto::v1::{Event, event::Payload};
 use super::{Address, Invalid, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
-/// Something about a task.
+/// An event about a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskEvent {
-    /// Whose task it is.
+    /// The task's organization.
     pub organization: OrganizationId,
     /// The task.
     pub task: TaskId,
-    /// What happened.
+    /// The type of the event.
     pub event: EventType,
 }
 
-/// Something about an agent, a budget, a model or a provider.
+/// An event about an agent, a budget, a model or a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntityEvent {
-    /// Whose it is.
+    /// The entity's organization.
     pub organization: OrganizationId,
-    /// What it is about.
+    /// The entity.
     pub entity: Entity,
-    /// What happened.
+    /// The type of the event.
     pub event: EventType,
 }
 
 /// Live text of a task: the event types [`Delta::TYPES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delta {
-    /// Whose task it is.
+    /// The task's organization.
     pub organization: OrganizationId,
     /// The task.
     pub task: TaskId,
 }
 
-/// An entity that belongs to the organization itself and not to a task.
+/// An entity that belongs to the organization and not to a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Entity {
     /// An agent's configuration.
     Agent(AgentId),
-    /// How much may be spent.
+    /// A budget.
     Budget(BudgetId),
     /// A model.
     Model(ModelId),
@@ -52,16 +52,16 @@ pub enum Entity {
     Provider(ModelProviderId),
 }
 
-/// The type of an event: one or two words of `a-z` and `_`, joined by a dot; each word is a token
+/// The type of an event: one or two words of `a-z` and `_`, joined by a dot. Each word is a token
 /// of the subject.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventType(String);
 
 impl EventType {
-    /// Takes an event's type.
+    /// An event type by name.
     ///
     /// # Errors
-    /// When it could not stand in a subject.
+    /// When it is not valid in a subject.
     pub fn new(name: impl Into<String>) -> Result<Self, Invalid> {
         let name = name.into();
         let word = |word: &str| {
@@ -75,7 +75,7 @@ impl EventType {
         if fits { Ok(Self(name)) } else { Err(Invalid::new("not an event type", name)) }
     }
 
-    /// As it stands in the event.
+    /// Its name, as in the event.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -95,7 +95,7 @@ impl FromStr for EventType {
     }
 }
 
-/// Everything that streams hold of an organization for whoever watches it.
+/// The subjects of an organization in each stream of events.
 pub(crate) fn organization_subjects(organization: OrganizationId) -> [(Stream, String); 2] {
     [
         (Stream::Events, format!("{ROOT}.evt.{organization}.>")),
@@ -104,17 +104,17 @@ pub(crate) fn organization_subjects(organization: OrganizationId) -> [(Stream, S
 }
 
 impl TaskEvent {
-    /// Matches everything about a task but its live text.
+    /// Matches everything about a task except its live text.
     pub(crate) fn all(organization: OrganizationId, task: TaskId) -> String {
         format!("{ROOT}.evt.{organization}.task.{task}.>")
     }
 
-    /// What scripts of any task call, and what comes back.
+    /// Matches tool calls and results of any task.
     pub(crate) fn any_tool() -> String {
         format!("{ROOT}.evt.*.task.*.tool.*")
     }
 
-    /// What a task's scripts call, and what comes back.
+    /// Tool calls and results of a task.
     pub(crate) fn tools(organization: OrganizationId, task: TaskId) -> [String; 2] {
         ["called", "result"]
             .map(|what| format!("{ROOT}.evt.{organization}.task.{task}.tool.{what}"))
@@ -169,7 +169,7 @@ impl EntityEvent {
         format!("{ROOT}.evt.*.{kind}.>")
     }
 
-    /// The kinds of entity, as they stand in subjects.
+    /// The kinds of entity, as in subjects.
     pub(crate) const KINDS: [&str; 4] = ["agent", "budget", "model", "provider"];
 }
 
@@ -226,7 +226,7 @@ impl StreamAddress for EntityEvent {
 }
 
 impl Delta {
-    /// The types of event that are live text.
+    /// The event types of live text.
     pub const TYPES: [&str; 2] = ["message.delta", "message.restarted"];
 }
 
@@ -265,13 +265,13 @@ impl Address for Delta {
     }
 }
 
-/// No key of its own: receivers drop repeated pieces by step and index, and a table of every piece
-/// would cost memory.
+/// No key of its own: receivers drop duplicates by step and index, and a deduplication table of
+/// every delta would cost memory.
 impl StreamAddress for Delta {
     const STREAM: Stream = Stream::Deltas;
 }
 
-/// Where an event goes, read off the event itself.
+/// The address of an event, derived from its content.
 #[derive(Debug, Clone)]
 pub(crate) enum EventAddress {
     Task(TaskEvent),
@@ -319,7 +319,7 @@ fn entity_of(event: &Event) -> Result<Entity, Invalid> {
         _ => None,
     }
     .ok_or_else(missing)?;
-    // The prefixes differ, so at most one of them reads.
+    // The prefixes differ, so at most one of them parses.
     let agent = id.parse().map(Entity::Agent);
     agent
         .or_else(|_| id.parse().map(Entity::Budget))

@@ -1,4 +1,4 @@
-//! Which reconcilers live.
+//! Heartbeats of reconcilers.
 
 use construct_proto::mesh::v1 as mesh;
 
@@ -6,23 +6,23 @@ use super::{Address, Invalid, agree, tokens::ROOT, tokens::Tokens};
 
 const PREFIX: &str = "ctl.reconciler";
 
-/// One process of the reconciler service says that it lives. Not kept: who is not heard does not
+/// The heartbeat of one reconciler process. Not stored: a process without heartbeats does not
 /// count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReconcilerBeat {
-    /// Whose; one token.
+pub struct ReconcilerHeartbeat {
+    /// The process; one token.
     pub instance: String,
 }
 
-impl ReconcilerBeat {
-    /// What all processes say.
+impl ReconcilerHeartbeat {
+    /// The subjects of all processes.
     pub(crate) fn filter() -> String {
         format!("{ROOT}.{PREFIX}.*.beat")
     }
 }
 
-impl Address for ReconcilerBeat {
-    type Message = mesh::ReconcilerBeat;
+impl Address for ReconcilerHeartbeat {
+    type Message = mesh::ReconcilerHeartbeat;
 
     fn subject(&self) -> String {
         format!("{ROOT}.{PREFIX}.{}.beat", self.instance)
@@ -40,7 +40,7 @@ impl Address for ReconcilerBeat {
         Ok(Self { instance })
     }
 
-    fn check(&self, beat: &mesh::ReconcilerBeat) -> Result<(), Invalid> {
+    fn check(&self, beat: &mesh::ReconcilerHeartbeat) -> Result<(), Invalid> {
         let token = !self.instance.is_empty() && !self.instance.contains(['.', '*', '>', ' ']);
         if !token {
             return Err(Invalid::new("the instance is not one token", &self.instance));

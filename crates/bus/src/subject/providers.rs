@@ -1,4 +1,4 @@
-//! What the processes of the providers service tell each other, and what they are asked.
+//! Messages between the processes of the providers service, and questions to them.
 
 use construct_proto::{mesh::v1 as mesh, v1};
 
@@ -6,15 +6,16 @@ use super::{Address, Invalid, Question, agree, tokens::ROOT, tokens::Tokens};
 
 const PREFIX: &str = "ctl.providers";
 
-/// A breaker of one process has changed. Not kept: who begins asks ([`BreakersRequest`]).
+/// A breaker of one process has changed. Not stored: a starting process requests all
+/// ([`BreakersRequest`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BreakerUpdate {
-    /// Whose; one token.
+    /// The process; one token.
     pub instance: String,
 }
 
 impl BreakerUpdate {
-    /// What all processes say.
+    /// The subjects of all processes.
     pub(crate) fn filter() -> String {
         format!("{ROOT}.{PREFIX}.*.breaker")
     }
@@ -44,27 +45,27 @@ impl Address for BreakerUpdate {
         if !token {
             return Err(Invalid::new("the instance is not one token", &self.instance));
         }
-        agree("the news is of another process", &self.instance, &message.instance)
+        agree("the update is of another process", &self.instance, &message.instance)
     }
 }
 
-/// A process has begun, and wants to hear again which breakers are open. Said to all.
+/// A starting process requests all open breakers, from all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BreakersRequest;
 
-/// Asks any one process how a breaker stands.
+/// Asks any process for the state of a breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BreakerState;
 
-/// Asks any one process whether a vendor takes a provider's keys.
+/// Asks any process whether a vendor accepts a provider's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckProvider;
 
-/// Asks any one process which models a vendor offers.
+/// Asks any process which models a vendor offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListVendorModels;
 
-/// Asks any one process how many tokens a call would read.
+/// Asks any process how many input tokens a call would have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountTokens;
 
@@ -97,11 +98,11 @@ macro_rules! fixed {
 }
 
 fixed! {
-    BreakersRequest, mesh::BreakersWanted, "all", "breakers";
-    BreakerState, mesh::BreakerQuestion, "any", "state";
+    BreakersRequest, mesh::BreakersRequest, "all", "breakers";
+    BreakerState, mesh::BreakerQuery, "any", "state";
     CheckProvider, mesh::ProviderCheck, "any", "check";
-    ListVendorModels, mesh::VendorModelsQuestion, "any", "models";
-    CountTokens, mesh::TokenQuestion, "any", "tokens";
+    ListVendorModels, mesh::VendorModelsQuery, "any", "models";
+    CountTokens, mesh::TokenCountQuery, "any", "tokens";
 }
 
 impl Question for BreakerState {
@@ -111,7 +112,7 @@ impl Question for BreakerState {
 }
 
 impl Question for CheckProvider {
-    type Answer = mesh::ProviderChecked;
+    type Answer = mesh::ProviderCheckResult;
 
     const GROUP: Option<&'static str> = Some("providers");
 }

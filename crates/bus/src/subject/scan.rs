@@ -1,5 +1,5 @@
-//! Scans of repositories: that one is to be gone on with, what happens in it, what becomes of its
-//! candidates, and what connections reach.
+//! Scans of repositories: continuing them, their events, their candidates, and the repositories of
+//! connections.
 
 use construct_domain::{OrganizationId, ScanId};
 use construct_proto::{mesh::v1 as mesh, v1};
@@ -7,12 +7,12 @@ use construct_proto::{mesh::v1 as mesh, v1};
 use super::{Address, Invalid, Question, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
-/// A scan is to be gone on with.
+/// Continue a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanRun {
-    /// Whose.
+    /// The scan's organization.
     pub organization: OrganizationId,
-    /// Which.
+    /// The scan.
     pub scan: ScanId,
 }
 
@@ -45,10 +45,10 @@ impl StreamAddress for ScanRun {
     const STREAM: Stream = Stream::Scan;
 }
 
-/// Accepted candidates are to be made into Tools.
+/// Create Tools from accepted candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToolCreate {
-    /// Whose.
+    /// The organization.
     pub organization: OrganizationId,
 }
 
@@ -84,12 +84,12 @@ impl StreamAddress for ToolCreate {
     }
 }
 
-/// What happens in a scan.
+/// An event of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanUpdate {
-    /// Whose.
+    /// The scan's organization.
     pub organization: OrganizationId,
-    /// Which.
+    /// The scan.
     pub scan: ScanId,
 }
 
@@ -131,12 +131,12 @@ impl StreamAddress for ScanUpdate {
     }
 }
 
-/// Asks any one scanner what a connection reaches; the answer is a `Repositories`.
+/// Asks any scanner which repositories a connection reaches; the answer is a `Repositories`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListRepositories;
 
 impl Address for ListRepositories {
-    type Message = mesh::RepositoriesQuestion;
+    type Message = mesh::RepositoriesQuery;
 
     fn subject(&self) -> String {
         format!("{ROOT}.ctl.scanner.any.repositories")
@@ -154,7 +154,7 @@ impl Address for ListRepositories {
         Ok(Self)
     }
 
-    fn check(&self, question: &mesh::RepositoriesQuestion) -> Result<(), Invalid> {
+    fn check(&self, question: &mesh::RepositoriesQuery) -> Result<(), Invalid> {
         let organization: Result<OrganizationId, _> = question.organization_id.parse();
         organization.map(drop).map_err(|_| {
             Invalid::new(

@@ -1,4 +1,4 @@
-//! What happened in a Slack workspace.
+//! Deliveries from a Slack workspace.
 
 use std::{fmt, str::FromStr};
 
@@ -7,22 +7,22 @@ use construct_proto::mesh::v1 as mesh;
 use super::{Address, Invalid, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
-/// The longest id of a workspace, in characters; Slack's have about eleven.
+/// The longest workspace id in characters. Slack's have about eleven.
 const MAX_TEAM_CHARS: usize = 32;
 
-/// Which of Slack's faces a delivery came by.
+/// The Slack API of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlackKind {
-    /// Of the Events API.
+    /// The Events API.
     Event,
-    /// A button, or a form that was sent.
+    /// A button, or a submitted form.
     Action,
     /// A slash command.
     Command,
 }
 
 impl SlackKind {
-    /// As it stands in subjects.
+    /// Its name in subjects.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Event => "event",
@@ -49,7 +49,7 @@ impl FromStr for SlackKind {
     }
 }
 
-/// What happened in one workspace.
+/// A delivery from one workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlackDelivery {
     kind: SlackKind,
@@ -57,7 +57,7 @@ pub struct SlackDelivery {
 }
 
 impl SlackDelivery {
-    /// The address for a workspace.
+    /// The address of a workspace.
     ///
     /// # Errors
     /// When `team` is not made of 1 to 32 letters and digits.

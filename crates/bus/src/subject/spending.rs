@@ -1,4 +1,4 @@
-//! Calls of models outside a turn: which model is meant, whose money it is, and what was spent.
+//! Model calls outside a turn: the model, the budget and the spending.
 
 use construct_domain::OrganizationId;
 use construct_proto::mesh::v1 as mesh;
@@ -6,7 +6,7 @@ use construct_proto::mesh::v1 as mesh;
 use super::{Address, Invalid, Question, StreamAddress, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
-/// Asks any one reconciler how a model is reached; the answer is a `ModelFound`.
+/// Asks any reconciler how to reach a model; the answer is a `ModelFound`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Models;
 
@@ -34,12 +34,12 @@ impl Address for Models {
 }
 
 impl Question for Models {
-    type Answer = mesh::ModelFound;
+    type Answer = mesh::ResolvedModel;
 
     const GROUP: Option<&'static str> = Some("models");
 }
 
-/// Asks any one reconciler to set money aside; the answer is a `BudgetReserved`.
+/// Asks any reconciler for a reservation; the answer is a `BudgetReserved`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budgets;
 
@@ -72,10 +72,10 @@ impl Question for Budgets {
     const GROUP: Option<&'static str> = Some("budgets");
 }
 
-/// What calls outside a turn have used.
+/// A report of the spending outside a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spending {
-    /// Whose money it was.
+    /// The organization that pays.
     pub organization: OrganizationId,
 }
 

@@ -1,4 +1,4 @@
-//! That documents which clients keep have changed.
+//! Changes of documents that clients store.
 
 use construct_domain::OrganizationId;
 use construct_proto::mesh::v1 as mesh;
@@ -7,11 +7,11 @@ use super::{Address, Invalid, agree, tokens::ROOT, tokens::Tokens};
 
 const PREFIX: &str = "ctl.gateway";
 
-/// A document of an organization, or of one of its members, has changed. Not kept: the row says
-/// what it is now.
+/// A document of an organization, or of one of its members, has changed. Not stored: the row has
+/// the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateUpdate {
-    /// Whose.
+    /// The document's organization.
     pub organization: OrganizationId,
 }
 

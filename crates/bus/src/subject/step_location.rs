@@ -1,21 +1,21 @@
-//! Where the command of a step is, and whether its task can be looked at.
+//! The location of a step's command, and the reconcile failures of its task.
 
 use construct_domain::{OrganizationId, StepId, TaskId};
 use construct_proto::mesh::v1 as mesh;
 
 use super::{Address, Invalid, Pool, Question, tokens::ROOT, tokens::Tokens};
 
-/// Asks the reconciler that looks after a task where the command of its step is, and whether its
-/// looks at it fail; the answer is a `StepLocation`. Those that look after other tasks hear it too,
-/// and say nothing.
+/// Asks the reconciler of a task where the command of its step is, and whether reconciles of the
+/// task fail; the answer is a `Whereabouts`. Reconcilers of other tasks receive the question too
+/// and do not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepLocation;
 
 impl Address for StepLocation {
-    type Message = mesh::WhereaboutsQuestion;
+    type Message = mesh::StepLocationQuery;
 
     fn subject(&self) -> String {
-        format!("{ROOT}.ctl.reconciler.whereabouts")
+        format!("{ROOT}.ctl.reconciler.step_location")
     }
 
     fn pattern() -> String {
@@ -24,12 +24,12 @@ impl Address for StepLocation {
 
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "ctl.reconciler")?;
-        tokens.word("whereabouts")?;
+        tokens.word("step_location")?;
         tokens.end()?;
         Ok(Self)
     }
 
-    fn check(&self, question: &mesh::WhereaboutsQuestion) -> Result<(), Invalid> {
+    fn check(&self, question: &mesh::StepLocationQuery) -> Result<(), Invalid> {
         let invalid = |id: &str| Invalid::new("an id of the question is malformed", id);
         question
             .organization_id
@@ -44,7 +44,7 @@ impl Address for StepLocation {
 }
 
 impl Question for StepLocation {
-    type Answer = mesh::Whereabouts;
+    type Answer = mesh::StepLocation;
 
     const GROUP: Option<&'static str> = None;
 }

@@ -1,16 +1,16 @@
-//! What scripts ask about tasks.
+//! Questions of scripts about subtasks.
 
 use construct_domain::{OrganizationId, StepId, TaskId};
 use construct_proto::mesh::v1 as mesh;
 
 use super::{Address, Invalid, Question, tokens::ROOT, tokens::Tokens};
 
-/// Asks any one reconciler for what a script wants of tasks; the answer is a `SubtaskAnswer`.
+/// Asks any reconciler for a script about subtasks; the answer is a `SubtaskAnswer`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subtasks;
 
 impl Address for Subtasks {
-    type Message = mesh::SubtaskQuestion;
+    type Message = mesh::SubtaskRequest;
 
     fn subject(&self) -> String {
         format!("{ROOT}.ctl.reconciler.subtasks")
@@ -27,7 +27,7 @@ impl Address for Subtasks {
         Ok(Self)
     }
 
-    fn check(&self, question: &mesh::SubtaskQuestion) -> Result<(), Invalid> {
+    fn check(&self, question: &mesh::SubtaskRequest) -> Result<(), Invalid> {
         let invalid = |id: &str| Invalid::new("an id of the question is malformed", id);
         question
             .organization_id
@@ -40,7 +40,7 @@ impl Address for Subtasks {
 }
 
 impl Question for Subtasks {
-    type Answer = mesh::SubtaskAnswer;
+    type Answer = mesh::SubtaskResponse;
 
     const GROUP: Option<&'static str> = Some("subtasks");
 }

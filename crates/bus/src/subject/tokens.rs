@@ -1,4 +1,4 @@
-//! The one reader of subjects.
+//! The one parser of subjects.
 
 use std::str::FromStr;
 
@@ -6,19 +6,19 @@ use super::Invalid;
 
 pub(super) const ROOT: &str = "construct.v1";
 
-/// What matches every subject of the mesh.
+/// The pattern of all subjects of the mesh.
 pub(crate) fn all_subjects() -> String {
     format!("{ROOT}.>")
 }
 
-/// The tokens of a subject, taken from left to right.
+/// The tokens of a subject, from left to right.
 pub(super) struct Tokens<'a> {
     subject: &'a str,
     rest: Option<&'a str>,
 }
 
 impl<'a> Tokens<'a> {
-    /// Begins behind `construct.v1.<prefix>`.
+    /// Starts after `construct.v1.<prefix>`.
     pub(super) fn after(subject: &'a str, prefix: &str) -> Result<Self, Invalid> {
         let rest = subject
             .strip_prefix(ROOT)
@@ -31,9 +31,9 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// The next token, whatever it is, but not empty.
+    /// The next token, which must not be empty.
     pub(super) fn next(&mut self) -> Result<&'a str, Invalid> {
-        let rest = self.rest.ok_or_else(|| self.invalid("the subject ends too early"))?;
+        let rest = self.rest.ok_or_else(|| self.invalid("the subject is too short"))?;
         let (token, rest) = match rest.split_once('.') {
             Some((token, rest)) => (token, Some(rest)),
             None => (rest, None),
@@ -45,7 +45,7 @@ impl<'a> Tokens<'a> {
         Ok(token)
     }
 
-    /// The next token must be this word.
+    /// Expects this word as the next token.
     pub(super) fn word(&mut self, word: &str) -> Result<(), Invalid> {
         if self.next()? == word {
             Ok(())
@@ -54,20 +54,20 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// The next token as a typed value.
+    /// Parses the next token.
     pub(super) fn value<T: FromStr>(&mut self) -> Result<T, Invalid> {
         let invalid = self.invalid("the subject has an invalid token");
         self.next()?.parse().map_err(|_| invalid)
     }
 
-    /// Everything that is left.
+    /// The remaining tokens.
     pub(super) fn rest(&mut self) -> Result<&'a str, Invalid> {
-        self.rest.take().ok_or_else(|| self.invalid("the subject ends too early"))
+        self.rest.take().ok_or_else(|| self.invalid("the subject is too short"))
     }
 
-    /// Nothing may be left.
+    /// Expects the end.
     pub(super) fn end(&self) -> Result<(), Invalid> {
-        if self.rest.is_none() { Ok(()) } else { Err(self.invalid("the subject goes on too long")) }
+        if self.rest.is_none() { Ok(()) } else { Err(self.invalid("the subject is too long")) }
     }
 
     fn invalid(&self, what: &'static str) -> Invalid {

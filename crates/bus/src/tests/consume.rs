@@ -29,7 +29,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_partition_gets_the_wakes_and_results_of_its_tasks_only() {
+async fn partition_consumer_receives_only_its_tasks() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = tasks_of_first_partition().next().expect("there are many");
@@ -52,20 +52,20 @@ async fn a_partition_gets_the_wakes_and_results_of_its_tasks_only() {
 }
 
 #[tokio::test]
-async fn what_a_process_is_at_it_is_not_given_once_more() {
+async fn message_in_progress_is_not_delivered_again() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
     bus.publish_once(&address, &invoke(task(1), 1)).await.expect("sent");
     let mut consumer = bus.consume_model(&Pool::model_default(), options(3));
     let held = next(&mut consumer).await;
-    // As the server does when it has not heard of the message for too long.
+    // As the server does after too long without a progress report.
     for _ in 0..3 {
         held.receipt.acker.send(AckKind::Nak(None)).await;
         let again = tokio::time::timeout(Duration::from_millis(100), consumer.next()).await;
         assert!(again.is_err(), "{again:?}");
     }
-    // Given back by whoever is at it, it comes again.
+    // After a nak, it is redelivered.
     held.receipt.nak(Duration::ZERO).await;
     let again = next(&mut consumer).await;
     assert!(again.delivery > 1);
@@ -76,7 +76,7 @@ async fn what_a_process_is_at_it_is_not_given_once_more() {
 }
 
 #[tokio::test]
-async fn no_more_than_the_limit_is_in_flight_and_every_settled_one_makes_room() {
+async fn in_flight_limit_holds_and_settling_frees_slots() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     for number in 1..=30 {
@@ -99,7 +99,7 @@ async fn no_more_than_the_limit_is_in_flight_and_every_settled_one_makes_room() 
 }
 
 #[tokio::test]
-async fn the_command_of_a_dead_worker_is_delivered_again_within_the_acknowledgement_wait() {
+async fn command_of_dead_worker_is_redelivered_within_ack_wait() {
     let server = NatsServer::start().await;
     let (dying, living) = (server.bus().await, server.bus().await);
     let address = subject::CodeExecute::new(Pool::code_default(), task(1));
@@ -115,7 +115,7 @@ async fn the_command_of_a_dead_worker_is_delivered_again_within_the_acknowledgem
 }
 
 #[tokio::test]
-async fn a_command_that_is_kept_alive_is_not_delivered_again() {
+async fn command_kept_alive_is_not_redelivered() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::CodeExecute::new(Pool::code_default(), task(1));
@@ -139,14 +139,14 @@ async fn a_command_that_is_kept_alive_is_not_delivered_again() {
         tokio::time::timeout(longer, &mut stolen).await.is_err(),
         "delivered again although it was kept alive"
     );
-    // And the other way round: without the guard it is.
+    // Without the guard, it is redelivered.
     drop(alive);
     drop(delivery);
     within("the second delivery", stolen).await;
 }
 
 #[tokio::test]
-async fn what_is_given_back_comes_again_after_the_delay() {
+async fn nak_redelivers_after_the_delay() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::CodeExecute::new(Pool::code_default(), task(1));
@@ -164,7 +164,7 @@ async fn what_is_given_back_comes_again_after_the_delay() {
 }
 
 #[tokio::test]
-async fn a_stopped_consumer_hands_back_what_it_had_taken() {
+async fn stopped_consumer_hands_messages_back() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     for number in 1..=8 {
@@ -219,7 +219,7 @@ async fn publish_raw(bus: &Bus, subject: String, type_name: Option<&str>, payloa
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_becomes_a_dead_letter_once_and_does_not_hold_up_the_rest() {
+async fn undecodable_message_becomes_one_dead_letter() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut dead = bus.tap("construct.v1.dead.>").await.expect("tapped");
@@ -233,7 +233,7 @@ async fn what_cannot_be_read_becomes_a_dead_letter_once_and_does_not_hold_up_the
         .await;
     publish_raw(&bus, subject.replace(".wake.", ".wink."), None, &right).await;
     publish_raw(&bus, subject.replace("task_", "tusk_"), None, &right).await;
-    // By hand, without any header: that is fine.
+    // By hand, without any header: accepted.
     publish_raw(&bus, subject.clone(), None, &right).await;
 
     let mut consumer = bus.consume_tasks(0, options(2));
@@ -258,7 +258,7 @@ async fn what_cannot_be_read_becomes_a_dead_letter_once_and_does_not_hold_up_the
 }
 
 #[tokio::test]
-async fn what_nothing_can_be_done_about_is_a_dead_letter_and_can_be_published_again() {
+async fn dead_lettered_message_can_be_redriven() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = tasks_of_first_partition().next().expect("there are many");
@@ -267,11 +267,11 @@ async fn what_nothing_can_be_done_about_is_a_dead_letter_and_can_be_published_ag
     next(&mut consumer).await.receipt.nak(Duration::ZERO).await;
     let again = next(&mut consumer).await;
     assert_eq!((again.delivery, again.receipt.deliveries()), (2, 2));
-    bus.dead_letter(again.receipt, "nobody can read its task").await;
+    bus.dead_letter(again.receipt, "its task cannot be read").await;
     let letters = bus.dead_letters(0, 10).await.expect("read");
     assert_eq!(letters.len(), 1);
     let letter = &letters[0].letter;
-    assert_eq!((letter.reason.as_str(), letter.deliveries), ("nobody can read its task", 2));
+    assert_eq!((letter.reason.as_str(), letter.deliveries), ("its task cannot be read", 2));
     assert_eq!(
         (letter.stream.as_str(), letter.subject.clone()),
         ("CONSTRUCT_TASK", subject::TaskResult::new(task).subject())
@@ -289,7 +289,7 @@ async fn what_nothing_can_be_done_about_is_a_dead_letter_and_can_be_published_ag
     assert!(bus.dead_letters(0, 10).await.expect("read").is_empty());
 }
 
-/// How the step of a command failed, as its task is told.
+/// The failure of a command's step, as its task receives it.
 async fn failed(consumer: &mut Consumer<TaskMessage>) -> (StepResult, Failure) {
     let delivery = next(consumer).await;
     delivery.receipt.ack().await;
@@ -303,7 +303,7 @@ async fn failed(consumer: &mut Consumer<TaskMessage>) -> (StepResult, Failure) {
 }
 
 #[tokio::test]
-async fn the_step_of_a_command_that_cannot_be_read_fails_at_once_by_its_headers() {
+async fn undecodable_command_fails_its_step_at_once() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = tasks_of_first_partition().next().expect("there are many");
@@ -315,7 +315,7 @@ async fn the_step_of_a_command_that_cannot_be_read_fails_at_once_by_its_headers(
     round.step.as_mut().expect("it names one").round = 2;
     bus.publish_unreadable(&model, &invoke(task, 3)).await.expect("sent");
     bus.publish_unreadable(&code, &round).await.expect("sent");
-    // By hand: nobody can say whose step it was.
+    // By hand: its step is unknown.
     publish_raw(&bus, model.subject(), None, &[0xff; 3]).await;
     let (_models, _scripts) = (
         bus.consume_model(&Pool::model_default(), options(1)),
@@ -329,7 +329,7 @@ async fn the_step_of_a_command_that_cannot_be_read_fails_at_once_by_its_headers(
     assert_eq!(steps, [step_ref(task, 3), StepRef { round: 2, ..step_ref(task, 4) }]);
     for (result, failure) in told {
         assert_eq!(
-            (result.delivery, failure.class(), failure.tries),
+            (result.delivery, failure.class(), failure.attempts),
             (1, FailureClass::Internal, 0)
         );
         assert!(failure.message.contains("the payload cannot be decoded"), "{}", failure.message);
@@ -342,7 +342,7 @@ async fn the_step_of_a_command_that_cannot_be_read_fails_at_once_by_its_headers(
 }
 
 #[tokio::test]
-async fn a_missing_blob_is_given_time_and_then_up() {
+async fn missing_blob_is_retried_and_then_dead_lettered() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut dead = bus.tap("construct.v1.dead.>").await.expect("tapped");
@@ -357,16 +357,16 @@ async fn a_missing_blob_is_given_time_and_then_up() {
     let letter = DeadLetter::decode(letter.payload).expect("a letter");
     assert!(letter.reason.contains("missing"), "{}", letter.reason);
     assert!(letter.deliveries > 1);
-    // Another command has its payload stored anew, but not without end.
+    // A further command stores its payload again, but the attempts end.
     let (result, failure) = failed(&mut bus.consume_tasks(0, options(1))).await;
     assert_eq!(
-        (result.delivery, failure.class(), failure.tries),
+        (result.delivery, failure.class(), failure.attempts),
         (letter.deliveries, FailureClass::Transient, 1)
     );
 }
 
 #[tokio::test]
-async fn a_consumer_that_is_deleted_is_made_anew() {
+async fn deleted_consumer_is_recreated() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut consumer = bus.consume_code(&Pool::code_default(), options(4));
@@ -382,7 +382,7 @@ async fn a_consumer_that_is_deleted_is_made_anew() {
 }
 
 #[tokio::test]
-async fn a_consumer_started_before_the_topology_and_without_a_server_finds_its_way() {
+async fn consumer_started_before_the_server_and_topology_works() {
     let mut server = NatsServer::start().await;
     let bus = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect("connected");
     server.kill();
@@ -395,7 +395,7 @@ async fn a_consumer_started_before_the_topology_and_without_a_server_finds_its_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_killed_while_publishing_and_consuming_loses_nothing() {
+async fn killed_server_loses_no_messages() {
     let mut server = NatsServer::start().await;
     let (sender, receiver) = (server.bus().await, server.bus().await);
     let done = Arc::new(AtomicBool::new(false));

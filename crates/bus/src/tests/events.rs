@@ -16,7 +16,7 @@ fn positions(events: &[Event]) -> Vec<(u64, u64)> {
 }
 
 #[tokio::test]
-async fn live_text_and_events_come_in_one_flow_in_order() {
+async fn live_text_and_events_arrive_in_order() {
     let server = NatsServer::start().await;
     let (sender, receiver) = (server.bus().await, server.bus().await);
     let mut live = receiver.subscribe_events(&watch_task()).await.expect("subscribed");
@@ -29,7 +29,7 @@ async fn live_text_and_events_come_in_one_flow_in_order() {
             progress.send(&event).await.expect("a right event");
             sent.push(event);
         }
-        // Another task's, and the record that ends the step.
+        // An event of another task, and the record that ends the step.
         progress.send(&event(task(2), "message.delta", step, 1)).await.expect("a right event");
         let mut record = event(task(1), "message.created", step, 0);
         record.sequence = step;
@@ -46,7 +46,7 @@ async fn live_text_and_events_come_in_one_flow_in_order() {
 }
 
 #[tokio::test]
-async fn entities_are_watched_apart_from_tasks() {
+async fn entity_watch_excludes_task_events() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut live = bus
@@ -71,7 +71,7 @@ async fn replayed(bus: &Bus, after: Option<Position>, from: Bookmark) -> Replay 
 }
 
 #[tokio::test]
-async fn retained_progress_is_replayed_sorted_and_once_after_a_position() {
+async fn replay_is_sorted_unique_and_after_the_position() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     assert_eq!(replayed(&bus, None, Bookmark::default()).await.events, []);
@@ -104,19 +104,20 @@ async fn retained_progress_is_replayed_sorted_and_once_after_a_position() {
     let rest = replayed(&bus, Some(after), Bookmark::default()).await;
     assert_eq!(positions(&rest.events), expected[599..]);
     assert_eq!(rest.until, all.until, "what is not wanted is read as well");
-    // The readers are gone.
+    // The readers are deleted.
     let stream = bus.inner.jetstream.get_stream("CONSTRUCT_DELTAS").await.expect("it is there");
     assert_eq!(stream.cached_info().state.consumer_count, 0);
 }
 
 #[tokio::test]
-async fn what_was_read_of_progress_is_not_read_again_until_the_connection_is_another_one() {
+async fn replay_continues_from_bookmark_until_reconnect() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
-    let begun = replayed(&bus, None, Bookmark::default()).await.until;
-    let told = [("message.delta", 1), ("tool.called", 2), ("tool.result", 3), ("message.delta", 4)];
-    let mut until = begun;
-    for (kind, index) in told {
+    let start = replayed(&bus, None, Bookmark::default()).await.until;
+    let kinds =
+        [("message.delta", 1), ("tool.called", 2), ("tool.result", 3), ("message.delta", 4)];
+    let mut until = start;
+    for (kind, index) in kinds {
         bus.publish_event(&event(task(1), kind, 1, index)).await.expect("sent");
         let more = replayed(&bus, None, until).await;
         assert_eq!(positions(&more.events), [(1, index)], "{kind}");
@@ -124,7 +125,7 @@ async fn what_was_read_of_progress_is_not_read_again_until_the_connection_is_ano
     }
     assert_eq!(replayed(&bus, None, until).await.events, []);
     let all = [(1, 1), (1, 2), (1, 3), (1, 4)];
-    assert_eq!(positions(&replayed(&bus, None, begun).await.events), all, "a bookmark is a value");
+    assert_eq!(positions(&replayed(&bus, None, start).await.events), all, "a bookmark is a value");
 
     let mut connection = bus.connection();
     server.restart().await;
@@ -135,7 +136,7 @@ async fn what_was_read_of_progress_is_not_read_again_until_the_connection_is_ano
 }
 
 #[tokio::test]
-async fn of_much_progress_the_newest_is_replayed() {
+async fn large_progress_replays_the_newest() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut progress = bus.progress();
@@ -155,7 +156,7 @@ async fn of_much_progress_the_newest_is_replayed() {
     let (calls, text): (Vec<_>, Vec<_>) =
         positions(&replay.events).into_iter().partition(|(step, _)| *step == 1);
     assert_eq!(text.len(), 1_000, "other subjects have room of their own");
-    // Each takes a little more than what it shows.
+    // Each message is a little larger than its text.
     assert!((400..=512).contains(&calls.len()), "{}", calls.len());
     assert!(
         calls.iter().map(|(_, index)| *index).eq(1_001 - calls.len() as u64..=1_000),
@@ -170,14 +171,14 @@ async fn of_much_progress_the_newest_is_replayed() {
 }
 
 #[tokio::test]
-async fn behind_the_end_of_progress_stands_what_comes_later() {
+async fn replay_after_progress_end_has_later_events_only() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
-    let told = ["message.delta", "tool.called", "tool.result"];
+    let kinds = ["message.delta", "tool.called", "tool.result"];
     for step in [1, 2] {
-        let end = bus.progress_end().await.expect("told");
+        let end = bus.progress_end().await.expect("known");
         assert_eq!(replayed(&bus, None, end).await.events, []);
-        for (kind, index) in told.into_iter().zip(1..) {
+        for (kind, index) in kinds.into_iter().zip(1..) {
             bus.publish_event(&event(task(2), kind, step, index)).await.expect("sent");
             bus.publish_event(&event(task(1), kind, step, index)).await.expect("sent");
         }
@@ -189,7 +190,7 @@ async fn behind_the_end_of_progress_stands_what_comes_later() {
 }
 
 #[tokio::test]
-async fn progress_is_dropped_and_counted_while_nats_is_away() {
+async fn progress_while_disconnected_is_dropped_and_counted() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut progress = bus.progress();
@@ -205,16 +206,16 @@ async fn progress_is_dropped_and_counted_while_nats_is_away() {
         .expect("alive");
     progress.send(&event(task(1), "message.delta", 1, 2)).await.expect("a right event");
     assert!(progress.send(&event(task(1), "Wrong.Type", 1, 2)).await.is_err());
-    // Nothing was heard of the first one before the connection broke.
+    // The first one had no acknowledgement before the connection broke.
     assert_eq!(progress.finish().await, ProgressCount { sent: 0, lost: 2 });
 }
 
 #[tokio::test]
-async fn one_acknowledgement_is_asked_for_sixteen_events() {
+async fn progress_requests_one_ack_per_sixteen_events() {
     let server = NatsServer::start().await;
     let (bus, listener) = (server.bus().await, server.bus().await);
     let subject = Delta { organization: ORGANIZATION, task: task(1) }.subject();
-    let mut heard = listener.inner.client.subscribe(subject).await.expect("subscribed");
+    let mut received = listener.inner.client.subscribe(subject).await.expect("subscribed");
     listener.flush().await.expect("the server knows of it");
     let mut progress = bus.progress();
     for index in 1..=40 {
@@ -222,7 +223,7 @@ async fn one_acknowledgement_is_asked_for_sixteen_events() {
     }
     let mut asking = Vec::new();
     for index in 1..=40 {
-        let message = within("an event", heard.next()).await.expect("subscribed");
+        let message = within("an event", received.next()).await.expect("subscribed");
         if message.reply.is_some() {
             asking.push(index);
         }
@@ -232,7 +233,7 @@ async fn one_acknowledgement_is_asked_for_sixteen_events() {
 }
 
 #[tokio::test]
-async fn acknowledgements_that_went_with_a_connection_do_not_hold_up_what_follows() {
+async fn acks_lost_with_a_connection_do_not_delay_later_events() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut progress = bus.progress();
@@ -245,7 +246,7 @@ async fn acknowledgements_that_went_with_a_connection_do_not_hold_up_what_follow
     let mut connection = bus.connection();
     let up = |state: &Connection| matches!(state, Connection::Up { generation } if *generation > 1);
     within("a new connection", connection.wait_for(up)).await.expect("the bus lives");
-    // Until none of the sixty is waited for any more.
+    // Until none of the sixty is awaited any more.
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     for index in 61..=460 {
         within("an event to be sent", progress.send(&event(task(1), "message.delta", 1, index)))

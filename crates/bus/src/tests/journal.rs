@@ -21,7 +21,7 @@ fn entry(step: StepId, call: u32) -> JournalEntry {
     }
 }
 
-/// All entries of a journal without holes.
+/// All entries of a journal, which must be complete.
 async fn entries(journal: &Journal, step: StepId) -> Vec<JournalEntry> {
     let loaded = journal.load(step).await.expect("readable");
     assert!(loaded.unreadable.is_none(), "{loaded:?}");
@@ -29,7 +29,7 @@ async fn entries(journal: &Journal, step: StepId) -> Vec<JournalEntry> {
 }
 
 #[tokio::test]
-async fn a_journal_is_read_back_complete_and_in_order() {
+async fn journal_reads_back_complete_and_in_order() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     assert_eq!(entries(&journal, step(1)).await, []);
@@ -67,13 +67,13 @@ async fn a_journal_is_read_back_complete_and_in_order() {
     let error = journal
         .append(step(1), &entry(step(1), 7), last)
         .await
-        .expect_err("who still runs it is fenced");
+        .expect_err("the old process is fenced");
     assert!(matches!(error, journal::Error::Conflict), "{error:?}");
     assert_eq!(entries(&journal, step(2)).await.len(), 6);
 }
 
 #[tokio::test]
-async fn a_zombie_that_writes_to_a_journal_is_fenced() {
+async fn zombie_writer_is_fenced() {
     let server = NatsServer::start().await;
     let (one, two) = (server.bus().await.journal(), server.bus().await.journal());
     let first = one.append(step(1), &entry(step(1), 1), 0).await.expect("appended");
@@ -82,34 +82,32 @@ async fn a_zombie_that_writes_to_a_journal_is_fenced() {
         let error = one.append(step(1), &entry(step(1), 3), expected).await.expect_err("fenced");
         assert!(matches!(error, journal::Error::Conflict), "{error:?}");
     }
-    two.append(step(1), &entry(step(1), 3), takeover).await.expect("the new owner goes on");
+    two.append(step(1), &entry(step(1), 3), takeover).await.expect("the new owner continues");
 }
 
 #[tokio::test]
-async fn a_journal_that_is_lost_is_told_from_one_that_another_process_has() {
+async fn lost_journal_differs_from_conflict() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let last = journal.append(step(1), &entry(step(1), 1), 0).await.expect("appended");
     let before = journal.retained_since().await.expect("known");
     server.recreate_stream(Stream::Journal).await;
     assert!(journal.retained_since().await.expect("known") > before);
-    let error = journal
-        .append(step(1), &entry(step(1), 2), last)
-        .await
-        .expect_err("there is nothing to go on from");
+    let error =
+        journal.append(step(1), &entry(step(1), 2), last).await.expect_err("the journal is lost");
     assert!(matches!(error, journal::Error::Lost), "{error:?}");
     assert!(!error.is_retryable());
 }
 
 #[tokio::test]
-async fn an_entry_is_tried_again_until_the_server_is_back_or_it_is_given_up() {
+async fn append_while_retries_until_accepted_or_given_up() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let (give_up, first) = (CancellationToken::new(), entry(step(1), 1));
     server.pause();
     let appended = journal.append_while(step(1), &first, 0, &give_up);
     tokio::pin!(appended);
-    // One try takes five seconds.
+    // One attempt takes five seconds.
     let early = tokio::time::timeout(Duration::from_secs(6), &mut appended).await;
     assert!(early.is_err(), "{early:?}");
     server.resume();
@@ -126,20 +124,20 @@ async fn an_entry_is_tried_again_until_the_server_is_back_or_it_is_given_up() {
 }
 
 #[tokio::test]
-async fn an_entry_whose_acknowledgement_was_lost_is_recognized() {
+async fn entry_with_lost_ack_is_recognized() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let entry = entry(step(1), 1);
     let try_once = || journal.append_as(step(1), &entry, 0, "lost");
     let first = try_once().await.expect("accepted");
     assert_eq!(try_once().await.expect("recognized"), first);
-    // Another's entry in the same place is not ours.
+    // Another process's entry in the same place is not ours.
     let error = journal.append(step(1), &entry, 0).await.expect_err("fenced");
     assert!(matches!(error, journal::Error::Conflict), "{error:?}");
 }
 
 #[tokio::test]
-async fn an_entry_of_another_step_is_refused() {
+async fn entry_of_another_step_is_rejected() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let error = journal.append(step(1), &entry(step(2), 1), 0).await.expect_err("refused");
@@ -147,7 +145,7 @@ async fn an_entry_of_another_step_is_refused() {
 }
 
 #[tokio::test]
-async fn an_empty_journal_is_known_to_be_empty_at_once() {
+async fn empty_journal_loads_fast() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let mut fastest = Duration::MAX;
@@ -160,7 +158,7 @@ async fn an_empty_journal_is_known_to_be_empty_at_once() {
 }
 
 #[tokio::test]
-async fn ends_of_closed_journals_go_and_open_journals_stay() {
+async fn remove_closed_keeps_open_journals() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     // More than one batch.
@@ -181,13 +179,13 @@ async fn ends_of_closed_journals_go_and_open_journals_stay() {
     let error = journal
         .append(step(8), &entry(step(8), 2), 8)
         .await
-        .expect_err("who still runs it stays fenced");
+        .expect_err("the old process stays fenced");
     assert!(matches!(error, journal::Error::Lost), "{error:?}");
     assert_eq!(journal.remove_closed(Timestamp::now()).await.expect("nothing is left"), 0);
 }
 
 #[tokio::test]
-async fn a_journal_in_a_full_stream_is_closed_and_gives_its_room_back() {
+async fn closing_a_journal_in_a_full_stream_frees_space() {
     let server = NatsServer::start().await;
     let (journal, theirs) =
         (server.bus().await.journal(), server.bus_for(User::Reconciler).await.journal());
@@ -213,13 +211,13 @@ async fn a_journal_in_a_full_stream_is_closed_and_gives_its_room_back() {
     let error = journal
         .append(step(1), &entry(step(1), 11), first)
         .await
-        .expect_err("who still runs it is fenced");
+        .expect_err("the old process is fenced");
     assert!(matches!(error, journal::Error::Conflict), "{error:?}");
-    journal.append(step(2), &entry(step(2), 11), second).await.expect("others go on");
+    journal.append(step(2), &entry(step(2), 11), second).await.expect("others continue");
 }
 
 #[tokio::test]
-async fn an_entry_whose_blob_is_gone_is_said_to_be_unreadable_and_the_rest_is_read() {
+async fn entry_with_missing_blob_is_reported_unreadable() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let mut last = 0;

@@ -1,4 +1,4 @@
-//! What the table says is what the server does: each service can do its work, and nothing else.
+//! The server enforces the table: each service can do its work, and nothing else.
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
@@ -25,16 +25,16 @@ use crate::{
     topology::{self, Stream},
 };
 
-/// Refused to everybody.
-const MARK: &str = "nobody.may";
+/// Denied to every user.
+const MARKER: &str = "denied.to.all";
 
-/// Copies of what [`config`] writes: for servers of any kind, and for the chart, which can hold
-/// files of its own only.
+/// Copies of [`config`]: for servers of any kind, and for the chart, which can only contain files
+/// of its own.
 const COPIES: [&str; 2] =
     ["deploy/nats/permissions.conf", "deploy/helm/construct/files/permissions.conf"];
 
 #[test]
-fn permissions_are_committed() {
+fn permissions_match_the_committed_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for copy in COPIES {
         let path = root.join(copy);
@@ -48,7 +48,7 @@ fn permissions_are_committed() {
     }
 }
 
-/// A client that is told what it is refused.
+/// A client that records permissions violations.
 struct Probe {
     client: Client,
     errors: mpsc::UnboundedReceiver<String>,
@@ -65,7 +65,7 @@ impl Probe {
         .custom_inbox_prefix(user.inbox())
         .event_callback(move |event| {
             if let Event::ServerError(ServerError::Other(error)) = event {
-                // The test may be over.
+                // The test may have ended.
                 let _ = sender.send(error);
             }
             std::future::ready(())
@@ -77,32 +77,32 @@ impl Probe {
         Self { client, errors, inbox }
     }
 
-    /// What of these it may not publish to.
-    async fn refused_to_publish(&mut self, subjects: &BTreeSet<String>) -> BTreeSet<String> {
+    /// The subjects it may not publish to.
+    async fn denied_to_publish(&mut self, subjects: &BTreeSet<String>) -> BTreeSet<String> {
         let mut refused = BTreeSet::new();
-        for subjects in in_portions(subjects) {
-            for subject in subjects.into_iter().chain([MARK.to_owned()]) {
+        for subjects in in_batches(subjects) {
+            for subject in subjects.into_iter().chain([MARKER.to_owned()]) {
                 self.client.publish(subject, "x".into()).await.expect("the client is open");
             }
-            refused.append(&mut self.until_marked("Publish").await);
+            refused.append(&mut self.until_marker("Publish").await);
         }
         refused
     }
 
-    /// What of these it may not subscribe to.
-    async fn refused_to_hear(&mut self, subjects: &BTreeSet<String>) -> BTreeSet<String> {
+    /// The subjects it may not subscribe to.
+    async fn denied_to_subscribe(&mut self, subjects: &BTreeSet<String>) -> BTreeSet<String> {
         let mut refused = BTreeSet::new();
-        for subjects in in_portions(subjects) {
+        for subjects in in_batches(subjects) {
             let mut kept = Vec::new();
-            for subject in subjects.into_iter().chain([MARK.to_owned()]) {
+            for subject in subjects.into_iter().chain([MARKER.to_owned()]) {
                 kept.push(self.client.subscribe(subject).await.expect("the client is open"));
             }
-            refused.append(&mut self.until_marked("Subscription").await);
+            refused.append(&mut self.until_marker("Subscription").await);
         }
         refused
     }
 
-    async fn until_marked(&mut self, what: &str) -> BTreeSet<String> {
+    async fn until_marker(&mut self, what: &str) -> BTreeSet<String> {
         let mut refused = BTreeSet::new();
         loop {
             let error =
@@ -110,7 +110,7 @@ impl Probe {
             let subject =
                 error.split('"').nth(1).unwrap_or_else(|| panic!("it names no subject: {error}"));
             assert!(error.contains(&format!("Permissions Violation for {what} to ")), "{error}");
-            if subject == MARK {
+            if subject == MARKER {
                 return refused;
             }
             refused.insert(subject.to_owned());
@@ -118,13 +118,13 @@ impl Probe {
     }
 }
 
-/// The client drops what it is told at once beyond some number.
-fn in_portions(subjects: &BTreeSet<String>) -> Vec<Vec<String>> {
+/// The client drops errors beyond a number at once.
+fn in_batches(subjects: &BTreeSet<String>) -> Vec<Vec<String>> {
     let subjects: Vec<_> = subjects.iter().cloned().collect();
     subjects.chunks(32).map(<[String]>::to_vec).collect()
 }
 
-/// A subject that a pattern stands for.
+/// A subject that matches a pattern.
 fn sample(pattern: &str) -> String {
     pattern.replace('*', "x").replace('>', "y.z")
 }
@@ -134,11 +134,11 @@ fn may_publish(permissions: &Permissions, subject: &str) -> bool {
         && !permissions.deny.iter().any(|pattern| matches(pattern, subject))
 }
 
-fn may_hear(permissions: &Permissions, subject: &str) -> bool {
+fn may_subscribe(permissions: &Permissions, subject: &str) -> bool {
     permissions.subscribe.iter().any(|pattern| matches(pattern, subject))
 }
 
-/// What somebody may do, and what everybody would like to.
+/// The permissions of one user, and the subjects of all users.
 fn all_subjects(of: impl Fn(&Permissions) -> Vec<String>) -> BTreeSet<String> {
     let mut subjects: BTreeSet<_> = User::ALL
         .iter()
@@ -166,10 +166,10 @@ fn all_subjects(of: impl Fn(&Permissions) -> Vec<String>) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn the_server_allows_each_user_what_the_table_says_and_refuses_the_rest() {
+async fn server_enforces_exactly_the_table() {
     let server = NatsServer::start().await;
     let published = all_subjects(|permissions| permissions.publish.clone());
-    let heard = all_subjects(|permissions| permissions.subscribe.clone());
+    let subscribed = all_subjects(|permissions| permissions.subscribe.clone());
     for user in User::ALL {
         let permissions = user.permissions();
         let mut probe = Probe::connect(&server, user).await;
@@ -178,22 +178,25 @@ async fn the_server_allows_each_user_what_the_table_says_and_refuses_the_rest() 
             .filter(|subject| !may_publish(&permissions, subject))
             .cloned()
             .collect();
-        assert_eq!(probe.refused_to_publish(&published).await, wanted, "{user:?}");
-        let wanted =
-            heard.iter().filter(|subject| !may_hear(&permissions, subject)).cloned().collect();
-        assert_eq!(probe.refused_to_hear(&heard).await, wanted, "{user:?}");
+        assert_eq!(probe.denied_to_publish(&published).await, wanted, "{user:?}");
+        let wanted = subscribed
+            .iter()
+            .filter(|subject| !may_subscribe(&permissions, subject))
+            .cloned()
+            .collect();
+        assert_eq!(probe.denied_to_subscribe(&subscribed).await, wanted, "{user:?}");
         assert!(probe.inbox.starts_with(&user.inbox()));
     }
 }
 
-/// In words, so that a mistake in the table shows.
+/// Stated explicitly, so that a mistake in the table shows.
 #[test]
-fn nobody_commands_another_or_hears_what_is_not_his() {
+fn users_command_and_receive_only_what_is_theirs() {
     let (code, model) = (CodeExecute::pattern(), ModelInvoke::pattern());
     for user in User::ALL {
         let permissions = user.permissions();
         let publishes = |pattern: &str| may_publish(&permissions, &sample(pattern));
-        let hears = |pattern: &str| may_hear(&permissions, &sample(pattern));
+        let subscribes = |pattern: &str| may_subscribe(&permissions, &sample(pattern));
         let reconciler = user == User::Reconciler;
         assert_eq!(publishes(&code) || publishes(&model), reconciler, "{user:?}");
         assert_eq!(publishes(&Cancel::pattern()), reconciler, "{user:?}");
@@ -226,19 +229,19 @@ fn nobody_commands_another_or_hears_what_is_not_his() {
             reconciler,
             "{user:?}"
         );
-        assert_eq!(hears(&Journal::pattern()), user == User::Tap, "{user:?}");
+        assert_eq!(subscribes(&Journal::pattern()), user == User::Tap, "{user:?}");
         for other in User::ALL.into_iter().filter(|&other| other != user) {
-            assert!(!hears(&format!("{}.x", other.inbox())), "{user:?} hears {other:?}");
+            assert!(!subscribes(&format!("{}.x", other.inbox())), "{user:?} subscribes {other:?}");
         }
     }
     let tap = User::Tap.permissions();
     assert_eq!(tap.publish, ["_INBOX.tap.>"]);
 }
 
-/// JetStream delivers what a consumer has to any subject, for whoever may make the consumer or take
-/// from it.
+/// JetStream delivers a consumer's messages to any subject for a user that may create or use the
+/// consumer.
 #[test]
-fn nobody_takes_what_he_could_have_published() {
+fn users_consume_nothing_they_may_publish() {
     for user in User::ALL.into_iter().filter(|user| ![User::Reconciler, User::Slack].contains(user))
     {
         let permissions = user.permissions();
@@ -263,8 +266,8 @@ fn nobody_takes_what_he_could_have_published() {
     }
 }
 
-/// Fails when something is refused before this ends.
-async fn unrefused<T>(bus: &Bus, work: impl Future<Output = T>) -> T {
+/// Fails when NATS denies something before `work` ends.
+async fn without_violation<T>(bus: &Bus, work: impl Future<Output = T>) -> T {
     tokio::select! {
         refusal = bus.permission_violation() => panic!("{refusal}"),
         done = work => done,
@@ -272,26 +275,27 @@ async fn unrefused<T>(bus: &Bus, work: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test]
-async fn a_service_waits_for_the_streams_that_the_reconciler_makes() {
+async fn service_waits_for_streams_of_the_reconciler() {
     let server = NatsServer::start().await;
     let waiting: Vec<Bus> = futures::future::join_all(
         User::ALL.into_iter().filter(|user| !user.makes_streams()).map(|user| server.bus_for(user)),
     )
     .await;
     for bus in waiting.iter().filter(|bus| bus.inner.user != Some(User::Tap)) {
-        let error =
-            unrefused(bus, bus.ensure_topology()).await.expect_err("nobody has made the streams");
+        let error = without_violation(bus, bus.ensure_topology())
+            .await
+            .expect_err("the streams do not exist");
         assert!(error.is_retryable(), "{error:?}");
     }
     let reconciler = server.bus_for(User::Reconciler).await;
-    unrefused(&reconciler, reconciler.ensure_topology()).await.expect("it makes them");
+    without_violation(&reconciler, reconciler.ensure_topology()).await.expect("it makes them");
     for bus in &waiting {
-        unrefused(bus, bus.ensure_topology()).await.expect("they are there");
+        without_violation(bus, bus.ensure_topology()).await.expect("they are there");
     }
 }
 
 #[tokio::test]
-async fn every_service_can_do_its_work() {
+async fn table_allows_each_service_its_work() {
     let server = NatsServer::start().await;
     let reconciler = server.bus_for(User::Reconciler).await;
     reconciler.ensure_topology().await.expect("it makes the streams");
@@ -300,64 +304,72 @@ async fn every_service_can_do_its_work() {
             .map(|user| server.bus_for(user));
     let (gateway, interpreter, providers) = tokio::join!(gateway, interpreter, providers);
     let (scanner, slack, tap) = tokio::join!(scanner, slack, tap);
-    let mut tapped = unrefused(&tap, tap.tap("construct.v1.>")).await.expect("it listens");
+    let mut tapped = without_violation(&tap, tap.tap("construct.v1.>")).await.expect("it listens");
     let task = task(7);
 
-    unrefused(&gateway, gateway.publish(&TaskWake::new(task), &wake(task, "x")))
+    without_violation(&gateway, gateway.publish(&TaskWake::new(task), &wake(task, "x")))
         .await
         .expect("a wake");
-    within("what passes", tapped.next()).await.expect("the tap goes on");
+    within("a message", tapped.next()).await.expect("the tap is open");
     let mut tasks = reconciler.consume_tasks(partition::for_task(task), options(8));
-    unrefused(&reconciler, next(&mut tasks)).await.receipt.ack().await;
+    without_violation(&reconciler, next(&mut tasks)).await.receipt.ack().await;
 
     let (model, code) =
         (ModelInvoke::new(Pool::model_default(), task), CodeExecute::new(pool("own"), task));
-    unrefused(&reconciler, reconciler.publish_once(&model, &invoke(task, 1)))
+    without_violation(&reconciler, reconciler.publish_once(&model, &invoke(task, 1)))
         .await
         .expect("a command");
     let mut models = providers.consume_model(&Pool::model_default(), options(8));
-    unrefused(&providers, next(&mut models)).await.receipt.ack().await;
-    unrefused(&providers, providers.publish(&TaskResult::new(task), &result(task, 1)))
+    without_violation(&providers, next(&mut models)).await.receipt.ack().await;
+    without_violation(&providers, providers.publish(&TaskResult::new(task), &result(task, 1)))
         .await
         .expect("a result");
-    unrefused(&reconciler, next(&mut tasks)).await.receipt.ack().await;
+    without_violation(&reconciler, next(&mut tasks)).await.receipt.ack().await;
     let mut live = providers.progress();
-    unrefused(&providers, live.send(&event(task, "message.delta", 1, 0))).await.expect("live text");
+    without_violation(&providers, live.send(&event(task, "message.delta", 1, 0)))
+        .await
+        .expect("live text");
     assert_eq!(live.finish().await.lost, 0);
 
-    // A pool that nobody else knows.
+    // A pool that only the interpreter knows.
     let command = mesh::CodeExecute { compute: "own".into(), ..execute(task, 2) };
-    unrefused(&reconciler, reconciler.publish_once(&code, &command)).await.expect("a command");
+    without_violation(&reconciler, reconciler.publish_once(&code, &command))
+        .await
+        .expect("a command");
     let mut codes = interpreter.consume_code(&pool("own"), options(8));
-    let delivery = unrefused(&interpreter, next(&mut codes)).await;
+    let delivery = without_violation(&interpreter, next(&mut codes)).await;
     let journal = interpreter.journal();
     let entry = mesh::JournalEntry { step_id: step(2).to_string(), ..Default::default() };
-    let last = unrefused(&interpreter, journal.append(step(2), &entry, 0)).await.expect("an entry");
-    unrefused(&interpreter, journal.append(step(2), &entry, last)).await.expect("another entry");
-    let loaded = unrefused(&interpreter, journal.load(step(2))).await.expect("it is read");
+    let last = without_violation(&interpreter, journal.append(step(2), &entry, 0))
+        .await
+        .expect("an entry");
+    without_violation(&interpreter, journal.append(step(2), &entry, last))
+        .await
+        .expect("another entry");
+    let loaded = without_violation(&interpreter, journal.load(step(2))).await.expect("it is read");
     assert_eq!(loaded.entries.len(), 2);
     let mut progress = interpreter.progress();
-    unrefused(&interpreter, progress.send(&event(task, "tool.called", 2, 0)))
+    without_violation(&interpreter, progress.send(&event(task, "tool.called", 2, 0)))
         .await
         .expect("a call");
     assert_eq!(progress.finish().await.lost, 0);
     delivery.receipt.ack().await;
     let closed = reconciler.journal();
-    unrefused(&reconciler, closed.close(step(2))).await.expect("it is closed");
+    without_violation(&reconciler, closed.close(step(2))).await.expect("it is closed");
     assert_eq!(
-        unrefused(&reconciler, closed.remove_closed(Timestamp::now()))
+        without_violation(&reconciler, closed.remove_closed(Timestamp::now()))
             .await
             .expect("it is removed"),
         1
     );
 
     let missed = gateway.replay_progress(ORGANIZATION, task, None, Bookmark::default());
-    assert_eq!(unrefused(&gateway, missed).await.expect("it is read").events.len(), 2);
-    let told = event(task, "message.created", 0, 0);
-    unrefused(&gateway, gateway.publish_event(&told)).await.expect("an event");
-    unrefused(&reconciler, reconciler.publish_event(&told)).await.expect("an event");
-    unrefused(&gateway, gateway.inspect_streams()).await.expect("they are described");
-    unrefused(&gateway, gateway.inspect_consumer(&topology::slack_consumer()))
+    assert_eq!(without_violation(&gateway, missed).await.expect("it is read").events.len(), 2);
+    let created = event(task, "message.created", 0, 0);
+    without_violation(&gateway, gateway.publish_event(&created)).await.expect("an event");
+    without_violation(&reconciler, reconciler.publish_event(&created)).await.expect("an event");
+    without_violation(&gateway, gateway.inspect_streams()).await.expect("they are described");
+    without_violation(&gateway, gateway.inspect_consumer(&topology::slack_consumer()))
         .await
         .expect("it is described");
 
@@ -368,49 +380,49 @@ async fn every_service_can_do_its_work() {
         key: "1".into(),
         ..Default::default()
     };
-    unrefused(&slack, slack.publish(&address, &delivery)).await.expect("a delivery");
+    without_violation(&slack, slack.publish(&address, &delivery)).await.expect("a delivery");
     let mut deliveries = slack.consume_slack(options(8));
-    unrefused(&slack, next(&mut deliveries)).await.receipt.ack().await;
+    without_violation(&slack, next(&mut deliveries)).await.receipt.ack().await;
 
     let scan = construct_domain::ScanId::from_uuid(uuid::Uuid::from_u128(7));
     let run =
         mesh::ScanRun { organization_id: ORGANIZATION.to_string(), scan_id: scan.to_string() };
     let address = subject::ScanRun { organization: ORGANIZATION, scan };
-    unrefused(&gateway, gateway.publish(&address, &run)).await.expect("a scan");
+    without_violation(&gateway, gateway.publish(&address, &run)).await.expect("a scan");
     let mut scans = scanner.consume_scans(options(8));
-    unrefused(&scanner, next(&mut scans)).await.receipt.ack().await;
+    without_violation(&scanner, next(&mut scans)).await.receipt.ack().await;
     let mut cancels = interpreter.subscribe_cancel(Service::Interpreter).await.expect("it listens");
     let cancel = mesh::CancelStep { step_id: step(2).to_string(), ..Default::default() };
     let address = Cancel { service: Service::Interpreter };
-    unrefused(&reconciler, reconciler.publish_cancel(&address, &cancel))
+    without_violation(&reconciler, reconciler.publish_cancel(&address, &cancel))
         .await
         .expect("a cancellation");
-    unrefused(&interpreter, within("it", cancels.next())).await.expect("it is heard");
+    without_violation(&interpreter, within("it", cancels.next())).await.expect("it is subscribed");
 
     let said = Timestamp::from_second(1_000).expect("a time");
     let time = prost_types::Timestamp { seconds: said.as_second(), nanos: 0 };
     let mut times = Vec::new();
     for worker in [&interpreter, &providers] {
-        times.push(unrefused(worker, worker.subscribe_time()).await.expect("it listens"));
+        times.push(without_violation(worker, worker.subscribe_time()).await.expect("it listens"));
     }
     let beat =
-        mesh::ReconcilerBeat { instance: "r".into(), time: Some(time), ..Default::default() };
-    let address = subject::ReconcilerBeat { instance: "r".into() };
-    unrefused(&reconciler, reconciler.publish_beat(&address, &beat)).await.expect("a beat");
+        mesh::ReconcilerHeartbeat { instance: "r".into(), time: Some(time), ..Default::default() };
+    let address = subject::ReconcilerHeartbeat { instance: "r".into() };
+    without_violation(&reconciler, reconciler.publish_beat(&address, &beat)).await.expect("a beat");
     for times in &mut times {
         assert_eq!(within("it", times.next()).await, Some(said));
     }
 }
 
 #[tokio::test]
-async fn who_may_ask_is_answered() {
+async fn permitted_questions_are_answered() {
     let server = NatsServer::start().await;
     let [gateway, interpreter, providers, reconciler, scanner] =
         [User::Gateway, User::Interpreter, User::Providers, User::Reconciler, User::Scanner]
             .map(|user| server.bus_for(user));
     let (gateway, interpreter, providers, reconciler, scanner) =
         tokio::join!(gateway, interpreter, providers, reconciler, scanner);
-    answered(&gateway, &providers, &subject::BreakerState, &mesh::BreakerQuestion::default()).await;
+    answered(&gateway, &providers, &subject::BreakerState, &mesh::BreakerQuery::default()).await;
     answered(&gateway, &interpreter, &subject::Tools { pool: pool("own") }, &Default::default())
         .await;
     answered(
@@ -425,14 +437,14 @@ async fn who_may_ask_is_answered() {
     let lookup =
         mesh::ModelLookup { organization_id: organization_id.clone(), ..Default::default() };
     answered(&providers, &reconciler, &subject::Models, &lookup).await;
-    let question = mesh::WhereaboutsQuestion {
+    let question = mesh::StepLocationQuery {
         organization_id: organization_id.clone(),
         task_id: task(7).to_string(),
         step_id: step(7).to_string(),
         ..Default::default()
     };
     answered(&gateway, &reconciler, &subject::StepLocation, &question).await;
-    let question = mesh::RepositoriesQuestion { organization_id, ..Default::default() };
+    let question = mesh::RepositoriesQuery { organization_id, ..Default::default() };
     answered(&gateway, &scanner, &subject::ListRepositories, &question).await;
 }
 
@@ -445,37 +457,36 @@ async fn answered<Q: Question>(asks: &Bus, answers: &Bus, address: &Q, question:
     let serve =
         Box::pin(answers.answer(address, stop.clone(), async |_| Some(Q::Answer::default())));
     let ask = Box::pin(async {
-        // The question may come before the subscription.
+        // The question may arrive before the subscription.
         while asks.ask(address, question, Duration::from_secs(5)).await.is_err() {
             tokio::task::yield_now().await;
         }
         stop.cancel();
     });
-    let (served, ()) = unrefused(
+    let (served, ()) = without_violation(
         asks,
-        unrefused(answers, within("an answer", async { tokio::join!(serve, ask) })),
+        without_violation(answers, within("an answer", async { tokio::join!(serve, ask) })),
     )
     .await;
     served.expect("it listens");
 }
 
 #[tokio::test]
-async fn what_is_not_allowed_is_told_and_a_letter_commands_nobody() {
+async fn denied_publish_is_reported_and_letters_cannot_command() {
     let server = NatsServer::start().await;
     server.bus_for(User::Reconciler).await.ensure_topology().await.expect("it makes the streams");
     let providers = server.bus_for(User::Providers).await;
     let code = CodeExecute::new(Pool::code_default(), task(7));
     let (subject, command) = (code.subject(), execute(task(7), 1));
     let refused = providers.publish_raw(&subject, &command);
-    let told = tokio::select! {
-        told = within("the refusal", providers.permission_violation()) => told,
+    let violation = tokio::select! {
+        violation = within("the refusal", providers.permission_violation()) => violation,
         done = refused => panic!("it was not refused: {done:?}"),
     };
-    assert!(told.contains(&code.subject()), "{told}");
+    assert!(violation.contains(&code.subject()), "{violation}");
     assert_eq!(server.message_count(Stream::Code).await, 0);
 
-    // Of a stream of its own it may write letters; whoever publishes them again does it where they
-    // were found.
+    // It may write dead letters of its own stream. The redrive publishes to that stream only.
     let gateway = server.bus_for(User::Gateway).await;
     let letters = [
         (Stream::Model, ModelInvoke::new(Pool::model_default(), task(7)).subject()),
@@ -493,10 +504,13 @@ async fn what_is_not_allowed_is_told_and_a_letter_commands_nobody() {
         let ack: Result<_, publish::Error> =
             server.bus_for(sender).await.publish(&DeadLetters { stream }, &letter).await;
         let number = ack.expect("a letter").sequence;
-        let error =
-            unrefused(&gateway, gateway.redrive(number)).await.expect_err("it commands nobody");
+        let error = without_violation(&gateway, gateway.redrive(number))
+            .await
+            .expect_err("a command is not redriven");
         let command = matches!(error, crate::dead_letter::Error::Command);
         assert!(command || matches!(error, crate::dead_letter::Error::Subject), "{error:?}");
-        unrefused(&gateway, gateway.remove_dead_letter(number)).await.expect("it is removed");
+        without_violation(&gateway, gateway.remove_dead_letter(number))
+            .await
+            .expect("it is removed");
     }
 }

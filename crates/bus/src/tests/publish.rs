@@ -1,7 +1,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
 
 use construct_proto::mesh::v1::{
-    CancelStep, ToolCatalog, ToolCatalogRequest, Whereabouts, WhereaboutsQuestion,
+    CancelStep, StepLocation, StepLocationQuery, ToolCatalog, ToolCatalogRequest,
 };
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
@@ -20,7 +20,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn an_event_published_twice_is_kept_once_and_two_results_are_two() {
+async fn events_are_deduplicated_and_results_are_not() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut event = event(task(1), "message.created", 0, 0);
@@ -37,7 +37,7 @@ async fn an_event_published_twice_is_kept_once_and_two_results_are_two() {
 }
 
 #[tokio::test]
-async fn a_command_is_queued_once_until_it_is_acknowledged() {
+async fn command_is_queued_once_until_acknowledged() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
@@ -57,7 +57,7 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
         assert_eq!(bus.queue_position(&address, step(other), round).await.expect("asked"), None);
     }
 
-    // In flight is still there.
+    // A command in progress is still queued.
     let mut consumer = bus.consume_model(&Pool::model_default(), options(1));
     let delivery = next(&mut consumer).await;
     assert_eq!(delivery.message, invoke(task(1), 3));
@@ -66,14 +66,14 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
         Dispatch::AlreadyQueued
     );
 
-    // How far the queue was handed out tells which of its commands a worker has.
+    // The last delivered sequence shows which commands a worker has.
     let behind = subject::ModelInvoke::new(Pool::model_default(), task(2));
     bus.publish_once(&behind, &invoke(task(2), 4)).await.expect("sent");
     let waits =
         bus.queue_position(&behind, step(4), 0).await.expect("asked").expect("it stands there");
     let reached = bus.inspect_consumer(&row).await.expect("asked").expect("it is there").reached;
     assert!(place <= reached && reached < waits, "{place} {reached} {waits}");
-    // Only what no worker has had is taken back as such.
+    // Only an undelivered command is withdrawn this way.
     assert_eq!(
         bus.withdraw_undelivered(&address, &row, step(3)).await.expect("asked"),
         Some(false)
@@ -82,7 +82,8 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
     assert_eq!(bus.withdraw_undelivered(&behind, &row, step(4)).await.expect("asked"), Some(true));
     assert_eq!(bus.withdraw_undelivered(&behind, &row, step(4)).await.expect("asked"), None);
 
-    // Acknowledged, the place is free, even for the same step and within the duplicate window.
+    // After the acknowledgement the subject is free, even for the same step and within the
+    // duplicate window.
     delivery.receipt.ack().await;
     within("the place to become free", async {
         while bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent")
@@ -94,7 +95,7 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_later_round_supersedes_what_an_earlier_one_left_and_never_the_other_way_round() {
+async fn later_round_supersedes_earlier_round() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::CodeExecute::new(Pool::code_default(), task(1));
@@ -119,7 +120,7 @@ async fn a_later_round_supersedes_what_an_earlier_one_left_and_never_the_other_w
 }
 
 #[tokio::test]
-async fn a_later_step_supersedes_what_an_earlier_one_left_and_never_the_other_way_round() {
+async fn later_step_supersedes_earlier_step() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::CodeExecute::new(Pool::code_default(), task(1));
@@ -130,7 +131,7 @@ async fn a_later_step_supersedes_what_an_earlier_one_left_and_never_the_other_wa
         bus.publish_once(&address, &execute(task(1), 4)).await.expect("sent"),
         Dispatch::Stale { number: 5 }
     );
-    // Another task's or pool's command is none of its business.
+    // Commands of other tasks or pools are independent.
     let other = subject::CodeExecute::new(Pool::code_default(), task(2));
     assert_eq!(
         bus.publish_once(&other, &execute(task(2), 1)).await.expect("sent"),
@@ -143,7 +144,7 @@ async fn a_later_step_supersedes_what_an_earlier_one_left_and_never_the_other_wa
 }
 
 #[tokio::test]
-async fn many_dispatchers_at_once_queue_one_command() {
+async fn concurrent_dispatchers_queue_one_command() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
@@ -175,7 +176,7 @@ fn blob_files(server: &NatsServer) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn a_large_payload_travels_as_a_blob_and_nobody_notices() {
+async fn large_payload_travels_as_blob() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut tap = bus.tap("construct.v1.cmd.>").await.expect("tapped");
@@ -203,7 +204,7 @@ async fn a_large_payload_travels_as_a_blob_and_nobody_notices() {
 }
 
 #[tokio::test]
-async fn a_payload_beyond_all_limits_is_refused_with_its_size() {
+async fn oversized_payload_is_refused_with_its_size() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
@@ -222,7 +223,7 @@ async fn a_payload_beyond_all_limits_is_refused_with_its_size() {
 }
 
 #[tokio::test]
-async fn a_damaged_blob_becomes_a_dead_letter_and_publishing_again_heals_it() {
+async fn damaged_blob_is_dead_lettered_and_republishing_heals_it() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut dead = bus.tap("construct.v1.dead.>").await.expect("tapped");
@@ -252,7 +253,7 @@ async fn a_damaged_blob_becomes_a_dead_letter_and_publishing_again_heals_it() {
 }
 
 #[tokio::test]
-async fn without_a_stream_or_a_server_publishing_fails_in_time_and_says_so() {
+async fn publish_without_stream_or_server_fails_in_time() {
     let mut server = NatsServer::start().await;
     let bus = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect("connected");
     let address = subject::TaskResult::new(task(1));
@@ -275,12 +276,12 @@ async fn without_a_stream_or_a_server_publishing_fails_in_time_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_cancellation_reaches_every_process_of_the_service_it_is_for() {
+async fn cancellation_reaches_every_process_of_its_service() {
     let server = NatsServer::start().await;
     let (sender, one, two) = (server.bus().await, server.bus().await, server.bus().await);
-    let mut heard = Vec::new();
+    let mut cancels = Vec::new();
     for bus in [&one, &two] {
-        heard.push(bus.subscribe_cancel(Service::Interpreter).await.expect("subscribed"));
+        cancels.push(bus.subscribe_cancel(Service::Interpreter).await.expect("subscribed"));
     }
     let cancel = |number| CancelStep {
         task_id: task(1).to_string(),
@@ -290,8 +291,8 @@ async fn a_cancellation_reaches_every_process_of_the_service_it_is_for() {
     let to = |service| subject::Cancel { service };
     sender.publish_cancel(&to(Service::Providers), &cancel(1)).await.expect("sent");
     sender.publish_cancel(&to(Service::Interpreter), &cancel(2)).await.expect("sent");
-    for heard in &mut heard {
-        assert_eq!(within("the cancellation", heard.next()).await, Some(cancel(2)));
+    for cancels in &mut cancels {
+        assert_eq!(within("the cancellation", cancels.next()).await, Some(cancel(2)));
     }
     assert!(
         sender.publish_cancel(&to(Service::Interpreter), &CancelStep::default()).await.is_err()
@@ -299,16 +300,16 @@ async fn a_cancellation_reaches_every_process_of_the_service_it_is_for() {
 }
 
 #[tokio::test]
-async fn who_listens_for_cancels_waits_for_a_server_that_hangs() {
+async fn cancel_subscription_waits_for_hanging_server() {
     let server = NatsServer::start().await;
     let (sender, bus) = (server.bus().await, server.bus().await);
     server.pause();
     let listening = tokio::spawn(async move { bus.subscribe_cancel(Service::Interpreter).await });
-    // Longer than the server is given to confirm it.
+    // Longer than the server has for the confirmation.
     tokio::time::sleep(CONFIRM_TIMEOUT + Duration::from_millis(500)).await;
     assert!(!listening.is_finished());
     server.resume();
-    let mut heard =
+    let mut cancels =
         within("the subscription", listening).await.expect("no panic").expect("subscribed");
     let cancel = CancelStep {
         task_id: task(1).to_string(),
@@ -319,11 +320,11 @@ async fn who_listens_for_cancels_waits_for_a_server_that_hangs() {
         .publish_cancel(&subject::Cancel { service: Service::Interpreter }, &cancel)
         .await
         .expect("sent");
-    assert_eq!(within("the cancellation", heard.next()).await, Some(cancel));
+    assert_eq!(within("the cancellation", cancels.next()).await, Some(cancel));
 }
 
 #[tokio::test]
-async fn a_result_waits_for_the_step_that_it_is_of() {
+async fn queued_result_is_found_for_its_step_only() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     for number in [1, 2] {
@@ -343,7 +344,7 @@ async fn a_result_waits_for_the_step_that_it_is_of() {
 }
 
 #[tokio::test]
-async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
+async fn tools_question_is_answered_within_its_pool() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let (pool, other) = (Pool::code_default(), Pool::new("cpu-8").expect("a name"));
@@ -351,7 +352,7 @@ async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
     let error = bus
         .request_tools(&pool, &question, Duration::from_secs(5))
         .await
-        .expect_err("nobody there");
+        .expect_err("no process answers");
     assert!(matches!(error, request::Error::NoResponders), "{error:?}");
 
     let stop = CancellationToken::new();
@@ -382,19 +383,19 @@ async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
     within("the server of tools to stop", serving).await.expect("no panic").expect("no error");
 }
 
-fn location_question(round: u32) -> WhereaboutsQuestion {
-    WhereaboutsQuestion {
+fn location_question(round: u32) -> StepLocationQuery {
+    StepLocationQuery {
         organization_id: ORGANIZATION.to_string(),
         task_id: task(1).to_string(),
         step_id: step(3).to_string(),
         round,
-        ..WhereaboutsQuestion::default()
+        ..StepLocationQuery::default()
     }
 }
 
-/// Asks, as soon as somebody is there.
-async fn ask(bus: &Bus, round: u32, timeout: Duration) -> Result<Whereabouts, request::Error> {
-    within("somebody is there", async {
+/// Asks as soon as a process answers.
+async fn ask(bus: &Bus, round: u32, timeout: Duration) -> Result<StepLocation, request::Error> {
+    within("an answer", async {
         loop {
             match bus.ask(&subject::StepLocation, &location_question(round), timeout).await {
                 Err(request::Error::NoResponders) => tokio::task::yield_now().await,
@@ -405,54 +406,54 @@ async fn ask(bus: &Bus, round: u32, timeout: Duration) -> Result<Whereabouts, re
     .await
 }
 
-/// Work that never ends, and says when it is given up.
+/// Work that never ends and reports that it was dropped.
 struct Work(mpsc::UnboundedSender<()>);
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // When the test has failed nobody listens.
+        // A failed test receives nothing.
         _ = self.0.send(());
     }
 }
 
 #[tokio::test]
-async fn work_for_an_answer_ends_when_whoever_asked_no_longer_waits() {
+async fn answer_is_dropped_when_its_timeout_has_passed() {
     let server = NatsServer::start().await;
     let (asks, answers) = tokio::join!(server.bus(), server.bus());
-    let (given_up, mut hears) = mpsc::unbounded_channel();
+    let (dropped, mut reports) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();
     let stopped = stop.clone();
     let serving = tokio::spawn(async move {
         let answer = move |_| {
-            let work = Work(given_up.clone());
+            let work = Work(dropped.clone());
             async move {
                 let _work = work;
-                std::future::pending::<Option<Whereabouts>>().await
+                std::future::pending::<Option<StepLocation>>().await
             }
         };
         answers.answer(&subject::StepLocation, stopped, answer).await
     });
     let answer = ask(&asks, 0, Duration::from_millis(300)).await;
     assert!(matches!(answer, Err(request::Error::Timeout)), "{answer:?}");
-    within("the work is given up", hears.recv()).await.expect("it says so");
+    within("the work to be dropped", reports.recv()).await.expect("a report");
     stop.cancel();
     within("nothing is at work any more", serving).await.expect("no panic").expect("no error");
 }
 
 #[tokio::test]
-async fn a_question_whose_time_is_over_before_its_turn_is_not_begun() {
+async fn question_expired_while_queued_is_not_started() {
     let server = NatsServer::start().await;
     let (asks, answers) = tokio::join!(server.bus(), server.bus());
-    let (begun, mut hears) = mpsc::unbounded_channel();
+    let (started, mut reports) = mpsc::unbounded_channel();
     let (go, stop) = (CancellationToken::new(), CancellationToken::new());
     let (going, stopped) = (go.clone(), stop.clone());
     let serving = tokio::spawn(async move {
-        let answer = move |question: WhereaboutsQuestion| {
-            let (begun, going) = (begun.clone(), going.clone());
+        let answer = move |question: StepLocationQuery| {
+            let (started, going) = (started.clone(), going.clone());
             async move {
-                begun.send(question.round).expect("the test listens");
+                started.send(question.round).expect("the test listens");
                 going.cancelled().await;
-                Some(Whereabouts::default())
+                Some(StepLocation::default())
             }
         };
         answers.answer(&subject::StepLocation, stopped, answer).await
@@ -465,9 +466,9 @@ async fn a_question_whose_time_is_over_before_its_turn_is_not_begun() {
         })
         .collect();
     for _ in 0..MAX_CONCURRENT_ANSWERS {
-        assert_eq!(within("every place is taken", hears.recv()).await, Some(1));
+        assert_eq!(within("every slot to be in use", reports.recv()).await, Some(1));
     }
-    // The second one's time is over later, at the other end as well.
+    // The second one's timeout passes later, at both ends.
     for round in [2, 3] {
         let answer = ask(&asks, round, Duration::from_millis(200)).await;
         assert!(matches!(answer, Err(request::Error::Timeout)), "{answer:?}");
@@ -480,21 +481,21 @@ async fn a_question_whose_time_is_over_before_its_turn_is_not_begun() {
     stop.cancel();
     within("it to stop", serving).await.expect("no panic").expect("no error");
     let mut rounds = Vec::new();
-    while let Some(round) = hears.recv().await {
+    while let Some(round) = reports.recv().await {
         rounds.push(round);
     }
     assert!(!rounds.contains(&2) && rounds.contains(&4), "{rounds:?}");
 }
 
 #[tokio::test]
-async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
+async fn question_without_group_is_answered_by_the_owner() {
     let server = NatsServer::start().await;
     let (asks, knows, other) = tokio::join!(server.bus(), server.bus(), server.bus());
     let stop = CancellationToken::new();
     let answers = |bus: Bus, sequence: Option<u64>| {
         let stop = stop.clone();
         let answer = move |_| async move {
-            sequence.map(|sequence| Whereabouts { sequence, ..Whereabouts::default() })
+            sequence.map(|sequence| StepLocation { sequence, ..StepLocation::default() })
         };
         tokio::spawn(async move { bus.answer(&subject::StepLocation, stop, answer).await })
     };
@@ -502,7 +503,7 @@ async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
     let question = location_question(0);
     let mut answered = 0;
     within("answers", async {
-        // The first questions may come before the subscriptions.
+        // The first questions may arrive before the subscriptions.
         while answered < 20 {
             match asks.ask(&subject::StepLocation, &question, Duration::from_secs(5)).await {
                 Ok(answer) => {
@@ -522,7 +523,7 @@ async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
 }
 
 #[tokio::test]
-async fn headers_tell_a_passer_by_what_a_message_is() {
+async fn headers_describe_the_message() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut tap = bus.tap("construct.v1.cmd.task.>").await.expect("tapped");

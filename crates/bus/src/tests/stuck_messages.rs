@@ -1,4 +1,4 @@
-//! A server that comes back with a stream of another time than its consumers.
+//! A server that comes back with inconsistent streams and consumers.
 
 use std::{
     fs,
@@ -16,14 +16,14 @@ use crate::{
     topology::{self, Stream, StuckMessages},
 };
 
-/// A folder in the server's store, and what it had at a time.
+/// A copy of a stream's files at one time.
 struct StreamCopy {
     messages: PathBuf,
     copy: PathBuf,
 }
 
 impl StreamCopy {
-    /// What a stream has now; the server is stopped for it.
+    /// Copies the files of a stream. Restarts the server for it.
     async fn take(server: &mut NatsServer, stream: Stream) -> Self {
         server.stop();
         let messages =
@@ -35,7 +35,7 @@ impl StreamCopy {
         Self { messages, copy }
     }
 
-    /// Has the stream begin anew with what was kept, and leaves its consumers as they are.
+    /// Restores the stream from the copy. Its consumers stay as they are.
     async fn restore(&self, server: &mut NatsServer) {
         server.stop();
         fs::remove_dir_all(&self.messages).unwrap();
@@ -63,21 +63,21 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Takes a message out of the file that it stands in, as a disk does that is full for a moment: the
-/// server has given it a number.
+/// Removes a message from its file, as a disk does that is full for a moment, after the server has
+/// assigned its sequence.
 async fn remove_record(server: &mut NatsServer, stream: Stream, number: u64) {
     server.stop();
     let messages =
         folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
     for file in fs::read_dir(messages).unwrap().map(|entry| entry.unwrap().path()) {
         if file.extension().is_none_or(|extension| extension != "blk") {
-            // It is made again from the messages.
+            // The server rebuilds it from the messages.
             fs::remove_file(file).unwrap();
             continue;
         }
         let (mut rest, mut kept) = (&*fs::read(&file).unwrap(), Vec::new());
         while let Some((length, _)) = rest.split_first_chunk() {
-            // The highest bit says whether it has headers.
+            // The highest bit says whether the message has headers.
             let (record, others) =
                 rest.split_at((u32::from_le_bytes(*length) & !(1 << 31)) as usize);
             if record[4..12] != number.to_le_bytes() {
@@ -90,7 +90,7 @@ async fn remove_record(server: &mut NatsServer, stream: Stream, number: u64) {
     server.restart().await;
 }
 
-/// Connected to the server as it is now, without anything being ensured.
+/// A connection to the server in its present state. Ensures nothing.
 async fn connected(server: &NatsServer) -> Bus {
     let options = crate::ConnectOptions::new("test").blobs(server.blobs());
     Bus::connect(server.url(), options).await.expect("the server accepts connections")
@@ -100,7 +100,7 @@ fn model(number: u128) -> subject::ModelInvoke {
     subject::ModelInvoke::new(Pool::model_default(), task(number))
 }
 
-/// Sends as many commands, and has them worked on.
+/// Publishes and processes commands.
 async fn process_commands(bus: &Bus, commands: u128) {
     let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
     for number in 1..=commands {
@@ -122,7 +122,7 @@ async fn check_twice(bus: &Bus) {
 }
 
 #[tokio::test]
-async fn commands_that_are_stored_where_lost_ones_were_are_delivered() {
+async fn commands_at_reused_sequences_are_delivered() {
     let mut server = NatsServer::start().await;
     server.bus().await;
     let copy = StreamCopy::take(&mut server, Stream::Model).await;
@@ -136,7 +136,7 @@ async fn commands_that_are_stored_where_lost_ones_were_are_delivered() {
     );
     let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
     let nothing = tokio::time::timeout(Duration::from_millis(500), consumer.next()).await;
-    assert!(nothing.is_err(), "the server got better: {nothing:?}");
+    assert!(nothing.is_err(), "the server no longer has this bug: {nothing:?}");
     bus.ensure_topology().await.expect("the server accepts it");
     let delivery = next(&mut consumer).await;
     assert_eq!(delivery.task, task(7));
@@ -144,7 +144,7 @@ async fn commands_that_are_stored_where_lost_ones_were_are_delivered() {
 }
 
 #[tokio::test]
-async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() {
+async fn resurrected_command_is_removed() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
     bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent");
@@ -161,7 +161,7 @@ async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() 
         Dispatch::AlreadyQueued
     );
     let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
-    // One of the two stands where another one had been.
+    // One of the two has the sequence of an earlier one.
     let delivery = next(&mut consumer).await;
     assert_eq!(delivery.task, task(6));
 
@@ -177,13 +177,13 @@ async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() 
         Dispatch::Published
     );
     assert_eq!(next(&mut consumer).await.task, task(5));
-    // What is being worked on was left alone.
+    // The command in progress is untouched.
     assert!(bus.is_queued(&model(6), super::step(1), 0).await.expect("the server says"));
     delivery.receipt.ack().await;
 }
 
 #[tokio::test]
-async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
+async fn resurrected_result_is_redelivered() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
     let (task, number) = (task(1), partition::for_task(task(1)));
@@ -208,7 +208,7 @@ async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
 }
 
 #[tokio::test]
-async fn a_queue_that_cannot_be_looked_through_keeps_nothing_in_another_one_from_being_found() {
+async fn unreadable_queue_does_not_hide_others() {
     let mut server = NatsServer::start().await;
     let (bus, task) = stuck_second_message(&mut server, 2).await;
     server.remove_stream(Stream::Model).await;
@@ -224,21 +224,21 @@ async fn a_queue_that_cannot_be_looked_through_keeps_nothing_in_another_one_from
 }
 
 #[tokio::test]
-async fn a_consumer_whose_folder_is_gone_is_made_anew() {
+async fn consumer_without_folder_is_recreated() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let task = super::tasks_of_first_partition().next().expect("there are some");
     let number = partition::for_task(task);
     bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
     fs::remove_dir_all(consumer_folder(&server, &topology::task_consumer(number).durable)).unwrap();
-    bus.ensure_topology().await.expect("it is made anew");
+    bus.ensure_topology().await.expect("it is recreated");
     bus.ensure_topology().await.expect("as it is wanted");
     let mut consumer = bus.consume_tasks(number, options(4));
     next(&mut consumer).await.receipt.ack().await;
 }
 
-/// Takes the consumer of a partition away, and has the server refuse to make another one in its
-/// place.
+/// Deletes the consumer of a partition and blocks its folder, so that the server refuses to create
+/// it.
 async fn block_consumer(server: &NatsServer, bus: &Bus, partition: u16) -> String {
     let durable = topology::task_consumer(partition).durable;
     let folder = consumer_folder(server, &durable);
@@ -253,7 +253,7 @@ async fn delete_consumer(bus: &Bus, durable: &str) {
 }
 
 #[tokio::test]
-async fn a_consumer_that_cannot_be_made_keeps_no_other_from_being_so() {
+async fn refused_consumer_does_not_prevent_others() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let row = topology::task_consumer(1);
@@ -265,7 +265,7 @@ async fn a_consumer_that_cannot_be_made_keeps_no_other_from_being_so() {
 }
 
 #[tokio::test]
-async fn a_consumer_that_cannot_be_made_keeps_no_message_of_another_one_from_being_found() {
+async fn refused_consumer_does_not_hide_stuck_messages() {
     let mut server = NatsServer::start().await;
     let (bus, task) = stuck_second_message(&mut server, 2).await;
     let number = partition::for_task(task);
@@ -273,9 +273,9 @@ async fn a_consumer_that_cannot_be_made_keeps_no_message_of_another_one_from_bei
     let stop = CancellationToken::new();
     let keeping =
         tokio::spawn(server.bus_for(User::Reconciler).await.maintain_topology(stop.clone()));
-    // Now it has something to bring about.
+    // Now the topology needs a change.
     bus.inner.jetstream.delete_stream(Stream::Spending.name()).await.expect("it is there");
-    // It looks only now and then.
+    // The checks are periodic.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(60)).await;
     tokio::time::resume();
@@ -287,7 +287,7 @@ async fn a_consumer_that_cannot_be_made_keeps_no_message_of_another_one_from_bei
     keeping.await.expect("it ends");
 }
 
-/// Where the server keeps what it knows of a consumer of tasks.
+/// The server's folder of a task consumer.
 fn consumer_folder(server: &NatsServer, durable: &str) -> PathBuf {
     folder(&server.store(), Stream::Task.name())
         .expect("the stream has a folder")
@@ -296,7 +296,7 @@ fn consumer_folder(server: &NatsServer, durable: &str) -> PathBuf {
 }
 
 #[tokio::test]
-async fn commands_that_cannot_be_read_make_way_for_others() {
+async fn unreadable_commands_are_purged() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
     let (pool, other) = (Pool::code_default(), Pool::new("cpu-8").expect("a name"));
@@ -313,8 +313,8 @@ async fn commands_that_cannot_be_read_make_way_for_others() {
     let mut consumer = bus.consume_code(&pool, options(4));
     next(&mut consumer).await.receipt.ack().await;
     let nothing = tokio::time::timeout(PULLER_CHECK_TIME, consumer.next()).await;
-    assert!(nothing.is_err(), "the server got better: {nothing:?}");
-    // As who looks: it may.
+    assert!(nothing.is_err(), "the server no longer has this bug: {nothing:?}");
+    // The reconciler may read the queue.
     check_twice(&server.bus_for(User::Reconciler).await).await;
     assert_eq!(
         bus.publish_once(&code(3), &execute(task(3), 1)).await.expect("sent"),
@@ -324,7 +324,7 @@ async fn commands_that_cannot_be_read_make_way_for_others() {
 }
 
 #[tokio::test]
-async fn a_result_that_cannot_be_read_makes_way_for_others_that_can() {
+async fn unreadable_results_are_purged_after_readable_ones() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;
     let tasks: Vec<_> = super::tasks_of_first_partition().take(3).collect();
@@ -341,15 +341,15 @@ async fn a_result_that_cannot_be_read_makes_way_for_others_that_can() {
     let mut consumer = bus.consume_tasks(partition::for_task(tasks[0]), options(4));
     next(&mut consumer).await.receipt.ack().await;
     let nothing = tokio::time::timeout(PULLER_CHECK_TIME, consumer.next()).await;
-    assert!(nothing.is_err(), "the server got better: {nothing:?}");
+    assert!(nothing.is_err(), "the server no longer has this bug: {nothing:?}");
     check_twice(&reconciler).await;
     assert_eq!(server.message_count(Stream::Task).await, 0);
     bus.publish(&subject::TaskResult::new(tasks[2]), &result(tasks[2], 1)).await.expect("sent");
     next(&mut consumer).await.receipt.ack().await;
 }
 
-/// A queue with the second of these messages, that its consumer takes for settled. It takes the
-/// others for under way, which are gone.
+/// A queue with the second of several messages, which its consumer considers settled. It considers
+/// the others in progress, but they are lost.
 async fn stuck_second_message(server: &mut NatsServer, messages: usize) -> (Bus, TaskId) {
     let bus = server.bus().await;
     let tasks: Vec<_> = super::tasks_of_first_partition().take(messages).collect();
@@ -383,11 +383,11 @@ async fn stuck_second_message(server: &mut NatsServer, messages: usize) -> (Bus,
     (bus, tasks[1])
 }
 
-/// The consumer's own look, at what it takes for under way, is behind.
+/// Longer than the consumer's own check of messages in progress.
 const PULLER_CHECK_TIME: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_lost() {
+async fn result_after_lost_in_progress_message_is_delivered() {
     let mut server = NatsServer::start().await;
     let (bus, task) = stuck_second_message(&mut server, 2).await;
     let mut consumer = bus.consume_tasks(partition::for_task(task), options(4));
@@ -398,7 +398,7 @@ async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_l
 }
 
 #[tokio::test]
-async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_under_way_for_ever() {
+async fn stuck_result_behind_lost_messages_is_delivered() {
     let mut server = NatsServer::start().await;
     let (bus, task) = stuck_second_message(&mut server, 3).await;
     let mut consumer = bus.consume_tasks(partition::for_task(task), options(4));
@@ -406,7 +406,10 @@ async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_und
     for _ in 0..2 {
         stuck_messages.check(&bus.inner.jetstream).await.expect("the server answers");
         let nothing = tokio::time::timeout(PULLER_CHECK_TIME, consumer.next()).await;
-        assert!(nothing.is_err() && stuck_messages.is_empty(), "it may be under way: {nothing:?}");
+        assert!(
+            nothing.is_err() && stuck_messages.is_empty(),
+            "it may be in progress: {nothing:?}"
+        );
     }
     stuck_messages.check(&bus.inner.jetstream).await.expect("the server answers");
     let again = next(&mut consumer).await;
@@ -414,10 +417,10 @@ async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_und
     again.receipt.ack().await;
 }
 
-/// What the server does not have cannot be made here; what is done about it takes nothing else
-/// along.
+/// This server version does not lose messages this way. The test holds that the repair removes
+/// nothing else.
 #[tokio::test]
-async fn a_command_that_cannot_be_removed_is_skipped_when_it_is_the_first_and_no_other_is() {
+async fn purge_first_removes_only_the_first_command() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     for number in 1..=3 {
@@ -440,7 +443,7 @@ async fn a_command_that_cannot_be_removed_is_skipped_when_it_is_the_first_and_no
     assert_eq!(queued().await, [true, true, true]);
     topology::purge_first(&bus.inner.jetstream, row, 1).await.expect("the server answers");
     assert_eq!(queued().await, [false, true, true]);
-    // The last one that there is.
+    // The last one.
     for sequence in [2, 3] {
         topology::purge_first(&bus.inner.jetstream, row, sequence)
             .await

@@ -2,7 +2,7 @@ use std::fmt::Debug;
 
 use construct_domain::{AgentId, ModelId, ModelProviderId, partition};
 use construct_proto::{
-    mesh::v1::WhereaboutsQuestion,
+    mesh::v1::StepLocationQuery,
     v1::{Agent, Deleted, Event, Metadata, event::Payload},
 };
 use uuid::Uuid;
@@ -38,7 +38,7 @@ const TASK: &str = "task_00000000-0000-0000-0000-000000000007";
 const ORG: &str = "org_00000000-0000-7000-8000-000000000001";
 
 #[test]
-fn every_subject_is_what_people_tap_and_reads_back() {
+fn subjects_have_their_public_form_and_parse() {
     let partition = partition::for_task(task(7));
     reads_back(
         &TaskWake::new(task(7)),
@@ -79,13 +79,13 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&ListVendorModels, "construct.v1.ctl.providers.any.models");
     reads_back(&CountTokens, "construct.v1.ctl.providers.any.tokens");
     reads_back(&DeadLetters { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
-    let beat = subject::ReconcilerBeat { instance: "reconciler-1".into() };
+    let beat = subject::ReconcilerHeartbeat { instance: "reconciler-1".into() };
     reads_back(&beat, "construct.v1.ctl.reconciler.reconciler-1.beat");
     reads_back(&subject::Census, "construct.v1.ctl.reconciler.census");
     reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");
     reads_back(&subject::Budgets, "construct.v1.ctl.reconciler.budgets");
     reads_back(&subject::Subtasks, "construct.v1.ctl.reconciler.subtasks");
-    reads_back(&subject::StepLocation, "construct.v1.ctl.reconciler.whereabouts");
+    reads_back(&subject::StepLocation, "construct.v1.ctl.reconciler.step_location");
     let spending = subject::Spending { organization: ORGANIZATION };
     reads_back(&spending, &format!("construct.v1.cmd.spending.{ORGANIZATION}"));
     let slack =
@@ -133,7 +133,7 @@ fn kind_of(name: &str) -> EventType {
 }
 
 #[test]
-fn event_types_of_one_and_two_words_make_as_many_tokens() {
+fn event_type_words_are_subject_tokens() {
     for name in ["error", "message.created"] {
         let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of(name) };
         assert_eq!(address.subject(), format!("construct.v1.evt.{ORG}.task.{TASK}.{name}"));
@@ -145,7 +145,7 @@ fn event_types_of_one_and_two_words_make_as_many_tokens() {
 }
 
 #[test]
-fn a_task_in_the_subject_of_another_partition_is_refused() {
+fn task_in_wrong_partition_is_rejected() {
     let subject = TaskWake::new(task(7)).subject();
     let own = format!(".{:02}.", partition::for_task(task(7)));
     let other = format!(".{:02}.", (partition::for_task(task(7)) + 1) % partition::COUNT);
@@ -153,7 +153,7 @@ fn a_task_in_the_subject_of_another_partition_is_refused() {
 }
 
 #[test]
-fn a_pool_that_could_not_be_a_token_is_refused() {
+fn pool_name_invalid_as_token_is_rejected() {
     for name in ["", "a.b", "*", ">", "a b", "Größe", "2x", "-x", &"x".repeat(33)] {
         assert!(Pool::new(name).is_err(), "{name}");
     }
@@ -167,7 +167,7 @@ where
 }
 
 #[test]
-fn a_payload_with_other_ids_than_its_subject_is_refused() {
+fn payload_with_other_ids_is_rejected() {
     refuses(&TaskWake::new(task(7)), &wake(task(8), ""));
     refuses(&TaskWake::new(task(7)), &construct_proto::mesh::v1::TaskWake::default());
     refuses(&ModelInvoke::new(Pool::model_default(), task(7)), &invoke(task(8), 1));
@@ -178,17 +178,16 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     refuses(&CodeExecute::new(Pool::code_default(), task(7)), &elsewhere);
     refuses(&TaskResult::new(task(7)), &Default::default());
     refuses(&BreakerUpdate { instance: "one".into() }, &Default::default());
-    refuses(&subject::ReconcilerBeat { instance: "one".into() }, &Default::default());
+    refuses(&subject::ReconcilerHeartbeat { instance: "one".into() }, &Default::default());
     refuses(&subject::StateUpdate { organization: ORGANIZATION }, &Default::default());
     refuses(&Journal { step: step(1) }, &Default::default());
     refuses(&subject::StepLocation, &Default::default());
-    let question = WhereaboutsQuestion {
+    let question = StepLocationQuery {
         organization_id: ORGANIZATION.to_string(),
         task_id: task(7).to_string(),
         ..Default::default()
     };
-    let of =
-        |step_id: &str| WhereaboutsQuestion { step_id: step_id.to_owned(), ..question.clone() };
+    let of = |step_id: &str| StepLocationQuery { step_id: step_id.to_owned(), ..question.clone() };
     assert!(subject::StepLocation.check(&of("")).is_ok(), "no step is asked about");
     refuses(&subject::StepLocation, &of("step_1"));
     refuses(
@@ -201,7 +200,7 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
 }
 
 #[test]
-fn an_event_finds_its_own_subject() {
+fn event_address_follows_from_the_event() {
     let of = |event: &Event| match EventAddress::from_event(event) {
         Ok(EventAddress::Task(address)) => address.subject(),
         Ok(EventAddress::Entity(address)) => address.subject(),

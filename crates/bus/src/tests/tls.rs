@@ -1,4 +1,4 @@
-//! NATS over TLS, with certificates that are made here.
+//! NATS over TLS, with generated certificates.
 
 use std::{fs, path::Path};
 
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::{task, wake};
 use crate::{Bus, ConnectOptions, Tls, User, subject::TaskWake, testing::NatsServer};
 
-/// Somebody who vouches, with a certificate for whoever is asked.
+/// A certificate authority.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -23,8 +23,8 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    /// Puts `name.crt`, `name.key` into the folder, and who vouches for it as `name-ca.crt`.
-    fn vouch(&self, folder: &Path, name: &str) {
+    /// Writes `name.crt`, `name.key` and the authority's certificate `name-ca.crt` into the folder.
+    fn issue(&self, folder: &Path, name: &str) {
         let mut params =
             CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])
                 .expect("names");
@@ -44,9 +44,9 @@ impl Authority {
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let authority = Authority::new("ours");
-    authority.vouch(folder.path(), "server");
-    authority.vouch(folder.path(), "client");
-    Authority::new("theirs").vouch(folder.path(), "stranger");
+    authority.issue(folder.path(), "server");
+    authority.issue(folder.path(), "client");
+    Authority::new("theirs").issue(folder.path(), "stranger");
     folder
 }
 
@@ -65,7 +65,7 @@ async fn works(bus: &Bus) {
 }
 
 #[tokio::test]
-async fn a_server_is_trusted_when_the_named_authority_vouches_for_it() {
+async fn tls_server_of_configured_authority_is_trusted() {
     let folder = folder();
     let file = |name: &str| folder.path().join(name);
     let lines = format!(
@@ -81,10 +81,10 @@ async fn a_server_is_trusted_when_the_named_authority_vouches_for_it() {
     }
     connect(&server, "tls://", trusting("stranger-ca.crt"))
         .await
-        .expect_err("a stranger vouches for it");
+        .expect_err("an unknown authority issued it");
     connect(&server, "tls://", Tls::default())
         .await
-        .expect_err("nobody whom the system trusts vouches for it");
+        .expect_err("the system does not trust its authority");
     let missing =
         connect(&server, "tls://", trusting("none.crt")).await.expect_err("there is no such file");
     assert!(!missing.is_retryable() && missing.to_string().contains("none.crt"), "{missing:?}");
@@ -95,7 +95,7 @@ async fn a_server_is_trusted_when_the_named_authority_vouches_for_it() {
 }
 
 #[tokio::test]
-async fn a_server_may_ask_for_a_certificate() {
+async fn tls_client_certificate_is_sent_when_required() {
     let folder = folder();
     let file = |name: &str| folder.path().join(name);
     let lines = format!(
@@ -110,12 +110,12 @@ async fn a_server_may_ask_for_a_certificate() {
     works(&connect(&server, "tls://", showing(own("client"))).await.expect("it is let in")).await;
     connect(&server, "tls://", showing(own("stranger")))
         .await
-        .expect_err("a stranger vouches for it");
+        .expect_err("an unknown authority issued it");
     connect(&server, "tls://", showing(None)).await.expect_err("it shows none");
 }
 
 #[tokio::test]
-async fn where_tls_is_asked_for_no_password_is_sent_without() {
+async fn tls_scheme_refuses_plaintext_server() {
     let server = NatsServer::start().await;
     connect(&server, "tls://", Tls::default()).await.expect_err("the server speaks no TLS");
 }

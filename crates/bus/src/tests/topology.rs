@@ -18,49 +18,49 @@ fn scan() -> construct_domain::ScanId {
     construct_domain::ScanId::from_uuid(task(1).uuid())
 }
 
-fn stored<A: StreamAddress>(address: &A) -> (Stream, String) {
+fn address_of<A: StreamAddress>(address: &A) -> (Stream, String) {
     (A::STREAM, address.subject())
 }
 
 #[test]
-fn a_journal_is_kept_longer_than_a_script_can_wait_for_people_and_what_it_refers_to_longer_still() {
+fn journal_retention_exceeds_approvals_and_blobs_exceed_it() {
     use construct_domain::{approval::APPROVAL_TIMEOUT, decide::CODE_TIMEOUT};
     let journal =
         streams().iter().find(|row| row.stream == Stream::Journal).expect("there is one").max_age;
-    // A script that is gone on with at the last moment runs once more.
+    // A script that continues at the last moment runs once more.
     assert!(journal > APPROVAL_TIMEOUT + 2 * CODE_TIMEOUT);
     assert!(blob::RETENTION > journal);
 }
 
 #[test]
-fn every_stored_message_has_exactly_the_stream_its_type_names() {
+fn each_address_has_exactly_its_stream() {
     let event = |name| EventType::new(name).expect("a valid type");
     let agent = construct_domain::AgentId::from_uuid(task(1).uuid());
     let all = [
-        stored(&subject::TaskWake::new(task(1))),
-        stored(&subject::TaskResult::new(task(1))),
-        stored(&subject::ModelInvoke::new(Pool::model_default(), task(1))),
-        stored(&subject::CodeExecute::new(Pool::code_default(), task(1))),
-        stored(&subject::TaskEvent {
+        address_of(&subject::TaskWake::new(task(1))),
+        address_of(&subject::TaskResult::new(task(1))),
+        address_of(&subject::ModelInvoke::new(Pool::model_default(), task(1))),
+        address_of(&subject::CodeExecute::new(Pool::code_default(), task(1))),
+        address_of(&subject::TaskEvent {
             organization: ORGANIZATION,
             task: task(1),
             event: event("error"),
         }),
-        stored(&subject::EntityEvent {
+        address_of(&subject::EntityEvent {
             organization: ORGANIZATION,
             entity: subject::Entity::Agent(agent),
             event: event("agent.created"),
         }),
-        stored(&subject::Delta { organization: ORGANIZATION, task: task(1) }),
-        stored(&subject::Journal { step: step(1) }),
-        stored(&subject::DeadLetters { stream: Stream::Task }),
-        stored(&subject::Spending { organization: ORGANIZATION }),
-        stored(
+        address_of(&subject::Delta { organization: ORGANIZATION, task: task(1) }),
+        address_of(&subject::Journal { step: step(1) }),
+        address_of(&subject::DeadLetters { stream: Stream::Task }),
+        address_of(&subject::Spending { organization: ORGANIZATION }),
+        address_of(
             &subject::SlackDelivery::new(subject::SlackKind::Event, "T0123").expect("it is a team"),
         ),
-        stored(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
-        stored(&subject::ScanUpdate { organization: ORGANIZATION, scan: scan() }),
-        stored(&subject::ToolCreate { organization: ORGANIZATION }),
+        address_of(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
+        address_of(&subject::ScanUpdate { organization: ORGANIZATION, scan: scan() }),
+        address_of(&subject::ToolCreate { organization: ORGANIZATION }),
     ];
     let mut used = BTreeSet::new();
     for (stream, subject) in all {
@@ -78,23 +78,23 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
 }
 
 #[test]
-fn every_command_has_exactly_one_consumer() {
+fn each_command_has_exactly_one_consumer() {
     let [small, middle, large] = Pool::code_standard();
     let commands = (1..500).map(task).flat_map(|task| {
         [
-            stored(&subject::TaskWake::new(task)),
-            stored(&subject::TaskResult::new(task)),
-            stored(&subject::ModelInvoke::new(Pool::model_default(), task)),
-            stored(&subject::CodeExecute::new(small.clone(), task)),
-            stored(&subject::CodeExecute::new(middle.clone(), task)),
-            stored(&subject::CodeExecute::new(large.clone(), task)),
-            stored(&subject::Spending { organization: ORGANIZATION }),
-            stored(
+            address_of(&subject::TaskWake::new(task)),
+            address_of(&subject::TaskResult::new(task)),
+            address_of(&subject::ModelInvoke::new(Pool::model_default(), task)),
+            address_of(&subject::CodeExecute::new(small.clone(), task)),
+            address_of(&subject::CodeExecute::new(middle.clone(), task)),
+            address_of(&subject::CodeExecute::new(large.clone(), task)),
+            address_of(&subject::Spending { organization: ORGANIZATION }),
+            address_of(
                 &subject::SlackDelivery::new(subject::SlackKind::Command, "T0123")
                     .expect("it is a team"),
             ),
-            stored(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
-            stored(&subject::ToolCreate { organization: ORGANIZATION }),
+            address_of(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
+            address_of(&subject::ToolCreate { organization: ORGANIZATION }),
         ]
     });
     let rows = consumers();
@@ -122,7 +122,7 @@ fn only_work_queues_have_consumers() {
 }
 
 #[tokio::test]
-async fn services_that_start_at_once_agree_on_the_topology() {
+async fn concurrent_starts_agree_on_the_topology() {
     let server = NatsServer::start().await;
     let buses = join_all(
         (0..6).map(|n| Bus::connect(server.url(), ConnectOptions::new(format!("service {n}")))),
@@ -146,7 +146,7 @@ async fn services_that_start_at_once_agree_on_the_topology() {
 }
 
 #[tokio::test]
-async fn a_stream_that_differs_is_brought_back_and_keeps_what_is_the_operators() {
+async fn changed_stream_is_restored_except_operator_settings() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let jetstream = &bus.inner.jetstream;
@@ -164,7 +164,7 @@ async fn a_stream_that_differs_is_brought_back_and_keeps_what_is_the_operators()
 }
 
 #[tokio::test]
-async fn a_topology_that_cannot_be_changed_in_place_is_an_error_that_names_the_stream() {
+async fn unchangeable_stream_is_an_error_with_its_name() {
     let server = NatsServer::start().await;
     let bus = Bus::connect(server.url(), ConnectOptions::new("test"))
         .await
@@ -181,7 +181,7 @@ async fn a_topology_that_cannot_be_changed_in_place_is_an_error_that_names_the_s
 }
 
 #[tokio::test]
-async fn a_stream_that_somebody_took_away_is_made_again_by_a_reconciler() {
+async fn deleted_stream_is_recreated_by_the_reconciler() {
     let server = NatsServer::start().await;
     let options = ConnectOptions::new("reconciler").user(User::Reconciler);
     let bus = Bus::connect(&server.url_for(User::Reconciler), options)
@@ -191,7 +191,7 @@ async fn a_stream_that_somebody_took_away_is_made_again_by_a_reconciler() {
     let stop = CancellationToken::new();
     let keeping = tokio::spawn(bus.clone().maintain_topology(stop.clone()));
     server.remove_stream(Stream::Spending).await;
-    // It looks only now and then.
+    // The checks are periodic.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(60)).await;
     tokio::time::resume();
@@ -211,9 +211,9 @@ async fn a_stream_that_somebody_took_away_is_made_again_by_a_reconciler() {
     keeping.await.expect("it ends");
 }
 
-/// Three servers that are one cluster.
+/// Three servers in one cluster.
 async fn cluster() -> Vec<NatsServer> {
-    // Held until all are chosen, so that no two are the same.
+    // Held until all are chosen, so that they differ.
     let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("there is a free port"));
     let ports = free.map(|listener| listener.local_addr().expect("it has one").port());
     let routes = ports.map(|port| format!("nats://127.0.0.1:{port}")).join(", ");
@@ -226,7 +226,7 @@ async fn cluster() -> Vec<NatsServer> {
 }
 
 #[tokio::test]
-async fn streams_are_kept_by_as_many_servers_as_wanted_and_survive_one() {
+async fn streams_are_replicated_and_survive_one_server() {
     let mut servers = cluster().await;
     let urls: Vec<&str> = servers.iter().map(NatsServer::url).collect();
     let connect = async |replicas: usize| {
@@ -260,7 +260,7 @@ async fn streams_are_kept_by_as_many_servers_as_wanted_and_survive_one() {
     assert_eq!(kept(&connect(0).await).await, BTreeSet::from([1]));
     let bus = connect(3).await;
     assert_eq!(kept(&bus).await, BTreeSet::from([3]));
-    // Who is not told leaves it so.
+    // A connection without this option changes nothing.
     assert_eq!(kept(&connect(0).await).await, BTreeSet::from([3]));
 
     let wake = mesh::TaskWake {
@@ -282,7 +282,7 @@ async fn streams_are_kept_by_as_many_servers_as_wanted_and_survive_one() {
 }
 
 #[tokio::test]
-async fn more_servers_than_there_are_is_refused_with_the_servers_words() {
+async fn too_many_replicas_are_refused_with_the_server_error() {
     let server = NatsServer::start().await;
     let options = ConnectOptions::new("test").replicas(NonZeroUsize::new(3));
     let bus = Bus::connect(server.url(), options).await.expect("the server accepts connections");

@@ -8,7 +8,7 @@ use super::{invoke, next, options, task};
 use crate::{Pool, subject, testing::NatsServer};
 
 #[tokio::test]
-async fn the_consumers_span_continues_the_publishers_trace() {
+async fn consumer_span_continues_the_publisher_trace() {
     opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
     let provider = SdkTracerProvider::builder().build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));

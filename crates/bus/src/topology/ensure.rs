@@ -1,6 +1,6 @@
-//! Makes the server's streams and consumers what the table says. Idempotent, and safe when several
-//! services start at once: creating something that exists with the same configuration succeeds, and
-//! a lost race is answered by looking again.
+//! Brings the server's streams and consumers into the state of the table. Idempotent, and safe when
+//! several services start at once: creating something that exists with the same configuration
+//! succeeds, and a lost race leads to another check.
 
 use std::{num::NonZeroUsize, time::Duration};
 
@@ -20,14 +20,14 @@ use super::{
 };
 use crate::subject::Pool;
 
-/// How often a lost race is answered by looking again.
+/// How often a lost race is retried.
 const MAX_ATTEMPTS: usize = 5;
-/// How long is waited for a stream that somebody else makes.
+/// The interval of checks for a stream that another service creates.
 const CREATION_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A stream is not there, and it is not ours to make it.
+/// A stream does not exist, and this user may not create it.
 #[derive(Debug, thiserror::Error)]
-#[error("it is not there yet; the reconciler makes it")]
+#[error("it does not exist yet; the reconciler creates it")]
 struct StreamMissing;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
@@ -35,37 +35,37 @@ type Source = Box<dyn std::error::Error + Send + Sync>;
 /// Why the server could not be brought into the state of the table.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A stream could not be read, made or changed.
-    #[error("stream {stream} could not be brought about")]
+    /// A stream could not be read, created or changed.
+    #[error("stream {stream} could not be ensured")]
     Stream {
-        /// Its name.
+        /// The stream's name.
         stream: &'static str,
-        /// Whether another try may help.
+        /// Whether another attempt may help.
         retryable: bool,
-        /// What the server or the connection said.
+        /// The error of the server or the connection.
         source: Source,
     },
-    /// A consumer could not be made or changed.
-    #[error("consumer {consumer} could not be brought about")]
+    /// A consumer could not be created or changed.
+    #[error("consumer {consumer} could not be ensured")]
     Consumer {
-        /// Its name.
+        /// The consumer's name.
         consumer: String,
-        /// Whether another try may help.
+        /// Whether another attempt may help.
         retryable: bool,
-        /// What the server or the connection said.
+        /// The error of the server or the connection.
         source: Source,
     },
 }
 
 impl Error {
-    /// Whether another try may help, without anybody changing anything.
+    /// Whether another attempt may help without a change by anybody.
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Stream { retryable, .. } | Self::Consumer { retryable, .. } => *retryable,
         }
     }
 
-    /// Whether the server has answered, and it is a single consumer that it does not bring about.
+    /// Whether the server has answered and refuses a single consumer.
     pub(crate) fn is_refusal(&self) -> bool {
         let Self::Consumer { source, .. } = self else { return false };
         let kind = source.downcast_ref().map(ConsumerError::kind);
@@ -80,23 +80,22 @@ pub(crate) async fn ensure(
     for row in streams() {
         ensure_stream(jetstream, row, replicas).await?;
     }
-    let mut refused = Ok(());
+    let mut refusal = Ok(());
     for row in all_consumers(jetstream).await? {
         let kept = async {
             let consumer = ensure_consumer(jetstream, &row).await?;
             recreate_if_ahead(jetstream, &row, &consumer).await
         };
         match kept.await {
-            // One that cannot be brought about keeps no other from being so.
-            Err(error) if error.is_refusal() => refused = refused.and(Err(error)),
+            // A failure of one consumer must not prevent the others.
+            Err(error) if error.is_refusal() => refusal = refusal.and(Err(error)),
             done => done?,
         }
     }
-    refused
+    refusal
 }
 
-/// The table of consumers, and those of the pools that somebody has named: their interpreters have
-/// made them.
+/// The table of consumers, and those of named pools, which their interpreters have created.
 pub(super) async fn all_consumers(
     jetstream: &jetstream::Context,
 ) -> Result<Vec<ConsumerRow>, Error> {
@@ -116,7 +115,7 @@ pub(super) async fn all_consumers(
     Ok(rows)
 }
 
-/// Looks whether these streams are there.
+/// Checks that streams exist.
 pub(crate) async fn check_streams(
     jetstream: &jetstream::Context,
     streams: impl IntoIterator<Item = &'static str>,
@@ -181,8 +180,8 @@ async fn ensure_stream(
         };
         let Err(error) = outcome else { return Ok(()) };
         let (raced, retryable) = match error.kind() {
-            // While somebody else makes it, its subjects are taken before its name is. They may be
-            // another stream's, too.
+            // While another service creates it, its subjects are taken before its name is. They may
+            // also be another stream's.
             CreateStreamErrorKind::JetStream(error)
                 if error.error_code() == jetstream::ErrorCode::STREAM_SUBJECT_OVERLAP
                     && attempt < MAX_ATTEMPTS =>
@@ -190,7 +189,7 @@ async fn ensure_stream(
                 tokio::time::sleep(CREATION_POLL_INTERVAL).await;
                 continue;
             }
-            // Somebody else made or removed it between our two steps.
+            // Another service created or removed it between our two steps.
             CreateStreamErrorKind::JetStream(error) => (
                 [jetstream::ErrorCode::STREAM_NAME_EXIST, jetstream::ErrorCode::STREAM_NOT_FOUND]
                     .contains(&error.error_code()),
@@ -210,8 +209,8 @@ async fn ensure_stream(
     }
 }
 
-/// Lays our settings over `base`, so that what an operator set beyond them (placement, replicas
-/// where we are not told) stays.
+/// Applies our settings to `base`, so that other settings of the operator (placement, and replicas
+/// unless configured) stay.
 fn stream_config(row: &StreamRow, replicas: Option<NonZeroUsize>, base: Config) -> Config {
     Config {
         name: row.stream.name().to_owned(),
@@ -234,14 +233,14 @@ fn stream_config(row: &StreamRow, replicas: Option<NonZeroUsize>, base: Config) 
         max_message_size: -1,
         max_consumers: -1,
         duplicate_window: DUPLICATE_WINDOW,
-        // What ends a journal replaces it.
+        // The closing entry of a journal replaces it.
         allow_rollup: row.stream == Stream::Journal,
         num_replicas: replicas.map_or(base.num_replicas.max(1), NonZeroUsize::get),
         ..base
     }
 }
 
-/// Finds one consumer that somebody else makes.
+/// Finds a consumer that another service creates.
 pub(crate) async fn find_consumer(
     jetstream: &jetstream::Context,
     row: &ConsumerRow,
@@ -254,12 +253,13 @@ pub(crate) async fn find_consumer(
     })
 }
 
-/// What the server says of a consumer whose folder it has removed: one that was made while another
-/// of its name was being removed, as happens when several make a consumer anew. It takes up from
-/// where that other one was, can never be changed, and is gone when the server is started anew.
+/// The server's error for a consumer whose folder it has removed. Such a consumer was created while
+/// another one of its name was being removed, as happens when several services recreate a consumer.
+/// It continues from the position of the other one, can never be changed, and is lost at the next
+/// restart of the server.
 const FOLDER_MISSING: &str = "no such file or directory";
 
-/// Makes or updates one consumer.
+/// Creates or updates a consumer.
 pub(crate) async fn ensure_consumer(
     jetstream: &jetstream::Context,
     row: &ConsumerRow,
@@ -286,14 +286,14 @@ pub(crate) async fn ensure_consumer(
                     ConsumerErrorKind::JetStream(error)
                         if error.to_string().contains(FOLDER_MISSING) =>
                     {
-                        // Somebody else may be about to make it anew.
+                        // Another service may be about to recreate it.
                         if attempt > 1 {
                             let consumer = &row.durable;
                             tracing::warn!(
                                 consumer,
-                                "the consumer's folder is gone; making it anew"
+                                "the consumer's folder is missing; recreating it"
                             );
-                            // Whether it was removed the next attempt tells.
+                            // The next attempt shows whether it was removed.
                             let _ = jetstream
                                 .delete_consumer_from_stream(consumer, row.stream.name())
                                 .await;

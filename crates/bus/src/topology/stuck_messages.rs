@@ -1,15 +1,19 @@
-//! Messages of work queues that nobody gets, although they are there.
+//! Stuck messages: messages of work queues that no consumer delivers.
+//!
+//! # Inconsistent stream and consumer
 //!
 //! A server that was killed, or whose disk was full, can come back with a stream and a consumer of
-//! different times: nats-server 2.9 stores them independently, each some time after it has said
-//! that it did. Then the consumer takes messages for delivered and settled that are not: one that
-//! was settled and is there again, or one that was stored under a number that another one had
-//! before. The server notices neither, and a work queue lets go of a message only when it is
-//! settled. Such a message would stand for ever, and keep out others of its subject.
+//! different times: nats-server 2.9 stores them independently, each some time after it has
+//! confirmed. Then the consumer considers messages delivered and settled that are not: a message
+//! that was settled and is back, or one that was stored under a sequence that another one had
+//! before. The server notices neither, and a work queue removes a message only when it is settled.
+//! Such a message would stay forever and block others of its subject.
 //!
-//! And a disk that was full may leave a gap in a file of messages. From there on that server finds
-//! none of them by its number, nor those that it adds to the file later, which it confirms all the
-//! same (`indexCacheBuf` and `cacheLookup` in its `filestore.go`): to start it anew does not help.
+//! # Gap in the message file
+//!
+//! A disk that was full may leave a gap in a file of messages. From the gap on, the server finds
+//! none of its messages by sequence, including those that it appends and confirms later
+//! (`indexCacheBuf` and `cacheLookup` in its `filestore.go`). A restart does not help.
 
 use std::{
     collections::HashMap,
@@ -28,37 +32,37 @@ use super::{
     streams,
 };
 
-/// How long a result, or something else that is soon done with, may be under way. Messages that
-/// only seem to be are so for ever.
+/// How long a result, or another message that is processed quickly, may be in progress. Messages
+/// that only seem to be in progress stay so forever.
 const MAX_SETTLE_TIME: Duration = Duration::from_secs(60);
 
-/// What the last look found, by consumer.
+/// The findings of the last check, by consumer.
 #[derive(Debug)]
 pub(crate) struct StuckMessages {
-    /// How long what is soon done with may seem to be under way.
+    /// How long a message that is processed quickly may seem to be in progress.
     max_settle_time: Duration,
-    /// The server may be about to remove it; at the next look it is known to stay.
+    /// Leftovers. The server may be about to remove them; at the next check they are known to stay.
     found: HashMap<String, Leftover>,
-    /// The oldest message that a worker seems to have, and since when it is the oldest.
+    /// The oldest message that seems to be in progress, and since when it is the oldest.
     taken: HashMap<String, (u64, Instant)>,
-    /// The oldest message of a queue, where it cannot be read.
+    /// The oldest message of a queue if it cannot be read.
     unreadable: HashMap<&'static str, u64>,
 }
 
-/// Whose messages are looked through.
+/// A queue to check.
 struct Queue<'a> {
     stream: &'a StreamRow,
     consumer: &'a ConsumerRow,
-    /// Whether all messages of the stream are its.
+    /// Whether it is the only consumer of the stream.
     is_only: bool,
 }
 
 /// Messages that should be gone.
 #[derive(Debug, Clone, Copy)]
 struct Leftover {
-    /// The number of the oldest.
+    /// The sequence of the oldest one.
     oldest: u64,
-    /// Up to here everything is settled, as the consumer has it.
+    /// The last sequence that the consumer considers settled.
     settled: u64,
 }
 
@@ -79,19 +83,19 @@ impl StuckMessages {
         Self { max_settle_time, ..Self::default() }
     }
 
-    /// Looks for messages that their consumers take for settled, and does something about those
-    /// that were there the last time.
+    /// Finds messages that their consumers consider settled, and repairs those that the last check
+    /// had found too.
     ///
-    /// A command is removed: whether it is wanted is in its task's row, from which it is published
-    /// again. Other messages are had delivered once more, with everything that stands in the queue,
-    /// by making the consumer anew.
+    /// A command is removed: its task's row says whether it is needed, and it is published again
+    /// from there. Other messages are redelivered, with everything else in the queue, by recreating
+    /// the consumer.
     ///
     /// # Errors
-    /// The first of those that came up. All others are looked through: a queue that the server
-    /// cannot read any more keeps nothing else from being found.
+    /// The first error. All other queues are still checked: a queue that the server cannot read any
+    /// more must not hide stuck messages in others.
     pub(crate) async fn check(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
         let rows = all_consumers(jetstream).await?;
-        // What is not come to is looked at twice again.
+        // What this check does not reach needs two checks again.
         let before = std::mem::replace(
             self,
             Self { max_settle_time: self.max_settle_time, ..Self::default() },
@@ -130,7 +134,7 @@ impl StuckMessages {
         before: &Self,
     ) -> Result<(), Error> {
         let durable = &queue.consumer.durable;
-        // In this order: what is settled was removed from the stream by the time it is looked at.
+        // In this order: settled messages have been removed from the stream when it is read.
         let state = ensure_consumer(jetstream, queue.consumer).await?;
         let (settled, delivered) =
             (settled_sequence(state.cached_info()), state.cached_info().delivered.stream_sequence);
@@ -155,9 +159,9 @@ impl StuckMessages {
         Ok(())
     }
 
-    /// Looks whether a queue begins with what cannot be read. It is emptied then, if it stays so:
-    /// of commands those that are wanted are sent again; of others nothing is lost that could still
-    /// be read, because that is settled first.
+    /// Checks whether a queue begins with an unreadable message. If it stays so, the queue is
+    /// purged. Commands that are needed are published again; of other queues no readable message is
+    /// lost, because those are settled first.
     async fn check_unreadable(
         &mut self,
         jetstream: &jetstream::Context,
@@ -175,15 +179,15 @@ impl StuckMessages {
         Ok(())
     }
 
-    /// Whether there is something to look at again soon.
+    /// Whether another check should follow soon.
     pub(crate) fn is_empty(&self) -> bool {
         self.found.is_empty() && self.unreadable.is_empty()
     }
 }
 
-/// Up to where a consumer takes everything for settled. It counts messages as under way that its
-/// stream has lost, and when it lets go of them it does not go on counting from there until it is
-/// told of another one.
+/// The last sequence that a consumer considers settled. It counts messages as in progress that its
+/// stream has lost, and when it drops them, the acknowledgement floor does not advance until it
+/// learns of another one.
 const fn settled_sequence(info: &Info) -> u64 {
     if info.num_ack_pending == 0 {
         info.delivered.stream_sequence
@@ -192,24 +196,22 @@ const fn settled_sequence(info: &Info) -> u64 {
     }
 }
 
-/// Whether who looks may read what it has: of others it is not their business.
+/// Whether this user may read the queue's messages. Others are not its business.
 const fn is_readable(stream: Stream) -> bool {
     matches!(stream, Stream::Task | Stream::Model | Stream::Code)
 }
 
-/// Whether what it has follows from the rows of tasks.
+/// Whether the rows of tasks determine its messages.
 const fn is_commands(stream: Stream) -> bool {
     matches!(stream, Stream::Model | Stream::Code)
 }
 
-/// Whether its messages are soon done with, however much there is to do about them, and may be
-/// delivered again.
+/// Whether its messages are processed quickly, whatever they cause, and may be redelivered.
 const fn settles_soon(stream: Stream) -> bool {
     matches!(stream, Stream::Task | Stream::Spending | Stream::Slack)
 }
 
-/// Makes a consumer anew that has delivered what its stream does not have yet: it would leave out
-/// as many messages as it is ahead.
+/// Recreates a consumer that is ahead of its stream: it would skip as many messages as it is ahead.
 pub(crate) async fn recreate_if_ahead(
     jetstream: &jetstream::Context,
     row: &ConsumerRow,
@@ -218,13 +220,13 @@ pub(crate) async fn recreate_if_ahead(
     let delivered = consumer.cached_info().delivered.stream_sequence;
     let stream = streams().iter().find(|stream| stream.stream == row.stream);
     let Some(stream) = stream.filter(|_| delivered > 0) else { return Ok(()) };
-    // Read after what was delivered, it can be behind in one way only.
+    // Read after the delivered sequence, so it can only be behind for one reason.
     let last = state(jetstream, stream).await?.last_sequence;
     if delivered <= last {
         return Ok(());
     }
-    // Others do the same after a reconnect: what has been made anew already is not taken from who
-    // works through it.
+    // Other services do the same after a reconnect. A consumer that was already recreated is kept
+    // for its workers.
     let made = consumer.cached_info().created;
     if ensure_consumer(jetstream, row).await?.cached_info().created != made {
         return Ok(());
@@ -234,12 +236,12 @@ pub(crate) async fn recreate_if_ahead(
         consumer,
         delivered,
         last,
-        "the consumer is ahead of its stream, of which the server has lost the end; making it anew"
+        "the consumer is ahead of its stream, whose end the server has lost; recreating it"
     );
     recreate(jetstream, row).await
 }
 
-/// Does something about the messages that were found and have stayed.
+/// Repairs leftovers that have stayed.
 async fn release(
     jetstream: &jetstream::Context,
     queue: &Queue<'_>,
@@ -250,23 +252,23 @@ async fn release(
         tracing::warn!(
             consumer,
             sequence,
-            "a message stands in the queue that its consumer takes for settled; making the consumer anew"
+            "the queue has a message that its consumer considers settled; recreating the consumer"
         );
         return recreate(jetstream, queue.consumer).await;
     }
     let stream = jetstream.get_stream_no_info(queue.stream.stream.name()).await;
     let stream = stream.map_err(|error| failed(queue.stream, error))?;
-    // All of them: the last one's task would not wait as long as it takes to find each.
+    // All of them: finding them one by one would make the last one's task wait too long.
     while sequence <= found.settled {
         tracing::warn!(
             consumer,
             sequence,
-            "a command stands in the queue that its consumer takes for settled; removing it"
+            "the queue has a command that its consumer considers settled; removing it"
         );
         if let Err(error) = stream.delete_message(sequence).await {
-            // Somebody else may have been faster; the next look shows it.
+            // Another process may have been faster; the next check shows it.
             tracing::warn!(consumer, sequence, %error, "the command could not be removed");
-            // To remove what else cannot be read may end that server.
+            // Removing an unreadable message may crash that server.
             let is_unreadable = error.to_string().contains(NOT_FOUND_BY_SEQUENCE);
             return if is_unreadable {
                 purge(jetstream, queue.stream).await
@@ -282,18 +284,17 @@ async fn release(
     Ok(())
 }
 
-/// What the server says of a message that it does not find by its number.
+/// The server's error for a message that it does not find by sequence.
 const NOT_FOUND_BY_SEQUENCE: &str = "did not match";
 
-/// The first message of a queue, which cannot be read.
+/// The first message of a queue if it cannot be read.
 struct Unreadable {
     sequence: u64,
-    /// Whether no other one can be read either.
+    /// Whether all messages are unreadable.
     is_all: bool,
 }
 
-/// Looks for it. A message that is the first before and after it was asked for was there all the
-/// time.
+/// Finds it. A message that is the first both before and after the read existed all the time.
 async fn unreadable(
     jetstream: &jetstream::Context,
     row: &StreamRow,
@@ -319,12 +320,12 @@ async fn unreadable(
     Ok((stays && read != Some(sequence)).then_some(Unreadable { sequence, is_all: read.is_none() }))
 }
 
-/// Takes everything out of a queue, also what cannot be read: its next messages are stored in
+/// Removes all messages of a queue, including unreadable ones. Its next messages are stored in
 /// another file.
 async fn purge(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Error> {
     tracing::warn!(
         stream = row.stream.name(),
-        "the queue has messages that NATS cannot read any more, as after its disk was full; it is emptied"
+        "the queue has messages that NATS cannot read any more, as after a full disk; purging it"
     );
     let found = jetstream
         .get_stream_no_info(row.stream.name())
@@ -333,9 +334,9 @@ async fn purge(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Er
     found.purge().await.map(drop).map_err(|error| failed(row, error))
 }
 
-/// Empties a stream up to a message that is its first and cannot be removed: a server that was
-/// killed may count one that is not there (<https://github.com/nats-io/nats-server/issues/3996>),
-/// and would refuse others of its subject.
+/// Purges a stream up to a message that is its first and cannot be removed. A server that was
+/// killed may count a message that does not exist
+/// (<https://github.com/nats-io/nats-server/issues/3996>), and would refuse others of its subject.
 pub(crate) async fn purge_first(
     jetstream: &jetstream::Context,
     row: &StreamRow,
@@ -371,7 +372,7 @@ async fn state(jetstream: &jetstream::Context, row: &StreamRow) -> Result<State,
     Ok(found.cached_info().state.clone())
 }
 
-/// The number of the oldest message that is for a consumer.
+/// The sequence of the oldest message of a consumer.
 async fn oldest(jetstream: &jetstream::Context, queue: &Queue<'_>) -> Result<Option<u64>, Error> {
     if queue.is_only {
         let state = state(jetstream, queue.stream).await?;
