@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .emit_rerun_if_changed(false)
         .compile_well_known_types(false)
         // Rarely there, and far larger than the other kinds of events.
-        .boxed(".construct.v1.TaskStatus.below")
+        .boxed(".construct.v1.TaskStatus.subtask_totals")
         .boxed(".construct.v1.Event.payload.task")
         .skip_debug(redacted.iter().flat_map(undebugged))
         .compile_fds(compiler.file_descriptor_set())?;

@@ -237,10 +237,10 @@ fn answer(bus: &Bus, upstream: SocketAddr, stop: &CancellationToken) {
     tokio::spawn(async move {
         let found = |_| async move {
             let (provider, model) = provider(upstream);
-            Some(mesh::ModelFound {
+            Some(mesh::ResolvedModel {
                 provider: Some(provider),
                 model: Some(model),
-                ..mesh::ModelFound::default()
+                ..mesh::ResolvedModel::default()
             })
         };
         models.answer(&subject::Models, one, found).await

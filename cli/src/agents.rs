@@ -1,4 +1,4 @@
-//! Which agent is meant when none is named.
+//! Selects an agent when the command line names none.
 
 use construct_proto::v1::{Agent, ListAgentsRequest};
 
@@ -8,11 +8,11 @@ use crate::{
     page,
 };
 
-/// Names the agent when the command line does not. Not an argument's own variable: it would
-/// contradict `--task`.
+/// The environment variable with the default agent. Not bound to the argument: it would conflict with
+/// `--task`.
 const VARIABLE: &str = "CONSTRUCT_AGENT";
 
-/// All agents, by name.
+/// All agents, sorted by name.
 ///
 /// # Errors
 /// What the gateway fails with.
@@ -25,17 +25,20 @@ pub(crate) async fn all(gateway: &Gateway) -> Result<Vec<Agent>, Failure> {
     .await
 }
 
-/// The agent that is named, on the command line or else in the environment.
-pub(crate) fn named(given: Option<String>) -> Option<String> {
-    given.or_else(|| std::env::var(VARIABLE).ok().filter(|name| !name.is_empty()))
+/// The agent that the command line or the environment names.
+pub(crate) fn named(argument: Option<String>) -> Option<String> {
+    argument.or_else(|| std::env::var(VARIABLE).ok().filter(|name| !name.is_empty()))
 }
 
-/// The agent that is named, or the only one there is.
+/// The named agent, or the only one.
 ///
 /// # Errors
-/// When there is none or a choice, or the gateway fails.
-pub(crate) async fn choose(gateway: &Gateway, given: Option<String>) -> Result<String, Failure> {
-    if let Some(named) = named(given) {
+/// When there is no agent, or several and none is named, or the gateway fails.
+pub(crate) async fn choose(
+    gateway: &Gateway,
+    argument: Option<String>,
+) -> Result<String, Failure> {
+    if let Some(named) = named(argument) {
         return Ok(named);
     }
     let names: Vec<String> = all(gateway).await?.iter().map(name).collect();
@@ -44,11 +47,11 @@ pub(crate) async fn choose(gateway: &Gateway, given: Option<String>) -> Result<S
         [] => Err(Failure::usage("there is no agent yet").hint(
             "create a provider, a model and an agent: construct modelprovider create, construct model create, construct agent create",
         )),
-        _ => Err(Failure::usage(format!("which agent? --agent, or CONSTRUCT_AGENT, can be: {}", names.join(", ")))),
+        _ => Err(Failure::usage(format!("there are several agents; choose one with --agent or CONSTRUCT_AGENT: {}", names.join(", ")))),
     }
 }
 
-/// What the agent is called.
+/// The name of the agent.
 pub(crate) fn name(agent: &Agent) -> String {
     agent.spec.as_ref().map(|spec| spec.name.clone()).unwrap_or_default()
 }

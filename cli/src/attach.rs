@@ -1,5 +1,5 @@
-//! Files that go with a message. What is small and of a kind that models take stands in the message
-//! itself; everything else is uploaded first, and the message names it.
+//! Attachments of messages. Small files of types that models accept are part of the message. Other
+//! files are uploaded first, and the message refers to them.
 
 use std::{
     io::ErrorKind,
@@ -9,86 +9,86 @@ use std::{
 use construct_proto::v1::{Attachment, Block, Text, block};
 
 use crate::{
-    entity::file::upload::{self, Wanted, name},
+    entity::file::upload::{self, FileUpload, file_name},
     failure::Failure,
     gateway::{Gateway, idempotency_key},
 };
 
-/// Bytes that a message takes in all.
-const ROOM: u64 = 2 << 20;
+/// The maximum bytes of all attachments that are part of a message.
+const MAX_INLINE_BYTES: u64 = 2 << 20;
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct AttachArgs {
-    /// A file for the model: it is shown PNG, JPEG, GIF, WebP, PDF and text, and has scripts look
-    /// into other kinds and what is large. Can be given several times; also the id of a file that
-    /// was uploaded.
+    /// A file, or the id of an uploaded file. Repeatable. Models see PNG, JPEG, GIF, WebP, PDF and
+    /// text; scripts read other types and large files.
     #[arg(long, value_name = "FILE")]
     attach: Vec<PathBuf>,
 }
 
 impl AttachArgs {
-    /// The files as blocks of a message.
+    /// The attachments as blocks of a message.
     ///
     /// # Errors
-    /// When one cannot be read, or the gateway does not take it.
+    /// When a file cannot be read, or the gateway refuses it.
     pub(crate) async fn blocks(&self, gateway: &Gateway) -> Result<Vec<Block>, Failure> {
-        let mut room = ROOM;
+        let mut remaining = MAX_INLINE_BYTES;
         let mut blocks = Vec::with_capacity(self.attach.len());
         for path in &self.attach {
-            let attachment = match uploaded(path) {
+            let attachment = match uploaded_id(path) {
                 Some(file) => Attachment { file, ..Attachment::default() },
-                None => match small(path, room)? {
+                None => match read_inline(path, remaining)? {
                     Some(attachment) => attachment,
                     None => {
                         Attachment { file: upload(gateway, path).await?, ..Attachment::default() }
                     }
                 },
             };
-            room -= attachment.data.len() as u64;
+            remaining -= attachment.data.len() as u64;
             blocks.push(Block { block: Some(block::Block::Attachment(attachment)) });
         }
         Ok(blocks)
     }
 }
 
-/// Words, and what goes with them.
+/// The blocks of a message: the text, then the attachments.
 pub(crate) fn message(text: String, attached: &[Block]) -> Vec<Block> {
-    let words = Block { block: Some(block::Block::Text(Text { text })) };
-    std::iter::once(words).chain(attached.iter().cloned()).collect()
+    let text = Block { block: Some(block::Block::Text(Text { text })) };
+    std::iter::once(text).chain(attached.iter().cloned()).collect()
 }
 
-/// The id of an uploaded file, if it is one and no file here has that name.
-fn uploaded(path: &Path) -> Option<String> {
+/// The argument as the id of an uploaded file, unless a local file has that name.
+fn uploaded_id(path: &Path) -> Option<String> {
     let text = path.to_str()?;
     let is_id = text.strip_prefix("file_").is_some_and(|id| uuid::Uuid::parse_str(id).is_ok());
     (is_id && !path.exists()).then(|| text.to_owned())
 }
 
-/// A file that a message takes, read; none of one that is to be uploaded.
-fn small(path: &Path, room: u64) -> Result<Option<Attachment>, Failure> {
-    let wrong = |error: std::io::Error| unreadable(path, &error);
-    let found = path.metadata().map_err(wrong)?;
-    if found.is_dir() {
-        return Err(wrong(ErrorKind::IsADirectory.into()));
+/// Reads a file of at most `max_bytes` that can be part of a message. None for a file that must be
+/// uploaded.
+fn read_inline(path: &Path, max_bytes: u64) -> Result<Option<Attachment>, Failure> {
+    let unreadable = |error: std::io::Error| unreadable(path, &error);
+    let metadata = path.metadata().map_err(unreadable)?;
+    if metadata.is_dir() {
+        return Err(unreadable(ErrorKind::IsADirectory.into()));
     }
-    if found.len() == 0 || found.len() > room {
+    if metadata.len() == 0 || metadata.len() > max_bytes {
         return Ok(None);
     }
-    let data = std::fs::read(path).map_err(wrong)?;
+    let data = std::fs::read(path).map_err(unreadable)?;
     let is_text = std::str::from_utf8(&data).is_ok_and(|text| !text.contains('\0'));
-    let media_type = match kind(path) {
-        Some(kind) if is_text || !is_textual(kind) => kind,
+    let media_type = match media_type(path) {
+        Some(media_type) if is_text || !is_textual(media_type) => media_type,
         None if is_text => "text/plain",
         _ => return Ok(None),
     };
-    // It may have grown since it was looked at.
-    let fits = !data.is_empty() && data.len() as u64 <= room;
-    let (media_type, name) = (media_type.to_owned(), name(path));
+    // The file may have grown since its size was read.
+    let fits = !data.is_empty() && data.len() as u64 <= max_bytes;
+    let (media_type, name) = (media_type.to_owned(), file_name(path));
     Ok(fits.then(|| Attachment { media_type, name, data, ..Attachment::default() }))
 }
 
-/// What kind of file it is, as far as its name tells.
-fn kind(path: &Path) -> Option<&'static str> {
+/// The media type by the file's extension.
+fn media_type(path: &Path) -> Option<&'static str> {
     let extension = path
         .extension()
         .and_then(|extension| extension.to_str())
@@ -110,8 +110,8 @@ fn kind(path: &Path) -> Option<&'static str> {
     })
 }
 
-fn is_textual(kind: &str) -> bool {
-    !(kind.starts_with("image/") || kind == "application/pdf")
+fn is_textual(media_type: &str) -> bool {
+    !(media_type.starts_with("image/") || media_type == "application/pdf")
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
@@ -119,9 +119,9 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 async fn upload(gateway: &Gateway, path: &Path) -> Result<String, Failure> {
-    let media_type = kind(path).unwrap_or_default().to_owned();
-    let wanted = Wanted { path, name: name(path), media_type, new: false };
-    let file = upload::upload(gateway, wanted, idempotency_key()).await?;
+    let media_type = media_type(path).unwrap_or_default().to_owned();
+    let source = FileUpload { path, name: file_name(path), media_type, new: false };
+    let file = upload::upload(gateway, source, idempotency_key()).await?;
     Ok(file.metadata.map(|metadata| metadata.id).unwrap_or_default())
 }
 
@@ -130,42 +130,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_files_of_kinds_that_models_take_stand_in_the_message() {
+    fn small_files_of_accepted_types_are_inlined() {
         let folder = tempfile::tempdir().expect("a folder");
-        let read = |name: &str, content: &[u8], room: u64| {
+        let read = |name: &str, content: &[u8], max_bytes: u64| {
             let path = folder.path().join(name);
             std::fs::write(&path, content).expect("written");
-            small(&path, room)
-                .expect("it can be read")
-                .map(|shown| (shown.media_type, shown.name, shown.data))
+            read_inline(&path, max_bytes)
+                .expect("readable")
+                .map(|inline| (inline.media_type, inline.name, inline.data))
         };
-        let shown = |kind: &str, name: &str, data: &[u8]| {
-            Some((kind.to_owned(), name.to_owned(), data.to_vec()))
+        let inline = |media_type: &str, name: &str, data: &[u8]| {
+            Some((media_type.to_owned(), name.to_owned(), data.to_vec()))
         };
-        assert_eq!(read("a.PNG", b"\x89PNG", ROOM), shown("image/png", "a.PNG", b"\x89PNG"));
-        assert_eq!(read("t.csv", b"1;2", 3), shown("text/csv", "t.csv", b"1;2"));
+        assert_eq!(read("a.PNG", b"\x89PNG", MAX_INLINE_BYTES), inline("image/png", "a.PNG", b"\x89PNG"));
+        assert_eq!(read("t.csv", b"1;2", 3), inline("text/csv", "t.csv", b"1;2"));
         assert_eq!(
-            read("main.rs", b"fn main() {}", ROOM),
-            shown("text/plain", "main.rs", b"fn main() {}")
+            read("main.rs", b"fn main() {}", MAX_INLINE_BYTES),
+            inline("text/plain", "main.rs", b"fn main() {}")
         );
-        // All of these are uploaded.
+        // These are uploaded.
         assert_eq!(read("t.csv", b"1;23", 3), None);
-        assert_eq!(read("a.zip", b"PK\x03\x04\xFF", ROOM), None);
-        assert_eq!(read("latin.csv", b"caf\xe9", ROOM), None);
-        assert_eq!(read("nul.txt", b"a\0b", ROOM), None);
-        assert_eq!(read("empty.txt", b"", ROOM), None);
+        assert_eq!(read("a.zip", b"PK\x03\x04\xFF", MAX_INLINE_BYTES), None);
+        assert_eq!(read("latin.csv", b"caf\xe9", MAX_INLINE_BYTES), None);
+        assert_eq!(read("nul.txt", b"a\0b", MAX_INLINE_BYTES), None);
+        assert_eq!(read("empty.txt", b"", MAX_INLINE_BYTES), None);
         assert!(
-            small(folder.path(), ROOM).is_err()
-                && small(&folder.path().join("none"), ROOM).is_err()
+            read_inline(folder.path(), MAX_INLINE_BYTES).is_err()
+                && read_inline(&folder.path().join("none"), MAX_INLINE_BYTES).is_err()
         );
     }
 
     #[test]
-    fn ids_are_told_from_names() {
+    fn file_ids_are_distinguished_from_paths() {
         let id = "file_01890a5d-ac96-774b-bcce-b302099a8057";
-        assert_eq!(uploaded(Path::new(id)).as_deref(), Some(id));
+        assert_eq!(uploaded_id(Path::new(id)).as_deref(), Some(id));
         for name in ["file_1", "a.png", "./file_01890a5d-ac96-774b-bcce-b302099a8057"] {
-            assert_eq!(uploaded(Path::new(name)), None, "{name}");
+            assert_eq!(uploaded_id(Path::new(name)), None, "{name}");
         }
     }
 }

@@ -4,29 +4,29 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
     console::Color,
-    context::{self, TlsArgs, Wanted},
-    conversation, costs, daemon, dead, doctor, entity, events, exec,
+    context::{self, TargetArgs, TlsArgs},
+    conversation, costs, daemon, dead_letters, doctor, entity, events, exec, explain,
     failure::{EXIT_CODES, Exit, Failure},
-    login, mesh, output, tap, top, usage, whoami, why,
+    login, mesh, output, tap, top, usage, whoami,
 };
 
 /// Construct turns a language model into a dependable worker.
 #[derive(Debug, Parser)]
 #[command(name = "construct", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Where the gateway is; when not given, where the context says, or else on this machine: at
-    /// the daemon's socket where there is one (construct daemon), or at http://127.0.0.1:60080.
+    /// The gateway's address. Default: the context's address; without a context the daemon's socket
+    /// on this machine (construct daemon), or http://127.0.0.1:60080.
     #[arg(long, global = true, env = "CONSTRUCT_GATEWAY_URL", value_name = "URL")]
     gateway: Option<String>,
-    /// Which of the remembered gateways to use (construct context).
+    /// The context to use (construct context).
     #[arg(long, global = true, env = "CONSTRUCT_CONTEXT", value_name = "NAME")]
     context: Option<String>,
-    /// The organization to work in, by id, for who has several.
+    /// The id of the organization to work in, for members of several.
     #[arg(long, global = true, env = "CONSTRUCT_ORGANIZATION", value_name = "ID")]
     organization: Option<String>,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Whether to color what people read.
+    /// Whether to color output for people.
     #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
     color: Color,
     #[command(subcommand)]
@@ -35,58 +35,58 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Begin a conversation in the terminal.
+    /// Start a conversation in the terminal.
     New(conversation::NewArgs),
-    /// Go on with a conversation.
+    /// Continue a conversation.
     Resume(conversation::ResumeArgs),
-    /// Give an agent one job, watch it work, and print its answer.
+    /// Send an agent one prompt, watch it work, and print its answer.
     Exec(exec::ExecArgs),
-    /// Agents: who answers, with which model and instructions.
+    /// Agents: a model, instructions, rules and limits under a name.
     #[command(subcommand)]
     Agent(entity::agent::AgentCommand),
     /// Tasks: conversations with an agent.
     #[command(subcommand)]
     Task(entity::task::TaskCommand),
-    /// Calls of scripts that wait for a person.
+    /// Approvals: decide about calls of scripts.
     #[command(subcommand)]
     Approval(entity::approval::ApprovalCommand),
     /// The messages of a task.
     #[command(subcommand)]
     Message(entity::message::MessageCommand),
-    /// Models: what a provider offers, at which price.
+    /// Models of providers, with prices and limits.
     #[command(subcommand)]
     Model(entity::model::ModelCommand),
-    /// Accounts with model vendors.
+    /// Accounts at model vendors.
     #[command(subcommand, name = "modelprovider")]
     ModelProvider(entity::model_provider::ModelProviderCommand),
-    /// Budgets: how much may be spent.
+    /// Budgets: limits on spending.
     #[command(subcommand)]
     Budget(entity::budget::BudgetCommand),
-    /// What was spent, and on what.
+    /// Show costs by agent, model, task, day or purpose.
     Costs(costs::CostsArgs),
-    /// What was used: by day, agent, model or tool.
+    /// Show usage by day, agent, key, model or tool.
     Usage(usage::UsageArgs),
-    /// Quotas: how much an organization may do.
+    /// Quotas: limits of an organization.
     #[command(subcommand)]
     Quota(entity::quota::QuotaCommand),
-    /// Schedules: messages that are sent by the clock.
+    /// Schedules: messages sent at given times.
     #[command(subcommand)]
     Schedule(entity::schedule::ScheduleCommand),
-    /// Look through a repository for what would make good tools.
+    /// Scan a repository for candidates for Tools.
     Scan(entity::scan::ScanArgs),
     /// Secrets that scripts use without seeing them.
     #[command(subcommand)]
     Secret(entity::secret::SecretCommand),
-    /// Documents that clients keep: settings and the like.
+    /// JSON documents that clients store, such as settings.
     #[command(subcommand)]
     State(entity::state::StateCommand),
-    /// Files: what people upload.
+    /// Uploaded files.
     #[command(subcommand)]
     File(entity::file::FileCommand),
-    /// Tokens by which programs reach models through the proxy.
+    /// Tokens for the model proxy.
     #[command(subcommand)]
     Token(entity::token::TokenCommand),
-    /// Organizations: who owns what.
+    /// Organizations.
     #[command(subcommand)]
     Organization(entity::organization::OrganizationCommand),
     /// Members of an organization.
@@ -95,44 +95,44 @@ enum Command {
     /// Invitations into an organization.
     #[command(subcommand)]
     Invitation(entity::invitation::InvitationCommand),
-    /// API keys: how programs log in.
+    /// API keys: credentials of programs.
     #[command(subcommand)]
     Key(entity::key::KeyCommand),
-    /// The audit trail: who did what.
+    /// The audit log.
     #[command(subcommand)]
     Audit(entity::audit::AuditCommand),
-    /// Say who the gateway takes you for.
+    /// Show the user or key that the gateway authenticates.
     Whoami(whoami::WhoAmIArgs),
-    /// Log in as a person, with a browser, at the gateway of a context.
+    /// Log in with a browser at the gateway of a context.
     Login(login::LoginArgs),
-    /// Forget a log-in.
+    /// Log out: delete and revoke the session.
     Logout,
-    /// Gateways and keys, by name.
+    /// Contexts: named gateways with their credentials.
     #[command(subcommand)]
     Context(context::ContextCommand),
-    /// Messages of the mesh that could not be understood and were given up.
-    #[command(subcommand)]
-    Dead(dead::DeadCommand),
-    /// Say whether the deployment is well, and what to do where it is not.
+    /// Dead letters: messages of the mesh that could not be processed.
+    #[command(subcommand, name = "deadletter")]
+    DeadLetter(dead_letters::DeadLetterCommand),
+    /// Check the health of the deployment and suggest remedies.
     Doctor(doctor::DoctorArgs),
-    /// Show what the installation does right now: workers, queues, tasks and spending.
+    /// Show the current load: workers, queues, tasks and spending.
     Top(top::TopArgs),
-    /// Say what a task waits for, since when, and who can end the wait.
-    Why(why::WhyArgs),
-    /// Print what happens, as it happens.
+    /// Explain what a task waits for, since when, and what ends the wait.
+    Explain(explain::ExplainArgs),
+    /// Print events as they happen.
     Events(events::EventsArgs),
-    /// Print the messages on the mesh, decoded: for operators, because it listens on NATS, past all
-    /// log-in.
+    /// Print the decoded messages of the mesh. For operators: it subscribes to NATS directly and
+    /// bypasses the gateway's authentication.
     Tap(tap::TapArgs),
     /// Start the mesh on this machine (in a checkout: ./dev up).
     Up,
     /// Stop the mesh on this machine (in a checkout: ./dev down).
     Down,
-    /// The mesh on this machine as a service of yours, which starts when it is needed.
+    /// Run the mesh on this machine as a user service, started on demand.
     Daemon(daemon::DaemonArgs),
-    /// Print the completions for a shell.
+    /// Print shell completions.
     Completions {
-        /// For which.
+        /// The shell.
         shell: clap_complete::Shell,
     },
     /// Print the version.
@@ -140,10 +140,10 @@ enum Command {
 }
 
 impl Cli {
-    /// Does what is asked for.
+    /// Runs the command.
     ///
     /// # Errors
-    /// When it can't be done.
+    /// When the command fails.
     pub(crate) async fn run(self) -> Result<Exit, Failure> {
         let done = |()| Exit::Completed;
         let Self { gateway, context, organization, tls, color, command } = self;
@@ -163,13 +163,13 @@ impl Cli {
             }
             command => command,
         };
-        let wanted = Wanted { gateway, context, organization, tls };
+        let target = TargetArgs { gateway, context, organization, tls };
         let command = match command {
-            Command::Login(args) => return Box::pin(args.run(wanted)).await.map(done),
-            Command::Logout => return Box::pin(login::logout(wanted)).await.map(done),
+            Command::Login(args) => return Box::pin(args.run(target)).await.map(done),
+            Command::Logout => return Box::pin(login::logout(target)).await.map(done),
             command => command,
         };
-        let gateway = Box::pin(login::gateway(wanted)).await?;
+        let gateway = Box::pin(login::gateway(target)).await?;
         match command {
             Command::New(args) => Box::pin(conversation::new(args, gateway, color)).await,
             Command::Resume(args) => Box::pin(conversation::resume(args, gateway, color)).await,
@@ -196,13 +196,13 @@ impl Cli {
             Command::Key(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Audit(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Whoami(args) => Box::pin(args.run(&gateway)).await.map(done),
-            Command::Dead(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::DeadLetter(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Doctor(args) => Box::pin(args.run(&gateway, color)).await,
             Command::Top(args) => Box::pin(args.run(&gateway, color)).await,
-            Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
+            Command::Explain(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, color)).await.map(done),
             Command::Tap(args) => Box::pin(args.run(color)).await.map(done),
-            // Above, because these need no gateway, or not as who calls.
+            // Handled above: these need no gateway, or no caller.
             Command::Context(_)
             | Command::Login(_)
             | Command::Logout
@@ -220,12 +220,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn what_the_demo_says_is_understood() {
+    fn documented_commands_are_parsed() {
         for line in [
             "construct modelprovider create demo --type anthropic --api-key-env ANTHROPIC_API_KEY",
             "construct modelprovider create demo --type ollama --base-url http://127.0.0.1:11434",
@@ -241,7 +241,7 @@ mod tests {
             "construct resume --last",
             "construct tap construct.v1.evt.> --full",
             "construct approval list --task task_1 --state pending",
-            "construct approval reject approval_1 --words no",
+            "construct approval reject approval_1 --comment no",
             "construct agent update demo --policy rules.yaml",
             "construct task create --agent demo --policy -",
             "construct budget create 5/month --agent demo",
@@ -251,8 +251,8 @@ mod tests {
             "construct usage --by tool --tool fetch --agent demo --limit 3",
             "construct quota get",
             "construct quota set org_1 --tier free --tasks-per-day 100 --runs-per-day tier --spend-per-month 2.50",
-            "construct dead list --after 7 -o json",
-            "construct dead redrive 8",
+            "construct deadletter list --after 7 -o json",
+            "construct deadletter redrive 8",
             "construct task retry task_1",
             "construct model catalog anthropic",
             "construct schedule create morning --agent demo --cron 0_9_*_*_1 --time-zone Europe/Berlin words",
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_runbook_says_is_understood() {
+    fn runbook_commands_are_parsed() {
         let runbook = include_str!("../../docs/runbook.md");
         let blocks = runbook.lines().filter(|line| line.starts_with("construct "));
         let inline = runbook
@@ -328,7 +328,7 @@ mod tests {
             let command =
                 line.split('#').next().unwrap_or_default().replace('\'', "").replace("LETTER", "7");
             if let Err(error) = Cli::try_parse_from(command.split_whitespace()) {
-                // In a sentence a command may be named without what it is about.
+                // A sentence may name a command without its arguments.
                 let named = error.kind() == clap::error::ErrorKind::MissingRequiredArgument
                     && !line.contains("TASK");
                 assert!(named, "{line}: {error}");
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_refused() {
+    fn conflicting_arguments_are_refused() {
         for line in [
             "construct exec --task task_1 --agent other words",
             "construct resume task_1 --last",

@@ -1,5 +1,4 @@
-//! Where output goes: answers to one place, everything about them to another, styled if a person
-//! looks.
+//! Output channels: answers go to one stream, status lines to another. Terminals get styled text.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -8,14 +7,14 @@ use crate::words::printable;
 /// Whether output is colored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Color {
-    /// When a person looks, and neither NO_COLOR nor TERM=dumb say otherwise.
+    /// On a terminal, unless NO_COLOR or TERM=dumb is set.
     Auto,
     Always,
     Never,
 }
 
 impl Color {
-    /// Whether to color what goes to a place that is a terminal or not.
+    /// Whether to color output, given whether it goes to a terminal.
     pub(crate) fn applies(self, terminal: bool) -> bool {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         match self {
@@ -30,15 +29,15 @@ impl Color {
     }
 }
 
-/// What a piece of text is, and so how it looks.
+/// The role of a text, which determines its look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
     Plain,
-    /// Of less interest.
+    /// Less important.
     Dim,
     /// JavaScript.
     Code,
-    /// What a person said.
+    /// A message of a user.
     Person,
     Good,
     Bad,
@@ -46,8 +45,8 @@ pub(crate) enum Style {
 }
 
 impl Style {
-    /// The escape sequence that switches it on; `None` for plain.
-    pub(crate) const fn on(self) -> Option<&'static str> {
+    /// The escape sequence that starts the style; `None` for plain.
+    pub(crate) const fn escape_sequence(self) -> Option<&'static str> {
         match self {
             Self::Plain => None,
             Self::Dim => Some("\x1b[2m"),
@@ -61,24 +60,24 @@ impl Style {
 
     /// The text in this style.
     pub(crate) fn paint(self, text: &str, color: bool) -> String {
-        match self.on().filter(|_| color && !text.is_empty()) {
-            Some(on) => format!("{on}{text}\x1b[0m"),
+        match self.escape_sequence().filter(|_| color && !text.is_empty()) {
+            Some(start) => format!("{start}{text}\x1b[0m"),
             None => text.to_owned(),
         }
     }
 }
 
-/// What output is for.
+/// The purpose of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Channel {
-    /// The model's words.
+    /// The model's answer.
     Answer,
-    /// Everything about them.
-    Aside,
+    /// Everything else: progress, tool calls, errors.
+    Status,
 }
 
-/// Takes output, piece by piece. Text that leaves its line open is continued by text on the same
-/// channel, and ended by anything else.
+/// Takes output piece by piece. Text on the same channel continues an open line; anything else
+/// ends it.
 pub(crate) trait Sink {
     /// Writes text, which may leave the line open.
     fn text(&mut self, channel: Channel, style: Style, text: &str) -> io::Result<()>;
@@ -86,14 +85,14 @@ pub(crate) trait Sink {
     /// Ends the open line, if there is one.
     fn end_line(&mut self) -> io::Result<()>;
 
-    /// Columns a line may take.
+    /// The columns of a line.
     fn width(&self) -> usize;
 
-    /// A line of its own, about the answer.
+    /// Writes a whole line on the status channel.
     fn line(&mut self, spans: &[(Style, &str)]) -> io::Result<()> {
         self.end_line()?;
         for (style, text) in spans {
-            self.text(Channel::Aside, *style, text)?;
+            self.text(Channel::Status, *style, text)?;
         }
         self.end_line()
     }
@@ -101,61 +100,61 @@ pub(crate) trait Sink {
 
 /// Standard output and standard error.
 pub(crate) struct Console {
-    answer: Place,
-    aside: Place,
+    answer: Stream,
+    status: Stream,
     open: Option<Channel>,
 }
 
-struct Place {
-    to: Box<dyn Write + Send>,
+struct Stream {
+    writer: Box<dyn Write + Send>,
     terminal: bool,
     color: bool,
 }
 
 impl Console {
-    /// Answers go to standard output, the rest to standard error.
+    /// Answers go to standard output, status lines to standard error.
     pub(crate) fn standard(color: Color) -> Self {
         let (out, err) = (io::stdout(), io::stderr());
         let (out_terminal, err_terminal) = (out.is_terminal(), err.is_terminal());
         Self::new((Box::new(out), out_terminal), (Box::new(err), err_terminal), color)
     }
 
-    /// Everything goes to standard output.
+    /// Both channels go to standard output.
     pub(crate) fn merged(color: Color) -> Self {
         let terminal = io::stdout().is_terminal();
         Self::new((Box::new(io::stdout()), terminal), (Box::new(io::stdout()), terminal), color)
     }
 
-    /// Writers, each with whether it is a terminal.
+    /// Takes the writers of both channels, each with whether it is a terminal.
     pub(crate) fn new(
         (answer, answer_terminal): (Box<dyn Write + Send>, bool),
-        (aside, aside_terminal): (Box<dyn Write + Send>, bool),
+        (status, status_terminal): (Box<dyn Write + Send>, bool),
         color: Color,
     ) -> Self {
         Self {
-            answer: Place {
-                to: answer,
+            answer: Stream {
+                writer: answer,
                 terminal: answer_terminal,
                 color: color.applies(answer_terminal),
             },
-            aside: Place {
-                to: aside,
-                terminal: aside_terminal,
-                color: color.applies(aside_terminal),
+            status: Stream {
+                writer: status,
+                terminal: status_terminal,
+                color: color.applies(status_terminal),
             },
             open: None,
         }
     }
 
-    /// Whether a person sees answers as they are written.
+    /// Whether answers go to a terminal, where text is shown while it is written.
     pub(crate) fn is_live(&self) -> bool {
         self.answer.terminal
     }
 
-    /// A line on the answers' side as it is, for machines.
+    /// Writes an unstyled line for machines on the answer channel.
     pub(crate) fn record(&mut self, line: &str) -> io::Result<()> {
-        writeln!(self.answer.to, "{line}")?;
-        self.answer.to.flush()
+        writeln!(self.answer.writer, "{line}")?;
+        self.answer.writer.flush()
     }
 }
 
@@ -167,35 +166,35 @@ impl Sink for Console {
         if self.open.is_some_and(|open| open != channel) {
             self.end_line()?;
         }
-        let place = match channel {
+        let stream = match channel {
             Channel::Answer => &mut self.answer,
-            Channel::Aside => &mut self.aside,
+            Channel::Status => &mut self.status,
         };
-        // What goes to a file or another program is given as it is.
-        let shown = if place.terminal || channel == Channel::Aside {
+        // Files and programs get the answer unchanged.
+        let output = if stream.terminal || channel == Channel::Status {
             printable(text)
         } else {
             text.to_owned()
         };
-        place.to.write_all(style.paint(&shown, place.color).as_bytes())?;
-        place.to.flush()?;
-        self.open = (!shown.ends_with('\n')).then_some(channel);
+        stream.writer.write_all(style.paint(&output, stream.color).as_bytes())?;
+        stream.writer.flush()?;
+        self.open = (!output.ends_with('\n')).then_some(channel);
         Ok(())
     }
 
     fn end_line(&mut self) -> io::Result<()> {
-        let place = match self.open.take() {
+        let stream = match self.open.take() {
             None => return Ok(()),
             Some(Channel::Answer) => &mut self.answer,
-            Some(Channel::Aside) => &mut self.aside,
+            Some(Channel::Status) => &mut self.status,
         };
-        place.to.write_all(b"\n")?;
-        place.to.flush()
+        stream.writer.write_all(b"\n")?;
+        stream.writer.flush()
     }
 
     fn width(&self) -> usize {
         let columns = crossterm::terminal::size().map_or(100, |(columns, _)| usize::from(columns));
-        if self.aside.terminal { columns.max(40) } else { 120 }
+        if self.status.terminal { columns.max(40) } else { 120 }
     }
 }
 
@@ -205,7 +204,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What was written, shared with whoever writes.
+    /// A writer that shares what was written with the test.
     #[derive(Debug, Clone, Default)]
     pub(crate) struct Paper(Arc<Mutex<Vec<u8>>>);
 
@@ -226,7 +225,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A console on paper: answers and the rest.
+    /// A console that writes to buffers: answers and status lines.
     pub(crate) fn paper(terminal: bool, color: Color) -> (Console, Paper, Paper) {
         let (answer, aside) = (Paper::default(), Paper::default());
         let console = Console::new(
@@ -238,7 +237,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_line_of_the_other_channel_ends_the_open_one() {
+    fn output_on_the_other_channel_ends_the_open_line() {
         let both = Paper::default();
         let mut console = Console::new(
             (Box::new(both.clone()), true),
@@ -254,7 +253,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn colors_surround_text_only_when_wanted() {
+    fn styled_text_is_colored_and_plain_text_is_not() {
         let (mut console, _, aside) = paper(true, Color::Always);
         console.line(&[(Style::Bad, "✗"), (Style::Plain, " no")]).unwrap();
         assert_eq!(aside.text(), "\x1b[31m✗\x1b[0m no\n");

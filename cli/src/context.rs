@@ -1,6 +1,6 @@
-//! Contexts: where a gateway is and how to log in there, by name. They are kept in a file that only
-//! its owner may read; their keys in the keyring where there is one, and no command prints a key. A
-//! person who has logged in ([`crate::login`]) has a session in a key's place.
+//! Contexts: named gateways with their credentials. A file that only its owner may read stores them.
+//! Their keys are in the keyring where there is one; no command prints a key. After a log-in
+//! ([`crate::login`]) a context has a session instead of a key.
 
 use std::{
     collections::BTreeMap,
@@ -17,45 +17,44 @@ use serde::{Deserialize, Serialize};
 use crate::{
     daemon, entity,
     failure::Failure,
-    hidden,
-    keyring::{self, Keyring},
-    output,
+    keyring::{Keyring, KeyringMode},
+    output, secret_input,
 };
 
-/// Where the gateway is when nobody says.
+/// The gateway's default address.
 pub(crate) const DEFAULT_ADDRESS: &str = "http://127.0.0.1:60080";
-/// Holds a key, for programs.
-const KEY: &str = "CONSTRUCT_KEY";
-/// Between two looks at whether what is remembered may be changed.
-const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// The environment variable with an API key, for programs.
+const KEY_VARIABLE: &str = "CONSTRUCT_KEY";
+/// The time between attempts to lock the file.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ContextCommand {
-    /// Remember a gateway, or replace what is remembered. The first one is used from then on. With
-    /// --organization, that one is worked in.
+    /// Add or replace a context. The first one becomes the current one. --organization sets its
+    /// organization.
     Add(Add),
-    /// Use this one from now on.
+    /// Make a context the current one.
     Use {
         /// Its name.
         name: String,
     },
-    /// List them. The one that is used has a star.
+    /// List contexts. A star marks the current one.
     List,
-    /// Forget one.
+    /// Remove a context.
     Remove {
         /// Its name.
         name: String,
     },
 }
 
-/// How a gateway at an `https://` address is trusted, and what is shown to it.
+/// The certificates for a gateway at an `https://` address.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 pub(crate) struct TlsArgs {
-    /// The certificates (PEM) that vouch for the gateway's, instead of the system's.
+    /// The certificate authorities (PEM) to trust instead of the system's.
     #[arg(long, global = true, env = "CONSTRUCT_CA", value_name = "FILE")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ca: Option<PathBuf>,
-    /// The certificate (PEM) to show to a gateway that asks for one.
+    /// The client certificate (PEM), for a gateway that asks for one.
     #[arg(
         long,
         global = true,
@@ -65,7 +64,7 @@ pub(crate) struct TlsArgs {
     )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) client_certificate: Option<PathBuf>,
-    /// Its private key (PEM).
+    /// The private key of the client certificate (PEM).
     #[arg(
         long,
         global = true,
@@ -78,24 +77,23 @@ pub(crate) struct TlsArgs {
 }
 
 impl TlsArgs {
-    /// These, filled up with what is remembered. A certificate and its key go together.
-    fn or(self, remembered: Self) -> Self {
+    /// Fills in missing values from the stored ones. A certificate and its key go together.
+    fn or(self, stored: Self) -> Self {
         let (client_certificate, client_key) = match self.client_certificate {
             Some(certificate) => (Some(certificate), self.client_key),
-            None => (remembered.client_certificate, remembered.client_key),
+            None => (stored.client_certificate, stored.client_key),
         };
-        Self { ca: self.ca.or(remembered.ca), client_certificate, client_key }
+        Self { ca: self.ca.or(stored.ca), client_certificate, client_key }
     }
 
-    /// The same files, wherever a later command is started.
+    /// The same files as absolute paths, valid in any directory.
     ///
     /// # Errors
     /// When there is no such file.
     fn absolute(self) -> Result<Self, Failure> {
-        let whole = |path: Option<PathBuf>| {
+        let absolute = |path: Option<PathBuf>| {
             path.map(|path| {
-                let found = fs::canonicalize(&path);
-                found.map_err(|error| {
+                fs::canonicalize(&path).map_err(|error| {
                     Failure::usage(format!("{} cannot be read: {error}", path.display()))
                 })
             })
@@ -103,20 +101,20 @@ impl TlsArgs {
         };
         let Self { ca, client_certificate, client_key } = self;
         Ok(Self {
-            ca: whole(ca)?,
-            client_certificate: whole(client_certificate)?,
-            client_key: whole(client_key)?,
+            ca: absolute(ca)?,
+            client_certificate: absolute(client_certificate)?,
+            client_key: absolute(client_key)?,
         })
     }
 }
 
-/// A key never stands on the command line, where every process of the machine could read it.
+/// There is no argument for a key: every process of the machine can read command lines.
 #[derive(Debug, Args)]
 pub(crate) struct Add {
-    /// What to call it.
+    /// The name of the context.
     name: String,
-    /// Where the gateway is: https://HOST:PORT (with --ca and the like, where needed), http://HOST:PORT, or unix:/PATH for the socket on
-    /// this machine.
+    /// The gateway's address: https://HOST:PORT (see --ca), http://HOST:PORT, or unix:/PATH for a
+    /// socket on this machine.
     #[arg(long, value_name = "URL")]
     address: String,
     /// Read the API key from this file.
@@ -125,13 +123,12 @@ pub(crate) struct Add {
     /// Ask for the API key, or read it from standard input.
     #[arg(long)]
     key_stdin: bool,
-    /// Whether to put the API key into the keyring of this session: when there is one that takes
-    /// it, always, or never.
-    #[arg(long, value_enum, default_value_t = keyring::Wanted::Auto, env = "CONSTRUCT_KEYRING", value_name = "WHEN")]
-    keyring: keyring::Wanted,
+    /// Whether to store the API key in the desktop session's keyring: if possible, always, or never.
+    #[arg(long, value_enum, default_value_t = KeyringMode::Auto, env = "CONSTRUCT_KEYRING", value_name = "WHEN")]
+    keyring: KeyringMode,
 }
 
-/// All of the file.
+/// The content of the file.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Contexts {
@@ -144,7 +141,7 @@ struct Context {
     address: String,
     #[serde(flatten)]
     key: Key,
-    /// When what is in the key's place is a session.
+    /// Set when `key` holds a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     login: Option<Login>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -153,31 +150,30 @@ struct Context {
     tls: TlsArgs,
 }
 
-/// Where a person has logged in, and as which program: what it takes to renew their session, but
-/// for the session itself.
+/// The issuer and the client of a log-in: what renewing a session needs besides the session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Login {
     pub(crate) issuer: String,
     pub(crate) client_id: String,
-    /// Whom tokens have to be for.
+    /// The audience that tokens must have.
     pub(crate) audience: String,
 }
 
-/// Where the key of a context is.
+/// The place of a context's key.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Key {
-    /// Here.
+    /// The key itself.
     #[serde(default, rename = "key", skip_serializing_if = "Option::is_none")]
     text: Option<String>,
-    /// In the keyring, under this name. Each key has a new one, so that none is ever in the place
-    /// of another.
+    /// The name of the keyring's item with the key. Each key has a new name, so no key replaces
+    /// another.
     #[serde(default, rename = "keyring", skip_serializing_if = "Option::is_none")]
     item: Option<String>,
 }
 
-/// What the command line and the environment say of whom to talk to.
+/// The gateway and organization that the command line and the environment name.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct TargetArgs {
     /// An address.
     pub(crate) gateway: Option<String>,
     /// A context by name.
@@ -188,7 +184,7 @@ pub(crate) struct Wanted {
     pub(crate) tls: TlsArgs,
 }
 
-/// Whom to talk to, and as whom.
+/// The gateway to talk to, and the credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     /// The gateway's address.
@@ -199,44 +195,44 @@ pub(crate) struct Target {
     pub(crate) organization: Option<String>,
     /// Certificates.
     pub(crate) tls: TlsArgs,
-    /// The context whose session is to be presented in a key's place.
+    /// The context whose session replaces a key.
     pub(crate) session: Option<String>,
 }
 
-impl Wanted {
-    /// What is wanted, filled up from the context that is named or used. A context's key goes to
-    /// the context's address and nowhere else: who names another address has to bring a key for it.
+impl TargetArgs {
+    /// Fills in missing values from the named or current context. A context's key goes to the
+    /// context's address only: another address needs a key of its own.
     ///
     /// # Errors
     /// When there is no such context, or the file cannot be read.
     pub(crate) fn target(self) -> Result<Target, Failure> {
         let key =
-            std::env::var(KEY).ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
-        self.target_of(&path(), key)
+            std::env::var(KEY_VARIABLE).ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
+        self.resolve(&path(), key)
     }
 
-    fn target_of(
+    fn resolve(
         self,
         path: &Result<PathBuf, Failure>,
         key: Option<String>,
     ) -> Result<Target, Failure> {
         let context = match (&self.context, &self.gateway, path) {
             (Some(name), _, Ok(path)) => Some((name.clone(), Contexts::read(path)?.get(name)?)),
-            (Some(name), _, Err(_)) => return Err(unknown(name)),
-            (None, None, Ok(path)) => Contexts::read(path)?.used(),
+            (Some(name), _, Err(_)) => return Err(unknown_context(name)),
+            (None, None, Ok(path)) => Contexts::read(path)?.current(),
             (None, ..) => None,
         };
-        let (remembered, address) = match (context, self.gateway) {
+        let (stored, address) = match (context, self.gateway) {
             (Some((_, context)), Some(gateway)) if gateway != context.address => (None, gateway),
             (Some((name, context)), _) => (Some((name, context.clone())), context.address),
             (None, gateway) => {
-                let usual = || daemon::address().unwrap_or_else(|| DEFAULT_ADDRESS.to_owned());
-                (None, gateway.unwrap_or_else(usual))
+                let default = || daemon::address().unwrap_or_else(|| DEFAULT_ADDRESS.to_owned());
+                (None, gateway.unwrap_or_else(default))
             }
         };
         let mut session = None;
-        let (remembered_key, organization, tls) = match remembered {
-            // The keyring is not asked for what is not needed.
+        let (stored_key, organization, tls) = match stored {
+            // A key that is not needed is not read from the keyring.
             Some((_, context)) if key.is_some() => (None, context.organization, context.tls),
             Some((name, context)) if context.login.is_some() => {
                 session = Some(name);
@@ -249,7 +245,7 @@ impl Wanted {
         };
         Ok(Target {
             address,
-            key: key.or(remembered_key),
+            key: key.or(stored_key),
             organization: self.organization.or(organization),
             tls: self.tls.or(tls),
             session,
@@ -257,147 +253,143 @@ impl Wanted {
     }
 }
 
-/// A context that a person logs in with.
-pub(crate) struct Kept {
+/// A stored context that a user logs in with.
+pub(crate) struct LoginContext {
     path: PathBuf,
     pub(crate) name: String,
     pub(crate) address: String,
     pub(crate) tls: TlsArgs,
 }
 
-impl Kept {
-    /// The one that is named or used.
+impl LoginContext {
+    /// Finds the named or the current context.
     ///
     /// # Errors
     /// When there is none, or the file cannot be read.
-    pub(crate) fn find(wanted: Option<&str>) -> Result<Self, Failure> {
+    pub(crate) fn find(name: Option<&str>) -> Result<Self, Failure> {
         let path = path()?;
         let all = Contexts::read(&path)?;
-        let found = match wanted {
+        let found = match name {
             Some(name) => Some((name.to_owned(), all.get(name)?)),
-            None => all.used(),
+            None => all.current(),
         };
-        let none =
-            || Failure::usage("no context is used, and what it takes to log in is kept in one");
         let (name, Context { address, tls, .. }) = found.ok_or_else(|| {
-            none()
+            Failure::usage("no context is selected; a log-in is stored in a context")
                 .hint("add one: construct context add work --address https://construct.example.com")
         })?;
         Ok(Self { path, name, address, tls })
     }
 
-    /// The same with these certificates, as far as there are some.
-    pub(crate) fn with(mut self, tls: TlsArgs) -> Self {
+    /// Replaces the certificates with those that are given.
+    pub(crate) fn with_tls(mut self, tls: TlsArgs) -> Self {
         self.tls = tls.or(self.tls);
         self
     }
 
-    /// Keeps others from changing what is remembered, until the file is dropped. Who renews a
-    /// session holds this meanwhile: an issuer that gives a new refresh token with each renewal
-    /// takes the second use of an old one for a theft.
+    /// Locks the contexts against changes by other processes until the file is dropped. Renewing a
+    /// session needs the lock: an issuer that rotates refresh tokens treats the second use of an
+    /// old one as theft.
     ///
     /// # Errors
-    /// When the file of the lock cannot be had.
+    /// When the lock file cannot be opened.
     pub(crate) async fn lock(&self) -> Result<File, Failure> {
         let file = lock_file(&self.path)?;
-        // Asked for again and again: a command that has nothing else to do any more ends, whoever
-        // has it.
+        // Polled: a blocking lock would keep a finished command from exiting.
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_PAUSE).await,
+                Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_POLL_INTERVAL).await,
                 Err(TryLockError::Error(error)) => return Err(error.into()),
             }
         }
     }
 
-    /// Whether there is room for a session.
+    /// Checks that the context can store a session.
     ///
     /// # Errors
-    /// When an API key is there.
-    pub(crate) fn takes_session(&self) -> Result<(), Failure> {
+    /// When it has an API key.
+    pub(crate) fn check_accepts_session(&self) -> Result<(), Failure> {
         let context = Contexts::read(&self.path)?.get(&self.name)?;
         if context.login.is_some() || (context.key.item.is_none() && context.key.text.is_none()) {
             return Ok(());
         }
         let failure = Failure::usage(format!("the context {} has an API key", self.name));
         Err(failure.hint(format!(
-            "add another one to log in with: construct context add NAME --address {}",
+            "add another context to log in with: construct context add NAME --address {}",
             self.address
         )))
     }
 
-    /// Where somebody has logged in, if somebody has, and the session.
+    /// The log-in and its session, if there is one.
     ///
     /// # Errors
-    /// When the keyring does not give it, or the context is of another gateway by now, which no
-    /// session of this one is for.
+    /// When the keyring cannot be read, or the context has another gateway by now: a session is
+    /// for one gateway.
     pub(crate) fn session(&self) -> Result<Option<(Login, String)>, Failure> {
         let context = Contexts::read(&self.path)?.get(&self.name)?;
         if context.address != self.address {
-            return Err(unknown(&self.name));
+            return Err(unknown_context(&self.name));
         }
         let Some(login) = context.login else { return Ok(None) };
         Ok(context.key.get("log-in", &self.name)?.map(|session| (login, session)))
     }
 
-    /// Keeps a new session, and says where. The lock has to be held.
+    /// Stores a new session, and prints where. Requires the lock.
     ///
     /// # Errors
-    /// When it cannot be kept.
-    pub(crate) fn begin(
+    /// When it cannot be stored.
+    pub(crate) fn store_session(
         &self,
         login: Login,
         session: String,
-        wanted: keyring::Wanted,
+        mode: KeyringMode,
     ) -> Result<(), Failure> {
-        self.takes_session()?;
-        let key = Key::keep("log-in", &self.name, session, wanted, &self.path)?;
-        self.replace(Some(login), key)?.forget_or_warn();
+        self.check_accepts_session()?;
+        let key = Key::store("log-in", &self.name, session, mode, &self.path)?;
+        self.replace(Some(login), key)?.delete_or_warn();
         Ok(())
     }
 
-    /// Keeps a session that was renewed where the one before it was. The lock has to be held.
+    /// Stores a renewed session in the same place as the previous one. Requires the lock.
     ///
     /// # Errors
-    /// When it cannot be kept.
-    pub(crate) fn renew(&self, session: String) -> Result<(), Failure> {
+    /// When it cannot be stored.
+    pub(crate) fn renew_session(&self, session: String) -> Result<(), Failure> {
         let context = Contexts::read(&self.path)?.get(&self.name)?;
         let key = match context.key.item {
-            Some(_) => Key::put(&self.name, &session)
-                .map_err(|why| Key::refused("log-in", &why, &self.path))?,
+            Some(_) => Key::store_in_keyring(&self.name, &session)
+                .map_err(|reason| Key::keyring_failure("log-in", &reason, &self.path))?,
             None => Key { text: Some(session), item: None },
         };
-        self.replace(context.login, key)?.forget_or_warn();
+        self.replace(context.login, key)?.delete_or_warn();
         Ok(())
     }
 
-    /// Forgets the session. The lock has to be held.
+    /// Deletes the session. Requires the lock.
     ///
     /// # Errors
-    /// When it stays.
-    pub(crate) fn end(&self) -> Result<(), Failure> {
-        self.replace(None, Key::default())?.forget()
+    /// When it cannot be deleted.
+    pub(crate) fn delete_session(&self) -> Result<(), Failure> {
+        self.replace(None, Key::default())?.delete()
     }
 
-    /// Puts another session in the place of one, and gives that one, which is to be forgotten.
+    /// Replaces the session. Returns the previous one, which the caller must delete.
     fn replace(&self, login: Option<Login>, key: Key) -> Result<Key, Failure> {
         let item = key.item.clone();
         let swapped = self.swap(login, key);
         if swapped.is_err() {
-            _ = Key { text: None, item }.forget();
+            _ = Key { text: None, item }.delete();
         }
         swapped
     }
 
-    /// Puts a session into the file, and gives what was there.
+    /// Writes a session into the file. Returns the previous one.
     fn swap(&self, login: Option<Login>, key: Key) -> Result<Key, Failure> {
         let mut all = Contexts::read(&self.path)?;
-        // A session goes to the address it was made for, and to no other that took the name
-        // meanwhile.
+        // A session is for one address: another context may have taken the name in the meantime.
         let context =
             all.contexts.get_mut(&self.name).filter(|context| context.address == self.address);
-        let context = context.ok_or_else(|| unknown(&self.name))?;
+        let context = context.ok_or_else(|| unknown_context(&self.name))?;
         context.login = login;
         let replaced = std::mem::replace(&mut context.key, key);
         all.write(&self.path)?;
@@ -436,16 +428,16 @@ impl ContextCommand {
                 crate::gateway::Gateway::check(&address)?;
                 let key = match key_file {
                     Some(file) => Some(entity::read_text(&file)?),
-                    None if key_stdin => Some(hidden::read("API key: ")?),
+                    None if key_stdin => Some(secret_input::read("API key: ")?),
                     None => None,
                 };
                 let key = key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
                 let tls = tls.absolute()?;
-                // What is read is not old when it is written, however long the person took to type.
+                // Locked after the input: the file may have changed while the user typed.
                 let _lock = lock(&path)?;
                 let mut all = Contexts::read(&path)?;
                 let key = key
-                    .map(|key| Key::keep("key", &name, key, keyring, &path))
+                    .map(|key| Key::store("key", &name, key, keyring, &path))
                     .transpose()?
                     .unwrap_or_default();
                 let item = key.item.clone();
@@ -454,10 +446,10 @@ impl ContextCommand {
                     .contexts
                     .insert(name, Context { address, key, login: None, organization, tls });
                 if let Err(failure) = all.write(&path) {
-                    _ = Key { text: None, item }.forget();
+                    _ = Key { text: None, item }.delete();
                     return Err(failure);
                 }
-                replaced.map_or(Ok(()), |context| context.key.forget())
+                replaced.map_or(Ok(()), |context| context.key.delete())
             }
             Self::Use { name } => {
                 let _lock = lock(&path)?;
@@ -470,42 +462,44 @@ impl ContextCommand {
             Self::Remove { name } => {
                 let _lock = lock(&path)?;
                 let mut all = Contexts::read(&path)?;
-                let removed = all.contexts.remove(&name).ok_or_else(|| unknown(&name))?;
+                let removed = all.contexts.remove(&name).ok_or_else(|| unknown_context(&name))?;
                 all.current = all.current.filter(|current| *current != name);
                 all.write(&path)?;
-                removed.key.forget()
+                removed.key.delete()
             }
         }
     }
 }
 
 impl Key {
-    /// Puts a key, or what is in a key's place, where it is wanted, and says where that is. `what`
-    /// it is called.
+    /// Stores a key or a session by `mode`, and prints where. `kind` is the name of the secret in
+    /// messages.
     ///
     /// # Errors
-    /// When it is wanted in the keyring alone, which does not take it.
-    fn keep(
-        what: &str,
+    /// When the mode requires the keyring, which refuses it.
+    fn store(
+        kind: &str,
         name: &str,
         key: String,
-        wanted: keyring::Wanted,
+        mode: KeyringMode,
         path: &Path,
     ) -> Result<Self, Failure> {
-        let kept = match wanted {
-            keyring::Wanted::Never => Err(String::new()),
-            keyring::Wanted::Auto | keyring::Wanted::Always => Self::put(name, &key),
+        let stored = match mode {
+            KeyringMode::Never => Err(String::new()),
+            KeyringMode::Auto | KeyringMode::Always => Self::store_in_keyring(name, &key),
         };
-        match kept {
-            Ok(kept) => {
-                eprintln!("the {what} of {name} is in the keyring");
-                Ok(kept)
+        match stored {
+            Ok(stored) => {
+                eprintln!("the {kind} of {name} is in the keyring");
+                Ok(stored)
             }
-            Err(why) if wanted == keyring::Wanted::Always => Err(Self::refused(what, &why, path)),
-            Err(why) => {
-                let why = if why.is_empty() { why } else { format!(" ({why})") };
+            Err(reason) if mode == KeyringMode::Always => {
+                Err(Self::keyring_failure(kind, &reason, path))
+            }
+            Err(reason) => {
+                let reason = if reason.is_empty() { reason } else { format!(" ({reason})") };
                 eprintln!(
-                    "the {what} of {name} is in {}, which only you may read{why}",
+                    "the {kind} of {name} is in {}, which only you may read{reason}",
                     path.display()
                 );
                 Ok(Self { text: Some(key), item: None })
@@ -513,70 +507,70 @@ impl Key {
         }
     }
 
-    /// Puts it into the keyring.
+    /// Stores it in the keyring.
     ///
     /// # Errors
-    /// When there is none, or it does not take it, in words.
-    fn put(name: &str, key: &str) -> Result<Self, String> {
+    /// The reason, when there is no keyring or it refuses.
+    fn store_in_keyring(name: &str, key: &str) -> Result<Self, String> {
         let item = uuid::Uuid::now_v7().to_string();
         Keyring::find()?.store(&item, &format!("Construct: {name}"), key)?;
         Ok(Self { text: None, item: Some(item) })
     }
 
-    fn refused(what: &str, why: &str, path: &Path) -> Failure {
-        let failure = Failure::failed(format!("the keyring does not take the {what}: {why}"));
+    fn keyring_failure(kind: &str, reason: &str, path: &Path) -> Failure {
+        let failure = Failure::failed(format!("the keyring does not store the {kind}: {reason}"));
         failure.hint(format!(
-            "--keyring never keeps it in {}, which only you may read",
+            "--keyring never stores it in {}, which only you may read",
             path.display()
         ))
     }
 
-    /// The key of this context, or what is in its place, if there is one.
+    /// The key or session of a context, if there is one.
     ///
     /// # Errors
-    /// When the keyring does not give it.
-    fn get(self, what: &str, name: &str) -> Result<Option<String>, Failure> {
+    /// When the keyring cannot be read, or has lost it.
+    fn get(self, kind: &str, name: &str) -> Result<Option<String>, Failure> {
         let Some(item) = self.item else { return Ok(self.text) };
         let found = Keyring::find().and_then(|keyring| keyring.get(&item));
-        let key = found.map_err(|why| {
-            Failure::failed(format!("the keyring does not give the {what} of {name}: {why}"))
+        let key = found.map_err(|reason| {
+            Failure::failed(format!("the keyring does not return the {kind} of {name}: {reason}"))
         })?;
-        let again = match what {
-            "key" => format!("give it again: construct context add {name} --key-stdin …"),
+        let remedy = match kind {
+            "key" => format!("add it again: construct context add {name} --key-stdin …"),
             _ => format!("log in again: construct login --context {name}"),
         };
         let missing =
-            || Failure::usage(format!("the {what} of {name} is not in the keyring any more"));
-        key.map(Some).ok_or_else(|| missing().hint(again))
+            || Failure::usage(format!("the {kind} of {name} is no longer in the keyring"));
+        key.map(Some).ok_or_else(|| missing().hint(remedy))
     }
 
-    /// Removes it from the keyring.
+    /// Deletes it from the keyring.
     ///
     /// # Errors
-    /// When it stays there.
-    fn forget(self) -> Result<(), Failure> {
+    /// When the keyring refuses.
+    fn delete(self) -> Result<(), Failure> {
         let Some(item) = self.item else { return Ok(()) };
-        let done = Keyring::find().and_then(|keyring| keyring.remove(&item));
-        let failed = |why| {
+        let removed = Keyring::find().and_then(|keyring| keyring.remove(&item));
+        let failed = |reason| {
             let failure = Failure::failed(format!(
-                "the context is changed, but its old key stays in the keyring: {why}"
+                "the context is changed, but its old key stays in the keyring: {reason}"
             ));
             failure.hint(format!(
-                "it is the one of the service construct with the item {item}; revoke it, or remove it there"
+                "revoke the key, or remove it from the keyring: service construct, item {item}"
             ))
         };
-        done.map_err(failed)
+        removed.map_err(failed)
     }
 
-    /// The same where something else is there already that matters more.
-    fn forget_or_warn(self) {
-        if let Err(failure) = self.forget() {
+    /// Deletes it, and prints a warning on failure.
+    fn delete_or_warn(self) {
+        if let Err(failure) = self.delete() {
             eprintln!("warning: {}", failure.message());
         }
     }
 
-    /// Where it is, in words.
-    const fn place(&self, login: bool) -> &'static str {
+    /// The place of the key, for people.
+    const fn location(&self, login: bool) -> &'static str {
         match (&self.item, &self.text) {
             (Some(_), _) if login => "log-in in the keyring",
             (None, Some(_)) if login => "log-in in the file",
@@ -587,60 +581,61 @@ impl Key {
     }
 }
 
-fn unknown(name: &str) -> Failure {
+fn unknown_context(name: &str) -> Failure {
     Failure::usage(format!("there is no context {name}")).hint("construct context list")
 }
 
-/// Where contexts are kept.
+/// The file with the contexts.
 fn path() -> Result<PathBuf, Failure> {
-    let set =
+    let variable =
         |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let base = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
     let base =
-        base.ok_or_else(|| Failure::usage("contexts are kept below HOME, which is not set"))?;
+        variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")));
+    let base =
+        base.ok_or_else(|| Failure::usage("contexts are stored below HOME, which is not set"))?;
     Ok(base.join("construct").join("contexts.json"))
 }
 
 impl Contexts {
     fn read(path: &Path) -> Result<Self, Failure> {
-        let shown = path.display();
+        let display = path.display();
         let text = match fs::read(path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
-            Err(error) => return Err(Failure::usage(format!("{shown} cannot be read: {error}"))),
+            Err(error) => return Err(Failure::usage(format!("{display} cannot be read: {error}"))),
         };
         let mode = fs::metadata(path).map_or(0, |found| found.permissions().mode());
         if mode & 0o077 != 0 {
-            return Err(Failure::usage(format!("{shown} holds keys, and others may read it"))
-                .hint(format!("chmod 600 {shown}")));
+            return Err(Failure::usage(format!("{display} holds keys, and others may read it"))
+                .hint(format!("chmod 600 {display}")));
         }
-        // What cannot be read is not quoted: it may be a key.
+        // Unreadable content is not quoted: it may be a key.
         serde_json::from_slice(&text)
-            .map_err(|_| Failure::usage(format!("{shown} is not what this program wrote")))
+            .map_err(|_| Failure::usage(format!("{display} was not written by this program")))
     }
 
     fn write(&self, path: &Path) -> Result<(), Failure> {
         create_folder(path)?;
         let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
-        // Whole or not at all, and never readable for others.
+        // Atomic, and never readable for others.
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
         let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
-        let done = file
+        let written = file
             .write_all(text.as_bytes())
             .and_then(|()| file.sync_all())
             .and_then(|()| fs::rename(&unfinished, path));
-        if done.is_err() {
+        if written.is_err() {
             _ = fs::remove_file(&unfinished);
         }
-        Ok(done?)
+        Ok(written?)
     }
 
     fn get(&self, name: &str) -> Result<Context, Failure> {
-        self.contexts.get(name).cloned().ok_or_else(|| unknown(name))
+        self.contexts.get(name).cloned().ok_or_else(|| unknown_context(name))
     }
 
-    fn used(&self) -> Option<(String, Context)> {
+    fn current(&self) -> Option<(String, Context)> {
         let name = self.current.as_ref()?;
         Some((name.clone(), self.contexts.get(name)?.clone()))
     }
@@ -648,7 +643,7 @@ impl Contexts {
     fn show(&self) -> String {
         let line = |(name, context): (&String, &Context)| {
             let star = if self.current.as_ref() == Some(name) { '*' } else { ' ' };
-            let key = context.key.place(context.login.is_some());
+            let key = context.key.location(context.login.is_some());
             let organization = context.organization.as_deref().unwrap_or_default();
             format!("{star} {name:<16} {:<32} {key:<21} {organization}", context.address)
                 .trim_end()
@@ -671,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_are_kept_for_their_owner_alone_and_keys_are_not_shown() {
+    fn contexts_file_is_private_and_keys_are_not_printed() {
         let folder = folder();
         let path = folder.join("construct").join("contexts.json");
         let mut all = Contexts::read(&path).unwrap();
@@ -695,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_goes_to_the_address_it_was_given_for() {
+    fn key_is_sent_only_to_its_context_address() {
         let folder = folder();
         let path = folder.join("contexts.json");
         let context = |key: &str| Context {
@@ -711,10 +706,10 @@ mod tests {
         let path = Ok(path);
         let target = |gateway: Option<&str>, name: Option<&str>, key: Option<&str>| {
             let (gateway, context) = (gateway.map(str::to_owned), name.map(str::to_owned));
-            let wanted = Wanted { gateway, context, ..Wanted::default() };
+            let args = TargetArgs { gateway, context, ..TargetArgs::default() };
             let Target { address, key, organization, tls, .. } =
-                wanted.target_of(&path, key.map(str::to_owned)).unwrap();
-            // Whom to trust is remembered with the address, too.
+                args.resolve(&path, key.map(str::to_owned)).unwrap();
+            // The certificates are stored with the address, too.
             assert_eq!(tls.ca.is_some(), organization.is_some());
             (address, key.unwrap_or_default(), organization.unwrap_or_default())
         };
@@ -727,8 +722,8 @@ mod tests {
         assert_eq!(target(Some("http://x:1"), None, None), expected("http://x:1", "", ""));
         assert_eq!(target(Some("http://x:1"), Some("b"), None), expected("http://x:1", "", ""));
         assert!(
-            Wanted { context: Some("c".into()), ..Wanted::default() }
-                .target_of(&path, None)
+            TargetArgs { context: Some("c".into()), ..TargetArgs::default() }
+                .resolve(&path, None)
                 .is_err()
         );
         fs::remove_dir_all(folder).unwrap();

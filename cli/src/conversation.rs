@@ -1,9 +1,9 @@
 //! `construct new` and `construct resume`: a conversation in the terminal.
 
-mod line;
+mod chat;
+mod input_line;
 mod piped;
 mod screen;
-mod talk;
 mod terminal;
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
 
 use construct_proto::v1::{GetAgentRequest, GetTaskRequest, ListTasksRequest, PageRequest, Task};
 
-use self::talk::Talk;
+use self::chat::Chat;
 use crate::{
     agents,
     attach::AttachArgs,
@@ -25,10 +25,10 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct NewArgs {
-    /// Which agent; Tab changes it. When not given: CONSTRUCT_AGENT, or the first by name.
+    /// The agent; Tab changes it. Default: CONSTRUCT_AGENT, or the first by name.
     #[arg(long, value_name = "AGENT")]
     agent: Option<String>,
-    /// The directory the agent works in. Without it the task gets an empty one of its own.
+    /// The directory the agent works in. Default: a new empty one.
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
     #[command(flatten)]
@@ -37,14 +37,14 @@ pub(crate) struct NewArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResumeArgs {
-    /// The task's id; without it, the task that changed last.
+    /// The task's id. Default: the task that changed last.
     task: Option<String>,
-    /// The task that changed last.
+    /// Continue the task that changed last.
     #[arg(long, conflicts_with = "task")]
     last: bool,
 }
 
-/// Begins a conversation.
+/// Starts a conversation.
 ///
 /// # Errors
 /// When the gateway refuses or stays away.
@@ -52,7 +52,7 @@ pub(crate) async fn new(args: NewArgs, gateway: Gateway, color: Color) -> Result
     let workspace = args.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default();
     let names: Vec<String> = agents::all(&gateway).await?.iter().map(agents::name).collect();
     let agent = match (agents::named(args.agent), names.first()) {
-        // Looked up, so that a name that nobody has is refused before a message is typed.
+        // Looked up, so that an unknown name is refused before a message is typed.
         (Some(agent), _) => {
             agents::name(&call(gateway.agents().get_agent(GetAgentRequest { agent })).await?)
         }
@@ -60,13 +60,13 @@ pub(crate) async fn new(args: NewArgs, gateway: Gateway, color: Color) -> Result
         (None, _) => agents::choose(&gateway, None).await?,
     };
     let attached = args.attach.blocks(&gateway).await?;
-    run(Talk::new(gateway, names, agent, workspace).showing(attached), color).await
+    run(Chat::new(gateway, names, agent, workspace).with_attachments(attached), color).await
 }
 
-/// Goes on with one.
+/// Continues a conversation.
 ///
 /// # Errors
-/// When there is none, or the gateway refuses or stays away.
+/// When there is no task, or the gateway refuses or stays away.
 pub(crate) async fn resume(
     args: ResumeArgs,
     gateway: Gateway,
@@ -74,17 +74,17 @@ pub(crate) async fn resume(
 ) -> Result<Exit, Failure> {
     let task = match args.task.filter(|_| !args.last) {
         Some(task) => call(gateway.tasks().get_task(GetTaskRequest { task })).await?,
-        None => last(&gateway).await?,
+        None => last_changed_task(&gateway).await?,
     };
     let names = agents::all(&gateway).await?.iter().map(agents::name).collect();
-    run(Talk::resume(gateway, names, task).await?, color).await
+    run(Chat::open(gateway, names, task).await?, color).await
 }
 
-async fn run(talk: Talk, color: Color) -> Result<Exit, Failure> {
+async fn run(chat: Chat, color: Color) -> Result<Exit, Failure> {
     if is_interactive() {
-        Box::pin(terminal::run(talk, color)).await
+        Box::pin(terminal::run(chat, color)).await
     } else {
-        Box::pin(piped::run(talk, color)).await
+        Box::pin(piped::run(chat, color)).await
     }
 }
 
@@ -92,7 +92,7 @@ fn is_interactive() -> bool {
     io::stdin().is_terminal() && io::stdout().is_terminal()
 }
 
-async fn last(gateway: &Gateway) -> Result<Task, Failure> {
+async fn last_changed_task(gateway: &Gateway) -> Result<Task, Failure> {
     let page = PageRequest {
         page_size: 1,
         order_by: "updated_at desc".to_owned(),
@@ -105,5 +105,5 @@ async fn last(gateway: &Gateway) -> Result<Task, Failure> {
         .tasks
         .into_iter()
         .next()
-        .ok_or_else(|| Failure::failed("there is no task yet").hint("begin one: construct new"))
+        .ok_or_else(|| Failure::failed("there is no task yet").hint("start one: construct new"))
 }

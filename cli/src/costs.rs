@@ -1,4 +1,4 @@
-//! What was spent, and on what.
+//! `construct costs`: costs by agent, model, task, day or purpose.
 
 use clap::ValueEnum;
 use construct_proto::v1::{Cost, CostGroup, GetCostsRequest, GetCostsResponse};
@@ -13,19 +13,19 @@ use crate::{
     words::{clip, one_line, thousands},
 };
 
-/// Columns of a name.
-const NAME: usize = 40;
+/// The maximum columns of a name.
+const NAME_COLUMNS: usize = 40;
 
-/// What each line is about.
+/// The dimension to group by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
     Agent,
     Model,
-    /// With its subtasks.
+    /// Each task with its subtasks.
     Task,
-    /// Of UTC.
+    /// Days in UTC.
     Day,
-    /// Turns, titles, what scripts ask, …
+    /// Turns, titles, model calls of scripts, …
     Purpose,
 }
 
@@ -43,22 +43,22 @@ impl From<By> for CostGroup {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CostsArgs {
-    /// One line for each.
+    /// The dimension to group by.
     #[arg(long, value_enum, value_name = "WHAT")]
     by: Option<By>,
-    /// Only what this agent spent; by name or id.
+    /// Only costs of this agent, by name or id.
     #[arg(long, default_value = "", hide_default_value = true)]
     agent: String,
-    /// Only what this model cost; by name or id.
+    /// Only costs of this model, by name or id.
     #[arg(long, default_value = "", hide_default_value = true)]
     model: String,
-    /// Only what this task spent, with its subtasks.
+    /// Only costs of this task and its subtasks.
     #[arg(long, default_value = "", hide_default_value = true)]
     task: String,
-    /// Not before this: a time, or how long ago: 7d.
+    /// Start: a time, or how long ago, e.g. 7d.
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     since: Option<Timestamp>,
-    /// Before this.
+    /// End, exclusive.
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     until: Option<Timestamp>,
     #[command(flatten)]
@@ -78,12 +78,12 @@ impl CostsArgs {
             until: self.until.map(time::write),
         };
         let costs = call(gateway.budgets().get_costs(request)).await?;
-        self.output.words("construct.v1.GetCostsResponse", &costs, &words(&costs))
+        self.output.message("construct.v1.GetCostsResponse", &costs, &describe(&costs))
     }
 }
 
-/// One line for each sum, the total last.
-fn words(response: &GetCostsResponse) -> String {
+/// A table with the total last.
+fn describe(response: &GetCostsResponse) -> String {
     let mut rows: Vec<[String; 5]> = vec![["", "CALLS", "IN", "OUT", "COST"].map(str::to_owned)];
     rows.extend(response.costs.iter().map(|cost| row(&name(cost), cost)));
     if let Some(total) = &response.total {
@@ -104,7 +104,7 @@ fn name(cost: &Cost) -> String {
     match (cost.name.as_str(), cost.key.as_str()) {
         ("", "") => "none".to_owned(),
         ("", key) => key.to_owned(),
-        (name, _) => clip(&one_line(name), NAME),
+        (name, _) => clip(&one_line(name), NAME_COLUMNS),
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_lines_with_the_total_last() {
+    fn costs_are_a_table_with_the_total_last() {
         let usage = |cost_pico_usd| Usage {
             input_tokens: 1_200,
             output_tokens: 30,
@@ -148,7 +148,7 @@ mod tests {
             costs: vec![cost("agent_1", "coder", 1_200_000_000_000), cost("", "", 500_000_000_000)],
         };
         assert_eq!(
-            words(&response),
+            describe(&response),
             "       CALLS     IN  OUT   COST\n\
              coder      2  1,200   30  $1.20\n\
              none       2  1,200   30  $0.50\n\

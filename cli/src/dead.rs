@@ -1,4 +1,4 @@
-//! `construct dead`: messages of the mesh that were given up.
+//! `construct deadletter`: messages of the mesh that could not be processed.
 
 use clap::Subcommand;
 use construct_proto::v1::{
@@ -16,42 +16,42 @@ use crate::{
     words::{clip, one_line},
 };
 
-/// Letters got at a time.
-const PAGE: u32 = 100;
+/// Letters per request.
+const PAGE_SIZE: u32 = 100;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum DeadCommand {
-    /// List them, the oldest first.
+pub(crate) enum DeadLetterCommand {
+    /// List dead letters, the oldest first.
     List {
-        /// How many at most.
+        /// The maximum number.
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
-        /// Only those behind this one.
+        /// Only letters after this one.
         #[arg(long, value_name = "ID", default_value_t = 0, hide_default_value = true)]
         after: u64,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Show one.
+    /// Show a dead letter.
     Show {
         /// Its id.
         letter: u64,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Publish its message again where it was found, when what was in its way is repaired.
+    /// Publish the message again on its subject. Repair the cause first.
     Redrive {
         /// Its id.
         letter: u64,
     },
-    /// Remove it.
+    /// Delete a dead letter.
     Drop {
         /// Its id.
         letter: u64,
     },
 }
 
-impl DeadCommand {
+impl DeadLetterCommand {
     /// # Errors
     /// What the gateway fails with.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
@@ -80,13 +80,13 @@ async fn list(
 ) -> Result<Listed<DeadLetter>, Failure> {
     let mut items: Vec<DeadLetter> = Vec::new();
     loop {
-        let missing =
-            limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX)).min(PAGE);
-        if missing == 0 {
+        let remaining =
+            limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX)).min(PAGE_SIZE);
+        if remaining == 0 {
             return Ok(Listed { items, next_page_token: String::new() });
         }
         let request =
-            ListDeadLettersRequest { after, limit: i32::try_from(missing).unwrap_or(i32::MAX) };
+            ListDeadLettersRequest { after, limit: i32::try_from(remaining).unwrap_or(i32::MAX) };
         let letters = call(gateway.recovery().list_dead_letters(request)).await?.letters;
         match letters.last() {
             Some(last) => after = last.id,
@@ -113,17 +113,17 @@ impl Entity for DeadLetter {
         let at = at
             .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
             .unwrap_or_default();
-        let redriven =
-            if self.redrivable { "" } else { "no: it is a command, or does not say enough" };
+        let redrivable =
+            if self.redrivable { "" } else { "no: it is a command, or lacks information" };
         vec![
             ("id", self.id.to_string()),
             ("stream", self.stream.clone()),
             ("subject", self.subject.clone()),
             ("type", self.message_type.clone()),
-            ("given up", at),
+            ("time", at),
             ("deliveries", self.deliveries.to_string()),
             ("bytes", self.payload_size.to_string()),
-            ("can be published again", redriven.to_owned()),
+            ("redrivable", redrivable.to_owned()),
             ("reason", self.reason.clone()),
         ]
     }

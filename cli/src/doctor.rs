@@ -1,4 +1,4 @@
-//! `construct doctor`: whether the deployment is well, and what to do where it is not.
+//! `construct doctor`: checks the deployment and suggests remedies.
 
 use std::fmt::Write as _;
 
@@ -10,6 +10,7 @@ use crate::{
     failure::{Exit, Failure},
     gateway::{Gateway, call},
     output::OutputArgs,
+    text::count,
 };
 
 #[derive(Debug, Args)]
@@ -19,30 +20,30 @@ pub(crate) struct DoctorArgs {
 }
 
 impl DoctorArgs {
-    /// Says what the gateway finds. What does not work makes the command fail; what only wants to
-    /// be looked at does not.
+    /// Prints the findings of the gateway. Problems make the command fail; warnings do not.
     ///
     /// # Errors
     /// What the gateway fails with.
     pub(crate) async fn run(self, gateway: &Gateway, color: Color) -> Result<Exit, Failure> {
         let diagnosis = call(gateway.diagnosis().diagnose(DiagnoseRequest {})).await?;
         let colored = color.applies(std::io::IsTerminal::is_terminal(&std::io::stdout()));
-        self.output.words("construct.v1.Diagnosis", &diagnosis, &words(&diagnosis, colored))?;
-        let broken =
+        self.output.message("construct.v1.Diagnosis", &diagnosis, &describe(&diagnosis, colored))?;
+        let has_problems =
             diagnosis.findings.iter().any(|finding| finding.severity() == FindingSeverity::Problem);
-        Ok(if broken { Exit::Failed } else { Exit::Completed })
+        Ok(if has_problems { Exit::Failed } else { Exit::Completed })
     }
 }
 
-fn words(diagnosis: &Diagnosis, colored: bool) -> String {
+/// The findings as text, with a summary.
+fn describe(diagnosis: &Diagnosis, colored: bool) -> String {
     let mut text = String::new();
     let width =
         diagnosis.findings.iter().map(|finding| finding.check.len()).max().unwrap_or_default();
     for finding in &diagnosis.findings {
         let (mark, style) = match finding.severity() {
             FindingSeverity::Ok => ("ok", Style::Good),
-            FindingSeverity::Warning => ("look", Style::Accent),
-            FindingSeverity::Problem | FindingSeverity::Unspecified => ("BAD", Style::Bad),
+            FindingSeverity::Warning => ("WARN", Style::Accent),
+            FindingSeverity::Problem | FindingSeverity::Unspecified => ("FAIL", Style::Bad),
         };
         let Finding { check, summary, remedy, .. } = finding;
         _ = writeln!(
@@ -60,19 +61,13 @@ fn words(diagnosis: &Diagnosis, colored: bool) -> String {
             );
         }
     }
-    let count = |severity| {
-        diagnosis.findings.iter().filter(|finding| finding.severity() == severity).count()
+    let total = |severity| {
+        let findings = diagnosis.findings.iter();
+        findings.filter(|finding| finding.severity() == severity).count() as i128
     };
-    let (bad, look) = (count(FindingSeverity::Problem), count(FindingSeverity::Warning));
-    _ = match (bad, look) {
-        (0, 0) => writeln!(
-            text,
-            "everything is well, as far as a gateway of version {} can see",
-            diagnosis.version
-        ),
-        (0, look) => writeln!(text, "it works; {look} to look at"),
-        (bad, look) => writeln!(text, "{bad} wrong, {look} to look at"),
-    };
+    let problems = count(total(FindingSeverity::Problem), "problem");
+    let warnings = count(total(FindingSeverity::Warning), "warning");
+    _ = writeln!(text, "{problems}, {warnings} (gateway version {})", diagnosis.version);
     text
 }
 
@@ -91,31 +86,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_stands_out_with_what_to_do_about_it() {
+    fn problems_and_warnings_are_marked_with_remedies() {
         let findings = vec![
             finding("nats", FindingSeverity::Ok, ""),
-            finding("tasks.overdue", FindingSeverity::Problem, "look there"),
-            finding("blobs", FindingSeverity::Warning, "make room"),
+            finding("tasks.overdue", FindingSeverity::Problem, "check the reconciler"),
+            finding("blobs", FindingSeverity::Warning, "free disk space"),
         ];
         let mut diagnosis =
             Diagnosis { findings, version: "1.2.3".to_owned(), ..Default::default() };
         let expected = "\
 ok   nats           about nats
-BAD  tasks.overdue  about tasks.overdue
-                    → look there
-look blobs          about blobs
-                    → make room
-1 wrong, 1 to look at
+FAIL tasks.overdue  about tasks.overdue
+                    → check the reconciler
+WARN blobs          about blobs
+                    → free disk space
+1 problem, 1 warning (gateway version 1.2.3)
 ";
-        assert_eq!(words(&diagnosis, false), expected);
+        assert_eq!(describe(&diagnosis, false), expected);
         diagnosis.findings.truncate(1);
         assert!(
-            words(&diagnosis, true).contains("\u{1b}[32mok  \u{1b}[0m nats"),
+            describe(&diagnosis, true).contains("\u{1b}[32mok  \u{1b}[0m nats"),
             "{}",
-            words(&diagnosis, true)
+            describe(&diagnosis, true)
         );
         assert!(
-            words(&diagnosis, false).ends_with("as far as a gateway of version 1.2.3 can see\n")
+            describe(&diagnosis, false).ends_with("0 problems, 0 warnings (gateway version 1.2.3)\n")
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The entities: their commands, and how each is shown.
+//! The commands of each entity, and how entities are printed.
 
 pub(crate) mod agent;
 pub(crate) mod approval;
@@ -19,7 +19,7 @@ pub(crate) mod secret;
 pub(crate) mod state;
 pub(crate) mod task;
 pub(crate) mod token;
-mod watching;
+mod watch_stream;
 
 use std::{
     fs,
@@ -32,10 +32,10 @@ use jiff::Timestamp;
 
 use crate::{failure::Failure, gateway, time};
 
-/// What every write takes.
+/// Options of every write.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WriteArgs {
-    /// Makes a repeated call one write; made up when not given.
+    /// Makes a repeated request have one effect; random by default.
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
 }
@@ -46,17 +46,17 @@ impl WriteArgs {
     }
 }
 
-/// What every change takes.
+/// Options of every change.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ChangeArgs {
-    /// Refuse unless it still has this revision.
+    /// Refuse the change unless the entity has this revision.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     revision: i64,
     #[command(flatten)]
     write: WriteArgs,
 }
 
-/// A file's text; `-` is standard input.
+/// Reads a text file; `-` is standard input.
 ///
 /// # Errors
 /// When it can't be read.
@@ -68,7 +68,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
         .map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
 }
 
-/// All of standard input.
+/// Reads all of standard input.
 ///
 /// # Errors
 /// When it can't be read.
@@ -87,7 +87,7 @@ fn age(metadata: Option<&Metadata>, now: Timestamp) -> String {
     created.map(|created| time::distance(created, now)).unwrap_or_default()
 }
 
-/// What is shown of the metadata below everything else.
+/// The details of the metadata, printed last.
 fn metadata_details(metadata: Option<&Metadata>, now: Timestamp) -> Vec<(&'static str, String)> {
     let Some(metadata) = metadata else { return Vec::new() };
     let at = |time: Option<&prost_types::Timestamp>| {
@@ -102,7 +102,7 @@ fn metadata_details(metadata: Option<&Metadata>, now: Timestamp) -> Vec<(&'stati
     ]
 }
 
-/// A number, unless it is 0 and so says nothing.
+/// The number as text; empty for 0.
 fn unless_zero(n: impl Into<i128>) -> String {
     match n.into() {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! `construct events`: what happens, as it happens.
+//! `construct events`: prints events as they happen.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use construct_proto::v1::SubscribeRequest;
 
 use crate::{
     console::{Color, Console},
+    event_follower::{EventFollower, StreamUpdate, is_last},
     failure::Failure,
-    follow::{Follow, News, is_last},
     gateway::Gateway,
     json,
     render::{self, Options, Renderer},
     time,
 };
 
-/// How events are printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Output {
-    /// As a conversation reads.
+    /// As a conversation.
     Text,
     /// One JSON object per line.
     Ndjson,
@@ -25,18 +25,18 @@ enum Output {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct EventsArgs {
-    /// The task to watch; without it, what happens to agents, models and providers.
+    /// The task to watch. Default: changes of agents, models and providers.
     #[arg(default_value = "", hide_default_value = true)]
     task: String,
-    /// Go on after the event with this cursor; `0` is the beginning.
+    /// Continue after the event with this cursor; `0` is the beginning.
     #[arg(long, default_value = "", hide_default_value = true)]
     cursor: String,
-    /// Only these types, e.g. `message.*`; can be given several times.
+    /// Only events of this type, e.g. `message.*`. Repeatable.
     #[arg(long = "type", value_name = "GLOB")]
     types: Vec<String>,
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     output: Output,
-    /// How long to wait for a gateway that went away.
+    /// How long to retry when the gateway is away.
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     reconnect: Duration,
 }
@@ -45,16 +45,17 @@ impl EventsArgs {
     /// Prints until interrupted, or until the task is deleted.
     ///
     /// # Errors
-    /// When the gateway refuses or stays away, or nobody reads any more.
+    /// When the gateway refuses or stays away, or the reader of the output is gone.
     pub(crate) async fn run(self, gateway: Gateway, color: Color) -> Result<(), Failure> {
         let request = SubscribeRequest { task: self.task, cursor: self.cursor, types: self.types };
-        let mut follow = Follow::open(gateway, request, Duration::ZERO, self.reconnect).await?;
+        let mut follower =
+            EventFollower::open(gateway, request, Duration::ZERO, self.reconnect).await?;
         let mut console = Console::merged(color);
         let live = console.is_live();
-        let mut renderer = Renderer::new(Options { live, people: true, entities: true });
+        let mut renderer = Renderer::new(Options { live, user_messages: true, entities: true });
         loop {
-            match follow.next().await? {
-                News::Event(event) => {
+            match follower.next().await? {
+                StreamUpdate::Event(event) => {
                     match self.output {
                         Output::Ndjson => console
                             .record(&json::message("construct.v1.Event", &*event).to_string())?,
@@ -64,18 +65,18 @@ impl EventsArgs {
                         return Ok(());
                     }
                 }
-                News::Lost(why) => {
-                    eprintln!("the connection is lost ({why}); reconnecting");
-                    if follow.cursor().is_empty() {
+                StreamUpdate::Disconnected(reason) => {
+                    eprintln!("the connection is lost ({reason}); reconnecting");
+                    if follower.cursor().is_empty() {
                         eprintln!(
-                            "nothing had happened yet; what happens before it is back is not shown"
+                            "no event has arrived yet; events before the reconnect are not shown"
                         );
                     }
                 }
-                News::Back if self.output == Output::Text => {
-                    render::note("connected again", &mut console)?
+                StreamUpdate::Reconnected if self.output == Output::Text => {
+                    render::note("reconnected", &mut console)?
                 }
-                News::Back => {}
+                StreamUpdate::Reconnected => {}
             }
         }
     }

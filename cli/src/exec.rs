@@ -1,4 +1,4 @@
-//! `construct exec`: one job, watched to its end.
+//! `construct exec`: sends one prompt, and watches the turn to its end.
 
 pub(crate) mod watch;
 
@@ -16,15 +16,15 @@ use construct_proto::v1::{
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::Instant};
 
-use self::watch::{Seen, Watch};
+use self::watch::{TurnEvent, TurnWatch};
 use crate::{
     agents,
     attach::{self, AttachArgs},
     console::{Color, Console, Sink as _, Style},
     entity::budget,
+    event_follower::{EventFollower, StreamUpdate},
     failure::{Exit, Failure},
-    follow::{Follow, News},
-    gateway::{Gateway, call, idempotency_key, patiently},
+    gateway::{Gateway, call, call_with_retry, idempotency_key},
     json,
     money::{self, Limit},
     page,
@@ -33,24 +33,24 @@ use crate::{
     words::clip,
 };
 
-/// Columns of a title made from a prompt.
-const TITLE: usize = 60;
+/// The columns of a title made from a prompt.
+const TITLE_COLUMNS: usize = 60;
 
-/// How long a cancelled turn has to end before we leave. A script that was told to stop has 10 s
-/// for its last words.
-pub(crate) const LAST_WORDS: Duration = Duration::from_secs(12);
+/// The time a canceled turn has to end before the command exits. Longer than the 10 s that a
+/// stopped script has.
+pub(crate) const CANCEL_GRACE_PERIOD: Duration = Duration::from_secs(12);
 
-/// How long telling the gateway to cancel may take.
-const CANCEL: Duration = Duration::from_secs(5);
+/// The timeout of the request to cancel.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a person is told who changes their mind before anything was said.
-const NOT_GIVEN: &str = "interrupted before the job was given; nothing runs";
+/// The message after an interrupt before the prompt was sent.
+const INTERRUPTED_BEFORE_SEND: &str = "interrupted before the prompt was sent; nothing runs";
 
-/// What is printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Output {
-    /// The answer to standard output, everything else to standard error. A terminal shows the
-    /// answer as it is written; a pipe or file gets each of the model's messages when it is whole.
+    /// The answer on standard output, everything else on standard error. A terminal shows the
+    /// answer while it is written; a pipe or file gets each message of the model when complete.
     Text,
     /// One JSON object at the end.
     Json,
@@ -61,46 +61,46 @@ enum Output {
 #[derive(Debug, clap::Args)]
 #[command(after_help = crate::failure::EXIT_CODES)]
 pub(crate) struct ExecArgs {
-    /// Which agent. When not given: CONSTRUCT_AGENT, or the only one there is.
+    /// The agent. Default: CONSTRUCT_AGENT, or the only agent.
     #[arg(long, value_name = "AGENT")]
     agent: Option<String>,
-    /// The directory the agent works in. Without it the task gets an empty one of its own.
+    /// The directory the agent works in. Default: a new empty one.
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
-    /// Go on with this task.
+    /// Continue this task.
     #[arg(long, value_name = "TASK", conflicts_with_all = ["agent", "workspace", "title", "max_turns", "compute", "budget"])]
     task: Option<String>,
-    /// What the task is called; made from the prompt when not given.
+    /// The title of the task. Default: the beginning of the prompt.
     #[arg(long)]
     title: Option<String>,
-    /// The most model calls the job may take.
+    /// The maximum number of model calls.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
-    /// Where the agent's scripts run: cpu-2, cpu-4, cpu-8, or another pool of the installation; the
-    /// agent's when not given.
+    /// The compute pool for the agent's scripts: cpu-2, cpu-4, cpu-8, or another pool of the
+    /// installation. Default: the agent's.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
-    /// Dollars the job may cost.
+    /// The maximum cost in dollars.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
     budget: Option<Limit>,
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     output: Output,
-    /// How long to wait for a gateway that went away.
+    /// How long to retry when the gateway is away.
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     reconnect: Duration,
-    /// Cancel the job when it takes longer.
+    /// Cancel the turn when it takes longer.
     #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
     attach: AttachArgs,
-    /// The job in words; `-`, or nothing, reads them from standard input.
+    /// The prompt. `-`, or no argument, reads it from standard input.
     prompt: Option<String>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// When the job could not be given, or not be watched to its end.
+/// When the prompt could not be sent, or the turn not be watched to its end.
 pub(crate) async fn exec(args: ExecArgs, gateway: Gateway, color: Color) -> Result<Exit, Failure> {
     let prompt = read_prompt(args.prompt.as_deref())?;
     let interrupts = interrupts()?;
@@ -108,9 +108,9 @@ pub(crate) async fn exec(args: ExecArgs, gateway: Gateway, color: Color) -> Resu
     Box::pin(run(&args, prompt, gateway, &mut console, interrupts)).await
 }
 
-/// What came of the job.
+/// The result of the turn.
 #[derive(Debug)]
-struct End {
+struct JobResult {
     exit: Exit,
     outcome: &'static str,
     error: Option<TaskError>,
@@ -124,9 +124,9 @@ async fn run(
     mut interrupts: mpsc::Receiver<()>,
 ) -> Result<Exit, Failure> {
     let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
-    // First, so that nothing is begun for what cannot be read.
+    // First, so that unreadable files leave no task behind.
     let attached = args.attach.blocks(&gateway).await?;
-    let (task, cursor) = task(args, &prompt, &gateway).await?;
+    let (task, cursor) = open_task(args, &prompt, &gateway).await?;
     let id = task.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default();
     if task.status.as_ref().is_some_and(|status| status.phase() == TaskPhase::Suspended) {
         return Err(Failure::new(Exit::Suspended, "the task is suspended")
@@ -137,23 +137,22 @@ async fn run(
         note(&format!("· task {id}"), console)?;
     }
 
-    // Listen first, then speak: nothing that follows the message can be missed.
+    // Subscribe before sending: no event after the message can be missed.
     let subscribe = SubscribeRequest { task: id.clone(), cursor, types: Vec::new() };
-    let mut follow = tokio::select! {
-        follow = Follow::open(gateway.clone(), subscribe, args.reconnect, args.reconnect) => follow?,
-        Some(()) = interrupts.recv() => return Err(Failure::new(Exit::Interrupted, NOT_GIVEN)),
+    let mut follower = tokio::select! {
+        follower = EventFollower::open(gateway.clone(), subscribe, args.reconnect, args.reconnect) => follower?,
+        Some(()) = interrupts.recv() => return Err(Failure::new(Exit::Interrupted, INTERRUPTED_BEFORE_SEND)),
     };
     if interrupts.try_recv().is_ok() {
-        return Err(Failure::new(Exit::Interrupted, NOT_GIVEN));
+        return Err(Failure::new(Exit::Interrupted, INTERRUPTED_BEFORE_SEND));
     }
     let spec = message(&id, attach::message(prompt, &attached));
     let message = send(&gateway, spec, idempotency_key(), args.reconnect).await?;
-    // From here on a lost connection means to look for the message from the beginning.
-    follow.rewind_if_lost();
-    // Also when nothing was going on a moment ago: somebody else may have sent a message just
-    // before ours.
+    // From here on, a lost connection restarts from the beginning to find the message.
+    follower.rewind_if_lost();
+    // Even when the task was idle a moment ago: another client may have sent a message first.
     let ahead = if args.task.is_some() {
-        ahead(&gateway, &id, &message, args.reconnect).await?
+        messages_ahead(&gateway, &id, &message, args.reconnect).await?
     } else {
         Vec::new()
     };
@@ -166,17 +165,17 @@ async fn run(
         task: id,
         renderer: Renderer::new(Options {
             live: console.is_live(),
-            people: false,
+            user_messages: false,
             entities: false,
         }),
-        watch: Watch::new(message, ahead),
+        watch: TurnWatch::new(message, ahead),
         output: args.output,
         stopping: None,
     };
-    let mut leave_at = deadline;
-    let end = loop {
+    let mut exit_at = deadline;
+    let result = loop {
         let due = async {
-            match leave_at {
+            match exit_at {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
             }
@@ -185,59 +184,63 @@ async fn run(
             biased;
             Some(()) = interrupts.recv() => {
                 if job.stopping == Some(Exit::Interrupted) {
-                    break job.left();
+                    break job.abandon();
                 }
-                job.stop(Exit::Interrupted, "interrupted by the user", console).await?;
-                leave_at = Some(Instant::now() + LAST_WORDS);
+                job.cancel(Exit::Interrupted, "interrupted by the user", console).await?;
+                exit_at = Some(Instant::now() + CANCEL_GRACE_PERIOD);
             }
             () = due => {
                 if job.stopping.is_some() {
-                    break job.left();
+                    break job.abandon();
                 }
-                job.stop(Exit::Cancelled, "the time given with --timeout is over", console).await?;
-                leave_at = Some(Instant::now() + LAST_WORDS);
+                job.cancel(Exit::Cancelled, "the --timeout has expired", console).await?;
+                exit_at = Some(Instant::now() + CANCEL_GRACE_PERIOD);
             }
-            news = follow.next() => {
-                if let Some(end) = job.news(news?, console).await? {
-                    break end;
+            update = follower.next() => {
+                if let Some(result) = job.handle(update?, console).await? {
+                    break result;
                 }
             }
         }
     };
-    job.finish(&end, console).await?;
-    Ok(end.exit)
+    job.finish(&result, console).await?;
+    Ok(result.exit)
 }
 
-/// A message that was sent, until it is answered.
+/// A sent message and the watch over its turn.
 struct Job {
     gateway: Gateway,
     task: String,
     renderer: Renderer,
-    watch: Watch,
+    watch: TurnWatch,
     output: Output,
-    /// Why the turn is being cancelled, once it is.
+    /// The exit code once the turn is being canceled.
     stopping: Option<Exit>,
 }
 
 impl Job {
-    async fn news(&mut self, news: News, console: &mut Console) -> Result<Option<End>, Failure> {
-        let event = match news {
-            News::Event(event) => event,
-            News::Lost(why) => {
+    async fn handle(
+        &mut self,
+        update: StreamUpdate,
+        console: &mut Console,
+    ) -> Result<Option<JobResult>, Failure> {
+        let event = match update {
+            StreamUpdate::Event(event) => event,
+            StreamUpdate::Disconnected(reason) => {
                 if self.output == Output::Text {
-                    note(&format!("· {why}; reconnecting"), console)?;
+                    note(&format!("· {reason}; reconnecting"), console)?;
                 }
                 return Ok(None);
             }
-            News::Back => {
+            StreamUpdate::Reconnected => {
                 if self.output == Output::Text {
-                    note("· connected again", console)?;
+                    note("· reconnected", console)?;
                 }
                 return Ok(None);
             }
         };
-        let seen = self.watch.see(&event);
-        if self.watch.is_ours() || matches!(seen, Seen::Ended { .. }) {
+        let observed = self.watch.observe(&event);
+        if self.watch.is_active() || matches!(observed, TurnEvent::Ended { .. }) {
             match self.output {
                 Output::Text => self.renderer.event(&event, console)?,
                 Output::Ndjson => {
@@ -246,20 +249,21 @@ impl Job {
                 Output::Json => {}
             }
         }
-        Ok(match seen {
-            Seen::Nothing => None,
-            Seen::Ended { outcome, error } => Some(self.ended(outcome, error)),
-            Seen::Gone => Some(self.ended(TurnOutcome::Cancelled, None)),
-            Seen::TaskDeleted => Some(End { exit: Exit::Failed, outcome: "deleted", error: None }),
-            // Whoever cancels a suspended task must resume it for that, so our own wish does not
-            // matter.
-            Seen::Suspended => {
-                Some(End { exit: Exit::Suspended, outcome: "suspended", error: None })
+        Ok(match observed {
+            TurnEvent::Other => None,
+            TurnEvent::Ended { outcome, error } => Some(self.result(outcome, error)),
+            TurnEvent::MessageDropped => Some(self.result(TurnOutcome::Cancelled, None)),
+            TurnEvent::TaskDeleted => {
+                Some(JobResult { exit: Exit::Failed, outcome: "deleted", error: None })
+            }
+            // Also while canceling: a suspended task is canceled only after it is resumed.
+            TurnEvent::Suspended => {
+                Some(JobResult { exit: Exit::Suspended, outcome: "suspended", error: None })
             }
         })
     }
 
-    fn ended(&self, outcome: TurnOutcome, error: Option<TaskError>) -> End {
+    fn result(&self, outcome: TurnOutcome, error: Option<TaskError>) -> JobResult {
         let (exit, outcome) = match outcome {
             TurnOutcome::Completed => (Exit::Completed, "completed"),
             TurnOutcome::Cancelled => (self.stopping.unwrap_or(Exit::Cancelled), "cancelled"),
@@ -267,16 +271,20 @@ impl Job {
             TurnOutcome::MaxTurns => (Exit::MaxTurns, "max_turns"),
             TurnOutcome::Failed | TurnOutcome::Unspecified => (Exit::Failed, "failed"),
         };
-        End { exit, outcome, error }
+        JobResult { exit, outcome, error }
     }
 
-    /// We leave before the end is known.
-    fn left(&self) -> End {
-        End { exit: self.stopping.unwrap_or(Exit::Interrupted), outcome: "cancelling", error: None }
+    /// The result when the command exits before the turn has ended.
+    fn abandon(&self) -> JobResult {
+        JobResult {
+            exit: self.stopping.unwrap_or(Exit::Interrupted),
+            outcome: "cancelling",
+            error: None,
+        }
     }
 
-    /// Cancels the turn; its end comes as an event like any other.
-    async fn stop(
+    /// Cancels the turn. Its end arrives as an event.
+    async fn cancel(
         &mut self,
         exit: Exit,
         reason: &str,
@@ -284,54 +292,54 @@ impl Job {
     ) -> Result<(), Failure> {
         self.stopping = Some(exit);
         if self.output == Output::Text {
-            console.line(&[(Style::Bad, &format!("■ {reason}; cancelling"))])?;
+            console.line(&[(Style::Bad, &format!("■ {reason}; canceling"))])?;
         }
         let request = CancelTaskRequest {
             task: self.task.clone(),
             reason: reason.to_owned(),
             idempotency_key: idempotency_key(),
         };
-        let cancelled = patiently(CANCEL, || {
+        let canceled = call_with_retry(CANCEL_TIMEOUT, || {
             let (mut tasks, request) = (self.gateway.tasks(), request.clone());
             async move { tasks.cancel_task(request).await }
         });
-        match tokio::time::timeout(CANCEL, cancelled).await {
+        match tokio::time::timeout(CANCEL_TIMEOUT, canceled).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(failure)) => Ok(console
-                .line(&[(Style::Bad, &format!("✗ the turn could not be cancelled: {failure}"))])?),
+                .line(&[(Style::Bad, &format!("✗ the turn could not be canceled: {failure}"))])?),
             Err(_) => {
-                Ok(console.line(&[(Style::Bad, "✗ the turn could not be cancelled in time")])?)
+                Ok(console.line(&[(Style::Bad, "✗ the turn could not be canceled in time")])?)
             }
         }
     }
 
-    async fn finish(&self, end: &End, console: &mut Console) -> Result<(), Failure> {
+    async fn finish(&self, result: &JobResult, console: &mut Console) -> Result<(), Failure> {
         match self.output {
             Output::Text => {
-                let next = match end.exit {
+                let next = match result.exit {
                     Exit::Suspended => {
-                        format!("· suspended; go on with: construct resume {}", self.task)
+                        format!("· suspended; continue with: construct resume {}", self.task)
                     }
-                    _ if end.outcome == "deleted" => "· the task was deleted".to_owned(),
-                    _ if end.outcome == "cancelling" => {
+                    _ if result.outcome == "deleted" => "· the task was deleted".to_owned(),
+                    _ if result.outcome == "cancelling" => {
                         format!(
-                            "· left before the turn had ended; look again with: construct why {}",
+                            "· the turn has not ended yet; see: construct explain {}",
                             self.task
                         )
                     }
-                    _ => format!("· go on with: construct resume {}", self.task),
+                    _ => format!("· continue with: construct resume {}", self.task),
                 };
                 note(&next, console)?;
             }
-            Output::Json => console.record(&self.report(end).await.to_string())?,
+            Output::Json => console.record(&self.report(result).await.to_string())?,
             Output::Ndjson => {}
         }
         Ok(())
     }
 
-    async fn report(&self, end: &End) -> Value {
-        let tally = self.watch.tally();
-        // What the task came to in all is good to know, and nothing to fail for.
+    async fn report(&self, result: &JobResult) -> Value {
+        let totals = self.watch.totals();
+        // The usage of the whole task is optional: its absence is no failure.
         let task = call(self.gateway.tasks().get_task(GetTaskRequest { task: self.task.clone() }))
             .await
             .ok();
@@ -340,18 +348,18 @@ impl Job {
         json!({
             "task": self.task,
             "message": self.watch.message(),
-            "outcome": end.outcome,
-            "text": tally.text,
-            "usage": json::message("construct.v1.Usage", &tally.usage),
+            "outcome": result.outcome,
+            "text": totals.text,
+            "usage": json::message("construct.v1.Usage", &totals.usage),
             "task_usage": json::message("construct.v1.Usage", &task_usage),
-            "tool_uses": tally.tool_uses,
-            "error": end.error.as_ref().map(|error| json!({ "code": error.code, "message": error.message })),
+            "tool_uses": totals.tool_uses,
+            "error": result.error.as_ref().map(|error| json!({ "code": error.code, "message": error.message })),
         })
     }
 }
 
-/// The task, and the cursor from which on it is listened to.
-async fn task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task, String), Failure> {
+/// Gets or creates the task. Also returns the cursor to subscribe from.
+async fn open_task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task, String), Failure> {
     if let Some(task) = &args.task {
         let task = call(gateway.tasks().get_task(GetTaskRequest { task: task.clone() })).await?;
         return Ok((task, String::new()));
@@ -368,21 +376,21 @@ async fn task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task,
     let request = CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key() };
     let task = call(gateway.tasks().create_task(request)).await?;
     let id = task.metadata.as_ref().map_or("", |metadata| metadata.id.as_str());
-    budget::make(gateway, budget::Of::Task(id), args.budget).await?;
+    budget::create(gateway, budget::Owner::Task(id), args.budget).await?;
     Ok((task, "0".to_owned()))
 }
 
-/// The directory as the interpreter knows it. A relative one is meant from here, so it must exist
+/// The path of a workspace for the interpreter. A relative path is resolved here, so it must exist
 /// here.
 ///
 /// # Errors
-/// When it can't be told.
+/// When the path cannot be resolved, is no directory, or is not UTF-8.
 pub(crate) fn workspace(dir: &std::path::Path) -> Result<String, Failure> {
-    let found = match dir.canonicalize() {
-        Ok(found) if !found.is_dir() => {
-            return Err(Failure::usage(format!("{} is no directory", dir.display())));
+    let path = match dir.canonicalize() {
+        Ok(path) if !path.is_dir() => {
+            return Err(Failure::usage(format!("{} is not a directory", dir.display())));
         }
-        Ok(found) => found,
+        Ok(path) => path,
         // The interpreter may run on another machine.
         Err(_) if dir.is_absolute() => dir.to_owned(),
         Err(error) => {
@@ -392,8 +400,7 @@ pub(crate) fn workspace(dir: &std::path::Path) -> Result<String, Failure> {
             )));
         }
     };
-    found
-        .into_os_string()
+    path.into_os_string()
         .into_string()
         .map_err(|_| Failure::usage("the workspace's path is not UTF-8"))
 }
@@ -403,19 +410,19 @@ pub(crate) fn message(task: &str, blocks: Vec<Block>) -> MessageSpec {
     MessageSpec { task: task.to_owned(), blocks, ..MessageSpec::default() }
 }
 
-/// Gives the message to its task, however often the connection breaks meanwhile. Under one key it
-/// is given once.
+/// Sends the message, with retries when the connection breaks. The idempotency key makes it one
+/// message.
 ///
 /// # Errors
-/// When the gateway refuses it, or stays away; in the second case it may have been given.
+/// When the gateway refuses it, or stays away. In the second case it may have been received.
 pub(crate) async fn send(
     gateway: &Gateway,
     spec: MessageSpec,
     idempotency_key: String,
-    patience: Duration,
+    retry_timeout: Duration,
 ) -> Result<String, Failure> {
     let request = CreateMessageRequest { spec: Some(spec), idempotency_key };
-    let message = patiently(patience, || {
+    let message = call_with_retry(retry_timeout, || {
         let (mut messages, request) = (gateway.messages(), request.clone());
         async move { messages.create_message(request).await }
     })
@@ -423,12 +430,12 @@ pub(crate) async fn send(
     Ok(message.metadata.map(|metadata| metadata.id).unwrap_or_default())
 }
 
-/// The messages that are answered before ours.
-async fn ahead(
+/// The ids of messages that are answered before `message`.
+async fn messages_ahead(
     gateway: &Gateway,
     task: &str,
-    ours: &str,
-    patience: Duration,
+    message: &str,
+    retry_timeout: Duration,
 ) -> Result<Vec<String>, Failure> {
     let messages: Vec<Message> = page::all("", |page| async move {
         let filter = list_messages_request::Filter {
@@ -441,7 +448,7 @@ async fn ahead(
             let (mut messages, request) = (gateway.messages(), request.clone());
             async move { messages.list_messages(request).await }
         };
-        let response = patiently(patience, list).await?;
+        let response = call_with_retry(retry_timeout, list).await?;
         Ok((response.messages, response.page))
     })
     .await?;
@@ -450,21 +457,21 @@ async fn ahead(
     });
     let ids =
         waiting.filter_map(|message| message.metadata.as_ref().map(|metadata| metadata.id.clone()));
-    // Transcript order, those in the queue last: what comes after ours is none of our business.
-    Ok(ids.take_while(|id| id != ours).collect())
+    // Transcript order, queued messages last: later messages do not matter.
+    Ok(ids.take_while(|id| id != message).collect())
 }
 
-/// The prompt's first words.
+/// The title made from the beginning of a prompt.
 fn title(prompt: &str) -> String {
-    clip(prompt.split_whitespace().collect::<Vec<_>>().join(" ").as_str(), TITLE)
+    clip(prompt.split_whitespace().collect::<Vec<_>>().join(" ").as_str(), TITLE_COLUMNS)
 }
 
-fn read_prompt(given: Option<&str>) -> Result<String, Failure> {
-    let prompt = match given {
-        Some(words) if words != "-" => words.to_owned(),
+fn read_prompt(argument: Option<&str>) -> Result<String, Failure> {
+    let prompt = match argument {
+        Some(prompt) if prompt != "-" => prompt.to_owned(),
         None if io::stdin().is_terminal() => {
             return Err(Failure::usage(
-                "what is to be done? give the job in words, or write it to standard input",
+                "a prompt is required, as an argument or on standard input",
             ));
         }
         _ => {
@@ -479,8 +486,8 @@ fn read_prompt(given: Option<&str>) -> Result<String, Failure> {
     Ok(prompt)
 }
 
-/// Each Ctrl-C or SIGTERM. Listening begins before anything is sent, so that none is answered by
-/// just dying.
+/// Receives each Ctrl-C or SIGTERM. Called before anything is sent, so that no signal kills the
+/// process without canceling the turn.
 pub(crate) fn interrupts() -> Result<mpsc::Receiver<()>, Failure> {
     let (send, receive) = mpsc::channel(4);
     #[cfg(unix)]

@@ -1,26 +1,26 @@
-//! How the command ends: its exit code, and what a person is told when something went wrong.
+//! Exit codes, and failures as people read them.
 
 use std::{error::Error as _, fmt, io, process::ExitCode};
 
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-/// What a person can do when nothing answers.
+/// The hint when the gateway does not answer.
 const UNREACHABLE_HINT: &str = "is the mesh running? `construct up` (or ./dev up) starts it; --gateway or CONSTRUCT_GATEWAY_URL says where it is";
 
-/// The exit codes, as `--help` tells them.
+/// The exit codes in `--help`.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0    completed
   1    failed
-  2    wrong usage, or refused as invalid
-  3    the gateway cannot be reached, or cannot work now
-  4    the turn was cancelled, also by --timeout
+  2    wrong usage, or rejected as invalid
+  3    the gateway is unreachable or unavailable
+  4    the turn was canceled, also by --timeout
   5    the limit of model calls was reached
   6    the task is suspended
-  130  interrupted (the turn is cancelled first)";
+  130  interrupted (the turn is canceled first)";
 
-/// How the command ends.
+/// The exit code of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -32,7 +32,7 @@ pub(crate) enum Exit {
     MaxTurns = 5,
     Suspended = 6,
     Interrupted = 130,
-    /// Nobody reads what we write. What a shell reports of a command that SIGPIPE ended.
+    /// The reader of the output is gone. The code that a shell reports for SIGPIPE.
     BrokenPipe = 141,
 }
 
@@ -42,12 +42,12 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why the command did not do what it was asked for.
+/// Why the command failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     exit: Exit,
     message: String,
-    /// One line each: the violated fields.
+    /// The violated fields, one line each.
     details: Vec<String>,
     hint: Option<String>,
 }
@@ -57,17 +57,17 @@ impl Failure {
         Self { exit, message: message.into(), details: Vec::new(), hint: None }
     }
 
-    /// Something was asked for in the wrong way.
+    /// Wrong usage.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, message)
     }
 
-    /// Something did not work.
+    /// A failed operation.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::new(Exit::Failed, message)
     }
 
-    /// Adds what to do about it.
+    /// Adds a hint at a remedy.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -78,12 +78,12 @@ impl Failure {
         self.exit
     }
 
-    /// What happened, without details and advice.
+    /// The message without details and hint.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// Tells the person. A reader that went away is nobody to tell.
+    /// Prints the failure, unless the reader of the output is gone.
     pub(crate) fn report(&self) {
         if self.exit != Exit::BrokenPipe {
             eprintln!("error: {self}");
@@ -108,9 +108,9 @@ impl std::error::Error for Failure {}
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        if never_arrived(&status) {
-            let why = innermost(&status).unwrap_or_else(|| status.message().to_owned());
-            return Self::new(Exit::Unreachable, format!("the gateway cannot be reached: {why}"))
+        if is_unreachable(&status) {
+            let cause = root_cause(&status).unwrap_or_else(|| status.message().to_owned());
+            return Self::new(Exit::Unreachable, format!("the gateway cannot be reached: {cause}"))
                 .hint(UNREACHABLE_HINT);
         }
         let message = status.message();
@@ -118,22 +118,22 @@ impl From<Status> for Failure {
             status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
         match status.code() {
             Code::Unavailable => {
-                Self::new(Exit::Unreachable, format!("the gateway answers, but cannot do this now: {message}"))
+                Self::new(Exit::Unreachable, format!("the gateway is unavailable: {message}"))
             }
             Code::InvalidArgument if violations.is_empty() => Self::usage(message),
             Code::InvalidArgument => Self {
                 details: violations
                     .into_iter()
-                    .map(|found| format!("{}: {}", found.field, found.description))
+                    .map(|violation| format!("{}: {}", violation.field, violation.description))
                     .collect(),
-                ..Self::usage("the gateway refuses this as invalid")
+                ..Self::usage("the gateway rejects the request as invalid")
             },
-            Code::Aborted => Self::failed(message).hint("somebody else changed it in between; look again and repeat"),
-            Code::Unauthenticated => Self::failed(format!("the gateway lets nobody in like this: {message}")).hint(
-                "put an API key into CONSTRUCT_KEY, remember one (construct context add), or log in: construct login",
+            Code::Aborted => Self::failed(message).hint("it was changed concurrently; check its state and retry"),
+            Code::Unauthenticated => Self::failed(format!("authentication failed: {message}")).hint(
+                "set CONSTRUCT_KEY to an API key, add a context with one (construct context add), or log in: construct login",
             ),
             Code::Unimplemented => Self::failed(format!("the gateway does not know this call: {message}"))
-                .hint("is it of another version?"),
+                .hint("does it have another version?"),
             Code::Ok | Code::Unknown | Code::Internal if message.is_empty() => {
                 Self::failed(format!("the gateway failed ({})", status.code()))
             }
@@ -150,8 +150,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Whether the status was made on this side, because no answer came.
-fn never_arrived(status: &Status) -> bool {
+/// Whether the client created the status because no response arrived.
+fn is_unreachable(status: &Status) -> bool {
     status.source().is_some()
         && matches!(
             status.code(),
@@ -159,9 +159,9 @@ fn never_arrived(status: &Status) -> bool {
         )
 }
 
-/// Whether another try may help: the connection broke, or the gateway cannot work right now.
-pub(crate) fn may_pass(status: &Status) -> bool {
-    never_arrived(status)
+/// Whether a retry may help: the connection broke, or the gateway is unavailable.
+pub(crate) fn is_retryable(status: &Status) -> bool {
+    is_unreachable(status)
         || matches!(
             status.code(),
             Code::Unavailable
@@ -172,8 +172,8 @@ pub(crate) fn may_pass(status: &Status) -> bool {
         )
 }
 
-/// The cause at the bottom, which alone says something (`Connection refused`).
-fn innermost(status: &Status) -> Option<String> {
+/// The innermost cause, which is the informative one (`Connection refused`).
+fn root_cause(status: &Status) -> Option<String> {
     let mut error = status.source()?;
     while let Some(source) = error.source() {
         error = source;
@@ -197,13 +197,13 @@ mod tests {
         ));
         assert_eq!(
             failure.to_string(),
-            "the gateway refuses this as invalid\n  - spec.name: must not be empty"
+            "the gateway rejects the request as invalid\n  - spec.name: must not be empty"
         );
         assert_eq!(failure.exit(), Exit::Usage);
     }
 
     #[test]
-    fn every_kind_of_status_has_its_exit_code() {
+    fn status_codes_map_to_exit_codes() {
         for (status, exit) in [
             (Status::unavailable("PostgreSQL is away"), Exit::Unreachable),
             (Status::not_found("there is no agent x"), Exit::Failed),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gateway_that_does_not_run_is_said_to_be_unreachable() {
+    async fn stopped_gateway_is_reported_as_unreachable() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let gateway = crate::gateway::Gateway::new(&crate::context::Target {
             address: format!("http://127.0.0.1:{port}"),

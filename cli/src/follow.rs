@@ -1,5 +1,5 @@
-//! A stream of events that outlives its connections: when the gateway goes away, it goes on behind
-//! the last event.
+//! A stream of events that survives lost connections: it reconnects and continues after the last
+//! event.
 
 use std::time::{Duration, Instant};
 
@@ -7,177 +7,181 @@ use construct_proto::v1::{Event, SubscribeRequest};
 use tonic::{Status, Streaming};
 
 use crate::{
-    failure::{Exit, Failure, may_pass},
+    failure::{Exit, Failure, is_retryable},
     gateway::Gateway,
 };
 
-/// The pause before another try, at first and at most.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// The delay before the first and the longest delay before a later reconnect.
+const RECONNECT_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// A connection that held this long was a good one, even when nothing came.
-const GOOD: Duration = Duration::from_secs(5);
+/// A connection that lasted this long counts as stable, even without events.
+const STABLE_CONNECTION: Duration = Duration::from_secs(5);
 
-/// What there is to know.
+/// An event, or a change of the connection.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum StreamUpdate {
     Event(Box<Event>),
-    /// The connection broke, and why; said once until it is back.
-    Lost(String),
-    /// It is there again.
-    Back,
+    /// The connection broke, with the reason. Reported once until it is back.
+    Disconnected(String),
+    /// The connection is back.
+    Reconnected,
 }
 
-/// Whether nothing comes after this event of a task: the task is gone.
+/// Whether the event is the last one of its task: the task was deleted.
 pub(crate) fn is_last(event: &Event) -> bool {
     event.r#type == "task.deleted"
 }
 
-/// Follows a task's events, or the organization's.
+/// Follows the events of a task, or of the organization.
 #[derive(Debug)]
-pub(crate) struct Follow {
+pub(crate) struct EventFollower {
     gateway: Gateway,
     request: SubscribeRequest,
-    patience: Duration,
+    retry_timeout: Duration,
     stream: Option<Streaming<Event>>,
-    opened: Instant,
-    /// Since when nothing has come.
-    away: Option<Away>,
+    connected_at: Instant,
+    /// Set while no event arrives.
+    outage: Option<Outage>,
 }
 
 #[derive(Debug)]
-struct Away {
+struct Outage {
     since: Instant,
-    said: bool,
-    pause: Duration,
-    why: Failure,
+    /// Whether the caller was told.
+    reported: bool,
+    delay: Duration,
+    cause: Failure,
 }
 
-impl Follow {
-    /// Subscribes: when this returns, nothing that happens from then on is missed. Without an
-    /// answer it is tried again for at most `first`, and later, whenever the connection breaks, for
-    /// at most `patience`.
+impl EventFollower {
+    /// Subscribes. After this returns, no event is missed. Retries for at most `connect_timeout` at
+    /// first, and for at most `retry_timeout` whenever the connection breaks later.
     ///
     /// # Errors
     /// When the gateway stays away, or refuses.
     pub(crate) async fn open(
         gateway: Gateway,
         request: SubscribeRequest,
-        first: Duration,
-        patience: Duration,
+        connect_timeout: Duration,
+        retry_timeout: Duration,
     ) -> Result<Self, Failure> {
-        let mut follow = Self {
+        let mut follower = Self {
             gateway,
             request,
-            patience: first,
+            retry_timeout: connect_timeout,
             stream: None,
-            opened: Instant::now(),
-            away: None,
+            connected_at: Instant::now(),
+            outage: None,
         };
-        while follow.stream.is_none() {
-            follow.connect().await?;
+        while follower.stream.is_none() {
+            follower.connect().await?;
         }
-        follow.away = None;
-        follow.patience = patience;
-        Ok(follow)
+        follower.outage = None;
+        follower.retry_timeout = retry_timeout;
+        Ok(follower)
     }
 
-    /// When the connection breaks before anything has come, goes on from the beginning and not from
-    /// the moment of the next connection.
+    /// After a connection that broke before the first event, continues from the beginning instead of
+    /// the moment of the reconnect.
     pub(crate) fn rewind_if_lost(&mut self) {
         if self.request.cursor.is_empty() {
             "0".clone_into(&mut self.request.cursor);
         }
     }
 
-    /// Where the stream stands.
+    /// The cursor of the last event.
     pub(crate) fn cursor(&self) -> &str {
         &self.request.cursor
     }
 
-    /// The next news. Nothing is lost when the future is dropped.
+    /// The next update. Cancel-safe.
     ///
     /// # Errors
     /// When the gateway stays away, or refuses.
-    pub(crate) async fn next(&mut self) -> Result<News, Failure> {
+    pub(crate) async fn next(&mut self) -> Result<StreamUpdate, Failure> {
         loop {
             let Some(stream) = &mut self.stream else {
-                if let Some(away) = self.away.as_mut().filter(|away| !away.said) {
-                    away.said = true;
-                    return Ok(News::Lost(away.why.message().to_owned()));
+                if let Some(outage) = self.outage.as_mut().filter(|outage| !outage.reported) {
+                    outage.reported = true;
+                    return Ok(StreamUpdate::Disconnected(outage.cause.message().to_owned()));
                 }
                 self.connect().await?;
                 continue;
             };
-            if self.away.as_ref().is_some_and(|away| away.said) {
-                // The next break is news again, but it only ends the wait for a good connection.
-                let away = self.away.take();
-                self.away = away.map(|away| Away { said: false, ..away });
-                return Ok(News::Back);
+            if self.outage.as_ref().is_some_and(|outage| outage.reported) {
+                // The next break is reported again. The outage lasts until an event arrives or the
+                // connection is stable.
+                let outage = self.outage.take();
+                self.outage = outage.map(|outage| Outage { reported: false, ..outage });
+                return Ok(StreamUpdate::Reconnected);
             }
             match stream.message().await {
                 Ok(Some(event)) => {
-                    self.away = None;
+                    self.outage = None;
                     if !event.cursor.is_empty() {
                         self.request.cursor.clone_from(&event.cursor);
                     }
-                    return Ok(News::Event(Box::new(event)));
+                    return Ok(StreamUpdate::Event(Box::new(event)));
                 }
                 Ok(None) => {
-                    self.lost(Failure::new(Exit::Unreachable, "the gateway ended the stream"))?
+                    self.disconnected(Failure::new(
+                        Exit::Unreachable,
+                        "the gateway ended the stream",
+                    ))?
                 }
-                Err(status) => self.lost(passing(status)?)?,
+                Err(status) => self.disconnected(retryable(status)?)?,
             }
         }
     }
 
-    fn lost(&mut self, why: Failure) -> Result<(), Failure> {
+    fn disconnected(&mut self, cause: Failure) -> Result<(), Failure> {
         self.stream = None;
-        if self.opened.elapsed() >= GOOD {
-            self.away = None;
+        if self.connected_at.elapsed() >= STABLE_CONNECTION {
+            self.outage = None;
         }
-        self.note_away(why)
+        self.record_outage(cause)
     }
 
     async fn connect(&mut self) -> Result<(), Failure> {
-        if let Some(away) = &self.away {
-            tokio::time::sleep(away.pause).await;
+        if let Some(outage) = &self.outage {
+            tokio::time::sleep(outage.delay).await;
         }
         match self.gateway.events().subscribe(self.request.clone()).await {
             Ok(stream) => {
                 self.stream = Some(stream.into_inner());
-                self.opened = Instant::now();
+                self.connected_at = Instant::now();
                 Ok(())
             }
-            Err(status) => self.note_away(passing(status)?),
+            Err(status) => self.record_outage(retryable(status)?),
         }
     }
 
     /// # Errors
-    /// When tries were made for too long.
-    fn note_away(&mut self, why: Failure) -> Result<(), Failure> {
-        let away = self.away.get_or_insert_with(|| Away {
+    /// When the outage exceeds the retry timeout.
+    fn record_outage(&mut self, cause: Failure) -> Result<(), Failure> {
+        let outage = self.outage.get_or_insert_with(|| Outage {
             since: Instant::now(),
-            said: false,
-            pause: PAUSES.0,
-            why: why.clone(),
+            reported: false,
+            delay: RECONNECT_DELAYS.0,
+            cause: cause.clone(),
         });
-        away.pause = (away.pause * 2).min(PAUSES.1);
-        if away.since.elapsed() < self.patience {
+        outage.delay = (outage.delay * 2).min(RECONNECT_DELAYS.1);
+        if outage.since.elapsed() < self.retry_timeout {
             return Ok(());
         }
-        // Whatever went wrong on the way, what it means is that the gateway is away.
-        Err(if why.exit() == Exit::Unreachable {
-            why
+        // Whatever the cause, the gateway is unreachable.
+        Err(if cause.exit() == Exit::Unreachable {
+            cause
         } else {
-            Failure::new(Exit::Unreachable, why.message())
+            Failure::new(Exit::Unreachable, cause.message())
         })
     }
 }
 
-/// What went wrong, when another try may help.
+/// The status as a failure to retry after.
 ///
 /// # Errors
-/// What went wrong, when it is of no use.
-fn passing(status: Status) -> Result<Failure, Failure> {
-    if may_pass(&status) { Ok(status.into()) } else { Err(status.into()) }
+/// The failure, when a retry does not help.
+fn retryable(status: Status) -> Result<Failure, Failure> {
+    if is_retryable(&status) { Ok(status.into()) } else { Err(status.into()) }
 }

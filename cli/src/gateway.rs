@@ -36,41 +36,41 @@ use uuid::Uuid;
 
 use crate::{
     context::{Target, TlsArgs},
-    failure::{Failure, may_pass},
+    failure::{Failure, is_retryable},
 };
 
-/// The largest answer that is read, in bytes: a transcript's message may hold a large output.
-const MAX_ANSWER: usize = 64 * 1024 * 1024;
+/// The maximum bytes of a response: a message of a transcript may hold a large output.
+const MAX_RESPONSE_BYTES: usize = 64 * 1024 * 1024;
 
-/// How long one call may take before it is given up; streams are not bounded by it.
+/// The timeout of a unary call. Streams have none.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The same over a socket of this machine: whom the call is for may first have to be started
-/// (`construct daemon`), which includes servers.
+/// The timeout over a Unix socket: the first call may start the mesh with its servers
+/// (`construct daemon`).
 const START_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Whether calls go over such a socket. A process talks to one gateway.
+/// Whether calls go over a Unix socket. A process talks to one gateway.
 static OVER_SOCKET: AtomicBool = AtomicBool::new(false);
 
-/// The pause between two tries.
-const PAUSE: Duration = Duration::from_millis(200);
+/// The time between attempts.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Where the mesh's public API is. Cheap to clone; connects when first used, and again whenever
-/// needed.
+/// A client of the mesh's public API. Cheap to clone. Connects when first used, and reconnects.
 #[derive(Debug, Clone)]
 pub(crate) struct Gateway {
-    line: Line,
+    channel: AuthenticatedChannel,
     authorization: Option<Authorization>,
 }
 
-/// What a request says of who calls. It is shared, so that a session can be renewed while commands
-/// run.
+/// The `authorization` header of requests. Shared, so that a session can be renewed while a command
+/// runs.
 type Authorization = Arc<RwLock<MetadataValue<Ascii>>>;
 
-/// A connection that says who calls.
-pub(crate) type Line = InterceptedService<Channel, Credentials>;
+/// A connection that adds credentials to requests.
+pub(crate) type AuthenticatedChannel = InterceptedService<Channel, Credentials>;
 
-/// Who calls, put into every request. The key is marked as sensitive, so that nothing prints it.
+/// The caller's credentials, added to every request. The key is marked as sensitive, so that nothing
+/// prints it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Credentials {
     authorization: Option<Authorization>,
@@ -93,15 +93,15 @@ impl Interceptor for Credentials {
 
 impl Gateway {
     /// # Errors
-    /// When the address is none, or the key or the organization cannot be sent.
+    /// When the address is invalid, or the key or the organization cannot be a header.
     pub(crate) fn new(target: &Target) -> Result<Self, Failure> {
-        let mut endpoint = Self::check(&target.address)?;
+        let mut endpoint = Self::parse_address(&target.address)?;
         let secure = endpoint.uri().scheme_str() == Some("https");
         if secure {
-            let wrong = |error| {
-                Failure::usage(format!("the certificates cannot be used: {}", causes(&error)))
+            let unusable = |error| {
+                Failure::usage(format!("the certificates cannot be used: {}", error_chain(&error)))
             };
-            endpoint = endpoint.tls_config(certificates(&target.tls)?).map_err(wrong)?;
+            endpoint = endpoint.tls_config(tls_config(&target.tls)?).map_err(unusable)?;
         }
         let authorization = target
             .key
@@ -111,47 +111,46 @@ impl Gateway {
             .map(|value| Arc::new(RwLock::new(value)));
         let organization =
             target.organization.as_deref().map(|id| header("organization", id)).transpose()?;
-        if authorization.is_some() && !secure && !stays_here(&target.address) {
+        if authorization.is_some() && !secure && !is_local(&target.address) {
             eprintln!(
-                "warning: the API key goes to {} in plain text; everybody on the way can read it",
+                "warning: the API key is sent to {} without encryption",
                 target.address
             );
         }
         let credentials = Credentials { authorization: authorization.clone(), organization };
         let mut endpoint = endpoint.connect_timeout(Duration::from_secs(3)).tcp_nodelay(true);
-        // Nobody vanishes from a socket of this machine without being noticed; but who listens
-        // there may first have to be started.
+        // The peer of a local socket cannot vanish unnoticed, but it may have to be started first.
         if target.address.starts_with("unix:") {
             OVER_SOCKET.store(true, Ordering::Relaxed);
         } else {
-            // A gateway that vanished without closing the connection is noticed within these.
+            // Detects a gateway that vanished without closing the connection.
             endpoint = endpoint
                 .http2_keep_alive_interval(Duration::from_secs(10))
                 .keep_alive_timeout(Duration::from_secs(5))
                 .keep_alive_while_idle(true);
         }
         Ok(Self {
-            line: InterceptedService::new(endpoint.connect_lazy(), credentials),
+            channel: InterceptedService::new(endpoint.connect_lazy(), credentials),
             authorization,
         })
     }
 
-    /// From now on calls come with this token, in the place of the one before it.
+    /// Replaces the token for future calls.
     ///
     /// # Errors
-    /// When it cannot be sent.
-    pub(crate) fn present(&self, token: &str) -> Result<(), Failure> {
+    /// When it cannot be a header.
+    pub(crate) fn set_token(&self, token: &str) -> Result<(), Failure> {
         if let Some(authorization) = &self.authorization {
             *authorization.write().unwrap_or_else(PoisonError::into_inner) = bearer(token)?;
         }
         Ok(())
     }
 
-    /// Reads an address.
+    /// Parses a gateway address.
     ///
     /// # Errors
-    /// When it is none.
-    pub(crate) fn check(url: &str) -> Result<Endpoint, Failure> {
+    /// When it is invalid.
+    pub(crate) fn parse_address(url: &str) -> Result<Endpoint, Failure> {
         let invalid = || {
             Failure::usage(format!(
                 "{url} is not an address like https://construct.example.com, http://127.0.0.1:60080 or unix:/run/construct/socket"
@@ -166,89 +165,89 @@ impl Gateway {
         Ok(endpoint)
     }
 
-    pub(crate) fn scans(&self) -> ScanServiceClient<Line> {
-        ScanServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn scans(&self) -> ScanServiceClient<AuthenticatedChannel> {
+        ScanServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn files(&self) -> FileServiceClient<Line> {
-        FileServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn files(&self) -> FileServiceClient<AuthenticatedChannel> {
+        FileServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn organizations(&self) -> OrganizationServiceClient<Line> {
-        OrganizationServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn organizations(&self) -> OrganizationServiceClient<AuthenticatedChannel> {
+        OrganizationServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn keys(&self) -> KeyServiceClient<Line> {
-        KeyServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn keys(&self) -> KeyServiceClient<AuthenticatedChannel> {
+        KeyServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn agents(&self) -> AgentServiceClient<Line> {
-        AgentServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn agents(&self) -> AgentServiceClient<AuthenticatedChannel> {
+        AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn approvals(&self) -> ApprovalServiceClient<Line> {
-        ApprovalServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn approvals(&self) -> ApprovalServiceClient<AuthenticatedChannel> {
+        ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn audit(&self) -> AuditServiceClient<Line> {
-        AuditServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn audit(&self) -> AuditServiceClient<AuthenticatedChannel> {
+        AuditServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn budgets(&self) -> BudgetServiceClient<Line> {
-        BudgetServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn budgets(&self) -> BudgetServiceClient<AuthenticatedChannel> {
+        BudgetServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn diagnosis(&self) -> DiagnosisServiceClient<Line> {
-        DiagnosisServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn diagnosis(&self) -> DiagnosisServiceClient<AuthenticatedChannel> {
+        DiagnosisServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn recovery(&self) -> RecoveryServiceClient<Line> {
-        RecoveryServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn recovery(&self) -> RecoveryServiceClient<AuthenticatedChannel> {
+        RecoveryServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn tasks(&self) -> TaskServiceClient<Line> {
-        TaskServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn tasks(&self) -> TaskServiceClient<AuthenticatedChannel> {
+        TaskServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn messages(&self) -> MessageServiceClient<Line> {
-        MessageServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn messages(&self) -> MessageServiceClient<AuthenticatedChannel> {
+        MessageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn models(&self) -> ModelServiceClient<Line> {
-        ModelServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn models(&self) -> ModelServiceClient<AuthenticatedChannel> {
+        ModelServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn model_providers(&self) -> ModelProviderServiceClient<Line> {
-        ModelProviderServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn model_providers(&self) -> ModelProviderServiceClient<AuthenticatedChannel> {
+        ModelProviderServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn model_tokens(&self) -> ModelTokenServiceClient<Line> {
-        ModelTokenServiceClient::new(self.line.clone())
+    pub(crate) fn model_tokens(&self) -> ModelTokenServiceClient<AuthenticatedChannel> {
+        ModelTokenServiceClient::new(self.channel.clone())
     }
 
-    pub(crate) fn schedules(&self) -> ScheduleServiceClient<Line> {
-        ScheduleServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn schedules(&self) -> ScheduleServiceClient<AuthenticatedChannel> {
+        ScheduleServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn secrets(&self) -> SecretServiceClient<Line> {
-        SecretServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn secrets(&self) -> SecretServiceClient<AuthenticatedChannel> {
+        SecretServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn states(&self) -> StateServiceClient<Line> {
-        StateServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn states(&self) -> StateServiceClient<AuthenticatedChannel> {
+        StateServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn usage(&self) -> UsageServiceClient<Line> {
-        UsageServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn usage(&self) -> UsageServiceClient<AuthenticatedChannel> {
+        UsageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    pub(crate) fn events(&self) -> EventServiceClient<Line> {
-        EventServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn events(&self) -> EventServiceClient<AuthenticatedChannel> {
+        EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 }
 
-fn header(what: &str, text: &str) -> Result<MetadataValue<Ascii>, Failure> {
-    text.parse().map_err(|_| Failure::usage(format!("the {what} has characters that cannot be")))
+fn header(name: &str, text: &str) -> Result<MetadataValue<Ascii>, Failure> {
+    text.parse().map_err(|_| Failure::usage(format!("the {name} has invalid characters")))
 }
 
 fn bearer(key: &str) -> Result<MetadataValue<Ascii>, Failure> {
@@ -257,8 +256,8 @@ fn bearer(key: &str) -> Result<MetadataValue<Ascii>, Failure> {
     Ok(value)
 }
 
-/// Whom to trust, and what to show.
-fn certificates(args: &TlsArgs) -> Result<ClientTlsConfig, Failure> {
+/// The trusted authorities and the client certificate.
+fn tls_config(args: &TlsArgs) -> Result<ClientTlsConfig, Failure> {
     let mut config = match &args.ca {
         Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
         None => ClientTlsConfig::new().with_native_roots(),
@@ -269,7 +268,7 @@ fn certificates(args: &TlsArgs) -> Result<ClientTlsConfig, Failure> {
     Ok(config)
 }
 
-/// A file of certificates.
+/// Reads a file with certificates or keys.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -278,14 +277,14 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
         .map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
 }
 
-/// An error with what caused it.
-pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+/// An error with its causes.
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Whether what is sent to an address that was checked stays on this machine.
-pub(crate) fn stays_here(url: &str) -> bool {
+/// Whether traffic to a valid address stays on this machine.
+pub(crate) fn is_local(url: &str) -> bool {
     let Some(authority) = url.strip_prefix("http://") else { return url.starts_with("unix:") };
     let authority = authority.split('/').next().unwrap_or_default().parse::<Authority>();
     authority.is_ok_and(|authority| {
@@ -295,70 +294,71 @@ pub(crate) fn stays_here(url: &str) -> bool {
     })
 }
 
-/// One call, bounded in time.
+/// Makes a call with a timeout.
 ///
 /// # Errors
-/// What the gateway says, or that it says nothing.
+/// The gateway's error, or the timeout.
 pub(crate) async fn call<T>(
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Failure> {
-    Ok(bounded(call).await?)
+    Ok(with_timeout(call).await?)
 }
 
-/// A call that is repeated while the gateway is away, for at most `patience`. Writes are repeated
-/// too: their idempotency key makes that one write.
+/// Makes a call with retries while the gateway is away, for at most `retry_timeout`. Writes are retried
+/// too: their idempotency key makes them one write.
 ///
 /// # Errors
-/// What the gateway says last.
-pub(crate) async fn patiently<T, F>(
-    patience: Duration,
+/// The last error of the gateway.
+pub(crate) async fn call_with_retry<T, F>(
+    retry_timeout: Duration,
     mut attempt: impl FnMut() -> F,
 ) -> Result<T, Failure>
 where
     F: Future<Output = Result<tonic::Response<T>, Status>>,
 {
-    persistently(patience, || bounded(attempt())).await
+    retry(retry_timeout, || with_timeout(attempt())).await
 }
 
-/// The same of a call that may take as long as the connection lives.
+/// Like [`call_with_retry`], for a call without a timeout.
 ///
 /// # Errors
-/// What the gateway says last.
-pub(crate) async fn persistently<T, F>(
-    patience: Duration,
+/// The last error of the gateway.
+pub(crate) async fn retry<T, F>(
+    retry_timeout: Duration,
     mut attempt: impl FnMut() -> F,
 ) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Status>>,
 {
-    let mut away = None;
+    let mut first_failure = None;
     loop {
         let status = match attempt().await {
-            Err(status) if may_pass(&status) => status,
-            done => return Ok(done?),
+            Err(status) if is_retryable(&status) => status,
+            result => return Ok(result?),
         };
-        if away.get_or_insert_with(Instant::now).elapsed() + PAUSE >= patience {
+        let failing_since = first_failure.get_or_insert_with(Instant::now);
+        if failing_since.elapsed() + RETRY_DELAY >= retry_timeout {
             return Err(status.into());
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
-/// The same for whoever wants to know what kind of failure it was.
+/// Like [`call`], with the status as the error.
 ///
 /// # Errors
 /// As [`call`].
-pub(crate) async fn bounded<T>(
+pub(crate) async fn with_timeout<T>(
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Status> {
-    let limit = if OVER_SOCKET.load(Ordering::Relaxed) { START_TIMEOUT } else { CALL_TIMEOUT };
-    match tokio::time::timeout(limit, call).await {
-        Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(Status::unavailable(format!("no answer within {} s", limit.as_secs()))),
+    let timeout = if OVER_SOCKET.load(Ordering::Relaxed) { START_TIMEOUT } else { CALL_TIMEOUT };
+    match tokio::time::timeout(timeout, call).await {
+        Ok(response) => response.map(tonic::Response::into_inner),
+        Err(_) => Err(Status::unavailable(format!("no response within {} s", timeout.as_secs()))),
     }
 }
 
-/// A key that makes a write one write, however often it is sent.
+/// A random idempotency key.
 pub(crate) fn idempotency_key() -> String {
     Uuid::now_v7().to_string()
 }
@@ -372,23 +372,23 @@ mod tests {
     use crate::fake::Fake;
 
     #[test]
-    fn an_address_is_one_over_http_or_https_or_a_socket() {
-        for fine in [
+    fn addresses_are_http_https_or_unix() {
+        for valid in [
             "http://127.0.0.1:60080",
             "http://construct.example.com",
             "https://construct.example.com",
             "unix:/run/construct/socket",
         ] {
-            assert!(Gateway::check(fine).is_ok(), "{fine}");
+            assert!(Gateway::parse_address(valid).is_ok(), "{valid}");
         }
-        for wrong in ["ftp://127.0.0.1", "127.0.0.1:60080"] {
-            assert!(Gateway::check(wrong).is_err(), "{wrong}");
+        for invalid in ["ftp://127.0.0.1", "127.0.0.1:60080"] {
+            assert!(Gateway::parse_address(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn what_leaves_the_machine_is_known() {
-        for (address, here) in [
+    fn local_addresses_are_recognized() {
+        for (address, local) in [
             ("http://127.0.0.1:60080", true),
             ("http://[::1]:60080/", true),
             ("http://localhost", true),
@@ -397,13 +397,12 @@ mod tests {
             ("http://localhost.example.com", false),
             ("http://127.0.0.1@example.com", false),
         ] {
-            assert_eq!(stays_here(address), here, "{address}");
+            assert_eq!(is_local(address), local, "{address}");
         }
     }
 
     #[tokio::test]
-    async fn a_gateway_over_tls_is_spoken_to_when_its_certificate_is_vouched_for_and_ours_is_shown()
-    {
+    async fn tls_requires_trusted_server_and_client_certificates() {
         let ca = |name: &str| {
             let mut params = rcgen::CertificateParams::default();
             params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -412,12 +411,12 @@ mod tests {
                 .unwrap()
         };
         let (ca, other) = (ca("ca"), ca("other"));
-        let made = || {
+        let issue = || {
             let key = rcgen::KeyPair::generate().unwrap();
             let params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
             (params.signed_by(&key, &ca).unwrap().pem(), key.serialize_pem())
         };
-        let (certificate, key) = made();
+        let (certificate, key) = issue();
         let server = ServerTlsConfig::new()
             .identity(Identity::from_pem(certificate, key))
             .client_ca_root(Certificate::from_pem(ca.pem()));
@@ -428,8 +427,8 @@ mod tests {
             fs::write(folder.join(name), text).unwrap();
             Some(folder.join(name))
         };
-        let (certificate, key) = made();
-        let good = TlsArgs {
+        let (certificate, key) = issue();
+        let trusted = TlsArgs {
             ca: file("ca.pem", &ca.pem()),
             client_certificate: file("me.pem", &certificate),
             client_key: file("me.key", &key),
@@ -446,13 +445,13 @@ mod tests {
             call(gateway.tasks().get_task(v1::GetTaskRequest { task: crate::fake::TASK.into() }))
                 .await
         };
-        ask(&good).await.expect("it answers");
-        let distrusted = TlsArgs { ca: file("other.pem", &other.pem()), ..good.clone() };
-        ask(&distrusted).await.expect_err("nobody vouches for it");
-        let stranger = TlsArgs { client_certificate: None, client_key: None, ..good.clone() };
-        ask(&stranger).await.expect_err("it asks for a certificate");
-        let missing = TlsArgs { ca: Some(folder.join("none.pem")), ..good };
-        let refused = ask(&missing).await.expect_err("there is no such file");
+        ask(&trusted).await.expect("it answers");
+        let untrusted = TlsArgs { ca: file("other.pem", &other.pem()), ..trusted.clone() };
+        ask(&untrusted).await.expect_err("the authority is not trusted");
+        let anonymous = TlsArgs { client_certificate: None, client_key: None, ..trusted.clone() };
+        ask(&anonymous).await.expect_err("a client certificate is required");
+        let missing = TlsArgs { ca: Some(folder.join("none.pem")), ..trusted };
+        let refused = ask(&missing).await.expect_err("the file is missing");
         assert!(refused.to_string().contains("none.pem cannot be read"), "{refused}");
         fs::remove_dir_all(folder).unwrap();
     }

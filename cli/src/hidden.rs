@@ -1,4 +1,4 @@
-//! Asking for what must not be shown.
+//! Input of secrets: a terminal does not echo them.
 
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 
@@ -9,20 +9,20 @@ use crossterm::{
 
 use crate::failure::Failure;
 
-/// A text that is typed unseen, or all of standard input when that is no terminal; without the line
-/// break at its end.
+/// Reads a secret without echo, or all of standard input when that is no terminal. One trailing
+/// line break is removed.
 ///
 /// # Errors
-/// When it can't be read, is no text, or the person gives up.
+/// When it can't be read, is not UTF-8, or the user aborts.
 pub(crate) fn read(prompt: &str) -> Result<String, Failure> {
     let mut text = String::new();
     if !io::stdin().is_terminal() {
         io::stdin().read_to_string(&mut text)?;
         return Ok(without_line_break(text));
     }
-    let typed = typed(prompt);
+    let secret = read_without_echo(prompt);
     eprintln!();
-    typed
+    secret
 }
 
 fn without_line_break(mut text: String) -> String {
@@ -35,20 +35,20 @@ fn without_line_break(mut text: String) -> String {
     text
 }
 
-/// The terminal shows what is typed again when this is dropped.
-struct Unseen;
+/// Disables the terminal's echo until it is dropped.
+struct EchoGuard;
 
-impl Drop for Unseen {
+impl Drop for EchoGuard {
     fn drop(&mut self) {
-        // Nothing can be done about a terminal that does not take its settings back.
+        // A terminal that refuses its settings cannot be repaired here.
         _ = terminal::disable_raw_mode();
     }
 }
 
-fn typed(prompt: &str) -> Result<String, Failure> {
-    // Before anybody is asked: what is typed at once must not be shown either.
+fn read_without_echo(prompt: &str) -> Result<String, Failure> {
+    // Before the prompt: early input must not be echoed either.
     terminal::enable_raw_mode()?;
-    let _unseen = Unseen;
+    let _echo = EchoGuard;
     eprint!("{prompt}");
     io::stderr().flush()?;
     let mut text = String::new();
@@ -62,7 +62,7 @@ fn typed(prompt: &str) -> Result<String, Failure> {
         match code {
             KeyCode::Enter => return Ok(text),
             KeyCode::Char('c' | 'd') if modifiers.contains(KeyModifiers::CONTROL) => {
-                return Err(Failure::usage("nothing was given"));
+                return Err(Failure::usage("no input"));
             }
             KeyCode::Char('u') if modifiers.contains(KeyModifiers::CONTROL) => text.clear(),
             KeyCode::Char(c) => text.push(c),
@@ -77,11 +77,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_break_at_the_end_belongs_to_the_shell_and_not_to_the_value() {
-        for (given, expected) in
+    fn one_trailing_line_break_is_removed() {
+        for (input, expected) in
             [("a", "a"), ("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), (" a ", " a ")]
         {
-            assert_eq!(without_line_break(given.to_owned()), expected);
+            assert_eq!(without_line_break(input.to_owned()), expected);
         }
     }
 }

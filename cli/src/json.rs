@@ -1,29 +1,28 @@
-//! Messages as canonical protobuf JSON, by their descriptors.
+//! Converts messages to canonical protobuf JSON by their descriptors.
 
 use construct_proto::DESCRIPTORS;
 use prost_reflect::{DynamicMessage, SerializeOptions};
 use serde_json::Value;
 
-/// Why there is no JSON.
+/// Why the conversion failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// The contracts don't have the type.
+    /// The contracts have no such type.
     UnknownType,
-    /// The bytes are no such message.
+    /// The bytes are not a message of the type.
     Undecodable,
 }
 
-/// Any message, of which the full name is `name`.
+/// Converts a message whose full protobuf name is `name`.
 pub(crate) fn message(name: &str, message: &impl prost::Message) -> Value {
-    // Names come from this crate and bytes from an encoder, so that nothing is left to go wrong but
-    // a wrong name.
+    // The bytes come from an encoder: only a wrong name could fail.
     decode(name, &message.encode_to_vec()).unwrap_or(Value::Null)
 }
 
-/// Encoded bytes of the type named `name`.
+/// Converts the encoded bytes of a message whose full protobuf name is `name`.
 ///
 /// # Errors
-/// When they can't be read as that.
+/// When the type is unknown, or the bytes cannot be decoded.
 pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<Value, Error> {
     let descriptor = DESCRIPTORS.get_message_by_name(name).ok_or(Error::UnknownType)?;
     let message = DynamicMessage::decode(descriptor, bytes).map_err(|_| Error::Undecodable)?;

@@ -1,8 +1,8 @@
-//! The keyring of the person's session, where keys of contexts lie when there is one.
+//! The keyring of the desktop session, which stores the keys of contexts.
 //!
-//! It is asked through the program that comes with it: `secret-tool` for the Secret Service of
-//! GNOME, KDE and KeePassXC, `security` for macOS's keychain. A secret goes through a pipe and
-//! never stands on a command line (`docs/adr/0037-keyring.md`).
+//! It is accessed through its program: `secret-tool` for the Secret Service of GNOME, KDE and
+//! KeePassXC, `security` for macOS's keychain. Secrets go through pipes and never appear on a command
+//! line (`docs/adr/0037-keyring.md`).
 
 use std::{
     env,
@@ -16,25 +16,25 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long it may take: somebody may be asked for the keyring's password.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// What our entries are found by, with a name for each.
+/// The timeout of the program: it may prompt for the keyring's password.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
+/// The service name of our items.
 const SERVICE: &str = "construct";
-/// What `security` ends with when there is no such entry.
-const NO_ITEM: i32 = 44;
+/// The exit code of `security` when there is no such item.
+const ITEM_NOT_FOUND: i32 = 44;
 
-/// Whether keys are put into the keyring.
+/// Whether to store keys in the keyring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Wanted {
-    /// When it takes them; else into the file.
+pub(crate) enum KeyringMode {
+    /// In the keyring if it works, else in the file.
     Auto,
-    /// Or nowhere.
+    /// In the keyring, or fail.
     Always,
-    /// Into the file.
+    /// In the file.
     Never,
 }
 
-/// A program that opens the keyring.
+/// The program that accesses the keyring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Keyring {
     program: PathBuf,
@@ -57,35 +57,34 @@ impl Kind {
 }
 
 impl Keyring {
-    /// That of this machine.
+    /// Finds the program of this machine.
     ///
     /// # Errors
-    /// When its program is not installed, in words.
+    /// The reason, when it is not installed.
     pub(crate) fn find() -> Result<Self, String> {
         let kind = if cfg!(target_os = "macos") { Kind::Security } else { Kind::SecretTool };
         let folders = env::var_os("PATH").unwrap_or_default();
         let mut programs = env::split_paths(&folders)
             .filter(|folder| folder.is_absolute())
-            .map(|it| it.join(kind.name()));
+            .map(|folder| folder.join(kind.name()));
         let program = programs.find(|program| program.is_file());
         let program = program
-            .ok_or_else(|| format!("{}, which opens a keyring, is not installed", kind.name()))?;
+            .ok_or_else(|| format!("{}, which accesses the keyring, is not installed", kind.name()))?;
         Ok(Self { program, kind })
     }
 
-    /// Puts a secret there under a name that nobody else uses, and looks whether it is there.
-    /// `label` is what people see of it.
+    /// Stores a secret under a unique name, and verifies it. `label` is shown to people.
     ///
     /// # Errors
-    /// When the keyring does not take it, in words.
+    /// The reason, when the keyring does not store it.
     pub(crate) fn store(&self, item: &str, label: &str, secret: &str) -> Result<(), String> {
-        let done = match self.kind {
+        let output = match self.kind {
             Kind::SecretTool => {
                 let label = format!("--label={label}");
                 self.run(&["store", &label, "service", SERVICE, "item", item], secret)?
             }
-            // Its own words for a secret on standard input ask for it on the terminal; as a command
-            // it takes one from there, in hexadecimal.
+            // Its option for reading a secret prompts on the terminal. Its interactive mode takes
+            // the secret in hexadecimal.
             Kind::Security => {
                 let hexadecimal =
                     secret.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -94,62 +93,62 @@ impl Keyring {
                 self.run(&["-i"], &command)?
             }
         };
-        if !done.status.success() {
-            return Err(self.complaint(&done));
+        if !output.status.success() {
+            return Err(self.error_message(&output));
         }
-        let kept = match self.get(item) {
-            Ok(kept) if kept.as_deref() == Some(secret) => return Ok(()),
-            kept => kept,
+        let stored = match self.get(item) {
+            Ok(stored) if stored.as_deref() == Some(secret) => return Ok(()),
+            stored => stored,
         };
-        // Whatever it is that it keeps: nobody would know of it.
+        // Do not leave an unknown item behind.
         _ = self.remove(item);
-        kept.and_then(|_| Err(format!("{} took it and does not give it back", self.kind.name())))
+        stored.and_then(|_| Err(format!("{} does not return the stored secret", self.kind.name())))
     }
 
     /// The secret of this name, if there is one.
     ///
     /// # Errors
-    /// When the keyring cannot be asked, in words.
+    /// The reason, when the keyring cannot be read.
     pub(crate) fn get(&self, item: &str) -> Result<Option<String>, String> {
-        let done = match self.kind {
+        let output = match self.kind {
             Kind::SecretTool => self.run(&["lookup", "service", SERVICE, "item", item], "")?,
             Kind::Security => {
                 self.run(&["find-generic-password", "-s", SERVICE, "-a", item, "-w"], "")?
             }
         };
-        if done.status.success() {
-            let secret = String::from_utf8(done.stdout)
-                .map_err(|_| "what is there is no text".to_owned())?;
+        if output.status.success() {
+            let secret = String::from_utf8(output.stdout)
+                .map_err(|_| "the item is not UTF-8".to_owned())?;
             return Ok(
                 Some(secret.trim_end_matches('\n').to_owned()).filter(|secret| !secret.is_empty())
             );
         }
-        if self.is_absent(&done) { Ok(None) } else { Err(self.complaint(&done)) }
+        if self.is_absent(&output) { Ok(None) } else { Err(self.error_message(&output)) }
     }
 
     /// Removes the secret of this name, if there is one.
     ///
     /// # Errors
-    /// When the keyring does not do it, in words.
+    /// The reason, when the keyring refuses.
     pub(crate) fn remove(&self, item: &str) -> Result<(), String> {
-        let done = match self.kind {
+        let output = match self.kind {
             Kind::SecretTool => self.run(&["clear", "service", SERVICE, "item", item], "")?,
             Kind::Security => {
                 self.run(&["delete-generic-password", "-s", SERVICE, "-a", item], "")?
             }
         };
-        if done.status.success() || self.is_absent(&done) {
+        if output.status.success() || self.is_absent(&output) {
             Ok(())
         } else {
-            Err(self.complaint(&done))
+            Err(self.error_message(&output))
         }
     }
 
-    /// Whether the program says that there is no such entry. `secret-tool` says nothing then.
-    fn is_absent(&self, done: &Output) -> bool {
+    /// Whether the program reports that there is no such item. `secret-tool` prints nothing then.
+    fn is_absent(&self, output: &Output) -> bool {
         match self.kind {
-            Kind::SecretTool => done.status.code() == Some(1) && done.stderr.is_empty(),
-            Kind::Security => done.status.code() == Some(NO_ITEM),
+            Kind::SecretTool => output.status.code() == Some(1) && output.stderr.is_empty(),
+            Kind::Security => output.status.code() == Some(ITEM_NOT_FOUND),
         }
     }
 
@@ -164,27 +163,26 @@ impl Keyring {
             .spawn()
             .map_err(unusable)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that ends without reading says why by itself.
+            // A program that exits without reading reports the reason itself.
             _ = stdin.write_all(input.as_bytes());
         }
         let process = Pid::from_child(&child);
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || sender.send(child.wait_with_output()));
-        match receiver.recv_timeout(PATIENCE) {
-            Ok(done) => done.map_err(unusable),
+        match receiver.recv_timeout(PROGRAM_TIMEOUT) {
+            Ok(output) => output.map_err(unusable),
             Err(_) => {
                 _ = kill_process(process, Signal::KILL);
-                Err(format!("{name} has not answered within {} s", PATIENCE.as_secs()))
+                Err(format!("{name} has not answered within {} s", PROGRAM_TIMEOUT.as_secs()))
             }
         }
     }
 
-    /// The first line of what the program complained about; nothing of its output, which may be a
-    /// secret.
-    fn complaint(&self, done: &Output) -> String {
-        let errors = String::from_utf8_lossy(&done.stderr);
+    /// The first line of the program's standard error. Its output may be a secret.
+    fn error_message(&self, output: &Output) -> String {
+        let errors = String::from_utf8_lossy(&output.stderr);
         let line = errors.lines().map(str::trim).find(|line| !line.is_empty());
-        line.map_or_else(|| format!("{}: {}", self.kind.name(), done.status), str::to_owned)
+        line.map_or_else(|| format!("{}: {}", self.kind.name(), output.status), str::to_owned)
     }
 }
 
@@ -194,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    /// A program that keeps one secret in a file beside it, and writes down how it was called.
+    /// A program that stores one secret in a file next to it, and records its calls.
     fn fake(kind: Kind, script: &str) -> Keyring {
         let folder = env::temp_dir().join(format!("construct-keyring-{}", uuid::Uuid::now_v7()));
         fs::create_dir(&folder).unwrap();
@@ -225,19 +223,18 @@ delete-generic-password) rm secret 2>/dev/null || exit 44 ;;
 esac";
 
     #[test]
-    fn a_secret_is_kept_given_and_removed_and_never_stands_on_a_command_line() {
+    fn secret_is_stored_and_removed_without_command_line_exposure() {
         for keyring in [fake(Kind::SecretTool, SECRET_TOOL), fake(Kind::Security, SECURITY)] {
             let folder = folder(&keyring);
             assert_eq!(keyring.get("i").unwrap(), None);
-            // The fake of `security` does not turn hexadecimal digits back: it says what it was
-            // given.
+            // The fake `security` does not decode hexadecimal digits, so the secret differs.
             let secret = "ct_s3cret";
             let stored = keyring.store("i", "Construct: work", secret);
             if keyring.kind == Kind::SecretTool {
                 stored.unwrap();
                 assert_eq!(keyring.get("i").unwrap().as_deref(), Some(secret));
             } else {
-                assert!(stored.unwrap_err().contains("does not give it back"));
+                assert!(stored.unwrap_err().contains("does not return the stored secret"));
                 let line = fs::read_to_string(folder.join("line")).unwrap();
                 assert_eq!(
                     line,
@@ -254,23 +251,23 @@ esac";
     }
 
     #[test]
-    fn a_keyring_that_does_not_answer_says_why() {
+    fn keyring_errors_contain_the_reason() {
         let keyring = fake(
             Kind::SecretTool,
             "echo 'Cannot autolaunch D-Bus without X11 $DISPLAY' >&2; exit 1",
         );
-        for told in [
+        for error in [
             keyring.store("i", "l", "s").unwrap_err(),
             keyring.get("i").unwrap_err(),
             keyring.remove("i").unwrap_err(),
         ] {
-            assert!(told.contains("Cannot autolaunch D-Bus"), "{told}");
+            assert!(error.contains("Cannot autolaunch D-Bus"), "{error}");
         }
         fs::remove_dir_all(folder(&keyring)).unwrap();
-        let gone = keyring.get("i").unwrap_err();
-        assert!(gone.contains("secret-tool cannot be run"), "{gone}");
+        let missing = keyring.get("i").unwrap_err();
+        assert!(missing.contains("secret-tool cannot be run"), "{missing}");
         let forgetful = fake(Kind::SecretTool, "cat >/dev/null");
-        assert!(forgetful.store("i", "l", "s").unwrap_err().contains("does not give it back"));
+        assert!(forgetful.store("i", "l", "s").unwrap_err().contains("does not return the stored secret"));
         fs::remove_dir_all(folder(&forgetful)).unwrap();
     }
 }

@@ -1,33 +1,32 @@
-//! The construct command: the reference client, and the mesh on a laptop.
+//! The construct command: the reference client of the API. It also runs the mesh on a laptop.
 //!
-//! It shows and asks; everything that decides anything is behind the gateway.
+//! It renders and sends requests. All decisions are made behind the gateway.
 
 mod cli;
 
 mod conversation;
 mod costs;
 mod daemon;
-mod dead;
+mod dead_letters;
 mod doctor;
 mod entity;
 mod events;
 mod exec;
+mod explain;
 mod login;
 mod mesh;
 mod tap;
 mod top;
 mod usage;
 mod whoami;
-mod why;
 
 mod agents;
 mod attach;
 mod console;
 mod context;
+mod event_follower;
 mod failure;
-mod follow;
 mod gateway;
-mod hidden;
 mod json;
 mod keyring;
 mod money;
@@ -35,9 +34,10 @@ mod output;
 mod page;
 mod policy;
 mod render;
-mod tally;
+mod secret_input;
+mod text;
 mod time;
-mod words;
+mod totals;
 
 #[cfg(test)]
 mod fake;
@@ -49,9 +49,9 @@ use clap::Parser as _;
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    let done = Box::pin(cli.run()).await;
+    let result = Box::pin(cli.run()).await;
     login::finish().await;
-    match done {
+    match result {
         Ok(exit) => exit.into(),
         Err(failure) => {
             failure.report();

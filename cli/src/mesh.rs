@@ -1,5 +1,5 @@
-//! The mesh on this machine: in a checkout, its `dev` script runs it, or on macOS the one that has
-//! Docker do so.
+//! The mesh on this machine. In a checkout, the `dev` script runs it; on macOS, a script that uses
+//! Docker does.
 
 use std::{
     env, fs,
@@ -9,17 +9,17 @@ use std::{
 
 use crate::failure::{Exit, Failure};
 
-/// Names the script when the current directory is not in a checkout.
-pub(crate) const VARIABLE: &str = "CONSTRUCT_DEV";
+/// The environment variable with the script's path, for use outside of a checkout.
+pub(crate) const SCRIPT_VARIABLE: &str = "CONSTRUCT_DEV";
 
-/// Names the folder with everything of a mesh; in the checkout, when it is not set.
-pub(crate) const HOME: &str = "CONSTRUCT_HOME";
+/// The environment variable with the mesh's data directory. Default: a directory in the checkout.
+pub(crate) const HOME_VARIABLE: &str = "CONSTRUCT_HOME";
 
-/// The script, in a checkout. What `dev` starts needs Linux.
+/// The script's path in a checkout. `dev` needs Linux.
 const SCRIPT: &str = if cfg!(target_os = "macos") { "deploy/docker/mesh" } else { "dev" };
 
-/// What a checkout has. Other projects may have a `dev` too.
-const PARTS: &str = "scripts/dev/mesh.sh";
+/// A file that identifies a checkout. Other projects may have a `dev` too.
+const CHECKOUT_MARKER: &str = "scripts/dev/mesh.sh";
 
 /// Runs `dev <command>`.
 ///
@@ -38,34 +38,34 @@ pub(crate) fn dev(command: &str) -> Result<Exit, Failure> {
     }
 }
 
-/// The script.
+/// Finds the script.
 ///
 /// # Errors
 /// When there is no checkout.
 pub(crate) fn script() -> Result<PathBuf, Failure> {
-    let named = env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
-    named.or_else(|| env::current_dir().ok().and_then(|from| find(&from))).ok_or_else(|| {
-        Failure::failed("there is no checkout of Construct here or above, so there is nothing to run the mesh from")
-            .hint(format!("go to a checkout, name its dev script in {VARIABLE}, or use docker-compose.yml"))
+    let named = env::var_os(SCRIPT_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    named.or_else(|| env::current_dir().ok().and_then(|directory| find_script(&directory))).ok_or_else(|| {
+        Failure::failed("the current directory is not in a checkout of Construct, which is needed to run the mesh")
+            .hint(format!("change to a checkout, set {SCRIPT_VARIABLE} to its dev script, or use docker-compose.yml"))
     })
 }
 
-/// What to say of a script that cannot be run.
+/// The failure when the script cannot be run.
 pub(crate) fn unusable(script: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::failed(format!("{} cannot be run: {error}", script.display()))
 }
 
-/// A mesh: what runs it, and where everything of it lies.
+/// The absolute paths of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// The script, with its whole path.
+pub(crate) struct MeshPaths {
+    /// The script that runs it.
     pub(crate) script: PathBuf,
-    /// The folder, with its whole path.
+    /// The data directory.
     pub(crate) home: PathBuf,
 }
 
-impl Place {
-    /// That of the checkout we are in, as the script itself would find it.
+impl MeshPaths {
+    /// The paths of the current checkout, as the script resolves them.
     ///
     /// # Errors
     /// When there is no checkout.
@@ -73,24 +73,24 @@ impl Place {
         let script = script()?;
         let script = fs::canonicalize(&script).map_err(|error| unusable(&script, &error))?;
         let root = root(&script);
-        let named = env::var_os(HOME).filter(|value| !value.is_empty());
+        let named = env::var_os(HOME_VARIABLE).filter(|value| !value.is_empty());
         let home = root.join(named.unwrap_or_else(|| ".construct".into()));
         Ok(Self { script, home })
     }
 }
 
-/// What relative paths begin at: the script's checkout, or else where it lies.
+/// The base of relative paths: the script's checkout, or else its directory.
 pub(crate) fn root(script: &Path) -> &Path {
     checkout(script).or_else(|| script.parent()).unwrap_or(Path::new("/"))
 }
 
-/// The script of the checkout that `from` is in.
-fn find(from: &Path) -> Option<PathBuf> {
-    checkout(from).map(|dir| dir.join(SCRIPT))
+/// The script of the checkout that contains a directory.
+fn find_script(directory: &Path) -> Option<PathBuf> {
+    checkout(directory).map(|dir| dir.join(SCRIPT))
 }
 
-fn checkout(from: &Path) -> Option<&Path> {
-    from.ancestors().find(|dir| dir.join(PARTS).is_file())
+fn checkout(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|dir| dir.join(CHECKOUT_MARKER).is_file())
 }
 
 #[cfg(test)]
@@ -98,12 +98,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_script_is_found_from_below_only() {
+    fn script_is_found_from_inside_a_checkout_only() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = here.parent().unwrap();
-        let script = find(&here.join("src")).unwrap();
+        let script = find_script(&here.join("src")).unwrap();
         assert_eq!(script, root.join(SCRIPT));
-        assert_eq!(find(Path::new("/")), None);
+        assert_eq!(find_script(Path::new("/")), None);
         for script in [script, root.join("deploy/docker/mesh")] {
             assert!(script.is_file(), "{}", script.display());
             assert_eq!(super::root(&script), root);

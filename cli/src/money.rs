@@ -1,18 +1,19 @@
-//! Money as people write it, exactly: no floating point.
+//! Parses and formats amounts of money, exactly: no floating point.
 
 use construct_proto::v1::BudgetPeriod;
 
-/// A price in US dollars per million tokens, such as `3`, `0.25` or `$0.075`, in micro-dollars.
+/// Parses a price in US dollars per million tokens, such as `3`, `0.25` or `$0.075`, into
+/// micro-dollars.
 ///
 /// # Errors
-/// What is wrong with the text, for a person.
+/// A message for people.
 pub(crate) fn parse_price(text: &str) -> Result<i64, String> {
-    const WRONG: &str = "write dollars per million tokens, like 3 or 0.25";
+    const INVALID: &str = "write dollars per million tokens, like 3 or 0.25";
     let number = text.strip_prefix('$').unwrap_or(text);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if whole.is_empty() || !digits(whole) || !digits(fraction) || number.ends_with('.') {
-        return Err(WRONG.to_owned());
+        return Err(INVALID.to_owned());
     }
     let fraction = fraction.trim_end_matches('0');
     if fraction.len() > 6 {
@@ -21,10 +22,10 @@ pub(crate) fn parse_price(text: &str) -> Result<i64, String> {
     format!("{whole}{fraction:0<6}").parse().map_err(|_| "the price is too large".to_owned())
 }
 
-/// An amount and, if one is said, a period: `5`, `$2.50/month`, `0.10/call`; in 10^-12 dollars.
+/// Parses an amount with an optional period: `5`, `$2.50/month`, `0.10/call`.
 ///
 /// # Errors
-/// What is wrong with the text, for a person.
+/// A message for people.
 pub(crate) fn parse_limit(text: &str) -> Result<Limit, String> {
     let (amount, period) = match text.split_once('/') {
         Some((amount, period)) => (amount, Some(period)),
@@ -37,7 +38,9 @@ pub(crate) fn parse_limit(text: &str) -> Result<Limit, String> {
         Some("month") => Some(BudgetPeriod::Month),
         Some("call") => Some(BudgetPeriod::Call),
         Some(_) => {
-            return Err("write total, day, month or call behind the amount, like 5/month".to_owned());
+            return Err(
+                "write total, day, month or call after the amount, like 5/month".to_owned()
+            );
         }
     };
     let micros = parse_price(amount)
@@ -46,16 +49,16 @@ pub(crate) fn parse_limit(text: &str) -> Result<Limit, String> {
     Ok(Limit { pico_usd, period })
 }
 
-/// How much may be spent.
+/// A limit on spending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limit {
-    /// In 10^-12 dollars.
+    /// The amount in 10^-12 dollars.
     pub(crate) pico_usd: i64,
-    /// In what time, if that was said.
+    /// The period, if one is given.
     pub(crate) period: Option<BudgetPeriod>,
 }
 
-/// The name of a period as people say it.
+/// The name of a period.
 pub(crate) fn period(period: BudgetPeriod) -> &'static str {
     match period {
         BudgetPeriod::Unspecified => "",
@@ -66,21 +69,21 @@ pub(crate) fn period(period: BudgetPeriod) -> &'static str {
     }
 }
 
-/// A price in micro-dollars as dollars: `$3`, `$0.25`.
+/// Formats a price in micro-dollars: `$3`, `$0.25`.
 pub(crate) fn price(micros: i64) -> String {
     let text = format!("{}.{:06}", micros / 1_000_000, (micros % 1_000_000).unsigned_abs());
     format!("${}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// A cost in 10^-12 dollars, rounded to micro-dollars: `$0.0123`, `$1.20`.
+/// Formats a cost in 10^-12 dollars, rounded to micro-dollars: `$0.0123`, `$1.20`.
 pub(crate) fn cost(pico_usd: i64) -> String {
     let micros = (i128::from(pico_usd) + 500_000) / 1_000_000;
     if micros == 0 && pico_usd > 0 {
         return "<$0.000001".to_owned();
     }
     let text = format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000);
-    let kept = text.trim_end_matches('0').len().max(text.len() - 4);
-    format!("${}", &text[..kept])
+    let length = text.trim_end_matches('0').len().max(text.len() - 4);
+    format!("${}", &text[..length])
 }
 
 #[cfg(test)]
@@ -88,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prices_are_read_exactly() {
+    fn prices_are_parsed_exactly() {
         for (text, micros) in [
             ("3", 3_000_000),
             ("0.25", 250_000),
@@ -102,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_price_is_refused() {
+    fn invalid_prices_are_refused() {
         for text in
             ["", "-1", "1.", ".5", "1e3", "0.0000001", "1,5", "NaN", "99999999999999999999", "$"]
         {
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_with_their_period() {
+    fn limits_are_parsed_with_their_period() {
         let read = |text| parse_limit(text).map(|limit| (limit.pico_usd, limit.period));
         assert_eq!(read("5"), Ok((5_000_000_000_000, None)));
         assert_eq!(read("$2.50/month"), Ok((2_500_000_000_000, Some(BudgetPeriod::Month))));
@@ -122,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_shown_as_dollars() {
+    fn amounts_are_formatted_as_dollars() {
         assert_eq!([3_000_000, 250_000, 0, 1].map(price), ["$3", "$0.25", "$0", "$0.000001"]);
         assert_eq!(
             [0, 1, 12_345_000_000, 1_200_000_000_000, 500_000].map(cost),

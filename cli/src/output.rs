@@ -1,4 +1,4 @@
-//! Entities as a table, JSON or YAML, on standard output.
+//! Prints entities as a table, JSON or YAML on standard output.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -9,56 +9,56 @@ use serde_json::{Value, json};
 use crate::{
     failure::Failure,
     json,
-    page::Listed,
+    page::Page,
     words::{one_line, printable},
 };
 
-/// How entities are printed.
+/// The format of printed entities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// A table for people.
     Table,
     /// Protobuf's canonical JSON.
     Json,
-    /// The same as YAML.
+    /// The same JSON as YAML.
     Yaml,
 }
 
-/// How to print.
+/// The output options.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct OutputArgs {
-    /// How to print the answer.
+    /// The output format.
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
 }
 
-/// Something the API has, as this program shows it.
+/// An entity of the API that this program can print.
 pub(crate) trait Entity: prost::Message {
-    /// Full protobuf name.
+    /// The full protobuf name.
     const NAME: &'static str;
-    /// The field of a list's JSON that holds them.
+    /// The JSON field of a list that holds the entities.
     const PLURAL: &'static str;
-    /// The headings of a table.
+    /// The column headings of a table.
     const COLUMNS: &'static [&'static str];
 
-    /// Its row in a table.
+    /// The row of the entity in a table.
     fn row(&self, now: Timestamp) -> Vec<String>;
 
-    /// Everything about it: names and values. Empty values are left out.
+    /// All details as names and values. Empty values are not printed.
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)>;
 }
 
 impl OutputArgs {
-    /// How.
+    /// The chosen format.
     pub(crate) fn format(self) -> Format {
         self.output
     }
 
-    /// Prints one.
+    /// Prints an entity.
     ///
     /// # Errors
     /// When standard output can't be written.
-    pub(crate) fn one<T: Entity>(self, entity: &T) -> Result<(), Failure> {
+    pub(crate) fn entity<T: Entity>(self, entity: &T) -> Result<(), Failure> {
         let text = match self.output {
             Format::Table => details(&entity.details(Timestamp::now())),
             Format::Json | Format::Yaml => self.value(&json::message(T::NAME, entity)),
@@ -70,58 +70,58 @@ impl OutputArgs {
     ///
     /// # Errors
     /// When standard output can't be written.
-    pub(crate) fn list<T: Entity>(self, listed: &Listed<T>) -> Result<(), Failure> {
+    pub(crate) fn list<T: Entity>(self, page: &Page<T>) -> Result<(), Failure> {
         match self.output {
             Format::Table => {
                 let now = Timestamp::now();
-                print(&table(T::COLUMNS, listed.items.iter().map(|item| item.row(now))))?;
-                if !listed.next_page_token.is_empty() {
-                    eprintln!("there are more: --page-token {}", listed.next_page_token);
+                print(&table(T::COLUMNS, page.items.iter().map(|item| item.row(now))))?;
+                if !page.next_page_token.is_empty() {
+                    eprintln!("there are more: --page-token {}", page.next_page_token);
                 }
                 Ok(())
             }
             Format::Json | Format::Yaml => {
                 let items: Vec<Value> =
-                    listed.items.iter().map(|item| json::message(T::NAME, item)).collect();
-                let mut whole = json!({ T::PLURAL: items });
-                if !listed.next_page_token.is_empty() {
-                    whole["page"] = json!({ "nextPageToken": listed.next_page_token });
+                    page.items.iter().map(|item| json::message(T::NAME, item)).collect();
+                let mut list = json!({ T::PLURAL: items });
+                if !page.next_page_token.is_empty() {
+                    list["page"] = json!({ "nextPageToken": page.next_page_token });
                 }
-                print(&self.value(&whole))
+                print(&self.value(&list))
             }
         }
     }
 
-    /// Says that something is gone.
+    /// Reports that an entity was deleted.
     ///
     /// # Errors
     /// When standard output can't be written.
-    pub(crate) fn deleted(self, what: &str, reference: &str) -> Result<(), Failure> {
+    pub(crate) fn deleted(self, kind: &str, reference: &str) -> Result<(), Failure> {
         print(&match self.output {
-            Format::Table => format!("{what} {reference} is deleted\n"),
+            Format::Table => format!("{kind} {reference} is deleted\n"),
             Format::Json | Format::Yaml => self.value(&json!({ "deleted": reference })),
         })
     }
 
-    /// Prints any message, of which `lines` are what people are shown.
+    /// Prints any protobuf message named `name`. In the table format, prints `text` instead.
     ///
     /// # Errors
     /// When standard output can't be written.
-    pub(crate) fn words(
+    pub(crate) fn message(
         self,
         name: &str,
         message: &impl prost::Message,
-        lines: &str,
+        text: &str,
     ) -> Result<(), Failure> {
         print(&match self.output {
-            Format::Table => lines.to_owned(),
+            Format::Table => text.to_owned(),
             Format::Json | Format::Yaml => self.value(&json::message(name, message)),
         })
     }
 
     fn value(self, value: &Value) -> String {
         match self.output {
-            // Neither can fail for a value that is already plain data.
+            // Serializing plain data cannot fail.
             Format::Yaml => serde_yaml_ng::to_string(value).unwrap_or_default(),
             Format::Table | Format::Json => {
                 serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
@@ -140,7 +140,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Rows below their headings.
+/// A table with a header row.
 pub(crate) fn table(columns: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).set_header(columns.to_vec());
@@ -158,7 +158,7 @@ pub(crate) fn table(columns: &[&str], rows: impl Iterator<Item = Vec<String>>) -
     table.trim_fmt() + "\n"
 }
 
-/// Names and values, one below the other; longer values are indented below their name.
+/// Names and values, one per line. Values of several lines are indented below their name.
 fn details(fields: &[(&'static str, String)]) -> String {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 2;
     let mut text = String::new();
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn details_are_aligned_and_long_texts_indented() {
+    fn details_are_aligned_and_long_values_indented() {
         let fields = [
             ("name", "coder".to_owned()),
             ("title", String::new()),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_plain() {
+    fn table_has_no_borders() {
         let rows =
             vec![vec!["a".to_owned(), "1\n2".to_owned()], vec!["longer".to_owned(), String::new()]];
         assert_eq!(

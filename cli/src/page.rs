@@ -1,19 +1,19 @@
-//! Lists: pages are followed up to the limit.
+//! Lists in pages, followed up to a limit.
 
 use construct_proto::v1::{PageInfo, PageRequest};
 
 use crate::failure::Failure;
 
-/// The most one page can hold.
-const PAGE: u32 = 100;
+/// The maximum size of a page in the API.
+const MAX_PAGE_SIZE: u32 = 100;
 
-/// Which part of a list is wanted, and in which order.
+/// Which part of a list to get, and in which order.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ListArgs {
-    /// How many at most; pages are followed until then.
+    /// The maximum number; pages are followed until then.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Go on where an earlier list ended: its next page token.
+    /// Continue an earlier list: its next page token.
     #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
     page_token: String,
     /// `created_at`, `updated_at` or `name`, with ` asc` or ` desc`. Messages: `position asc` or
@@ -22,31 +22,31 @@ pub(crate) struct ListArgs {
     order_by: String,
 }
 
-/// Part of a list, and where it goes on.
+/// Part of a list, and where it continues.
 #[derive(Debug)]
-pub(crate) struct Listed<T> {
+pub(crate) struct Page<T> {
     pub(crate) items: Vec<T>,
     /// Empty at the end of the list.
     pub(crate) next_page_token: String,
 }
 
 impl ListArgs {
-    /// Gets pages until there are as many as wanted. `page` gets one.
+    /// Gets pages with `page` up to the limit.
     ///
     /// # Errors
     /// What `page` fails with.
     pub(crate) async fn collect<T, F>(
         &self,
         mut page: impl FnMut(PageRequest) -> F,
-    ) -> Result<Listed<T>, Failure>
+    ) -> Result<Page<T>, Failure>
     where
         F: Future<Output = Result<(Vec<T>, Option<PageInfo>), Failure>>,
     {
         let mut items = Vec::new();
         let mut page_token = self.page_token.clone();
         loop {
-            let missing = self.limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX));
-            let page_size = i32::try_from(missing.min(PAGE)).unwrap_or(i32::MAX);
+            let remaining = self.limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX));
+            let page_size = i32::try_from(remaining.min(MAX_PAGE_SIZE)).unwrap_or(i32::MAX);
             let (more, info) =
                 page(PageRequest { page_size, page_token, order_by: self.order_by.clone() })
                     .await?;
@@ -54,13 +54,13 @@ impl ListArgs {
             items.extend(more);
             page_token = info.map(|info| info.next_page_token).unwrap_or_default();
             if page_token.is_empty() || empty || items.len() >= self.limit as usize {
-                return Ok(Listed { items, next_page_token: page_token });
+                return Ok(Page { items, next_page_token: page_token });
             }
         }
     }
 }
 
-/// All of a list, in its default order or `order_by`.
+/// Gets a whole list, in its default order or `order_by`.
 ///
 /// # Errors
 /// What `page` fails with.

@@ -1,4 +1,4 @@
-//! Policies as people write them: a list of rules, as YAML or JSON.
+//! Policies as YAML or JSON: a list of rules.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use serde::Deserialize;
 
 use crate::{entity::read_text, failure::Failure};
 
-/// What scripts may call.
+/// The option for a policy.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PolicyArgs {
-    /// What scripts may call: a YAML or JSON list of rules; `-` is standard input. Each has an
-    /// `action` (allow, ask, deny), and may have `tools`, `paths`, `commands`, `hosts`, `methods`,
-    /// `agents` and a `reason`. It replaces the whole policy.
+    /// The rules for calls of scripts, as a YAML or JSON list; `-` is standard input. Each rule has
+    /// an `action` (allow, ask, deny), and optional `tools`, `paths`, `commands`, `hosts`,
+    /// `methods`, `agents` and `reason`. Replaces the whole policy.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 }
@@ -46,10 +46,10 @@ enum Action {
 }
 
 impl PolicyArgs {
-    /// The policy in the file; none when none is given.
+    /// Reads the policy file, if one is given.
     ///
     /// # Errors
-    /// When the file cannot be read, or is no list of rules.
+    /// When the file cannot be read, or is not a list of rules.
     pub(crate) fn read(&self) -> Result<Option<Policy>, Failure> {
         let Some(path) = &self.policy else { return Ok(None) };
         parse(&read_text(path)?, path).map(Some)
@@ -59,7 +59,7 @@ impl PolicyArgs {
 fn parse(text: &str, path: &Path) -> Result<Policy, Failure> {
     // JSON is YAML as well.
     let rules: Vec<Rule> = serde_yaml_ng::from_str(text).map_err(|error| {
-        Failure::usage(format!("{} is no list of rules: {error}", path.display()))
+        Failure::usage(format!("{} is not a list of rules: {error}", path.display()))
     })?;
     Ok(Policy { rules: rules.into_iter().map(Rule::into_message).collect() })
 }
@@ -76,8 +76,8 @@ impl Rule {
     }
 }
 
-/// A policy in lines, one for each rule.
-pub(crate) fn words(rules: &[PolicyRule]) -> String {
+/// The policy as text, one line per rule.
+pub(crate) fn describe(rules: &[PolicyRule]) -> String {
     let rules = rules.iter().map(|rule| {
         let action = match rule.action() {
             PolicyAction::Allow => "allow",
@@ -93,12 +93,13 @@ pub(crate) fn words(rules: &[PolicyRule]) -> String {
             ("methods", &rule.methods),
             ("agents", &rule.agents),
         ];
-        let given = lists.into_iter().filter(|(_, patterns)| !patterns.is_empty());
-        let given: String =
-            given.map(|(name, patterns)| format!(" {name} {}", patterns.join(", "))).collect();
+        let conditions = lists.into_iter().filter(|(_, patterns)| !patterns.is_empty());
+        let conditions: String = conditions
+            .map(|(name, patterns)| format!(" {name} {}", patterns.join(", ")))
+            .collect();
         let reason =
             if rule.reason.is_empty() { String::new() } else { format!(" ({})", rule.reason) };
-        format!("{action}{given}{reason}")
+        format!("{action}{conditions}{reason}")
     });
     rules.collect::<Vec<_>>().join("\n")
 }
@@ -114,13 +115,13 @@ mod tests {
         let policy = parse(yaml, Path::new("p.yaml")).unwrap();
         assert_eq!(policy, parse(json, Path::new("p.json")).unwrap());
         assert_eq!(
-            words(&policy.rules),
+            describe(&policy.rules),
             "ask tools create_file paths secrets/** (it is secret)\ndeny agents lawyer"
         );
     }
 
     #[test]
-    fn what_is_misspelled_is_refused() {
+    fn misspelled_rules_are_refused() {
         for text in ["- action: aks", "- action: ask\n  path: [x]", "action: ask", "- {}"] {
             assert!(parse(text, Path::new("p.yaml")).is_err(), "{text}");
         }

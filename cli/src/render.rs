@@ -1,5 +1,5 @@
-//! Events as a person reads them: the model's words as they come, its JavaScript, each tool call
-//! with its result, phase changes, errors, and what the turn cost. Knows nothing of terminals;
+//! Renders events for people: the model's answer while it is written, its JavaScript, each tool call
+//! with its result, phase changes, errors, and the cost of the turn. Independent of terminals:
 //! writes to a [`Sink`].
 
 mod answer;
@@ -15,32 +15,32 @@ use construct_proto::v1::{
 use crate::{
     console::{Channel, Sink, Style},
     money,
-    tally::Tally,
-    words::{clip, count, one_line, thousands},
+    text::{clip, count, one_line, thousands},
+    totals::Totals,
 };
 
-/// Lines of a script's output that are shown.
-const OUTPUT_LINES: usize = 6;
+/// The maximum lines of a script's output to show.
+const MAX_OUTPUT_LINES: usize = 6;
 
-/// What is shown.
+/// What to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Text as it is written. Otherwise each answer when it is whole, so that nothing void is ever
-    /// printed.
+    /// Text while it is written. Otherwise each answer when it is complete, so that no discarded text
+    /// is printed.
     pub(crate) live: bool,
-    /// What people said, too.
-    pub(crate) people: bool,
-    /// Also what is of no interest in a conversation: entities that are created, updated, deleted.
+    /// Also the messages of users.
+    pub(crate) user_messages: bool,
+    /// Also created, updated and deleted entities, which a conversation does not show.
     pub(crate) entities: bool,
 }
 
-/// Turns events into output. Keeps what it needs to show nothing twice.
+/// Turns events into output. Remembers what was shown, so that nothing is shown twice.
 #[derive(Debug)]
 pub(crate) struct Renderer {
     options: Options,
     answer: answer::Answer,
     tools: tool::Tools,
-    tally: Tally,
+    totals: Totals,
     agent: String,
 }
 
@@ -50,7 +50,7 @@ impl Renderer {
             options,
             answer: answer::Answer::new(options.live),
             tools: tool::Tools::default(),
-            tally: Tally::default(),
+            totals: Totals::default(),
             agent: String::new(),
         }
     }
@@ -60,14 +60,14 @@ impl Renderer {
     /// # Errors
     /// When the sink can't take it.
     pub(crate) fn event(&mut self, event: &Event, sink: &mut dyn Sink) -> io::Result<()> {
-        self.tally.event(event);
+        self.totals.add_event(event);
         match &event.payload {
             Some(Payload::MessageDelta(delta)) => self.answer.delta(event.step, delta, sink),
             Some(Payload::MessageRestarted(restarted)) => {
                 self.answer.restart(&restarted.reason, sink)
             }
             Some(Payload::ToolCalled(called)) => {
-                self.tools.called(called);
+                self.tools.record_call(called);
                 Ok(())
             }
             Some(Payload::ToolResult(result)) => self.tools.result(event.step, result, sink),
@@ -123,19 +123,19 @@ impl Renderer {
                 self.answer.abandon(sink)?;
                 sink.line(&[(
                     Style::Dim,
-                    &format!("· taken back: messages {from} to {last} are put aside"),
+                    &format!("· rewound: messages {from} to {last} are superseded"),
                 )])
             }
             Some(Payload::ContextCompacted(compacted)) => {
-                let what = if compacted.summary { "summed up" } else { "left out" };
+                let action = if compacted.summary { "summarized" } else { "removed from the prompt" };
                 let (through, before, after) =
                     (compacted.through_position, compacted.tokens_before, compacted.tokens_after);
                 let line = format!(
-                    "· the conversation no longer fits the model: up to message {through} it is {what} ({before} → {after} tokens)"
+                    "· the context was compacted: messages up to {through} are {action} ({before} → {after} tokens)"
                 );
                 sink.line(&[(Style::Dim, &line)])
             }
-            // Of a newer version.
+            // An event of a newer version.
             None => sink.line(&[(Style::Dim, &format!("· {}", event.r#type))]),
         }
     }
@@ -145,15 +145,15 @@ impl Renderer {
             message.status.as_ref().map_or(MessageSource::Unspecified, |status| status.source());
         let blocks = message.spec.as_ref().map_or(&[][..], |spec| &spec.blocks);
         if event.r#type != "message.created" {
-            return if self.options.people {
-                sink.line(&[(Style::Dim, "· a waiting message was changed")])
+            return if self.options.user_messages {
+                sink.line(&[(Style::Dim, "· a queued message was changed")])
             } else {
                 Ok(())
             };
         }
         match source {
-            MessageSource::User if self.options.people => {
-                for (index, line) in text_of(blocks).lines().enumerate() {
+            MessageSource::User if self.options.user_messages => {
+                for (index, line) in message_text(blocks).lines().enumerate() {
                     sink.line(&[(
                         Style::Person,
                         &format!("{}{line}", if index == 0 { "❯ " } else { "  " }),
@@ -167,7 +167,7 @@ impl Renderer {
                 for block in blocks {
                     match &block.block {
                         Some(Block::CodeInterpreterResult(result)) => {
-                            self.tools.missed(event.step, &result.tool_uses, sink)?;
+                            self.tools.show_remaining(event.step, &result.tool_uses, sink)?;
                             output(&result.output, Style::Dim, sink)?;
                             output(&result.error, Style::Bad, sink)?;
                         }
@@ -186,13 +186,13 @@ impl Renderer {
         }
     }
 
-    /// What a person is asked, and what became of it.
+    /// Shows a pending approval, or its decision.
     fn approval(&mut self, approval: &Approval, sink: &mut dyn Sink) -> io::Result<()> {
         let (Some(spec), Some(status)) = (&approval.spec, &approval.status) else { return Ok(()) };
-        let words = if status.words.is_empty() {
+        let comment = if status.comment.is_empty() {
             String::new()
         } else {
-            format!(": {}", one_line(&status.words))
+            format!(": {}", one_line(&status.comment))
         };
         let by = if status.decided_by.is_empty() {
             String::new()
@@ -204,14 +204,14 @@ impl Renderer {
             ApprovalState::Approved => {
                 return sink.line(&[
                     (Style::Good, &format!("✓ {} approved{by}", one_line(&spec.tool))),
-                    (Style::Dim, &words),
+                    (Style::Dim, &comment),
                 ]);
             }
             state => {
                 let state = crate::entity::approval::state_name(state);
                 return sink.line(&[
                     (Style::Bad, &format!("✗ {} {state}{by}", one_line(&spec.tool))),
-                    (Style::Dim, &words),
+                    (Style::Dim, &comment),
                 ]);
             }
         }
@@ -225,35 +225,35 @@ impl Renderer {
             Style::Accent,
             &format!("? {} needs approval{reason}", one_line(&spec.tool)),
         )])?;
-        // All of it: what is not seen cannot be approved in good conscience.
-        for line in asked_arguments(&spec.arguments) {
+        // All arguments: a person must see what they approve.
+        for line in argument_lines(&spec.arguments) {
             sink.line(&[(Style::Plain, &format!("    {line}"))])?;
         }
-        let left_out = spec.arguments_size.saturating_sub(spec.arguments.len() as u64);
-        if left_out > 0 {
-            sink.line(&[(Style::Bad, &format!("    … {left_out} bytes more that are not shown"))])?;
+        let omitted = spec.arguments_size.saturating_sub(spec.arguments.len() as u64);
+        if omitted > 0 {
+            sink.line(&[(Style::Bad, &format!("    … {omitted} more bytes are not shown"))])?;
         }
         let id = approval.metadata.as_ref().map_or("", |metadata| metadata.id.as_str());
-        sink.line(&[(Style::Dim, &format!("  decide: construct approval approve {id}"))])?;
-        sink.line(&[(Style::Dim, &format!("      or: construct approval reject {id} --words WHY"))])
+        sink.line(&[(Style::Dim, &format!("  approve: construct approval approve {id}"))])?;
+        sink.line(&[(Style::Dim, &format!("  reject:  construct approval reject {id} --comment COMMENT"))])
     }
 
     fn turn(&mut self, turn: &TurnCompleted, sink: &mut dyn Sink) -> io::Result<()> {
         self.answer.abandon(sink)?;
-        let tally = std::mem::take(&mut self.tally);
+        let totals = std::mem::take(&mut self.totals);
         let mut parts = vec![count(turn.turns, "model call")];
-        if tally.tool_calls() > 0 {
-            parts.push(count(tally.tool_calls(), "tool call"));
+        if totals.tool_calls() > 0 {
+            parts.push(count(totals.tool_calls(), "tool call"));
         }
-        parts.push(usage(&tally.usage));
-        let (style, word) = match turn.outcome() {
+        parts.push(usage(&totals.usage));
+        let (style, outcome) = match turn.outcome() {
             TurnOutcome::Completed => (Style::Good, "✓ completed"),
             TurnOutcome::Cancelled => (Style::Bad, "■ cancelled"),
             TurnOutcome::Interrupted => (Style::Dim, "■ interrupted by a newer message"),
             TurnOutcome::MaxTurns => (Style::Bad, "✗ stopped at the limit of model calls"),
             TurnOutcome::Failed | TurnOutcome::Unspecified => (Style::Bad, "✗ failed"),
         };
-        sink.line(&[(style, word), (Style::Dim, &format!(" · {}", parts.join(" · ")))])?;
+        sink.line(&[(style, outcome), (Style::Dim, &format!(" · {}", parts.join(" · ")))])?;
         match &turn.error {
             Some(error) if turn.outcome() == TurnOutcome::Failed => sink
                 .line(&[(Style::Bad, &format!("  {}: {}", error.code, one_line(&error.message)))]),
@@ -278,7 +278,7 @@ impl Renderer {
     }
 }
 
-/// Tokens and cost: `1,200 in (800 cached) + 34 out · $0.0123`.
+/// Formats tokens and cost: `1,200 in (800 cached) + 34 out tokens · $0.0123`.
 pub(crate) fn usage(usage: &Usage) -> String {
     let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
     let all = usage.input_tokens.saturating_add(cached);
@@ -292,7 +292,7 @@ pub(crate) fn usage(usage: &Usage) -> String {
     )
 }
 
-/// The name of a phase as people say it.
+/// The name of a phase for people.
 pub(crate) fn phase_name(phase: TaskPhase) -> &'static str {
     match phase {
         TaskPhase::AwaitInput => "await input",
@@ -305,7 +305,7 @@ pub(crate) fn phase_name(phase: TaskPhase) -> &'static str {
     }
 }
 
-/// An attachment in words.
+/// An attachment as one line of text.
 pub(crate) fn attachment_line(attachment: &construct_proto::v1::Attachment) -> String {
     let name = if attachment.name.is_empty() { "attachment" } else { &attachment.name };
     match attachment.file.as_str() {
@@ -314,8 +314,8 @@ pub(crate) fn attachment_line(attachment: &construct_proto::v1::Attachment) -> S
     }
 }
 
-/// All text of a message, and what is attached to it.
-pub(crate) fn text_of(blocks: &[construct_proto::v1::Block]) -> String {
+/// The text of a message and its attachments.
+pub(crate) fn message_text(blocks: &[construct_proto::v1::Block]) -> String {
     let texts = blocks.iter().filter_map(|block| match &block.block {
         Some(Block::Text(text)) => Some(text.text.clone()),
         Some(Block::Attachment(attachment)) => Some(attachment_line(attachment)),
@@ -335,21 +335,21 @@ fn phase(changed: &PhaseChanged, sink: &mut dyn Sink) -> io::Result<()> {
     sink.line(&[(Style::Dim, &format!("{sign} {}{reason}", phase_name(changed.phase())))])
 }
 
-/// Arguments that a person is to approve, in lines.
-fn asked_arguments(json: &str) -> Vec<String> {
+/// The arguments of a pending approval as lines.
+fn argument_lines(json: &str) -> Vec<String> {
     let text = match serde_json::from_str::<serde_json::Value>(json) {
         Ok(value) => serde_json::to_string_pretty(&value).unwrap_or_default(),
-        // Only the beginning of them.
+        // Truncated arguments are not valid JSON.
         Err(_) => json.to_owned(),
     };
     crate::words::printable(&text).lines().map(str::to_owned).collect()
 }
 
-/// The first lines of what a script gave back.
+/// Shows the first lines of a script's output.
 fn output(text: &str, style: Style, sink: &mut dyn Sink) -> io::Result<()> {
     let width = sink.width().saturating_sub(6);
     let mut lines = text.trim_end().lines();
-    for line in lines.by_ref().take(OUTPUT_LINES) {
+    for line in lines.by_ref().take(MAX_OUTPUT_LINES) {
         sink.line(&[
             (Style::Dim, "    ⎿ "),
             (style, &clip(&crate::words::printable(line).replace('\t', "  "), width)),
@@ -361,10 +361,10 @@ fn output(text: &str, style: Style, sink: &mut dyn Sink) -> io::Result<()> {
     }
 }
 
-/// Ends whatever is open, so that something else can be written.
+/// Ends the open line, and writes a dim note on the status channel.
 pub(crate) fn note(text: &str, sink: &mut dyn Sink) -> io::Result<()> {
     sink.end_line()?;
-    sink.text(Channel::Aside, Style::Dim, text)?;
+    sink.text(Channel::Status, Style::Dim, text)?;
     sink.end_line()
 }
 

@@ -1,31 +1,33 @@
-//! What a turn came to: counted from its messages, which are records and never lost.
+//! Totals of a turn or conversation, counted from its messages. Messages are records, so none is
+//! missing.
 
 use std::collections::BTreeMap;
 
 use construct_proto::v1::{Event, Message, MessageSource, Usage, block::Block, event::Payload};
 
-/// Counts the model calls, tool calls, tokens and cost of a turn.
+/// Tokens, cost and tool calls of a turn, and its answer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Tally {
     pub(crate) usage: Usage,
     pub(crate) tool_uses: BTreeMap<String, i64>,
-    /// The text of the last message of the model that had one.
+    /// The text of the model's last message with text.
     pub(crate) text: String,
 }
 
 impl Tally {
-    pub(crate) fn event(&mut self, event: &Event) {
+    /// Adds the message that an event reports, if it reports one.
+    pub(crate) fn add_event(&mut self, event: &Event) {
         if let (Some(Payload::Message(message)), "message.created") =
             (&event.payload, event.r#type.as_str())
         {
-            self.message(message);
+            self.add_message(message);
         }
     }
 
-    fn message(&mut self, message: &Message) {
+    fn add_message(&mut self, message: &Message) {
         let Some(status) = &message.status else { return };
         if let (MessageSource::Assistant, Some(usage)) = (status.source(), &status.usage) {
-            add(&mut self.usage, usage);
+            add_usage(&mut self.usage, usage);
         }
         let mut text = Vec::new();
         for block in message.spec.iter().flat_map(|spec| &spec.blocks) {
@@ -50,7 +52,7 @@ impl Tally {
     }
 }
 
-fn add(sum: &mut Usage, usage: &Usage) {
+fn add_usage(sum: &mut Usage, usage: &Usage) {
     sum.input_tokens = sum.input_tokens.saturating_add(usage.input_tokens);
     sum.output_tokens = sum.output_tokens.saturating_add(usage.output_tokens);
     sum.cache_read_tokens = sum.cache_read_tokens.saturating_add(usage.cache_read_tokens);

@@ -1,22 +1,22 @@
-//! `construct tap`: the messages on the mesh, decoded.
+//! `construct tap`: prints the decoded messages of the mesh.
 
-mod show;
+mod format;
 
 use std::path::PathBuf;
 
 use construct_bus::{Bus, ConnectOptions, Tls, User};
 use futures::StreamExt as _;
 
-use self::show::{Payload, Shown};
+use self::format::{Payload, TappedMessage};
 use crate::{
     console::{Color, Console},
     failure::{Exit, Failure},
 };
 
-/// How messages are printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Output {
-    /// A line each.
+    /// One line per message.
     Text,
     /// One JSON object per line.
     Json,
@@ -24,10 +24,10 @@ enum Output {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TapArgs {
-    /// Which subjects; `*` stands for one token, `>` for all that follow.
+    /// The subjects; `*` matches one token, `>` all following tokens.
     #[arg(default_value = "construct.v1.>")]
     filter: String,
-    /// Where NATS is.
+    /// The address of NATS.
     #[arg(
         long,
         env = "CONSTRUCT_NATS_URL",
@@ -36,13 +36,13 @@ pub(crate) struct TapArgs {
         hide_env_values = true
     )]
     nats: String,
-    /// Certificates of those who vouch for NATS, for an address that begins with tls://.
+    /// The certificate authorities (PEM) to trust for a tls:// address.
     #[arg(long, env = "CONSTRUCT_NATS_CA_FILE", value_name = "FILE")]
     nats_ca: Option<PathBuf>,
-    /// Where the mesh keeps its data, to show payloads that are too large for a message.
+    /// The mesh's data directory, to show payloads that are too large for a message.
     #[arg(long, env = "CONSTRUCT_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Each message's content in full, below its line.
+    /// Print headers and the whole content below each line.
     #[arg(long)]
     full: bool,
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
@@ -53,20 +53,20 @@ impl TapArgs {
     /// Prints until interrupted.
     ///
     /// # Errors
-    /// When NATS can't be reached, refuses the subject, or nobody reads any more.
+    /// When NATS can't be reached or refuses the subject, or the reader of the output is gone.
     pub(crate) async fn run(self, color: Color) -> Result<(), Failure> {
         let tls = Tls { ca: self.nats_ca, certificate: None };
         let mut options = ConnectOptions::new("construct-tap").user(User::Tap).tls(tls);
-        // Only a folder that is there: who looks creates nothing.
+        // Only an existing directory: `tap` must not create one.
         if let Some(blobs) = self.data_dir.map(|dir| dir.join("blobs")).filter(|dir| dir.is_dir()) {
             options = options.blobs(blobs);
         }
         let bus = Bus::connect(&self.nats, options).await.map_err(|error| {
-            Failure::new(Exit::Unreachable, chain(&error))
-                .hint("--nats or CONSTRUCT_NATS_URL says where NATS is")
+            Failure::new(Exit::Unreachable, error_chain(&error))
+                .hint("set the address of NATS with --nats or CONSTRUCT_NATS_URL")
         })?;
         let mut messages =
-            bus.tap(&self.filter).await.map_err(|error| Failure::failed(chain(&error)))?;
+            bus.tap(&self.filter).await.map_err(|error| Failure::failed(error_chain(&error)))?;
         let mut console = Console::merged(color);
         loop {
             let message = tokio::select! {
@@ -74,7 +74,7 @@ impl TapArgs {
                 refusal = bus.permission_violation() => return Err(Failure::failed(refusal)),
             };
             let Some(message) = message else { break };
-            let shown = Shown {
+            let tapped = TappedMessage {
                 time: jiff::Timestamp::now(),
                 payload: Payload::read(
                     message.type_name.as_deref(),
@@ -86,16 +86,16 @@ impl TapArgs {
                 headers: message.headers,
             };
             match self.output {
-                Output::Text => shown.write(self.full, &mut console)?,
-                Output::Json => console.record(&shown.json().to_string())?,
+                Output::Text => tapped.write(self.full, &mut console)?,
+                Output::Json => console.record(&tapped.json().to_string())?,
             }
         }
         Err(Failure::new(Exit::Unreachable, "the connection to NATS has ended"))
     }
 }
 
-/// An error and what caused it, as far as that says more.
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error with those of its causes that it does not contain.
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     for cause in
         std::iter::successors(error.source(), |cause| cause.source()).map(ToString::to_string)

@@ -1,23 +1,23 @@
-//! Times and durations as people read and write them.
+//! Parses and formats times and durations for people.
 
 use std::time::Duration;
 
 use jiff::{Timestamp, tz::TimeZone};
 
-/// The time a field holds, if it is set and a time at all.
+/// Reads a protobuf time. None when it is unset or out of range.
 pub(crate) fn read(time: Option<&prost_types::Timestamp>) -> Option<Timestamp> {
     time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok())
 }
 
-/// For a field.
+/// Converts a time to protobuf.
 pub(crate) fn write(time: Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }
 }
 
-/// A point in time as text: `2026-11-21T22:55:00Z`, or how long ago: `2h`, `7d`.
+/// Parses a time, `2026-11-21T22:55:00Z`, or how long ago it was: `2h`, `7d`.
 ///
 /// # Errors
-/// What is wrong with the text, for a person.
+/// A message for people.
 pub(crate) fn parse_past(text: &str) -> Result<Timestamp, String> {
     if let Ok(time) = text.parse() {
         return Ok(time);
@@ -28,33 +28,33 @@ pub(crate) fn parse_past(text: &str) -> Result<Timestamp, String> {
     Timestamp::now().checked_sub(ago).map_err(|_| "that is too long ago".to_owned())
 }
 
-/// A duration as text: `500ms`, `60s`, `5m`, `2h`, `7d`.
+/// Parses a duration: `500ms`, `60s`, `5m`, `2h`, `7d`.
 ///
 /// # Errors
-/// What is wrong with the text, for a person.
+/// A message for people.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    const WRONG: &str = "write a number and its unit: 500ms, 60s, 5m, 2h or 7d";
+    const INVALID: &str = "write a number and its unit: 500ms, 60s, 5m, 2h or 7d";
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| WRONG)?;
+    let number: u64 = number.parse().map_err(|_| INVALID)?;
     let millis = match unit {
         "ms" => 1,
         "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
         "d" => 86_400_000,
-        _ => return Err(WRONG.to_owned()),
+        _ => return Err(INVALID.to_owned()),
     };
-    // A bound that no clock overflows with.
-    const LONGEST: u64 = 100 * 365 * 86_400_000;
+    // A bound with which no clock overflows.
+    const MAX_MILLIS: u64 = 100 * 365 * 86_400_000;
     number
         .checked_mul(millis)
-        .filter(|&millis| millis <= LONGEST)
+        .filter(|&millis| millis <= MAX_MILLIS)
         .map(Duration::from_millis)
-        .ok_or_else(|| WRONG.to_owned())
+        .ok_or_else(|| INVALID.to_owned())
 }
 
-/// The coarse distance between two times, whatever their order: `5s`, `12m`, `3h`, `8d`.
+/// Formats the coarse distance between two times in any order: `5s`, `12m`, `3h`, `8d`.
 pub(crate) fn distance(a: Timestamp, b: Timestamp) -> String {
     match a.duration_since(b).unsigned_abs().as_secs() {
         seconds @ 0..120 => format!("{seconds}s"),
@@ -64,7 +64,7 @@ pub(crate) fn distance(a: Timestamp, b: Timestamp) -> String {
     }
 }
 
-/// `5s ago`, `in 3m`, `now`.
+/// Formats a time relative to now: `5s ago`, `in 3m`, `now`.
 pub(crate) fn relative(time: Timestamp, now: Timestamp) -> String {
     let away = distance(time, now);
     match time.cmp(&now) {
@@ -74,17 +74,17 @@ pub(crate) fn relative(time: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// In the person's time zone, to the second.
+/// Formats a time in the system's time zone, to the second.
 pub(crate) fn local(time: Timestamp) -> String {
     time.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// The time of day in the person's time zone, to the millisecond.
+/// Formats the time of day in the system's time zone, to the millisecond.
 pub(crate) fn clock(time: Timestamp) -> String {
     time.to_zoned(TimeZone::system()).strftime("%H:%M:%S%.3f").to_string()
 }
 
-/// A measured duration: `820 µs`, `12 ms`, `1.2 s`, `2 min 5 s`.
+/// Formats a measured duration: `820 µs`, `12 ms`, `1.2 s`, `2 min 5 s`.
 pub(crate) fn measured(micros: i64) -> String {
     match micros {
         ..1_000 => format!("{micros} µs"),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_by_their_distance() {
+    fn times_are_formatted_by_distance() {
         let now = Timestamp::from_second(1_000_000).unwrap();
         let before = |seconds: i64| Timestamp::from_second(1_000_000 - seconds).unwrap();
         assert_eq!(relative(now, now), "now");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_times_have_a_fitting_unit() {
+    fn measured_durations_have_a_suitable_unit() {
         assert_eq!(
             [820, 12_345, 1_234_567, 125_000_000].map(measured),
             ["820 µs", "12 ms", "1.2 s", "2 min 5 s"]

@@ -1,4 +1,4 @@
-//! `construct top`: what the installation does right now, for whoever runs it.
+//! `construct top`: the current load of the installation, for operators.
 
 use std::{
     fmt::Write as _,
@@ -31,20 +31,20 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// How often to look: 500ms, 2s, 1m.
-    #[arg(long, short = 'n', value_parser = interval, default_value = "2s", value_name = "TIME")]
+    /// The refresh interval: 500ms, 2s, 1m.
+    #[arg(long, short = 'n', value_parser = parse_interval, default_value = "2s", value_name = "TIME")]
     interval: Duration,
-    /// Print it once, which is what happens without a terminal, too.
+    /// Print one snapshot. The default without a terminal.
     #[arg(long)]
     once: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
+fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = time::parse_duration(text)?;
     if interval < Duration::from_millis(500) {
-        return Err("half a second is the shortest".to_owned());
+        return Err("the shortest interval is 500ms".to_owned());
     }
     Ok(interval)
 }
@@ -53,33 +53,33 @@ impl TopArgs {
     /// Shows the installation until `q` is pressed.
     ///
     /// # Errors
-    /// What the gateway fails with at the first look; later it is shown in its place. When the
+    /// What the gateway fails with at first; later failures are shown on the screen. When the
     /// terminal is gone.
     pub(crate) async fn run(self, gateway: &Gateway, color: Color) -> Result<Exit, Failure> {
-        let first = look(gateway, Duration::ZERO).await?;
+        let first = fetch_overview(gateway, Duration::ZERO).await?;
         let terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
         let colored = color.applies(terminal);
         if self.once || !terminal || self.output.format() != Format::Table {
-            self.output.words("construct.v1.Overview", &first, &frame(&first, None, colored))?;
+            self.output.message("construct.v1.Overview", &first, &frame(&first, None, colored))?;
             return Ok(Exit::Completed);
         }
         let _screen = Screen::enter()?;
-        let (mut now, mut before, mut trouble) = (first, None, None);
+        let (mut current, mut previous, mut error) = (first, None, None);
         let mut inputs = EventStream::new();
-        let mut next = Box::pin(look(gateway, self.interval));
+        let mut next = Box::pin(fetch_overview(gateway, self.interval));
         loop {
-            draw(&shown(&now, before.as_ref(), trouble.as_deref(), colored))?;
+            draw(&screen_text(&current, previous.as_ref(), error.as_deref(), colored))?;
             tokio::select! {
-                answer = &mut next => {
-                    match answer {
-                        Ok(answer) => {
-                            before = Some(std::mem::replace(&mut now, answer));
-                            trouble = None;
+                result = &mut next => {
+                    match result {
+                        Ok(overview) => {
+                            previous = Some(std::mem::replace(&mut current, overview));
+                            error = None;
                         }
-                        // What was seen last stays there.
-                        Err(failure) => trouble = Some(failure.to_string()),
+                        // The last overview stays visible.
+                        Err(failure) => error = Some(failure.to_string()),
                     }
-                    next = Box::pin(look(gateway, self.interval));
+                    next = Box::pin(fetch_overview(gateway, self.interval));
                 }
                 input = inputs.next() => match input {
                     Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => {
@@ -97,19 +97,19 @@ impl TopArgs {
     }
 }
 
-async fn look(gateway: &Gateway, after: Duration) -> Result<Overview, Failure> {
-    tokio::time::sleep(after).await;
+async fn fetch_overview(gateway: &Gateway, delay: Duration) -> Result<Overview, Failure> {
+    tokio::time::sleep(delay).await;
     call(gateway.diagnosis().get_overview(GetOverviewRequest {})).await
 }
 
-/// The screen as it was found is given back when this is dropped.
+/// The alternate screen; dropping it restores the terminal.
 struct Screen;
 
 impl Screen {
     fn enter() -> io::Result<Self> {
         terminal::enable_raw_mode()?;
         let screen = Self;
-        // What is too long for a line is cut by the terminal.
+        // The terminal clips long lines.
         execute!(io::stdout(), EnterAlternateScreen, DisableLineWrap, Hide)?;
         Ok(screen)
     }
@@ -117,13 +117,13 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // There is nobody left to tell if that fails.
+        // A failure cannot be reported any more.
         let _ = execute!(io::stdout(), Show, EnableLineWrap, LeaveAlternateScreen);
         let _ = terminal::disable_raw_mode();
     }
 }
 
-/// Puts lines over what is on the screen; what does not fit is left out.
+/// Draws the text over the screen; lines that do not fit are omitted.
 fn draw(text: &str) -> io::Result<()> {
     let (_, rows) = terminal::size().unwrap_or((80, 24));
     let mut out = Vec::new();
@@ -141,47 +141,47 @@ fn draw(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// A frame, and below it what is to be said about it.
-fn shown(
-    now: &Overview,
-    before: Option<&Overview>,
-    trouble: Option<&str>,
+/// A frame, and below it an error or a hint.
+fn screen_text(
+    current: &Overview,
+    previous: Option<&Overview>,
+    error: Option<&str>,
     colored: bool,
 ) -> String {
-    let mut text = frame(now, before, colored);
+    let mut text = frame(current, previous, colored);
     let (columns, _) = terminal::size().unwrap_or((80, 24));
-    let below = match trouble {
-        Some(trouble) => Style::Bad.paint(&clip(&one_line(trouble), usize::from(columns)), colored),
-        None => Style::Dim.paint("q ends it", colored),
+    let footer = match error {
+        Some(error) => Style::Bad.paint(&clip(&one_line(error), usize::from(columns)), colored),
+        None => Style::Dim.paint("q quits", colored),
     };
-    _ = writeln!(text, "\n{below}");
+    _ = writeln!(text, "\n{footer}");
     text
 }
 
-/// All that is known, in lines. What happened since the look before is told as a rate.
-fn frame(now: &Overview, before: Option<&Overview>, colored: bool) -> String {
-    let spent = now.spent.unwrap_or_default();
-    let at = time::read(now.time.as_ref()).map(time::clock).unwrap_or_default();
+/// The overview as text. `previous` is the basis of rates.
+fn frame(current: &Overview, previous: Option<&Overview>, colored: bool) -> String {
+    let spent = current.spending.unwrap_or_default();
+    let at = time::read(current.time.as_ref()).map(time::clock).unwrap_or_default();
     let mut text = format!(
         "{at}  last hour: {}, {}, {} tokens\n\n",
         money::cost(spent.cost_pico_usd),
         count(spent.calls, "model call"),
         thousands(spent.tokens),
     );
-    let rows = now.workers.iter().map(|load| {
-        let stands = if load.served { "" } else { "nobody is there" };
+    let rows = current.workers.iter().map(|load| {
+        let problem = if load.served { "" } else { "no worker" };
         vec![
             load.worker.clone(),
-            thousands(load.taken),
+            thousands(load.in_flight),
             thousands(load.waiting),
             thousands(load.redelivered),
-            rate(load, now, before),
-            stands.to_owned(),
+            rate(load, current, previous),
+            problem.to_owned(),
         ]
     });
-    let workers = table(&["WORKERS", "AT WORK", "WAITING", "REDELIVERED", "PER SECOND", ""], rows);
+    let workers = table(&["WORKERS", "ACTIVE", "WAITING", "REDELIVERED", "PER SECOND", ""], rows);
     for (line, load) in
-        workers.lines().zip(std::iter::once(None).chain(now.workers.iter().map(Some)))
+        workers.lines().zip(std::iter::once(None).chain(current.workers.iter().map(Some)))
     {
         let style = match load {
             Some(load) if !load.served => Style::Bad,
@@ -191,29 +191,31 @@ fn frame(now: &Overview, before: Option<&Overview>, colored: bool) -> String {
         };
         _ = writeln!(text, "{}", style.paint(line, colored));
     }
-    let phases: Vec<String> = now
+    let phases: Vec<String> = current
         .tasks
         .iter()
-        .map(|task| format!("{} {}", thousands(task.count), phase(task.phase())))
+        .map(|task| format!("{} {}", thousands(task.count), phase_name(task.phase())))
         .collect();
-    let tasks = if phases.is_empty() { "all at rest".to_owned() } else { phases.join(", ") };
+    let tasks = if phases.is_empty() { "all idle".to_owned() } else { phases.join(", ") };
     _ = writeln!(text, "\n{} {tasks}", Style::Dim.paint("TASKS", colored));
     let attention: Vec<String> = [
-        (now.overdue, "overdue"),
-        (now.parked, "put aside"),
-        (i64::try_from(now.dead_letters).unwrap_or(i64::MAX), "dead letters"),
+        (current.overdue, "overdue"),
+        (current.quarantined, "quarantined"),
+        (i64::try_from(current.dead_letters).unwrap_or(i64::MAX), "dead letters"),
     ]
     .into_iter()
     .filter(|(count, _)| *count > 0)
-    .map(|(count, what)| format!("{} {what}", thousands(count)))
+    .map(|(count, name)| format!("{} {name}", thousands(count)))
     .collect();
     if !attention.is_empty() {
-        let words = format!("{}: see construct doctor", attention.join(", "));
-        _ = writeln!(text, "{}", Style::Bad.paint(&words, colored));
+        let line = format!("{}: see construct doctor", attention.join(", "));
+        _ = writeln!(text, "{}", Style::Bad.paint(&line, colored));
     }
-    if !now.spenders.is_empty() {
-        let spenders =
-            table(&["SPENT BY", "OF", "CALLS", "TOKENS", "COST"], now.spenders.iter().map(spender));
+    if !current.spenders.is_empty() {
+        let spenders = table(
+            &["AGENT", "ORGANIZATION", "CALLS", "TOKENS", "COST"],
+            current.spenders.iter().map(spender),
+        );
         for (number, line) in spenders.lines().enumerate() {
             let style = if number == 0 { Style::Dim } else { Style::Plain };
             _ = writeln!(
@@ -228,7 +230,7 @@ fn frame(now: &Overview, before: Option<&Overview>, colored: bool) -> String {
 }
 
 fn spender(spender: &Spender) -> Vec<String> {
-    let spent = spender.spent.unwrap_or_default();
+    let spent = spender.spending.unwrap_or_default();
     let agent = if spender.agent_name.is_empty() { &spender.agent } else { &spender.agent_name };
     vec![
         if agent.is_empty() { "no agent".to_owned() } else { clip(agent, 40) },
@@ -239,34 +241,35 @@ fn spender(spender: &Spender) -> Vec<String> {
     ]
 }
 
-/// How many messages a second workers were handed between two looks; nothing is known after the
-/// first, and when queues were made anew.
-fn rate(load: &WorkerLoad, now: &Overview, before: Option<&Overview>) -> String {
-    let known = before.and_then(|before| {
-        let earlier = before.workers.iter().find(|earlier| earlier.worker == load.worker)?;
-        let handed = load.delivered.checked_sub(earlier.delivered)?;
-        let took = time::read(now.time.as_ref())?.duration_since(time::read(before.time.as_ref())?);
-        let millis = u64::try_from(took.as_millis()).ok().filter(|&millis| millis > 0)?;
-        let tenths = handed.saturating_mul(10_000) / millis;
+/// The messages per second delivered to the workers since the previous overview. `-` without a
+/// previous one, and when the consumers were recreated.
+fn rate(load: &WorkerLoad, current: &Overview, previous: Option<&Overview>) -> String {
+    let rate = previous.and_then(|previous| {
+        let earlier = previous.workers.iter().find(|earlier| earlier.worker == load.worker)?;
+        let delivered = load.delivered.checked_sub(earlier.delivered)?;
+        let start = time::read(previous.time.as_ref())?;
+        let elapsed = time::read(current.time.as_ref())?.duration_since(start);
+        let millis = u64::try_from(elapsed.as_millis()).ok().filter(|&millis| millis > 0)?;
+        let tenths = delivered.saturating_mul(10_000) / millis;
         Some(format!("{}.{}", thousands(tenths / 10), tenths % 10))
     });
-    known.unwrap_or_else(|| "-".to_owned())
+    rate.unwrap_or_else(|| "-".to_owned())
 }
 
-fn phase(phase: TaskPhase) -> &'static str {
+fn phase_name(phase: TaskPhase) -> &'static str {
     match phase {
-        TaskPhase::InvokeModel => "ask a model",
-        TaskPhase::ExecuteTools => "run a script",
-        TaskPhase::AwaitApproval => "wait for a decision",
-        TaskPhase::AwaitSubtasks => "wait for subtasks",
-        TaskPhase::AwaitInput | TaskPhase::Unspecified => "begin",
+        TaskPhase::InvokeModel => "invoking a model",
+        TaskPhase::ExecuteTools => "executing a script",
+        TaskPhase::AwaitApproval => "awaiting approval",
+        TaskPhase::AwaitSubtasks => "awaiting subtasks",
+        TaskPhase::AwaitInput | TaskPhase::Unspecified => "starting",
         TaskPhase::Suspended => "suspended",
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use construct_proto::v1::{PhaseCount, Spent};
+    use construct_proto::v1::{PhaseCount, Spending};
 
     use super::*;
 
@@ -275,7 +278,7 @@ mod tests {
             worker: worker.to_owned(),
             served,
             waiting,
-            taken: 1,
+            in_flight: 1,
             redelivered: 0,
             delivered,
         }
@@ -293,54 +296,54 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_says_who_works_who_is_missing_and_who_spends() {
-        let mut now = overview(2, 1_035);
-        now.tasks = vec![
+    fn frame_lists_workers_tasks_and_spenders() {
+        let mut current = overview(2, 1_035);
+        current.tasks = vec![
             PhaseCount { phase: TaskPhase::InvokeModel.into(), count: 1_200 },
             PhaseCount { phase: TaskPhase::AwaitApproval.into(), count: 1 },
         ];
-        now.parked = 2;
-        let spent = Spent { calls: 1, tokens: 2_500, cost_pico_usd: 1_500_000_000_000 };
-        now.spent = Some(spent);
-        now.spenders = vec![Spender {
+        current.quarantined = 2;
+        let spent = Spending { calls: 1, tokens: 2_500, cost_pico_usd: 1_500_000_000_000 };
+        current.spending = Some(spent);
+        current.spenders = vec![Spender {
             organization: "org_1".to_owned(),
             organization_name: "Acme".to_owned(),
             agent: "agent_1".to_owned(),
             agent_name: String::new(),
-            spent: Some(spent),
+            spending: Some(spent),
         }];
-        let text = frame(&now, Some(&overview(0, 1_000)), false);
+        let text = frame(&current, Some(&overview(0, 1_000)), false);
         let (first, rest) = text.split_once('\n').expect("lines");
         assert!(first.contains("last hour: $1.50, 1 model call, 2,500 tokens"), "{first}");
         let expected = "
-WORKERS            AT WORK  WAITING  REDELIVERED  PER SECOND
-reconciler         1        3        0            17.5
-interpreter.cpu-2  1        0        0            0.0         nobody is there
+WORKERS            ACTIVE  WAITING  REDELIVERED  PER SECOND
+reconciler         1       3        0            17.5
+interpreter.cpu-2  1       0        0            0.0         no worker
 
-TASKS 1,200 ask a model, 1 wait for a decision
-2 put aside: see construct doctor
+TASKS 1,200 invoking a model, 1 awaiting approval
+2 quarantined: see construct doctor
 
-SPENT BY  OF    CALLS  TOKENS  COST
-agent_1   Acme  1      2,500   $1.50
+AGENT    ORGANIZATION  CALLS  TOKENS  COST
+agent_1  Acme          1      2,500   $1.50
 ";
         assert_eq!(rest, expected);
-        // The first look knows no rate, and neither does one after the queues were made anew.
-        for before in [None, Some(overview(0, 2_000))] {
-            let text = frame(&now, before.as_ref(), false);
+        // There is no rate at first, and after the consumers were recreated.
+        for previous in [None, Some(overview(0, 2_000))] {
+            let text = frame(&current, previous.as_ref(), false);
             let line = text.lines().find(|line| line.starts_with("reconciler")).expect("a line");
             assert!(line.ends_with('-'), "{line}");
         }
-        assert!(frame(&overview(0, 0), None, false).contains("TASKS all at rest"));
+        assert!(frame(&overview(0, 0), None, false).contains("TASKS all idle"));
         assert!(
-            frame(&now, None, true).contains("\u{1b}[31minterpreter.cpu-2"),
+            frame(&current, None, true).contains("\u{1b}[31minterpreter.cpu-2"),
             "{}",
-            frame(&now, None, true)
+            frame(&current, None, true)
         );
     }
 
     #[test]
-    fn looking_has_a_shortest_interval() {
-        assert_eq!(interval("1s"), Ok(Duration::from_secs(1)));
-        assert!(interval("10ms").is_err() && interval("fast").is_err());
+    fn interval_has_a_minimum() {
+        assert_eq!(parse_interval("1s"), Ok(Duration::from_secs(1)));
+        assert!(parse_interval("10ms").is_err() && parse_interval("fast").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What was used: by day, agent, key, model or tool.
+//! `construct usage`: usage by day, agent, key, model or tool.
 
 use clap::ValueEnum;
 use construct_proto::v1::{
@@ -14,21 +14,21 @@ use crate::{
     output::OutputArgs,
     page::ListArgs,
     time,
-    words::{clip, one_line, thousands},
+    text::{clip, one_line, thousands},
 };
 
-/// Columns of a name.
-const NAME: usize = 40;
+/// The maximum columns of a name.
+const NAME_COLUMNS: usize = 40;
 
-/// What is told apart.
+/// A dimension to group by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
     Day,
     Agent,
-    /// The API key that it is counted for.
+    /// The API key of the request.
     Key,
     Model,
-    /// Calls of tools, instead of those of models.
+    /// Tool calls instead of model calls.
     Tool,
 }
 
@@ -46,28 +46,28 @@ impl From<By> for UsageDimension {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct UsageArgs {
-    /// What to tell apart: day, agent, key, model or tool; several with commas.
+    /// Dimensions to group by: day, agent, key, model or tool, separated by commas.
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',', default_value = "day")]
     by: Vec<By>,
-    /// Only what this agent used; by name or id.
+    /// Only usage of this agent, by name or id.
     #[arg(long, default_value = "", hide_default_value = true)]
     agent: String,
-    /// Only what is counted for this API key; by id.
+    /// Only usage with this API key, by id.
     #[arg(long, default_value = "", hide_default_value = true)]
     key: String,
-    /// Only what was used of this model; by name or id.
+    /// Only usage of this model, by name or id.
     #[arg(long, default_value = "", hide_default_value = true)]
     model: String,
-    /// Only calls of this tool; with `--by tool`.
+    /// Only calls of this tool, with `--by tool`.
     #[arg(long, default_value = "", hide_default_value = true)]
     tool: String,
-    /// Not before this: a time, or how long ago: 7d. When not given: 30 days ago.
+    /// Start: a time, or how long ago, e.g. 7d. Default: 30 days ago.
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     since: Option<Timestamp>,
-    /// Before this.
+    /// End, exclusive. Default: now.
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     until: Option<Timestamp>,
-    /// Whose days they are, like Europe/Berlin; when not given, those of UTC.
+    /// The time zone of days, e.g. Europe/Berlin. Default: UTC.
     #[arg(long, value_name = "ZONE", default_value = "", hide_default_value = true)]
     time_zone: String,
     #[command(flatten)]
@@ -85,7 +85,7 @@ impl UsageArgs {
             model: self.model,
             tool: self.tool,
             since: self.since.map(time::write),
-            // All pages are of one time.
+            // A fixed end keeps all pages consistent.
             until: Some(time::write(self.until.unwrap_or_else(Timestamp::now))),
             time_zone: self.time_zone,
             api_key: self.key,
@@ -103,19 +103,19 @@ impl UsageArgs {
                 }
             })
             .await?;
-        let lines = words(&self.by, &listed.items);
-        let more = listed.next_page_token;
-        if !more.is_empty() {
-            eprintln!("there are more: --page-token {more}");
+        let text = describe(&self.by, &listed.items);
+        let next_page_token = listed.next_page_token;
+        if !next_page_token.is_empty() {
+            eprintln!("there are more: --page-token {next_page_token}");
         }
-        let page = Some(PageInfo { next_page_token: more });
+        let page = Some(PageInfo { next_page_token });
         let response = ListUsageResponse { usage: listed.items, page };
-        self.output.words("construct.v1.ListUsageResponse", &response, &lines)
+        self.output.message("construct.v1.ListUsageResponse", &response, &text)
     }
 }
 
-/// One line for each sum: what is told apart on the left, numbers on the right.
-fn words(by: &[By], rows: &[UsageRow]) -> String {
+/// A table: dimensions on the left, numbers on the right.
+fn describe(by: &[By], rows: &[UsageRow]) -> String {
     let tools = by.contains(&By::Tool);
     let names = by.iter().map(|by| match by {
         By::Day => "DAY",
@@ -152,7 +152,7 @@ fn line(by: &[By], tools: bool, row: &UsageRow) -> Vec<String> {
     let name = |name: &str, id: &str| match (name, id) {
         ("", "") => "none".to_owned(),
         ("", id) => id.to_owned(),
-        (name, _) => clip(&one_line(name), NAME),
+        (name, _) => clip(&one_line(name), NAME_COLUMNS),
     };
     let mut cells: Vec<String> = by
         .iter()
@@ -161,7 +161,7 @@ fn line(by: &[By], tools: bool, row: &UsageRow) -> Vec<String> {
             By::Agent => name(&row.agent, &row.agent_id),
             By::Key => name(&row.api_key, &row.api_key_id),
             By::Model => name(&row.model, &row.model_id),
-            By::Tool => clip(&one_line(&row.tool), NAME),
+            By::Tool => clip(&one_line(&row.tool), NAME_COLUMNS),
         })
         .collect();
     cells.push(thousands(row.calls));
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_is_lines_of_what_is_told_apart() {
+    fn usage_is_a_table_by_dimension() {
         let usage = Usage {
             input_tokens: 1_200,
             output_tokens: 30,
@@ -204,14 +204,14 @@ mod tests {
             ..UsageRow::default()
         };
         assert_eq!(
-            words(&[By::Day, By::Agent], &[row("2026-11-21", "coder"), row("2026-11-22", "")]),
+            describe(&[By::Day, By::Agent], &[row("2026-11-21", "coder"), row("2026-11-22", "")]),
             "DAY         AGENT  CALLS     IN  OUT   COST\n\
              2026-11-21  coder      2  1,200   30  $1.20\n\
              2026-11-22  none       2  1,200   30  $1.20\n"
         );
         let keyed = UsageRow { api_key_id: "key_1".into(), usage: None, ..row("", "") };
         assert_eq!(
-            words(&[By::Key], &[keyed]),
+            describe(&[By::Key], &[keyed]),
             "KEY    CALLS  IN  OUT   COST\nkey_1      2   0    0  $0.00\n"
         );
         let tool = UsageRow {
@@ -222,7 +222,7 @@ mod tests {
             ..UsageRow::default()
         };
         assert_eq!(
-            words(&[By::Tool], &[tool]),
+            describe(&[By::Tool], &[tool]),
             "TOOL   CALLS  FAILED   TIME\nfetch      3       1  1.2 s\n"
         );
     }

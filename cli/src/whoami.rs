@@ -1,4 +1,4 @@
-//! `construct whoami`: who the gateway takes one for.
+//! `construct whoami`: the user or key that the gateway authenticates.
 
 use clap::Args;
 use construct_proto::v1::{WhoAmIRequest, WhoAmIResponse};
@@ -22,7 +22,7 @@ impl WhoAmIArgs {
         let me: WhoAmIResponse = call(gateway.organizations().who_am_i(WhoAmIRequest {})).await?;
         let role = me.role().as_str_name().trim_start_matches("ROLE_").to_lowercase();
         let scopes = me.scopes.join(", ");
-        let lines: String = [
+        let text: String = [
             ("user", me.user_id.as_str()),
             ("name", &me.name),
             ("email", &me.email),
@@ -35,6 +35,6 @@ impl WhoAmIArgs {
         .filter(|(_, value)| !value.is_empty())
         .map(|(name, value)| format!("{:<14}{value}\n", format!("{name}:")))
         .collect();
-        self.output.words("construct.v1.WhoAmIResponse", &me, &lines)
+        self.output.message("construct.v1.WhoAmIResponse", &me, &text)
     }
 }

@@ -1,4 +1,4 @@
-//! What a task waits for, in words.
+//! `construct explain`: what a task waits for.
 
 use construct_proto::v1::{ExplainTaskRequest, TaskExplanation};
 use jiff::Timestamp;
@@ -13,26 +13,26 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct WhyArgs {
+pub(crate) struct ExplainArgs {
     /// The task's id.
     task: String,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-impl WhyArgs {
+impl ExplainArgs {
     /// # Errors
     /// What the gateway fails with.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let explanation =
             call(gateway.tasks().explain_task(ExplainTaskRequest { task: self.task })).await?;
-        let words = words(&explanation, Timestamp::now());
-        self.output.words("construct.v1.TaskExplanation", &explanation, &words)
+        let text = describe(&explanation, Timestamp::now());
+        self.output.message("construct.v1.TaskExplanation", &explanation, &text)
     }
 }
 
-/// The explanation for a person, in lines.
-pub(crate) fn words(explanation: &TaskExplanation, now: Timestamp) -> String {
+/// The explanation as text for people.
+pub(crate) fn describe(explanation: &TaskExplanation, now: Timestamp) -> String {
     let at = |field: &Option<prost_types::Timestamp>| {
         time::read(field.as_ref())
             .map(|at| format!("{} ({})", time::relative(at, now), time::local(at)))
@@ -47,7 +47,7 @@ pub(crate) fn words(explanation: &TaskExplanation, now: Timestamp) -> String {
     line("phase", phase_name(explanation.phase()).to_owned());
     line("since", at(&explanation.since).unwrap_or_default());
     line("deadline", at(&explanation.deadline).unwrap_or_else(|| "none".to_owned()));
-    line("looks again", at(&explanation.next_wake).unwrap_or_else(|| "not by itself".to_owned()));
+    line("next wake", at(&explanation.next_wake).unwrap_or_else(|| "none".to_owned()));
     line("released by", explanation.released_by.clone());
     if let Some(error) = &explanation.last_error {
         line("last error", format!("{}: {}", error.code, error.message));
@@ -66,23 +66,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_explanation_reads_as_a_sentence_and_its_facts() {
+    fn explanation_is_one_sentence_and_its_fields() {
         let now = Timestamp::from_second(1_000_000).unwrap();
         let explanation = TaskExplanation {
             phase: TaskPhase::AwaitInput.into(),
             waiting_for: "a message from a person.".to_owned(),
-            released_by: "anybody who sends one".to_owned(),
+            released_by: "a message".to_owned(),
             step_id: "step_1".to_owned(),
             attempt: 2,
             ..TaskExplanation::default()
         };
         assert_eq!(
-            words(&explanation, now),
-            "The task waits for a message from a person.\n  phase        await input\n  deadline     none\n  looks again  \
-             not by itself\n  released by  anybody who sends one\n  step         step_1, attempt 2\n"
+            describe(&explanation, now),
+            "The task waits for a message from a person.\n  phase        await input\n  deadline     none\n  next wake    \
+             none\n  released by  a message\n  step         step_1, attempt 2\n"
         );
         let since = Some(time::write(Timestamp::from_second(999_400).unwrap()));
-        let words = words(&TaskExplanation { since, ..explanation }, now);
-        assert!(words.contains("  since        10m ago (19"), "{words}");
+        let text = describe(&TaskExplanation { since, ..explanation }, now);
+        assert!(text.contains("  since        10m ago (19"), "{text}");
     }
 }

@@ -1,18 +1,18 @@
-//! Text as it may reach a terminal, and cut to fit.
+//! Makes text safe for a terminal, and clips it to a width.
 
 use unicode_width::UnicodeWidthChar as _;
 
-/// The text without what would steer a terminal or reorder what is read: models and tools write
-/// what they like. Line breaks and tabs stay.
+/// The text without characters that control a terminal or reorder text: models and tools write
+/// arbitrary text. Line breaks and tabs stay.
 pub(crate) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
             '\n' | '\t' => safe.push(c),
-            // A carriage return would overwrite the line; before a line break it says nothing.
+            // A carriage return would overwrite the line; before a line break it is redundant.
             '\r' => {}
-            // What makes text look like something else is shown instead: somebody may be deciding
-            // about it.
+            // Bidirectional controls are shown escaped: they make text look like something else,
+            // and a person may be approving it.
             '\u{200E}'
             | '\u{200F}'
             | '\u{061C}'
@@ -33,7 +33,7 @@ pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// At most `width` columns; what is cut is shown by `…`.
+/// The text in at most `width` columns; `…` marks a cut.
 pub(crate) fn clip(text: &str, width: usize) -> String {
     if columns(text) <= width {
         return text.to_owned();
@@ -51,7 +51,7 @@ pub(crate) fn clip(text: &str, width: usize) -> String {
     clipped
 }
 
-/// How many columns the text takes on a terminal.
+/// The columns that the text takes on a terminal.
 pub(crate) fn columns(text: &str) -> usize {
     text.chars().map(|c| c.width().unwrap_or(0)).sum()
 }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_steers_a_terminal_gets_through() {
+    fn terminal_controls_are_removed_or_escaped() {
         assert_eq!(
             printable("a\x1b[2Jb\r\nc\td\u{9b}e\u{202E}f"),
             "a\u{FFFD}[2Jb\nc\td\u{FFFD}e\\u{202e}f"
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_grouped() {
+    fn numbers_are_grouped_by_thousands() {
         assert_eq!(
             [0_i64, 999, 1000, -1_234_567].map(thousands),
             ["0", "999", "1,000", "-1,234,567"]

@@ -18,7 +18,7 @@ use construct_tests::{
 use crate::load::{BUDGET_EXHAUSTED, EFFECTS, Job, Kind};
 
 /// The prefixes of the errors of messages that their users withdrew, by a cancel or a rewind.
-const WITHDRAWN: [&str; 2] = ["cancelled", "the conversation was taken back"];
+const WITHDRAWN: [&str; 2] = ["cancelled", "the conversation was rewound"];
 
 /// Why a message may fail when a dependency is away for longer than the retries last. Work that was
 /// abandoned because workers died is the only failure of our own; any other is a defect.

@@ -349,8 +349,8 @@ async fn publish_false_departures(bus: Bus, length: Duration) {
             beat = beats.next() => {
                 let Some(beat) = beat else { return };
                 let address = subject::ReconcilerHeartbeat { instance: beat.instance.clone() };
-                if !beat.leaves {
-                    let _ = bus.publish_beat(&address, &ReconcilerHeartbeat { leaves: true, ..beat }).await;
+                if !beat.leaving {
+                    let _ = bus.publish_beat(&address, &ReconcilerHeartbeat { leaving: true, ..beat }).await;
                 }
             }
         }

@@ -175,7 +175,7 @@ async fn rejected_call_throws_in_script_and_script_continues() {
     let mesh = Mesh::start().await.unwrap();
     let asking = AwaitingApproval::start(&mesh, &SCRIPT).await;
     let rejected =
-        ["approval", "reject", &asking.approval, "--words", "use the vault", "-o", "json"];
+        ["approval", "reject", &asking.approval, "--comment", "use the vault", "-o", "json"];
     construct(&mesh, &rejected).await;
     let told = asking.result().await;
     assert!(told.contains("ApprovalRejected: ") && told.contains("use the vault"), "{told}");

@@ -282,7 +282,7 @@ async fn tap_prints_messages_of_the_mesh() {
     let nats = format!("nats://127.0.0.1:{port}");
     let away = construct(&mesh, &["tap", "--nats", &nats], "").await;
     assert_eq!(away.code(), 3, "{away:?}");
-    assert!(away.errors.contains("--nats or CONSTRUCT_NATS_URL says where NATS is"), "{away:?}");
+    assert!(away.errors.contains("set the address of NATS with --nats or CONSTRUCT_NATS_URL"), "{away:?}");
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ async fn fill(conversation: &Conversation) -> v1::TaskStatus {
         let status = conversation.ask(&text_of_tokens(2_000)).await.status.unwrap();
         assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
         assert!(
-            status.context_tokens > 0 && status.context_tokens < status.context_room,
+            status.context_tokens > 0 && status.context_tokens < status.context_limit,
             "{status:?}"
         );
         if status.compacted_through > 0 {
@@ -161,7 +161,7 @@ async fn compaction_survives_worker_crashes_and_is_explained() {
     let status = conversation.wait_until_idle().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
     assert!(
-        status.compacted_through > 0 && status.context_tokens < status.context_room,
+        status.compacted_through > 0 && status.context_tokens < status.context_limit,
         "{status:?}"
     );
     let told = compactions(&recorder.wait_for_sequence(status.event_sequence).await);

@@ -252,7 +252,7 @@ async fn conversation_is_rewound_edited_and_forked() {
     let aside =
         whole.messages.iter().filter(|message| status(message).superseded_at.is_some()).count();
     assert_eq!(aside, whole.messages.len() - 4, "{}", whole.show());
-    assert!(errors(&whole)[3].contains("taken back"), "{}", whole.show());
+    assert!(errors(&whole)[3].contains("rewound"), "{}", whole.show());
 
     // Rewound to the beginning, and continued.
     let first = user_message(&whole, "one").clone();

@@ -200,7 +200,7 @@ async fn services_wait_for_reconciler_to_create_streams() {
         let (code, words) =
             mesh.readiness(Service::Gateway).await.map_err(|error| format!("{error:#}"))?;
         let log = mesh.log(Service::Gateway);
-        if code == 503 && log.contains("the reconciler makes it") {
+        if code == 503 && log.contains("the reconciler creates it") {
             Ok(())
         } else {
             Err(format!("{code} {words}\n{log}"))
@@ -227,7 +227,7 @@ async fn streams_stuck_after_full_disk_are_reported() {
     conversation.send("meanwhile").await.unwrap();
     until("the reconciler to report stuck streams", TURN_TIMEOUT, async || {
         match mesh.readiness(Service::Reconciler).await {
-            Ok((503, words)) if words.contains("although there is a connection") => Ok(()),
+            Ok((503, words)) if words.contains("despite a connection") => Ok(()),
             other => Err(format!("{other:?}")),
         }
     })

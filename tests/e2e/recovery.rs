@@ -407,7 +407,7 @@ async fn turn_with_undecodable_command_fails_at_once_with_reason() {
     assert_eq!(status.last_outcome(), TurnOutcome::Failed);
     let error = status.last_error.unwrap();
     assert_eq!(error.code, "INTERNAL");
-    assert!(error.message.contains("could not read its command"), "{}", error.message);
+    assert!(error.message.contains("could not read the command"), "{}", error.message);
     let letter = wait_for_dead_letters(&mesh, 1).await.remove(0);
     assert_eq!(
         (letter.message_type.as_str(), letter.redrivable),

@@ -50,7 +50,7 @@ impl Beats {
             let _bus = bus;
             while let Some(beat) = beats.next().await {
                 let mut heard = heard.lock().unwrap();
-                if beat.leaves {
+                if beat.leaving {
                     heard.remove(&beat.instance);
                 } else {
                     heard.insert(beat.instance.clone(), (Instant::now(), beat));
@@ -174,7 +174,7 @@ async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
         loop {
             for beat in &processes {
                 let address = subject::ReconcilerHeartbeat { instance: beat.instance.clone() };
-                let lie = ReconcilerHeartbeat { leaves: true, ..beat.clone() };
+                let lie = ReconcilerHeartbeat { leaving: true, ..beat.clone() };
                 bus.publish_beat(&address, &lie).await.unwrap();
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -545,7 +545,7 @@ mod nightly {
         }
         // Nothing prevented it.
         assert!(
-            !mesh.log(Service::Reconciler).contains("takes part again"),
+            !mesh.log(Service::Reconciler).contains("participates again"),
             "{}",
             mesh.log(Service::Reconciler)
         );

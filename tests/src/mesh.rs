@@ -38,7 +38,7 @@ const FIRST_PORT: u16 = 12_000;
 const STOP_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// What a service logs when NATS denies it a permission.
-const REFUSED_BY_NATS: &str = "NATS does not allow this to us";
+const REFUSED_BY_NATS: &str = "NATS denies this";
 
 /// One of the services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

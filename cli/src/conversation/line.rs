@@ -1,12 +1,12 @@
-//! The line a person types. Pure: keys in, text and wishes out.
+//! The input line of a conversation. Pure: keys in, text and actions out.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use unicode_width::UnicodeWidthChar as _;
 
-/// What a person wants, beyond changing the line.
+/// An action of the user, beyond editing the line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Wish {
-    Say(String),
+pub(super) enum Action {
+    Send(String),
     /// Esc.
     Suspend,
     /// Tab.
@@ -19,20 +19,20 @@ pub(super) enum Wish {
     Redraw,
 }
 
-/// The line being typed, and those before it.
+/// The edited line, and the earlier lines.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct InputLine {
     text: Vec<char>,
-    /// Before which character the cursor stands.
+    /// The index of the character after the cursor.
     cursor: usize,
     history: Vec<Vec<char>>,
-    /// Which line of the history is shown, counted from its end; 0 is the new one.
+    /// The shown line of the history, counted from its end; 0 is the new line.
     back: usize,
-    /// The new line, while one of the history is shown.
+    /// The new line, while a line of the history is shown.
     draft: Vec<char>,
 }
 
-impl Line {
+impl InputLine {
     pub(super) fn is_empty(&self) -> bool {
         self.text.is_empty()
     }
@@ -42,12 +42,12 @@ impl Line {
         self.back = 0;
     }
 
-    /// Puts back what could not be sent.
+    /// Restores a text that could not be sent.
     pub(super) fn restore(&mut self, text: &str) {
         self.set(text.chars().collect());
     }
 
-    /// Inserts text, as from the clipboard.
+    /// Inserts text, for example from the clipboard.
     pub(super) fn insert(&mut self, text: &str) {
         for c in text
             .replace("\r\n", "\n")
@@ -60,8 +60,8 @@ impl Line {
         }
     }
 
-    /// A key was pressed.
-    pub(super) fn key(&mut self, key: KeyEvent) -> Option<Wish> {
+    /// Handles a key press.
+    pub(super) fn key(&mut self, key: KeyEvent) -> Option<Action> {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return self.control(key.code);
         }
@@ -70,8 +70,8 @@ impl Line {
                 self.insert("\n")
             }
             KeyCode::Enter => return Some(self.submit()),
-            KeyCode::Esc => return Some(Wish::Suspend),
-            KeyCode::Tab => return Some(Wish::NextAgent),
+            KeyCode::Esc => return Some(Action::Suspend),
+            KeyCode::Tab => return Some(Action::NextAgent),
             KeyCode::Char('b') if key.modifiers.contains(KeyModifiers::ALT) => {
                 self.cursor = self.word_before()
             }
@@ -95,10 +95,10 @@ impl Line {
         None
     }
 
-    /// What is seen of the line in so many columns, and in which of them the cursor stands.
+    /// The visible part of the line in `width` columns, and the column of the cursor.
     pub(super) fn view(&self, width: usize) -> (String, usize) {
         let width = width.max(2);
-        let shown = |c: char| {
+        let visible = |c: char| {
             if c == '\n' {
                 '⏎'
             } else if c.is_control() {
@@ -107,8 +107,8 @@ impl Line {
                 c
             }
         };
-        let wide = |c: char| shown(c).width().unwrap_or(0);
-        // Enough of what stands before the cursor that it is still in view.
+        let wide = |c: char| visible(c).width().unwrap_or(0);
+        // As many characters before the cursor as fit.
         let mut start = self.cursor;
         let mut before = 0;
         while start > 0 && before + wide(self.text[start - 1]) < width {
@@ -122,17 +122,17 @@ impl Line {
             if used >= width && view.chars().count() >= self.cursor - start {
                 break;
             }
-            view.push(shown(c));
+            view.push(visible(c));
         }
         (view, before)
     }
 
-    fn control(&mut self, code: KeyCode) -> Option<Wish> {
+    fn control(&mut self, code: KeyCode) -> Option<Action> {
         match code {
-            KeyCode::Char('c') => return Some(Wish::Interrupt),
-            KeyCode::Char('d') if self.text.is_empty() => return Some(Wish::Leave),
+            KeyCode::Char('c') => return Some(Action::Interrupt),
+            KeyCode::Char('d') if self.text.is_empty() => return Some(Action::Leave),
             KeyCode::Char('d') => self.cut(self.cursor, self.cursor + 1),
-            KeyCode::Char('l') => return Some(Wish::Redraw),
+            KeyCode::Char('l') => return Some(Action::Redraw),
             KeyCode::Char('j') => self.insert("\n"),
             KeyCode::Char('a') => self.cursor = 0,
             KeyCode::Char('e') => self.cursor = self.text.len(),
@@ -149,13 +149,13 @@ impl Line {
         None
     }
 
-    fn submit(&mut self) -> Wish {
+    fn submit(&mut self) -> Action {
         let text = std::mem::take(&mut self.text);
         if !text.is_empty() && self.history.last() != Some(&text) {
             self.history.push(text.clone());
         }
         self.clear();
-        Wish::Say(text.into_iter().collect())
+        Action::Send(text.into_iter().collect())
     }
 
     fn recall(&mut self, back: usize) {
@@ -204,22 +204,22 @@ impl Line {
 mod tests {
     use super::*;
 
-    fn press(line: &mut Line, code: KeyCode) -> Option<Wish> {
+    fn press(line: &mut InputLine, code: KeyCode) -> Option<Action> {
         line.key(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
-    fn control(line: &mut Line, c: char) -> Option<Wish> {
+    fn control(line: &mut InputLine, c: char) -> Option<Action> {
         line.key(KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL))
     }
 
-    fn typed(text: &str) -> Line {
-        let mut line = Line::default();
+    fn typed(text: &str) -> InputLine {
+        let mut line = InputLine::default();
         line.insert(text);
         line
     }
 
     #[test]
-    fn a_line_is_edited_and_said() {
+    fn line_is_edited_and_sent() {
         let mut line = typed("helo wrld");
         for _ in 0..6 {
             press(&mut line, KeyCode::Left);
@@ -228,12 +228,12 @@ mod tests {
         control(&mut line, 'e');
         control(&mut line, 'w');
         line.insert("world\r\n\x1b!");
-        assert_eq!(press(&mut line, KeyCode::Enter), Some(Wish::Say("hello world\n!".to_owned())));
+        assert_eq!(press(&mut line, KeyCode::Enter), Some(Action::Send("hello world\n!".to_owned())));
         assert!(line.is_empty());
     }
 
     #[test]
-    fn earlier_lines_are_recalled_and_the_new_one_kept() {
+    fn history_is_recalled_and_draft_is_preserved() {
         let mut line = typed("one");
         press(&mut line, KeyCode::Enter);
         line.insert("two");
@@ -249,18 +249,18 @@ mod tests {
     }
 
     #[test]
-    fn keys_mean_what_help_says() {
+    fn keys_trigger_documented_actions() {
         let mut line = typed("x");
-        assert_eq!(press(&mut line, KeyCode::Esc), Some(Wish::Suspend));
-        assert_eq!(press(&mut line, KeyCode::Tab), Some(Wish::NextAgent));
-        assert_eq!(control(&mut line, 'c'), Some(Wish::Interrupt));
+        assert_eq!(press(&mut line, KeyCode::Esc), Some(Action::Suspend));
+        assert_eq!(press(&mut line, KeyCode::Tab), Some(Action::NextAgent));
+        assert_eq!(control(&mut line, 'c'), Some(Action::Interrupt));
         assert_eq!(control(&mut line, 'd'), None);
         control(&mut line, 'u');
-        assert_eq!(control(&mut line, 'd'), Some(Wish::Leave));
+        assert_eq!(control(&mut line, 'd'), Some(Action::Leave));
     }
 
     #[test]
-    fn the_cursor_is_always_in_view() {
+    fn cursor_is_always_visible() {
         let mut line = typed("0123456789");
         assert_eq!(line.view(6), ("56789".to_owned(), 5));
         control(&mut line, 'a');

@@ -1,33 +1,33 @@
-//! A conversation with a program: each line of standard input is a message, and is answered before
-//! the next is read.
+//! A conversation with a program: each line of standard input is a message. It is answered before
+//! the next line is read.
 
 use std::{io, thread};
 
 use construct_proto::v1::{TaskPhase, TurnOutcome, event::Payload};
 use tokio::{sync::mpsc, time::Instant};
 
-use super::talk::{DELETED, Mode, Talk};
+use super::chat::{Chat, DELETED, Mode};
 use crate::{
     console::{Color, Console, Sink as _, Style},
-    exec::{LAST_WORDS, interrupts, watch::is_dropped},
+    event_follower::{StreamUpdate, is_last},
+    exec::{CANCEL_GRACE_PERIOD, interrupts, watch::is_dropped},
     failure::{Exit, Failure},
-    follow::{News, is_last},
     render::{Options, Renderer, note},
 };
 
 /// # Errors
 /// When the gateway refuses or stays away.
-pub(super) async fn run(mut talk: Talk, color: Color) -> Result<Exit, Failure> {
+pub(super) async fn run(mut chat: Chat, color: Color) -> Result<Exit, Failure> {
     let mut console = Console::standard(color);
     let live = console.is_live();
-    let mut renderer = Renderer::new(Options { live, people: true, entities: false });
-    // A program is given answers to what it says, not the history.
-    while talk.is_catching_up() {
-        talk.news().await?;
+    let mut renderer = Renderer::new(Options { live, user_messages: true, entities: false });
+    // A program gets the answers to its messages, not the history.
+    while chat.is_catching_up() {
+        chat.next_update().await?;
     }
-    if talk.mode() == Mode::Suspended {
+    if chat.mode() == Mode::Suspended {
         return Err(Failure::new(Exit::Suspended, "the task is suspended")
-            .hint(format!("resume it first: construct task resume {}", talk.task())));
+            .hint(format!("resume it first: construct task resume {}", chat.task())));
     }
     let mut exit = Exit::Completed;
     let mut interrupts = interrupts()?;
@@ -46,32 +46,32 @@ pub(super) async fn run(mut talk: Talk, color: Color) -> Result<Exit, Failure> {
         if line.trim().is_empty() {
             continue;
         }
-        let message = talk.say(line).await?;
-        exit = Box::pin(answer(&mut talk, &message, &mut renderer, &mut console, &mut interrupts))
+        let message = chat.send(line).await?;
+        exit = Box::pin(answer(&mut chat, &message, &mut renderer, &mut console, &mut interrupts))
             .await?;
         if matches!(exit, Exit::Suspended | Exit::Interrupted) {
             break;
         }
     }
-    if !talk.task().is_empty() {
-        note(&format!("· go on with: construct resume {}", talk.task()), &mut console)?;
+    if !chat.task().is_empty() {
+        note(&format!("· continue with: construct resume {}", chat.task()), &mut console)?;
     }
     Ok(exit)
 }
 
-/// Shows how the message is answered. An interrupt cancels the turn, and a second one, or a turn
-/// that does not end by that, leaves it.
+/// Prints the answer to the message. An interrupt cancels the turn. A second one, or the end of the
+/// grace period, abandons it.
 async fn answer(
-    talk: &mut Talk,
+    chat: &mut Chat,
     message: &str,
     renderer: &mut Renderer,
     console: &mut Console,
     interrupts: &mut mpsc::Receiver<()>,
 ) -> Result<Exit, Failure> {
-    let mut leave_at: Option<Instant> = None;
+    let mut exit_at: Option<Instant> = None;
     loop {
         let due = async {
-            match leave_at {
+            match exit_at {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
             }
@@ -79,41 +79,41 @@ async fn answer(
         tokio::select! {
             biased;
             Some(()) = interrupts.recv() => {
-                if leave_at.is_some() {
+                if exit_at.is_some() {
                     return Ok(Exit::Interrupted);
                 }
-                leave_at = Some(Instant::now() + LAST_WORDS);
-                console.line(&[(Style::Bad, "■ interrupted by the user; cancelling")])?;
-                talk.cancel().await?;
+                exit_at = Some(Instant::now() + CANCEL_GRACE_PERIOD);
+                console.line(&[(Style::Bad, "■ interrupted by the user; canceling")])?;
+                chat.cancel().await?;
             }
             () = due => return Ok(Exit::Interrupted),
-            news = talk.news() => {
-                let news = news?;
-                let ended = ended(&news, message);
-                let deleted = matches!(&news, News::Event(event) if is_last(event));
-                show(news, renderer, console)?;
+            update = chat.next_update() => {
+                let update = update?;
+                let ended = turn_end(&update, message);
+                let deleted = matches!(&update, StreamUpdate::Event(event) if is_last(event));
+                show(update, renderer, console)?;
                 if deleted {
                     return Err(Failure::failed(DELETED));
                 }
                 if let Some(exit) = ended {
-                    return Ok(if leave_at.is_some() { Exit::Interrupted } else { exit });
+                    return Ok(if exit_at.is_some() { Exit::Interrupted } else { exit });
                 }
             }
         }
     }
 }
 
-fn show(news: News, renderer: &mut Renderer, console: &mut Console) -> io::Result<()> {
-    match news {
-        News::Event(event) => renderer.event(&event, console),
-        News::Lost(why) => note(&format!("· {why}; reconnecting"), console),
-        News::Back => note("· connected again", console),
+fn show(update: StreamUpdate, renderer: &mut Renderer, console: &mut Console) -> io::Result<()> {
+    match update {
+        StreamUpdate::Event(event) => renderer.event(&event, console),
+        StreamUpdate::Disconnected(reason) => note(&format!("· {reason}; reconnecting"), console),
+        StreamUpdate::Reconnected => note("· reconnected", console),
     }
 }
 
-/// How the turn of the message ended, if it did.
-fn ended(news: &News, message: &str) -> Option<Exit> {
-    let News::Event(event) = news else { return None };
+/// The exit code of the message's turn, if the update ends it.
+fn turn_end(update: &StreamUpdate, message: &str) -> Option<Exit> {
+    let StreamUpdate::Event(event) = update else { return None };
     match &event.payload {
         Some(Payload::TurnCompleted(turn)) if turn.message_id == message => {
             Some(match turn.outcome() {
@@ -126,8 +126,8 @@ fn ended(news: &News, message: &str) -> Option<Exit> {
         Some(Payload::Message(changed))
             if event.r#type == "message.updated" && is_dropped(changed) =>
         {
-            let ours = changed.metadata.as_ref().is_some_and(|metadata| metadata.id == message);
-            ours.then_some(Exit::Cancelled)
+            let matches = changed.metadata.as_ref().is_some_and(|metadata| metadata.id == message);
+            matches.then_some(Exit::Cancelled)
         }
         Some(Payload::Deleted(deleted)) if deleted.id == message => Some(Exit::Cancelled),
         Some(Payload::PhaseChanged(changed)) if changed.phase() == TaskPhase::Suspended => {
@@ -137,7 +137,7 @@ fn ended(news: &News, message: &str) -> Option<Exit> {
     }
 }
 
-/// The lines of standard input, read one at a time by a thread that nothing else waits for.
+/// The lines of standard input, read one at a time by a detached thread.
 fn lines() -> mpsc::Receiver<String> {
     let (send, receive) = mpsc::channel(1);
     thread::spawn(move || {

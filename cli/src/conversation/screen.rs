@@ -1,4 +1,4 @@
-//! A terminal in raw mode: output flows, and below it stands one line that a person types in.
+//! A terminal in raw mode: scrolling output with one input line below it.
 
 use std::io::{self, Write};
 
@@ -13,17 +13,17 @@ use crate::{
     words::{columns, printable},
 };
 
-/// What stands between these is drawn at once by terminals that know them, and others ignore them.
-/// Standard output is written line by line, so that one change takes several writes, between which
-/// the prompt would be seen to come and go.
-const FRAME: (&str, &str) = ("\x1b[?2026h", "\x1b[?2026l");
+/// Start and end of a synchronized update: the terminal draws it at once, or ignores the sequences.
+/// Standard output is line-buffered, so one change takes several writes. Without this the prompt
+/// would flicker.
+const SYNCHRONIZED_UPDATE: (&str, &str) = ("\x1b[?2026h", "\x1b[?2026l");
 
-/// The terminal as it was found is given back when this is dropped.
+/// Raw mode; dropping it restores the terminal.
 pub(super) struct RawMode;
 
 impl RawMode {
     /// # Errors
-    /// When the terminal can't do it.
+    /// When the terminal refuses.
     pub(super) fn enter() -> io::Result<Self> {
         terminal::enable_raw_mode()?;
         let raw = Self;
@@ -34,35 +34,35 @@ impl RawMode {
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        // There is nobody left to tell if that fails.
+        // A failure cannot be reported any more.
         let _ = execute!(io::stdout(), DisableBracketedPaste);
         let _ = terminal::disable_raw_mode();
     }
 }
 
-/// What is on the screen.
+/// The state of the screen.
 pub(super) struct Screen {
-    to: Box<dyn Write + Send>,
+    writer: Box<dyn Write + Send>,
     color: bool,
     width: usize,
-    /// Written out with the prompt, so that nothing flickers.
+    /// Output that is written together with the next prompt, against flicker.
     pending: String,
-    /// Where the output's last line ends; 0 when it is complete.
+    /// The column where the last line of output ends; 0 when the line is complete.
     column: usize,
-    prompted: bool,
-    /// The channel whose line is open.
+    prompt_shown: bool,
+    /// The channel of the open line.
     open: Option<Channel>,
 }
 
 impl Screen {
-    pub(super) fn new(to: Box<dyn Write + Send>, color: bool, width: usize) -> Self {
+    pub(super) fn new(writer: Box<dyn Write + Send>, color: bool, width: usize) -> Self {
         Self {
-            to,
+            writer,
             color,
             width: width.max(20),
             pending: String::new(),
             column: 0,
-            prompted: false,
+            prompt_shown: false,
             open: None,
         }
     }
@@ -71,8 +71,8 @@ impl Screen {
         self.width = width.max(20);
     }
 
-    /// Shows all output, and below it the line: `label`, then what `view` gives for the columns
-    /// that are left.
+    /// Writes all output, and below it the prompt: `label`, then the line that `view` returns for the
+    /// remaining columns.
     ///
     /// # Errors
     /// When the terminal is gone.
@@ -94,41 +94,41 @@ impl Screen {
             style.paint(&label, self.color),
             used + cursor
         ));
-        self.prompted = true;
-        self.show()
+        self.prompt_shown = true;
+        self.flush_frame()
     }
 
-    /// Shows all output, and takes the prompt away.
+    /// Writes all output, and removes the prompt.
     ///
     /// # Errors
     /// When the terminal is gone.
     pub(super) fn close(&mut self) -> io::Result<()> {
         self.erase_prompt();
         self.end_line()?;
-        self.show()
+        self.flush_frame()
     }
 
-    /// Empties the terminal; the prompt comes back with the next [`Screen::prompt`].
+    /// Clears the terminal. The next [`Screen::prompt`] shows the prompt again.
     pub(super) fn clear(&mut self) {
         self.pending.push_str("\x1b[2J\x1b[H");
-        (self.column, self.prompted, self.open) = (0, false, None);
+        (self.column, self.prompt_shown, self.open) = (0, false, None);
     }
 
-    fn show(&mut self) -> io::Result<()> {
+    fn flush_frame(&mut self) -> io::Result<()> {
         let pending = std::mem::take(&mut self.pending);
-        let (begin, end) = FRAME;
-        self.to.write_all(format!("{begin}{pending}{end}").as_bytes())?;
-        self.to.flush()
+        let (start, end) = SYNCHRONIZED_UPDATE;
+        self.writer.write_all(format!("{start}{pending}{end}").as_bytes())?;
+        self.writer.flush()
     }
 
-    /// Takes the prompt away and goes back to where the output ends.
+    /// Removes the prompt, and moves the cursor to the end of the output.
     fn erase_prompt(&mut self) {
-        if !std::mem::take(&mut self.prompted) {
+        if !std::mem::take(&mut self.prompt_shown) {
             return;
         }
         self.pending.push_str("\r\x1b[K");
         if self.column >= self.width {
-            // The line was full: what follows begins where the prompt stood.
+            // The line was full: output continues in the line of the prompt.
             self.column = 0;
         } else if self.column > 0 {
             self.pending.push_str(&format!("\x1b[A\x1b[{}C", self.column));
@@ -145,9 +145,9 @@ impl Sink for Screen {
         if self.open.is_some_and(|open| open != channel) {
             self.end_line()?;
         }
-        // Tabs move by what the terminal thinks; spaces by what we think.
-        let shown = printable(text).replace('\t', "    ");
-        for (index, line) in shown.split('\n').enumerate() {
+        // The width of a tab depends on the terminal.
+        let output = printable(text).replace('\t', "    ");
+        for (index, line) in output.split('\n').enumerate() {
             if index > 0 {
                 self.pending.push_str("\r\n");
                 self.column = 0;
@@ -155,7 +155,7 @@ impl Sink for Screen {
             self.pending.push_str(&style.paint(line, self.color));
             for c in line.chars() {
                 let wide = c.width().unwrap_or(0);
-                // A full line goes on in the next one.
+                // A full line wraps.
                 self.column =
                     if self.column + wide > self.width { wide } else { self.column + wide };
             }
@@ -182,16 +182,16 @@ impl Sink for Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::tests::Paper;
+    use crate::console::tests::SharedBuffer;
 
-    fn screen() -> (Screen, Paper) {
-        let paper = Paper::default();
-        (Screen::new(Box::new(paper.clone()), false, 20), paper)
+    fn screen() -> (Screen, SharedBuffer) {
+        let buffer = SharedBuffer::default();
+        (Screen::new(Box::new(buffer.clone()), false, 20), buffer)
     }
 
-    /// What was written, without the marks around each change.
-    fn written(paper: &Paper) -> String {
-        paper.text().replace(FRAME.0, "").replace(FRAME.1, "")
+    /// The output without the sequences around each update.
+    fn written(buffer: &SharedBuffer) -> String {
+        buffer.text().replace(SYNCHRONIZED_UPDATE.0, "").replace(SYNCHRONIZED_UPDATE.1, "")
     }
 
     fn prompt(screen: &mut Screen) {
@@ -199,22 +199,22 @@ mod tests {
     }
 
     #[test]
-    fn open_lines_go_on_where_they_ended_above_the_prompt() {
-        let (mut screen, paper) = screen();
+    fn open_line_continues_above_the_prompt() {
+        let (mut screen, buffer) = screen();
         screen.text(Channel::Answer, Style::Plain, "one\ntwo").unwrap();
         prompt(&mut screen);
         screen.text(Channel::Answer, Style::Plain, " three").unwrap();
         prompt(&mut screen);
         screen.close().unwrap();
-        let frames = paper.text();
+        let frames = buffer.text();
         assert_eq!(
-            (frames.matches(FRAME.0).count(), frames.matches(FRAME.1).count()),
+            (frames.matches(SYNCHRONIZED_UPDATE.0).count(), frames.matches(SYNCHRONIZED_UPDATE.1).count()),
             (3, 3),
-            "each change is one frame"
+            "each change is one update"
         );
         let prompt = "\r\na ❯ hi\r\x1b[6C";
         assert_eq!(
-            written(&paper),
+            written(&buffer),
             format!(
                 "one\r\ntwo{prompt}\r\x1b[K\x1b[A\x1b[3C three{prompt}\r\x1b[K\x1b[A\x1b[9C\r\n"
             )
@@ -222,12 +222,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_line_goes_on_in_the_next() {
-        let (mut screen, paper) = screen();
+    fn full_line_wraps() {
+        let (mut screen, buffer) = screen();
         screen.text(Channel::Answer, Style::Plain, &"x".repeat(20)).unwrap();
         prompt(&mut screen);
         screen.text(Channel::Answer, Style::Plain, "y").unwrap();
         screen.close().unwrap();
-        assert_eq!(written(&paper), format!("{}\r\na ❯ hi\r\x1b[6C\r\x1b[Ky\r\n", "x".repeat(20)));
+        assert_eq!(written(&buffer), format!("{}\r\na ❯ hi\r\x1b[6C\r\x1b[Ky\r\n", "x".repeat(20)));
     }
 }

@@ -1,4 +1,4 @@
-//! A conversation without its looks: what is said to the gateway, and what comes back.
+//! A conversation without its presentation: requests to the gateway, and updates from it.
 
 use std::time::Duration;
 
@@ -11,110 +11,110 @@ use construct_proto::v1::{
 use jiff::Timestamp;
 
 use crate::{
-    attach, exec,
+    attach,
+    event_follower::{EventFollower, StreamUpdate},
+    exec, explain,
     failure::Failure,
-    follow::{Follow, News},
     gateway::{Gateway, call, idempotency_key},
-    tally::Tally,
-    why,
+    totals::Totals,
 };
 
-/// How long a conversation waits for a gateway that went away. A person sees it and can leave.
-const PATIENCE: Duration = Duration::from_secs(3600);
-/// How long a message is tried to be sent while the person waits.
-const SEND: Duration = Duration::from_secs(5);
+/// How long a conversation tries to reconnect. The user sees it and can leave.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How long to retry requests while the user waits.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is said when there is nothing left to talk to.
+/// The error when the task was deleted.
 pub(super) const DELETED: &str = "the task was deleted";
 
-/// What the task does.
+/// The state of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     Idle,
     Running,
-    /// A script waits for a person's approval.
-    Asking,
+    /// A script waits for an approval.
+    AwaitingApproval,
     Suspended,
 }
 
 impl Mode {
-    fn of(phase: TaskPhase) -> Self {
+    fn for_phase(phase: TaskPhase) -> Self {
         match phase {
             TaskPhase::InvokeModel | TaskPhase::ExecuteTools | TaskPhase::AwaitSubtasks => {
                 Self::Running
             }
-            TaskPhase::AwaitApproval => Self::Asking,
+            TaskPhase::AwaitApproval => Self::AwaitingApproval,
             TaskPhase::Suspended => Self::Suspended,
             TaskPhase::AwaitInput | TaskPhase::Unspecified => Self::Idle,
         }
     }
 }
 
-/// One conversation. Its task is made with the first message, so that nobody who only looks leaves
-/// one behind.
+/// One conversation. The first message creates its task, so that opening a conversation leaves no
+/// empty task behind.
 #[derive(Debug)]
-pub(super) struct Talk {
+pub(super) struct Chat {
     gateway: Gateway,
     agents: Vec<String>,
-    /// Who answers the next message.
+    /// The agent that answers the next message.
     agent: String,
     workspace: String,
-    /// Shown with the first message.
+    /// The attachments of the first message.
     attached: Vec<Block>,
     task: Option<Task>,
-    follow: Option<Follow>,
+    follower: Option<EventFollower>,
     mode: Mode,
-    /// The sequence up to which events are history.
+    /// The sequence number of the last event of the history; 0 once it was received.
     history: u64,
-    /// Approvals that were asked for and not decided, oldest first.
-    asked: Vec<Approval>,
-    /// What could not be said, or was said without our knowing, and its idempotency key: said again
-    /// it is the same message.
-    unsaid: Option<(MessageSpec, String)>,
+    /// Pending approvals, oldest first.
+    approvals: Vec<Approval>,
+    /// A message whose sending failed, perhaps after it was received, and its idempotency key. Sent
+    /// again, it is the same message.
+    unsent: Option<(MessageSpec, String)>,
 }
 
-impl Talk {
+impl Chat {
     pub(super) fn new(
         gateway: Gateway,
         agents: Vec<String>,
         agent: String,
         workspace: String,
     ) -> Self {
-        let (task, follow, mode, history) = (None, None, Mode::Idle, 0);
-        let (attached, asked) = (Vec::new(), Vec::new());
         Self {
             gateway,
             agents,
             agent,
             workspace,
-            attached,
-            task,
-            follow,
-            mode,
-            history,
-            asked,
-            unsaid: None,
+            attached: Vec::new(),
+            task: None,
+            follower: None,
+            mode: Mode::Idle,
+            history: 0,
+            approvals: Vec::new(),
+            unsent: None,
         }
     }
 
-    /// The same, with something that is shown with the first message.
-    pub(super) fn showing(self, attached: Vec<Block>) -> Self {
+    /// Sets the attachments of the first message.
+    pub(super) fn with_attachments(self, attached: Vec<Block>) -> Self {
         Self { attached, ..self }
     }
 
+    /// Opens the conversation of an existing task.
+    ///
     /// # Errors
     /// When the gateway refuses or is away.
-    pub(super) async fn resume(
+    pub(super) async fn open(
         gateway: Gateway,
         agents: Vec<String>,
         task: Task,
     ) -> Result<Self, Failure> {
         let agent = task.spec.as_ref().map(|spec| spec.agent.clone()).unwrap_or_default();
-        let mut talk = Self::new(gateway, agents, agent, String::new());
-        talk.mode = task.status.as_ref().map_or(Mode::Idle, |status| Mode::of(status.phase()));
-        talk.history = task.status.as_ref().map_or(0, |status| status.event_sequence);
-        talk.listen(task).await?;
-        Ok(talk)
+        let mut chat = Self::new(gateway, agents, agent, String::new());
+        chat.mode = task.status.as_ref().map_or(Mode::Idle, |status| Mode::for_phase(status.phase()));
+        chat.history = task.status.as_ref().map_or(0, |status| status.event_sequence);
+        chat.subscribe(task).await?;
+        Ok(chat)
     }
 
     pub(super) fn agent(&self) -> &str {
@@ -133,30 +133,30 @@ impl Talk {
             .map_or("", |metadata| &metadata.id)
     }
 
-    /// Whether the history still comes in.
+    /// Whether the history is still being received.
     pub(super) fn is_catching_up(&self) -> bool {
         self.history > 0
     }
 
-    /// The next news; none ever while there is no task.
+    /// The next update. Pends while there is no task.
     ///
     /// # Errors
     /// When the gateway refuses or stays away.
-    pub(super) async fn news(&mut self) -> Result<News, Failure> {
-        let Some(follow) = &mut self.follow else { return std::future::pending().await };
-        let news = follow.next().await?;
-        if let News::Event(event) = &news {
-            self.note(event);
+    pub(super) async fn next_update(&mut self) -> Result<StreamUpdate, Failure> {
+        let Some(follower) = &mut self.follower else { return std::future::pending().await };
+        let update = follower.next().await?;
+        if let StreamUpdate::Event(event) = &update {
+            self.apply(event);
         }
-        Ok(news)
+        Ok(update)
     }
 
-    /// Says something. Returns the message's id.
+    /// Sends a message. Returns its id.
     ///
     /// # Errors
-    /// When the gateway refuses or is away. It may have heard all the same; the same words said
-    /// next are then the same message.
-    pub(super) async fn say(&mut self, text: String) -> Result<String, Failure> {
+    /// When the gateway refuses or is away. It may have received the message; sending the same text
+    /// next is then the same message.
+    pub(super) async fn send(&mut self, text: String) -> Result<String, Failure> {
         if self.task.is_none() {
             let spec = TaskSpec {
                 agent: self.agent.clone(),
@@ -166,7 +166,7 @@ impl Talk {
             let request =
                 CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key() };
             let task = call(self.gateway.tasks().create_task(request)).await?;
-            self.listen(task).await?;
+            self.subscribe(task).await?;
         }
         let task = self.task().to_owned();
         if self
@@ -184,23 +184,23 @@ impl Talk {
             self.task = Some(call(self.gateway.tasks().update_task(request)).await?);
         }
         let spec = exec::message(&task, attach::message(text, &self.attached));
-        let key = match self.unsaid.take() {
-            Some((unsaid, key)) if unsaid == spec => key,
+        let key = match self.unsent.take() {
+            Some((unsent, key)) if unsent == spec => key,
             _ => idempotency_key(),
         };
-        let (_, key) = self.unsaid.insert((spec.clone(), key));
-        let message = exec::send(&self.gateway, spec, key.clone(), SEND).await?;
-        self.unsaid = None;
+        let (_, key) = self.unsent.insert((spec.clone(), key));
+        let message = exec::send(&self.gateway, spec, key.clone(), SEND_TIMEOUT).await?;
+        self.unsent = None;
         self.attached.clear();
         match self.mode {
-            Mode::Suspended => self.go_on().await?,
-            Mode::Asking => {}
+            Mode::Suspended => self.resume().await?,
+            Mode::AwaitingApproval => {}
             Mode::Idle | Mode::Running => self.mode = Mode::Running,
         }
         Ok(message)
     }
 
-    /// The next agent answers from the next message on.
+    /// Selects the next agent for the next message.
     pub(super) fn next_agent(&mut self) {
         let at = self.agents.iter().position(|agent| *agent == self.agent);
         let next = at.map_or(0, |at| (at + 1) % self.agents.len());
@@ -209,13 +209,13 @@ impl Talk {
         }
     }
 
-    /// This agent answers from the next message on. False when there is none of that name.
+    /// Selects the agent for the next message. Returns false for an unknown name.
     pub(super) fn set_agent(&mut self, name: &str) -> bool {
-        let known = self.agents.iter().any(|agent| agent == name);
-        if known {
+        let exists = self.agents.iter().any(|agent| agent == name);
+        if exists {
             name.clone_into(&mut self.agent);
         }
-        known
+        exists
     }
 
     /// # Errors
@@ -231,40 +231,40 @@ impl Talk {
     ///
     /// # Errors
     /// When the gateway refuses or is away.
-    pub(super) async fn go_on(&mut self) -> Result<(), Failure> {
+    pub(super) async fn resume(&mut self) -> Result<(), Failure> {
         let request =
             ResumeTaskRequest { task: self.task().to_owned(), idempotency_key: idempotency_key() };
         call(self.gateway.tasks().resume_task(request)).await?;
         Ok(())
     }
 
-    /// The call that waits longest for a decision.
-    pub(super) fn asked(&self) -> Option<&Approval> {
-        self.asked.first()
+    /// The oldest pending approval.
+    pub(super) fn pending_approval(&self) -> Option<&Approval> {
+        self.approvals.first()
     }
 
-    /// Decides about the call that waits longest.
+    /// Decides the oldest pending approval.
     ///
     /// # Errors
-    /// When nothing is asked, or the gateway refuses or is away.
+    /// When no approval is pending, or the gateway refuses or is away.
     pub(super) async fn decide(
         &mut self,
         decision: Decision,
-        words: String,
+        comment: String,
     ) -> Result<(), Failure> {
-        let Some(asked) = self.asked() else {
-            return Err(Failure::failed("nothing waits for an approval"));
+        let Some(approval) = self.pending_approval() else {
+            return Err(Failure::failed("no approval is pending"));
         };
         let request = DecideApprovalRequest {
-            approval: asked
+            approval: approval
                 .metadata
                 .as_ref()
                 .map(|metadata| metadata.id.clone())
                 .unwrap_or_default(),
             decision: decision.into(),
-            words,
-            // What was shown is what is decided about.
-            arguments_hash: asked
+            comment,
+            // The decision is about the shown arguments only.
+            arguments_hash: approval
                 .spec
                 .as_ref()
                 .map(|spec| spec.arguments_hash.clone())
@@ -275,64 +275,67 @@ impl Talk {
         Ok(())
     }
 
-    /// Ends the running turn.
+    /// Cancels the running turn.
     ///
     /// # Errors
     /// When the gateway refuses or is away.
     pub(super) async fn cancel(&mut self) -> Result<(), Failure> {
         let request = CancelTaskRequest {
             task: self.task().to_owned(),
-            reason: "cancelled in the conversation".to_owned(),
+            reason: "canceled in the conversation".to_owned(),
             idempotency_key: idempotency_key(),
         };
         call(self.gateway.tasks().cancel_task(request)).await?;
         Ok(())
     }
 
-    /// What the task waits for.
+    /// Explains what the task waits for.
     ///
     /// # Errors
     /// When the gateway refuses or is away.
-    pub(super) async fn why(&self) -> Result<String, Failure> {
+    pub(super) async fn explain(&self) -> Result<String, Failure> {
         if self.task().is_empty() {
-            return Ok("The task begins with your first message.".to_owned());
+            return Ok("The first message creates the task.".to_owned());
         }
         let request = ExplainTaskRequest { task: self.task().to_owned() };
         let explanation = call(self.gateway.tasks().explain_task(request)).await?;
-        Ok(why::words(&explanation, Timestamp::now()))
+        Ok(explain::describe(&explanation, Timestamp::now()))
     }
 
-    /// From the beginning: of a new task that is now, and of an old one it is the history.
-    async fn listen(&mut self, task: Task) -> Result<(), Failure> {
+    /// Subscribes from the beginning: the events of an existing task are its history.
+    async fn subscribe(&mut self, task: Task) -> Result<(), Failure> {
         let id = task.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default();
         let request = SubscribeRequest { task: id, cursor: "0".to_owned(), types: Vec::new() };
-        self.follow = Some(Follow::open(self.gateway.clone(), request, SEND, PATIENCE).await?);
+        let gateway = self.gateway.clone();
+        let follower =
+            EventFollower::open(gateway, request, SEND_TIMEOUT, RECONNECT_TIMEOUT).await?;
+        self.follower = Some(follower);
         self.task = Some(task);
         Ok(())
     }
 
-    fn note(&mut self, event: &Event) {
+    fn apply(&mut self, event: &Event) {
         if event.sequence >= self.history {
             self.history = 0;
         }
         match &event.payload {
-            // Of the history too: what was asked and never decided still waits.
+            // Also from the history: an approval that was not decided is still pending.
             Some(Payload::Approval(approval)) => {
                 let id = |approval: &Approval| {
                     approval.metadata.as_ref().map(|metadata| metadata.id.clone())
                 };
-                self.asked.retain(|asked| id(asked) != id(approval));
+                self.approvals.retain(|pending| id(pending) != id(approval));
                 if approval
                     .status
                     .as_ref()
                     .is_some_and(|status| status.state() == ApprovalState::Pending)
                 {
-                    self.asked.push(approval.clone());
+                    self.approvals.push(approval.clone());
                 }
             }
-            // While the history comes in, the mode is what the task said of itself.
+            // While the history is received, the mode is that of the task's status.
             Some(Payload::PhaseChanged(changed)) if !self.is_catching_up() => {
-                self.mode = Mode::of(changed.phase())
+                self.mode = Mode::for_phase(changed.phase())
             }
             Some(Payload::Task(task)) if !self.is_catching_up() => {
                 let before = self
@@ -340,7 +343,7 @@ impl Talk {
                     .as_ref()
                     .and_then(|task| task.spec.as_ref())
                     .map(|spec| spec.agent.clone());
-                // Somebody else may have switched the agent; a choice made here but not used yet
+                // Another client may have switched the agent. A choice made here but not used yet
                 // stays.
                 if let Some(spec) =
                     task.spec.as_ref().filter(|_| before.as_deref() == Some(self.agent.as_str()))
@@ -354,11 +357,11 @@ impl Talk {
     }
 }
 
-/// What a whole conversation came to, in words; empty when nothing was said.
-pub(super) fn total(tally: &Tally) -> String {
-    if *tally == Tally::default() {
+/// The totals of the whole conversation as text; empty without messages.
+pub(super) fn describe_totals(totals: &Totals) -> String {
+    if *totals == Totals::default() {
         String::new()
     } else {
-        format!("in all {}", crate::render::usage(&tally.usage))
+        format!("total: {}", crate::render::usage(&totals.usage))
     }
 }

@@ -8,67 +8,68 @@ use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
 use super::{
-    line::{Line, Wish},
+    chat::{Chat, DELETED, Mode, describe_totals},
+    input_line::{Action, InputLine},
     screen::{RawMode, Screen},
-    talk::{DELETED, Mode, Talk, total},
 };
 use crate::{
     console::{Color, Sink as _, Style},
+    event_follower::{StreamUpdate, is_last},
     exec::interrupts,
     failure::{Exit, Failure},
-    follow::{News, is_last},
     render::{Options, Renderer, note},
-    tally::Tally,
+    totals::Totals,
     words::one_line,
 };
 
 const HELP: &str = "\
 Enter       send; while a turn runs, the message waits for its end
 Alt-Enter   a new line within the message
-Tab         let another agent answer the next message
-Esc         suspend the running turn; Enter on an empty line, or /resume, goes on
+Tab         select another agent for the next message
+Esc         suspend the running turn; Enter on an empty line, or /resume, resumes it
 Ctrl-C      cancel the running turn; twice: leave
 Ctrl-D      leave
-y or n      approve or reject the call that waits for it; /reject WHY tells the script why
-/agent NAME /approve /cancel /help /quit /reject /resume /suspend /why
-A message that begins with a slash is written with two.";
+y or n      approve or reject the pending call; /reject COMMENT gives the script a reason
+/agent NAME /approve /cancel /explain /help /quit /reject /resume /suspend
+Start a message that begins with a slash with two slashes.";
 
 /// # Errors
 /// When the gateway refuses or stays away, or the terminal is gone.
-pub(super) async fn run(talk: Talk, color: Color) -> Result<Exit, Failure> {
-    // A signal must not end us in the middle: the terminal would stay as no shell can use it.
+pub(super) async fn run(chat: Chat, color: Color) -> Result<Exit, Failure> {
+    // A signal must not kill the process: the terminal would stay in raw mode.
     let mut interrupts = interrupts()?;
     let raw = RawMode::enter()?;
     let width = crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns));
-    let mut conversation = Conversation {
-        talk,
+    let mut conversation = TerminalChat {
+        chat,
         screen: Screen::new(Box::new(io::stdout()), color.applies(true), width),
-        line: Line::default(),
-        renderer: Renderer::new(Options { live: true, people: true, entities: false }),
-        tally: Tally::default(),
-        armed: false,
+        line: InputLine::default(),
+        renderer: Renderer::new(Options { live: true, user_messages: true, entities: false }),
+        totals: Totals::default(),
+        leave_on_interrupt: false,
     };
-    let ended = conversation.run(&mut interrupts).await;
+    let result = conversation.run(&mut interrupts).await;
     let closed = conversation.screen.close();
     drop(raw);
-    let exit = ended?;
+    let exit = result?;
     closed?;
-    conversation.farewell();
+    conversation.print_farewell();
     Ok(exit)
 }
 
-struct Conversation {
-    talk: Talk,
+/// A conversation, its screen and its input line.
+struct TerminalChat {
+    chat: Chat,
     screen: Screen,
-    line: Line,
+    line: InputLine,
     renderer: Renderer,
-    tally: Tally,
+    totals: Totals,
     /// Whether the next Ctrl-C leaves.
-    armed: bool,
+    leave_on_interrupt: bool,
 }
 
-/// What a person answers who is asked; anything else is a message like any other.
-fn yes_or_no(text: &str) -> Option<Decision> {
+/// A short answer to a pending approval. Any other text is a message.
+fn parse_decision(text: &str) -> Option<Decision> {
     match text.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Some(Decision::Approve),
         "n" | "no" => Some(Decision::Reject),
@@ -76,18 +77,18 @@ fn yes_or_no(text: &str) -> Option<Decision> {
     }
 }
 
-/// Whether to go on.
+/// Whether the conversation continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
-    On,
+    Continue,
     Leave,
 }
 
-impl Conversation {
+impl TerminalChat {
     async fn run(&mut self, interrupts: &mut mpsc::Receiver<()>) -> Result<Exit, Failure> {
         let mut inputs = EventStream::new();
-        if self.talk.task().is_empty() {
-            note("type a message; /help tells the keys", &mut self.screen)?;
+        if self.chat.task().is_empty() {
+            note("type a message; /help lists the keys", &mut self.screen)?;
         }
         loop {
             self.prompt()?;
@@ -98,54 +99,56 @@ impl Conversation {
                         return Ok(Exit::Completed);
                     }
                 }
-                // From another program: Ctrl-C is a key here. What runs goes on, as when the person
-                // leaves.
+                // A signal of another program: Ctrl-C is a key here. The turn keeps running, as when
+                // the user leaves.
                 Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
-                news = self.talk.news() => match news? {
-                    News::Event(event) => {
+                update = self.chat.next_update() => match update? {
+                    StreamUpdate::Event(event) => {
                         self.event(&event)?;
                         if is_last(&event) {
                             return Err(Failure::failed(DELETED));
                         }
                     }
-                    News::Lost(why) => note(&format!("· {why}; reconnecting"), &mut self.screen)?,
-                    News::Back => note("· connected again", &mut self.screen)?,
+                    StreamUpdate::Disconnected(reason) => {
+                        note(&format!("· {reason}; reconnecting"), &mut self.screen)?
+                    }
+                    StreamUpdate::Reconnected => note("· reconnected", &mut self.screen)?,
                 },
             }
         }
     }
 
     fn prompt(&mut self) -> io::Result<()> {
-        // The history is shown in one go.
-        if self.talk.is_catching_up() {
+        // No prompt while the history is printed.
+        if self.chat.is_catching_up() {
             return Ok(());
         }
-        let (sign, style) = match self.talk.mode() {
+        let (sign, style) = match self.chat.mode() {
             Mode::Idle => ("❯", Style::Accent),
             Mode::Running => ("⋯", Style::Dim),
-            Mode::Asking => ("? y/n", Style::Accent),
+            Mode::AwaitingApproval => ("? y/n", Style::Accent),
             Mode::Suspended => ("‖", Style::Bad),
         };
-        // Of several calls that wait, the one that is decided about.
-        let asked = self
-            .talk
-            .asked()
-            .and_then(|asked| asked.spec.as_ref())
-            .filter(|_| self.talk.mode() == Mode::Asking);
-        let about = asked
+        // The pending call that an answer decides.
+        let pending = self
+            .chat
+            .pending_approval()
+            .and_then(|approval| approval.spec.as_ref())
+            .filter(|_| self.chat.mode() == Mode::AwaitingApproval);
+        let call = pending
             .map(|spec| one_line(&format!("#{} {} ", spec.number, spec.tool)))
             .unwrap_or_default();
-        let label = format!("{} {about}{sign}", self.talk.agent());
+        let label = format!("{} {call}{sign}", self.chat.agent());
         self.screen.prompt(&label, style, |width| self.line.view(width))
     }
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
-        self.tally.event(event);
+        self.totals.add_event(event);
         self.renderer.event(event, &mut self.screen)
     }
 
     async fn input(&mut self, input: Input) -> Result<Flow, Failure> {
-        let wish = match input {
+        let action = match input {
             Input::Key(key) if key.kind != KeyEventKind::Release => self.line.key(key),
             Input::Paste(text) => {
                 self.line.insert(&text);
@@ -157,116 +160,117 @@ impl Conversation {
             }
             _ => None,
         };
-        let armed = std::mem::take(&mut self.armed);
-        match wish {
-            None => Ok(Flow::On),
-            Some(Wish::Say(text)) => self.say(text).await,
-            Some(Wish::Leave) => Ok(Flow::Leave),
-            Some(Wish::NextAgent) => {
-                self.talk.next_agent();
-                Ok(Flow::On)
+        let leave = std::mem::take(&mut self.leave_on_interrupt);
+        match action {
+            None => Ok(Flow::Continue),
+            Some(Action::Send(text)) => self.submit(text).await,
+            Some(Action::Leave) => Ok(Flow::Leave),
+            Some(Action::NextAgent) => {
+                self.chat.next_agent();
+                Ok(Flow::Continue)
             }
-            Some(Wish::Suspend) => {
-                if matches!(self.talk.mode(), Mode::Running | Mode::Asking) {
-                    let done = self.talk.suspend().await;
-                    self.tell(done)?;
+            Some(Action::Suspend) => {
+                if matches!(self.chat.mode(), Mode::Running | Mode::AwaitingApproval) {
+                    let result = self.chat.suspend().await;
+                    self.report(result)?;
                 }
-                Ok(Flow::On)
+                Ok(Flow::Continue)
             }
-            Some(Wish::Redraw) => {
+            Some(Action::Redraw) => {
                 self.screen.clear();
-                Ok(Flow::On)
+                Ok(Flow::Continue)
             }
-            Some(Wish::Interrupt) if armed => Ok(Flow::Leave),
-            Some(Wish::Interrupt) => {
+            Some(Action::Interrupt) if leave => Ok(Flow::Leave),
+            Some(Action::Interrupt) => {
                 if !self.line.is_empty() {
                     self.line.clear();
-                    return Ok(Flow::On);
+                    return Ok(Flow::Continue);
                 }
-                self.armed = true;
-                if matches!(self.talk.mode(), Mode::Running | Mode::Asking) {
-                    let done = self.talk.cancel().await;
-                    self.tell(done)?;
-                    note("· cancelling; Ctrl-C again leaves", &mut self.screen)?;
+                self.leave_on_interrupt = true;
+                if matches!(self.chat.mode(), Mode::Running | Mode::AwaitingApproval) {
+                    let result = self.chat.cancel().await;
+                    self.report(result)?;
+                    note("· canceling; Ctrl-C again leaves", &mut self.screen)?;
                 } else {
                     note("· Ctrl-C again leaves", &mut self.screen)?;
                 }
-                Ok(Flow::On)
+                Ok(Flow::Continue)
             }
         }
     }
 
-    async fn say(&mut self, text: String) -> Result<Flow, Failure> {
-        if self.talk.mode() == Mode::Asking
-            && let Some(decision) = yes_or_no(&text)
+    /// Handles a submitted line: a decision, a command or a message.
+    async fn submit(&mut self, text: String) -> Result<Flow, Failure> {
+        if self.chat.mode() == Mode::AwaitingApproval
+            && let Some(decision) = parse_decision(&text)
         {
-            let done = self.talk.decide(decision, String::new()).await;
-            self.tell(done)?;
-            return Ok(Flow::On);
+            let result = self.chat.decide(decision, String::new()).await;
+            self.report(result)?;
+            return Ok(Flow::Continue);
         }
         if text.trim().is_empty() {
-            if self.talk.mode() == Mode::Suspended {
-                let done = self.talk.go_on().await;
-                self.tell(done)?;
+            if self.chat.mode() == Mode::Suspended {
+                let result = self.chat.resume().await;
+                self.report(result)?;
             }
-            return Ok(Flow::On);
+            return Ok(Flow::Continue);
         }
         let message = match text.strip_prefix('/') {
             Some(rest) if rest.starts_with('/') => rest.to_owned(),
             Some(command) => return self.command(command).await,
             None => text.clone(),
         };
-        if let Err(failure) = self.talk.say(message).await {
+        if let Err(failure) = self.chat.send(message).await {
             self.line.restore(&text);
-            self.tell(Err(failure))?;
+            self.report(Err(failure))?;
         }
-        Ok(Flow::On)
+        Ok(Flow::Continue)
     }
 
     async fn command(&mut self, command: &str) -> Result<Flow, Failure> {
         let (name, argument) = command.split_once(' ').unwrap_or((command, ""));
-        let has_task = !self.talk.task().is_empty();
-        let done = match name {
+        let has_task = !self.chat.task().is_empty();
+        let result = match name {
             "quit" | "exit" => return Ok(Flow::Leave),
             "help" => Ok(note(HELP, &mut self.screen)?),
-            "why" => match self.talk.why().await {
-                Ok(words) => Ok(note(words.trim_end(), &mut self.screen)?),
+            "explain" => match self.chat.explain().await {
+                Ok(text) => Ok(note(text.trim_end(), &mut self.screen)?),
                 Err(failure) => Err(failure),
             },
-            "agent" if self.talk.set_agent(argument.trim()) => Ok(()),
+            "agent" if self.chat.set_agent(argument.trim()) => Ok(()),
             "agent" => Err(Failure::failed(format!(
-                "there is no agent '{}'; Tab goes through all",
+                "there is no agent '{}'; Tab cycles through all agents",
                 argument.trim()
             ))),
             "approve" | "reject" | "resume" | "suspend" | "cancel" if !has_task => {
-                Err(Failure::failed("nothing runs yet"))
+                Err(Failure::failed("there is no task yet"))
             }
-            "approve" => self.talk.decide(Decision::Approve, argument.trim().to_owned()).await,
-            "reject" => self.talk.decide(Decision::Reject, argument.trim().to_owned()).await,
-            "resume" => self.talk.go_on().await,
-            "suspend" => self.talk.suspend().await,
-            "cancel" => self.talk.cancel().await,
+            "approve" => self.chat.decide(Decision::Approve, argument.trim().to_owned()).await,
+            "reject" => self.chat.decide(Decision::Reject, argument.trim().to_owned()).await,
+            "resume" => self.chat.resume().await,
+            "suspend" => self.chat.suspend().await,
+            "cancel" => self.chat.cancel().await,
             _ => Err(Failure::failed(format!("there is no command /{name}; /help lists them"))),
         };
-        self.tell(done)?;
-        Ok(Flow::On)
+        self.report(result)?;
+        Ok(Flow::Continue)
     }
 
-    /// A failure is said, and the conversation goes on.
-    fn tell(&mut self, done: Result<(), Failure>) -> io::Result<()> {
-        match done {
+    /// Prints a failure. The conversation continues.
+    fn report(&mut self, result: Result<(), Failure>) -> io::Result<()> {
+        match result {
             Ok(()) => Ok(()),
             Err(failure) => self.screen.line(&[(Style::Bad, &format!("✗ {failure}"))]),
         }
     }
 
-    fn farewell(&self) {
-        let total = total(&self.tally);
-        if !total.is_empty() {
-            println!("{total}");
+    fn print_farewell(&self) {
+        let totals = describe_totals(&self.totals);
+        if !totals.is_empty() {
+            println!("{totals}");
         }
-        if !self.talk.task().is_empty() {
-            println!("go on with: construct resume {}", self.talk.task());
+        if !self.chat.task().is_empty() {
+            println!("continue with: construct resume {}", self.chat.task());
         }
     }
 }

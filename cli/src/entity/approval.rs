@@ -78,7 +78,7 @@ pub(crate) struct Decide {
     approval: String,
     /// What the script is told when it may not, and whoever asks later.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    words: String,
+    comment: String,
     /// Refuse unless it is about arguments with this hash.
     #[arg(long, value_name = "HASH", default_value = "", hide_default_value = true)]
     arguments_hash: String,
@@ -127,7 +127,7 @@ impl Decide {
         let request = DecideApprovalRequest {
             approval: self.approval,
             decision: decision.into(),
-            words: self.words,
+            comment: self.comment,
             arguments_hash: self.arguments_hash,
             idempotency_key: self.write.key(),
         };
@@ -187,7 +187,7 @@ impl Entity for Approval {
             ("reason", spec.reason),
             ("decided by", status.decided_by.clone()),
             ("decided", at(status.decided_at.as_ref())),
-            ("words", status.words.clone()),
+            ("comment", status.comment.clone()),
             ("expires", at(status.expires_at.as_ref())),
             (
                 "call",

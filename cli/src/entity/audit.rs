@@ -128,7 +128,7 @@ impl Entity for AuditEntry {
             clip(&one_line(&self.objects.join(" ")), 60),
             self.outcome.clone(),
             self.count.to_string(),
-            self.face.clone(),
+            self.protocol.clone(),
             self.peer.clone(),
         ]
     }
@@ -143,7 +143,7 @@ impl Entity for AuditEntry {
             ("objects", self.objects.join(" ")),
             ("outcome", self.outcome.clone()),
             ("calls", self.count.to_string()),
-            ("face", self.face.clone()),
+            ("protocol", self.protocol.clone()),
             ("from", self.peer.clone()),
             ("client", one_line(&self.user_agent)),
             ("request", self.request_id.clone()),

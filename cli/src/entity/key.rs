@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    ApiKey, ApiKeyLimits, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse,
+    ApiKey, ApiKeyLimits, ApiKeySpec, ApiKeyUsage, CreateApiKeyRequest, CreateApiKeyResponse,
     CreateSetupCodeRequest, ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest,
     RevokeApiKeyRequest, Role, UpdateApiKeyRequest,
 };
@@ -265,7 +265,7 @@ fn shown(made: &CreateApiKeyResponse, output: OutputArgs) -> Result<(), Failure>
 
 /// `12 of 100 tasks a day, $1.20 of $5.00 a month`; without what was used, the limits alone.
 /// Nothing where nothing is limited.
-fn limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUse>) -> String {
+fn limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUsage>) -> String {
     let number: fn(i64) -> String = thousands;
     let rows = [
         (number, limits.requests_per_minute, None, " requests a minute"),
@@ -389,11 +389,11 @@ mod tests {
             storage_bytes: Some(2_000_000),
             ..ApiKeyLimits::default()
         };
-        let used = ApiKeyUse {
+        let used = ApiKeyUsage {
             tasks: 12,
             spend_pico_usd: 1_200_000_000_000,
             storage_bytes: 4096,
-            ..ApiKeyUse::default()
+            ..ApiKeyUsage::default()
         };
         let shown = "60 requests a minute, 12 of 1,000 tasks a day, $1.20 of $5.00 a month, 4,096 of 2,000,000 bytes kept";
         assert_eq!(limits(&limited, Some(&used)), shown);

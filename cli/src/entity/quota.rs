@@ -223,7 +223,7 @@ fn words(quota: &Quota) -> String {
 
 #[cfg(test)]
 mod tests {
-    use construct_proto::v1::QuotaUse;
+    use construct_proto::v1::QuotaUsage;
 
     use super::*;
 
@@ -249,10 +249,10 @@ mod tests {
                 ..QuotaLimits::default()
             }),
             overrides: Some(QuotaLimits { tasks_per_day: Some(1000), ..QuotaLimits::default() }),
-            used: Some(QuotaUse {
+            used: Some(QuotaUsage {
                 tasks: 12,
                 spend_pico_usd: 1_200_000_000_000,
-                ..QuotaUse::default()
+                ..QuotaUsage::default()
             }),
             ..Quota::default()
         };

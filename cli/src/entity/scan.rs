@@ -273,8 +273,8 @@ fn compared(changes: &CompareScansResponse) -> String {
         }
     }
     for (words, names) in [
-        ("new", &changes.candidates_new),
-        ("gone", &changes.candidates_gone),
+        ("new", &changes.candidates_added),
+        ("gone", &changes.candidates_removed),
         ("changed", &changes.candidates_changed),
         ("to be checked, because a file they speak of has changed", &changes.candidates_to_check),
     ] {

@@ -350,7 +350,7 @@ impl Entity for Schedule {
 fn outcome_name(outcome: ScheduleRunOutcome) -> &'static str {
     match outcome {
         ScheduleRunOutcome::Sent => "sent",
-        ScheduleRunOutcome::PassedOver => "passed over",
+        ScheduleRunOutcome::Skipped => "skipped",
         ScheduleRunOutcome::Failed => "failed",
         ScheduleRunOutcome::Unspecified => "unknown",
     }

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
     CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, ForkTaskRequest, GetTaskRequest,
     ListTasksRequest, ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SuspendTaskRequest,
-    Task, TaskPhase, TaskSpec, TaskStatus, TasksBelow, TurnOutcome, UpdateTaskRequest,
+    Task, TaskPhase, TaskSpec, TaskStatus, SubtaskTotals, TurnOutcome, UpdateTaskRequest,
     list_tasks_request::Filter,
 };
 use jiff::Timestamp;
@@ -402,7 +402,7 @@ fn outcome_name(outcome: TurnOutcome) -> &'static str {
 
 /// How far the conversation fills its model.
 fn context(status: &TaskStatus) -> String {
-    let (tokens, room) = (status.context_tokens, status.context_room);
+    let (tokens, room) = (status.context_tokens, status.context_limit);
     if tokens == 0 || room == 0 {
         return String::new();
     }
@@ -414,9 +414,9 @@ fn context(status: &TaskStatus) -> String {
 }
 
 /// What everything below a task comes to.
-fn below(below: &TasksBelow) -> String {
+fn below(below: &SubtaskTotals) -> String {
     let tasks = count(below.count, "task");
-    format!("{tasks}, {} at work, {}", thousands(below.at_work), money::cost(below.cost_pico_usd))
+    format!("{tasks}, {} at work, {}", thousands(below.active), money::cost(below.cost_pico_usd))
 }
 
 impl Entity for Task {
@@ -480,7 +480,7 @@ impl Entity for Task {
             ("pinned", pinned::words(&spec.pinned)),
             ("parent", status.parent.clone()),
             ("subtasks", status.subtasks.join(", ")),
-            ("below", status.below.as_deref().map(below).unwrap_or_default()),
+            ("below", status.subtask_totals.as_deref().map(below).unwrap_or_default()),
             (
                 "forked from",
                 status

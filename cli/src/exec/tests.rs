@@ -5,7 +5,7 @@ use construct_proto::v1::{
 
 use super::*;
 use crate::{
-    console::tests::{Paper, paper},
+    console::tests::{SharedBuffer, buffered_console},
     fake::{Break, Fake, MESSAGE, State, TASK},
 };
 
@@ -46,7 +46,7 @@ fn completed(message: &str, outcome: TurnOutcome) -> Event {
 }
 
 /// A turn that answers "Hello there, world." in three pieces.
-fn a_turn() -> Vec<Event> {
+fn turn() -> Vec<Event> {
     vec![
         created(0, MESSAGE, MessageSource::User, "hi"),
         delta("Hello "),
@@ -78,57 +78,57 @@ fn args(output: Output) -> ExecArgs {
     }
 }
 
-/// Runs on a terminal, or with output going elsewhere.
+/// Runs the command on a terminal or without one.
 async fn run_with(
     args: &ExecArgs,
     fake: &Fake,
     terminal: bool,
     interrupts: mpsc::Receiver<()>,
-) -> (Result<Exit, Failure>, Paper, Paper) {
-    let (mut console, answer, aside) = paper(terminal, Color::Never);
+) -> (Result<Exit, Failure>, SharedBuffer, SharedBuffer) {
+    let (mut console, answer, status) = buffered_console(terminal, Color::Never);
     let run =
         run(args, "say hi to\nthe world".to_owned(), fake.gateway(), &mut console, interrupts);
-    let exit = tokio::time::timeout(Duration::from_secs(30), run).await.expect("the job ends");
-    (exit, answer, aside)
+    let exit = tokio::time::timeout(Duration::from_secs(30), run).await.expect("the turn ends");
+    (exit, answer, status)
 }
 
 async fn run_to_end(
     args: &ExecArgs,
     fake: &Fake,
     terminal: bool,
-) -> (Result<Exit, Failure>, Paper, Paper) {
+) -> (Result<Exit, Failure>, SharedBuffer, SharedBuffer) {
     run_with(args, fake, terminal, mpsc::channel(1).1).await
 }
 
 #[tokio::test]
-async fn a_job_prints_its_answer_and_everything_else_beside_it() {
-    let fake = Fake::start(playing(a_turn()));
-    let (exit, answer, aside) = run_to_end(&args(Output::Text), &fake, true).await;
+async fn text_output_separates_answer_from_status() {
+    let fake = Fake::start(playing(turn()));
+    let (exit, answer, status) = run_to_end(&args(Output::Text), &fake, true).await;
     assert_eq!(exit, Ok(Exit::Completed));
     assert_eq!(answer.text(), "Hello there, world.\n");
     assert_eq!(
-        aside.text(),
-        "· task task_1\n✓ completed · 1 model call · 10 in + 5 out tokens · $0.000002\n· go on with: construct resume task_1\n"
+        status.text(),
+        "· task task_1\n✓ completed · 1 model call · 10 in + 5 out tokens · $0.000002\n· continue with: construct resume task_1\n"
     );
     let calls = fake.state().calls.clone();
     assert_eq!(
         calls[..2],
         ["create_task coder say hi to the world", "subscribe 0"],
-        "listens before it speaks"
+        "subscribes before it sends"
     );
     assert!(calls[2].starts_with("create_message"));
 }
 
 #[tokio::test]
-async fn a_broken_stream_goes_on_without_printing_anything_twice() {
+async fn broken_stream_continues_without_duplicates() {
     for how in [Break::End, Break::Unavailable] {
         for terminal in [true, false] {
             let breaks = vec![(2, how), (3, how), (3, how)];
-            let fake = Fake::start(State { events: a_turn(), breaks, ..State::default() });
-            let (exit, answer, aside) = run_to_end(&args(Output::Text), &fake, terminal).await;
+            let fake = Fake::start(State { events: turn(), breaks, ..State::default() });
+            let (exit, answer, status) = run_to_end(&args(Output::Text), &fake, terminal).await;
             assert_eq!(exit, Ok(Exit::Completed));
             assert_eq!(answer.text().replace('\n', ""), "Hello there, world.", "{how:?}");
-            assert!(aside.text().contains("reconnecting\n· connected again\n"), "{}", aside.text());
+            assert!(status.text().contains("reconnecting\n· reconnected\n"), "{}", status.text());
             let calls: Vec<String> =
                 fake.state().calls.iter().filter(|call| call.starts_with("sub")).cloned().collect();
             assert_eq!(calls, ["subscribe 0", "subscribe 2", "subscribe 3", "subscribe 3"]);
@@ -137,10 +137,10 @@ async fn a_broken_stream_goes_on_without_printing_anything_twice() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_restarts_in_the_middle_does_not_matter() {
-    let (first, rest) = (a_turn()[..3].to_vec(), a_turn()[3..].to_vec());
+async fn gateway_restart_during_the_answer_loses_nothing() {
+    let (first, rest) = (turn()[..3].to_vec(), turn()[3..].to_vec());
     let mut fake = Fake::start(playing(first));
-    let (mut console, answer, _) = paper(true, Color::Never);
+    let (mut console, answer, _) = buffered_console(true, Color::Never);
     let args = args(Output::Text);
     let job = run(&args, "hi".to_owned(), fake.gateway(), &mut console, mpsc::channel(1).1);
     let restart = async {
@@ -163,8 +163,8 @@ async fn a_gateway_that_restarts_in_the_middle_does_not_matter() {
 }
 
 #[tokio::test]
-async fn a_message_that_was_not_accepted_at_first_is_sent_again_under_the_same_key() {
-    let fake = Fake::start(State { events: a_turn(), refusals: 2, ..State::default() });
+async fn rejected_message_is_sent_again_with_the_same_key() {
+    let fake = Fake::start(State { events: turn(), refusals: 2, ..State::default() });
     let (exit, ..) = run_to_end(&args(Output::Text), &fake, false).await;
     assert_eq!(exit, Ok(Exit::Completed));
     let calls = fake.state().calls.clone();
@@ -176,7 +176,7 @@ async fn a_message_that_was_not_accepted_at_first_is_sent_again_under_the_same_k
 }
 
 #[tokio::test]
-async fn outcomes_have_their_exit_codes() {
+async fn outcomes_map_to_exit_codes() {
     for (outcome, exit) in [
         (TurnOutcome::Completed, Exit::Completed),
         (TurnOutcome::Failed, Exit::Failed),
@@ -198,7 +198,7 @@ async fn outcomes_have_their_exit_codes() {
 }
 
 #[tokio::test]
-async fn a_suspended_task_is_given_nothing() {
+async fn suspended_task_is_sent_no_message() {
     let fake = Fake::start(State { phase: Some(TaskPhase::Suspended), ..State::default() });
     let args = ExecArgs { task: Some(TASK.to_owned()), ..args(Output::Text) };
     let failure = run_to_end(&args, &fake, false).await.0.unwrap_err();
@@ -207,28 +207,28 @@ async fn a_suspended_task_is_given_nothing() {
 }
 
 #[tokio::test]
-async fn an_interrupt_cancels_the_turn_first() {
+async fn interrupt_cancels_the_turn() {
     let fake = Fake::start(State {
         events: vec![created(0, MESSAGE, MessageSource::User, "hi")],
         on_cancel: vec![completed(MESSAGE, TurnOutcome::Cancelled)],
         ..State::default()
     });
     let (interrupt, interrupts) = mpsc::channel(1);
-    let once_sent = async {
+    let after_send = async {
         while !fake.state().calls.iter().any(|call| call.starts_with("create_message")) {
             tokio::task::yield_now().await;
         }
         interrupt.send(()).await.unwrap();
     };
     let args = args(Output::Text);
-    let ((exit, ..), ()) = tokio::join!(run_with(&args, &fake, false, interrupts), once_sent);
+    let ((exit, ..), ()) = tokio::join!(run_with(&args, &fake, false, interrupts), after_send);
     assert_eq!(exit, Ok(Exit::Interrupted));
     assert!(fake.state().calls.contains(&"cancel_task interrupted by the user".to_owned()));
 }
 
 #[tokio::test]
-async fn who_interrupts_before_anything_was_said_says_nothing() {
-    let fake = Fake::start(playing(a_turn()));
+async fn interrupt_before_sending_sends_nothing() {
+    let fake = Fake::start(playing(turn()));
     let (interrupt, interrupts) = mpsc::channel(1);
     interrupt.send(()).await.unwrap();
     let (exit, ..) = run_with(&args(Output::Text), &fake, false, interrupts).await;
@@ -237,7 +237,7 @@ async fn who_interrupts_before_anything_was_said_says_nothing() {
 }
 
 #[tokio::test]
-async fn a_job_that_takes_too_long_is_cancelled() {
+async fn timeout_cancels_the_turn() {
     let fake = Fake::start(State {
         events: vec![created(0, MESSAGE, MessageSource::User, "hi")],
         on_cancel: vec![completed(MESSAGE, TurnOutcome::Cancelled)],
@@ -248,13 +248,13 @@ async fn a_job_that_takes_too_long_is_cancelled() {
 }
 
 #[tokio::test]
-async fn json_is_one_object_at_the_end() {
-    let mut events = a_turn();
+async fn json_output_is_one_object() {
+    let mut events = turn();
     events.pop();
     events.push(completed(MESSAGE, TurnOutcome::Failed));
     let fake = Fake::start(playing(events));
-    let (exit, answer, aside) = run_to_end(&args(Output::Json), &fake, true).await;
-    assert_eq!((exit, aside.text().as_str()), (Ok(Exit::Failed), ""));
+    let (exit, answer, status) = run_to_end(&args(Output::Json), &fake, true).await;
+    assert_eq!((exit, status.text().as_str()), (Ok(Exit::Failed), ""));
     let report: Value = serde_json::from_str(&answer.text()).unwrap();
     let expected = json!({
         "task": TASK,
@@ -270,9 +270,9 @@ async fn json_is_one_object_at_the_end() {
 }
 
 #[tokio::test]
-async fn ndjson_is_the_events_of_the_turn() {
+async fn ndjson_output_is_the_events_of_the_turn() {
     let mut events = vec![delta("of another turn")];
-    events.extend(a_turn());
+    events.extend(turn());
     let fake = Fake::start(playing(events));
     let (_, answer, _) = run_to_end(&args(Output::Ndjson), &fake, false).await;
     let types: Vec<String> = answer
@@ -282,28 +282,28 @@ async fn ndjson_is_the_events_of_the_turn() {
             serde_json::from_str::<Value>(line).unwrap()["type"].as_str().unwrap().to_owned()
         })
         .collect();
-    assert_eq!(types, a_turn().iter().map(|event| event.r#type.clone()).collect::<Vec<_>>());
+    assert_eq!(types, turn().iter().map(|event| event.r#type.clone()).collect::<Vec<_>>());
 }
 
 #[test]
-fn turns_of_earlier_messages_are_not_ours() {
-    let mut watch = Watch::new(MESSAGE.to_owned(), vec!["message_0".to_owned()]);
-    assert_eq!(watch.see(&created(0, MESSAGE, MessageSource::User, "hi")), Seen::Nothing);
-    assert_eq!(watch.see(&created(1, "x", MessageSource::Assistant, "other")), Seen::Nothing);
-    assert!(!watch.is_ours());
-    assert_eq!(watch.see(&completed("message_0", TurnOutcome::Completed)), Seen::Nothing);
-    assert!(watch.is_ours() && watch.tally().text.is_empty());
-    watch.see(&created(2, "y", MessageSource::Assistant, "ours"));
-    assert_eq!(watch.tally().text, "ours");
+fn turns_of_earlier_messages_are_ignored() {
+    let mut watch = TurnWatch::new(MESSAGE.to_owned(), vec!["message_0".to_owned()]);
+    assert_eq!(watch.observe(&created(0, MESSAGE, MessageSource::User, "hi")), TurnEvent::Other);
+    assert_eq!(watch.observe(&created(1, "x", MessageSource::Assistant, "other")), TurnEvent::Other);
+    assert!(!watch.is_active());
+    assert_eq!(watch.observe(&completed("message_0", TurnOutcome::Completed)), TurnEvent::Other);
+    assert!(watch.is_active() && watch.totals().text.is_empty());
+    watch.observe(&created(2, "y", MessageSource::Assistant, "ours"));
+    assert_eq!(watch.totals().text, "ours");
     assert_eq!(
-        watch.see(&completed("z", TurnOutcome::Cancelled)),
-        Seen::Nothing,
-        "what it drops is told apart"
+        watch.observe(&completed("z", TurnOutcome::Cancelled)),
+        TurnEvent::Other,
+        "dropped messages have their own events"
     );
 }
 
 #[test]
-fn a_waiting_message_that_is_dropped_or_taken_back_gets_no_turn() {
+fn dropped_or_deleted_message_gets_no_turn() {
     let changed = |id: &str, dropped: bool| {
         let processed_at = dropped.then(prost_types::Timestamp::default);
         let message = Message {
@@ -313,21 +313,21 @@ fn a_waiting_message_that_is_dropped_or_taken_back_gets_no_turn() {
         };
         event("message.updated", 0, Payload::Message(message))
     };
-    let mut watch = Watch::new(MESSAGE.to_owned(), vec!["a".to_owned(), "b".to_owned()]);
-    watch.see(&created(0, MESSAGE, MessageSource::User, "hi"));
-    assert_eq!(watch.see(&changed("a", true)), Seen::Nothing);
+    let mut watch = TurnWatch::new(MESSAGE.to_owned(), vec!["a".to_owned(), "b".to_owned()]);
+    watch.observe(&created(0, MESSAGE, MessageSource::User, "hi"));
+    assert_eq!(watch.observe(&changed("a", true)), TurnEvent::Other);
     let deleted = v1::Deleted { id: "b".to_owned() };
-    assert_eq!(watch.see(&event("message.deleted", 0, Payload::Deleted(deleted))), Seen::Nothing);
-    assert!(watch.is_ours(), "those ahead are gone");
-    assert_eq!(watch.see(&changed(MESSAGE, false)), Seen::Nothing, "it was edited");
-    assert_eq!(watch.see(&changed(MESSAGE, true)), Seen::Gone);
+    assert_eq!(watch.observe(&event("message.deleted", 0, Payload::Deleted(deleted))), TurnEvent::Other);
+    assert!(watch.is_active(), "earlier messages were removed");
+    assert_eq!(watch.observe(&changed(MESSAGE, false)), TurnEvent::Other, "it was edited");
+    assert_eq!(watch.observe(&changed(MESSAGE, true)), TurnEvent::MessageDropped);
 }
 
 #[test]
-fn a_title_is_the_first_words() {
+fn title_is_the_beginning_of_the_prompt() {
     assert_eq!(title("fix\n the  bug"), "fix the bug");
-    assert_eq!(title(&"word ".repeat(40)).chars().count(), TITLE);
+    assert_eq!(title(&"word ".repeat(40)).chars().count(), TITLE_COLUMNS);
     let deleted = v1::Deleted { id: TASK.to_owned() };
-    let mut watch = Watch::new(MESSAGE.to_owned(), Vec::new());
-    assert_eq!(watch.see(&event("task.deleted", 0, Payload::Deleted(deleted))), Seen::TaskDeleted);
+    let mut watch = TurnWatch::new(MESSAGE.to_owned(), Vec::new());
+    assert_eq!(watch.observe(&event("task.deleted", 0, Payload::Deleted(deleted))), TurnEvent::TaskDeleted);
 }

@@ -1,103 +1,110 @@
-//! Which events of a task belong to the turn of one message, and when that turn has ended. Pure.
+//! Decides which events of a task belong to the turn of one message, and when that turn has ended.
+//! Pure.
 
 use std::collections::BTreeSet;
 
 use construct_proto::v1::{Event, Message, TaskError, TaskPhase, TurnOutcome, event::Payload};
 
-use crate::tally::Tally;
+use crate::totals::Totals;
 
-/// What an event means for the message.
+/// The meaning of an event for the message.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Seen {
-    Nothing,
+pub(super) enum TurnEvent {
+    /// Nothing.
+    Other,
     /// Its turn has ended.
     Ended {
         outcome: TurnOutcome,
         error: Option<TaskError>,
     },
-    /// The message gets no turn: it was taken back, or a cancel dropped it while it waited.
-    Gone,
+    /// The message gets no turn: it was deleted, or a cancel dropped it from the queue.
+    MessageDropped,
     TaskDeleted,
     /// Nothing more happens until a person resumes the task.
     Suspended,
 }
 
-/// Watches for one message.
+/// Follows the turn of one message.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct TurnWatch {
     message: String,
     /// Messages that are answered first.
     ahead: BTreeSet<String>,
-    /// Whether the message itself has come by; what came before is of no interest.
-    begun: bool,
-    tally: Tally,
+    /// Whether the message's own event has arrived. Earlier events do not matter.
+    created: bool,
+    totals: Totals,
 }
 
-impl Watch {
+impl TurnWatch {
     pub(super) fn new(message: String, ahead: Vec<String>) -> Self {
-        Self { message, ahead: ahead.into_iter().collect(), begun: false, tally: Tally::default() }
+        Self {
+            message,
+            ahead: ahead.into_iter().collect(),
+            created: false,
+            totals: Totals::default(),
+        }
     }
 
     pub(super) fn message(&self) -> &str {
         &self.message
     }
 
-    /// Whether what happens now is about the message.
-    pub(super) fn is_ours(&self) -> bool {
-        self.begun && self.ahead.is_empty()
+    /// Whether current events belong to the turn of the message.
+    pub(super) fn is_active(&self) -> bool {
+        self.created && self.ahead.is_empty()
     }
 
-    /// What the turn came to so far.
-    pub(super) fn tally(&self) -> &Tally {
-        &self.tally
+    /// The totals of the turn so far.
+    pub(super) fn totals(&self) -> &Totals {
+        &self.totals
     }
 
-    pub(super) fn see(&mut self, event: &Event) -> Seen {
-        let seen = self.look(event);
-        if self.is_ours() {
-            self.tally.event(event);
+    pub(super) fn observe(&mut self, event: &Event) -> TurnEvent {
+        let observed = self.classify(event);
+        if self.is_active() {
+            self.totals.add_event(event);
         }
-        seen
+        observed
     }
 
-    fn look(&mut self, event: &Event) -> Seen {
+    fn classify(&mut self, event: &Event) -> TurnEvent {
         match &event.payload {
             Some(Payload::Message(message)) if event.r#type == "message.created" => {
-                self.begun |=
+                self.created |=
                     message.metadata.as_ref().is_some_and(|metadata| metadata.id == self.message);
-                Seen::Nothing
+                TurnEvent::Other
             }
             Some(Payload::TurnCompleted(turn)) if turn.message_id == self.message => {
-                Seen::Ended { outcome: turn.outcome(), error: turn.error.clone() }
+                TurnEvent::Ended { outcome: turn.outcome(), error: turn.error.clone() }
             }
             Some(Payload::Message(message))
                 if event.r#type == "message.updated" && is_dropped(message) =>
             {
-                self.gone(message.metadata.as_ref().map_or("", |metadata| &metadata.id))
+                self.message_dropped(message.metadata.as_ref().map_or("", |metadata| &metadata.id))
             }
             Some(Payload::TurnCompleted(turn)) => {
                 self.ahead.remove(&turn.message_id);
-                Seen::Nothing
+                TurnEvent::Other
             }
             Some(Payload::PhaseChanged(changed))
-                if self.begun && changed.phase() == TaskPhase::Suspended =>
+                if self.created && changed.phase() == TaskPhase::Suspended =>
             {
-                Seen::Suspended
+                TurnEvent::Suspended
             }
-            Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => Seen::TaskDeleted,
-            Some(Payload::Deleted(deleted)) => self.gone(&deleted.id),
-            _ => Seen::Nothing,
+            Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => TurnEvent::TaskDeleted,
+            Some(Payload::Deleted(deleted)) => self.message_dropped(&deleted.id),
+            _ => TurnEvent::Other,
         }
     }
 
-    /// A message that gets no turn.
-    fn gone(&mut self, id: &str) -> Seen {
+    /// Handles a message that gets no turn.
+    fn message_dropped(&mut self, id: &str) -> TurnEvent {
         self.ahead.remove(id);
-        if id == self.message { Seen::Gone } else { Seen::Nothing }
+        if id == self.message { TurnEvent::MessageDropped } else { TurnEvent::Other }
     }
 }
 
-/// Whether a message that waited for its turn will never get one, because a cancel dropped it.
+/// Whether a cancel dropped the message from the queue: it never gets a turn.
 pub(crate) fn is_dropped(message: &Message) -> bool {
     message
         .status

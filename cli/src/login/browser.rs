@@ -1,5 +1,5 @@
-//! Log-in with a browser of this machine: it comes back to a loopback port with a code (RFC 8252),
-//! which is worth something only to who sent it there (PKCE, RFC 7636).
+//! Log-in with a browser on this machine: the issuer redirects it to a loopback port with a code
+//! (RFC 8252). Only the process that started the log-in can use the code (PKCE, RFC 7636).
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -17,37 +17,37 @@ use tokio::{
 };
 
 use super::{
-    end,
+    deadline_in,
     issuer::{Error, Issuer, Tokens},
 };
-use crate::{failure::Failure, words::one_line};
+use crate::{failure::Failure, text::one_line};
 
-/// How long a person may take, in seconds.
-const PATIENCE: u64 = 600;
-/// How long a browser may take to say what it wants.
-const ASKING: Duration = Duration::from_secs(10);
-/// Bytes of the head of a request.
-const LONGEST: usize = 16 * 1024;
+/// The timeout of the log-in, in seconds.
+const LOGIN_TIMEOUT_SECS: u64 = 600;
+/// The timeout of one request of the browser.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum bytes of a request's head.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// What a browser comes back with.
+/// The parameters of the redirect.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Came {
+struct Redirect {
     code: Option<String>,
     state: Option<String>,
     error: Option<String>,
-    words: Option<String>,
+    description: Option<String>,
     issuer: Option<String>,
 }
 
-/// Shows where to log in, and waits for the browser.
+/// Prints the address of the log-in page, and waits for the redirect.
 ///
 /// # Errors
-/// When nobody comes back, or the issuer does not take who did.
+/// When the log-in times out or fails.
 pub(super) async fn wait(issuer: &Issuer, scopes: &str, port: u16) -> Result<Tokens, Failure> {
     wait_with(issuer, scopes, port, |page| eprintln!("open {page}")).await
 }
 
-/// The same with something else than a person who is shown the page.
+/// Like [`wait`], with a callback for the page's address.
 pub(super) async fn wait_with(
     issuer: &Issuer,
     scopes: &str,
@@ -56,108 +56,110 @@ pub(super) async fn wait_with(
 ) -> Result<Tokens, Failure> {
     let busy = |error| {
         Failure::failed(format!(
-            "the browser cannot come back to port {port} of this machine: {error}"
+            "cannot listen on port {port} for the redirect: {error}"
         ))
     };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.map_err(busy)?;
-    // The address, and not `localhost`: that may be another one (RFC 8252, 8.3).
-    let redirect = format!("http://127.0.0.1:{}/", listener.local_addr()?.port());
-    let (state, verifier) = (random()?, random()?);
+    // The address instead of `localhost`, which may resolve to another one (RFC 8252, 8.3).
+    let redirect_uri = format!("http://127.0.0.1:{}/", listener.local_addr()?.port());
+    let (state, verifier) = (random_token()?, random_token()?);
     let challenge = BASE64_URL_SAFE_NO_PAD.encode(digest(&SHA256, verifier.as_bytes()));
-    show(&issuer.page(scopes, &redirect, &state, &challenge)?);
-    let came = timeout_at(end(PATIENCE), comes(listener, &state)).await;
-    let came = came.map_err(|_| Failure::failed("nobody has logged in in time"))??;
-    if came.issuer.is_some_and(|other| !issuer.is(&other)) {
-        return Err(Failure::failed("the browser comes back from another issuer"));
+    show(&issuer.authorization_url(scopes, &redirect_uri, &state, &challenge)?);
+    let redirect =
+        timeout_at(deadline_in(LOGIN_TIMEOUT_SECS), wait_for_redirect(listener, &state)).await;
+    let redirect = redirect.map_err(|_| Failure::failed("the log-in timed out"))??;
+    if redirect.issuer.is_some_and(|other| !issuer.is(&other)) {
+        return Err(Failure::failed("the redirect is from another issuer"));
     }
-    if let Some(code) = came.error {
-        let words = came.words.unwrap_or_default();
-        return Err(Error::Refused { code: one_line(&code), words: one_line(&words) }.into());
+    if let Some(code) = redirect.error {
+        let description = one_line(&redirect.description.unwrap_or_default());
+        return Err(Error::Refused { code: one_line(&code), description }.into());
     }
-    let code = came.code.ok_or_else(|| Failure::failed("the browser comes back without a code"))?;
-    Ok(issuer.code_tokens(&code, &redirect, &verifier).await?)
+    let code = redirect.code.ok_or_else(|| Failure::failed("the redirect has no code"))?;
+    Ok(issuer.exchange_code(&code, &redirect_uri, &verifier).await?)
 }
 
 /// 256 random bits as text.
-fn random() -> Result<String, Failure> {
+fn random_token() -> Result<String, Failure> {
     let mut bytes = [0; 32];
     SystemRandom::new()
         .fill(&mut bytes)
-        .map_err(|_| Failure::failed("this machine has no randomness"))?;
+        .map_err(|_| Failure::failed("the system has no source of randomness"))?;
     Ok(BASE64_URL_SAFE_NO_PAD.encode(bytes))
 }
 
-/// Waits for the browser that was sent with `state`. Others are told that they are wrong here, and
-/// end nothing.
-async fn comes(listener: TcpListener, state: &str) -> Result<Came, Failure> {
+/// Waits for the redirect with `state`. Other requests get an error, and do not end the log-in.
+async fn wait_for_redirect(listener: TcpListener, state: &str) -> Result<Redirect, Failure> {
     let (sender, mut receiver) = mpsc::channel(1);
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let (sender, state) = (sender.clone(), state.to_owned());
                 let (stream, _) = accepted?;
-                // A browser opens connections that it says nothing over.
+                // Browsers open connections without sending a request.
                 tokio::spawn(async move {
-                    if let Ok(Some(came)) = timeout(ASKING, answer(stream, &state)).await {
-                        _ = sender.send(came).await;
+                    let handled = timeout(REQUEST_TIMEOUT, handle_request(stream, &state)).await;
+                    if let Ok(Some(redirect)) = handled {
+                        _ = sender.send(redirect).await;
                     }
                 });
             }
-            Some(came) = receiver.recv() => return Ok(came),
+            Some(redirect) = receiver.recv() => return Ok(redirect),
         }
     }
 }
 
-/// Reads one request and answers it.
-async fn answer(mut stream: TcpStream, state: &str) -> Option<Came> {
+/// Reads one request and responds. Returns the redirect if the request is one.
+async fn handle_request(mut stream: TcpStream, state: &str) -> Option<Redirect> {
     let mut head = Vec::new();
     while !head.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
-        if head.len() > LONGEST || stream.read_buf(&mut head).await.ok()? == 0 {
+        if head.len() > MAX_HEAD_BYTES || stream.read_buf(&mut head).await.ok()? == 0 {
             return None;
         }
     }
-    let came = Came::of(&head).filter(|came| came.state.as_deref() == Some(state));
-    let (status, words) = match &came {
-        Some(Came { error: None, code: Some(_), .. }) => {
-            ("200 OK", "You can close this page and go on in the terminal.")
+    let redirect =
+        Redirect::parse(&head).filter(|redirect| redirect.state.as_deref() == Some(state));
+    let (status, text) = match &redirect {
+        Some(Redirect { error: None, code: Some(_), .. }) => {
+            ("200 OK", "You can close this page and continue in the terminal.")
         }
-        Some(_) => ("200 OK", "You are not logged in. The terminal says why."),
-        None => ("404 Not Found", "There is nothing here."),
+        Some(_) => ("200 OK", "You are not logged in. The terminal shows the reason."),
+        None => ("404 Not Found", "Not found."),
     };
-    let length = words.len();
-    // The address of the page has the code in it.
+    let length = text.len();
+    // No caching and no referrer: the page's address contains the code.
     let page = format!(
         "HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: {length}\r\ncache-control: no-store\r\n\
-         referrer-policy: no-referrer\r\nconnection: close\r\n\r\n{words}"
+         referrer-policy: no-referrer\r\nconnection: close\r\n\r\n{text}"
     );
-    // Who has said what they came for need not hear the answer.
+    // The redirect counts even if the browser does not read the response.
     _ = stream.write_all(page.as_bytes()).await;
     _ = stream.shutdown().await;
-    came
+    redirect
 }
 
-impl Came {
-    /// What the first line of a request says, if it is one for us.
-    fn of(head: &[u8]) -> Option<Self> {
+impl Redirect {
+    /// Parses the first line of a request. None for other paths.
+    fn parse(head: &[u8]) -> Option<Self> {
         let line = head.split(|byte| *byte == b'\r').next()?;
         let target = str::from_utf8(line).ok()?.strip_prefix("GET ")?.split(' ').next()?;
         let url = Url::parse("http://127.0.0.1").ok()?.join(target).ok()?;
         if url.path() != "/" {
             return None;
         }
-        let mut came = Self::default();
+        let mut redirect = Self::default();
         for (name, value) in url.query_pairs() {
             let field = match name.as_ref() {
-                "code" => &mut came.code,
-                "state" => &mut came.state,
-                "error" => &mut came.error,
-                "error_description" => &mut came.words,
-                "iss" => &mut came.issuer,
+                "code" => &mut redirect.code,
+                "state" => &mut redirect.state,
+                "error" => &mut redirect.error,
+                "error_description" => &mut redirect.description,
+                "iss" => &mut redirect.issuer,
                 _ => continue,
             };
             *field = Some(value.into_owned());
         }
-        Some(came)
+        Some(redirect)
     }
 }
 
@@ -166,19 +168,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_browser_comes_back_with_is_read_from_its_request() {
-        let came =
-            Came::of(b"GET /?code=a%2Bb&state=s&iss=https%3A%2F%2Fi HTTP/1.1\r\nhost: x\r\n\r\n")
+    fn redirect_is_parsed_from_the_request() {
+        let redirect =
+            Redirect::parse(b"GET /?code=a%2Bb&state=s&iss=https%3A%2F%2Fi HTTP/1.1\r\nhost: x\r\n\r\n")
                 .unwrap();
-        assert_eq!((came.code.as_deref(), came.state.as_deref()), (Some("a+b"), Some("s")));
-        assert_eq!(came.issuer.as_deref(), Some("https://i"));
-        for wrong in [
+        assert_eq!((redirect.code.as_deref(), redirect.state.as_deref()), (Some("a+b"), Some("s")));
+        assert_eq!(redirect.issuer.as_deref(), Some("https://i"));
+        for other in [
             "GET /favicon.ico HTTP/1.1\r\n\r\n",
             "POST /?state=s HTTP/1.1\r\n\r\n",
             "\r\n\r\n",
             "GET\r\n\r\n",
         ] {
-            assert_eq!(Came::of(wrong.as_bytes()), None, "{wrong}");
+            assert_eq!(Redirect::parse(other.as_bytes()), None, "{other}");
         }
     }
 }

@@ -1,57 +1,57 @@
-//! Log-in by a code that is entered in any browser (RFC 8628).
+//! Log-in with a device code that the user enters in any browser (RFC 8628).
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::{
-    end,
-    issuer::{Begun, Error, Issuer, Tokens},
+    deadline_in,
+    issuer::{DeviceCode, Error, Issuer, Tokens},
 };
-use crate::{failure::Failure, words::one_line};
+use crate::{failure::Failure, text::one_line};
 
-/// The pause between two questions at least, and at most; what the issuer says lies between.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
-/// What is added when it says that it is asked too often.
-const SLOWER: Duration = Duration::from_secs(5);
+/// The bounds of the poll interval that the issuer requests.
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+/// What `slow_down` adds to the poll interval.
+const SLOW_DOWN: Duration = Duration::from_secs(5);
 
-/// Shows the code, and waits for the person.
+/// Prints the code, and waits until the user has logged in.
 ///
 /// # Errors
-/// When nobody enters it, or the issuer does not take who did.
-pub(super) async fn wait(issuer: &Issuer, begun: Begun) -> Result<Tokens, Failure> {
-    let Begun {
+/// When the log-in times out or fails.
+pub(super) async fn wait(issuer: &Issuer, device_code: DeviceCode) -> Result<Tokens, Failure> {
+    let DeviceCode {
         device_code,
         user_code,
         verification_uri,
         verification_uri_complete,
         expires_in,
         interval,
-    } = begun;
+    } = device_code;
     eprintln!("open {} and enter the code {}", one_line(&verification_uri), one_line(&user_code));
-    if let Some(whole) = verification_uri_complete {
-        eprintln!("or open {}, and see that it shows this code", one_line(&whole));
+    if let Some(uri) = verification_uri_complete {
+        eprintln!("or open {}, and check that it shows this code", one_line(&uri));
     }
-    let end = end(expires_in);
-    let mut pause = Duration::from_secs(interval).clamp(PAUSES.0, PAUSES.1);
+    let deadline = deadline_in(expires_in);
+    let mut delay = Duration::from_secs(interval).clamp(POLL_INTERVALS.0, POLL_INTERVALS.1);
     loop {
-        sleep(pause).await;
-        if Instant::now() >= end {
-            return Err(Failure::failed("nobody has entered the code in time"));
+        sleep(delay).await;
+        if Instant::now() >= deadline {
+            return Err(Failure::failed("the code was not entered in time"));
         }
-        match issuer.device_tokens(&device_code).await {
+        match issuer.poll_device_code(&device_code).await {
             Ok(tokens) => return Ok(tokens),
-            Err(Error::Refused { code, words }) => match code.as_str() {
+            Err(Error::Refused { code, description }) => match code.as_str() {
                 "authorization_pending" => {}
-                "slow_down" => pause += SLOWER,
+                "slow_down" => delay += SLOW_DOWN,
                 "expired_token" => {
-                    return Err(Failure::failed("nobody has entered the code in time"));
+                    return Err(Failure::failed("the code was not entered in time"));
                 }
-                "access_denied" => return Err(Failure::failed("the log-in was refused there")),
-                _ => return Err(Error::Refused { code, words }.into()),
+                "access_denied" => return Err(Failure::failed("the log-in was denied")),
+                _ => return Err(Error::Refused { code, description }.into()),
             },
-            // It may be back before the code ends.
-            Err(Error::Away(_)) => pause = (pause * 2).min(PAUSES.1),
+            // The issuer may be back before the code expires.
+            Err(Error::Unreachable(_)) => delay = (delay * 2).min(POLL_INTERVALS.1),
             Err(error) => return Err(error.into()),
         }
     }

@@ -1,8 +1,8 @@
-//! The issuer: an OpenID Provider, asked as a public client, which has no secret that a program on
-//! everybody's machine could not keep.
+//! The issuer: an OpenID Provider. This program is a public client without a client secret, because a
+//! program on users' machines cannot keep one.
 //!
-//! What its tokens say is not verified here: they come from the issuer itself over TLS (OpenID
-//! Connect Core, 3.1.3.7), are for the gateway, and the gateway verifies them.
+//! Tokens are not verified here: they come from the issuer over TLS (OpenID Connect Core, 3.1.3.7),
+//! and the gateway verifies them.
 
 use std::{path::Path, time::Duration};
 
@@ -18,46 +18,46 @@ use serde_json::Value;
 use crate::{
     context::Login,
     failure::{Exit, Failure},
-    gateway::{causes, read, stays_here},
-    words::one_line,
+    gateway::{error_chain, is_local, read},
+    text::one_line,
 };
 
-/// How long an answer may take.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of an answer.
-const LONGEST: usize = 1024 * 1024;
-/// What not every issuer has; one that lists what it has would refuse them.
-const OPTIONAL: [&str; 3] = ["profile", "email", "offline_access"];
+/// The timeout of a request.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum bytes of a response.
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
+/// Scopes that are requested only if the issuer lists them: others may refuse them.
+const OPTIONAL_SCOPES: [&str; 3] = ["profile", "email", "offline_access"];
 
-/// Why the issuer does not do what it is asked for.
+/// Why a request to the issuer failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Error {
-    /// It says so, with one of the codes of RFC 6749.
-    Refused { code: String, words: String },
-    /// It does not answer, or not now.
-    Away(String),
-    /// It is none that people can be sent to.
-    Wrong(String),
+    /// The issuer refuses, with a code of RFC 6749.
+    Refused { code: String, description: String },
+    /// The issuer does not respond, or is unavailable.
+    Unreachable(String),
+    /// The issuer is misconfigured or unsafe.
+    Invalid(String),
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
-            Error::Refused { code, words } if words.is_empty() => {
+            Error::Refused { code, description } if description.is_empty() => {
                 Self::failed(format!("the issuer refuses: {code}"))
             }
-            Error::Refused { code, words } => {
-                Self::failed(format!("the issuer refuses: {words} ({code})"))
+            Error::Refused { code, description } => {
+                Self::failed(format!("the issuer refuses: {description} ({code})"))
             }
-            Error::Away(words) => {
-                Self::new(Exit::Unreachable, format!("the issuer cannot be reached: {words}"))
+            Error::Unreachable(reason) => {
+                Self::new(Exit::Unreachable, format!("the issuer cannot be reached: {reason}"))
             }
-            Error::Wrong(words) => Self::failed(words),
+            Error::Invalid(reason) => Self::failed(reason),
         }
     }
 }
 
-/// What the issuer says of itself.
+/// The issuer's metadata (OpenID Connect Discovery).
 #[derive(Deserialize)]
 struct Discovery {
     issuer: String,
@@ -68,43 +68,43 @@ struct Discovery {
     scopes_supported: Option<Vec<String>>,
 }
 
-/// What it gives to who has logged in.
+/// A token response.
 #[derive(Deserialize)]
 pub(super) struct Tokens {
     pub(super) access_token: Option<String>,
     pub(super) id_token: Option<String>,
     pub(super) refresh_token: Option<String>,
-    #[serde(default, deserialize_with = "seconds")]
+    #[serde(default, deserialize_with = "optional_seconds")]
     pub(super) expires_in: Option<f64>,
 }
 
-/// Some issuers write numbers as texts.
-fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+/// Reads a number. Some issuers write numbers as strings.
+fn optional_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
     let value = Value::deserialize(from)?;
     Ok(value.as_f64().or_else(|| value.as_str()?.parse().ok()))
 }
 
-/// A log-in that waits for a code to be entered (RFC 8628).
+/// A device authorization response (RFC 8628).
 #[derive(Deserialize)]
-pub(super) struct Begun {
+pub(super) struct DeviceCode {
     pub(super) device_code: String,
     pub(super) user_code: String,
     #[serde(alias = "verification_url")]
     pub(super) verification_uri: String,
     pub(super) verification_uri_complete: Option<String>,
-    #[serde(deserialize_with = "whole_seconds")]
+    #[serde(deserialize_with = "seconds")]
     pub(super) expires_in: u64,
-    #[serde(default = "usual_interval", deserialize_with = "whole_seconds")]
+    #[serde(default = "default_interval", deserialize_with = "seconds")]
     pub(super) interval: u64,
 }
 
-fn whole_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let value = Value::deserialize(from)?;
     let number = value.as_u64().or_else(|| value.as_str()?.parse().ok());
     number.ok_or_else(|| D::Error::custom("not a number of seconds"))
 }
 
-const fn usual_interval() -> u64 {
+const fn default_interval() -> u64 {
     5
 }
 
@@ -115,39 +115,42 @@ struct Refusal {
     error_description: String,
 }
 
-/// An issuer, as the program that it knows.
+/// An issuer, accessed as one of its clients.
 pub(super) struct Issuer {
     client: Client,
     discovery: Discovery,
     client_id: String,
-    /// What is asked for by its address (RFC 8707), where tokens are for an address and not for
-    /// this program.
+    /// The resource indicator (RFC 8707), if the audience of tokens is an address instead of this
+    /// client.
     resource: Option<String>,
 }
 
 impl Issuer {
+    /// Reads the issuer's metadata.
+    ///
     /// # Errors
-    /// When it does not say what there is to know of it, or says it where others could.
-    pub(super) async fn find(login: &Login, ca: Option<&Path>) -> Result<Self, Error> {
-        let shown = one_line(&login.issuer);
-        check(&login.issuer, &shown)?;
-        let mut builder = builder(&login.issuer);
-        // An issuer of the same house may be vouched for by the same; others are by who always
-        // does.
+    /// When it cannot be read, or an endpoint is not secure.
+    pub(super) async fn discover(login: &Login, ca: Option<&Path>) -> Result<Self, Error> {
+        let name = one_line(&login.issuer);
+        check_secure(&login.issuer, &name)?;
+        let mut builder = client_builder(&login.issuer);
+        // An internal issuer may have a certificate of the gateway's authority. The system's
+        // authorities are trusted as well.
         if let Some(ca) = ca {
-            let bytes = read(ca).map_err(|failure| Error::Wrong(failure.message().to_owned()))?;
-            let wrong = |error: reqwest::Error| {
-                Error::Wrong(format!("{} cannot be used: {error}", ca.display()))
+            let bytes = read(ca).map_err(|failure| Error::Invalid(failure.message().to_owned()))?;
+            let unusable = |error: reqwest::Error| {
+                Error::Invalid(format!("{} cannot be used: {error}", ca.display()))
             };
-            builder = builder.tls_certs_merge(Certificate::from_pem_bundle(&bytes).map_err(wrong)?);
+            builder = builder.tls_certs_merge(Certificate::from_pem_bundle(&bytes).map_err(unusable)?);
         }
-        let client = builder.build().map_err(|error| Error::Wrong(causes(&error)))?;
+        let client = builder.build().map_err(|error| Error::Invalid(error_chain(&error)))?;
         let url =
             format!("{}/.well-known/openid-configuration", login.issuer.trim_end_matches('/'));
-        let answer = client.get(url).send().await.map_err(|error| Error::Away(causes(&error)))?;
-        let discovery: Discovery = read_answer(answer).await?;
+        let response =
+            client.get(url).send().await.map_err(|error| Error::Unreachable(error_chain(&error)))?;
+        let discovery: Discovery = read_json(response).await?;
         if discovery.issuer != login.issuer {
-            return Err(Error::Wrong(format!("what {shown} says of itself is of another issuer")));
+            return Err(Error::Invalid(format!("the metadata of {name} is of another issuer")));
         }
         let Discovery {
             token_endpoint,
@@ -158,7 +161,7 @@ impl Issuer {
         } = &discovery;
         let optional = [authorization_endpoint, device_authorization_endpoint, revocation_endpoint];
         for endpoint in optional.into_iter().flatten().chain([token_endpoint]) {
-            check(endpoint, &shown)?;
+            check_secure(endpoint, &name)?;
         }
         let Login { client_id, audience, .. } = login;
         let is_address =
@@ -167,125 +170,126 @@ impl Issuer {
         Ok(Self { client, discovery, client_id: client_id.clone(), resource })
     }
 
-    /// The scopes without those that the issuer does not have and one can do without, as it is
-    /// asked for them.
-    pub(super) fn known(&self, scopes: Vec<String>) -> String {
-        let has = |scope: &String| {
+    /// The scopes for a request, without optional ones that the issuer does not support.
+    pub(super) fn supported_scopes(&self, scopes: Vec<String>) -> String {
+        let is_supported = |scope: &String| {
             let listed = self.discovery.scopes_supported.as_ref();
-            !OPTIONAL.contains(&scope.as_str())
+            !OPTIONAL_SCOPES.contains(&scope.as_str())
                 || listed.is_none_or(|listed| listed.contains(scope))
         };
-        scopes.into_iter().filter(has).collect::<Vec<_>>().join(" ")
+        scopes.into_iter().filter(is_supported).collect::<Vec<_>>().join(" ")
     }
 
-    /// Has it give a code that is entered elsewhere. Nothing if it does not do that, or not for
-    /// this program.
+    /// Requests a device code. None if the issuer does not support that, or not for this client.
     ///
     /// # Errors
     /// [`Error`].
-    pub(super) async fn begin_device(&self, scopes: &str) -> Result<Option<Begun>, Error> {
+    pub(super) async fn request_device_code(
+        &self,
+        scopes: &str,
+    ) -> Result<Option<DeviceCode>, Error> {
         let Some(endpoint) = &self.discovery.device_authorization_endpoint else { return Ok(None) };
-        match self.post(endpoint, &self.asking(&[("scope", scopes)])).await {
-            Ok(begun) => Ok(Some(begun)),
+        match self.post(endpoint, &self.client_form(&[("scope", scopes)])).await {
+            Ok(device_code) => Ok(Some(device_code)),
             Err(Error::Refused { code, .. }) if code == "unauthorized_client" => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Asks whether a code was entered.
+    /// Polls whether the device code was entered.
     ///
     /// # Errors
-    /// [`Error`]: `authorization_pending` and `slow_down` are refusals that pass.
-    pub(super) async fn device_tokens(&self, device_code: &str) -> Result<Tokens, Error> {
+    /// [`Error`]: `authorization_pending` and `slow_down` are temporary refusals.
+    pub(super) async fn poll_device_code(&self, device_code: &str) -> Result<Tokens, Error> {
         let grant = "urn:ietf:params:oauth:grant-type:device_code";
         self.tokens(&[("grant_type", grant), ("device_code", device_code)]).await
     }
 
-    /// Where a browser is sent to come back to `redirect`.
+    /// The address of the log-in page, which redirects to `redirect_uri`.
     ///
     /// # Errors
-    /// When people cannot log in there like this.
-    pub(super) fn page(
+    /// When the issuer has no such page.
+    pub(super) fn authorization_url(
         &self,
         scopes: &str,
-        redirect: &str,
+        redirect_uri: &str,
         state: &str,
         challenge: &str,
     ) -> Result<Url, Error> {
         let none = || {
-            Error::Wrong("the issuer has neither codes for devices nor a page to log in".to_owned())
+            Error::Invalid("the issuer supports neither device codes nor a log-in page".to_owned())
         };
         let endpoint = self.discovery.authorization_endpoint.as_ref().ok_or_else(none)?;
-        let mut page = Url::parse(endpoint).map_err(|_| none())?;
-        let mut more = vec![
+        let mut url = Url::parse(endpoint).map_err(|_| none())?;
+        let mut parameters = vec![
             ("response_type", "code"),
-            ("redirect_uri", redirect),
+            ("redirect_uri", redirect_uri),
             ("scope", scopes),
             ("state", state),
             ("code_challenge", challenge),
             ("code_challenge_method", "S256"),
         ];
-        // Without this no refresh token has to be given (OpenID Connect Core, 11).
+        // Without this the issuer may omit the refresh token (OpenID Connect Core, 11).
         if scopes.split(' ').any(|scope| scope == "offline_access") {
-            more.push(("prompt", "consent"));
+            parameters.push(("prompt", "consent"));
         }
-        page.query_pairs_mut().extend_pairs(self.asking(&more));
-        Ok(page)
+        url.query_pairs_mut().extend_pairs(self.client_form(&parameters));
+        Ok(url)
     }
 
-    /// Turns what a browser came back with into tokens.
+    /// Exchanges the code of a redirect for tokens.
     ///
     /// # Errors
     /// [`Error`].
-    pub(super) async fn code_tokens(
+    pub(super) async fn exchange_code(
         &self,
         code: &str,
-        redirect: &str,
+        redirect_uri: &str,
         verifier: &str,
     ) -> Result<Tokens, Error> {
         let grant = ("grant_type", "authorization_code");
         self.tokens(&[
             grant,
             ("code", code),
-            ("redirect_uri", redirect),
+            ("redirect_uri", redirect_uri),
             ("code_verifier", verifier),
         ])
         .await
     }
 
-    /// Renews.
+    /// Exchanges a refresh token for new tokens.
     ///
     /// # Errors
-    /// [`Error`]: `invalid_grant` when it is over.
+    /// [`Error`]: `invalid_grant` when the session has ended.
     pub(super) async fn refresh(&self, token: &str) -> Result<Tokens, Error> {
         self.tokens(&[("grant_type", "refresh_token"), ("refresh_token", token)]).await
     }
 
-    /// Ends what a refresh token is of (RFC 7009), where the issuer does that.
+    /// Revokes a refresh token (RFC 7009), if the issuer supports it.
     ///
     /// # Errors
     /// [`Error`].
     pub(super) async fn revoke(&self, token: &str) -> Result<(), Error> {
         let Some(endpoint) = &self.discovery.revocation_endpoint else { return Ok(()) };
-        let asked = [
+        let form = [
             ("token", token),
             ("token_type_hint", "refresh_token"),
             ("client_id", self.client_id.as_str()),
         ];
-        done(self.send(endpoint, &asked).await?).await.map(drop)
+        successful_body(self.send(endpoint, &form).await?).await.map(drop)
     }
 
-    /// Whether what a browser comes back with is from this issuer, as far as it says (RFC 9207).
+    /// Whether a redirect's `iss` parameter is this issuer (RFC 9207).
     pub(super) fn is(&self, issuer: &str) -> bool {
         self.discovery.issuer == issuer
     }
 
     async fn tokens(&self, form: &[(&str, &str)]) -> Result<Tokens, Error> {
-        self.post(&self.discovery.token_endpoint, &self.asking(form)).await
+        self.post(&self.discovery.token_endpoint, &self.client_form(form)).await
     }
 
-    /// What is asked for, and who asks.
-    fn asking<'a>(&'a self, form: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    /// Adds the client id and the resource indicator to a form.
+    fn client_form<'a>(&'a self, form: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         let resource = self.resource.as_deref().map(|resource| ("resource", resource));
         form.iter()
             .copied()
@@ -299,7 +303,7 @@ impl Issuer {
         endpoint: &str,
         form: &[(&str, &str)],
     ) -> Result<T, Error> {
-        read_answer(self.send(endpoint, form).await?).await
+        read_json(self.send(endpoint, form).await?).await
     }
 
     async fn send(&self, endpoint: &str, form: &[(&str, &str)]) -> Result<Response, Error> {
@@ -307,72 +311,72 @@ impl Issuer {
         let request = self.client.post(endpoint).header("accept", "application/json");
         let request =
             request.header("content-type", "application/x-www-form-urlencoded").body(body);
-        request.send().await.map_err(|error| Error::Away(causes(&error)))
+        request.send().await.map_err(|error| Error::Unreachable(error_chain(&error)))
     }
 }
 
-/// A client of HTTP that follows nothing: an answer is from where it was asked for.
-pub(super) fn builder(address: &str) -> ClientBuilder {
-    // Fails when somebody has chosen one already, which is as good.
+/// An HTTP client that follows no redirects: responses come only from the requested address.
+pub(super) fn client_builder(address: &str) -> ClientBuilder {
+    // Fails when a provider is installed already, which is fine.
     _ = rustls::crypto::ring::default_provider().install_default();
     let builder = Client::builder()
-        .timeout(TIMEOUT)
+        .timeout(REQUEST_TIMEOUT)
         .redirect(Policy::none())
         .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")));
-    // A proxy is not the way to this machine.
-    if stays_here(address) { builder.no_proxy() } else { builder }
+    // No proxy for local addresses.
+    if is_local(address) { builder.no_proxy() } else { builder }
 }
 
-/// The body of an answer, if it is not too long.
+/// Reads the body of a response, up to a maximum size.
 ///
 /// # Errors
-/// Why it cannot be had, in words.
-pub(super) async fn body(answer: Response) -> Result<Vec<u8>, String> {
-    let (mut body, mut bytes) = (answer.bytes_stream(), Vec::new());
+/// The reason for people.
+pub(super) async fn read_body(response: Response) -> Result<Vec<u8>, String> {
+    let (mut body, mut bytes) = (response.bytes_stream(), Vec::new());
     while let Some(chunk) = body.next().await {
-        bytes.extend_from_slice(&chunk.map_err(|error| causes(&error))?);
-        if bytes.len() > LONGEST {
-            return Err("the answer is too long".to_owned());
+        bytes.extend_from_slice(&chunk.map_err(|error| error_chain(&error))?);
+        if bytes.len() > MAX_RESPONSE_BYTES {
+            return Err("the response is too large".to_owned());
         }
     }
     Ok(bytes)
 }
 
-/// The body of an answer that says that it went well.
-async fn done(answer: Response) -> Result<Vec<u8>, Error> {
-    let status = answer.status();
-    let body = body(answer).await.map_err(Error::Away)?;
+/// Reads the body of a successful response.
+async fn successful_body(response: Response) -> Result<Vec<u8>, Error> {
+    let status = response.status();
+    let body = read_body(response).await.map_err(Error::Unreachable)?;
     if status.is_success() {
         return Ok(body);
     }
     Err(match serde_json::from_slice::<Refusal>(&body) {
         Ok(Refusal { error, error_description }) if status.is_client_error() => {
-            Error::Refused { code: one_line(&error), words: one_line(&error_description) }
+            Error::Refused { code: one_line(&error), description: one_line(&error_description) }
         }
-        _ => Error::Away(format!("it answers {status}")),
+        _ => Error::Unreachable(format!("it responds with {status}")),
     })
 }
 
-async fn read_answer<T: DeserializeOwned>(answer: Response) -> Result<T, Error> {
-    // What cannot be read is not quoted: it may be a token.
-    serde_json::from_slice(&done(answer).await?)
-        .map_err(|_| Error::Wrong("the issuer's answer cannot be read".to_owned()))
+async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, Error> {
+    // Unreadable content is not quoted: it may be a token.
+    serde_json::from_slice(&successful_body(response).await?)
+        .map_err(|_| Error::Invalid("the issuer's response cannot be read".to_owned()))
 }
 
-/// What goes to an address goes there alone: over TLS, or on this machine.
+/// Checks that an address is reached over TLS or on this machine.
 ///
 /// # Errors
-/// When it does not.
-fn check(address: &str, issuer: &str) -> Result<(), Error> {
-    let fine = Url::parse(address).is_ok_and(|url| match url.scheme() {
+/// When it is not.
+fn check_secure(address: &str, issuer: &str) -> Result<(), Error> {
+    let secure = Url::parse(address).is_ok_and(|url| match url.scheme() {
         "https" => url.has_host(),
-        "http" => stays_here(address),
+        "http" => is_local(address),
         _ => false,
     });
-    if fine {
+    if secure {
         Ok(())
     } else {
-        Err(Error::Wrong(format!("the issuer {issuer} has an address without TLS")))
+        Err(Error::Invalid(format!("the issuer {issuer} has an address without TLS")))
     }
 }
 
@@ -383,16 +387,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_long_a_token_lasts_may_be_a_number_or_a_text() {
-        for (said, expected) in [
+    fn expires_in_is_a_number_or_a_string() {
+        for (response, expected) in [
             (json!({"expires_in": 3600}), Some(3600.0)),
             (json!({"expires_in": "3599"}), Some(3599.0)),
             (json!({"expires_in": null}), None),
             (json!({"expires_in": "soon"}), None),
             (json!({}), None),
         ] {
-            let tokens: Tokens = serde_json::from_value(said.clone()).unwrap();
-            assert_eq!(tokens.expires_in, expected, "{said}");
+            let tokens: Tokens = serde_json::from_value(response.clone()).unwrap();
+            assert_eq!(tokens.expires_in, expected, "{response}");
         }
     }
 }

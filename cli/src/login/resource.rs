@@ -1,19 +1,19 @@
-//! What a gateway says of how people log in there (RFC 9728).
+//! The gateway's metadata for log-ins (RFC 9728).
 
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::issuer::{self, TIMEOUT};
+use super::issuer::{self, REQUEST_TIMEOUT};
 use crate::{
     context::TlsArgs,
     failure::{Exit, Failure},
-    gateway::{causes, read},
-    words::one_line,
+    gateway::{error_chain, read},
+    text::one_line,
 };
 
 const PATH: &str = "/.well-known/oauth-protected-resource";
 
-/// An issuer, and what to be there.
+/// The issuer and the client for log-ins.
 #[derive(Debug)]
 pub(super) struct Resource {
     pub(super) issuer: String,
@@ -34,66 +34,70 @@ struct Metadata {
 }
 
 impl Resource {
+    /// Reads the gateway's metadata.
+    ///
     /// # Errors
-    /// When the gateway does not say it.
-    pub(super) async fn ask(address: &str, tls: &TlsArgs) -> Result<Self, Failure> {
+    /// When the gateway has none, or it is invalid.
+    pub(super) async fn fetch(address: &str, tls: &TlsArgs) -> Result<Self, Failure> {
         if address.starts_with("unix:") {
             let failure = Failure::usage(
-                "over a socket of this machine everybody who gets in is the operator",
+                "the caller is the operator on a local socket; there is no log-in",
             );
-            return Err(failure.hint("a person logs in over http:// or https://"));
+            return Err(failure.hint("log in over http:// or https://"));
         }
-        let whole = reqwest::Url::parse(address)
-            .map_err(|_| Failure::usage(format!("{address} is no address")))?;
-        let url =
-            whole.join(PATH).map_err(|_| Failure::usage(format!("{address} is no address")))?;
-        let away = |error: &dyn std::error::Error| {
+        let invalid = |_| Failure::usage(format!("{address} is not an address"));
+        let base = reqwest::Url::parse(address).map_err(invalid)?;
+        let url = base.join(PATH).map_err(invalid)?;
+        let unreachable = |error: &dyn std::error::Error| {
             Failure::new(
                 Exit::Unreachable,
-                format!("the gateway cannot be reached: {}", causes(error)),
+                format!("the gateway cannot be reached: {}", error_chain(error)),
             )
         };
         let client = client(address, tls)?;
-        let asked = async {
-            let answer = client.get(url).send().await.map_err(|error| away(&error))?;
-            let status = answer.status();
-            let body = issuer::body(answer).await;
-            body.map(|body| (status, body)).map_err(|why| Failure::new(Exit::Unreachable, why))
+        let request = async {
+            let response = client.get(url).send().await.map_err(|error| unreachable(&error))?;
+            let status = response.status();
+            let body = issuer::read_body(response).await;
+            body.map(|body| (status, body))
+                .map_err(|reason| Failure::new(Exit::Unreachable, reason))
         };
-        let (status, body) = timeout(TIMEOUT, asked).await.map_err(|error| away(&error))??;
+        let (status, body) =
+            timeout(REQUEST_TIMEOUT, request).await.map_err(|error| unreachable(&error))??;
         if status == reqwest::StatusCode::NOT_FOUND {
             let failure = Failure::failed(
-                "nobody can log in at this gateway: it has no issuer, or is of another version",
+                "the gateway does not support log-ins: it has no issuer, or another version",
             );
             return Err(failure.hint(
-                "its operator gives out API keys: construct context add NAME --key-stdin …",
+                "use an API key of its operator: construct context add NAME --key-stdin …",
             ));
         }
         if !status.is_success() {
             return Err(Failure::failed(format!(
-                "the gateway does not say how people log in ({status})"
+                "the gateway does not provide its log-in metadata ({status})"
             )));
         }
-        let wrong =
-            |_| Failure::failed("what the gateway says of how people log in cannot be read");
-        serde_json::from_slice::<Metadata>(&body).map_err(wrong)?.checked(&whole)
+        let invalid = |_| Failure::failed("the gateway's log-in metadata cannot be read");
+        serde_json::from_slice::<Metadata>(&body).map_err(invalid)?.validate(&base)
     }
 }
 
 impl Metadata {
-    fn checked(self, asked: &reqwest::Url) -> Result<Resource, Failure> {
-        // RFC 9728, 3.3: what is of another resource is not to be used.
+    /// # Errors
+    /// When it is of another address, or incomplete.
+    fn validate(self, requested: &reqwest::Url) -> Result<Resource, Failure> {
+        // RFC 9728, 3.3: metadata of another resource must not be used.
         let same = reqwest::Url::parse(&self.resource)
-            .is_ok_and(|resource| resource.origin() == asked.origin());
+            .is_ok_and(|resource| resource.origin() == requested.origin());
         if !same {
             let message = format!(
-                "{asked} says how people log in at {}, which is another address",
+                "the log-in metadata of {requested} is of another address: {}",
                 one_line(&self.resource)
             );
             return Err(Failure::failed(message)
-                .hint("a proxy before the gateway has to pass on the host it was asked for, and X-Forwarded-Proto"));
+                .hint("a proxy in front of the gateway must forward the Host header and set X-Forwarded-Proto"));
         }
-        let missing = || Failure::failed("the gateway does not say where people log in");
+        let missing = || Failure::failed("the gateway's log-in metadata names no issuer");
         let issuer = self.authorization_servers.into_iter().next().ok_or_else(missing)?;
         let audience = self.construct_audience.ok_or_else(missing)?;
         Ok(Resource {
@@ -105,21 +109,21 @@ impl Metadata {
     }
 }
 
-/// One that trusts, and shows, what the connection to the gateway does.
+/// An HTTP client with the certificates of the gateway connection.
 fn client(address: &str, tls: &TlsArgs) -> Result<reqwest::Client, Failure> {
-    let wrong = |error: reqwest::Error| {
-        Failure::usage(format!("the certificates cannot be used: {}", causes(&error)))
+    let unusable = |error: reqwest::Error| {
+        Failure::usage(format!("the certificates cannot be used: {}", error_chain(&error)))
     };
-    let mut builder = issuer::builder(address);
+    let mut builder = issuer::client_builder(address);
     if let Some(ca) = &tls.ca {
         builder = builder
-            .tls_certs_only(reqwest::Certificate::from_pem_bundle(&read(ca)?).map_err(wrong)?);
+            .tls_certs_only(reqwest::Certificate::from_pem_bundle(&read(ca)?).map_err(unusable)?);
     }
     if let (Some(certificate), Some(key)) = (&tls.client_certificate, &tls.client_key) {
         let both = [read(certificate)?, b"\n".to_vec(), read(key)?].concat();
-        builder = builder.identity(reqwest::Identity::from_pem(&both).map_err(wrong)?);
+        builder = builder.identity(reqwest::Identity::from_pem(&both).map_err(unusable)?);
     }
-    builder.build().map_err(wrong)
+    builder.build().map_err(unusable)
 }
 
 #[cfg(test)]
@@ -127,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_another_address_is_not_believed() {
+    fn metadata_of_another_address_is_refused() {
         let metadata = |resource: &str| Metadata {
             resource: resource.to_owned(),
             authorization_servers: vec!["https://login.example.com".to_owned()],
@@ -135,8 +139,8 @@ mod tests {
             construct_client_id: None,
             construct_audience: Some("construct".to_owned()),
         };
-        let asked = reqwest::Url::parse("https://construct.example.com").unwrap();
-        for (resource, fine) in [
+        let requested = reqwest::Url::parse("https://construct.example.com").unwrap();
+        for (resource, valid) in [
             ("https://construct.example.com", true),
             ("https://construct.example.com:443/", true),
             ("http://construct.example.com", false),
@@ -145,11 +149,11 @@ mod tests {
             ("construct", false),
             ("", false),
         ] {
-            assert_eq!(metadata(resource).checked(&asked).is_ok(), fine, "{resource}");
+            assert_eq!(metadata(resource).validate(&requested).is_ok(), valid, "{resource}");
         }
         assert!(
             Metadata { construct_audience: None, ..metadata("https://construct.example.com") }
-                .checked(&asked)
+                .validate(&requested)
                 .is_err()
         );
     }

@@ -1,5 +1,5 @@
-//! Against an issuer in the test's own process, which is at the same time what a gateway says of
-//! it. Its tokens are signed by nobody: this program does not look at that.
+//! Tests with an issuer in the test's process, which also serves the gateway's metadata. Its tokens
+//! are unsigned: this program does not verify them.
 
 use std::{
     collections::HashMap,
@@ -22,71 +22,71 @@ use crate::failure::Exit;
 
 type Form = HashMap<String, String>;
 
-/// What the issuer does, and what it was asked.
+/// The behavior of the issuer, and the requests it received.
 #[derive(Default)]
-struct Does {
+struct StubState {
     url: String,
-    /// Members of its description that are other than usual; `null` leaves one out.
-    described: Value,
-    /// What it answers one after the other at its endpoint of tokens; then tokens.
+    /// Overrides of its metadata; `null` removes a member.
+    overrides: Value,
+    /// The errors that its token endpoint returns first; then it returns tokens.
     refusals: Vec<&'static str>,
-    asked: Vec<(&'static str, Form)>,
-    /// How many tokens it gave.
-    given: usize,
+    requests: Vec<(&'static str, Form)>,
+    /// The number of issued tokens.
+    issued: usize,
 }
 
 #[derive(Clone, Default)]
 struct Stub {
-    does: Arc<Mutex<Does>>,
+    state: Arc<Mutex<StubState>>,
 }
 
 impl Stub {
-    async fn start(described: Value, refusals: &[&'static str]) -> Self {
+    async fn start(overrides: Value, refusals: &[&'static str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stub = Self::default();
         {
-            let mut does = stub.does();
-            does.url = format!("http://{}", listener.local_addr().unwrap());
-            does.described = described;
-            does.refusals = refusals.to_vec();
+            let mut state = stub.state();
+            state.url = format!("http://{}", listener.local_addr().unwrap());
+            state.overrides = overrides;
+            state.refusals = refusals.to_vec();
         }
         let routes = Router::new()
             .route("/.well-known/oauth-protected-resource", get(resource))
             .route("/.well-known/openid-configuration", get(discovery))
-            .route("/device", post(begin))
+            .route("/device", post(device_code))
             .route("/token", post(tokens))
-            .route("/revoke", post(revoked))
+            .route("/revoke", post(revoke))
             .with_state(stub.clone());
         tokio::spawn(async move { axum::serve(listener, routes).await });
         stub
     }
 
-    fn does(&self) -> MutexGuard<'_, Does> {
-        self.does.lock().unwrap()
+    fn state(&self) -> MutexGuard<'_, StubState> {
+        self.state.lock().unwrap()
     }
 
     fn url(&self) -> String {
-        self.does().url.clone()
+        self.state().url.clone()
     }
 
-    fn note(&self, what: &'static str, form: &[u8]) -> Form {
+    fn record(&self, endpoint: &'static str, form: &[u8]) -> Form {
         let form: Form = form_urlencoded::parse(form).into_owned().collect();
-        self.does().asked.push((what, form.clone()));
+        self.state().requests.push((endpoint, form.clone()));
         form
     }
 
-    /// What was asked for at an endpoint, in order.
-    fn asked(&self, what: &str) -> Vec<Form> {
-        self.does()
-            .asked
+    /// The requests to an endpoint, in order.
+    fn requests(&self, endpoint: &str) -> Vec<Form> {
+        self.state()
+            .requests
             .iter()
-            .filter(|(at, _)| *at == what)
+            .filter(|(at, _)| *at == endpoint)
             .map(|(_, form)| form.clone())
             .collect()
     }
 
     async fn issuer(&self) -> Result<Issuer, Error> {
-        Issuer::find(&self.login(), None).await
+        Issuer::discover(&self.login(), None).await
     }
 
     fn login(&self) -> Login {
@@ -103,19 +103,19 @@ async fn resource(State(stub): State<Stub>) -> Json<Value> {
 }
 
 async fn discovery(State(stub): State<Stub>) -> Json<Value> {
-    let does = stub.does();
-    let url = &does.url;
-    let mut described = json!({"issuer": url, "token_endpoint": format!("{url}/token"),
+    let state = stub.state();
+    let url = &state.url;
+    let mut metadata = json!({"issuer": url, "token_endpoint": format!("{url}/token"),
         "authorization_endpoint": format!("{url}/authorize?realm=r"), "revocation_endpoint": format!("{url}/revoke"),
         "device_authorization_endpoint": format!("{url}/device")});
-    for (name, value) in does.described.as_object().into_iter().flatten() {
-        described[name] = value.clone();
+    for (name, value) in state.overrides.as_object().into_iter().flatten() {
+        metadata[name] = value.clone();
     }
-    Json(described)
+    Json(metadata)
 }
 
-async fn begin(State(stub): State<Stub>, RawForm(form): RawForm) -> Json<Value> {
-    stub.note("device", &form);
+async fn device_code(State(stub): State<Stub>, RawForm(form): RawForm) -> Json<Value> {
+    stub.record("device", &form);
     let page = format!("{}/enter", stub.url());
     Json(
         json!({"device_code": "d", "user_code": "ABCD-EFGH", "verification_uri": page, "expires_in": 600, "interval": 0}),
@@ -123,19 +123,19 @@ async fn begin(State(stub): State<Stub>, RawForm(form): RawForm) -> Json<Value> 
 }
 
 async fn tokens(State(stub): State<Stub>, RawForm(form): RawForm) -> (StatusCode, Json<Value>) {
-    stub.note("token", &form);
-    let mut does = stub.does();
-    if !does.refusals.is_empty() {
-        let error = does.refusals.remove(0);
+    stub.record("token", &form);
+    let mut state = stub.state();
+    if !state.refusals.is_empty() {
+        let error = state.refusals.remove(0);
         return (
             StatusCode::BAD_REQUEST,
-            Json(json!({"error": error, "error_description": "words of it"})),
+            Json(json!({"error": error, "error_description": "the description"})),
         );
     }
-    does.given += 1;
-    let claims = json!({"aud": "construct", "exp": jiff::Timestamp::now().as_second() + 3600, "sub": does.given});
+    state.issued += 1;
+    let claims = json!({"aud": "construct", "exp": jiff::Timestamp::now().as_second() + 3600, "sub": state.issued});
     let id = format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims.to_string()));
-    let refresh = format!("refresh-{}", does.given);
+    let refresh = format!("refresh-{}", state.issued);
     (
         StatusCode::OK,
         Json(
@@ -144,89 +144,93 @@ async fn tokens(State(stub): State<Stub>, RawForm(form): RawForm) -> (StatusCode
     )
 }
 
-async fn revoked(State(stub): State<Stub>, RawForm(form): RawForm) {
-    stub.note("revoke", &form);
+async fn revoke(State(stub): State<Stub>, RawForm(form): RawForm) {
+    stub.record("revoke", &form);
 }
 
-fn has(form: &Form, expected: &[(&str, &str)]) {
+fn assert_form(form: &Form, expected: &[(&str, &str)]) {
     for (name, value) in expected {
         assert_eq!(form.get(*name).map(String::as_str), Some(*value), "{name} of {form:?}");
     }
 }
 
 #[tokio::test]
-async fn a_code_is_waited_for_until_it_is_entered_and_the_session_renewed_and_ended() {
+async fn device_code_login_is_renewed_and_revoked() {
     let stub = Stub::start(
         json!({"scopes_supported": ["openid", "email"]}),
         &["authorization_pending"; 2],
     )
     .await;
-    let resource = Resource::ask(&stub.url(), &TlsArgs::default()).await.unwrap();
+    let resource = Resource::fetch(&stub.url(), &TlsArgs::default()).await.unwrap();
     assert_eq!(
         (resource.client_id.as_deref(), resource.audience.as_str()),
         (Some("cli"), "construct")
     );
     let issuer = stub.issuer().await.unwrap();
-    // What the issuer does not have is not asked for.
-    let scopes = issuer.known(resource.scopes);
-    let begun = issuer.begin_device(&scopes).await.unwrap().expect("it gives codes");
-    let tokens = device::wait(&issuer, begun).await.unwrap();
-    let first = accepted(&stub.login(), tokens, None).unwrap();
-    has(&stub.asked("device")[0], &[("client_id", "cli"), ("scope", "openid email")]);
-    let polls = stub.asked("token");
+    // Unsupported scopes are not requested.
+    let scopes = issuer.supported_scopes(resource.scopes);
+    let code = issuer.request_device_code(&scopes).await.unwrap().expect("a device code");
+    let tokens = device::wait(&issuer, code).await.unwrap();
+    let first = session_from_tokens(&stub.login(), tokens, None).unwrap();
+    assert_form(&stub.requests("device")[0], &[("client_id", "cli"), ("scope", "openid email")]);
+    let polls = stub.requests("token");
     assert_eq!(polls.len(), 3);
     let grant = "urn:ietf:params:oauth:grant-type:device_code";
-    has(&polls[2], &[("client_id", "cli"), ("device_code", "d"), ("grant_type", grant)]);
+    assert_form(&polls[2], &[("client_id", "cli"), ("device_code", "d"), ("grant_type", grant)]);
 
-    let second = renewed(&stub.login(), &first, &TlsArgs::default()).await.expect("it is renewed");
+    let second = renew(&stub.login(), &first, &TlsArgs::default()).await.expect("a renewed session");
     assert!(second.token != first.token && second.refresh.as_deref() == Some("refresh-2"));
-    has(
-        &stub.asked("token")[3],
+    assert_form(
+        &stub.requests("token")[3],
         &[("grant_type", "refresh_token"), ("refresh_token", "refresh-1"), ("client_id", "cli")],
     );
     issuer.revoke("refresh-2").await.unwrap();
-    has(&stub.asked("revoke")[0], &[("token", "refresh-2"), ("client_id", "cli")]);
+    assert_form(&stub.requests("revoke")[0], &[("token", "refresh-2"), ("client_id", "cli")]);
 
-    stub.does().refusals = vec!["invalid_grant", "temporarily_unavailable"];
+    stub.state().refusals = vec!["invalid_grant", "temporarily_unavailable"];
     assert_eq!(
-        renewed(&stub.login(), &second, &TlsArgs::default()).await.err(),
+        renew(&stub.login(), &second, &TlsArgs::default()).await.err(),
         Some(None),
-        "it is over"
+        "the session assert_form ended"
     );
-    let passes =
-        renewed(&stub.login(), &second, &TlsArgs::default()).await.err().expect("it is refused");
+    let temporary =
+        renew(&stub.login(), &second, &TlsArgs::default()).await.err().expect("a refusal");
     assert!(
-        passes.expect("it may pass").message().contains("words of it (temporarily_unavailable)")
+        temporary
+            .expect("a retryable failure")
+            .message()
+            .contains("the description (temporarily_unavailable)")
     );
 }
 
 #[tokio::test]
-async fn a_code_that_is_refused_or_ends_is_not_waited_for() {
-    for (code, words) in [
-        ("access_denied", "refused there"),
+async fn denied_or_expired_device_code_ends_the_login() {
+    for (code, message) in [
+        ("access_denied", "was denied"),
         ("expired_token", "in time"),
-        ("invalid_grant", "words of it (invalid_grant)"),
+        ("invalid_grant", "the description (invalid_grant)"),
     ] {
         let stub = Stub::start(Value::Null, &["authorization_pending", code]).await;
         let issuer = stub.issuer().await.unwrap();
-        let begun = issuer.begin_device("openid").await.unwrap().expect("it gives codes");
-        let failure = device::wait(&issuer, begun).await.err().expect("it fails");
-        assert!(failure.message().contains(words), "{code}: {failure}");
-        assert_eq!(stub.asked("token").len(), 2);
+        let device_code =
+            issuer.request_device_code("openid").await.unwrap().expect("a device code");
+        let failure = device::wait(&issuer, device_code).await.err().expect("a failure");
+        assert!(failure.message().contains(message), "{code}: {failure}");
+        assert_eq!(stub.requests("token").len(), 2);
     }
 }
 
 #[tokio::test]
-async fn a_browser_comes_back_and_what_others_say_is_not_listened_to() {
+async fn browser_redirect_is_accepted_and_other_requests_are_ignored() {
     let stub = Stub::start(json!({"device_authorization_endpoint": null}), &[]).await;
     let issuer = stub.issuer().await.unwrap();
-    assert!(issuer.begin_device("openid").await.unwrap().is_none());
-    // The port is chosen here, so that the browser knows where to come.
+    assert!(issuer.request_device_code("openid").await.unwrap().is_none());
+    // A fixed port, so that the test knows the redirect.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let waiting = browser::wait_with(&issuer, "openid offline_access", port, |page| {
         let query: Form = page.query_pairs().into_owned().collect();
         let redirect = format!("http://127.0.0.1:{port}/");
-        has(
+        assert_form(
             &query,
             &[
                 ("realm", "r"),
@@ -235,7 +239,7 @@ async fn a_browser_comes_back_and_what_others_say_is_not_listened_to() {
                 ("redirect_uri", redirect.as_str()),
             ],
         );
-        has(
+        assert_form(
             &query,
             &[
                 ("scope", "openid offline_access"),
@@ -244,10 +248,10 @@ async fn a_browser_comes_back_and_what_others_say_is_not_listened_to() {
             ],
         );
         let (state, challenge) = (query["state"].clone(), query["code_challenge"].clone());
-        stub.does().asked.push(("page", Form::from([("challenge".to_owned(), challenge)])));
+        stub.state().requests.push(("page", Form::from([("challenge".to_owned(), challenge)])));
         tokio::spawn(async move {
-            let client = issuer::builder(&redirect).build().unwrap();
-            // Says nothing, and does not keep anybody waiting.
+            let client = issuer::client_builder(&redirect).build().unwrap();
+            // A connection without a request does not block others.
             let _silent = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
             for wrong in ["?code=evil&state=guessed", "favicon.ico", "?code=evil"] {
                 let answer = client.get(format!("{redirect}{wrong}")).send().await.unwrap();
@@ -258,17 +262,17 @@ async fn a_browser_comes_back_and_what_others_say_is_not_listened_to() {
     });
     let tokens = waiting.await.unwrap();
     assert_eq!(tokens.refresh_token.as_deref(), Some("refresh-1"));
-    let asked = stub.asked("token").remove(0);
-    has(&asked, &[("grant_type", "authorization_code"), ("code", "c"), ("client_id", "cli")]);
+    let request = stub.requests("token").remove(0);
+    assert_form(&request, &[("grant_type", "authorization_code"), ("code", "c"), ("client_id", "cli")]);
     let challenge =
-        BASE64_URL_SAFE_NO_PAD.encode(digest(&SHA256, asked["code_verifier"].as_bytes()));
-    assert_eq!(stub.asked("page")[0]["challenge"], challenge);
+        BASE64_URL_SAFE_NO_PAD.encode(digest(&SHA256, request["code_verifier"].as_bytes()));
+    assert_eq!(stub.requests("page")[0]["challenge"], challenge);
 }
 
 #[tokio::test]
-async fn nobody_is_sent_to_an_issuer_that_is_another_one_or_that_others_can_listen_to() {
-    let refused = async |described: Value| {
-        let error = Stub::start(described, &[]).await.issuer().await.err().expect("it is refused");
+async fn foreign_or_insecure_issuer_is_refused() {
+    let refused = async |overrides: Value| {
+        let error = Stub::start(overrides, &[]).await.issuer().await.err().expect("a refusal");
         Failure::from(error)
     };
     let another = refused(json!({"issuer": "https://login.example.com"})).await;
@@ -279,17 +283,17 @@ async fn nobody_is_sent_to_an_issuer_that_is_another_one_or_that_others_can_list
         "device_authorization_endpoint",
         "revocation_endpoint",
     ] {
-        let open = refused(json!({endpoint: "http://login.example.com/x"})).await;
-        assert!(open.message().contains("without TLS"), "{endpoint}: {open}");
+        let insecure = refused(json!({endpoint: "http://login.example.com/x"})).await;
+        assert!(insecure.message().contains("without TLS"), "{endpoint}: {insecure}");
     }
     let login = Login {
         issuer: "http://login.example.com".into(),
         client_id: "cli".into(),
         audience: "c".into(),
     };
-    assert!(matches!(Issuer::find(&login, None).await, Err(Error::Wrong(_))));
+    assert!(matches!(Issuer::discover(&login, None).await, Err(Error::Invalid(_))));
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let login = Login { issuer: format!("http://127.0.0.1:{port}"), ..login };
-    let away = Failure::from(Issuer::find(&login, None).await.err().expect("nobody is there"));
-    assert_eq!(away.exit(), Exit::Unreachable);
+    let unreachable = Failure::from(Issuer::discover(&login, None).await.err().expect("no issuer"));
+    assert_eq!(unreachable.exit(), Exit::Unreachable);
 }

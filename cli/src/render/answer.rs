@@ -1,5 +1,5 @@
-//! One answer of the model: streamed in pieces, then told whole. Shows each part once, whichever
-//! comes first.
+//! Renders one answer of the model, which arrives as deltas and then as a complete message. Shows
+//! each part once.
 
 use std::io;
 
@@ -7,9 +7,9 @@ use construct_proto::v1::{self, MessageDelta, block::Block, message_delta::Delta
 
 use crate::console::{Channel, Sink, Style};
 
-/// What stands before each line of JavaScript.
-const MARGIN: &str = "  │ ";
-/// What stands before each line of the model's thinking.
+/// The prefix of each line of JavaScript.
+const CODE_MARGIN: &str = "  │ ";
+/// The prefix of each line of thinking.
 const THOUGHT_MARGIN: &str = "  ┊ ";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ enum Kind {
     Code,
 }
 
-/// Text that came as one block of the answer.
+/// The streamed text of one block of the answer.
 #[derive(Debug)]
 struct Part {
     block: u32,
@@ -26,17 +26,17 @@ struct Part {
     text: String,
 }
 
-/// The answer that is being written.
+/// The current answer.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// Whether anything is shown before the answer is whole.
+    /// Whether deltas are shown before the answer is complete.
     live: bool,
     step: u64,
     parts: Vec<Part>,
     /// The unfinished line of JavaScript.
     line: String,
-    /// The unfinished line of the model's thinking, while it thinks. It is shown live only, and is
-    /// no part of the answer.
+    /// The unfinished line of thinking, while the model thinks. Shown live only; not a part of the
+    /// answer.
     thought: Option<String>,
 }
 
@@ -45,7 +45,7 @@ impl Answer {
         Self { live, step: 0, parts: Vec::new(), line: String::new(), thought: None }
     }
 
-    /// A piece.
+    /// Shows a delta.
     pub(super) fn delta(
         &mut self,
         step: u64,
@@ -67,18 +67,18 @@ impl Answer {
         }
     }
 
-    /// What came so far is void.
+    /// Discards the streamed answer: the model starts again.
     pub(super) fn restart(&mut self, reason: &str, sink: &mut dyn Sink) -> io::Result<()> {
-        let shown = !self.parts.is_empty();
+        let was_shown = !self.parts.is_empty();
         self.abandon(sink)?;
-        if !shown {
+        if !was_shown {
             return Ok(());
         }
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        sink.line(&[(Style::Dim, &format!("↻ the answer begins again{reason}"))])
+        sink.line(&[(Style::Dim, &format!("↻ the answer restarts{reason}"))])
     }
 
-    /// The answer is whole: shows what has not been shown.
+    /// Shows the parts of the complete answer that were not streamed.
     pub(super) fn complete(
         &mut self,
         step: u64,
@@ -89,18 +89,18 @@ impl Answer {
             self.abandon(sink)?;
             self.step = step;
         }
-        let whole: Vec<(Kind, &str)> = blocks.iter().filter_map(kind_and_text).collect();
+        let complete: Vec<(Kind, &str)> = blocks.iter().filter_map(kind_and_text).collect();
         let streamed = std::mem::take(&mut self.parts);
         let mut matching = true;
-        for (index, &(kind, text)) in whole.iter().enumerate() {
+        for (index, &(kind, text)) in complete.iter().enumerate() {
             let rest = match streamed.get(index).filter(|_| matching) {
-                // Whoever joined in the middle has seen the end of the first part only.
+                // A client that subscribed late has seen only the end of the first part.
                 Some(part) if part.kind == kind && index == 0 && text.ends_with(&part.text) => "",
                 Some(part) if part.kind == kind => match text.strip_prefix(part.text.as_str()) {
                     Some(rest) => rest,
-                    None => self.diverged(&mut matching, text, sink)?,
+                    None => self.restart_from(&mut matching, text, sink)?,
                 },
-                Some(_) => self.diverged(&mut matching, text, sink)?,
+                Some(_) => self.restart_from(&mut matching, text, sink)?,
                 None => text,
             };
             let continues = index + 1 == streamed.len() && matching;
@@ -112,14 +112,14 @@ impl Answer {
         self.end_part(sink)
     }
 
-    /// No more will come of this answer.
+    /// Ends an answer that will not be completed.
     pub(super) fn abandon(&mut self, sink: &mut dyn Sink) -> io::Result<()> {
         self.parts.clear();
         self.end_part(sink)
     }
 
-    /// What was streamed is not what the answer is: all of it from here on is shown again.
-    fn diverged<'a>(
+    /// The streamed text differs from the answer: from this part on, everything is shown again.
+    fn restart_from<'a>(
         &mut self,
         matching: &mut bool,
         text: &'a str,
@@ -127,7 +127,7 @@ impl Answer {
     ) -> io::Result<&'a str> {
         *matching = false;
         self.end_part(sink)?;
-        sink.line(&[(Style::Dim, "↻ the whole answer:")])?;
+        sink.line(&[(Style::Dim, "↻ the complete answer:")])?;
         Ok(text)
     }
 
@@ -159,7 +159,7 @@ impl Answer {
         if kind == Kind::Text {
             return sink.text(Channel::Answer, Style::Plain, text);
         }
-        // JavaScript is shown by whole lines: each has a margin.
+        // JavaScript is shown in complete lines: each has a margin.
         self.line.push_str(text);
         while let Some((line, rest)) = self.line.split_once('\n') {
             code_line(line, sink)?;
@@ -181,7 +181,7 @@ impl Answer {
 }
 
 fn code_line(line: &str, sink: &mut dyn Sink) -> io::Result<()> {
-    sink.line(&[(Style::Dim, MARGIN), (Style::Code, line)])
+    sink.line(&[(Style::Dim, CODE_MARGIN), (Style::Code, line)])
 }
 
 fn thought_line(line: &str, sink: &mut dyn Sink) -> io::Result<()> {

@@ -4,9 +4,9 @@ use construct_proto::v1::{
 };
 
 use super::*;
-use crate::console::{Color, tests::paper};
+use crate::console::{Color, tests::buffered_console};
 
-const LIVE: Options = Options { live: true, people: false, entities: false };
+const LIVE: Options = Options { live: true, user_messages: false, entities: false };
 
 fn event(kind: &str, step: u64, payload: Payload) -> Event {
     Event { r#type: kind.to_owned(), step, payload: Some(payload), ..Event::default() }
@@ -79,22 +79,22 @@ fn result_block(output: &str, error: &str, tools: &[&str]) -> Block {
     })
 }
 
-/// What a terminal shows, answers and the rest in one.
-fn shown(options: Options, events: &[Event]) -> String {
-    let both = crate::console::tests::Paper::default();
+/// Everything that a terminal shows.
+fn rendered(options: Options, events: &[Event]) -> String {
+    let buffer = crate::console::tests::SharedBuffer::default();
     let mut console = crate::console::Console::new(
-        (Box::new(both.clone()), true),
-        (Box::new(both.clone()), true),
+        (Box::new(buffer.clone()), true),
+        (Box::new(buffer.clone()), true),
         Color::Never,
     );
     let mut renderer = Renderer::new(options);
     for event in events {
         renderer.event(event, &mut console).unwrap();
     }
-    both.text()
+    buffer.text()
 }
 
-fn a_turn() -> Vec<Event> {
+fn turn() -> Vec<Event> {
     let phase = PhaseChanged {
         previous: TaskPhase::InvokeModel.into(),
         phase: TaskPhase::ExecuteTools.into(),
@@ -155,7 +155,7 @@ fn a_turn() -> Vec<Event> {
     ]
 }
 
-const A_TURN: &str = "\
+const RENDERED_TURN: &str = "\
 Let me look.
   │ const hits = grep(\"TODO\", \"src\");
   │ print(hits.length)
@@ -167,22 +167,22 @@ There are three.
 ";
 
 #[test]
-fn a_turn_reads_as_a_conversation() {
-    assert_eq!(shown(LIVE, &a_turn()), A_TURN);
+fn turn_is_rendered_as_conversation() {
+    assert_eq!(rendered(LIVE, &turn()), RENDERED_TURN);
 }
 
 #[test]
-fn a_turn_of_which_only_the_records_are_left_reads_the_same_but_for_arguments() {
-    let records: Vec<Event> = a_turn()
+fn turn_from_records_is_rendered_without_arguments() {
+    let records: Vec<Event> = turn()
         .into_iter()
         .filter(|event| event.r#type != "message.delta" && !event.r#type.starts_with("tool."))
         .collect();
-    let expected = A_TURN.replace("grep(\"TODO\", \"src\") 12 ms · 3 matches", "grep() 900 µs");
-    assert_eq!(shown(LIVE, &records), expected);
+    let expected = RENDERED_TURN.replace("grep(\"TODO\", \"src\") 12 ms · 3 matches", "grep() 900 µs");
+    assert_eq!(rendered(LIVE, &records), expected);
 }
 
 #[test]
-fn calls_that_were_not_heard_are_shown_with_what_was_kept_of_them() {
+fn missed_calls_are_shown_from_recorded_arguments() {
     let used = |number, name: &str, succeeded, arguments: &str, result: &str| ToolUse {
         number,
         name: name.to_owned(),
@@ -200,7 +200,7 @@ fn calls_that_were_not_heard_are_shown_with_what_was_kept_of_them() {
             r#"{"path":"a"}"#,
             r#"{"name":"NotFound","message":"no such file"}"#,
         ),
-        // Cut off, and so no JSON any more.
+        // Truncated, so not valid JSON.
         used(3, "read_file", true, r#"{"path":"b"}"#, "\"xxx…"),
     ];
     let result = CodeInterpreterResult {
@@ -211,23 +211,23 @@ fn calls_that_were_not_heard_are_shown_with_what_was_kept_of_them() {
     let events = [message(2, MessageSource::System, vec![Block::CodeInterpreterResult(result)])];
     let expected = "  ✓ grep(query: \"TODO\") 900 µs · 3 matches\n  ✗ read_file(path: \"a\") 900 µs · no such file\n  \
                     ✓ read_file(path: \"b\") 900 µs\n";
-    assert_eq!(shown(LIVE, &events), expected);
+    assert_eq!(rendered(LIVE, &events), expected);
 }
 
 #[test]
-fn answers_that_are_not_shown_live_are_printed_once_and_whole() {
-    let (mut console, answer, aside) = paper(false, Color::Auto);
+fn answer_without_terminal_is_printed_once_when_complete() {
+    let (mut console, answer, status) = buffered_console(false, Color::Auto);
     let mut renderer = Renderer::new(Options { live: false, ..LIVE });
-    for event in a_turn() {
+    for event in turn() {
         renderer.event(&event, &mut console).unwrap();
     }
     assert_eq!(answer.text(), "Let me look.\nThere are three.\n");
-    let lines: Vec<&str> = A_TURN.lines().filter(|line| !answer.text().contains(line)).collect();
-    assert_eq!(aside.text().lines().collect::<Vec<_>>(), lines);
+    let lines: Vec<&str> = RENDERED_TURN.lines().filter(|line| !answer.text().contains(line)).collect();
+    assert_eq!(status.text().lines().collect::<Vec<_>>(), lines);
 }
 
 #[test]
-fn an_answer_that_begins_again_is_said_to() {
+fn restarted_answer_is_marked() {
     let events = [
         text(1, 0, "Wrong sta"),
         event(
@@ -239,14 +239,14 @@ fn an_answer_that_begins_again_is_said_to() {
         message(1, MessageSource::Assistant, vec![text_block("Right.")]),
     ];
     assert_eq!(
-        shown(LIVE, &events),
-        "Wrong sta\n↻ the answer begins again: the vendor hung up\nRight.\n"
+        rendered(LIVE, &events),
+        "Wrong sta\n↻ the answer restarts: the vendor hung up\nRight.\n"
     );
 }
 
 #[test]
-fn thinking_is_shown_while_it_lasts_and_is_no_part_of_the_answer() {
-    let kept = Block::Thinking(v1::Thinking {
+fn thinking_is_shown_live_only() {
+    let thinking = Block::Thinking(v1::Thinking {
         text: "First I\nlook around.".to_owned(),
         ..v1::Thinking::default()
     });
@@ -254,28 +254,28 @@ fn thinking_is_shown_while_it_lasts_and_is_no_part_of_the_answer() {
         thought(1, 0, "First I\nlook"),
         thought(1, 0, " around."),
         text(1, 1, "Done."),
-        message(1, MessageSource::Assistant, vec![kept, text_block("Done.")]),
+        message(1, MessageSource::Assistant, vec![thinking, text_block("Done.")]),
     ];
-    assert_eq!(shown(LIVE, &events), "  ┊ First I\n  ┊ look around.\nDone.\n");
-    assert_eq!(shown(Options { live: false, ..LIVE }, &events), "Done.\n");
+    assert_eq!(rendered(LIVE, &events), "  ┊ First I\n  ┊ look around.\nDone.\n");
+    assert_eq!(rendered(Options { live: false, ..LIVE }, &events), "Done.\n");
 }
 
 #[test]
-fn whoever_joins_in_the_middle_sees_nothing_twice() {
+fn late_subscriber_sees_nothing_twice() {
     let events = [
         text(1, 0, "the end."),
         message(1, MessageSource::Assistant, vec![text_block("Only the end.")]),
     ];
-    assert_eq!(shown(LIVE, &events), "the end.\n");
+    assert_eq!(rendered(LIVE, &events), "the end.\n");
 }
 
 #[test]
-fn an_answer_that_differs_from_what_was_streamed_is_shown_whole() {
+fn answer_that_differs_from_deltas_is_shown_completely() {
     let events = [
         text(1, 0, "Lost pie"),
         message(1, MessageSource::Assistant, vec![text_block("Lost a piece.")]),
     ];
-    assert_eq!(shown(LIVE, &events), "Lost pie\n↻ the whole answer:\nLost a piece.\n");
+    assert_eq!(rendered(LIVE, &events), "Lost pie\n↻ the complete answer:\nLost a piece.\n");
 }
 
 #[test]
@@ -311,19 +311,19 @@ fn errors_of_tools_and_scripts_are_shown() {
     ⎿ Error: no\n    ⎿   at x
 ✗ RATE_LIMITED: slow down
 ";
-    assert_eq!(shown(LIVE, &events), expected);
+    assert_eq!(rendered(LIVE, &events), expected);
 }
 
 #[test]
-fn people_are_shown_when_wanted() {
-    let said = message(0, MessageSource::User, vec![text_block("one\ntwo")]);
-    assert_eq!(shown(LIVE, std::slice::from_ref(&said)), "");
-    assert_eq!(shown(Options { people: true, ..LIVE }, &[said]), "❯ one\n  two\n");
+fn user_messages_are_shown_on_request() {
+    let user_message = message(0, MessageSource::User, vec![text_block("one\ntwo")]);
+    assert_eq!(rendered(LIVE, std::slice::from_ref(&user_message)), "");
+    assert_eq!(rendered(Options { user_messages: true, ..LIVE }, &[user_message]), "❯ one\n  two\n");
 }
 
 #[test]
-fn what_a_person_is_asked_is_shown_whole_with_how_to_decide() {
-    let approval = |state: ApprovalState, words: &str| {
+fn pending_approval_is_shown_with_all_arguments_and_commands() {
+    let approval = |state: ApprovalState, comment: &str| {
         let approval = Approval {
             metadata: Some(v1::Metadata { id: "approval_1".to_owned(), ..v1::Metadata::default() }),
             spec: Some(v1::ApprovalSpec {
@@ -336,17 +336,17 @@ fn what_a_person_is_asked_is_shown_whole_with_how_to_decide() {
             status: Some(v1::ApprovalStatus {
                 state: state.into(),
                 decided_by: "ada".to_owned(),
-                words: words.to_owned(),
+                comment: comment.to_owned(),
                 ..v1::ApprovalStatus::default()
             }),
         };
         event("approval.requested", 0, Payload::Approval(approval))
     };
-    let asked = shown(LIVE, &[approval(ApprovalState::Pending, "")]);
+    let pending = rendered(LIVE, &[approval(ApprovalState::Pending, "")]);
     assert_eq!(
-        asked,
+        pending,
         "? create_file needs approval: it is secret\n    {\n      \"content\": \"\\u001b[2Jx\",\n      \"path\": \"secrets/key\"\n    \
-         }\n  decide: construct approval approve approval_1\n      or: construct approval reject approval_1 --words WHY\n"
+         }\n  approve: construct approval approve approval_1\n  reject:  construct approval reject approval_1 --comment COMMENT\n"
     );
     let decided = shown(
         LIVE,

@@ -1,4 +1,4 @@
-//! Tool calls of scripts, one line each: `✓ grep("TODO", "src") 12 ms · 3 matches`.
+//! Renders tool calls of scripts, one line each: `✓ grep("TODO", "src") 12 ms · 3 matches`.
 
 use std::{collections::HashMap, io};
 
@@ -11,23 +11,24 @@ use crate::{
     words::{clip, columns, count, one_line},
 };
 
-/// Columns one argument may take.
-const ARGUMENT: usize = 48;
+/// The maximum columns of an argument.
+const ARGUMENT_COLUMNS: usize = 48;
 
-/// Columns that are kept for what came back.
-const SAID: usize = 16;
+/// The columns reserved for the result.
+const RESULT_COLUMNS: usize = 16;
 
-/// What is known of the calls of the running script.
+/// The calls of the running script.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
-    /// Arguments of calls that have no result yet, by step and number.
+    /// The arguments of calls without a result, by step and number.
     open: HashMap<(String, u32), String>,
     step: u64,
+    /// The number of results shown in this step.
     shown: usize,
 }
 
 impl Tools {
-    pub(super) fn called(&mut self, called: &ToolCalled) {
+    pub(super) fn record_call(&mut self, called: &ToolCalled) {
         self.open.insert((called.step_id.clone(), called.number), called.arguments.clone());
     }
 
@@ -37,38 +38,39 @@ impl Tools {
         result: &ToolResult,
         sink: &mut dyn Sink,
     ) -> io::Result<()> {
-        self.begin(step);
+        self.start_step(step);
         self.shown += 1;
         let arguments =
             self.open.remove(&(result.step_id.clone(), result.number)).unwrap_or_default();
-        let said = summary(&result.name, result.succeeded, &result.result);
-        line(&result.name, &arguments, result.succeeded, result.duration_micros, &said, sink)
+        let summary = summarize(&result.name, result.succeeded, &result.result);
+        line(&result.name, &arguments, result.succeeded, result.duration_micros, &summary, sink)
     }
 
-    /// Shows the calls of a script that nothing was heard of while it ran.
-    pub(super) fn missed(
+    /// Shows the calls whose progress events were missed.
+    pub(super) fn show_remaining(
         &mut self,
         step: u64,
         uses: &[ToolUse],
         sink: &mut dyn Sink,
     ) -> io::Result<()> {
-        self.begin(step);
-        let heard = self.shown.min(uses.len());
-        self.shown -= heard;
-        for used in &uses[heard..] {
-            let said = summary(&used.name, used.succeeded, &used.result);
-            line(&used.name, &used.arguments, used.succeeded, used.duration_micros, &said, sink)?;
+        self.start_step(step);
+        let shown = self.shown.min(uses.len());
+        self.shown -= shown;
+        for tool_use in &uses[shown..] {
+            let ToolUse { name, arguments, succeeded, duration_micros, result, .. } = tool_use;
+            let summary = summarize(name, *succeeded, result);
+            line(name, arguments, *succeeded, *duration_micros, &summary, sink)?;
         }
         Ok(())
     }
 
-    /// The script's results are all told.
+    /// Ends the step: all results were shown.
     pub(super) fn end_step(&mut self) {
         self.open.clear();
         self.shown = 0;
     }
 
-    fn begin(&mut self, step: u64) {
+    fn start_step(&mut self, step: u64) {
         if step != self.step {
             self.step = step;
             self.shown = 0;
@@ -81,27 +83,28 @@ fn line(
     arguments: &str,
     succeeded: bool,
     micros: i64,
-    said: &str,
+    summary: &str,
     sink: &mut dyn Sink,
 ) -> io::Result<()> {
     let (style, sign) = if succeeded { (Style::Good, "  ✓ ") } else { (Style::Bad, "  ✗ ") };
     let took = format!(" {}", time::measured(micros));
     let name = one_line(name);
-    // Some room is kept for what came back, however long the arguments are.
-    let room = sink.width().saturating_sub(4 + columns(&name) + 2 + columns(&took) + 3 + SAID);
-    let call = format!("{name}({})", clip(&shown_arguments(arguments), room.max(SAID)));
-    let left = sink.width().saturating_sub(4 + columns(&call) + columns(&took) + 3);
-    let said = if said.is_empty() || left < 8 {
+    // Long arguments leave space for the result.
+    let fixed = 4 + columns(&name) + 2 + columns(&took) + 3 + RESULT_COLUMNS;
+    let available = sink.width().saturating_sub(fixed).max(RESULT_COLUMNS);
+    let call = format!("{name}({})", clip(&format_arguments(arguments), available));
+    let remaining = sink.width().saturating_sub(4 + columns(&call) + columns(&took) + 3);
+    let summary = if summary.is_empty() || remaining < 8 {
         String::new()
     } else {
-        format!(" · {}", clip(said, left))
+        format!(" · {}", clip(summary, remaining))
     };
-    let said_style = if succeeded { Style::Dim } else { Style::Bad };
-    sink.line(&[(style, sign), (Style::Plain, &call), (Style::Dim, &took), (said_style, &said)])
+    let summary_style = if succeeded { Style::Dim } else { Style::Bad };
+    sink.line(&[(style, sign), (Style::Plain, &call), (Style::Dim, &took), (summary_style, &summary)])
 }
 
-/// The arguments as they stand in the script, each clipped.
-fn shown_arguments(json: &str) -> String {
+/// The arguments as in the script, each clipped.
+fn format_arguments(json: &str) -> String {
     match serde_json::from_str(json) {
         Ok(Value::Array(items)) => items.iter().map(short).collect::<Vec<_>>().join(", "),
         Ok(Value::Object(fields)) => fields
@@ -111,17 +114,17 @@ fn shown_arguments(json: &str) -> String {
             .join(", "),
         Ok(Value::Null) => String::new(),
         Ok(value) => short(&value),
-        // Long arguments are clipped on the way and are no JSON any more.
-        Err(_) => clip(&one_line(json), 2 * ARGUMENT),
+        // Long arguments were truncated and are not valid JSON.
+        Err(_) => clip(&one_line(json), 2 * ARGUMENT_COLUMNS),
     }
 }
 
 fn short(value: &Value) -> String {
-    clip(&one_line(&value.to_string()), ARGUMENT)
+    clip(&one_line(&value.to_string()), ARGUMENT_COLUMNS)
 }
 
-/// What came back, in a few words.
-fn summary(name: &str, succeeded: bool, json: &str) -> String {
+/// A short summary of a result.
+fn summarize(name: &str, succeeded: bool, json: &str) -> String {
     let value = match serde_json::from_str(json) {
         Ok(value) => value,
         Err(_) if succeeded => return String::new(),

@@ -1,4 +1,4 @@
-//! One message of the mesh, as a line or as JSON.
+//! Formats one message of the mesh as a line or as JSON.
 
 use std::io;
 
@@ -11,41 +11,41 @@ use crate::{
     words::{clip, columns, one_line, printable},
 };
 
-/// What every subject begins with.
-const ROOT: &str = "construct.v1.";
-/// How many bytes of an undecodable payload are shown.
-const PREVIEW: usize = 32;
-/// Fields that a line leaves out: the subject or the headers say the same, or they are of interest
-/// only in full.
-const KNOWN: [&str; 8] =
+/// The prefix of every subject.
+const SUBJECT_PREFIX: &str = "construct.v1.";
+/// The shown bytes of an undecodable payload.
+const PREVIEW_BYTES: usize = 32;
+/// Fields that a line omits: the subject or the headers contain them, or they matter only in the full
+/// output.
+const OMITTED_FIELDS: [&str; 8] =
     ["organizationId", "taskId", "id", "cursor", "type", "time", "sequence", "metadata"];
 
-/// What a message holds.
+/// The payload of a message.
 #[derive(Debug)]
 pub(super) enum Payload {
     Empty,
     Decoded(Value),
-    /// Of no known type, or not what its type says.
-    Bytes {
-        why: String,
+    /// Not decodable: the type is unknown, or the bytes are not of the type.
+    Undecodable {
+        reason: String,
         bytes: Vec<u8>,
     },
-    /// Too large for a message, and its folder is not known or does not have it.
-    Elsewhere(String),
+    /// In a blob that cannot be read here.
+    Blob(String),
 }
 
 impl Payload {
     pub(super) fn read(type_name: Option<&str>, blob: Option<&str>, bytes: &[u8]) -> Self {
         if let (Some(blob), true) = (blob, bytes.is_empty()) {
-            return Self::Elsewhere(blob.to_owned());
+            return Self::Blob(blob.to_owned());
         }
-        let undecodable = |why: String| Self::Bytes { why, bytes: bytes.to_vec() };
+        let undecodable = |reason: String| Self::Undecodable { reason, bytes: bytes.to_vec() };
         let Some(name) = type_name else {
             return if bytes.is_empty() { Self::Empty } else { undecodable("no type".to_owned()) };
         };
         match proto_json::decode(name, bytes) {
             Ok(mut value) => {
-                // Whoever sees it could use it.
+                // A valid credential.
                 if let Some(token) = value.get_mut("modelToken") {
                     *token = json!("***");
                 }
@@ -57,9 +57,9 @@ impl Payload {
     }
 }
 
-/// One message.
+/// A received message.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct TappedMessage {
     pub(super) time: Timestamp,
     pub(super) subject: String,
     pub(super) type_name: Option<String>,
@@ -67,11 +67,12 @@ pub(super) struct Shown {
     pub(super) payload: Payload,
 }
 
-impl Shown {
-    /// For people: when, where, what, and its content as far as the line goes.
+impl TappedMessage {
+    /// Writes a line for people: time, subject, type and clipped content. With `full`, also headers and
+    /// the whole content.
     pub(super) fn write(&self, full: bool, sink: &mut dyn Sink) -> io::Result<()> {
         let clock = time::clock(self.time);
-        let short = self.subject.strip_prefix(ROOT).unwrap_or(&self.subject);
+        let short = self.subject.strip_prefix(SUBJECT_PREFIX).unwrap_or(&self.subject);
         let subject: Vec<String> = short.split('.').map(shorten).collect();
         let subject = printable(&subject.join("."));
         let kind =
@@ -79,17 +80,19 @@ impl Shown {
         let content = match &self.payload {
             Payload::Empty => String::new(),
             Payload::Decoded(value) => compact(value),
-            Payload::Bytes { why, bytes } => format!("{why}: {} bytes {}", bytes.len(), hex(bytes)),
-            Payload::Elsewhere(blob) => format!("in blob {blob}"),
+            Payload::Undecodable { reason, bytes } => {
+                format!("{reason}: {} bytes {}", bytes.len(), hex_preview(bytes))
+            }
+            Payload::Blob(blob) => format!("in blob {blob}"),
         };
         let style =
-            if matches!(self.payload, Payload::Bytes { .. }) { Style::Bad } else { Style::Plain };
+            if matches!(self.payload, Payload::Undecodable { .. }) { Style::Bad } else { Style::Plain };
         let used = columns(&clock) + columns(&subject) + columns(kind) + 6;
-        let room = sink.width().saturating_sub(used).max(60);
+        let available = sink.width().saturating_sub(used).max(60);
         let content = if full && matches!(self.payload, Payload::Decoded(_)) {
             String::new()
         } else {
-            clip(&one_line(&content), room)
+            clip(&one_line(&content), available)
         };
         sink.line(&[
             (Style::Dim, &clock),
@@ -111,28 +114,28 @@ impl Shown {
         Ok(())
     }
 
-    /// For machines.
+    /// The message as JSON.
     pub(super) fn json(&self) -> Value {
         let headers: serde_json::Map<String, Value> = self
             .headers
             .iter()
             .map(|(name, value)| (name.clone(), Value::from(value.as_str())))
             .collect();
-        let mut whole = json!({ "time": self.time.to_string(), "subject": self.subject, "type": self.type_name, "headers": headers });
+        let mut message = json!({ "time": self.time.to_string(), "subject": self.subject, "type": self.type_name, "headers": headers });
         match &self.payload {
             Payload::Empty => {}
-            Payload::Decoded(value) => whole["payload"] = value.clone(),
-            Payload::Bytes { why, bytes } => {
-                whole["undecodable"] = Value::from(why.as_str());
-                whole["payload_hex"] = Value::from(all_hex(bytes));
+            Payload::Decoded(value) => message["payload"] = value.clone(),
+            Payload::Undecodable { reason, bytes } => {
+                message["undecodable"] = Value::from(reason.as_str());
+                message["payload_hex"] = Value::from(hex(bytes));
             }
-            Payload::Elsewhere(blob) => whole["blob"] = Value::from(blob.as_str()),
+            Payload::Blob(blob) => message["blob"] = Value::from(blob.as_str()),
         }
-        whole
+        message
     }
 }
 
-/// An id by its end, which alone differs between those that were made at the same time.
+/// Shortens an id to its end: ids created at the same time differ only there.
 fn shorten(token: &str) -> String {
     match token.rsplit_once('_') {
         Some((prefix, uuid)) if uuid.len() == 36 && uuid.is_ascii() => {
@@ -142,16 +145,16 @@ fn shorten(token: &str) -> String {
     }
 }
 
-/// Fields and values in one line, without quotes around what needs none.
+/// Formats fields and values in one line, with quotes only where needed.
 fn compact(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
-            let shown = fields.iter().filter(|(name, _)| !KNOWN.contains(&name.as_str()));
-            let shown = shown.map(|(name, value)| match value {
+            let shown_fields = fields.iter().filter(|(name, _)| !OMITTED_FIELDS.contains(&name.as_str()));
+            let shown_fields = shown_fields.map(|(name, value)| match value {
                 Value::Object(_) => format!("{name} {{ {} }}", compact(value)),
                 _ => format!("{name}={}", compact(value)),
             });
-            shown.collect::<Vec<_>>().join(" ")
+            shown_fields.collect::<Vec<_>>().join(" ")
         }
         Value::Array(items) => {
             format!("[{}]", items.iter().map(compact).collect::<Vec<_>>().join(", "))
@@ -170,12 +173,12 @@ fn shorten_text(text: &str) -> String {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    let more = if bytes.len() > PREVIEW { "…" } else { "" };
-    all_hex(&bytes[..bytes.len().min(PREVIEW)]) + more
+fn hex_preview(bytes: &[u8]) -> String {
+    let ellipsis = if bytes.len() > PREVIEW_BYTES { "…" } else { "" };
+    hex(&bytes[..bytes.len().min(PREVIEW_BYTES)]) + ellipsis
 }
 
-fn all_hex(bytes: &[u8]) -> String {
+fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -185,12 +188,12 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::console::{Color, tests::paper};
+    use crate::console::{Color, tests::buffered_console};
 
     const TASK: &str = "task_01890a5d-ac96-774b-bcce-b302099a8057";
 
-    fn shown(subject: &str, type_name: Option<&str>, bytes: &[u8]) -> Shown {
-        Shown {
+    fn message(subject: &str, type_name: Option<&str>, bytes: &[u8]) -> TappedMessage {
+        TappedMessage {
             time: Timestamp::UNIX_EPOCH,
             subject: subject.to_owned(),
             type_name: type_name.map(str::to_owned),
@@ -199,11 +202,11 @@ mod tests {
         }
     }
 
-    fn text(shown: &Shown, full: bool) -> String {
-        let (mut console, _, aside) = paper(false, Color::Never);
-        shown.write(full, &mut console).unwrap();
-        // What remains does not depend on the time zone.
-        aside
+    fn text(message: &TappedMessage, full: bool) -> String {
+        let (mut console, _, status) = buffered_console(false, Color::Never);
+        message.write(full, &mut console).unwrap();
+        // Without the time, which depends on the time zone.
+        status
             .text()
             .lines()
             .map(|line| if line.starts_with(' ') { line } else { &line[14..] })
@@ -212,27 +215,27 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_is_one_line() {
+    fn wake_is_one_line() {
         let wake = TaskWake {
             organization_id: "org".to_owned(),
             task_id: TASK.to_owned(),
             reason: "a message came".to_owned(),
         };
-        let shown = shown(
+        let message = message(
             &format!("construct.v1.cmd.task.wake.3.{TASK}"),
             Some("construct.mesh.v1.TaskWake"),
             &wake.encode_to_vec(),
         );
         assert_eq!(
-            text(&shown, false),
+            text(&message, false),
             r#"cmd.task.wake.3.task_…099a8057  TaskWake  reason="a message came""#
         );
-        let full = text(&shown, true);
+        let full = text(&message, true);
         assert!(
             full.contains("    Nats-Msg-Id: 7\n    {\n      \"organizationId\": \"org\",\n"),
             "{full}"
         );
-        assert_eq!(shown.json()["payload"]["reason"], "a message came");
+        assert_eq!(message.json()["payload"]["reason"], "a message came");
     }
 
     #[test]
@@ -249,12 +252,12 @@ mod tests {
             payload: Some(v1::event::Payload::MessageDelta(delta)),
             ..v1::Event::default()
         };
-        let shown = shown(
+        let message = message(
             "construct.v1.delta.org.task.x",
             Some("construct.v1.Event"),
             &event.encode_to_vec(),
         );
-        let line = text(&shown, false);
+        let line = text(&message, false);
         assert_eq!(
             line,
             r#"delta.org.task.x  Event  step=2 index=9 messageDelta { index=4 text="Let me " }"#
@@ -262,23 +265,23 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_shown_as_bytes() {
-        for (name, why) in [
+    fn undecodable_payload_is_shown_as_hex() {
+        for (name, reason) in [
             (None, "no type"),
             (Some("x.Y"), "unknown type x.Y"),
             (Some("construct.mesh.v1.TaskWake"), "not a construct.mesh.v1.TaskWake"),
         ] {
-            let shown = shown("construct.v1.x", name, &[0xff, 0x01]);
+            let message = message("construct.v1.x", name, &[0xff, 0x01]);
             assert!(
-                text(&shown, false).contains(&format!("{why}: 2 bytes ff01")),
+                text(&message, false).contains(&format!("{reason}: 2 bytes ff01")),
                 "{}",
-                text(&shown, false)
+                text(&message, false)
             );
-            assert_eq!(shown.json()["payload_hex"], "ff01");
+            assert_eq!(message.json()["payload_hex"], "ff01");
         }
         assert!(matches!(
             Payload::read(Some("construct.v1.Event"), Some("sha256:ab"), &[]),
-            Payload::Elsewhere(_)
+            Payload::Blob(_)
         ));
     }
 }

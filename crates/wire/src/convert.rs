@@ -166,7 +166,7 @@ pub fn approval(approval: &StoredApproval) -> v1::Approval {
         status: Some(v1::ApprovalStatus {
             state: approval_state(approval.state).into(),
             decided_by: approval.decided_by.clone(),
-            words: approval.comment.clone(),
+            comment: approval.comment.clone(),
             decided_at: approval.decided_at.map(time),
             expires_at: Some(time(approval.expires_at)),
         }),
@@ -441,7 +441,7 @@ pub fn schedule_run(run: &ScheduleRun) -> v1::ScheduleRun {
         due: Some(time(run.due)),
         outcome: match run.outcome {
             RunOutcome::Sent => v1::ScheduleRunOutcome::Sent,
-            RunOutcome::PassedOver => v1::ScheduleRunOutcome::PassedOver,
+            RunOutcome::PassedOver => v1::ScheduleRunOutcome::Skipped,
             RunOutcome::Failed => v1::ScheduleRunOutcome::Failed,
         }
         .into(),
@@ -543,27 +543,27 @@ pub fn task(task: &StoredTask) -> v1::Task {
             last_error: state.last_error.as_ref().map(error),
             turns_used: state.turn.as_ref().map_or(0, |turn| turn.calls),
             event_sequence: task.event_sequence,
-            forked_from: task.forked_from.map(|(task, message)| v1::ForkedFrom {
+            forked_from: task.forked_from.map(|(task, message)| v1::ForkOrigin {
                 task: task.to_string(),
                 message: message.to_string(),
             }),
             context_tokens: state.context.tokens,
-            context_room: state.context.input_limit,
+            context_limit: state.context.input_limit,
             compacted_through: state.context.through,
             parent: task.ancestors.last().map(ToString::to_string).unwrap_or_default(),
             depth: u32::try_from(task.ancestors.len()).unwrap_or(u32::MAX),
             subtasks: task.subtasks.iter().map(ToString::to_string).collect(),
-            below: None,
+            subtask_totals: None,
         }),
     }
 }
 
 /// What everything below a task comes to.
-pub fn descendant_totals(below: &DescendantTotals) -> v1::TasksBelow {
-    v1::TasksBelow {
-        count: below.count,
-        at_work: below.at_work,
-        cost_pico_usd: below.cost_pico_usd,
+pub fn descendant_totals(totals: &DescendantTotals) -> v1::SubtaskTotals {
+    v1::SubtaskTotals {
+        count: totals.count,
+        active: totals.at_work,
+        cost_pico_usd: totals.cost_pico_usd,
     }
 }
 

@@ -7,7 +7,7 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{
-    self, ApiKeyLimits, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse,
+    self, ApiKeyLimits, ApiKeySpec, ApiKeyUsage, CreateApiKeyRequest, CreateApiKeyResponse,
     CreateSetupCodeRequest, ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest,
     ListApiKeysResponse, RevokeApiKeyRequest, SetupCode, UpdateApiKeyRequest,
     key_service_server::KeyService,
@@ -140,7 +140,7 @@ impl KeyService for Api {
             .await;
         drop(permit);
         let used = counts.map_err(status::from_store)?.get(&id).copied().unwrap_or_default();
-        let used = ApiKeyUse {
+        let used = ApiKeyUsage {
             tasks: used.tasks,
             runs: used.runs,
             tokens: used.tokens,

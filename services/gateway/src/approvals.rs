@@ -62,7 +62,7 @@ impl ApprovalService for Api {
         let decision = ApprovalDecision {
             approved: request.decision() == Decision::Approve,
             decided_by: context.name(),
-            comment: request.words,
+            comment: request.comment,
             arguments_hash: (!request.arguments_hash.is_empty()).then_some(request.arguments_hash),
         };
         let decided = context.store().approval_decide(&write, id, decision, render).await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use construct_bus::blob;
 use construct_proto::v1::{
     DiagnoseRequest, Diagnosis, Finding, FindingSeverity as Severity, GetOverviewRequest, Overview,
-    PhaseCount, Spender, Spent, diagnosis_service_server::DiagnosisService,
+    PhaseCount, Spender, Spending, diagnosis_service_server::DiagnosisService,
 };
 use construct_runtime::clock;
 use construct_store::Store;
@@ -185,10 +185,10 @@ impl DiagnosisService for Api {
                 store.sweep_due(now - database::OVERDUE_AFTER, None, database::MAX_COUNTED_TASKS);
             let rows =
                 future::try_join3(store.active_task_counts(), overdue, store.tasks_quarantined());
-            let (tasks, overdue, parked) = rows.await.map_err(status::from_store)?;
-            Ok((tasks, overdue, parked, (since, spent, spenders)))
+            let (tasks, overdue, quarantined) = rows.await.map_err(status::from_store)?;
+            Ok((tasks, overdue, quarantined, (since, spent, spenders)))
         };
-        let ((workers, dead_letters), (tasks, overdue, parked, (since, spent, spenders))) =
+        let ((workers, dead_letters), (tasks, overdue, quarantined, (since, spent, spenders))) =
             future::try_join(mesh, rows).await?;
         Ok(Response::new(Overview {
             time: Some(convert::time(now)),
@@ -198,10 +198,10 @@ impl DiagnosisService for Api {
                 .map(|(phase, count)| PhaseCount { phase: convert::phase(phase).into(), count })
                 .collect(),
             overdue: i64::try_from(overdue.len()).unwrap_or(i64::MAX),
-            parked: parked.count,
+            quarantined: quarantined.count,
             dead_letters,
             since: Some(convert::time(since)),
-            spent: Some(to_spent(spent)),
+            spending: Some(to_spending(spent)),
             spenders: spenders
                 .into_iter()
                 .map(|spender| Spender {
@@ -209,13 +209,17 @@ impl DiagnosisService for Api {
                     organization_name: spender.organization_name,
                     agent: spender.agent.map(|agent| agent.to_string()).unwrap_or_default(),
                     agent_name: spender.agent_name,
-                    spent: Some(to_spent(spender.spending)),
+                    spending: Some(to_spending(spender.spending)),
                 })
                 .collect(),
         }))
     }
 }
 
-fn to_spent(spent: construct_store::ModelSpending) -> Spent {
-    Spent { calls: spent.calls, tokens: spent.tokens, cost_pico_usd: spent.cost_pico_usd }
+fn to_spending(spending: construct_store::ModelSpending) -> Spending {
+    Spending {
+        calls: spending.calls,
+        tokens: spending.tokens,
+        cost_pico_usd: spending.cost_pico_usd,
+    }
 }

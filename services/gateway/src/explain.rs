@@ -11,7 +11,7 @@ use construct_domain::{
     },
 };
 use construct_proto::{
-    mesh::v1::FailedLooks,
+    mesh::v1::ReconcileFailures,
     v1::{TaskExplanation, TaskPhase},
 };
 use construct_store::{Quarantine, StoredApproval, StoredTask};
@@ -119,8 +119,8 @@ pub(crate) fn explain(
 
 /// Adds that reconciling the task fails, and returns the error. Meanwhile the task does not
 /// continue, whatever it waits for.
-fn add_reconcile_failures(wait: &mut WaitInfo, failures: FailedLooks) -> TaskError {
-    let FailedLooks { since, count, error, next } = failures;
+fn add_reconcile_failures(wait: &mut WaitInfo, failures: ReconcileFailures) -> TaskError {
+    let ReconcileFailures { since, count, error, next } = failures;
     let since = since.and_then(convert::to_time).unwrap_or(wait.since);
     let times = if count == 1 { "once".to_owned() } else { format!("{count} times in a row") };
     wait.text

@@ -8,7 +8,7 @@ use construct_bus::{
     topology::{self, ConsumerRow},
 };
 use construct_domain::task::{Stage, Step, StepState};
-use construct_proto::mesh::v1::{FailedLooks, WhereaboutsQuestion};
+use construct_proto::mesh::v1::{ReconcileFailures, StepLocationQuery};
 use construct_store::StoredTask;
 use futures::future;
 
@@ -42,19 +42,19 @@ pub(crate) struct ReconcilerReport {
     /// The location of its step's command.
     pub(crate) location: Option<StepLocation>,
     /// The consecutive reconcile failures of the task.
-    pub(crate) failures: Option<FailedLooks>,
+    pub(crate) failures: Option<ReconcileFailures>,
 }
 
 /// Asks the task's reconciler, and how far the queue was delivered.
 pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> ReconcilerReport {
     let command = command(task);
-    let mut question = WhereaboutsQuestion {
+    let mut question = StepLocationQuery {
         organization_id: task.state.organization.to_string(),
         task_id: task.state.id.to_string(),
-        ..WhereaboutsQuestion::default()
+        ..StepLocationQuery::default()
     };
     if let Some(Command { step, pool, .. }) = &command {
-        question = WhereaboutsQuestion {
+        question = StepLocationQuery {
             step_id: step.id.to_string(),
             round: step.round,
             pool: pool.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -81,10 +81,10 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Re
         }
     };
     let location = reached.and_then(|reached| {
-        if report.withheld {
+        if report.waits_for_slot {
             return Some(StepLocation::WaitingForSlot {
-                queued: report.standing,
-                ahead: report.before,
+                queued: report.in_flight,
+                ahead: report.ahead,
             });
         }
         if report.sequence == 0 {
@@ -102,7 +102,7 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Re
             StepLocation::WithWorker
         })
     });
-    ReconcilerReport { location, failures: report.failed }
+    ReconcilerReport { location, failures: report.reconcile_failures }
 }
 
 /// The command of a step in flight.

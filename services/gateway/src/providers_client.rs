@@ -7,7 +7,7 @@ use std::{
 
 use construct_bus::{Bus, request, subject};
 use construct_proto::{
-    mesh::v1::{self as mesh, BreakerQuestion, BreakerRef, ProviderCheck, VendorModelsQuestion},
+    mesh::v1::{self as mesh, BreakerQuery, BreakerRef, ProviderCheck, VendorModelsQuery},
     v1,
 };
 use construct_runtime::clock;
@@ -62,7 +62,7 @@ impl ProvidersClient {
             .bus
             .ask(
                 &subject::BreakerState,
-                &BreakerQuestion::default(),
+                &BreakerQuery::default(),
                 deadline.remaining(BREAKER_TIMEOUT),
             )
             .await;
@@ -92,7 +92,7 @@ impl ProvidersClient {
             provider_id: model.provider.to_string(),
             vendor_model: model.vendor_model.clone(),
         };
-        let question = BreakerQuestion { breaker: Some(breaker) };
+        let question = BreakerQuery { breaker: Some(breaker) };
         let response = self
             .bus
             .ask(&subject::BreakerState, &question, deadline.remaining(BREAKER_TIMEOUT))
@@ -122,7 +122,7 @@ impl ProvidersClient {
         provider: &ModelProvider,
         deadline: Deadline,
     ) -> Result<Vec<v1::VendorModel>, Status> {
-        let question = VendorModelsQuestion { provider: Some(to_mesh_provider(provider)) };
+        let question = VendorModelsQuery { provider: Some(to_mesh_provider(provider)) };
         let response = self
             .bus
             .ask(&subject::ListVendorModels, &question, deadline.remaining(VENDOR_TIMEOUT))

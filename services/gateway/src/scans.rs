@@ -12,7 +12,7 @@ use std::time::Duration;
 use construct_bus::{blob, request, subject};
 use construct_domain::{CandidateId, OrganizationId, ScanConnectionId, ScanId};
 use construct_proto::{
-    mesh::v1::{RepositoriesQuestion, ToolCreate},
+    mesh::v1::{RepositoriesQuery, ToolCreate},
     v1::{
         self, CancelScanRequest, CompareScansRequest, CompareScansResponse,
         CreateScanConnectionRequest, CreateScanRequest, CreateToolsRequest, CreateToolsResponse,
@@ -261,7 +261,7 @@ impl ScanService for Api {
         let connection =
             found.map_err(|error| status::for_reference(&request.connection, error))?;
         self.scans_dir()?;
-        let question = RepositoriesQuestion {
+        let question = RepositoriesQuery {
             organization_id: context.organization().to_string(),
             connection_id: connection.id.to_string(),
             owner: request.owner,

@@ -2,7 +2,7 @@
 
 use construct_domain::OrganizationId;
 use construct_proto::v1::{
-    self, GetQuotaRequest, ListUsageRequest, ListUsageResponse, QuotaLimits, QuotaUse,
+    self, GetQuotaRequest, ListUsageRequest, ListUsageResponse, QuotaLimits, QuotaUsage,
     UpdateQuotaRequest, usage_service_server::UsageService,
 };
 use construct_runtime::clock;
@@ -30,7 +30,7 @@ impl Api {
             tier,
             limits: Some(limits(&holding)),
             overrides: Some(limits(&quota.overrides)),
-            used: used.map(|used| QuotaUse {
+            used: used.map(|used| QuotaUsage {
                 tasks: used.tasks,
                 runs: used.runs,
                 tokens: used.tokens,

@@ -1,12 +1,12 @@
-//! `construct-interpreter confine … -- PROGRAM …`: the last step in front of a confined command.
+//! `construct-interpreter confine … -- PROGRAM …`: the last step before a confined command.
 //!
-//! Bubblewrap runs it inside the sandbox it has made; it puts itself under Landlock, bounds the
-//! number of its processes, and becomes the command. Landlock can't come before bubblewrap, since
-//! who is under it cannot mount.
+//! Bubblewrap runs it inside the sandbox. It applies Landlock to itself, limits the number of its
+//! processes, and executes the command. Landlock cannot be applied before bubblewrap, since it
+//! forbids mounting.
 //!
-//! It starts with an empty environment and takes the command's from a descriptor, so that nothing a
-//! script sets (`LD_PRELOAD`) acts before the rules do. It reads nothing else, and must do little:
-//! it runs in front of every command.
+//! It starts with an empty environment and reads the command's from a descriptor, so that a
+//! script's variables (`LD_PRELOAD`) have no effect before the rules apply. It reads nothing else,
+//! and must do little: it runs before every command.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -23,63 +23,62 @@ use landlock::{
 };
 use rustix::process::{Resource, Rlimit};
 
-/// The first argument by which the program is asked to do this.
+/// The first argument of the program that selects this mode.
 pub const MODE: &str = "confine";
 
-/// What it says first when the command could not be begun.
+/// The prefix of its error message when the command could not be started.
 pub(crate) const FAILURE: &str = "construct-interpreter confine: ";
 
-/// Its exit status then.
+/// Its exit status in that case.
 pub(crate) const FAILURE_STATUS: u8 = 125;
 
-/// The newest version of Landlock that is made use of; of an older one what it has.
-const NEWEST: ABI = ABI::V9;
+/// The newest version of Landlock that is used. With an older version, the supported part is used.
+const NEWEST_ABI: ABI = ABI::V9;
 
-/// What a command may do. Everything else that Landlock knows is refused.
+/// Permissions of a command. Everything else that Landlock controls is denied.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Rules {
-    /// Below these, the names in directories may be read.
+    /// Paths below which directories may be listed.
     pub(crate) list: Vec<PathBuf>,
-    /// Below these, everything may be read and run.
+    /// Paths below which everything may be read and executed.
     pub(crate) read: Vec<PathBuf>,
-    /// Below these, devices may be read, written and controlled.
+    /// Paths below which devices may be read, written and controlled.
     pub(crate) devices: Vec<PathBuf>,
-    /// Below these, everything may be done, but for making and controlling devices.
+    /// Paths below which everything is permitted except creating and controlling devices.
     pub(crate) write: Vec<PathBuf>,
-    /// TCP may be used.
+    /// Whether TCP may be used.
     pub(crate) tcp: bool,
-    /// How many processes its user may have, as the kernel counts them.
+    /// Maximum number of processes of its user, as the kernel counts them.
     pub(crate) processes: Option<u64>,
-    /// The descriptor that holds the command's environment: `NAME=value`, each ending with NUL.
+    /// The descriptor with the command's environment: NUL-terminated `NAME=value`.
     pub(crate) environment: Option<RawFd>,
 }
 
-/// Why a command was not begun.
+/// The reason why a command was not started.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("the argument {0:?} is not known")]
+    #[error("unknown argument {0:?}")]
     Argument(OsString),
-    #[error("the argument {0} lacks its value")]
+    #[error("the argument {0} needs a value")]
     Value(&'static str),
     #[error("there is no command")]
     NoCommand,
-    #[error("the environment cannot be read")]
+    #[error("failed to read the environment")]
     Environment(#[source] io::Error),
-    #[error("the number of processes cannot be bounded")]
+    #[error("failed to limit the number of processes")]
     Processes(#[source] rustix::io::Errno),
-    #[error("Landlock cannot be set up")]
+    #[error("failed to set up Landlock")]
     Landlock(#[from] RulesetError),
-    #[error("the kernel has no Landlock")]
+    #[error("the kernel does not support Landlock")]
     NoLandlock,
-    #[error("{} cannot be run", .0.display())]
+    #[error("failed to run {}", .0.display())]
     Run(PathBuf, #[source] io::Error),
 }
 
-/// The version of Landlock that the kernel has; none where it has none, or the operator has turned
-/// it off.
+/// The version of Landlock in the kernel; `None` if it is not supported or turned off.
 pub(crate) fn version() -> Option<u32> {
     const VERSION_ONLY: libc::c_long = 1;
-    // SAFETY: with this flag the kernel answers with a number; it is given no memory.
+    // SAFETY: with this flag the kernel returns a number and accesses no memory.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,
@@ -91,16 +90,16 @@ pub(crate) fn version() -> Option<u32> {
     u32::try_from(answer).ok().filter(|version| *version > 0)
 }
 
-/// Does what the arguments behind [`MODE`] say. Returns only when the command could not be begun.
+/// Executes the arguments after [`MODE`]. Returns only if the command could not be started.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Err(error) = run(arguments);
-    let mut words = format!("{FAILURE}{error}");
+    let mut message = format!("{FAILURE}{error}");
     let mut source = std::error::Error::source(&error);
     while let Some(error) = source {
-        words.push_str(&format!(": {error}"));
+        message.push_str(&format!(": {error}"));
         source = error.source();
     }
-    eprintln!("{words}");
+    eprintln!("{message}");
     ExitCode::from(FAILURE_STATUS)
 }
 
@@ -122,7 +121,7 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Result<std::convert::Infall
 }
 
 impl Rules {
-    /// The arguments that say this, up to and with the `--` in front of the command.
+    /// The arguments for these rules, up to and including the `--` before the command.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         let mut arguments = vec![OsString::from(MODE)];
         for (name, paths) in [
@@ -149,7 +148,7 @@ impl Rules {
         arguments
     }
 
-    /// Reads them back, from behind [`MODE`] on, with the command.
+    /// Parses the arguments after [`MODE`], with the command.
     fn parse(
         mut arguments: impl Iterator<Item = OsString>,
     ) -> Result<(Self, Vec<OsString>), Error> {
@@ -175,25 +174,25 @@ impl Rules {
         Err(Error::NoCommand)
     }
 
-    /// Puts this process, and all that it starts, under the rules.
+    /// Applies the rules to this process and all that it starts.
     fn restrict(&self) -> Result<(), Error> {
-        let ruleset = Ruleset::default().handle_access(AccessFs::from_all(NEWEST))?;
-        // Abstract sockets of others, and signals to them.
-        let ruleset = ruleset.scope(Scope::from_all(NEWEST))?;
+        let ruleset = Ruleset::default().handle_access(AccessFs::from_all(NEWEST_ABI))?;
+        // Forbids abstract sockets of other processes, and signals to them.
+        let ruleset = ruleset.scope(Scope::from_all(NEWEST_ABI))?;
         let ruleset =
-            if self.tcp { ruleset } else { ruleset.handle_access(AccessNet::from_all(NEWEST))? };
-        let write = AccessFs::from_all(NEWEST)
+            if self.tcp { ruleset } else { ruleset.handle_access(AccessNet::from_all(NEWEST_ABI))? };
+        let write = AccessFs::from_all(NEWEST_ABI)
             & !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev);
         let devices: BitFlags<AccessFs> = AccessFs::ReadDir
             | AccessFs::ReadFile
             | AccessFs::WriteFile
             | AccessFs::Truncate
             | AccessFs::IoctlDev;
-        // Paths that are missing grant nothing.
+        // Missing paths grant nothing.
         let status = ruleset
             .create()?
             .add_rules(path_beneath_rules(&self.list, AccessFs::ReadDir))?
-            .add_rules(path_beneath_rules(&self.read, AccessFs::from_read(NEWEST)))?
+            .add_rules(path_beneath_rules(&self.read, AccessFs::from_read(NEWEST_ABI)))?
             .add_rules(path_beneath_rules(&self.devices, devices))?
             .add_rules(path_beneath_rules(&self.write, write))?
             .restrict_self()?;
@@ -209,8 +208,7 @@ fn number<T: std::str::FromStr>(text: Option<OsString>, name: &'static str) -> R
 }
 
 fn read_environment(descriptor: RawFd) -> io::Result<Vec<(OsString, OsString)>> {
-    // SAFETY: whoever starts this program hands the descriptor down for this purpose alone; nothing
-    // else here uses it.
+    // SAFETY: the parent passes the descriptor for this purpose alone; nothing else here uses it.
     let mut file = unsafe { File::from_raw_fd(descriptor) };
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
@@ -227,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_read_back_from_the_arguments_that_say_them() {
+    fn rules_round_trip_through_arguments() {
         let rules = Rules {
             list: vec!["/".into()],
             read: vec!["/usr".into(), "/with space".into(), "--".into()],
@@ -242,14 +240,14 @@ mod tests {
             arguments.extend(["/bin/sh", "--", "--tcp"].map(OsString::from));
             let mut arguments = arguments.into_iter();
             assert_eq!(arguments.next().as_deref(), Some(OsStr::new(MODE)));
-            let (read, command) = Rules::parse(arguments).expect("well said");
+            let (read, command) = Rules::parse(arguments).expect("valid arguments");
             assert_eq!(read, rules);
             assert_eq!(command, ["/bin/sh", "--", "--tcp"]);
         }
     }
 
     #[test]
-    fn what_is_not_understood_is_not_left_out() {
+    fn invalid_arguments_are_rejected() {
         for arguments in [
             &["--rad", "/usr", "--", "true"][..],
             &["--read"],

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::{
-    host::{Broken, Kept, ScriptHost, Shared, past_calls},
+    host::{FatalError, ResultQuota, ScriptHost, Shared, recorded_calls},
     journal::{Journal, NotWritten, Takeover, TakeoverRequest},
     metrics,
     policy::Policies,
@@ -345,25 +345,25 @@ impl Executor {
             toolbox,
             table: &self.table,
             journal,
-            kept: Kept::new(
+            quota: ResultQuota::new(
                 self.tiers.for_pool(&command.compute).journal_bytes,
                 journal.result_bytes(),
             ),
             progress: tokio::sync::Mutex::new(self.bus.progress()),
             step,
-            policies: Arc::new(Policies::of(command)),
+            policies: Arc::new(Policies::from_command(command)),
             decisions: command
                 .decisions
                 .iter()
                 .map(|decision| ((decision.script, decision.number), decision))
                 .collect(),
-            parked: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
             handed_off: AtomicBool::new(false),
             run: (step.round << 16) | delivery.min(u32::from(u16::MAX)),
             index: AtomicU64::new(0),
             clock: AtomicI64::new(journal.opened.clock_micros),
             cancel,
-            broken: OnceLock::new(),
+            fatal_error: OnceLock::new(),
         };
         let (stop, draining, drain_timeout) =
             (shared.cancel.clone(), self.draining.clone(), self.drain_timeout);
@@ -391,7 +391,7 @@ impl Executor {
                 results.push(report::not_continued(
                     &call.id,
                     &reason,
-                    &past_calls(journal, number),
+                    &recorded_calls(journal, number),
                 ));
                 continue;
             }
@@ -415,15 +415,15 @@ impl Executor {
                 && let Some(early) = host.ended_early(outcome.host_calls)
             {
                 // An earlier failure takes precedence.
-                let _ = shared.broken.set(early);
+                let _ = shared.fatal_error.set(early);
             }
             out_of_time |=
                 matches!(outcome.status, Status::LimitExceeded { limit: Limit::Wall, .. });
             if journal.failure().is_some() {
-                let _ = shared.broken.set(Broken::Journal);
+                let _ = shared.fatal_error.set(FatalError::Journal);
             }
-            match shared.broken.get() {
-                Some(Broken::Journal)
+            match shared.fatal_error.get() {
+                Some(FatalError::Journal)
                     if matches!(journal.failure(), Some(journal::Error::Lost)) =>
                 {
                     tracing::error!(
@@ -437,11 +437,11 @@ impl Executor {
                     );
                     break;
                 }
-                Some(Broken::Journal) => {
+                Some(FatalError::Journal) => {
                     hand_back.abort();
                     return end_without_journal(command, journal);
                 }
-                Some(diverged @ Broken::Diverged { .. }) => {
+                Some(diverged @ FatalError::Diverged { .. }) => {
                     tracing::error!(%diverged, script = number, "a script diverged on replay");
                     results.push(report::diverged(
                         &call.id,
@@ -453,20 +453,20 @@ impl Executor {
                         results.push(report::not_continued(
                             &call.id,
                             PREVIOUS_NOT_CONTINUED,
-                            &past_calls(journal, number),
+                            &recorded_calls(journal, number),
                         ));
                     }
                     break;
                 }
                 None if outcome.status == Status::Cancelled
-                    && shared.parked.load(Relaxed)
+                    && shared.suspended.load(Relaxed)
                     && running.reason().is_none() =>
                 {
                     if journal.release().await.is_err() {
                         hand_back.abort();
                         return end_without_journal(command, journal);
                     }
-                    (asked, awaits) = (host.asked(), host.awaited());
+                    (asked, awaits) = (host.pending_approvals(), host.pending_waits());
                     let reason = if asked.is_empty() {
                         CANCELED_AWAITING_SUBTASKS
                     } else {
@@ -568,7 +568,7 @@ fn end_without_journal(command: &CodeExecute, journal: &Journal) -> ExecutionEnd
         Some(journal::Error::Lost) => {
             tracing::error!("a journal was lost while its scripts were running");
             let report = |(number, call): (u32, &CodeInterpreterCall)| {
-                report::unreadable(&call.id, JOURNAL_LOST, &past_calls(journal, number))
+                report::unreadable(&call.id, JOURNAL_LOST, &recorded_calls(journal, number))
             };
             let results = (0..).zip(&command.calls).map(report).collect();
             ExecutionEnd::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }))
@@ -594,7 +594,7 @@ fn results_without_running(
         if let Some((result, _)) = journal.ended_script(script, call) {
             return result;
         }
-        let calls = past_calls(journal, script);
+        let calls = recorded_calls(journal, script);
         match &journal.unreadable {
             // Also for a script without a known call: it may have made the unreadable one.
             Some(error) => report::unreadable(&call.id, &error_chain(error), &calls),

@@ -1,9 +1,9 @@
-//! What one script can reach: the tools of its task, each call journaled, counted and told to
-//! whoever watches.
+//! The host of one script: its access to the tools of its task. Each call is journaled, counted and
+//! published to subscribers.
 
-mod called;
+mod tool_called;
 mod errors;
-mod kept;
+mod quota;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -23,7 +23,7 @@ use construct_domain::{
 };
 use construct_proto::{
     mesh::v1::{
-        ApprovalDecision, AskedCall, AwaitedCall, JournalCompleted, JournalStarted, StepRef,
+        ApprovalDecision, ApprovalRequest, AwaitedCall, JournalCompleted, JournalStarted, StepRef,
     },
     v1::{self, event::Payload},
 };
@@ -38,142 +38,140 @@ use tracing::{Instrument as _, field::Empty};
 use crate::{
     journal::{CallId, Journal, PastCall},
     metrics, modules,
-    policy::{Judged, Policies},
+    policy::{Judgment, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
     tools::{self, AwaitOutcome, CallContext, Effect, Environment, Redirects, Toolbox},
 };
 
-pub(crate) use kept::Kept;
+pub(crate) use quota::ResultQuota;
 
 /// How timers appear in the journal.
 pub(crate) const TIMER: &str = "setTimeout";
-/// How much of arguments and results is shown to those who watch, in bytes.
-const SHOWN: usize = 4096;
-/// Of how many calls (and timers) of a script that much is kept, beside what the model is told of
-/// it. How much of one script is kept in all is in `report`.
-const KEPT_CALLS: u32 = 64;
-/// Of how many calls of a script the model is told what their results lack.
-const NOTED: usize = 10;
-/// How soon it is asked again how subtasks are that a script waits for while it does something
-/// else.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How much of arguments and results is published in events, in bytes.
+const MAX_SHOWN_BYTES: usize = 4096;
+/// For how many calls (and timers) of a script that much is recorded, beside what the model sees.
+/// The total limit for a script is in `report`.
+const MAX_RECORDED_CALLS: u32 = 64;
+/// For how many calls of a script the model sees the notes about incomplete results.
+const MAX_NOTES: usize = 10;
+/// How often subtasks are polled while their script also does something else.
+const SUBTASK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why a script cannot go on, through no fault of its own.
+/// An error that ends the execution and is not the script's fault.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
-    /// The journal cannot be written, or somebody else has taken the execution over.
-    #[error("the journal cannot be written")]
+pub(crate) enum FatalError {
+    /// The journal cannot be written, or another process has taken over the execution.
+    #[error("failed to write the journal")]
     Journal,
-    /// Run again, the script does something else than it did before.
+    /// The replayed script makes other calls than before.
     #[error(
-        "call {number} was {before} when the script ran first, and is {now} when it is run again"
+        "call {number} was {before} in the first run of the script, and is {now} in the replay"
     )]
     Diverged {
-        /// Of the call.
+        /// The number of the call.
         number: u32,
-        /// Then.
+        /// The call in the first run.
         before: String,
-        /// Now.
+        /// The call in the replay.
         now: String,
     },
 }
 
-/// What the scripts of one execution share.
+/// The state that the scripts of one execution share.
 #[derive(Debug)]
 pub(crate) struct Shared<'a> {
     pub(crate) toolbox: &'a Toolbox,
     pub(crate) table: &'a ToolTable,
     pub(crate) journal: &'a Journal,
-    /// How much it may hold.
-    pub(crate) kept: Kept,
-    /// One event after the other.
+    /// Limits the results in the journal.
+    pub(crate) quota: ResultQuota,
+    /// Serializes the events.
     pub(crate) progress: tokio::sync::Mutex<Progress>,
     pub(crate) step: &'a StepRef,
     pub(crate) policies: Arc<Policies>,
-    /// What people have said about calls.
+    /// People's decisions about calls.
     pub(crate) decisions: HashMap<CallId, &'a ApprovalDecision>,
-    /// Set when a script can go on only when people have decided, or subtasks have ended.
-    pub(crate) parked: AtomicBool,
-    /// Set when a script has handed the conversation over: nothing more is called then, because a
-    /// step that is gone on with comes with the policy, the secrets and the models of the other
-    /// agent, which has not written this code.
+    /// Set when a script can only continue after people have decided or subtasks have ended.
+    pub(crate) suspended: AtomicBool,
+    /// Set when a script has handed the conversation over. No more calls are made then: a resumed
+    /// step has the policy, the secrets and the models of the other agent, which did not write this
+    /// code.
     pub(crate) handed_off: AtomicBool,
-    /// Which run of the scripts this is: later rounds, and in one round later deliveries, have
-    /// greater numbers.
+    /// The number of this run of the scripts: it is greater in later rounds, and in a round in
+    /// later deliveries.
     pub(crate) run: u32,
-    /// Numbers what is told to those who watch.
+    /// Numbers the published events.
     pub(crate) index: AtomicU64,
-    /// The guest's clock in microseconds; goes on from script to script.
+    /// The guest's clock in microseconds; it continues from script to script.
     pub(crate) clock: AtomicI64,
-    /// The execution's end; a script that breaks ends it.
+    /// Cancels the execution; also used after a fatal error.
     pub(crate) cancel: CancellationToken,
-    /// Why it broke.
-    pub(crate) broken: OnceLock<Broken>,
+    /// The fatal error, if any.
+    pub(crate) fatal_error: OnceLock<FatalError>,
 }
 
-/// One script's host.
+/// The host of one script.
 #[derive(Debug)]
 pub(crate) struct ScriptHost<'a> {
     shared: &'a Shared<'a>,
     script: u32,
-    /// Id of the script's call, as the model named it.
+    /// Id of the script's tool call, from the model.
     id: &'a str,
     state: Mutex<State>,
-    /// Held by the call that asks again how its subtasks are.
-    asking: tokio::sync::Mutex<()>,
+    /// Held by the call that polls its subtasks.
+    polling: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// The calls and timers that the script has made, by number.
     made: HashSet<u32>,
-    /// What is reported about the calls.
-    uses: Vec<CallRecord>,
-    /// Calls that wait for a person, by number.
-    asks: BTreeMap<u32, AskedCall>,
+    /// Records of the calls, for the report.
+    records: Vec<CallRecord>,
+    /// Calls that wait for an approval, by number.
+    approvals: BTreeMap<u32, ApprovalRequest>,
     /// Calls that wait for subtasks.
     awaits: BTreeMap<u32, AwaitedCall>,
-    /// What the model is told beside what the script says.
+    /// Notes for the model, beside the script's output.
     notes: Vec<String>,
-    /// What the results of calls lack, by number: of the first [`NOTED`].
-    lacks: BTreeMap<u32, String>,
-    /// Of how many calls more the results lack something.
-    more_lacks: u32,
+    /// Notes about incomplete results of the first [`MAX_NOTES`] calls, by number.
+    result_notes: BTreeMap<u32, String>,
+    /// Number of further calls with incomplete results.
+    more_result_notes: u32,
 }
 
-/// What is known about a call when the script is over.
+/// The record of a call when the script has ended.
 #[derive(Debug, Clone)]
 pub(crate) struct CallRecord {
     pub(crate) number: u32,
     pub(crate) name: String,
-    /// `None` while it is under way, or when it was stopped.
+    /// `None` while it is in progress, or when it was stopped.
     pub(crate) end: Option<CallEnd>,
-    /// What it waits for, so that nothing of it has begun.
+    /// What it waits for before it begins.
     pub(crate) waits: Option<WaitsFor>,
-    /// What it was given, as those who watch are shown it; empty where that is not kept, or not
-    /// known any more.
+    /// Its arguments as published; empty if they were not recorded or are no longer known.
     pub(crate) arguments: String,
-    /// What came back, likewise.
+    /// Its result, likewise.
     pub(crate) result: String,
 }
 
 impl CallRecord {
-    /// One that is under way.
-    pub(crate) fn begun(number: u32, name: &str) -> Self {
+    /// The record of a call in progress.
+    pub(crate) fn in_progress(number: u32, name: &str) -> Self {
         let (arguments, result) = (String::new(), String::new());
         Self { number, name: name.to_owned(), end: None, waits: None, arguments, result }
     }
 
-    /// Notes how it ended, and what came back as it is shown.
+    /// Records how it ended, and its result as published.\n    fn ended(&mut
     fn ended(&mut self, end: CallEnd, shown: &str) {
         self.end = Some(end);
-        if self.number <= KEPT_CALLS {
+        if self.number <= MAX_RECORDED_CALLS {
             shown.clone_into(&mut self.result);
         }
     }
 }
 
-/// What a call can wait for while its script is put away.
+/// What a call can wait for while its script is suspended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
     /// A person's approval.
@@ -186,15 +184,15 @@ pub(crate) enum WaitsFor {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallEnd {
     pub(crate) succeeded: bool,
-    /// Whether all that is known is that it was begun: the process died that made it.
+    /// Whether the outcome is unknown: the call was started by a process that died.
     pub(crate) is_unknown: bool,
     pub(crate) duration_micros: i64,
 }
 
 impl<'a> ScriptHost<'a> {
     pub(crate) fn new(shared: &'a Shared<'a>, script: u32, id: &'a str) -> Self {
-        // Also by a call of which nobody knows whether it was carried out, and before the script
-        // comes to it again.
+        // Also after a hand-off with an unknown outcome, and before the replayed script repeats the
+        // call.
         let handed_off = shared.journal.calls(script).into_iter().any(|(_, past)| match past {
             PastCall::Started(started) => started.name == tools::HAND_OFF,
             PastCall::Completed { completed, .. } => {
@@ -204,34 +202,34 @@ impl<'a> ScriptHost<'a> {
         if handed_off {
             shared.handed_off.store(true, Relaxed);
         }
-        Self { shared, script, id, state: Mutex::default(), asking: tokio::sync::Mutex::default() }
+        Self { shared, script, id, state: Mutex::default(), polling: tokio::sync::Mutex::default() }
     }
 
-    /// The script has ended by itself, having made `made` calls and timers. Whether it has left out
-    /// what it did before, which the calls it made do not show.
-    pub(crate) fn ended_early(&self, made: u32) -> Option<Broken> {
+    /// Checks a script that has ended by itself after `made` calls and timers: whether it omitted
+    /// calls of the first run, which the calls it made do not show.
+    pub(crate) fn ended_early(&self, made: u32) -> Option<FatalError> {
         let state = self.state();
         let past = self.shared.journal.calls(self.script);
-        let mut left_out = past.into_iter().filter(|(number, _)| !state.made.contains(number));
-        let (number, first) = left_out.next()?;
-        // A call that was made in the script's last moment, and that nobody waits for, may not have
-        // come to the host.
-        let unheard = (made as usize).saturating_sub(state.made.len());
+        let mut missing = past.into_iter().filter(|(number, _)| !state.made.contains(number));
+        let (number, first) = missing.next()?;
+        // A call that the script made at its very end without awaiting it may not have reached the
+        // host.
+        let unseen_calls = (made as usize).saturating_sub(state.made.len());
         let before = first.call().0.to_owned();
-        (1 + left_out.count() > unheard).then(|| Broken::Diverged {
+        (1 + missing.count() > unseen_calls).then(|| FatalError::Diverged {
             number,
             before,
             now: "not made".to_owned(),
         })
     }
 
-    /// The calls so far, by number: those the script has made, and those it made before and has not
-    /// come to again.
+    /// The calls so far, by number: those the script has made, and those from the first run that it
+    /// has not repeated yet.
     pub(crate) fn calls(&self) -> Vec<CallRecord> {
-        let mut calls = self.state().uses.clone();
-        let again = |calls: &[CallRecord], number| calls.iter().any(|call| call.number == number);
-        for call in past_calls(self.shared.journal, self.script) {
-            if !again(&calls, call.number) {
+        let mut calls = self.state().records.clone();
+        let is_repeated = |calls: &[CallRecord], number| calls.iter().any(|call| call.number == number);
+        for call in recorded_calls(self.shared.journal, self.script) {
+            if !is_repeated(&calls, call.number) {
                 calls.push(call);
             }
         }
@@ -239,33 +237,33 @@ impl<'a> ScriptHost<'a> {
         calls
     }
 
-    /// What people are to be asked; of very many calls those that the script made first.
-    pub(crate) fn asked(&self) -> Vec<AskedCall> {
-        self.state().asks.values().take(MAX_PENDING_APPROVALS).cloned().collect()
+    /// The approvals to request, limited to the first calls of the script.
+    pub(crate) fn pending_approvals(&self) -> Vec<ApprovalRequest> {
+        self.state().approvals.values().take(MAX_PENDING_APPROVALS).cloned().collect()
     }
 
-    /// What the script waits for of subtasks; of very many waits the first: about the others it
-    /// asks again when it is gone on with.
-    pub(crate) fn awaited(&self) -> Vec<AwaitedCall> {
+    /// The waits for subtasks, limited to the first ones: a resumed script asks again about the
+    /// others.
+    pub(crate) fn pending_waits(&self) -> Vec<AwaitedCall> {
         self.state().awaits.values().take(MAX_PENDING_APPROVALS).cloned().collect()
     }
 
-    /// What the model is told beside what the script says.
+    /// Notes for the model, beside the script's output.
     pub(crate) fn notes(&self) -> Vec<String> {
         let state = self.state();
         let mut notes = state.notes.clone();
-        notes.extend(state.lacks.values().cloned());
-        if state.more_lacks > 0 {
+        notes.extend(state.result_notes.values().cloned());
+        if state.more_result_notes > 0 {
             notes.push(format!(
-                "the results of {} more calls lack something, as their notes say",
-                state.more_lacks
+                "the results of {} more calls are incomplete, see their notes",
+                state.more_result_notes
             ));
         }
         notes
     }
 
-    /// When a wait is over at the latest: early enough for the script to be gone on with, and to
-    /// end, before it is given up.
+    /// The latest end of a wait: early enough for the script to be resumed and to end before its
+    /// execution expires.
     fn longest_wait(&self) -> Timestamp {
         let opened = Timestamp::from_microsecond(self.shared.journal.opened.clock_micros)
             .unwrap_or_default();
@@ -278,15 +276,15 @@ impl<'a> ScriptHost<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the execution. The future never does: its script is about to be dropped.
-    async fn broken<T>(&self, why: Broken) -> T {
-        let _ = self.shared.broken.set(why);
+    /// Ends the execution. The future never completes: its script is about to be dropped.
+    async fn abort<T>(&self, why: FatalError) -> T {
+        let _ = self.shared.fatal_error.set(why);
         self.shared.cancel.cancel();
         std::future::pending().await
     }
 
-    /// `environment` is what commands find that are called at this place of the script, `made` what
-    /// the guest's clock showed there.
+    /// Answers a call. `environment` has the variables for commands at this point of the script,
+    /// `made` is the guest's clock there.
     async fn answer(
         &self,
         call: HostCall,
@@ -299,22 +297,22 @@ impl<'a> ScriptHost<'a> {
         let repeatable = tool.is_none_or(tools::Definition::is_repeatable);
         let past = self.shared.journal.past_call(id);
         if let Some(diverged) = past.and_then(|past| diverged(number, past, &call.name, &hash)) {
-            return self.broken(diverged).await;
+            return self.abort(diverged).await;
         }
-        let arguments = clipped(&called::arguments(&call, self.shared.toolbox));
-        let mut begun = CallRecord::begun(number, &call.name);
-        if number <= KEPT_CALLS {
-            begun.arguments.clone_from(&arguments);
+        let arguments = clip(&tool_called::arguments(&call, self.shared.toolbox));
+        let mut record = CallRecord::in_progress(number, &call.name);
+        if number <= MAX_RECORDED_CALLS {
+            record.arguments.clone_from(&arguments);
         }
-        self.state().uses.push(begun);
+        self.state().records.push(record);
         match past {
             Some(PastCall::Completed { completed, .. }) => {
-                self.ended(number, call_end(completed), &clipped(&completed.result));
+                self.ended(number, call_end(completed), &clip(&completed.result));
                 let result = decode(completed);
                 if let Ok(result) = &result {
                     self.shared.toolbox.replay(&call.name, result);
                     self.note(&call);
-                    self.note_lacks(&call, result);
+                    self.add_result_notes(&call, result);
                 }
                 return result;
             }
@@ -325,42 +323,42 @@ impl<'a> ScriptHost<'a> {
             Some(PastCall::Started(_)) | None => {}
         }
         if self.shared.handed_off.load(Relaxed) {
-            self.tell_called(&call, &arguments).await;
+            self.publish_called(&call, &arguments).await;
             return self
                 .complete(&call, hash, Err(errors::handed_off(&call.name)), Duration::ZERO)
                 .await;
         }
-        if self.shared.kept.is_full() {
-            self.tell_called(&call, &arguments).await;
+        if self.shared.quota.is_full() {
+            self.publish_called(&call, &arguments).await;
             return self
                 .complete(
                     &call,
                     hash,
-                    Err(errors::not_made(&call.name, &self.shared.kept)),
+                    Err(errors::journal_full(&call.name, &self.shared.quota)),
                     Duration::ZERO,
                 )
                 .await;
         }
         if let Err(refused) = self.permit(&call, &environment).await {
-            self.tell_called(&call, &arguments).await;
+            self.publish_called(&call, &arguments).await;
             return self.complete(&call, hash, Err(refused), Duration::ZERO).await;
         }
         if !repeatable {
             let started = JournalStarted { name: call.name.clone(), arguments_hash: hash.clone() };
             if self.shared.journal.record_start(id, started).await.is_err() {
-                return self.broken(Broken::Journal).await;
+                return self.abort(FatalError::Journal).await;
             }
         } else if tool.is_some_and(|tool| tool.effect == Effect::External)
             && self.shared.journal.flush().await.is_err()
         {
-            // It may follow from what the script has read. Were that not written, it could be read
-            // otherwise when the script is run again, and something else be asked for.
-            return self.broken(Broken::Journal).await;
+            // The call may depend on what the script has read. If those results were not journaled,
+            // a replay could read something else and make another call.
+            return self.abort(FatalError::Journal).await;
         }
-        // One that waits is told of when it has what it waits for, which may be many runs of the
-        // script later.
+        // A waiting call is published when its wait is over, which may be many runs of the script
+        // later.
         if call.name != tools::AWAIT {
-            self.tell_called(&call, &arguments).await;
+            self.publish_called(&call, &arguments).await;
         }
         let began = Instant::now();
         let cancel = self.shared.cancel.child_token();
@@ -382,7 +380,7 @@ impl<'a> ScriptHost<'a> {
         );
         let result = if call.name == tools::AWAIT {
             let waited = self.wait(&call, made..self.longest_wait(), &context).await;
-            self.tell_called(&call, &arguments).await;
+            self.publish_called(&call, &arguments).await;
             waited
         } else {
             self.shared
@@ -398,8 +396,8 @@ impl<'a> ScriptHost<'a> {
         if self.shared.cancel.is_cancelled()
             && result.as_ref().is_err_and(|error| error.name == "Cancelled")
         {
-            // The call was cut short, so nobody knows how far it came; written down as failed it
-            // would be taken for done.
+            // The call was interrupted, so its outcome is unknown; journaled as failed it would
+            // count as done.
             return std::future::pending().await;
         }
         let result = result.map_err(|error| ToolError {
@@ -414,7 +412,7 @@ impl<'a> ScriptHost<'a> {
         self.complete(&call, hash, result, began.elapsed()).await
     }
 
-    /// Notes what a call that was carried out has the model told.
+    /// Adds the note of a successful call for the model.
     fn note(&self, call: &HostCall) {
         if call.name == tools::HAND_OFF {
             self.shared.handed_off.store(true, Relaxed);
@@ -422,29 +420,28 @@ impl<'a> ScriptHost<'a> {
         }
     }
 
-    /// Notes what the result of a call lacks. The model must know, whatever the script does with
-    /// it.
-    fn note_lacks(&self, call: &HostCall, result: &Value) {
+    /// Adds notes about an incomplete result. The model must see them, whatever the script does
+    /// with the result.
+    fn add_result_notes(&self, call: &HostCall, result: &Value) {
         let Some(tool) = tools::definition(&call.name) else { return };
         let notes: Vec<&str> = tool.notes(result).collect();
         if notes.is_empty() {
             return;
         }
         let mut state = self.state();
-        state.lacks.insert(
+        state.result_notes.insert(
             call.number,
-            clipped(&format!("#{} {}: {}", call.number, call.name, notes.join(" "))),
+            clip(&format!("#{} {}: {}", call.number, call.name, notes.join(" "))),
         );
-        // The same ones, in whatever order concurrent calls end.
-        if state.lacks.len() > NOTED {
-            state.lacks.pop_last();
-            state.more_lacks += 1;
+        // Keeps the same notes in whatever order concurrent calls end.
+        if state.result_notes.len() > MAX_NOTES {
+            state.result_notes.pop_last();
+            state.more_result_notes += 1;
         }
     }
 
-    /// Waits for subtasks. While that is all the script waits for, it is put away, and makes the
-    /// call again when it is gone on with; as long as it does something else too, the subtasks are
-    /// asked about again and again.
+    /// Waits for subtasks. If the script waits for nothing else, it is suspended, and repeats the
+    /// call when it is resumed. As long as it also does something else, the subtasks are polled.
     async fn wait(
         &self,
         call: &HostCall,
@@ -456,36 +453,35 @@ impl<'a> ScriptHost<'a> {
         loop {
             let waited = self.shared.toolbox.wait(call.args.clone(), time.clone(), context).await;
             if self.shared.cancel.is_cancelled() {
-                // Already put away, or stopped: what is known by now is asked again by whoever goes
-                // on.
+                // Suspended or stopped: the resumed script asks again.
                 return std::future::pending().await;
             }
             drop(turn.take());
             let (task_ids, until) = match waited {
                 Ok(AwaitOutcome::Pending { tasks, until }) => (tasks, until),
                 Ok(AwaitOutcome::Over(value)) => {
-                    self.waits(number, None);
+                    self.set_wait(number, None);
                     return Ok(value);
                 }
                 Err(error) => {
-                    self.waits(number, None);
+                    self.set_wait(number, None);
                     return Err(error);
                 }
             };
             let until = Some(timestamp(until));
-            self.waits(number, Some(AwaitedCall { script: self.script, number, task_ids, until }));
-            tokio::time::sleep(LOOK_AGAIN).await;
-            // One after the other, so that a script with many waits asks no more often than the
-            // answers come.
-            turn = Some(self.asking.lock().await);
+            self.set_wait(number, Some(AwaitedCall { script: self.script, number, task_ids, until }));
+            tokio::time::sleep(SUBTASK_POLL_INTERVAL).await;
+            // One call at a time, so that a script with many waits does not poll faster than
+            // answers arrive.
+            turn = Some(self.polling.lock().await);
         }
     }
 
-    /// Notes what a call waits for; none: nothing any more, so that the script is not put away
-    /// before it has seen what came of it.
-    fn waits(&self, number: u32, awaited: Option<AwaitedCall>) {
+    /// Records what a call waits for. `None` means nothing any more, so that the script is not
+    /// suspended before it has seen the result.
+    fn set_wait(&self, number: u32, awaited: Option<AwaitedCall>) {
         let mut state = self.state();
-        if let Some(record) = state.uses.iter_mut().find(|record| record.number == number) {
+        if let Some(record) = state.records.iter_mut().find(|record| record.number == number) {
             record.waits = awaited.is_some().then_some(WaitsFor::Subtasks);
         }
         match awaited {
@@ -494,17 +490,17 @@ impl<'a> ScriptHost<'a> {
         };
     }
 
-    /// Whether the policies let a call be made that was not made before. Does not return while a
-    /// person must decide first.
+    /// Checks whether the policies permit a new call. Does not return while a person must decide
+    /// first.
     async fn permit(&self, call: &HostCall, environment: &Environment) -> Result<(), ToolError> {
         let decision = self.shared.decisions.get(&(self.script, call.number));
         let judging =
             self.shared.policies.judge(call, self.shared.toolbox, environment, decision.is_some());
-        let Some(Judged { verdict, arguments, hash: arguments_hash }) = judging.await else {
+        let Some(Judgment { verdict, arguments, hash: arguments_hash }) = judging.await else {
             return Ok(());
         };
         let decision = decision.filter(|decision| decision.arguments_hash == arguments_hash);
-        // Whatever the rules say by now, a person has said no.
+        // A person's rejection applies whatever the rules are now.
         if let Some(rejected_by) = decision.filter(|decision| !decision.approved) {
             return Err(errors::rejected(&call.name, rejected_by));
         }
@@ -515,10 +511,10 @@ impl<'a> ScriptHost<'a> {
             Action::Ask => {}
         }
         let arguments = arguments.to_string();
-        if arguments.len() > errors::ASKED {
+        if arguments.len() > errors::MAX_APPROVAL_BYTES {
             return Err(errors::too_large_to_ask(&call.name, arguments.len()));
         }
-        let asked = AskedCall {
+        let request = ApprovalRequest {
             script: self.script,
             number: call.number,
             tool: call.name.clone(),
@@ -529,8 +525,8 @@ impl<'a> ScriptHost<'a> {
         };
         {
             let mut state = self.state();
-            state.asks.insert(call.number, asked);
-            if let Some(record) = state.uses.iter_mut().find(|record| record.number == call.number)
+            state.approvals.insert(call.number, request);
+            if let Some(record) = state.records.iter_mut().find(|record| record.number == call.number)
             {
                 record.waits = Some(WaitsFor::Approval);
             }
@@ -538,13 +534,13 @@ impl<'a> ScriptHost<'a> {
         std::future::pending().await
     }
 
-    /// Tells that a call is made, or refused; `arguments` as they are shown.
-    async fn tell_called(&self, call: &HostCall, arguments: &str) {
-        let called = called::event(&self.shared.step.step_id, self.id, call, arguments);
-        self.tell("tool.called", call.number, Payload::ToolCalled(called)).await;
+    /// Publishes that a call is made or rejected; `arguments` as published.
+    async fn publish_called(&self, call: &HostCall, arguments: &str) {
+        let called = tool_called::event(&self.shared.step.step_id, self.id, call, arguments);
+        self.publish("tool.called", call.number, Payload::ToolCalled(called)).await;
     }
 
-    /// Journals the end of a call, tells it, and hands it to the script.
+    /// Journals the end of a call, publishes it, and returns the result to the script.
     async fn complete(
         &self,
         call: &HostCall,
@@ -553,13 +549,13 @@ impl<'a> ScriptHost<'a> {
         took: Duration,
     ) -> Result<Value, ToolError> {
         let tool = tools::definition(&call.name);
-        let mut json = written(&result);
-        // What a script has set for commands is set again from what is kept.
-        let must = tool.is_some_and(|tool| tool.effect == Effect::Write);
-        if !self.shared.kept.takes(&json, must) {
-            result = Err(errors::left_out(&call.name, json.len(), &self.shared.kept));
-            json = written(&result);
-            self.shared.kept.takes(&json, true);
+        let mut json = encode(&result);
+        // Variables that a script has set for commands are restored from the journal.
+        let is_required = tool.is_some_and(|tool| tool.effect == Effect::Write);
+        if !self.shared.quota.try_add(&json, is_required) {
+            result = Err(errors::result_dropped(&call.name, json.len(), &self.shared.quota));
+            json = encode(&result);
+            self.shared.quota.try_add(&json, true);
         }
         metrics::record_call(&call.name, took, result.as_ref().err().map(|error| &*error.name));
         let succeeded = result.is_ok();
@@ -568,7 +564,7 @@ impl<'a> ScriptHost<'a> {
             number: call.number,
             name: call.name.clone(),
             succeeded,
-            result: clipped(&json),
+            result: clip(&json),
             duration_micros: micros(took),
             script_id: self.id.to_owned(),
         };
@@ -582,7 +578,7 @@ impl<'a> ScriptHost<'a> {
         };
         let end = call_end(&completed);
         if let Ok(result) = &result {
-            self.note_lacks(call, result);
+            self.add_result_notes(call, result);
         }
         if self
             .shared
@@ -591,24 +587,23 @@ impl<'a> ScriptHost<'a> {
             .await
             .is_err()
         {
-            return self.broken(Broken::Journal).await;
+            return self.abort(FatalError::Journal).await;
         }
         self.ended(call.number, end, &shown.result);
-        self.tell("tool.result", call.number, Payload::ToolResult(shown)).await;
+        self.publish("tool.result", call.number, Payload::ToolResult(shown)).await;
         result
     }
 
-    /// Notes how a call ended, and what came back as it is shown.
+    /// Records how a call ended, and its result as published.
     fn ended(&self, number: u32, end: CallEnd, shown: &str) {
-        if let Some(call) = self.state().uses.iter_mut().find(|call| call.number == number) {
+        if let Some(call) = self.state().records.iter_mut().find(|call| call.number == number) {
             call.ended(end, shown);
         }
     }
 
-    /// Tells those who watch. When the script is run again, a call that is made again is told of
-    /// again, as an event of its own.
-    async fn tell(&self, kind: &str, number: u32, payload: Payload) {
-        // Numbered under the lock: whoever watches is told in the order of the numbers.
+    /// Publishes an event. A replayed call is published again, as a separate event.
+    async fn publish(&self, kind: &str, number: u32, payload: Payload) {
+        // Numbered under the lock, so that events are published in the order of their numbers.
         let mut progress = self.shared.progress.lock().await;
         let index = (u64::from(self.shared.run) << 32) | self.shared.index.fetch_add(1, Relaxed);
         let event = v1::Event {
@@ -626,7 +621,7 @@ impl<'a> ScriptHost<'a> {
             ..v1::Event::default()
         };
         if let Err(error) = progress.send(&event).await {
-            tracing::warn!(%error, kind, "an event could not be told");
+            tracing::warn!(%error, kind, "failed to publish an event");
         }
     }
 }
@@ -638,8 +633,8 @@ impl Host for ScriptHost<'_> {
 
     fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Value, ToolError>> {
         self.state().made.insert(call.number);
-        // Now, and not when the call is carried out: what the script sets meanwhile is not what it
-        // was judged with.
+        // Taken now, not when the call is executed: the policy decides with the variables at this
+        // point.
         let environment = self.shared.toolbox.environment();
         Box::pin(self.answer(call, environment, self.now()))
     }
@@ -651,7 +646,7 @@ impl Host for ScriptHost<'_> {
             let hash = fingerprint(TIMER, &milliseconds.into());
             let past = self.shared.journal.past_call((self.script, number));
             if let Some(diverged) = past.and_then(|past| diverged(number, past, TIMER, &hash)) {
-                let () = self.broken(diverged).await;
+                let () = self.abort(diverged).await;
             }
             if matches!(past, Some(PastCall::Completed { .. })) {
                 return;
@@ -672,13 +667,13 @@ impl Host for ScriptHost<'_> {
                 .await
                 .is_err()
             {
-                let () = self.broken(Broken::Journal).await;
+                let () = self.abort(FatalError::Journal).await;
             }
         })
     }
 
-    /// The guest's clock stands still but for host calls: it shows when the last one ended that the
-    /// script has seen. So it shows the same when the script is run again.
+    /// The guest's clock only advances at host calls: it shows the end of the last call that the
+    /// script has seen. So a replay sees the same times.
     fn now(&self) -> Timestamp {
         Timestamp::from_microsecond(self.shared.clock.load(Relaxed))
             .unwrap_or(Timestamp::UNIX_EPOCH)
@@ -691,49 +686,48 @@ impl Host for ScriptHost<'_> {
         seed.finalize().into()
     }
 
-    /// Concurrent calls end for the script in the order of the journal, now and when it is run
-    /// again.
+    /// The script sees concurrent calls end in the order of the journal, now and in a replay.
     fn next_settled(&self, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
         self.shared.journal.next_end(self.script, outstanding)
     }
 
-    /// When nothing but people's decisions and the end of subtasks can let the script go on, it is
-    /// put away: a run that is ended here goes on from the journal.
-    fn stands_still(&self, mut under_way: &mut dyn Iterator<Item = u32>) {
+    /// Suspends the script when it can only continue after decisions of people or the end of
+    /// subtasks: a run that ends here is resumed from the journal.
+    fn on_blocked(&self, mut in_flight: &mut dyn Iterator<Item = u32>) {
         let waits = {
             let state = self.state();
             let waits =
-                |number| state.asks.contains_key(&number) || state.awaits.contains_key(&number);
-            !(state.asks.is_empty() && state.awaits.is_empty())
-                && Iterator::all(&mut under_way, waits)
+                |number| state.approvals.contains_key(&number) || state.awaits.contains_key(&number);
+            !(state.approvals.is_empty() && state.awaits.is_empty())
+                && Iterator::all(&mut in_flight, waits)
         };
         if waits {
-            self.shared.parked.store(true, Relaxed);
+            self.shared.suspended.store(true, Relaxed);
             self.shared.cancel.cancel();
         }
     }
 
-    fn settled(&self, number: u32) {
+    fn on_settled(&self, number: u32) {
         if let Some(clock) = self.shared.journal.see_end(self.script, number) {
             self.shared.clock.fetch_max(clock, Relaxed);
         }
     }
 }
 
-/// The calls of a script as an earlier process left them.
-pub(crate) fn past_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
+/// The calls of a script that an earlier process recorded.
+pub(crate) fn recorded_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
     let calls = journal.calls(script).into_iter().map(|(number, past)| match past {
-        PastCall::Started(started) => CallRecord::begun(number, &started.name),
+        PastCall::Started(started) => CallRecord::in_progress(number, &started.name),
         PastCall::Completed { completed, .. } => {
-            let mut call = CallRecord::begun(number, &completed.name);
-            call.ended(call_end(completed), &clipped(&completed.result));
+            let mut call = CallRecord::in_progress(number, &completed.name);
+            call.ended(call_end(completed), &clip(&completed.result));
             call
         }
     });
     calls.filter(|call| call.name != TIMER).collect()
 }
 
-/// What tells a call from another one that stands in its place.
+/// A hash that identifies a call, to detect another call in its position.
 fn fingerprint(name: &str, arguments: &Value) -> Vec<u8> {
     Sha256::new()
         .chain_update(name)
@@ -743,18 +737,18 @@ fn fingerprint(name: &str, arguments: &Value) -> Vec<u8> {
         .to_vec()
 }
 
-/// Whether the journal has another call in this place.
-fn diverged(number: u32, past: &PastCall, name: &str, hash: &[u8]) -> Option<Broken> {
+/// Whether the journal has another call in this position.
+fn diverged(number: u32, past: &PastCall, name: &str, hash: &[u8]) -> Option<FatalError> {
     let (before, before_hash) = past.call();
     let now = match (before == name, before_hash == hash) {
         (true, true) => return None,
         (true, false) => format!("{name} with other arguments"),
         (false, _) => name.to_owned(),
     };
-    Some(Broken::Diverged { number, before: before.to_owned(), now })
+    Some(FatalError::Diverged { number, before: before.to_owned(), now })
 }
 
-/// How a call ended, as the journal has it.
+/// How a journaled call ended.
 fn call_end(completed: &JournalCompleted) -> CallEnd {
     CallEnd {
         succeeded: completed.succeeded,
@@ -764,20 +758,20 @@ fn call_end(completed: &JournalCompleted) -> CallEnd {
     }
 }
 
-/// A result as it is journaled.
-fn written(result: &Result<Value, ToolError>) -> String {
+/// The journaled form of a result.
+fn encode(result: &Result<Value, ToolError>) -> String {
     match result {
         Ok(value) => value.to_string(),
         Err(error) => serde_json::to_string(error).unwrap_or_default(),
     }
 }
 
-/// A journaled result as the script got it.
+/// The result of a script from its journaled form.
 fn decode(completed: &JournalCompleted) -> Result<Value, ToolError> {
     let unreadable = |error: serde_json::Error| {
         ToolError::new(
             "InternalError",
-            format!("the journaled result of {} cannot be read: {error}", completed.name),
+            format!("failed to read the journaled result of {}: {error}", completed.name),
         )
     };
     if completed.succeeded {
@@ -797,16 +791,16 @@ fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// At most [`SHOWN`] bytes, cut between characters.
-fn clipped(text: &str) -> String {
-    let mut shown = text[..text.floor_char_boundary(SHOWN)].to_owned();
+/// Truncates text to [`MAX_SHOWN_BYTES`] bytes, at a character boundary.
+fn clip(text: &str) -> String {
+    let mut shown = text[..text.floor_char_boundary(MAX_SHOWN_BYTES)].to_owned();
     if shown.len() < text.len() {
         shown.push('…');
     }
     shown
 }
 
-/// A time for protobuf.
+/// Converts a time to protobuf.
 fn timestamp(time: Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }
 }

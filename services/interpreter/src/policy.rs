@@ -1,5 +1,5 @@
-//! What an agent's and a task's policies say about a call: the two lists of rules held against what
-//! the call is about.
+//! Evaluates the policies of an agent and a task for a call: matches both lists of rules with the
+//! subject of the call.
 
 use construct_domain::policy::{self, Action, Policy, Rule, Subject, Verdict};
 use construct_proto::{
@@ -15,7 +15,7 @@ use crate::{
     tools::{Environment, FETCH, Permission, PolicySubject, Redirects, Toolbox, definition},
 };
 
-/// The policies a command carries.
+/// The policies of a command.
 #[derive(Debug)]
 pub(crate) struct Policies {
     agent: Policy,
@@ -24,20 +24,20 @@ pub(crate) struct Policies {
     own: String,
 }
 
-/// A call as policies and people look at it.
+/// A call as seen by policies and people.
 #[derive(Debug)]
-pub(crate) struct Judged {
-    /// What becomes of it.
+pub(crate) struct Judgment {
+    /// The verdict.
     pub(crate) verdict: Verdict,
-    /// The arguments in the one form that equal calls have.
+    /// The canonical arguments.
     pub(crate) arguments: Value,
-    /// SHA-256 of the tool and the arguments, in hexadecimal: what an approval holds for.
+    /// SHA-256 of the tool and the arguments, in hexadecimal. An approval is bound to it.
     pub(crate) hash: String,
 }
 
 impl Policies {
-    /// Those of a command.
-    pub(crate) fn of(command: &CodeExecute) -> Self {
+    /// The policies of a command.
+    pub(crate) fn from_command(command: &CodeExecute) -> Self {
         let list = |rules: &[PolicyRule]| Policy::new(rules.iter().cloned().map(rule).collect());
         Self {
             agent: list(&command.agent_policy),
@@ -46,24 +46,24 @@ impl Policies {
         }
     }
 
-    /// What they say about a call: the stricter of both. None when no rule is about it, or when it
-    /// fails anyway, because there is no such tool or its arguments don't fit; nobody is asked
-    /// about that. A call that was `asked` about before is looked at even when there are no rules
-    /// any more.
+    /// The stricter verdict of both policies about a call. `None` without any rules, or if the call
+    /// fails anyway because there is no such tool or its arguments don't fit; such a call needs no
+    /// approval. A call that was `asked` about before is judged even if there are no rules any
+    /// more.
     pub(crate) async fn judge(
         &self,
         call: &HostCall,
         toolbox: &Toolbox,
         environment: &Environment,
         asked: bool,
-    ) -> Option<Judged> {
+    ) -> Option<Judgment> {
         if self.agent.is_empty() && self.task.is_empty() && !asked {
             return None;
         }
         let (arguments, subject) = if call.name == IMPORT {
             import(call, toolbox).await
         } else {
-            of(call, toolbox, environment).await
+            tool_call(call, toolbox, environment).await
         }?;
         let subject = match subject {
             Subject::Agent(name) if name.is_empty() => Subject::Agent(self.own.clone()),
@@ -71,7 +71,7 @@ impl Policies {
         };
         let judge = |names: &[&str]| self.stricter(names, &subject);
         let verdict = judge(&names(&call.name));
-        // A rule about reading files is about modules as well.
+        // A rule about reading files also applies to modules.
         let verdict = if call.name == IMPORT {
             policy::stricter_verdict(verdict, judge(&names(READ_TOOL)))
         } else {
@@ -84,10 +84,10 @@ impl Policies {
             .chain_update(written)
             .finalize();
         let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        Some(Judged { verdict, arguments, hash })
+        Some(Judgment { verdict, arguments, hash })
     }
 
-    /// Of what both lists say the stricter.
+    /// The stricter verdict of both policies.
     fn stricter(&self, names: &[&str], subject: &Subject) -> Verdict {
         policy::stricter_verdict(
             self.agent.evaluate(names, subject),
@@ -96,14 +96,14 @@ impl Policies {
     }
 }
 
-/// As if the request that a redirect asks for were a call of its own.
+/// A redirected request is judged like a separate call.
 impl Redirects for Policies {
     fn judge(&self, to: PolicySubject) -> Verdict {
         self.stricter(&names(FETCH), &subject(vec![to]))
     }
 }
 
-/// A tool by each of its names, because models and people know it by any.
+/// All names of a tool, because models and people may use any of them.
 fn names(tool: &str) -> Vec<&str> {
     definition(tool).map_or_else(
         || vec![tool],
@@ -111,8 +111,8 @@ fn names(tool: &str) -> Vec<&str> {
     )
 }
 
-/// The arguments of a tool's call, and what it is about.
-async fn of(
+/// The canonical arguments of a tool call, and its subject.
+async fn tool_call(
     call: &HostCall,
     toolbox: &Toolbox,
     environment: &Environment,
@@ -121,7 +121,7 @@ async fn of(
     let subjects = toolbox.subjects(&call.name, &arguments, environment).await.ok()?;
     let runs = definition(&call.name).is_some_and(|tool| tool.permission == Permission::Commands);
     if runs && !environment.is_empty() {
-        // First, where a person who is asked looks first: it can make a harmless line do anything.
+        // First, where an approver looks first: variables can make a harmless command do anything.
         let rest = arguments.as_object_mut().map(std::mem::take).unwrap_or_default();
         arguments = json!({"environment": environment});
         arguments.as_object_mut()?.extend(rest);
@@ -129,12 +129,12 @@ async fn of(
     Some((arguments, subject(subjects)))
 }
 
-/// A module may lie under any of the names that are tried for it.
+/// A module may have any of the file names that are tried for it.
 async fn import(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> {
     let path = call.args["path"].as_str()?;
     let mut names = Vec::new();
     for candidate in modules::candidates(toolbox, path) {
-        // What is no path of the workspace is not opened either.
+        // A path outside of the workspace is not opened either.
         let Ok(arguments) = toolbox.canonical(READ_TOOL, &json!({"path": candidate})) else {
             continue;
         };
@@ -170,7 +170,7 @@ fn rule(rule: PolicyRule) -> Rule {
     let action = match rule.action() {
         PolicyAction::Allow => Action::Allow,
         PolicyAction::Ask => Action::Ask,
-        // What a newer version means by it is not known here.
+        // An unknown action of a newer version.
         PolicyAction::Deny | PolicyAction::Unspecified => Action::Deny,
     };
     let PolicyRule { action: _, tools, paths, commands, hosts, methods, reason, agents } = rule;
@@ -186,7 +186,7 @@ pub(crate) mod tests {
         workspace::Workspace,
     };
 
-    /// One with everything of this folder, and nothing else.
+    /// A toolbox with access to this folder and nothing else.
     pub(crate) fn toolbox(root: &std::path::Path) -> Toolbox {
         let workspace = Workspace::open(root).expect("a workspace");
         let egress = Egress::new(&[]).expect("an HTTP client");
@@ -198,7 +198,7 @@ pub(crate) mod tests {
     }
 
     fn command(agent: Vec<PolicyRule>, task: Vec<PolicyRule>) -> Policies {
-        Policies::of(&CodeExecute {
+        Policies::from_command(&CodeExecute {
             agent_policy: agent,
             task_policy: task,
             ..CodeExecute::default()
@@ -210,7 +210,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn equal_calls_have_one_form_and_one_hash() {
+    async fn equal_calls_have_equal_form_and_hash() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
         let policies = command(vec![rule(PolicyAction::Ask, "*")], Vec::new());
@@ -240,13 +240,13 @@ pub(crate) mod tests {
                     .judge(&call(name, args), &toolbox, &toolbox.environment(), false)
                     .await
                     .is_none(),
-                "nobody is asked about {name}"
+                "{name} needs no approval"
             );
         }
     }
 
     #[tokio::test]
-    async fn every_way_to_a_file_is_judged() {
+    async fn every_path_to_a_file_is_judged() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = folder.path();
         for directory in ["secrets", "open"] {
@@ -302,7 +302,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn programs_are_commands_and_requests_have_hosts() {
+    async fn rules_match_commands_of_programs_and_hosts_of_requests() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
         let git =
@@ -326,13 +326,13 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_is_to_work_on_something_is_judged_by_name() {
+    async fn agent_rules_match_the_named_or_own_agent() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
         let lawyers =
             PolicyRule { agents: vec!["lawyer*".into()], ..rule(PolicyAction::Deny, "tasks.*") };
         let boss = PolicyRule { agents: vec!["boss".into()], ..rule(PolicyAction::Ask, "*") };
-        let policies = Policies::of(&CodeExecute {
+        let policies = Policies::from_command(&CodeExecute {
             task_policy: vec![lawyers, boss],
             agent_name: "boss".to_owned(),
             ..CodeExecute::default()
@@ -355,7 +355,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn variables_belong_to_a_command() {
+    async fn environment_is_part_of_a_judged_command() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
         let allowed =
@@ -378,7 +378,7 @@ pub(crate) mod tests {
         toolbox.replay("setenv", &json!({"name": "BASH_ENV", "value": "x"}));
         let (action, arguments, hash) = judged("git", git).await;
         assert_eq!((action, &arguments["environment"]), (Action::Ask, &json!({"BASH_ENV": "x"})));
-        assert_ne!(hash, plain, "an approval does not hold for another environment");
+        assert_ne!(hash, plain, "an approval does not apply to another environment");
         assert!(
             judged("create_file", json!({"path": "a", "content": ""}))
                 .await
@@ -389,7 +389,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn the_stricter_of_agent_and_task_holds() {
+    async fn stricter_policy_of_agent_and_task_applies() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
         let call = call("create_file", json!({"path": "a", "content": "x"}));

@@ -351,9 +351,9 @@ mod tests {
     #[test]
     fn calls_not_awaited_are_reported_as_uncertain() {
         let calls = [
-            CallRecord::begun(1, "create_file"),
-            CallRecord::begun(2, "read_file"),
-            CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::begun(3, "edit_file") },
+            CallRecord::in_progress(1, "create_file"),
+            CallRecord::in_progress(2, "read_file"),
+            CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::in_progress(3, "edit_file") },
         ];
         let text = result(
             "call_1",
@@ -371,11 +371,11 @@ mod tests {
         let end =
             |succeeded, is_unknown| Some(CallEnd { succeeded, is_unknown, duration_micros: 5 });
         let calls = [
-            CallRecord { end: end(true, false), ..CallRecord::begun(1, "read_file") },
-            CallRecord::begun(2, "execute_command"),
-            CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::begun(3, "create_file") },
-            CallRecord { end: end(false, false), ..CallRecord::begun(4, "edit_file") },
-            CallRecord { end: end(false, true), ..CallRecord::begun(5, "fetch") },
+            CallRecord { end: end(true, false), ..CallRecord::in_progress(1, "read_file") },
+            CallRecord::in_progress(2, "execute_command"),
+            CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::in_progress(3, "create_file") },
+            CallRecord { end: end(false, false), ..CallRecord::in_progress(4, "edit_file") },
+            CallRecord { end: end(false, true), ..CallRecord::in_progress(5, "fetch") },
         ];
         let result = result(
             "call_1",
@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn summary_of_many_calls_is_clipped() {
         let calls: Vec<_> =
-            (1..=40_000).map(|number| CallRecord::begun(number, "read_file")).collect();
+            (1..=40_000).map(|number| CallRecord::in_progress(number, "read_file")).collect();
         let stopped = result("call_1", &outcome(Status::Cancelled, ""), &calls, "enough").error;
         for text in [stopped, not_continued("call_1", "enough", &calls).error] {
             assert!(text.len() < MAX_TEXT_BYTES + 200, "{}", text.len());
@@ -410,7 +410,7 @@ mod tests {
         let call = |number, arguments: usize, result: usize| CallRecord {
             arguments: "a".repeat(arguments),
             result: "r".repeat(result),
-            ..CallRecord::begun(number, "read_file")
+            ..CallRecord::in_progress(number, "read_file")
         };
         let calls = [call(1, 10, MAX_TOOL_USE_BYTES - 20), call(2, 4, 4096), call(3, 6, 1)];
         let kept: Vec<_> = tool_uses(&calls)

@@ -449,7 +449,7 @@ impl Toolbox {
             let located = workspace.locate(&path).ok()?;
             // A file has nothing below it.
             let is_tree = is_tree && workspace.open_directory(&located).is_ok();
-            Some((workspace.leads_to(&located, follow).ok()?.shown(), is_tree))
+            Some((workspace.resolve_links(&located, follow).ok()?.display(), is_tree))
         });
         // A path that cannot be resolved cannot be used either; the call reports why.
         let Some((target, is_tree)) = resolving.await.flatten() else { return Ok(vec![subject]) };

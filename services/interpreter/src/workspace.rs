@@ -1,13 +1,13 @@
-//! A workspace: the one directory tree that tools may read and change.
+//! A workspace: the directory tree that tools may read and change.
 //!
-//! Confinement is done by the kernel. Every path is resolved with `openat2` relative to a directory
-//! descriptor held since the workspace was opened, with `RESOLVE_BENEATH` and
+//! The kernel enforces the confinement. Every path is resolved with `openat2` relative to a
+//! directory descriptor that is open since the workspace was opened, with `RESOLVE_BENEATH` and
 //! `RESOLVE_NO_MAGICLINKS`. A `..`, an absolute path or a symbolic link that would leave the tree
-//! fails inside the system call, so that there is no moment between a check and a use in which
-//! somebody could swap a directory for a link.
+//! fails inside the system call, so there is no time between check and use in which a directory
+//! could be swapped for a link.
 //!
-//! Deliberately absent: any check of paths by comparing strings. Absolute paths that start with the
-//! root are made relative as a convenience, and then resolved like every other path.
+//! Deliberately absent: any check of paths by string comparison. Absolute paths that start with the
+//! root are made relative for convenience, and then resolved like every other path.
 
 mod hidden;
 mod remove;
@@ -26,13 +26,13 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-pub(crate) use hidden::{Hidden, Identity, enclosing, hidden_below};
+pub(crate) use hidden::{HiddenPath, Identity, find_enclosing, hidden_below};
 pub(crate) use remove::RemoveError;
 pub(crate) use walk::{EntryKind, MAX_DEPTH, MAX_VISITED, Walk, WalkEnd, is_bounded_glob};
-pub(crate) use write::{Expected, Version, Written};
+pub(crate) use write::{Expected, Version, WriteOutcome};
 
-/// How often a resolution is repeated that the kernel gave up because a directory was renamed
-/// meanwhile (`EAGAIN`).
+/// How often a resolution is attempted that the kernel aborts because of a concurrent rename
+/// (`EAGAIN`).
 const RESOLVE_ATTEMPTS: usize = 64;
 
 /// Longest path accepted, in bytes (Linux `PATH_MAX`).
@@ -46,47 +46,46 @@ pub struct Workspace {
 
 #[derive(Debug)]
 struct Inner {
-    /// The root as it was named by whoever opened it.
+    /// The root as the caller named it.
     named: PathBuf,
     /// The root with symbolic links resolved, when it was opened.
     root: PathBuf,
     directory: OwnedFd,
-    /// What lies in it and must not be seen.
-    hidden: Vec<Arc<Hidden>>,
-    /// Serializes read-modify-write of files, so that concurrent edits of one script never lose one
-    /// another.
+    /// Files and directories in it that are hidden.
+    hidden: Vec<Arc<HiddenPath>>,
+    /// Serializes read-modify-write of files, so that concurrent edits of a script are never lost.
     writing: std::sync::Mutex<()>,
 }
 
-/// Why a workspace cannot be opened.
+/// The reason why a workspace cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The root does not exist, is not a directory, or may not be entered.
-    #[error("the workspace {} cannot be opened as a directory", .path.display())]
+    #[error("failed to open the workspace {} as a directory", .path.display())]
     Root {
         /// The root as given.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
     /// `/` as a workspace would confine nothing.
     #[error("the root of the file system cannot be a workspace")]
-    WholeSystem,
-    /// The kernel (before 5.6) or a seccomp filter does not offer `openat2`; nothing else confines
-    /// without races.
+    FileSystemRoot,
+    /// The kernel (before 5.6) or a seccomp filter does not offer `openat2`; there is no other
+    /// confinement without races.
     #[error(
         "this kernel does not offer openat2 with RESOLVE_BENEATH (Linux 5.6 or newer, not filtered by seccomp), \
          without which a workspace cannot be confined"
     )]
     Unsupported {
-        /// What the operating system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// Why a path inside a workspace cannot be used.
+/// The reason why a path inside a workspace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
     /// The path leads out of the workspace, directly or through a symbolic link.
@@ -95,7 +94,7 @@ pub enum PathError {
         /// The path as given.
         path: String,
     },
-    /// Nothing has this name.
+    /// The path does not exist.
     #[error("{path:?} does not exist")]
     NotFound {
         /// The path as given.
@@ -108,7 +107,7 @@ pub enum PathError {
         path: String,
     },
     /// A file where a directory is needed.
-    #[error("{path:?} is not a directory, or a part of it is not")]
+    #[error("{path:?} is not a directory, or a parent of it is not")]
     NotDirectory {
         /// The path as given.
         path: String,
@@ -122,44 +121,44 @@ pub enum PathError {
         kind: &'static str,
     },
     /// A file or directory of the service itself.
-    #[error("{path:?} belongs to the service itself and is hidden")]
+    #[error("{path:?} is reserved for the service itself")]
     Reserved {
         /// The path as given.
         path: String,
     },
-    /// The operating system refuses access.
+    /// The operating system denied access.
     #[error("access to {path:?} is denied")]
     Denied {
         /// The path as given.
         path: String,
     },
-    /// The text cannot be a path.
-    #[error("{path:?} is not a usable path: {why}")]
+    /// The text is not a valid path.
+    #[error("{path:?} is not a valid path: {why}")]
     Invalid {
         /// The path as given, shortened.
         path: String,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// The file was changed by somebody else between being read and being replaced.
-    #[error("{path:?} was changed by something else meanwhile")]
+    /// The file was changed between being read and being replaced.
+    #[error("{path:?} was changed concurrently")]
     Changed {
         /// The path as given.
         path: String,
     },
-    /// Anything else that went wrong.
+    /// Any other error.
     #[error("input or output failed for {path:?}")]
     Io {
         /// The path as given.
         path: String,
-        /// What the operating system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// A path relative to the root of a workspace. It is not yet resolved: only opening it says whether
-/// it stays inside.
+/// A path relative to the root of a workspace. It is not yet resolved: only opening it shows
+/// whether it stays inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelativePath(PathBuf);
 
@@ -169,7 +168,7 @@ impl RelativePath {
         Self(PathBuf::from("."))
     }
 
-    /// The path as the operating system wants it; `.` for the root.
+    /// The path for system calls; `.` for the root.
     pub(crate) fn as_path(&self) -> &Path {
         &self.0
     }
@@ -179,13 +178,12 @@ impl RelativePath {
         self.0 == Path::new(".")
     }
 
-    /// The path for people and models; bytes that are no UTF-8 are replaced.
-    pub(crate) fn shown(&self) -> String {
+    /// The path for people and models; invalid UTF-8 is replaced.
+    pub(crate) fn display(&self) -> String {
         self.0.to_string_lossy().into_owned()
     }
 
-    /// The directory that contains the last component, and that component; none for the root and
-    /// for `..`.
+    /// The parent directory and the last component; `None` for the root and for `..`.
     pub(crate) fn split(&self) -> Option<(Self, &OsStr)> {
         match self.0.components().next_back() {
             Some(Component::Normal(name)) => {
@@ -201,40 +199,39 @@ impl RelativePath {
         }
     }
 
-    /// The path of something within this directory.
+    /// The path of an entry of this directory.
     pub(crate) fn join(&self, name: &OsStr) -> Self {
         if self.is_root() { Self(PathBuf::from(name)) } else { Self(self.0.join(name)) }
     }
 }
 
 impl Workspace {
-    /// Opens the directory `root` as a workspace and makes sure that the kernel can confine it.
+    /// Opens the directory `root` as a workspace and checks that the kernel can confine it.
     ///
-    /// # Errors
-    /// When the root is no directory, is `/`, or when the kernel lacks `openat2`.
+    /// # Errors When the root is not a directory, is `/`, or when the kernel lacks `openat2`.
     pub fn open(root: impl AsRef<Path>) -> Result<Self, OpenError> {
         let named = root.as_ref();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(named, flags, Mode::empty())
             .map_err(|e| OpenError::Root { path: named.to_owned(), source: e.into() })?;
-        Self::of(named, directory, Vec::new())
+        Self::from_directory(named, directory, Vec::new())
     }
 
-    /// Makes a workspace of an open directory. What is `hidden` in it can neither be read nor
+    /// Creates a workspace from an open directory. `hidden` paths in it can neither be read nor
     /// changed.
-    pub(crate) fn of(
+    pub(crate) fn from_directory(
         named: &Path,
         directory: OwnedFd,
-        hidden: Vec<Arc<Hidden>>,
+        hidden: Vec<Arc<HiddenPath>>,
     ) -> Result<Self, OpenError> {
         let refused = |source: io::Error| OpenError::Root { path: named.to_owned(), source };
-        // Asked of the descriptor: the name may mean another directory by now.
+        // Based on the descriptor: the name may refer to another directory by now.
         let root = hidden::current_path(directory.as_fd()).map_err(|e| refused(e.into()))?;
         if root.parent().is_none() {
-            return Err(OpenError::WholeSystem);
+            return Err(OpenError::FileSystemRoot);
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match beneath(
+        match open_beneath(
             directory.as_fd(),
             Path::new("."),
             flags,
@@ -259,8 +256,8 @@ impl Workspace {
         &self.inner.root
     }
 
-    /// Turns what a caller wrote into a path relative to the root. Absolute paths below the root
-    /// are accepted.
+    /// Converts a caller's path into a path relative to the root. Absolute paths below the root are
+    /// accepted.
     ///
     /// # Errors
     /// [`PathError::Outside`] for other absolute paths, [`PathError::Invalid`] for text that cannot
@@ -282,7 +279,7 @@ impl Workspace {
                 .strip_root(path)
                 .ok_or_else(|| PathError::Outside { path: given.to_owned() })?;
         }
-        // `..` stays: what it means depends on symbolic links, which only the kernel follows
+        // `..` stays: its meaning depends on symbolic links, which only the kernel follows
         // correctly.
         let cleaned: PathBuf =
             path.components().filter(|part| !matches!(part, Component::CurDir)).collect();
@@ -293,7 +290,7 @@ impl Workspace {
         }
     }
 
-    /// What remains of an absolute path below the root, by its text alone; nothing when it is not
+    /// The relative part of an absolute path below the root, by its text alone; `None` if it is not
     /// below.
     pub(crate) fn below_root(&self, path: &str) -> Option<String> {
         let path = Path::new(path);
@@ -307,14 +304,14 @@ impl Workspace {
 
     /// Opens a regular file for reading.
     pub(crate) fn open_file(&self, path: &RelativePath) -> Result<File, PathError> {
-        // Without O_NONBLOCK a pipe without a writer would block this thread for ever.
+        // Without O_NONBLOCK a pipe without a writer would block this thread forever.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = File::from(self.open_at(path, flags)?);
         let stat = rustix::fs::fstat(&file).map_err(|e| path_error(path, e))?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Ok(file),
-            FileType::Directory => Err(PathError::IsDirectory { path: path.shown() }),
-            other => Err(PathError::Special { path: path.shown(), kind: kind_name(other) }),
+            FileType::Directory => Err(PathError::IsDirectory { path: path.display() }),
+            other => Err(PathError::Special { path: path.display(), kind: kind_name(other) }),
         }
     }
 
@@ -323,7 +320,7 @@ impl Workspace {
         self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)
     }
 
-    /// What `path` leads to, following symbolic links that stay inside.
+    /// The type of the target of `path`, following symbolic links that stay inside.
     pub(crate) fn file_type(&self, path: &RelativePath) -> Result<FileType, PathError> {
         let handle = self.open_at(path, OFlags::PATH | OFlags::CLOEXEC)?;
         let stat = rustix::fs::fstat(&handle).map_err(|e| path_error(path, e))?;
@@ -331,7 +328,7 @@ impl Workspace {
     }
 
     fn open_at(&self, path: &RelativePath, flags: OFlags) -> Result<OwnedFd, PathError> {
-        beneath(
+        open_beneath(
             self.inner.directory.as_fd(),
             path.as_path(),
             flags,
@@ -339,17 +336,17 @@ impl Workspace {
             ResolveFlags::empty(),
         )
         .map_err(|e| path_error(path, e))
-        .and_then(|handle| self.admit(path, handle))
+        .and_then(|handle| self.check_visible(path, handle))
     }
 
-    /// Names that exist near a path that does not, best first, at most `limit`.
+    /// Existing names similar to a missing path, best match first, at most `limit`.
     pub(crate) fn similar_names(&self, missing: &RelativePath, limit: usize) -> Vec<String> {
         let mut wanted = missing.clone();
-        // The nearest directory that exists is where the first wrong component is.
+        // The nearest existing directory contains the first wrong component.
         while let Some((parent, name)) = wanted.split() {
             let (parent, name) = (parent.clone(), name.to_string_lossy().into_owned());
             if let Ok(directory) = self.open_directory(&parent) {
-                return near(&directory, &parent, &name, limit);
+                return similar_entries(&directory, &parent, &name, limit);
             }
             wanted = parent;
         }
@@ -357,9 +354,9 @@ impl Workspace {
     }
 }
 
-/// Resolves `path` below `directory`, never leaving it, and repeats when a concurrent rename made
-/// the kernel give up.
-pub(crate) fn beneath(
+/// Opens `path` below `directory`, never leaving it. Retries when a concurrent rename made the
+/// kernel abort.
+pub(crate) fn open_beneath(
     directory: BorrowedFd<'_>,
     path: &Path,
     flags: OFlags,
@@ -378,18 +375,18 @@ pub(crate) fn beneath(
 }
 
 fn path_error(path: &RelativePath, error: Errno) -> PathError {
-    let path = path.shown();
+    let path = path.display();
     match error {
         Errno::XDEV => PathError::Outside { path },
         Errno::NOENT => PathError::NotFound { path },
         Errno::ISDIR => PathError::IsDirectory { path },
         Errno::NOTDIR => PathError::NotDirectory { path },
-        // What opening a socket gives.
+        // The error for opening a socket.
         Errno::NXIO => PathError::Special { path, kind: kind_name(FileType::Socket) },
         Errno::ACCESS | Errno::PERM | Errno::ROFS => PathError::Denied { path },
         Errno::LOOP => PathError::Invalid {
             path,
-            why: "its symbolic links form a loop or lead into the kernel",
+            why: "its symbolic links form a loop or lead into /proc",
         },
         Errno::NAMETOOLONG => PathError::Invalid { path, why: "a name in it is too long" },
         other => PathError::Io { path, source: other.into() },
@@ -407,17 +404,17 @@ fn kind_name(kind: FileType) -> &'static str {
     }
 }
 
-fn near(directory: &OwnedFd, parent: &RelativePath, wanted: &str, limit: usize) -> Vec<String> {
-    const CONSIDERED: usize = 2_000;
+fn similar_entries(directory: &OwnedFd, parent: &RelativePath, wanted: &str, limit: usize) -> Vec<String> {
+    const MAX_ENTRIES: usize = 2_000;
     let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return Vec::new() };
     let names: Vec<String> = entries
         .flatten()
-        .take(CONSIDERED)
+        .take(MAX_ENTRIES)
         .map(|entry| String::from_utf8_lossy(entry.file_name().to_bytes()).into_owned())
         .filter(|name| name != "." && name != "..")
         .collect();
     let lowered = wanted.to_lowercase();
-    // A name that differs only in case, or only in its ending, is what was most likely meant.
+    // A name that differs only in case, or only in its extension, is the most likely match.
     let stem = lowered.split('.').next().unwrap_or_default();
     let mut found: Vec<&str> = names
         .iter()
@@ -434,7 +431,7 @@ fn near(directory: &OwnedFd, parent: &RelativePath, wanted: &str, limit: usize) 
         }
     }
     found.truncate(limit);
-    found.into_iter().map(|name| parent.join(OsStr::from_bytes(name.as_bytes())).shown()).collect()
+    found.into_iter().map(|name| parent.join(OsStr::from_bytes(name.as_bytes())).display()).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Which directories tasks may work in, and the tools bound to each.
+//! Opens the workspaces of tasks, and binds tools to them.
 
-mod gone;
+mod cleanup;
 
 use std::{
     fs::DirBuilder,
@@ -23,51 +23,50 @@ use crate::{
     blocking::blocking,
     command::{CommandLimits, CommandSandbox},
     tools::{Egress, Policy, Toolbox},
-    workspace::{Hidden, Identity, OpenError, Workspace, beneath, enclosing, hidden_below},
+    workspace::{HiddenPath, Identity, OpenError, Workspace, open_beneath, find_enclosing, hidden_below},
 };
 
-/// Where the kernel shows itself: files there are other processes' memory and the machine's
-/// settings.
-const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// File systems of the kernel: they expose other processes' memory and the machine's settings.
+const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// File systems of the kernel, wherever they are mounted: `proc` and `sysfs` (see statfs(2)).
+/// Magic numbers of the kernel's file systems, wherever they are mounted: `proc` and `sysfs` (see
+/// statfs(2)).
 const KERNEL_FILE_SYSTEMS: [i64; 2] = [0x9fa0, 0x6265_6572];
 
-/// Where a folder of tasks' own workspaces says which it is, wherever it is mounted: a symbolic
-/// link to an id, because a link is made whole or not at all, also by two processes at once.
-const STORAGE: &str = ".storage";
+/// Name of the entry that identifies a folder of tasks' own workspaces, wherever it is mounted. It
+/// is a symbolic link to an id, because links are created atomically, even by concurrent processes.
+const STORAGE_ID: &str = ".storage";
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// Why a task gets no workspace.
+/// The reason why a task gets no workspace.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("the workspace {} does not exist or cannot be read on the interpreter's machine", .0.display())]
+    #[error("the workspace {} does not exist or cannot be read on the interpreter's host", .0.display())]
     Missing(PathBuf, #[source] std::io::Error),
     #[error(
-        "the workspace {} lies outside of the directories this interpreter may use; its operator grants them with \
+        "the workspace {} is outside of the directories that this interpreter may use; the operator grants them with \
          CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", .0.display()
     )]
     NotGranted(PathBuf),
     #[error(
-        "the workspace {} is or lies in a directory of the service itself or of the kernel (/proc, /sys, /dev), where \
-         no task may work", .0.display()
+        "the workspace {} is in a directory that is reserved for the service itself or for the kernel (/proc, /sys, \
+         /dev)", .0.display()
     )]
     Reserved(PathBuf),
     #[error(transparent)]
     Open(#[from] OpenError),
-    #[error("the task's own workspace cannot be made")]
-    Make(#[source] std::io::Error),
-    #[error("{}, which no task may see, cannot be found out about", .0.display())]
+    #[error("failed to create the task's own workspace")]
+    Create(#[source] std::io::Error),
+    #[error("failed to hide {} from tasks", .0.display())]
     Hide(PathBuf, #[source] std::io::Error),
 }
 
-/// Opens workspaces. Nothing but tasks' own directories can be opened unless the operator grants
-/// it.
+/// Opens workspaces: tasks' own directories, and directories that the operator grants.
 #[derive(Debug)]
 pub(crate) struct Workspaces {
-    places: Arc<Places>,
-    /// Which storage tasks' own directories lie on; empty when that is not known.
+    directories: Arc<AllowedDirectories>,
+    /// Id of the storage of tasks' own directories; empty if it is unknown.
     storage: String,
     policy: Policy,
     egress: Egress,
@@ -75,8 +74,8 @@ pub(crate) struct Workspaces {
 }
 
 impl Workspaces {
-    /// Tasks may work in `roots`, and in `own`, which lies in the service's data directory. That
-    /// directory and the hidden paths of the policy are no workspaces, and not seen in one.
+    /// Allows `roots`, and `own`, which is in the service's data directory. The data directory and
+    /// the hidden paths of the policy cannot be workspaces, and are hidden inside of workspaces.
     pub(crate) fn new(
         roots: &[PathBuf],
         own: PathBuf,
@@ -84,24 +83,24 @@ impl Workspaces {
         egress: Egress,
         sandbox: CommandSandbox,
     ) -> Result<Self, Error> {
-        let places = Arc::new(Places::new(roots, own, &policy.commands.hidden_paths)?);
-        let storage = storage(&places.own).unwrap_or_else(|error| {
-            let folder = places.own.display();
-            tracing::warn!(%folder, %error, "it cannot be kept which storage this is: scripts may go on where their files are not");
+        let directories = Arc::new(AllowedDirectories::new(roots, own, &policy.commands.hidden_paths)?);
+        let storage = storage(&directories.own).unwrap_or_else(|error| {
+            let folder = directories.own.display();
+            tracing::warn!(%folder, %error, "failed to record the storage id: scripts may be resumed on another storage without their files");
             String::new()
         });
-        Ok(Self { places, storage, policy, egress, sandbox })
+        Ok(Self { directories, storage, policy, egress, sandbox })
     }
 
-    /// Which storage a task has its files on, as journals keep it: the same wherever the folder of
-    /// tasks' own workspaces is mounted. Empty when that is not known, and for a directory that the
-    /// task named: what lies there is its operator's business.
+    /// The storage id of a task's files, for journals: the same wherever the folder of tasks' own
+    /// workspaces is mounted. Empty if it is unknown, and for a directory that the task named,
+    /// whose storage is the operator's responsibility.
     pub(crate) fn storage(&self, workspace: &str) -> &str {
         if workspace.is_empty() { &self.storage } else { "" }
     }
 
-    /// The tools of a task, bound to `workspace`, or to a directory of the task's own when that is
-    /// empty. Its commands may use what `limits` says.
+    /// The tools of a task, bound to `workspace`, or to the task's own directory if that is empty.
+    /// `limits` apply to its commands.
     pub(crate) async fn open(
         &self,
         workspace: &str,
@@ -114,29 +113,29 @@ impl Workspaces {
         Ok(Toolbox::new(workspace, policy, self.egress.clone(), self.sandbox.clone()))
     }
 
-    /// The workspace alone.
+    /// The workspace without tools.
     pub(crate) async fn workspace(&self, workspace: &str, task: &str) -> Result<Workspace, Error> {
-        let places = Arc::clone(&self.places);
+        let directories = Arc::clone(&self.directories);
         let (workspace, task) = (PathBuf::from(workspace), task.to_owned());
         let opening = blocking(move || {
             if workspace.as_os_str().is_empty() {
-                places.own(&task)
+                directories.own(&task)
             } else {
-                places.granted(&workspace)
+                directories.granted(&workspace)
             }
         });
         opening
             .await
-            .ok_or_else(|| Error::Make(std::io::Error::other("the thread that opens it ended")))?
+            .ok_or_else(|| Error::Create(std::io::Error::other("the thread that opens it ended")))?
     }
 
-    /// How commands are confined, in words.
+    /// Describes the confinement of commands.
     pub(crate) fn commands(&self) -> String {
         self.sandbox.describe()
     }
 }
 
-/// A directory the operator grants, with everything below it.
+/// A directory that the operator grants, with everything below it.
 #[derive(Debug)]
 struct Root {
     /// Without symbolic links.
@@ -144,43 +143,43 @@ struct Root {
     directory: OwnedFd,
 }
 
-/// Where workspaces may lie. Every decision is about open directories, so that nobody can swap one
-/// after it.
+/// The directories that may contain workspaces. Every decision is about open directories, so that
+/// they cannot be swapped after it.
 #[derive(Debug)]
-struct Places {
+struct AllowedDirectories {
     roots: Vec<Root>,
-    /// Where tasks without a workspace get one of their own.
+    /// The folder of tasks' own workspaces.
     own: PathBuf,
-    /// What is hidden, by the names it had at the start, and those found under them then.
+    /// HiddenPath paths from the configuration, and the files they referred to at start.
     hidden_paths: Vec<PathBuf>,
-    hidden: Vec<Arc<Hidden>>,
-    /// No workspace is one of these or lies in one.
+    hidden: Vec<Arc<HiddenPath>>,
+    /// No workspace may be one of these or inside of one.
     reserved: Vec<Identity>,
 }
 
-impl Places {
+impl AllowedDirectories {
     fn new(roots: &[PathBuf], own: PathBuf, hidden: &[PathBuf]) -> Result<Self, Error> {
-        make_private(&own).map_err(Error::Make)?;
+        create_private(&own).map_err(Error::Create)?;
         let data =
             own.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let hidden_paths: Vec<PathBuf> =
             std::iter::once(data.to_owned()).chain(hidden.iter().cloned()).collect();
         let hidden = without_nested(hidden_paths.iter().map(PathBuf::as_path))?;
-        let kernel = KERNEL.iter().filter_map(|path| Hidden::open(Path::new(path)).ok());
+        let kernel = KERNEL_DIRECTORIES.iter().filter_map(|path| HiddenPath::open(Path::new(path)).ok());
         let reserved = kernel
             .map(|found| found.identity())
             .chain(hidden.iter().map(|one| one.identity()))
             .collect();
-        let mut places = Self { roots: Vec::new(), own, hidden_paths, hidden, reserved };
+        let mut directories = Self { roots: Vec::new(), own, hidden_paths, hidden, reserved };
         for root in roots {
             let missing = |error| Error::Missing(root.clone(), error);
             let path = root.canonicalize().map_err(missing)?;
             let directory =
                 rustix::fs::open(&path, DIRECTORY, Mode::empty()).map_err(|e| missing(e.into()))?;
-            places.refuse_reserved(&path, &directory)?;
-            places.roots.push(Root { path, directory });
+            directories.reject_reserved(&path, &directory)?;
+            directories.roots.push(Root { path, directory });
         }
-        Ok(places)
+        Ok(directories)
     }
 
     /// A directory that the operator grants.
@@ -193,8 +192,8 @@ impl Places {
             return Err(Error::NotGranted(path));
         };
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { &below };
-        // The path has no symbolic links now; one that appears in it meanwhile is not followed.
-        let directory = beneath(
+        // The path has no symbolic links now; new ones are not followed.
+        let directory = open_beneath(
             root.directory.as_fd(),
             below,
             DIRECTORY,
@@ -202,48 +201,48 @@ impl Places {
             ResolveFlags::NO_SYMLINKS,
         )
         .map_err(|e| missing(e.into()))?;
-        self.refuse_reserved(&path, &directory)?;
+        self.reject_reserved(&path, &directory)?;
         let hidden =
-            hidden_below(directory.as_fd(), &self.hidden_now()).map_err(|e| missing(e.into()))?;
-        Ok(Workspace::of(named, directory, hidden)?)
+            hidden_below(directory.as_fd(), &self.current_hidden()).map_err(|e| missing(e.into()))?;
+        Ok(Workspace::from_directory(named, directory, hidden)?)
     }
 
-    /// What is hidden, with what was made or replaced since the start: a key file is replaced when
-    /// its key is.
-    fn hidden_now(&self) -> Vec<Arc<Hidden>> {
+    /// The hidden paths, including those created or replaced since the start: rotating a key
+    /// replaces its file.
+    fn current_hidden(&self) -> Vec<Arc<HiddenPath>> {
         let mut hidden = self.hidden.clone();
-        for found in self.hidden_paths.iter().filter_map(|path| Hidden::open(path).ok()) {
+        for found in self.hidden_paths.iter().filter_map(|path| HiddenPath::open(path).ok()) {
             let known: Vec<Identity> = hidden.iter().map(|one| one.identity()).collect();
-            if !known.contains(&found.identity()) && !found.lies_in(&known).unwrap_or(false) {
+            if !known.contains(&found.identity()) && !found.is_inside(&known).unwrap_or(false) {
                 hidden.push(Arc::new(found));
             }
         }
         hidden
     }
 
-    /// The task's own directory, made when it is missing.
+    /// The task's own directory, created if it is missing.
     fn own(&self, task: &str) -> Result<Workspace, Error> {
         let name = Path::new(task);
         if !matches!(name.components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
-            return Err(Error::Make(ErrorKind::InvalidInput.into()));
+            return Err(Error::Create(ErrorKind::InvalidInput.into()));
         }
-        make_private(&self.own).map_err(Error::Make)?;
+        create_private(&self.own).map_err(Error::Create)?;
         let directory = rustix::fs::open(&self.own, DIRECTORY, Mode::empty())
             .and_then(|own| {
                 match rustix::fs::mkdirat(&own, name, Mode::RWXU) {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(error) => return Err(error),
                 }
-                beneath(own.as_fd(), name, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+                open_beneath(own.as_fd(), name, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
             })
-            .map_err(|e| Error::Make(e.into()))?;
-        Ok(Workspace::of(&self.own.join(name), directory, Vec::new())?)
+            .map_err(|e| Error::Create(e.into()))?;
+        Ok(Workspace::from_directory(&self.own.join(name), directory, Vec::new())?)
     }
 
-    fn refuse_reserved(&self, path: &Path, directory: &OwnedFd) -> Result<(), Error> {
+    fn reject_reserved(&self, path: &Path, directory: &OwnedFd) -> Result<(), Error> {
         let missing = |error: Errno| Error::Missing(path.to_owned(), error.into());
         let kind = rustix::fs::fstatfs(directory).map_err(missing)?.f_type;
-        let reserved = enclosing(directory.as_fd(), &self.reserved).map_err(missing)?.is_some();
+        let reserved = find_enclosing(directory.as_fd(), &self.reserved).map_err(missing)?.is_some();
         if reserved || KERNEL_FILE_SYSTEMS.contains(&kind) {
             return Err(Error::Reserved(path.to_owned()));
         }
@@ -251,19 +250,19 @@ impl Places {
     }
 }
 
-/// Makes a directory that only the service's user may enter.
-fn make_private(path: &Path) -> std::io::Result<()> {
+/// Creates a directory that only the service's user may enter.
+fn create_private(path: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Which storage a folder lies on: an id that whoever comes first leaves there.
+/// The storage id of a folder, created by the first process that needs it.
 fn storage(folder: &Path) -> std::io::Result<String> {
-    let link = folder.join(STORAGE);
+    let link = folder.join(STORAGE_ID);
     let id = match std::fs::read_link(&link) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             match symlink(Uuid::now_v7().to_string(), &link) {
                 Ok(()) => {}
-                // Another process was faster, and it is its id that holds.
+                // Another process was faster; its id is used.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
@@ -274,15 +273,15 @@ fn storage(folder: &Path) -> std::io::Result<String> {
     Ok(id.to_string_lossy().into_owned())
 }
 
-/// Takes hold of what is to be hidden, without what lies in something that is hidden anyway.
-fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<Hidden>>, Error> {
-    let mut all: Vec<(PathBuf, Hidden)> = Vec::new();
+/// Opens the paths to hide, without those inside of other hidden paths.
+fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<HiddenPath>>, Error> {
+    let mut all: Vec<(PathBuf, HiddenPath)> = Vec::new();
     for path in paths {
-        match Hidden::open(path) {
+        match HiddenPath::open(path) {
             Ok(found) if all.iter().any(|(_, known)| known.identity() == found.identity()) => {}
             Ok(found) => all.push((path.to_owned(), found)),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), "this path does not exist; tasks that start before it does may see it");
+                tracing::warn!(path = %path.display(), "a path to hide does not exist; tasks that start before it is created may see it");
             }
             Err(error) => return Err(Error::Hide(path.to_owned(), error)),
         }
@@ -292,7 +291,7 @@ fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<H
     for (path, found) in all {
         let others: Vec<Identity> =
             identities.iter().copied().filter(|one| *one != found.identity()).collect();
-        if !found.lies_in(&others).map_err(|e| Error::Hide(path, e.into()))? {
+        if !found.is_inside(&others).map_err(|e| Error::Hide(path, e.into()))? {
             outermost.push(Arc::new(found));
         }
     }

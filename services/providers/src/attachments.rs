@@ -187,7 +187,7 @@ impl Attachments {
                 tracing::warn!(error, "the files of a message cannot be read");
                 // Counts as a call, so that a permanently failing storage ends the turn.
                 Err(Failure {
-                    tries: 1,
+                    attempts: 1,
                     ..Failure::transient("an attached file cannot be read at the moment")
                 })
             }

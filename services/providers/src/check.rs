@@ -9,8 +9,8 @@ use construct_bus::{
 };
 use construct_proto::{
     mesh::v1::{
-        ModelInvoke, Provider, ProviderCheck, ProviderChecked, TokenCount, TokenQuestion,
-        VendorModels, VendorModelsQuestion,
+        ModelInvoke, Provider, ProviderCheck, ProviderCheckResult, TokenCount, TokenCountQuery,
+        VendorModels, VendorModelsQuery,
     },
     v1::{KeyCheck, VendorModel},
 };
@@ -45,10 +45,10 @@ impl Checks {
         let checks = |checks: Self, question: ProviderCheck| async move {
             checks.check(question.provider.unwrap_or_default()).await
         };
-        let models = |checks: Self, question: VendorModelsQuestion| async move {
+        let models = |checks: Self, question: VendorModelsQuery| async move {
             checks.models(question.provider.unwrap_or_default()).await
         };
-        let tokens = |checks: Self, question: TokenQuestion| async move {
+        let tokens = |checks: Self, question: TokenCountQuery| async move {
             checks.tokens(question.call.unwrap_or_default()).await
         };
         self.serve(lifecycle, "provider-checks", CheckProvider, checks);
@@ -84,7 +84,7 @@ impl Checks {
     }
 
     /// Checks every key, all at the same time.
-    pub(crate) async fn check(&self, provider: Provider) -> ProviderChecked {
+    pub(crate) async fn check(&self, provider: Provider) -> ProviderCheckResult {
         let checks = self.router.open_keys(&provider).into_iter().map(|(number, key)| {
             let provider = &provider;
             async move {
@@ -100,7 +100,7 @@ impl Checks {
                 KeyCheck { number, accepted: checked.is_ok(), error }
             }
         });
-        ProviderChecked { keys: join_all(checks).await }
+        ProviderCheckResult { keys: join_all(checks).await }
     }
 
     /// Lists the models with the first key that the vendor accepts.

@@ -131,7 +131,7 @@ impl Config {
 
     pub(crate) fn retries(&self) -> Policy {
         Policy {
-            tries: self.providers_tries,
+            attempts: self.providers_tries,
             initial_delay: self.providers_retry_first,
             max_delay: self.providers_retry_last,
         }

@@ -39,7 +39,7 @@ pub(crate) struct Failure {
     pub(crate) http_status: u16,
     /// Calls made for the answer, over all models and with hedges, this one included; 0 when no
     /// vendor was called.
-    pub(crate) tries: u32,
+    pub(crate) attempts: u32,
     /// Whether the vendor had accepted the request before the failure: then it is charged.
     pub(crate) accepted: bool,
 }
@@ -51,7 +51,7 @@ impl Failure {
             message: message.into(),
             retry_at: None,
             http_status: 0,
-            tries: 0,
+            attempts: 0,
             accepted: false,
         }
     }
@@ -134,8 +134,8 @@ impl Failure {
         let parts = secret
             .into_iter()
             .flat_map(|secret| secret.split(':').filter(|part| part.len() >= MIN_PART));
-        for form in secret.into_iter().chain(parts).flat_map(forms) {
-            self.message = self.message.replace(&form, SCRUBBED);
+        for form in secret.into_iter().chain(parts).flat_map(secret_forms) {
+            self.message = self.message.replace(&form, KEY_PLACEHOLDER);
         }
         self
     }
@@ -149,7 +149,7 @@ impl Failure {
                 nanos: at.subsec_nanosecond(),
             }),
             http_status: u32::from(self.http_status),
-            tries: self.tries,
+            attempts: self.attempts,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Policy {
     /// Attempts at one target within a command, the first included.
-    pub(crate) tries: u32,
+    pub(crate) attempts: u32,
     /// Upper bound of the first delay; doubles with each attempt.
     pub(crate) initial_delay: Duration,
     /// Upper bound of every delay that the vendor did not ask for.
@@ -25,8 +25,8 @@ pub(crate) struct Policy {
 
 impl Policy {
     /// The same policy with at most this many attempts; 0 means no further limit.
-    pub(crate) fn limited_to(self, tries: u32) -> Self {
-        if tries == 0 { self } else { Self { tries: self.tries.min(tries), ..self } }
+    pub(crate) fn limited_to(self, attempts: u32) -> Self {
+        if attempts == 0 { self } else { Self { attempts: self.attempts.min(attempts), ..self } }
     }
 
     /// The longest delay within a call, if the vendor asks for it. For longer ones the reconciler
@@ -49,7 +49,7 @@ impl Policy {
         now: Timestamp,
         jitter: f64,
     ) -> Option<Duration> {
-        if failed >= self.tries || !failure.is_retryable() {
+        if failed >= self.attempts || !failure.is_retryable() {
             return None;
         }
         let doubled = self
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     const POLICY: Policy = Policy {
-        tries: 3,
+        attempts: 3,
         initial_delay: Duration::from_secs(1),
         max_delay: Duration::from_secs(10),
     };
@@ -93,13 +93,13 @@ mod tests {
             [least(1), least(2)],
             [Some(Duration::from_millis(500)), Some(Duration::from_secs(1))]
         );
-        let patient = Policy { tries: 99, ..POLICY };
+        let patient = Policy { attempts: 99, ..POLICY };
         assert_eq!(patient.delay(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
     }
 
     #[test]
     fn command_can_only_lower_the_number_of_attempts() {
-        assert_eq!([0, 1, 3, 9].map(|tries| POLICY.limited_to(tries).tries), [3, 1, 3, 3]);
+        assert_eq!([0, 1, 3, 9].map(|attempts| POLICY.limited_to(attempts).attempts), [3, 1, 3, 3]);
     }
 
     #[test]

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     answer,
     breaker::{self, Breakers, Permit},
-    cancels::Cancel,
+    cancels::CancelSignal,
     failure::Failure,
     fenced_blocks,
     http::{Headroom, HeadroomObserver},
@@ -67,9 +67,9 @@ pub(crate) struct RoutedCall<'a> {
     /// The silence after which the next target is called as well.
     pub(crate) hedge_after: Option<Duration>,
     /// Vendor calls at most, over all targets, hedges included; 0: as many as one answer may take.
-    pub(crate) tries: u32,
+    pub(crate) attempts: u32,
     /// Calls that lost workers are assumed to have made for the same answer, not counted in
-    /// `tries`. They count as calls of the first target.
+    /// `attempts`. They count as calls of the first target.
     pub(crate) lost_calls: u32,
     pub(crate) interrupts: Interrupts<'a>,
 }
@@ -153,10 +153,10 @@ impl Router {
         Self { vendors, master_keys, policy, breakers, keys: Keys::default(), metrics }
     }
 
-    /// Vendor calls allowed for an answer of which `tries` are left; 0: as many as one answer may
+    /// Vendor calls allowed for an answer of which `attempts` are left; 0: as many as one answer may
     /// take.
-    pub(crate) fn max_calls(&self, tries: u32) -> u32 {
-        if tries > 0 { tries } else { MAX_ANSWER_CALLS.max(self.policy.tries) }
+    pub(crate) fn max_calls(&self, attempts: u32) -> u32 {
+        if attempts > 0 { attempts } else { MAX_ANSWER_CALLS.max(self.policy.attempts) }
     }
 
     /// Makes a call.

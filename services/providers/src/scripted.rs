@@ -249,7 +249,7 @@ fn message_text(message: &ChatMessage) -> String {
 }
 
 fn echo(text: &str) -> String {
-    format!("You state: {text}")
+    format!("You said: {text}")
 }
 
 /// The first words of the user. A request for a title quotes the conversation with its roles.

@@ -232,8 +232,8 @@ async fn every_error_class_is_recognized() {
                 "{wire:?}: {}",
                 failure.message
             );
-            let tries = if failure.is_retryable() { 3 } else { 1 };
-            assert_eq!(server.requests().len(), tries, "{wire:?} {status}");
+            let attempts = if failure.is_retryable() { 3 } else { 1 };
+            assert_eq!(server.requests().len(), attempts, "{wire:?} {status}");
             assert!(usage.is_zero(), "a refused request costs nothing");
         }
     }
@@ -350,12 +350,12 @@ async fn vendor_that_never_answers_times_out() {
     let first_byte =
         Timeouts { connect: TEST_TIMEOUT * 6, first_byte: short, idle: TEST_TIMEOUT * 6 };
     let failed = silence("http", first_byte).await;
-    assert_eq!((failed.class, failed.tries), (FailureClass::Transient, 3));
+    assert_eq!((failed.class, failed.attempts), (FailureClass::Transient, 3));
     assert!(failed.message.contains("did not answer for 0.3 s"), "{}", failed.message);
     // Here the TLS handshake gets no response.
     let connect = Timeouts { connect: short, first_byte: TEST_TIMEOUT * 6, idle: TEST_TIMEOUT * 6 };
     let failed = silence("https", connect).await;
-    assert_eq!((failed.class, failed.tries), (FailureClass::Transient, 3));
+    assert_eq!((failed.class, failed.attempts), (FailureClass::Transient, 3));
     assert!(failed.message.contains("cannot be reached"), "{}", failed.message);
     // A response head is not yet an answer.
     let server = VendorServer::start().await;
@@ -540,7 +540,7 @@ async fn remaining_limits_are_read_from_headers() {
                 .push(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
         }
         let failure = failure(calls.remove(1));
-        assert_eq!((failure.class, failure.tries), (FailureClass::RateLimited, 0), "{wire:?}");
+        assert_eq!((failure.class, failure.attempts), (FailureClass::RateLimited, 0), "{wire:?}");
         let wait = failure.requested_delay(jiff::Timestamp::now()).expect("it says when");
         assert!((Duration::from_secs(350)..=Duration::from_secs(360)).contains(&wait), "{wait:?}");
         completed(calls.remove(0));

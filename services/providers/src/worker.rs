@@ -156,7 +156,7 @@ impl Worker {
         let mut live = MeshProgress(self.bus.progress());
         let lost = calls_of_lost_workers(delivery);
         let counted = |failure: Failure| {
-            Failure { tries: failure.tries.saturating_add(lost), ..failure }.into_proto()
+            Failure { attempts: failure.attempts.saturating_add(lost), ..failure }.into_proto()
         };
         let (outcome, usage, model_id) = match self.prepare(command, &step, delivery) {
             Ok(prepared) => self.invoke(prepared, &step, delivery, &mut live).await,
@@ -169,7 +169,7 @@ impl Worker {
             // Another delivery would exceed the limit, although this worker does not crash.
             Outcome::HandedBack
                 if delivery >= MAX_DELIVERIES
-                    || lost + 1 >= self.router.max_calls(command.tries) =>
+                    || lost + 1 >= self.router.max_calls(command.max_attempts) =>
             {
                 let failure = Failure::transient("the service stopped before the call had ended");
                 step_result::Outcome::Failed(counted(failure))
@@ -193,7 +193,7 @@ impl Worker {
             }
             Outcome::Cancelled { reason, partial } => step_result::Outcome::Cancelled(Cancelled {
                 reason,
-                said: partial,
+                partial_answer: partial,
                 results: Vec::new(),
             }),
         };
@@ -214,8 +214,8 @@ impl Worker {
             )));
         }
         let (allowed, lost) =
-            (self.router.max_calls(command.tries), calls_of_lost_workers(delivery));
-        let tries = allowed.checked_sub(lost).filter(|left| *left > 0).ok_or_else(|| {
+            (self.router.max_calls(command.max_attempts), calls_of_lost_workers(delivery));
+        let attempts = allowed.checked_sub(lost).filter(|left| *left > 0).ok_or_else(|| {
             Failure::transient(format!(
                 "the model call was given up: of the {allowed} calls left for the answer, each was lost with its worker, or the worker was not heard of"
             ))
@@ -234,7 +234,7 @@ impl Worker {
         let targets = ordered_targets(first, &command.fallbacks, fastrand::f64);
         let hedge_after = command.hedge_after.and_then(|after| Duration::try_from(after).ok());
         let hedge_after = hedge_after.filter(|after| !after.is_zero());
-        Ok(PreparedCall { request, targets, hedge_after, deadline, tries, lost_calls: lost })
+        Ok(PreparedCall { request, targets, hedge_after, deadline, attempts, lost_calls: lost })
     }
 
     async fn invoke(
@@ -289,7 +289,7 @@ impl Worker {
             request,
             targets: prepared.targets,
             hedge_after: prepared.hedge_after,
-            tries: prepared.tries,
+            attempts: prepared.attempts,
             lost_calls: prepared.lost_calls,
             interrupts,
         };
@@ -337,7 +337,7 @@ struct PreparedCall {
     hedge_after: Option<Duration>,
     deadline: Instant,
     /// Vendor calls left for this answer.
-    tries: u32,
+    attempts: u32,
     /// Calls that earlier workers are assumed to have made.
     lost_calls: u32,
 }

@@ -22,12 +22,12 @@ pub(crate) async fn answer(
 }
 
 /// Returns no answer when it cannot be found out: then nothing may be removed.
-async fn find_deleted(store: &Store, census: mesh::TaskCensus) -> Option<mesh::TasksGone> {
+async fn find_deleted(store: &Store, census: mesh::TaskCensus) -> Option<mesh::DeletedTasks> {
     // Ids that are not task ids are ignored.
     let tasks: Vec<TaskId> = census.task_ids.iter().filter_map(|id| id.parse().ok()).collect();
     match store.tasks_purged(&tasks).await {
         Ok(deleted) => {
-            Some(mesh::TasksGone { task_ids: deleted.iter().map(ToString::to_string).collect() })
+            Some(mesh::DeletedTasks { task_ids: deleted.iter().map(ToString::to_string).collect() })
         }
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "a question about deleted tasks is not answered");

@@ -95,7 +95,7 @@ pub(crate) fn build_answer(
         system,
         messages: inputs.transcript().into_iter().map(chat_message).collect(),
         tools: vec![prompt::code_tool()],
-        tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
+        max_attempts: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
     Ok(with_target(request, invocation))
@@ -148,7 +148,7 @@ pub(crate) fn build_compaction(
         purpose: Purpose::Compaction.into(),
         system: prompt::COMPACTION.to_owned(),
         messages: vec![user_text(text)],
-        tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
+        max_attempts: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
     Ok(with_target(request, invocation))
@@ -246,7 +246,7 @@ pub(crate) fn build_execution(
         decisions: inputs.approvals.iter().filter_map(approval_decision).collect(),
         compute: pool(loaded).to_string(),
         secrets: inputs.secrets.iter().map(granted_secret).collect(),
-        again: false,
+        may_have_been_sent: false,
         model_token: token_keys
             .map(|keys| model_token(keys, loaded, step, &inputs.script_models))
             .unwrap_or_default(),
@@ -327,7 +327,7 @@ fn approval_decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision
         number: approval.call.number,
         arguments_hash: approval.call.hash.clone(),
         approved,
-        words: approval.comment.clone(),
+        comment: approval.comment.clone(),
         decided_by: approval.decided_by.clone(),
     })
 }

@@ -53,17 +53,17 @@ fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Inval
             Outcome::Code(code_results(completed.results))
         }
         mesh::step_result::Outcome::Failed(failed) => Outcome::Failed(failure(failed)),
-        mesh::step_result::Outcome::Cancelled(cancelled) if !cancelled.said.is_empty() => {
-            Outcome::Interrupted(cancelled.said.into_iter().filter_map(to_block).collect())
+        mesh::step_result::Outcome::Cancelled(cancelled) if !cancelled.partial_answer.is_empty() => {
+            Outcome::Interrupted(cancelled.partial_answer.into_iter().filter_map(to_block).collect())
         }
         mesh::step_result::Outcome::Cancelled(cancelled) => {
             Outcome::Cancelled(code_results(cancelled.results))
         }
-        mesh::step_result::Outcome::Parked(suspended) => {
-            if suspended.calls.is_empty() && suspended.awaits.is_empty() {
+        mesh::step_result::Outcome::Suspended(suspended) => {
+            if suspended.approval_requests.is_empty() && suspended.awaits.is_empty() {
                 return Err(InvalidResult("it waits for nothing"));
             }
-            let approval_requests = suspended.calls.into_iter().map(approval_request).collect();
+            let approval_requests = suspended.approval_requests.into_iter().map(approval_request).collect();
             let awaits = suspended.awaits.into_iter().map(awaited_call).collect::<Option<_>>();
             let awaits =
                 awaits.ok_or(InvalidResult("it waits for what is no task, or without end"))?;
@@ -76,7 +76,7 @@ fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Inval
     })
 }
 
-fn approval_request(call: mesh::AskedCall) -> ApprovalRequest {
+fn approval_request(call: mesh::ApprovalRequest) -> ApprovalRequest {
     ApprovalRequest {
         call: ApprovalCall { script: call.script, number: call.number, hash: call.arguments_hash },
         tool: call.tool,
@@ -114,7 +114,7 @@ fn failure(failure: mesh::Failure) -> Failure {
         class,
         message: failure.message,
         retry_at: failure.retry_at.and_then(to_time),
-        attempts: failure.tries,
+        attempts: failure.attempts,
     }
 }
 
@@ -128,13 +128,13 @@ mod tests {
     fn invalid_result_is_a_failure_and_keeps_its_cost() {
         let step = StepId::from_uuid(Uuid::now_v7());
         let named = mesh::StepRef { step_id: step.to_string(), round: 3, ..Default::default() };
-        let nothing = mesh::Parked::default();
+        let nothing = mesh::Suspended::default();
         let endless =
-            mesh::Parked { awaits: vec![mesh::AwaitedCall::default()], ..Default::default() };
+            mesh::Suspended { awaits: vec![mesh::AwaitedCall::default()], ..Default::default() };
         for (outcome, message) in [
             (None, "no outcome"),
-            (Some(mesh::step_result::Outcome::Parked(nothing)), "waits for nothing"),
-            (Some(mesh::step_result::Outcome::Parked(endless)), "without end"),
+            (Some(mesh::step_result::Outcome::Suspended(nothing)), "waits for nothing"),
+            (Some(mesh::step_result::Outcome::Suspended(endless)), "without end"),
         ] {
             let usage = Some(v1::Usage { cost_pico_usd: 7, ..Default::default() });
             let result = mesh::StepResult {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use construct_domain::partition;
-use construct_proto::mesh::v1::ReconcilerBeat;
+use construct_proto::mesh::v1::ReconcilerHeartbeat;
 
 use crate::assignment::PartitionAssignment;
 
@@ -48,12 +48,12 @@ impl Members {
 
     /// Records a heartbeat. Own ones are counted by [`Members::count_own_beat`], as often as time
     /// has passed.
-    pub(crate) fn record_beat(&mut self, beat: &ReconcilerBeat) -> BeatSource {
+    pub(crate) fn record_beat(&mut self, beat: &ReconcilerHeartbeat) -> BeatSource {
         if beat.instance == self.instance {
             // An earlier process of this instance is irrelevant.
             return if beat.process == self.process { BeatSource::Own } else { BeatSource::Peer };
         }
-        if beat.leaves {
+        if beat.leaving {
             // The end of an instance's earlier process is not the end of its current one.
             if self.peers.get(&beat.instance).is_some_and(|peer| peer.process == beat.process) {
                 self.peers.remove(&beat.instance);
@@ -113,16 +113,16 @@ mod tests {
         Members::new("a".to_owned(), "1".to_owned())
     }
 
-    fn beat(instance: &str, process: &str) -> ReconcilerBeat {
-        ReconcilerBeat {
+    fn beat(instance: &str, process: &str) -> ReconcilerHeartbeat {
+        ReconcilerHeartbeat {
             instance: instance.to_owned(),
             process: process.to_owned(),
-            ..ReconcilerBeat::default()
+            ..ReconcilerHeartbeat::default()
         }
     }
 
-    fn leave(instance: &str, process: &str) -> ReconcilerBeat {
-        ReconcilerBeat { leaves: true, ..beat(instance, process) }
+    fn leave(instance: &str, process: &str) -> ReconcilerHeartbeat {
+        ReconcilerHeartbeat { leaving: true, ..beat(instance, process) }
     }
 
     #[test]

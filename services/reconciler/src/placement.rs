@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use construct_bus::{Bus, subject};
-use construct_proto::mesh::v1::ReconcilerBeat;
+use construct_proto::mesh::v1::ReconcilerHeartbeat;
 use construct_runtime::{clock, telemetry::Chain};
 use construct_wire::convert;
 use futures::{StreamExt as _, stream::BoxStream};
@@ -64,7 +64,7 @@ pub(crate) async fn run(
     };
     let Some(beats) = placement.subscribe(&stop).await else { return Ok(()) };
     placement.participate(beats, &stop).await;
-    placement.send_beat(|beat| beat.leaves = true).await;
+    placement.send_beat(|beat| beat.leaving = true).await;
     Ok(())
 }
 
@@ -88,7 +88,7 @@ impl Placement {
     async fn subscribe(
         &self,
         stop: &CancellationToken,
-    ) -> Option<BoxStream<'static, ReconcilerBeat>> {
+    ) -> Option<BoxStream<'static, ReconcilerHeartbeat>> {
         let mut failed = false;
         loop {
             match self.bus.subscribe_beats().await {
@@ -107,7 +107,7 @@ impl Placement {
 
     async fn participate(
         &mut self,
-        mut beats: BoxStream<'static, ReconcilerBeat>,
+        mut beats: BoxStream<'static, ReconcilerHeartbeat>,
         stop: &CancellationToken,
     ) {
         let began = Instant::now();
@@ -119,8 +119,8 @@ impl Placement {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {
-                    let asks = self.decide_at.is_none();
-                    self.send_beat(|beat| beat.asks = asks).await;
+                    let reply_requested = self.decide_at.is_none();
+                    self.send_beat(|beat| beat.reply_requested = reply_requested).await;
                 }
                 () = sleep_until(decide_at), if !self.has_assignment => {
                     if self.decide_at.is_none() {
@@ -134,7 +134,7 @@ impl Placement {
                         self.send_beat(|_| {}).await;
                     } else {
                         tracing::warn!("the database cannot be read; this reconciler leaves its partitions to others");
-                        self.send_beat_unconditionally(|beat| beat.leaves = true).await;
+                        self.send_beat_unconditionally(|beat| beat.leaving = true).await;
                     }
                     if self.has_assignment {
                         self.update_assignment();
@@ -151,7 +151,7 @@ impl Placement {
         }
     }
 
-    async fn handle_beat(&mut self, beat: &ReconcilerBeat) {
+    async fn handle_beat(&mut self, beat: &ReconcilerHeartbeat) {
         let now = Instant::now();
         match self.members.record_beat(beat) {
             BeatSource::Own => {
@@ -164,7 +164,7 @@ impl Placement {
                     self.members.count_own_beat();
                 }
             }
-            BeatSource::Peer if beat.asks => self.send_beat(|_| {}).await,
+            BeatSource::Peer if beat.reply_requested => self.send_beat(|_| {}).await,
             BeatSource::Peer => {}
         }
         if self.decide_at.is_some_and(|decide_at| decide_at <= now) {
@@ -197,26 +197,26 @@ impl Placement {
     }
 
     /// Sends a heartbeat, if the process is healthy.
-    async fn send_beat(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
+    async fn send_beat(&self, what: impl FnOnce(&mut ReconcilerHeartbeat)) {
         if *self.healthy.borrow() {
             self.send_beat_unconditionally(what).await;
         }
     }
 
     /// Without a connection nothing is sent: it would all arrive at once later.
-    async fn send_beat_unconditionally(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
+    async fn send_beat_unconditionally(&self, what: impl FnOnce(&mut ReconcilerHeartbeat)) {
         if !self.bus.is_connected() {
             return;
         }
-        let mut beat = ReconcilerBeat {
+        let mut beat = ReconcilerHeartbeat {
             instance: self.instance.clone(),
             process: self.process.clone(),
             time: Some(convert::time(clock::now())),
             partitions: self.assignment.borrow().partitions().map(u32::from).collect(),
-            ..ReconcilerBeat::default()
+            ..ReconcilerHeartbeat::default()
         };
         what(&mut beat);
-        let address = subject::ReconcilerBeat { instance: self.instance.clone() };
+        let address = subject::ReconcilerHeartbeat { instance: self.instance.clone() };
         if let Err(error) = self.bus.publish_beat(&address, &beat).await {
             tracing::warn!(error = %Chain(&error), "a heartbeat could not be sent");
         }

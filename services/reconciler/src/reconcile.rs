@@ -646,7 +646,7 @@ impl Reconciler {
                 ) {
                     Ok(execute) => {
                         let execute =
-                            mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
+                            mesh::CodeExecute { may_have_been_sent: may_have_been_sent(step), ..execute };
                         let code = subject::CodeExecute::new(command::pool(loaded), task);
                         self.dispatch(
                             loaded,

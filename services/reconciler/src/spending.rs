@@ -108,15 +108,15 @@ pub(crate) fn spawn(store: &Store, bus: &Bus, lifecycle: &Lifecycle) {
 async fn reserve(store: &Store, question: mesh::BudgetReserve) -> Option<mesh::BudgetReserved> {
     let Some(reservation) = parse_reservation(&question) else {
         let refused = "the reservation has no valid id, organization or time".to_owned();
-        return Some(mesh::BudgetReserved { refused });
+        return Some(mesh::BudgetReserved { refusal: refused });
     };
     match store.call_reserve(&reservation, clock::now()).await {
         Ok(()) => Some(mesh::BudgetReserved::default()),
         Err(Error::Exhausted(exhausted)) => {
-            Some(mesh::BudgetReserved { refused: exhausted.to_string() })
+            Some(mesh::BudgetReserved { refusal: exhausted.to_string() })
         }
         Err(error @ Error::NotFound { .. }) => {
-            Some(mesh::BudgetReserved { refused: error.to_string() })
+            Some(mesh::BudgetReserved { refusal: error.to_string() })
         }
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "a reservation request is not answered");
@@ -143,11 +143,11 @@ fn parse_task(id: &str) -> Option<Option<TaskId>> {
 }
 
 /// Looks up a model with its provider.
-async fn look_up_model(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelFound> {
+async fn look_up_model(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ResolvedModel> {
     let organization: OrganizationId = question.organization_id.parse().ok()?;
     match store.model_route(organization, &question.model).await {
-        Ok(None) => Some(mesh::ModelFound::default()),
-        Ok(Some(callable)) => Some(mesh::ModelFound {
+        Ok(None) => Some(mesh::ResolvedModel::default()),
+        Ok(Some(callable)) => Some(mesh::ResolvedModel {
             provider: Some(command::build_provider(&callable.provider)),
             model: Some(command::build_target(&callable.model)),
             fallbacks: command::build_routes(&callable.fallbacks),

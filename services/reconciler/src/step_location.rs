@@ -37,16 +37,16 @@ async fn find_location(
     limiter: &InFlightLimiter,
     failing_tasks: &FailingTasks,
     bus: &Bus,
-    question: mesh::WhereaboutsQuestion,
-) -> Option<mesh::Whereabouts> {
+    question: mesh::StepLocationQuery,
+) -> Option<mesh::StepLocation> {
     let organization: OrganizationId = question.organization_id.parse().ok()?;
     let task: TaskId = question.task_id.parse().ok()?;
     if !limiter.is_assigned(task) {
         return None;
     }
-    let location = mesh::Whereabouts {
-        failed: failing_tasks.find(task).map(failure_streak),
-        ..mesh::Whereabouts::default()
+    let location = mesh::StepLocation {
+        reconcile_failures: failing_tasks.find(task).map(failure_streak),
+        ..mesh::StepLocation::default()
     };
     if question.step_id.is_empty() {
         return Some(location);
@@ -59,15 +59,15 @@ async fn find_location(
     if let CommandState::Queued { in_flight, ahead } =
         limiter.command_state(organization, &queue, task, step)?
     {
-        return Some(mesh::Whereabouts {
-            withheld: true,
-            standing: saturating_u32(in_flight),
-            before: saturating_u32(ahead),
+        return Some(mesh::StepLocation {
+            waits_for_slot: true,
+            in_flight: saturating_u32(in_flight),
+            ahead: saturating_u32(ahead),
             ..location
         });
     }
     match queue_position(bus, queue, task, step, question.round).await {
-        Ok(sequence) => Some(mesh::Whereabouts { sequence: sequence.unwrap_or(0), ..location }),
+        Ok(sequence) => Some(mesh::StepLocation { sequence: sequence.unwrap_or(0), ..location }),
         Err(error) => {
             tracing::debug!(%task, error = %Chain(&error), "the location of a command cannot be found out");
             None
@@ -75,9 +75,9 @@ async fn find_location(
     }
 }
 
-fn failure_streak(failed: FailureStreak) -> mesh::FailedLooks {
+fn failure_streak(failed: FailureStreak) -> mesh::ReconcileFailures {
     let FailureStreak { since, count, error, next } = failed;
-    mesh::FailedLooks {
+    mesh::ReconcileFailures {
         since: Some(convert::time(since)),
         count,
         error,

@@ -10,7 +10,7 @@ use construct_domain::{
     task::TurnOutcome,
 };
 use construct_proto::{
-    mesh::v1::{self as mesh, TaskWake, subtask_question::Ask},
+    mesh::v1::{self as mesh, TaskWake, subtask_request::Operation},
     v1::{self, event::Payload},
 };
 use construct_runtime::{clock, telemetry::Chain};
@@ -109,7 +109,7 @@ pub(crate) async fn answer(
 impl SubtaskService {
     /// Returns no answer when the request cannot be handled now. The requester repeats it, and a
     /// repeated call has the same effect once.
-    async fn answer(&self, question: mesh::SubtaskQuestion) -> Option<mesh::SubtaskAnswer> {
+    async fn answer(&self, question: mesh::SubtaskRequest) -> Option<mesh::SubtaskResponse> {
         match self.handle(question).await {
             Ok(Ok(Some(answer))) => Some(answer),
             Ok(Ok(None)) => {
@@ -138,8 +138,8 @@ impl SubtaskService {
 
     async fn handle(
         &self,
-        question: mesh::SubtaskQuestion,
-    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refusal>, Error> {
+        question: mesh::SubtaskRequest,
+    ) -> Result<Result<Option<mesh::SubtaskResponse>, Refusal>, Error> {
         let ids =
             (question.organization_id.parse(), question.task_id.parse(), question.step_id.parse());
         // The consumer checks the ids.
@@ -149,11 +149,11 @@ impl SubtaskService {
         let caller = ScriptCaller { organization, task, step };
         let calls = CallIds::for_call(step, question.script, question.number);
         let now = clock::now();
-        let changed = match question.ask {
+        let changed = match question.operation {
             None => return Ok(Err(Refusal::ScriptOver)),
-            Some(Ask::List(list)) => return self.list(caller, &list.after).await,
-            Some(Ask::Await(wait)) => return self.wait(caller, wait, now).await,
-            Some(Ask::Spawn(spawn)) => {
+            Some(Operation::List(list)) => return self.list(caller, &list.after).await,
+            Some(Operation::Await(wait)) => return self.wait(caller, wait, now).await,
+            Some(Operation::Spawn(spawn)) => {
                 let agent = match spawn.agent.as_str() {
                     "" => None,
                     agent => match self.resolve_agent(organization, agent).await? {
@@ -170,7 +170,7 @@ impl SubtaskService {
                 };
                 self.store.subtask_spawn(caller, new, self.limits, EVENT_RENDERERS, now).await?
             }
-            Some(Ask::Send(send)) => match send.task.parse() {
+            Some(Operation::Send(send)) => match send.task.parse() {
                 Ok(child) => {
                     self.store
                         .subtask_send(
@@ -185,10 +185,10 @@ impl SubtaskService {
                 }
                 Err(_) => return Ok(Err(Refusal::NotASubtask(send.task))),
             },
-            Some(Ask::ParentMessage(message)) => {
+            Some(Operation::ParentMessage(message)) => {
                 self.send_to_parent(caller, calls.message, message, now).await?
             }
-            Some(Ask::HandOffAgent(agent)) => {
+            Some(Operation::HandOffAgent(agent)) => {
                 let agent_id = match self.resolve_agent(organization, &agent).await? {
                     Ok(agent_id) => agent_id,
                     Err(refused) => return Ok(Err(refused)),
@@ -197,7 +197,7 @@ impl SubtaskService {
                     self.store.task_hand_off(caller, agent_id, EVENT_RENDERERS, now).await?;
                 return Ok(change.map(|change| {
                     self.announcer.announce(change.events);
-                    Some(mesh::SubtaskAnswer { agent, ..mesh::SubtaskAnswer::default() })
+                    Some(mesh::SubtaskResponse { agent, ..mesh::SubtaskResponse::default() })
                 }));
             }
         };
@@ -207,9 +207,9 @@ impl SubtaskService {
         };
         self.announcer.announce(events);
         publish_wake(&self.bus, organization, task, "a script").await;
-        Ok(Ok(Some(mesh::SubtaskAnswer {
-            spawned: task.to_string(),
-            ..mesh::SubtaskAnswer::default()
+        Ok(Ok(Some(mesh::SubtaskResponse {
+            spawned_task: task.to_string(),
+            ..mesh::SubtaskResponse::default()
         })))
     }
 
@@ -250,9 +250,9 @@ impl SubtaskService {
     async fn wait(
         &self,
         caller: ScriptCaller,
-        wait: mesh::subtask_question::Await,
+        wait: mesh::subtask_request::Await,
         now: Timestamp,
-    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refusal>, Error> {
+    ) -> Result<Result<Option<mesh::SubtaskResponse>, Refusal>, Error> {
         let mut tasks = Vec::with_capacity(wait.tasks.len());
         for task in wait.tasks {
             match task.parse() {
@@ -263,7 +263,7 @@ impl SubtaskService {
         let until = wait.until.and_then(convert::to_time).unwrap_or(now + MAX_WAIT);
         let in_time = now + MAX_CLOCK_SKEW < until;
         if in_time && self.store.subtasks_at_work(caller.organization, caller.task, &tasks).await? {
-            return Ok(Ok(Some(mesh::SubtaskAnswer::default())));
+            return Ok(Ok(Some(mesh::SubtaskResponse::default())));
         }
         let Some(_permit) = self.start_tree_query().await else { return Ok(Ok(None)) };
         let states = match self.store.subtasks(caller.organization, caller.task, &tasks).await? {
@@ -275,7 +275,7 @@ impl SubtaskService {
             matches!(state.status, SubtaskStatus::Running | SubtaskStatus::Suspended)
         };
         let over = !in_time || !states.iter().any(at_work);
-        Ok(Ok(Some(mesh::SubtaskAnswer { over, ..subtasks_answer(states) })))
+        Ok(Ok(Some(mesh::SubtaskResponse { wait_ended: over, ..subtasks_answer(states) })))
     }
 
     /// A page of the subtasks of a task, after this one.
@@ -283,7 +283,7 @@ impl SubtaskService {
         &self,
         caller: ScriptCaller,
         after: &str,
-    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refusal>, Error> {
+    ) -> Result<Result<Option<mesh::SubtaskResponse>, Refusal>, Error> {
         let after = match after {
             "" => None,
             after => match after.parse() {
@@ -296,7 +296,7 @@ impl SubtaskService {
             self.store.subtask_list(caller.organization, caller.task, after, PAGE_SIZE + 1).await?;
         let more = states.len() > PAGE_SIZE as usize;
         states.truncate(PAGE_SIZE as usize);
-        Ok(Ok(Some(mesh::SubtaskAnswer { more, ..subtasks_answer(states) })))
+        Ok(Ok(Some(mesh::SubtaskResponse { has_more: more, ..subtasks_answer(states) })))
     }
 
     /// Acquires a permit for a tree query; `None` when too many run for too long.
@@ -305,15 +305,15 @@ impl SubtaskService {
     }
 }
 
-fn subtasks_answer(states: Vec<SubtaskState>) -> mesh::SubtaskAnswer {
+fn subtasks_answer(states: Vec<SubtaskState>) -> mesh::SubtaskResponse {
     let longest = (MAX_ANSWERS_BYTES / states.len().max(1)).min(MAX_ANSWER_BYTES);
     let tasks = states.into_iter().map(|task| subtask_state(task, longest)).collect();
-    mesh::SubtaskAnswer { tasks, ..mesh::SubtaskAnswer::default() }
+    mesh::SubtaskResponse { tasks, ..mesh::SubtaskResponse::default() }
 }
 
-fn refusal(name: &str, message: String) -> mesh::SubtaskAnswer {
-    let refused = mesh::subtask_answer::Refusal { name: name.to_owned(), message };
-    mesh::SubtaskAnswer { refused: Some(refused), ..mesh::SubtaskAnswer::default() }
+fn refusal(name: &str, message: String) -> mesh::SubtaskResponse {
+    let refused = mesh::subtask_response::Refusal { name: name.to_owned(), message };
+    mesh::SubtaskResponse { refusal: Some(refused), ..mesh::SubtaskResponse::default() }
 }
 
 fn text_content(text: String) -> Content {
@@ -330,7 +330,7 @@ fn subtask_state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
     });
     let mut answer = if is_complete { texts.collect::<Vec<_>>().join("\n") } else { String::new() };
     let end = answer.floor_char_boundary(longest);
-    let answer_left_out = (answer.len() - end) as u64;
+    let omitted_answer_bytes = (answer.len() - end) as u64;
     answer.truncate(end);
     let failed = matches!(status, SubtaskStatus::Ended(_)) && !is_complete;
     let status = match status {
@@ -347,7 +347,7 @@ fn subtask_state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
         answer,
         error: if failed { error } else { String::new() },
         cost_pico_usd,
-        answer_left_out,
+        omitted_answer_bytes,
     }
 }
 
@@ -421,7 +421,7 @@ mod tests {
         {
             let state = subtask_state(ended(answer), 4);
             assert_eq!(
-                (state.answer.as_str(), state.answer_left_out),
+                (state.answer.as_str(), state.omitted_answer_bytes),
                 (told, left_out),
                 "{answer}"
             );

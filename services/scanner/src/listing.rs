@@ -37,7 +37,7 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
 
 async fn answer_question(
     shared: &Shared,
-    question: mesh::RepositoriesQuestion,
+    question: mesh::RepositoriesQuery,
 ) -> mesh::Repositories {
     match list(shared, &question).await {
         Ok((repositories, next_page)) => {
@@ -49,7 +49,7 @@ async fn answer_question(
 
 async fn list(
     shared: &Shared,
-    question: &mesh::RepositoriesQuestion,
+    question: &mesh::RepositoriesQuery,
 ) -> Result<(Vec<v1::Repository>, u32), String> {
     let organization: OrganizationId =
         question.organization_id.parse().map_err(|_| "the question is malformed")?;

@@ -185,7 +185,7 @@ async fn decide(shared: &Shared, press: ButtonPress, decision: Decision) -> Resu
     let request = v1::DecideApprovalRequest {
         approval: id.to_owned(),
         decision: decision.into(),
-        words: crate::mrkdwn::truncate(
+        comment: crate::mrkdwn::truncate(
             &format!("decided in Slack by {} ({user})", person.display_name()),
             1_000,
         ),

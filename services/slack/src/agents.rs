@@ -85,7 +85,7 @@ pub(crate) async fn has_active_subtasks(
     let Some(found) = get_task(shared, caller, task).await? else { return Ok(false) };
     let status = found.status.unwrap_or_default();
     // An older gateway does not report this; it is replaced soon.
-    Ok(!status.subtasks.is_empty() && status.below.is_none_or(|below| below.at_work > 0))
+    Ok(!status.subtasks.is_empty() && status.subtask_totals.is_none_or(|totals| totals.active > 0))
 }
 
 fn agent_name(task: v1::Task) -> String {

@@ -279,8 +279,8 @@ fn short_decided_content(approval: &v1::Approval, by: Option<&str>) -> Content {
     let status = approval.status.clone().unwrap_or_default();
     let by = match by {
         Some(user) => format!(" by <@{}>", texts::user_id(user)),
-        None if !status.words.is_empty() => {
-            format!(": {}", escape(&mrkdwn::truncate(&status.words, 300)))
+        None if !status.comment.is_empty() => {
+            format!(": {}", escape(&mrkdwn::truncate(&status.comment, 300)))
         }
         None => String::new(),
     };

@@ -95,7 +95,7 @@ pub(crate) fn summary(task: &v1::Task) -> String {
         v1::TaskPhase::AwaitInput | v1::TaskPhase::Unspecified => "done",
     };
     let own = status.usage.map_or(0, |usage| usage.cost_pico_usd);
-    let cost = own.saturating_add(status.below.map_or(0, |below| below.cost_pico_usd));
+    let cost = own.saturating_add(status.subtask_totals.map_or(0, |totals| totals.cost_pico_usd));
     format!("{state} · {} messages · {}", status.message_count, format_dollars(cost))
 }
 

@@ -59,7 +59,7 @@ async fn conversation_in_terminal_is_continued_later() {
     let mut person =
         terminal(&mesh, &["new", "--workspace", &mesh.workspace().display().to_string()]);
     person.wait_for_text("one ❯").await;
-    person.wait_for_text("type a message; /help tells the keys").await;
+    person.wait_for_text("type a message; /help lists the keys").await;
 
     // The answer is visible as it grows, above the input line.
     person.type_line("hello").await;
@@ -118,7 +118,7 @@ async fn conversation_in_terminal_is_continued_later() {
     person.press(CTRL_C).await;
     person.wait_for_text("Ctrl-C again leaves").await;
     person.press(CTRL_C).await;
-    let farewell = format!("go on with: construct resume {}", conversation.id());
+    let farewell = format!("continue with: construct resume {}", conversation.id());
     person.wait_for_text(&farewell).await;
     assert!(!has_prompt(person.screen().lines().last().unwrap_or_default()));
     assert_eq!(person.wait_for_exit().await, 0);
@@ -240,7 +240,7 @@ async fn terminal_is_restored_however_the_conversation_ends() {
     person.wait_for_text("; reconnecting").await;
     mesh.spawn(Service::Gateway).unwrap();
     mesh.wait_until_ready(Service::Gateway).await.unwrap();
-    person.wait_for_text("· connected again").await;
+    person.wait_for_text("· reconnected").await;
     person.type_line("second").await;
     person.wait_for_text("You said: second").await;
     person.wait_for_text("watched ❯").await;

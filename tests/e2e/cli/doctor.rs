@@ -70,7 +70,7 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     // A task that cannot be reconciled.
     mesh.database.corrupt_task(task, true).await;
     conversation.submit("hello").await;
-    wait_for_finding(&mesh, "tasks.parked", Severity::Warning, "failed: 1").await;
+    wait_for_finding(&mesh, "tasks.quarantined", Severity::Warning, "failed: 1").await;
     mesh.database.corrupt_task(task, false).await;
 
     // A missing service, and the work that it blocks.
@@ -87,18 +87,18 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     let line = |worker: &str| {
         top.output.lines().find(|line| line.starts_with(worker)).unwrap_or_default().to_owned()
     };
-    assert!(line(&pool).ends_with("nobody is there"), "{top:?}");
-    assert!(line("reconciler").ends_with('-') && top.output.contains(" ask a model"), "{top:?}");
-    assert!(top.output.contains("1 put aside") || top.output.contains("1 dead letters"), "{top:?}");
+    assert!(line(&pool).ends_with("no worker"), "{top:?}");
+    assert!(line("reconciler").ends_with('-') && top.output.contains(" invoking a model"), "{top:?}");
+    assert!(top.output.contains("1 quarantined") || top.output.contains("1 dead letters"), "{top:?}");
     let mut person = terminal(&mesh, &["top", "-n", "500ms"]);
-    person.wait_for_text("nobody is there").await;
+    person.wait_for_text("no worker").await;
     mesh.spawn(Service::Interpreter).unwrap();
     mesh.wait_until_ready(Service::Interpreter).await.unwrap();
     other.wait_until_idle().await;
     person
         .wait_for_screen("everybody at work", |screen| {
-            !screen.contains("nobody is there")
-                && screen.contains("all at rest")
+            !screen.contains("no worker")
+                && screen.contains("all idle")
                 && screen.contains("worker")
         })
         .await;

@@ -40,7 +40,7 @@ async fn attempt(
     let arguments = split_words(line);
     let done =
         construct(mesh, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), input).await;
-    ensure!(done.code() == code, "it does not end with {code}: {done:?}");
+    ensure!(done.code() == code, "the exit code is not {code}: {done:?}");
     let (said, silent) =
         if code == 0 { (&done.output, &done.errors) } else { (&done.errors, &done.output) };
     ensure!(
@@ -97,7 +97,7 @@ async fn entities_are_managed_by_name_and_by_id() {
                 "modelprovider create 'Not A Name' --type scripted",
                 "",
                 2,
-                &["refuses this as invalid", "- spec.name: "],
+                &["rejects the request as invalid", "- spec.name: "],
             ),
             ("modelprovider create q --type nonsense", "", 2, &["anthropic"]),
             (

@@ -37,7 +37,7 @@ async fn interrupted_job_is_canceled_in_every_phase() {
     let mut person = terminal(&mesh, &["exec", "stall"]);
     person.wait_for_text("· invoke model").await;
     person.press(CTRL_C).await;
-    person.wait_for_text("■ interrupted by the user; cancelling").await;
+    person.wait_for_text("■ interrupted by the user; canceling").await;
     person.wait_for_text("■ cancelled").await;
     let screen = person.screen();
     assert_eq!(person.wait_for_exit().await, 130, "{screen}");
@@ -63,7 +63,7 @@ async fn interrupted_job_is_canceled_in_every_phase() {
     let left = accepted_task(&mesh, &mut abandoned).await;
     for job in [&mut dropped, &mut abandoned] {
         job.signal("INT");
-        job.wait_for_error_line("interrupted by the user; cancelling").await;
+        job.wait_for_error_line("interrupted by the user; canceling").await;
     }
     // A second Ctrl-C exits at once, and reports that the outcome is unknown.
     abandoned.signal("INT");
@@ -78,8 +78,8 @@ async fn interrupted_job_is_canceled_in_every_phase() {
     let done = dropped.wait().await;
     assert_eq!(done.code(), 130, "{done:?}");
     assert!(
-        !done.errors.contains("left before the turn had ended"),
-        "the end is told: {done:?}, {:?}",
+        !done.errors.contains("the turn has not ended yet"),
+        "the end is reported: {done:?}, {:?}",
         began.elapsed()
     );
     for conversation in [&conversation, &left] {

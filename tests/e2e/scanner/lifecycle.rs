@@ -267,7 +267,7 @@ async fn scans_of_one_repository_are_compared() {
     assert_eq!(changes.files_changed, ["README.md"]);
     assert_eq!((changes.files_added_count, changes.files_removed_count), (0, 0));
     assert_eq!(
-        (&*changes.candidates_new, &*changes.candidates_gone),
+        (&*changes.candidates_added, &*changes.candidates_removed),
         (&["sum".to_owned()][..], &["monthly-total".to_owned()][..])
     );
     let filter = Some(v1::list_scans_request::Filter { repository: "github:octo/ledger".into() });

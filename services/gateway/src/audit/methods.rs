@@ -279,7 +279,7 @@ mod tests {
             "code",
             "token",
             "text",
-            "words",
+            "comment",
             "blocks",
             "instructions",
             "content",

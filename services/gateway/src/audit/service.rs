@@ -24,7 +24,7 @@ fn shown(entry: &AuditEntry) -> v1::AuditEntry {
         outcome: metrics::code_name(Code::from(i32::from(entry.code))).to_owned(),
         user: entry.user.map(|user| user.to_string()).unwrap_or_default(),
         api_key: entry.api_key.map(|key| key.to_string()).unwrap_or_default(),
-        face: entry.protocol.clone(),
+        protocol: entry.protocol.clone(),
         peer: entry.peer.clone(),
         user_agent: entry.user_agent.clone(),
         objects: entry.objects.clone(),

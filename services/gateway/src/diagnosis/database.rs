@@ -124,14 +124,14 @@ async fn check_tasks(store: &Store, findings: &mut Findings) {
     }
     match store.tasks_quarantined().await {
         Ok(quarantined) => match quarantined.since {
-            None => findings.ok("tasks.parked", "no task is quarantined"),
+            None => findings.ok("tasks.quarantined", "no task is quarantined"),
             Some(since) => findings.warn(
-                "tasks.parked",
+                "tasks.quarantined",
                 format!("quarantined tasks, whose reconciles failed: {}, the first since {}", quarantined.count, to_seconds(since)),
                 "the reconciler's log names them; `construct why TASK` explains one, `construct task retry TASK` retries it",
             ),
         },
-        Err(error) => findings.problem("tasks.parked", chain(&error), "PostgreSQL is unavailable or overloaded"),
+        Err(error) => findings.problem("tasks.quarantined", chain(&error), "PostgreSQL is unavailable or overloaded"),
     }
 }
 

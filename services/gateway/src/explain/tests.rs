@@ -276,7 +276,7 @@ fn mesh_at(location: StepLocation) -> MeshStatus {
 
 #[test]
 fn reconcile_failure_is_explained_in_every_state() {
-    let failures = FailedLooks {
+    let failures = ReconcileFailures {
         since: Some(convert::time(NOW)),
         count: 3,
         error: "the database is not available: canceling statement due to statement timeout"

@@ -136,7 +136,7 @@ fn compare_candidates(
 ) {
     for candidate in after {
         let Some(earlier) = before.iter().find(|earlier| is_same_tool(earlier, candidate)) else {
-            answer.candidates_new.push(candidate.name.clone());
+            answer.candidates_added.push(candidate.name.clone());
             continue;
         };
         let entry_path = candidate.entry_point.iter().map(|entry| entry.path.as_str());
@@ -151,7 +151,7 @@ fn compare_candidates(
     let removed = before
         .iter()
         .filter(|earlier| !after.iter().any(|candidate| is_same_tool(earlier, candidate)));
-    answer.candidates_gone = removed.map(|candidate| candidate.name.clone()).collect();
+    answer.candidates_removed = removed.map(|candidate| candidate.name.clone()).collect();
 }
 
 #[cfg(test)]
@@ -199,8 +199,8 @@ mod tests {
             candidate("new", "e.py"),
         ];
         compare_candidates(&mut answer, &earlier, &later, &changed(before, after));
-        assert_eq!(answer.candidates_new, ["new"]);
-        assert_eq!(answer.candidates_gone, ["gone"]);
+        assert_eq!(answer.candidates_added, ["new"]);
+        assert_eq!(answer.candidates_removed, ["gone"]);
         assert_eq!(answer.candidates_changed, ["changes"]);
         assert_eq!(answer.candidates_to_check, ["check"]);
     }

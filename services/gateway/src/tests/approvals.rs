@@ -207,7 +207,7 @@ async fn approval_is_decided_once_and_published() {
     let decide = v1::DecideApprovalRequest {
         approval: id.clone(),
         decision: v1::decide_approval_request::Decision::Approve.into(),
-        words: "go on".into(),
+        comment: "go on".into(),
         arguments_hash: "cd".repeat(32),
         idempotency_key: String::new(),
     };
@@ -217,7 +217,7 @@ async fn approval_is_decided_once_and_published() {
     let decided =
         service.decide_approval(decide.clone()).await.expect("it is decided").into_inner();
     let status = decided.status.clone().expect("set");
-    assert_eq!((status.state(), status.words.as_str()), (v1::ApprovalState::Approved, "go on"));
+    assert_eq!((status.state(), status.comment.as_str()), (v1::ApprovalState::Approved, "go on"));
     assert_eq!(status.decided_by, "local");
     let again =
         service.decide_approval(decide.clone()).await.expect("it is the first answer").into_inner();
@@ -259,13 +259,13 @@ async fn invalid_decision_names_each_wrong_field() {
     let gateway = Gateway::start().await;
     let request = v1::DecideApprovalRequest {
         approval: "nonsense".into(),
-        words: "x".repeat(1025),
+        comment: "x".repeat(1025),
         arguments_hash: "AB".into(),
         ..Default::default()
     };
     let status =
         expect_error(approvals(&gateway).decide_approval(request).await, Code::InvalidArgument);
-    assert_eq!(fields(&status), ["approval", "words", "arguments_hash", "decision"]);
+    assert_eq!(fields(&status), ["approval", "comment", "arguments_hash", "decision"]);
     let unknown =
         v1::GetApprovalRequest { approval: ApprovalId::from_uuid(Uuid::now_v7()).to_string() };
     expect_error(approvals(&gateway).get_approval(unknown).await, Code::NotFound);

@@ -120,7 +120,7 @@ async fn organizations_of_one_user_are_limited() {
     };
     make(&mine, "second").await.expect("within the limit");
     let status = expect_error(make(&mine, "third").await, Code::ResourceExhausted);
-    assert!(status.message().contains("one user may own 2 organizations"), "{status:?}");
+    assert!(status.message().contains("already owns 2 organizations"), "{status:?}");
     let (_, operator) = create_key(
         &gateway,
         (OrganizationId::LOCAL, UserId::LOCAL),

@@ -632,7 +632,7 @@ async fn limits_of_a_key_apply_to_that_key_only() {
         .into_inner();
     assert_eq!(
         shown.used,
-        Some(v1::ApiKeyUse { tasks: 2, tokens: 10, ..v1::ApiKeyUse::default() })
+        Some(v1::ApiKeyUsage { tasks: 2, tokens: 10, ..v1::ApiKeyUsage::default() })
     );
     assert_eq!(
         shown.spec.expect("it has one").limits.expect("it is limited").tasks_per_day,
@@ -710,7 +710,7 @@ async fn storage_limit_of_a_key_holds_and_its_files_outlive_it() {
         .await
         .expect("it may see itself")
         .into_inner();
-    assert_eq!(shown.used, Some(v1::ApiKeyUse { storage_bytes: 20, ..v1::ApiKeyUse::default() }));
+    assert_eq!(shown.used, Some(v1::ApiKeyUsage { storage_bytes: 20, ..v1::ApiKeyUsage::default() }));
     assert_eq!(shown.spec.expect("it has one").limits, Some(limits));
     // Deletion by anyone frees the storage of the key.
     let delete = v1::DeleteFileRequest { file, ..v1::DeleteFileRequest::default() };

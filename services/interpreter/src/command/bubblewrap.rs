@@ -299,17 +299,17 @@ fn rules(location: Option<&WorkingDirectory<'_>>, policy: &CommandPolicy) -> con
 /// Mounts the workspace at its own path, without its hidden files.
 fn workspace(arguments: &mut Arguments, workspace: &Workspace) -> io::Result<()> {
     let root = workspace.root();
-    let veils = workspace.veils()?;
+    let mounts = workspace.hidden_mounts()?;
     arguments.bind("--bind-fd", workspace.root_handle()?, root);
-    for (path, handle) in veils.pinned {
+    for (path, handle) in mounts.pinned {
         arguments.bind("--bind-fd", handle, &root.join(path));
     }
-    for path in veils.directories {
+    for path in mounts.directories {
         let path = root.join(path);
         arguments.add(["--perms", "0500", "--size", "4096", "--tmpfs"]);
         arguments.add([path.as_os_str(), OsStr::new("--remount-ro"), path.as_os_str()]);
     }
-    for path in veils.files {
+    for path in mounts.files {
         arguments.add_file(&root.join(path), b"")?;
     }
     Ok(())

@@ -9,8 +9,8 @@ use tokio::task::JoinHandle;
 
 use crate::scrub::Scrubber;
 
-/// Bytes buffer from the beginning and from the end of a stream; a stream of up to twice this size is
-/// buffer completely.
+/// Bytes kept from the beginning and from the end of a stream; a stream of up to twice this size is
+/// kept completely.
 pub(crate) const HALF_BYTES: usize = 1 << 20;
 
 /// The captured output of one stream.

@@ -1,10 +1,10 @@
-//! The guests' machine code, kept between starts.
+//! The cache of the guests' machine code.
 //!
 //! Compiling takes a second in a release build (many in a debug build), loading a millisecond. A
-//! file's name holds what its content depends on (the guest's name and hash, and wasmtime's
-//! version, settings and features) and the hash of the content itself, which is checked before it
-//! is used: wasmtime trusts machine code it loads. For the same reason the folder must be writable
-//! by this service only.
+//! file name holds everything its content depends on (the guest's name and hash; wasmtime's
+//! version, settings and features) and the hash of the content. The hash is checked before use,
+//! because wasmtime trusts the machine code it loads. For the same reason the folder must be
+//! writable by this service only.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{Hash, Hasher};
@@ -27,17 +27,17 @@ pub(super) struct Guest {
 pub(super) const QUICKJS: Guest =
     Guest { name: "quickjs", wasm: include_bytes!("../../guest/artifacts/quickjs.wasm") };
 
-/// Makes JavaScript of TypeScript.
+/// Turns TypeScript into JavaScript.
 pub(super) const TYPESCRIPT: Guest =
     Guest { name: "typescript", wasm: include_bytes!("../../guest/artifacts/typescript.wasm") };
 
-/// Loads a guest's machine code, and compiles it first where there is none yet.
+/// Loads a guest's machine code. Compiles it first if the cache has none.
 pub(super) fn load(engine: &Engine, dir: &Path, guest: &Guest) -> Result<Module, Error> {
     prepare(dir)?;
     if let Some(module) = find(engine, dir, guest)? {
         return Ok(module);
     }
-    // Of several processes that start at once, one compiles.
+    // Only one of several starting processes compiles.
     let failed = |source| Error::Cache { path: dir.to_owned(), source };
     let lock = OpenOptions::new()
         .create(true)
@@ -68,7 +68,7 @@ pub(super) fn load(engine: &Engine, dir: &Path, guest: &Guest) -> Result<Module,
         .ok_or_else(|| failed(std::io::Error::other("the compiled guest vanished")))
 }
 
-/// How the names of files begin whose content is for this engine and this guest.
+/// The name prefix of files for this engine and this guest.
 fn prefix(engine: &Engine, guest: &Guest) -> String {
     struct Digest(Sha256);
     impl Hasher for Digest {
@@ -84,7 +84,7 @@ fn prefix(engine: &Engine, guest: &Guest) -> String {
     format!("{}-{}-", guest.name, hex(&digest.0.finalize()[..16]))
 }
 
-/// Makes the folder, and refuses one that others may write to.
+/// Creates the folder. Refuses one that others may write to.
 fn prepare(dir: &Path) -> Result<(), Error> {
     let failed = |source| Error::Cache { path: dir.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
@@ -95,7 +95,8 @@ fn prepare(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The compiled guest, if there is one that is whole. Others for this engine are removed.
+/// Returns the compiled guest if the cache has an intact one. Removes damaged files for this
+/// engine.
 pub(super) fn find(engine: &Engine, dir: &Path, guest: &Guest) -> Result<Option<Module>, Error> {
     let prefix = prefix(engine, guest);
     let failed = |source| Error::Cache { path: dir.to_owned(), source };
@@ -110,7 +111,7 @@ pub(super) fn find(engine: &Engine, dir: &Path, guest: &Guest) -> Result<Option<
         match open(engine, &path, expected) {
             Ok(module) => return Ok(Some(module)),
             Err(reason) => {
-                tracing::warn!(path = %path.display(), reason, "a compiled guest cannot be used and is compiled again");
+                tracing::warn!(path = %path.display(), reason, "a compiled guest is unusable; compiling it again");
                 // Another process may have removed it first.
                 let _ = fs::remove_file(&path);
             }
@@ -126,9 +127,9 @@ fn open(engine: &Engine, path: &PathBuf, expected: &str) -> Result<Module, Strin
     if hex(&digest.finalize()) != expected {
         return Err("its content has changed".to_owned());
     }
-    // SAFETY: the file is what `precompile_module` gave (its hash says so), for an engine with this
-    // compatibility hash, in a folder that only this service's user can write to and whose files
-    // are never changed in place.
+    // SAFETY: the hash proves that the file is the output of `precompile_module`, for an engine
+    // with this compatibility hash. Only this service's user can write to the folder, and files in
+    // it are never changed in place.
     unsafe { Module::deserialize_file(engine, path) }.map_err(|error| error.to_string())
 }
 

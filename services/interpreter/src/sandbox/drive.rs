@@ -1,9 +1,9 @@
-//! Drives a run: polls the guest, and the host's futures when the guest has asked for something.
+//! Drives a run: polls the guest, and the host's futures when the guest has requested something.
 //!
-//! The guest's imports can't hold the host, which is only borrowed for the run. They put what they
-//! want into the bridge and suspend the guest; the driver, in the same task, takes it from there,
-//! lets the host answer, and polls the guest again. So host code never runs on the guest's stack,
-//! and its time is told apart from the script's.
+//! The guest's imports cannot hold the host, which is only borrowed for the run. They put requests
+//! into the bridge and suspend the guest. The driver, in the same task, takes the requests, lets
+//! the host answer, and polls the guest again. So host code never runs on the guest's stack, and
+//! its time is separate from the script's.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::future::{Future, poll_fn};
@@ -18,47 +18,47 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, Stream as _};
 
 use super::host::{Host, ToolError};
-use super::imports::Requested;
+use super::imports::HostRequest;
 use super::limits::{Limits, RESULT_EXCEEDED};
 use super::meter::Meter;
 use super::outstanding::Outstanding;
 use super::typescript::{StripError, TypeScript};
 
-/// What guest and driver tell each other. Locked for moments only, by one task.
+/// The state shared by guest and driver. Locked briefly, by one task only.
 #[derive(Default)]
 pub(super) struct Bridge {
-    /// The question the guest waits for the answer to.
-    asked: Option<Ask>,
+    /// The request whose answer the guest waits for.
+    request: Option<GuestRequest>,
     answer: Option<Answer>,
-    /// Concurrent calls and timers the driver doesn't know yet; those that were refused with the
-    /// error the script gets.
-    started: Vec<Result<Requested, (u32, Refusal)>>,
-    /// Timers the script has cleared, which the driver doesn't know yet either.
-    cancelled: BTreeSet<u32>,
+    /// Concurrent calls and timers that the driver has not accepted yet; refused ones with the
+    /// script's error.
+    started: Vec<Result<HostRequest, (u32, Refusal)>>,
+    /// Cleared timers that the driver has not accepted yet.
+    canceled: BTreeSet<u32>,
     outstanding: Outstanding,
     pub(super) meter: Meter,
 }
 
 impl Bridge {
-    /// Starts a call or timer, or what is refused the script instead. `Err` ends the run.
+    /// Starts a call or timer, or records its refusal. `Err` ends the run.
     pub(super) fn start(
         &mut self,
         number: u32,
-        requested: Result<Requested, Refusal>,
+        request: Result<HostRequest, Refusal>,
     ) -> wasmtime::Result<()> {
-        match requested {
-            Ok(Requested::Sleep { .. }) => self.outstanding.start_timer(number)?,
-            Ok(Requested::Call(_)) | Err(_) => self.outstanding.start_call(number)?,
+        match request {
+            Ok(HostRequest::Sleep { .. }) => self.outstanding.start_timer(number)?,
+            Ok(HostRequest::Call(_)) | Err(_) => self.outstanding.start_call(number)?,
         }
-        self.started.push(requested.map_err(|refusal| (number, refusal)));
+        self.started.push(request.map_err(|refusal| (number, refusal)));
         Ok(())
     }
 
-    /// Clears a timer. A call can't be cancelled: the host holds its arguments until it has ended,
-    /// and it counts for as long.
+    /// Clears a timer. A call cannot be canceled: the host holds its arguments until it ends, and
+    /// it counts for as long.
     pub(super) fn cancel(&mut self, number: u32) {
         if self.outstanding.cancel(number) {
-            self.cancelled.insert(number);
+            self.canceled.insert(number);
         }
     }
 }
@@ -66,23 +66,23 @@ impl Bridge {
 /// The name and the message of an error.
 type Refusal = (&'static str, String);
 
-/// What the guest stands still for.
-pub(super) enum Ask {
+/// A request for which the guest is blocked.
+pub(super) enum GuestRequest {
     /// An immediate call.
-    Call(Requested),
-    /// An immediate call that isn't made: its error.
+    Call(HostRequest),
+    /// An immediate call that is not made: its error.
     Refused(Refusal),
-    /// The end of any concurrent call or timer.
+    /// Waits for the end of any concurrent call or timer.
     Any,
     /// The time.
     Now,
     /// The seed.
     Seed,
-    /// The JavaScript of a source.
+    /// Strips the types of a source.
     Strip(String),
 }
 
-/// What it gets.
+/// The answer to a [`GuestRequest`].
 #[derive(Debug)]
 pub(super) enum Answer {
     /// The end of a call.
@@ -91,11 +91,11 @@ pub(super) enum Answer {
         succeeded: bool,
         json: Vec<u8>,
     },
-    /// There is no concurrent call to end.
+    /// No concurrent call is under way.
     Nothing,
     Now(jiff::Timestamp),
     Seed([u8; 32]),
-    /// The JavaScript, or what is wrong with the source.
+    /// The JavaScript, or the error in the source.
     Stripped(Result<String, StripError>),
 }
 
@@ -104,17 +104,17 @@ pub(super) fn lock(bridge: &Mutex<Bridge>) -> MutexGuard<'_, Bridge> {
     bridge.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Asks the driver, for an import. Suspends the guest.
+/// Sends a request to the driver, for an import. Suspends the guest.
 pub(super) fn ask(
     bridge: &Mutex<Bridge>,
-    ask: Ask,
+    request: GuestRequest,
 ) -> impl Future<Output = Answer> + Send + use<'_> {
-    lock(bridge).asked = Some(ask);
-    // No waker: the driver polls the guest when it has put the answer here, and only then.
+    lock(bridge).request = Some(request);
+    // No waker is needed: the driver polls the guest only after it has put the answer here.
     poll_fn(|_| lock(bridge).answer.take().map_or(Poll::Pending, Poll::Ready))
 }
 
-type Outcome = Result<serde_json::Value, Box<ToolError>>;
+type CallOutcome = Result<serde_json::Value, Box<ToolError>>;
 
 /// The driver's side of a run.
 pub(super) struct Driver<'h> {
@@ -122,18 +122,18 @@ pub(super) struct Driver<'h> {
     typescript: &'h TypeScript,
     bridge: Arc<Mutex<Bridge>>,
     call_bytes: usize,
-    /// The question under way.
-    asked: Option<Waiting<'h>>,
-    /// Concurrent calls and timers under way. `None` comes from those that were aborted.
-    running: FuturesUnordered<BoxFuture<'h, Option<(u32, Outcome)>>>,
-    /// Their names, and how to abort them, by number; also of those that are ready.
+    /// The request under way.
+    pending: Option<PendingRequest<'h>>,
+    /// Concurrent calls and timers under way. Aborted ones yield `None`.
+    running: FuturesUnordered<BoxFuture<'h, Option<(u32, CallOutcome)>>>,
+    /// Their names and abort handles, by number; includes those in `ready`.
     names: BTreeMap<u32, (String, Option<AbortHandle>)>,
-    /// Ends the script hasn't seen yet.
-    ready: VecDeque<(u32, Outcome)>,
+    /// Ends that the script has not seen yet.
+    ready: VecDeque<(u32, CallOutcome)>,
 }
 
-enum Waiting<'h> {
-    Call { number: u32, name: String, future: BoxFuture<'h, Outcome> },
+enum PendingRequest<'h> {
+    Call { number: u32, name: String, future: BoxFuture<'h, CallOutcome> },
     Any,
     Now,
     Seed,
@@ -153,36 +153,36 @@ impl<'h> Driver<'h> {
             typescript,
             bridge,
             call_bytes: limits.call_bytes,
-            asked: None,
+            pending: None,
             running: FuturesUnordered::new(),
             names: BTreeMap::new(),
             ready: VecDeque::new(),
         }
     }
 
-    /// The names of calls that were under way, or had ended without the script seeing it.
+    /// The names of calls that were under way, or whose end the script has not seen.
     pub(super) fn dropped(&self) -> Vec<String> {
-        let immediate = match &self.asked {
-            Some(Waiting::Call { name, .. }) => Some(name.clone()),
+        let immediate = match &self.pending {
+            Some(PendingRequest::Call { name, .. }) => Some(name.clone()),
             _ => None,
         };
-        // Calls the guest has started since the driver last looked.
+        // Calls that the guest has started since the last `accept`.
         let bridge = lock(&self.bridge);
-        let unseen = bridge.started.iter().filter_map(|started| match started {
-            Ok(Requested::Call(call)) => Some(call.name.clone()),
-            Ok(Requested::Sleep { number, .. }) if bridge.cancelled.contains(number) => None,
-            Ok(Requested::Sleep { .. }) => Some(TIMER.to_owned()),
+        let unaccepted = bridge.started.iter().filter_map(|started| match started {
+            Ok(HostRequest::Call(call)) => Some(call.name.clone()),
+            Ok(HostRequest::Sleep { number, .. }) if bridge.canceled.contains(number) => None,
+            Ok(HostRequest::Sleep { .. }) => Some(TIMER.to_owned()),
             Err(_) => None,
         });
-        let known = self
+        let accepted = self
             .names
             .iter()
-            .filter(|(number, _)| !bridge.cancelled.contains(*number))
+            .filter(|(number, _)| !bridge.canceled.contains(*number))
             .map(|(_, (name, _))| name.clone());
-        immediate.into_iter().chain(known).chain(unseen).collect()
+        immediate.into_iter().chain(accepted).chain(unaccepted).collect()
     }
 
-    /// Goes on with the run until it ends or nothing more can be done now.
+    /// Advances the run until it ends or is blocked.
     pub(super) fn poll<F>(
         &mut self,
         cx: &mut Context<'_>,
@@ -206,46 +206,45 @@ impl<'h> Driver<'h> {
         F: Future<Output = wasmtime::Result<()>>,
     {
         loop {
-            if self.asked.is_none() {
+            if self.pending.is_none() {
                 if let Poll::Ready(ended) = guest.as_mut().poll(cx) {
                     return Poll::Ready(ended);
                 }
                 self.accept();
             }
             self.poll_running(cx);
-            let Some(mut waiting) = self.asked.take() else {
-                // The guest was only interrupted to let others have the processor, and has woken
-                // its task.
+            let Some(mut waiting) = self.pending.take() else {
+                // The guest only yielded the processor, and has woken its task.
                 return Poll::Pending;
             };
             let answer = match &mut waiting {
-                Waiting::Now => Some(Answer::Now(self.host.now())),
-                Waiting::Seed => Some(Answer::Seed(self.host.seed())),
-                Waiting::Refused((name, message)) => {
+                PendingRequest::Now => Some(Answer::Now(self.host.now())),
+                PendingRequest::Seed => Some(Answer::Seed(self.host.seed())),
+                PendingRequest::Refused((name, message)) => {
                     Some(self.result(0, refused(name, std::mem::take(message))))
                 }
-                // Not excluded from the script's time: what is parsed is the script's own.
-                Waiting::Strip(future) => match future.as_mut().poll(cx) {
+                // Counts as the script's time: the source is the script's own.
+                PendingRequest::Strip(future) => match future.as_mut().poll(cx) {
                     Poll::Ready(stripped) => Some(Answer::Stripped(stripped)),
                     Poll::Pending => None,
                 },
-                Waiting::Call { number, future, .. } => {
+                PendingRequest::Call { number, future, .. } => {
                     let began = Instant::now();
                     let polled = future.as_mut().poll(cx);
                     lock(&self.bridge).meter.exclude_since(began);
                     match polled {
                         Poll::Ready(outcome) => {
-                            self.host.settled(*number);
+                            self.host.on_settled(*number);
                             Some(self.result(*number, outcome))
                         }
                         Poll::Pending => None,
                     }
                 }
-                Waiting::Any => match self.next_ready() {
+                PendingRequest::Any => match self.next_ready() {
                     Some((number, outcome)) => {
                         self.names.remove(&number);
                         lock(&self.bridge).outstanding.end(number);
-                        self.host.settled(number);
+                        self.host.on_settled(number);
                         Some(self.result(number, outcome))
                     }
                     None if self.running.is_empty() && self.ready.is_empty() => {
@@ -255,11 +254,11 @@ impl<'h> Driver<'h> {
                 },
             };
             let Some(answer) = answer else {
-                // A source that is parsed is the script's own work, not something it waits for.
-                let works = matches!(waiting, Waiting::Strip(_));
-                self.asked = Some(waiting);
-                if !works {
-                    self.host.stands_still(&mut self.under_way());
+                // Parsing a source is the script's own work, not a wait.
+                let is_working = matches!(waiting, PendingRequest::Strip(_));
+                self.pending = Some(waiting);
+                if !is_working {
+                    self.host.on_blocked(&mut self.under_way());
                 }
                 return Poll::Pending;
             };
@@ -267,10 +266,10 @@ impl<'h> Driver<'h> {
         }
     }
 
-    /// The numbers of what has not ended.
+    /// The numbers of calls and timers that have not ended.
     fn under_way(&self) -> impl Iterator<Item = u32> {
-        let immediate = match &self.asked {
-            Some(Waiting::Call { number, .. }) => Some(*number),
+        let immediate = match &self.pending {
+            Some(PendingRequest::Call { number, .. }) => Some(*number),
             _ => None,
         };
         let ended: HashSet<u32> = self.ready.iter().map(|(number, _)| *number).collect();
@@ -279,17 +278,17 @@ impl<'h> Driver<'h> {
             .chain(self.names.keys().copied().filter(move |number| !ended.contains(number)))
     }
 
-    /// Takes over what the guest has put into the bridge.
+    /// Takes what the guest has put into the bridge.
     fn accept(&mut self) {
-        let (started, cancelled, asked) = {
+        let (started, canceled, request) = {
             let mut bridge = lock(&self.bridge);
-            if bridge.started.is_empty() && bridge.cancelled.is_empty() && bridge.asked.is_none() {
+            if bridge.started.is_empty() && bridge.canceled.is_empty() && bridge.request.is_none() {
                 return;
             }
             (
                 std::mem::take(&mut bridge.started),
-                std::mem::take(&mut bridge.cancelled),
-                bridge.asked.take(),
+                std::mem::take(&mut bridge.canceled),
+                bridge.request.take(),
             )
         };
         for started in started {
@@ -300,47 +299,47 @@ impl<'h> Driver<'h> {
                 }
             }
         }
-        for number in &cancelled {
+        for number in &canceled {
             if let Some((_, Some(abort))) = self.names.remove(number) {
                 abort.abort();
             }
         }
-        if !cancelled.is_empty() {
-            self.ready.retain(|(ready, _)| !cancelled.contains(ready));
+        if !canceled.is_empty() {
+            self.ready.retain(|(ready, _)| !canceled.contains(ready));
         }
-        self.asked = asked.map(|ask| match ask {
-            Ask::Call(Requested::Call(call)) => {
+        self.pending = request.map(|request| match request {
+            GuestRequest::Call(HostRequest::Call(call)) => {
                 let (number, name) = (call.number, call.name.clone());
-                Waiting::Call { number, future: self.call(call), name }
+                PendingRequest::Call { number, future: self.call(call), name }
             }
-            Ask::Call(Requested::Sleep { number, milliseconds }) => {
+            GuestRequest::Call(HostRequest::Sleep { number, milliseconds }) => {
                 let sleep = self.host.sleep(number, Duration::from_millis(milliseconds));
-                Waiting::Call {
+                PendingRequest::Call {
                     number,
                     name: TIMER.to_owned(),
                     future: sleep.map(|()| Ok(serde_json::Value::Null)).boxed(),
                 }
             }
-            Ask::Refused(refusal) => Waiting::Refused(refusal),
-            Ask::Any => Waiting::Any,
-            Ask::Now => Waiting::Now,
-            Ask::Seed => Waiting::Seed,
-            Ask::Strip(source) => {
+            GuestRequest::Refused(refusal) => PendingRequest::Refused(refusal),
+            GuestRequest::Any => PendingRequest::Any,
+            GuestRequest::Now => PendingRequest::Now,
+            GuestRequest::Seed => PendingRequest::Seed,
+            GuestRequest::Strip(source) => {
                 let typescript = self.typescript;
-                Waiting::Strip(Box::pin(async move { typescript.strip(&source).await }))
+                PendingRequest::Strip(Box::pin(async move { typescript.strip(&source).await }))
             }
         });
     }
 
-    fn start(&mut self, requested: Requested) {
+    fn start(&mut self, requested: HostRequest) {
         match requested {
-            Requested::Call(call) => {
+            HostRequest::Call(call) => {
                 let number = call.number;
                 self.names.insert(number, (call.name.clone(), None));
                 let call = self.call(call);
                 self.running.push(call.map(move |outcome| Some((number, outcome))).boxed());
             }
-            Requested::Sleep { number, milliseconds } => {
+            HostRequest::Sleep { number, milliseconds } => {
                 let (sleep, abort) =
                     abortable(self.host.sleep(number, Duration::from_millis(milliseconds)));
                 self.names.insert(number, (TIMER.to_owned(), Some(abort)));
@@ -355,9 +354,9 @@ impl<'h> Driver<'h> {
         }
     }
 
-    /// The host's future, which is made when it is first polled, so that its time is the poll's. A
-    /// panic becomes an error the script can catch.
-    fn call(&self, call: super::HostCall) -> BoxFuture<'h, Outcome> {
+    /// The host's future, created at its first poll so that its time counts as part of the poll. A
+    /// panic becomes an error that the script can catch.
+    fn call(&self, call: super::HostCall) -> BoxFuture<'h, CallOutcome> {
         let host = self.host;
         Box::pin(async move {
             let name = call.name.clone();
@@ -371,7 +370,7 @@ impl<'h> Driver<'h> {
         })
     }
 
-    /// Lets the concurrent calls get on.
+    /// Polls the concurrent calls.
     fn poll_running(&mut self, cx: &mut Context<'_>) {
         if self.running.is_empty() {
             return;
@@ -383,10 +382,9 @@ impl<'h> Driver<'h> {
         lock(&self.bridge).meter.exclude_since(began);
     }
 
-    /// The end the script sees next, if it is there.
-    fn next_ready(&mut self) -> Option<(u32, Outcome)> {
-        // Calls that were never made come first: they were refused at once, and so they are when
-        // the script runs again.
+    /// The end that the script sees next, if it is ready.
+    fn next_ready(&mut self) -> Option<(u32, CallOutcome)> {
+        // Refused calls come first: they were refused at once, and are on a replay.
         if let Some(position) =
             self.ready.iter().position(|(number, _)| !self.names.contains_key(number))
         {
@@ -401,15 +399,15 @@ impl<'h> Driver<'h> {
         }
     }
 
-    fn result(&self, number: u32, outcome: Outcome) -> Answer {
+    fn result(&self, number: u32, outcome: CallOutcome) -> Answer {
         let outcome = outcome.map(|value| value.to_string().into_bytes());
         let outcome = outcome.and_then(|json| {
             if json.len() <= self.call_bytes {
                 return Ok(json);
             }
             let message = format!(
-                "the call was made, and what it did stands; only its result is left out: it is {} bytes, more than the {} allowed. Of what \
-                 only reads, ask for less",
+                "the call was made and had its effect; only its result is omitted: it is {} bytes, more than the {} allowed. If the \
+                 call only reads, request less",
                 json.len(),
                 self.call_bytes
             );
@@ -429,5 +427,5 @@ fn refused<T>(name: &str, message: String) -> Result<T, Box<ToolError>> {
     Err(Box::new(ToolError::new(name, message)))
 }
 
-/// How a timer is called in notes.
+/// The name of timers in notes.
 const TIMER: &str = "timer";

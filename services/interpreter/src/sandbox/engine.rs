@@ -1,5 +1,5 @@
-//! The engine: the compiled guest, the pool of instances and the epoch; and one run from start to
-//! end.
+//! The engine: the compiled guest, the pool of instances and the epoch. Runs one script from start
+//! to end.
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -26,27 +26,27 @@ use super::outcome::{Limit, Outcome, Status};
 use super::ticker::Ticker;
 use super::typescript::{self, StripError, TypeScript};
 
-/// What the stack of native code may use: 32 times the guest's limit on JavaScript, which the worst
+/// Stack of native code in bytes: 32 times the guest's limit on JavaScript, which the worst
 /// recursion needs.
-const WASM_STACK: usize = 8 << 20;
-/// Room for the host's own frames above it.
-const HOST_STACK: usize = 512 << 10;
-/// After the interruption at the CPU limit, how much longer the guest has to say where it was
-/// before it is stopped without.
+const WASM_STACK_BYTES: usize = 8 << 20;
+/// Additional stack for the host's own frames.
+const HOST_STACK_BYTES: usize = 512 << 10;
+/// Time after the interruption at the CPU limit for the guest to report where it was. Then it is
+/// stopped without a report.
 const INTERRUPT_GRACE: Duration = Duration::from_millis(250);
 
-/// The CPU time of a run that may leave its instance's pages to the next one. Not optimized, the
+/// Maximum CPU time of a run whose instance keeps its pages for the next run. In a debug build the
 /// host's part of the same run takes several times as long.
-const LIGHT: Duration = Duration::from_millis(if cfg!(debug_assertions) { 8 } else { 1 });
+const MAX_WARM_RUN_CPU: Duration = Duration::from_millis(if cfg!(debug_assertions) { 8 } else { 1 });
 
-/// How an [`Engine`] is set up.
+/// The configuration of an [`Engine`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineConfig {
-    /// Runs at once; further ones wait for one to end. Each takes 4 GiB of address space (not of
-    /// memory) and up to eight memory maps, of which a process has 65,530 by default, so that 8,000
-    /// is a sensible maximum. The few instances in which TypeScript is parsed come on top.
+    /// Maximum number of concurrent runs; further ones wait. Each takes 4 GiB of address space (not
+    /// memory) and up to eight memory maps, of which a process has 65,530 by default. So 8,000 is a
+    /// sensible maximum. The few instances that parse TypeScript are additional.
     pub instances: u32,
-    /// The most that [`Limits::memory_bytes`] may ask for.
+    /// The upper bound of [`Limits::memory_bytes`].
     pub max_memory_bytes: usize,
 }
 
@@ -56,10 +56,10 @@ impl Default for EngineConfig {
     }
 }
 
-/// Why there is no engine.
+/// Why an engine could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The folder of compiled code can't be used.
+    /// The folder of compiled code cannot be used.
     #[error("the folder for compiled code {path} cannot be used")]
     Cache {
         /// The folder.
@@ -67,32 +67,32 @@ pub enum Error {
         /// What failed.
         source: std::io::Error,
     },
-    /// The folder of compiled code belongs to someone else or others may write to it, so that they
-    /// could run code as this service.
+    /// The folder of compiled code belongs to another user, or others may write to it. They could
+    /// run code as this service.
     #[error(
-        "the folder for compiled code {path} must belong to this user and be writable by nobody else"
+        "the folder for compiled code {path} must belong to this user and be writable only by this user"
     )]
     CacheNotPrivate {
         /// The folder.
         path: PathBuf,
     },
-    /// The guest can't be compiled.
+    /// The guest cannot be compiled.
     #[error("the sandbox's guest cannot be compiled")]
     Compile(#[source] wasmtime::Error),
-    /// The pool can't be set up; most likely the machine doesn't have the address space.
+    /// The pool cannot be set up, most likely for lack of address space.
     #[error("the sandbox cannot be set up for {instances} instances")]
     Setup {
-        /// How many instances were asked for.
+        /// The configured number of instances.
         instances: u32,
         /// What failed.
         #[source]
         source: wasmtime::Error,
     },
-    /// The guest and this service don't fit together.
-    #[error("the sandbox's guest does not fit: {0}")]
+    /// The guest does not match this service.
+    #[error("the sandbox's guest does not match this service: {0}")]
     Guest(String),
-    /// No thread can be started.
-    #[error("the sandbox's clock cannot be started")]
+    /// The ticker thread cannot be started.
+    #[error("the sandbox's ticker thread cannot be started")]
     Ticker(#[source] std::io::Error),
 }
 
@@ -101,16 +101,16 @@ pub struct Engine {
     instance: InstancePre<State>,
     exports: Exports,
     typescript: TypeScript,
-    /// Where the guest looks whether it should stop, see `interrupt_flag` in the guest.
+    /// The address of the guest's interrupt flag, see `interrupt_flag` in the guest.
     interrupt_flag: u32,
-    /// The declaration of the tools that every instance has without being told.
+    /// The tool declaration that every instance was booted with.
     booted_tools: String,
     slots: Semaphore,
     max_memory_bytes: usize,
     ticker: Ticker,
 }
 
-/// Where the guest's exports are, so that a run needn't look them up by name.
+/// Indexes of the guest's exports, so that a run need not look them up by name.
 struct Exports {
     memory: ModuleExport,
     run: ModuleExport,
@@ -125,17 +125,17 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Loads the guest, compiling it first if `cache_dir` holds no code that fits. Blocks
+    /// Loads the guest, and compiles it first if `cache_dir` has no matching code. Blocks
     /// meanwhile: a second in a release build, half a minute in a debug build, a few milliseconds
-    /// when there is code. The guest for TypeScript is loaded when the first TypeScript comes.
+    /// with cached code. The guest for TypeScript is loaded on first use.
     pub fn new(cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
         let setup = |source| Error::Setup { instances: config.instances, source };
         let engine = wasmtime::Engine::new(&wasmtime_config(&config)).map_err(setup)?;
         let module = cache::load(&engine, cache_dir, &cache::QUICKJS)?;
-        Self::of(&module, cache_dir, config)
+        Self::from_module(&module, cache_dir, config)
     }
 
-    /// One whose guest is something else, compiled each time.
+    /// An engine with another guest, compiled each time.
     #[cfg(test)]
     pub(super) fn with_guest(
         wasm: &[u8],
@@ -144,24 +144,25 @@ impl Engine {
     ) -> Result<Self, Error> {
         let setup = |source| Error::Setup { instances: config.instances, source };
         let engine = wasmtime::Engine::new(&wasmtime_config(&config)).map_err(setup)?;
-        Self::of(&Module::new(&engine, wasm).map_err(Error::Compile)?, cache_dir, config)
+        Self::from_module(&Module::new(&engine, wasm).map_err(Error::Compile)?, cache_dir, config)
     }
 
-    /// The engine of a guest that is compiled.
-    fn of(module: &Module, cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
+    /// The engine of a compiled guest.
+    fn from_module(module: &Module, cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
         let (engine, setup) =
             (module.engine(), |source| Error::Setup { instances: config.instances, source });
         let mut linker = Linker::new(engine);
         imports::define(&mut linker).map_err(setup)?;
         let instance =
             linker.instantiate_pre(module).map_err(|error| Error::Guest(format!("{error:#}")))?;
-        let exports = Exports::of(module)?;
-        // Nothing in this suspends: the epoch is never reached and no import that waits is called.
-        let facts = facts(engine, &instance).now_or_never();
-        let facts = facts
+        let exports = Exports::find(module)?;
+        // This never suspends: the epoch deadline is out of reach, and no import that waits is
+        // called.
+        let constants = guest_constants(engine, &instance).now_or_never();
+        let constants = constants
             .unwrap_or_else(|| Err(wasmtime::Error::msg("the guest suspends where it must not")));
         let (interrupt_flag, booted_tools) =
-            facts.map_err(|error| Error::Guest(format!("{error:#}")))?;
+            constants.map_err(|error| Error::Guest(format!("{error:#}")))?;
         Ok(Engine {
             instance,
             exports,
@@ -174,10 +175,10 @@ impl Engine {
         })
     }
 
-    /// Runs a script in a fresh instance. Waits for a free one if as many runs as allowed are under
-    /// way.
+    /// Runs a script in a fresh instance. Waits for a free slot if the maximum number of runs is
+    /// under way.
     ///
-    /// Ends within milliseconds after `cancel`, wherever the script is; futures of the host are
+    /// Ends within milliseconds after `cancel`, wherever the script is; the host's futures are
     /// dropped then.
     pub async fn run(
         &self,
@@ -208,18 +209,18 @@ impl Engine {
             tokio::select! {
                 biased;
                 ended = AssertUnwindSafe(driven).catch_unwind() => match ended {
-                    Ok(Ok(())) => Ended::Itself,
-                    Ok(Err(error)) => Ended::Trapped(error),
-                    Err(panic) => Ended::Panicked(panic_text(panic.as_ref())),
+                    Ok(Ok(())) => RunEnd::Returned,
+                    Ok(Err(error)) => RunEnd::Trapped(error),
+                    Err(panic) => RunEnd::Panicked(panic_text(panic.as_ref())),
                 },
-                () = cancel.cancelled() => Ended::Cancelled,
-                () = tokio::time::sleep(limits.wall) => Ended::TimedOut,
+                () = cancel.cancelled() => RunEnd::Cancelled,
+                () = tokio::time::sleep(limits.wall) => RunEnd::TimedOut,
             }
         };
         let dropped = driver.dropped();
         drop(driver);
-        if lock(&bridge).meter.cpu() > LIGHT {
-            give_back(&store);
+        if lock(&bridge).meter.cpu() > MAX_WARM_RUN_CPU {
+            release_pages(&store);
         }
         let mut state = store.into_data();
         state.note_dropped(&dropped);
@@ -227,18 +228,18 @@ impl Engine {
         state.outcome(status)
     }
 
-    /// Whether instances have these tools without being told, which is much faster.
+    /// Whether instances are booted with these tools, which is much faster than declaring them.
     #[cfg(test)]
     pub(crate) fn is_booted_with(&self, tools: &ToolTable) -> bool {
         tools.json() == self.booted_tools
     }
 
-    /// The JavaScript of TypeScript, each line where it was: types are blanked, enums and parameter
-    /// properties are rewritten in place. JavaScript comes back as it is.
+    /// Turns TypeScript into JavaScript that keeps each line in place. Types become blanks; enums
+    /// and parameter properties are rewritten in place. JavaScript stays unchanged.
     ///
     /// # Errors
     /// [`StripError::Syntax`] when the source does not parse, is nested too deeply or too large, or
-    /// holds what has no equivalent.
+    /// has a construct without an equivalent.
     pub async fn strip_types(&self, source: &str) -> Result<String, StripError> {
         let _ticking = self.ticker.run();
         self.typescript.strip(source).await
@@ -274,15 +275,15 @@ impl Engine {
         script: &str,
     ) -> wasmtime::Result<()> {
         let instance = self.instance.instantiate_async(&mut *store).await?;
-        let fits = "Engine::new has looked at the exports";
+        let checked = "Engine::new has checked the exports";
         let memory = instance
             .get_module_export(&mut *store, &self.exports.memory)
             .and_then(|export| export.into_memory())
-            .expect(fits);
+            .expect(checked);
         let run = instance
             .get_module_export(&mut *store, &self.exports.run)
             .and_then(|export| export.into_func())
-            .expect(fits);
+            .expect(checked);
         let run = run.typed::<(u32, u32, u32), ()>(&*store)?;
         let memory_limit = store.data().memory_limiter.limit.min(u32::MAX as usize) as u32;
         let state = store.data_mut();
@@ -297,7 +298,7 @@ impl Engine {
 }
 
 impl Exports {
-    fn of(module: &Module) -> Result<Self, Error> {
+    fn find(module: &Module) -> Result<Self, Error> {
         let find = |name: &str| {
             module
                 .get_export_index(name)
@@ -308,7 +309,7 @@ impl Exports {
 }
 
 pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
-    let instances = config.instances.saturating_add(typescript::INSTANCES);
+    let instances = config.instances.saturating_add(typescript::MAX_INSTANCES);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_core_instances(instances)
         .total_memories(instances)
@@ -319,8 +320,8 @@ pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
         .max_core_instance_size(1 << 20)
         .max_tables_per_module(1)
         .max_unused_warm_slots(instances)
-        // What a short run touches stays mapped, which costs less than faulting it in again;
-        // PAGEMAP_SCAN (Linux 6.7) finds what must be reset.
+        // Pages that a short run touches stay mapped, which is cheaper than faulting them in again;
+        // PAGEMAP_SCAN (Linux 6.7) finds the pages to reset.
         .linear_memory_keep_resident(512 << 10)
         .table_keep_resident(8 << 10)
         .async_stack_keep_resident(64 << 10)
@@ -329,20 +330,20 @@ pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
     wasmtime
         .epoch_interruption(true)
         .memory_init_cow(true)
-        // With all of the address space of 32 bits reserved, accesses need no bounds checks.
+        // With the whole 32-bit address space reserved, accesses need no bounds checks.
         .memory_reservation(4 << 30)
         .memory_guard_size(32 << 20)
-        .max_wasm_stack(WASM_STACK)
-        .async_stack_size(WASM_STACK + HOST_STACK)
+        .max_wasm_stack(WASM_STACK_BYTES)
+        .async_stack_size(WASM_STACK_BYTES + HOST_STACK_BYTES)
         .async_stack_zeroing(true)
         .gc_support(false)
         .allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     wasmtime
 }
 
-/// Asks the guest what is the same in every instance: where its flag is, and the declaration of the
-/// tools it was booted with.
-async fn facts(
+/// Reads the values that are the same in every instance: the address of the interrupt flag, and the
+/// declaration of the tools it was booted with.
+async fn guest_constants(
     engine: &wasmtime::Engine,
     instance: &InstancePre<State>,
 ) -> wasmtime::Result<(u32, String)> {
@@ -364,27 +365,27 @@ async fn facts(
     Ok((flag, str::from_utf8(tools)?.to_owned()))
 }
 
-/// Gives the pages that a run has written to back to the system. Otherwise up to half a MiB of them
-/// stays with the slot, for a start without page faults; the host cannot see which of these the
-/// next run has written to and puts all of them back, for as long as the slot is used. A light run
-/// writes to few.
-fn give_back(store: &Store<State>) {
+/// Returns the pages that a run has written to the system. Otherwise up to half a MiB of them stays
+/// with the slot, for a start without page faults. The host cannot see which of them the next run
+/// has written to, and resets all of them, for as long as the slot is used. A light run writes to
+/// few.
+fn release_pages(store: &Store<State>) {
     let Some(memory) = store.data().memory else { return };
     let (start, len) = (memory.data_ptr(store), memory.data_size(store));
-    // SAFETY: the pages are those of the run's memory, to which nobody refers and which nobody uses
-    // any more: the store is dropped next, and the pool puts the memory back to how the guest was
-    // stored, whatever is in it.
-    let given =
+    // SAFETY: the pages belong to the run's memory, which nothing refers to or uses any more. The
+    // store is dropped next, and the pool resets the memory to the guest's image, whatever its
+    // content.
+    let released =
         unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxDontNeed) };
-    if let Err(error) = given {
-        tracing::debug!(%error, "the pages of a run are kept");
+    if let Err(error) = released {
+        tracing::debug!(%error, "releasing the pages of a run failed");
     }
 }
 
-/// How the driving of a run ended.
-enum Ended {
-    /// The guest returned, having said how the script ended.
-    Itself,
+/// How a run ended, as the driver saw it.
+enum RunEnd {
+    /// The guest returned after it reported how the script ended.
+    Returned,
     Trapped(wasmtime::Error),
     Panicked(String),
     Cancelled,
@@ -396,11 +397,11 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".to_owned())
 }
 
-fn status(state: &mut State, ended: Ended, waiting_for: &[String], limits: &Limits) -> Status {
+fn status(state: &mut State, ended: RunEnd, waiting_for: &[String], limits: &Limits) -> Status {
     let error = match ended {
-        Ended::Itself => return state.finished(),
-        Ended::Cancelled => return Status::Cancelled,
-        Ended::TimedOut => {
+        RunEnd::Returned => return state.finished(),
+        RunEnd::Cancelled => return Status::Cancelled,
+        RunEnd::TimedOut => {
             let waiting = if waiting_for.is_empty() {
                 String::new()
             } else {
@@ -415,8 +416,8 @@ fn status(state: &mut State, ended: Ended, waiting_for: &[String], limits: &Limi
                 stack: String::new(),
             };
         }
-        Ended::Panicked(text) => return Status::Internal(format!("panic in the sandbox: {text}")),
-        Ended::Trapped(error) => error,
+        RunEnd::Panicked(text) => return Status::Internal(format!("panic in the sandbox: {text}")),
+        RunEnd::Trapped(error) => error,
     };
     if let Some(limit) = state.stopped {
         return state.exceeded(limit, String::new());

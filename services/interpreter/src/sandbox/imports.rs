@@ -1,4 +1,4 @@
-//! The host's side of the guest's imports, and what a run gathers.
+//! The host's side of the guest's imports, and the state of a run.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex};
 use serde::Deserialize;
 use wasmtime::{Caller, Error, Linker, Memory, ResourceLimiter, Result};
 
-use super::drive::{Answer, Ask, Bridge, ask, lock};
+use super::drive::{Answer, GuestRequest, Bridge, ask, lock};
 use super::host::{HostCall, IMPORT};
 use super::limits::{ARGUMENTS_EXCEEDED, Limits, VALUES_EXCEEDED};
 use super::outcome::{Limit, Outcome, Status, Value};
 use super::typescript::StripError;
 
-/// More of a description of an uncaught error, or of a note, is cut off; the guest itself keeps
-/// below.
-const MAX_DESCRIPTION: usize = 256 << 10;
-/// More notes are dropped.
+/// Maximum size of the description of an uncaught error or of a note; the rest is cut off. The
+/// guest itself stays below.
+const MAX_DESCRIPTION_BYTES: usize = 256 << 10;
+/// Maximum number of notes; more are dropped.
 const MAX_NOTES: usize = 32;
 /// The name under which timers pass through the imports for calls.
 const SLEEP: &str = "__sleep";
-/// Most values (lists, objects, texts, numbers …) in the arguments of one call. Here each takes up
-/// to a hundred times the memory that it takes as text, so that the size of the text alone bounds
-/// little. More is an error the script can catch.
+/// Maximum number of values (lists, objects, texts, numbers …) in the arguments of one call. A
+/// value here takes up to a hundred times the memory of its text, so the limit on the text's size
+/// alone is too weak. More values are an error that the script can catch.
 const MAX_VALUES: usize = 20_000;
 
 /// The data of a run's store.
@@ -31,21 +31,21 @@ pub(super) struct State {
     pub(super) memory: Option<Memory>,
     pub(super) memory_limiter: MemoryLimiter,
     pub(super) interrupt_flag: u32,
-    /// What the guest may call, beside timers and modules.
+    /// The tools that the guest may call, in addition to timers and modules.
     tools: Arc<HashSet<String>>,
-    /// The limit that the host is stopping, or has stopped, the guest for.
+    /// The limit for which the host has stopped, or is stopping, the guest.
     pub(super) stopped: Option<Limit>,
-    /// What was announced and not yet fetched: what a run is given, and replies.
+    /// Data that was announced and not yet fetched: inputs of the run, and replies.
     pub(super) reply: Vec<u8>,
     output: Vec<u8>,
     output_dropped: u64,
     notes: Vec<String>,
     host_calls: u32,
-    /// The numbers that calls have had. An approval and a journal's entry are for one number: a
-    /// guest in which a script has taken over the engine must not use one twice.
+    /// The numbers that calls have used. An approval and a journal entry are for one number, so a
+    /// guest whose engine a script has taken over must not use a number twice.
     numbers: HashSet<u32>,
     ending: Option<(u32, Vec<u8>)>,
-    /// The size of a value, or of the description of an error, that is too large.
+    /// The size of a value or of an error's description that is too large.
     oversized: Option<usize>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct State {
 pub(super) struct MemoryLimiter {
     /// In bytes.
     pub(super) limit: usize,
-    /// Whether the guest has asked for more.
+    /// Whether the guest requested more.
     pub(super) refused: bool,
 }
 
@@ -108,7 +108,7 @@ impl State {
         }
     }
 
-    /// Notes the calls and timers that were under way when the run ended.
+    /// Adds a note about calls and timers that were under way at the end of the run.
     pub(super) fn note_dropped(&mut self, dropped: &[String]) {
         if self.ending.is_none() || dropped.is_empty() {
             return;
@@ -116,12 +116,12 @@ impl State {
         let shown = dropped.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
         let more = if dropped.len() > 5 { ", …" } else { "" };
         self.notes.push(format!(
-            "{} calls or timers had not ended when the script ended, and were cancelled ({shown}{more}); await what must be done",
+            "{} calls or timers had not ended when the script ended, and were canceled ({shown}{more}); await what must be done",
             dropped.len()
         ));
     }
 
-    /// How the script ended, as the guest has said.
+    /// The status of the run, as the guest reported it.
     pub(super) fn finished(&mut self) -> Status {
         let Some((kind, text)) = self.ending.take() else {
             return Status::Internal(
@@ -144,18 +144,18 @@ impl State {
             0 => Status::Completed { value: Value::Json(text) },
             1 => Status::Completed { value: Value::Text(text) },
             2 => Status::Completed { value: Value::Undefined },
-            // What is thrown may have getters of the script, which ran into the limit while it was
+            // A thrown value may have getters of the script that hit the limit while it was
             // described.
             3 if let Some(limit) = self.stopped => self.exceeded(limit, String::new()),
-            3 => match (Thrown::read(&text), self.oversized) {
+            3 => match (ThrownError::parse(&text), self.oversized) {
                 (Ok(thrown), _) => thrown.into(),
                 (Err(_), Some(size)) => {
-                    Thrown::undescribed(&format!("its details are {size} bytes")).into()
+                    ThrownError::without_description(&format!("its details are {size} bytes")).into()
                 }
-                (Err(error), None) => Thrown::undescribed(&error.to_string()).into(),
+                (Err(error), None) => ThrownError::without_description(&error.to_string()).into(),
             },
             4 | 5 => {
-                let stack = Thrown::read(&text).map(|thrown| thrown.stack).unwrap_or_default();
+                let stack = ThrownError::parse(&text).map(|thrown| thrown.stack).unwrap_or_default();
                 match kind {
                     4 => self.exceeded(Limit::Memory, stack),
                     _ => {
@@ -167,7 +167,7 @@ impl State {
         }
     }
 
-    /// The status of a run that has exceeded a limit.
+    /// The status of a run that exceeded a limit.
     pub(super) fn exceeded(&self, limit: Limit, stack: String) -> Status {
         let message = match limit {
             Limit::Cpu => format!(
@@ -191,11 +191,12 @@ impl State {
         Status::LimitExceeded { limit, message, stack }
     }
 
-    /// What the run leaves.
+    /// The outcome of the run.
     pub(super) fn outcome(self, status: Status) -> Outcome {
         let cpu = lock(&self.bridge).meter.cpu();
         let output = String::from_utf8(self.output).unwrap_or_else(|error| {
-            // Only of a guest that lies; what stands for its bytes is longer than they are.
+            // Only a compromised guest prints invalid UTF-8. Replacement characters are longer than
+            // the bytes they replace.
             let mut output = String::from_utf8_lossy(error.as_bytes()).into_owned();
             output.truncate(output.floor_char_boundary(self.limits.output_bytes));
             output
@@ -212,14 +213,13 @@ impl State {
             self.output.push(b'\n');
             return;
         }
-        // Once something was dropped, nothing later is kept: output with a hole in it would
-        // mislead.
+        // Once text was dropped, all later text is dropped: output with a hole would mislead.
         let kept = if self.output_dropped == 0 { floor_char_boundary(text, room) } else { 0 };
         self.output.extend_from_slice(&text[..kept]);
         self.output_dropped += (text.len() + 1 - kept) as u64;
     }
 
-    /// Counts a call; `Err` ends the run.
+    /// Counts a call. `Err` ends the run.
     fn count_call(&mut self) -> Result<()> {
         if self.host_calls >= self.limits.host_calls {
             self.stopped = Some(Limit::HostCalls);
@@ -230,9 +230,9 @@ impl State {
     }
 }
 
-/// The stack of an interruption. QuickJS notes a position only where a function calls or may throw,
-/// so that of the innermost frame, which was interrupted somewhere else, would point to the wrong
-/// line.
+/// The stack of an interrupted script. QuickJS records positions only where a function calls or may
+/// throw. The innermost frame was interrupted elsewhere, so its position would point to the wrong
+/// line; it is removed.
 fn interrupted_stack(stack: &str) -> String {
     let (first, rest) =
         stack.split_once('\n').map_or((stack, None), |(first, rest)| (first, Some(rest)));
@@ -246,7 +246,7 @@ fn interrupted_stack(stack: &str) -> String {
     rest.map_or(first.clone(), |rest| format!("{first}\n{rest}"))
 }
 
-/// The longest beginning of at most `len` bytes that doesn't cut a character.
+/// The length of the longest prefix of at most `len` bytes that does not cut a character.
 fn floor_char_boundary(text: &[u8], len: usize) -> usize {
     if len >= text.len() {
         return text.len();
@@ -256,7 +256,7 @@ fn floor_char_boundary(text: &[u8], len: usize) -> usize {
 
 /// The guest's description of an exception, see `describe` in its `prelude/format.js`.
 #[derive(Deserialize)]
-struct Thrown {
+struct ThrownError {
     name: String,
     message: String,
     stack: String,
@@ -264,22 +264,22 @@ struct Thrown {
     details: Option<serde_json::Value>,
 }
 
-impl Thrown {
-    /// Reads what the guest says of an exception. What an exception is lies with the script: its
-    /// texts may hold halves of surrogate pairs, and its details may be nested deeper than can be
-    /// read here; then they are left out.
-    fn read(json: &str) -> serde_json::Result<Self> {
+impl ThrownError {
+    /// Parses the guest's description of an exception. The script controls an exception: its texts
+    /// may hold halves of surrogate pairs, and its details may be nested too deeply to parse. Such
+    /// details are left out.
+    fn parse(json: &str) -> serde_json::Result<Self> {
         serde_json::from_str(json).or_else(|_| {
-            let json = with_whole_characters(json);
+            let json = replace_lone_surrogates(json);
             serde_json::from_str(&json).or_else(|_| {
                 let WithoutDetails { name, message, stack, code } = serde_json::from_str(&json)?;
-                Ok(Thrown { name, message, stack, code, details: None })
+                Ok(ThrownError { name, message, stack, code, details: None })
             })
         })
     }
 
-    fn undescribed(why: &str) -> Self {
-        Thrown {
+    fn without_description(why: &str) -> Self {
+        ThrownError {
             name: "InternalError".to_owned(),
             message: format!(
                 "the script failed with an exception that could not be described: {why}"
@@ -291,7 +291,7 @@ impl Thrown {
     }
 }
 
-/// An exception whose details cannot be read.
+/// An exception whose details cannot be parsed.
 #[derive(Deserialize)]
 struct WithoutDetails {
     name: String,
@@ -300,37 +300,37 @@ struct WithoutDetails {
     code: Option<String>,
 }
 
-/// JSON with U+FFFD for each half of a surrogate pair, which JavaScript's strings can hold and text
-/// cannot.
-fn with_whole_characters(json: &str) -> String {
+/// Replaces each lone half of a surrogate pair in JSON by U+FFFD. JavaScript strings can hold them,
+/// UTF-8 text cannot.
+fn replace_lone_surrogates(json: &str) -> String {
     let unit = |text: &str| u16::from_str_radix(text.strip_prefix("\\u")?.get(..4)?, 16).ok();
-    let (mut whole, mut rest) = (String::with_capacity(json.len()), json);
+    let (mut text, mut rest) = (String::with_capacity(json.len()), json);
     while let Some(at) = rest.find('\\') {
         let (before, escape) = rest.split_at(at);
-        whole.push_str(before);
+        text.push_str(before);
         let pair =
             escape.get(6..).and_then(unit).is_some_and(|low| (0xdc00..0xe000).contains(&low));
-        let (length, is_whole) = match unit(escape) {
+        let (length, is_valid) = match unit(escape) {
             Some(0xd800..0xdc00) if pair => (12, true),
             Some(0xd800..0xe000) => (6, false),
             Some(_) => (6, true),
             None => (2, true),
         };
         let Some((escape, after)) = escape.split_at_checked(length) else { break };
-        whole.push_str(if is_whole { escape } else { "\u{fffd}" });
+        text.push_str(if is_valid { escape } else { "\u{fffd}" });
         rest = after;
     }
-    whole.push_str(rest);
-    whole
+    text.push_str(rest);
+    text
 }
 
-impl From<Thrown> for Status {
-    fn from(Thrown { name, message, stack, code, details }: Thrown) -> Self {
+impl From<ThrownError> for Status {
+    fn from(ThrownError { name, message, stack, code, details }: ThrownError) -> Self {
         Status::Threw { name, message, stack, code, details }
     }
 }
 
-/// Defines the imports. Their meaning is documented in the guest's `host.rs`.
+/// Defines the imports. The guest's `host.rs` documents them.
 pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap_async(
         "host",
@@ -340,9 +340,9 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
             Box::new(async move {
                 caller.data_mut().count_call()?;
                 let request =
-                    match request(&mut caller, number, (name, name_len), (args, args_len))? {
-                        Ok(call) => Ask::Call(call),
-                        Err(refused) => Ask::Refused(refused),
+                    match read_request(&mut caller, number, (name, name_len), (args, args_len))? {
+                        Ok(call) => GuestRequest::Call(call),
+                        Err(refused) => GuestRequest::Refused(refused),
                     };
                 let bridge = Arc::clone(&caller.data().bridge);
                 match ask(&bridge, request).await {
@@ -367,7 +367,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
          args_len: u32|
          -> Result<()> {
             caller.data_mut().count_call()?;
-            let call = request(&mut caller, number, (name, name_len), (args, args_len))?;
+            let call = read_request(&mut caller, number, (name, name_len), (args, args_len))?;
             lock(&caller.data().bridge).start(number, call)
         },
     )?;
@@ -380,7 +380,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
         |mut caller: Caller<'_, State>, (number_at, succeeded_at): (u32, u32)| {
             Box::new(async move {
                 let bridge = Arc::clone(&caller.data().bridge);
-                match ask(&bridge, Ask::Any).await {
+                match ask(&bridge, GuestRequest::Any).await {
                     Answer::Result { number, succeeded, json } => {
                         write(&mut caller, number_at, &number.to_le_bytes())?;
                         write(&mut caller, succeeded_at, &u32::from(succeeded).to_le_bytes())?;
@@ -417,7 +417,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
         |mut caller: Caller<'_, State>, text: u32, len: u32| -> Result<()> {
             let (text, state) = read_with_state(&mut caller, text, len)?;
             if state.notes.len() < MAX_NOTES {
-                let text = &text[..floor_char_boundary(text, MAX_DESCRIPTION)];
+                let text = &text[..floor_char_boundary(text, MAX_DESCRIPTION_BYTES)];
                 state.notes.push(String::from_utf8_lossy(text).into_owned());
             }
             Ok(())
@@ -428,7 +428,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
         "finish",
         |mut caller: Caller<'_, State>, kind: u32, text: u32, len: u32| -> Result<()> {
             let (text, state) = read_with_state(&mut caller, text, len)?;
-            let limit = if kind <= 2 { state.limits.result_bytes } else { MAX_DESCRIPTION };
+            let limit = if kind <= 2 { state.limits.result_bytes } else { MAX_DESCRIPTION_BYTES };
             if text.len() <= limit {
                 state.ending = Some((kind, text.to_vec()));
             } else {
@@ -444,7 +444,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
         |mut caller: Caller<'_, State>, (buffer,): (u32,)| {
             Box::new(async move {
                 let bridge = Arc::clone(&caller.data().bridge);
-                match ask(&bridge, Ask::Seed).await {
+                match ask(&bridge, GuestRequest::Seed).await {
                     Answer::Seed(seed) => write(&mut caller, buffer, &seed),
                     other => Err(mismatch(&other)),
                 }
@@ -458,7 +458,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
             Box::new(async move {
                 let source = str::from_utf8(read(&caller, source, len)?)?.to_owned();
                 let bridge = Arc::clone(&caller.data().bridge);
-                let (succeeded, reply) = match ask(&bridge, Ask::Strip(source)).await {
+                let (succeeded, reply) = match ask(&bridge, GuestRequest::Strip(source)).await {
                     Answer::Stripped(Ok(javascript)) => (true, javascript.into_bytes()),
                     Answer::Stripped(Err(StripError::Syntax { message, line, column })) => {
                         (false, serde_json::json!([message, line, column]).to_string().into_bytes())
@@ -480,7 +480,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
         |caller: Caller<'_, State>, (): ()| {
             Box::new(async move {
                 let bridge = Arc::clone(&caller.data().bridge);
-                match ask(&bridge, Ask::Now).await {
+                match ask(&bridge, GuestRequest::Now).await {
                     Answer::Now(now) => Ok(now.as_microsecond() as f64),
                     other => Err(mismatch(&other)),
                 }
@@ -490,21 +490,21 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
     Ok(())
 }
 
-/// What the guest asks for, or the error the script gets instead: (its name, its message).
-type Request = std::result::Result<Requested, (&'static str, String)>;
+/// A request of the guest, or the name and message of the error that the script gets instead.
+type RequestResult = std::result::Result<HostRequest, (&'static str, String)>;
 
 /// A call or a timer.
-pub(super) enum Requested {
+pub(super) enum HostRequest {
     Call(HostCall),
     Sleep { number: u32, milliseconds: u64 },
 }
 
-fn request(
+fn read_request(
     caller: &mut Caller<'_, State>,
     number: u32,
     name: (u32, u32),
     args: (u32, u32),
-) -> Result<Request> {
+) -> Result<RequestResult> {
     if !caller.data_mut().numbers.insert(number) {
         return Err(Error::msg(format!("the guest gives two calls the number {number}")));
     }
@@ -522,7 +522,7 @@ fn request(
         return Ok(Err((ARGUMENTS_EXCEEDED, message)));
     }
     let args = read(caller, args.0, args.1)?;
-    if values(args) > MAX_VALUES {
+    if count_values(args) > MAX_VALUES {
         let message = format!(
             "the arguments of {name} hold more than {MAX_VALUES} values, so it was not called; pass less at once, or large data as one text"
         );
@@ -539,20 +539,19 @@ fn request(
     };
     if name == SLEEP {
         let milliseconds = args.get("ms").and_then(serde_json::Value::as_u64).unwrap_or_default();
-        return Ok(Ok(Requested::Sleep { number, milliseconds }));
+        return Ok(Ok(HostRequest::Sleep { number, milliseconds }));
     }
-    Ok(Ok(Requested::Call(HostCall { number, name: name.to_owned(), args })))
+    Ok(Ok(HostRequest::Call(HostCall { number, name: name.to_owned(), args })))
 }
 
-/// How many values there are in JSON, without reading it: what is opened and what is separated,
-/// outside of texts.
-fn values(json: &[u8]) -> usize {
+/// Counts the values in JSON without parsing it: opening brackets and separators outside of texts.
+fn count_values(json: &[u8]) -> usize {
     let (mut count, mut at) = (0, 0);
     while at < json.len() {
         let text = memchr::memchr(b'"', &json[at..]).map_or(json.len(), |found| at + found);
         count += json[at..text].iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count();
         at = text + 1;
-        // The text's end.
+        // Finds the end of the text.
         while let Some(found) = json.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
             at += found + 1;
             if json[at - 1] == b'"' {
@@ -568,13 +567,13 @@ fn memory(caller: &Caller<'_, State>) -> Result<Memory> {
     caller.data().memory.ok_or_else(|| Error::msg("the guest calls the host before it runs"))
 }
 
-fn outside() -> Error {
+fn out_of_bounds() -> Error {
     Error::msg("the guest points outside of its memory")
 }
 
 fn read<'a>(caller: &'a Caller<'_, State>, at: u32, len: u32) -> Result<&'a [u8]> {
     let at = at as usize;
-    memory(caller)?.data(caller).get(at..at + len as usize).ok_or_else(outside)
+    memory(caller)?.data(caller).get(at..at + len as usize).ok_or_else(out_of_bounds)
 }
 
 fn read_with_state<'a>(
@@ -584,13 +583,13 @@ fn read_with_state<'a>(
 ) -> Result<(&'a [u8], &'a mut State)> {
     let at = at as usize;
     let (data, state) = memory(caller)?.data_and_store_mut(caller);
-    Ok((data.get(at..at + len as usize).ok_or_else(outside)?, state))
+    Ok((data.get(at..at + len as usize).ok_or_else(out_of_bounds)?, state))
 }
 
 fn write(caller: &mut Caller<'_, State>, at: u32, bytes: &[u8]) -> Result<()> {
-    memory(caller)?.write(caller, at as usize, bytes).map_err(|_| outside())
+    memory(caller)?.write(caller, at as usize, bytes).map_err(|_| out_of_bounds())
 }
 
 fn mismatch(answer: &Answer) -> Error {
-    Error::msg(format!("the answer {answer:?} does not fit the question"))
+    Error::msg(format!("the answer {answer:?} does not match the request"))
 }

@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What the host does in less time counts as the script's own: two looks at the thread's clock,
-/// which the kernel has to be asked for, would take as long as most calls. As many calls as a
-/// script may make by default, all of this length, use up a fiftieth of its time.
-const SHORT: Duration = Duration::from_micros(20);
+/// Shorter work of the host counts as the script's own: two reads of the thread's clock are system
+/// calls, and would take as long as most calls. The default maximum of calls, all of this length,
+/// uses up a fiftieth of a script's time.
+const MIN_EXCLUDED_TIME: Duration = Duration::from_micros(20);
 
-/// CPU time of a run: that of the thread while the run is being polled, less what was spent in the
-/// host's futures meanwhile.
+/// CPU time of a run: that of the thread while the run is polled, less the time in the host's
+/// futures meanwhile.
 ///
-/// The thread's clock stands still while other threads have the processor, so that a busy machine
-/// doesn't use up a script's time.
+/// The thread's clock stops while other threads have the processor, so that a busy machine does not
+/// use up a script's time.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     spent: Duration,
@@ -23,54 +23,54 @@ pub(super) struct Meter {
 
 #[derive(Debug)]
 struct Poll {
-    /// When the thread's clock was last looked at, and what it showed.
-    looked: (Instant, Duration),
-    /// CPU time of the script from the beginning of the poll to that look.
+    /// The time of the last sample of the thread's clock, and its value.
+    sampled: (Instant, Duration),
+    /// CPU time of the script from the start of the poll to that sample.
     own: Duration,
 }
 
 impl Poll {
-    /// Looks at the thread's clock again. Of what the thread has done since it was last looked at,
-    /// at most `own` was the script's.
-    fn look(&mut self, own: Duration) {
+    /// Samples the thread's clock. At most `own` of the time since the last sample was the
+    /// script's.
+    fn sample(&mut self, own: Duration) {
         let now = (Instant::now(), thread_time());
-        let done = now.1.saturating_sub(self.looked.1);
+        let done = now.1.saturating_sub(self.sampled.1);
         self.own += done.min(own);
-        self.looked = now;
+        self.sampled = now;
     }
 }
 
 impl Meter {
-    /// A poll of the run begins.
+    /// Starts a poll of the run.
     pub(super) fn enter(&mut self) {
-        self.poll = Some(Poll { looked: (Instant::now(), thread_time()), own: Duration::ZERO });
+        self.poll = Some(Poll { sampled: (Instant::now(), thread_time()), own: Duration::ZERO });
     }
 
-    /// The poll ends.
+    /// Ends the poll.
     pub(super) fn leave(&mut self) {
         self.spent = self.cpu();
         self.poll = None;
     }
 
-    /// Of the poll under way, what the thread has done since `began` was the host's.
+    /// Excludes the thread's time since `began` from the poll under way: it was the host's.
     ///
-    /// Its clock was last looked at some time before, at most a tick of the epoch. What passed from
-    /// there to `began` is taken for the script's, though others may have had a part of it; what
-    /// passed since is not taken for the host's, because others may have had that: the script must
-    /// not gain by it.
+    /// The last sample is somewhat older, at most a tick of the epoch. The time from it to `began`
+    /// counts as the script's, though others may have used a part of it. The time since `began`
+    /// does not count fully as the host's, because others may have used it: the script must not
+    /// gain by that.
     pub(super) fn exclude_since(&mut self, began: Instant) {
-        if began.elapsed() < SHORT {
+        if began.elapsed() < MIN_EXCLUDED_TIME {
             return;
         }
         if let Some(poll) = &mut self.poll {
-            poll.look(began.saturating_duration_since(poll.looked.0));
+            poll.sample(began.saturating_duration_since(poll.sampled.0));
         }
     }
 
     /// The run's CPU time until now.
     pub(super) fn cpu(&mut self) -> Duration {
         let own = self.poll.as_mut().map_or(Duration::ZERO, |poll| {
-            poll.look(Duration::MAX);
+            poll.sample(Duration::MAX);
             poll.own
         });
         self.spent + own
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_computes_is_not_the_scripts() {
+    fn host_time_is_excluded_from_the_script() {
         let mut meter = Meter::default();
         meter.enter();
         let began = Instant::now();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_in_the_host_and_what_it_does_in_moments_take_nothing_off_the_scripts_time() {
+    fn waits_and_short_host_work_do_not_reduce_script_time() {
         let mut meter = Meter::default();
         for _ in 0..10 {
             meter.enter();

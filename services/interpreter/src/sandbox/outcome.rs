@@ -8,13 +8,12 @@ use std::time::Duration;
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// Everything that was printed, whatever the status, up to
+    /// The printed text, whatever the status, up to
     /// [`Limits::output_bytes`](super::Limits::output_bytes).
     pub output: String,
     /// How many bytes were printed beyond those in `output`.
     pub output_dropped: u64,
-    /// What a reader should know beyond status and output, in sentences: errors that nothing
-    /// handled, calls that were dropped.
+    /// Further facts for a reader, in sentences: unhandled errors, dropped calls.
     pub notes: Vec<String>,
     /// How many tool calls and timers the script started.
     pub host_calls: u32,
@@ -30,8 +29,8 @@ pub enum Status {
         /// The value of its last expression, or what it returned.
         value: Value,
     },
-    /// The script threw something and didn't catch it. Also: it doesn't parse, or awaits what
-    /// nothing will settle.
+    /// The script threw something and did not catch it; or it does not parse, or awaits a promise
+    /// that never settles.
     Threw {
         /// The error's name, `NotAnError` when something else was thrown.
         name: String,
@@ -44,17 +43,16 @@ pub enum Status {
         /// The error's `details`, if it has some.
         details: Option<serde_json::Value>,
     },
-    /// The run used more than it may.
+    /// The run exceeded a limit.
     LimitExceeded {
         /// Which limit.
         limit: Limit,
-        /// What was exceeded, by what value it is limited and what to do about it, for the model.
+        /// The limit, its value, and what to do about it, for the model.
         message: String,
-        /// Where the script was, as far as that is known; of the function that was interrupted only
-        /// the name.
+        /// Where the script was, as far as known. Of the interrupted function only the name.
         stack: String,
     },
-    /// The run was cancelled.
+    /// The run was canceled.
     Cancelled,
     /// The sandbox failed; not the script's fault. The text is for the operator.
     Internal(String),
@@ -82,15 +80,14 @@ pub enum Limit {
 pub enum Value {
     /// None: the last expression was undefined, or nothing was returned.
     Undefined,
-    /// A value that JSON says faithfully, as JSON.
+    /// A value that JSON represents faithfully, as JSON.
     Json(String),
     /// Anything else (a Map, a function, a BigInt, a cycle …) as a console would show it.
     Text(String),
 }
 
 impl Value {
-    /// The value as a reader wants to see it: strings without quotes and escapes, everything else
-    /// as it is.
+    /// The value for a reader: strings without quotes and escapes, everything else unchanged.
     pub fn display(&self) -> Cow<'_, str> {
         match self {
             Value::Undefined => "undefined".into(),

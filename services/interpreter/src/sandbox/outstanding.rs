@@ -1,17 +1,17 @@
-//! How much a guest may have under way.
+//! Limits the calls and timers that a guest may have under way.
 
 use std::collections::HashSet;
 
 use wasmtime::{Error, Result};
 
-/// Most calls that were started and whose ends the guest has not taken. It starts no more at once
-/// and lets further ones wait (`MAX_RUNNING` in its `prelude/tools.js`), so that only a guest in
-/// which a script has taken over the engine gets here. For each the host holds the arguments or the
-/// result, which the guest's own memory doesn't bound.
+/// Maximum number of started calls whose ends the guest has not taken. The guest starts no more at
+/// once and queues further ones (`MAX_RUNNING` in its `prelude/tools.js`). Only a guest whose
+/// engine a script has taken over exceeds this. For each call the host holds the arguments or the
+/// result, which the guest's own memory does not bound.
 const MAX_CALLS: usize = 64;
-/// Most timers likewise. The guest refuses more than 1,000 (`MAX_TIMERS`), but counts them before
-/// it takes the delay for a number, which may run code of the script that sets further ones: a few
-/// hundred, since each is nested in the one before.
+/// Maximum number of timers. The guest refuses more than 1,000 (`MAX_TIMERS`), but counts them
+/// before it converts the delay to a number. That may run code of the script that sets further
+/// timers: a few hundred, since each is nested in the previous one.
 const MAX_TIMERS: usize = 4096;
 
 /// The calls and timers that were started and whose ends the guest has not taken, by number.
@@ -22,31 +22,31 @@ pub(super) struct Outstanding {
 }
 
 impl Outstanding {
-    /// A call is started; `Err` ends the run.
+    /// Starts a call. `Err` ends the run.
     pub(super) fn start_call(&mut self, number: u32) -> Result<()> {
         start(&mut self.calls, number, MAX_CALLS, "calls")
     }
 
-    /// A timer is started; `Err` ends the run.
+    /// Starts a timer. `Err` ends the run.
     pub(super) fn start_timer(&mut self, number: u32) -> Result<()> {
         start(&mut self.timers, number, MAX_TIMERS, "timers")
     }
 
-    /// Whether this is a timer. If so, it is none any more.
+    /// Removes a timer. Returns whether the number was a timer.
     pub(super) fn cancel(&mut self, number: u32) -> bool {
         self.timers.remove(&number)
     }
 
-    /// The guest takes the end of a call or timer.
+    /// Removes a call or timer whose end the guest has taken.
     pub(super) fn end(&mut self, number: u32) {
         self.calls.remove(&number);
         self.timers.remove(&number);
     }
 }
 
-fn start(numbers: &mut HashSet<u32>, number: u32, most: usize, what: &str) -> Result<()> {
-    if numbers.len() >= most {
-        return Err(Error::msg(format!("the guest starts more than {most} {what} at once")));
+fn start(numbers: &mut HashSet<u32>, number: u32, max: usize, kind: &str) -> Result<()> {
+    if numbers.len() >= max {
+        return Err(Error::msg(format!("the guest starts more than {max} {kind} at once")));
     }
     numbers.insert(number);
     Ok(())

@@ -217,7 +217,7 @@ impl Host for TestHost {
         self.order.lock().unwrap().iter().copied().find(|number| outstanding(*number))
     }
 
-    fn settled(&self, number: u32) {
+    fn on_settled(&self, number: u32) {
         self.order.lock().unwrap().retain(|next| *next != number);
         self.settled.lock().unwrap().push(number);
     }

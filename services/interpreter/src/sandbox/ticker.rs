@@ -1,4 +1,4 @@
-//! The thread that advances the epoch, by which running guests notice that time passes.
+//! The thread that advances the epoch, which interrupts running guests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use wasmtime::Engine;
 
-/// How often running guests come back to the host.
-const TICK: Duration = Duration::from_millis(1);
-/// How many ticks the thread goes on after the last run has ended, before it sleeps until the next:
-/// waking it costs more than a short run.
-const LINGER: u32 = 100;
+/// How often running guests return to the host.
+const TICK_INTERVAL: Duration = Duration::from_millis(1);
+/// Number of ticks that the thread continues after the last run, before it sleeps until the next
+/// one: waking it costs more than a short run.
+const IDLE_TICKS: u32 = 100;
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -20,7 +20,7 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// Owns the thread. It sleeps while nothing runs.
+/// Owns the thread, which sleeps while nothing runs.
 #[derive(Debug)]
 pub(super) struct Ticker {
     shared: Arc<Shared>,
@@ -64,7 +64,7 @@ impl Drop for Ticker {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // The thread doesn't panic, and there would be nothing to do about it here.
+            // The thread does not panic, and nothing could be done about it here.
             let _ = thread.join();
         }
     }
@@ -75,11 +75,11 @@ fn tick(shared: &Shared, engine: &Engine) {
     while !shared.stop.load(Ordering::SeqCst) {
         if shared.runs.load(Ordering::SeqCst) > 0 {
             idle = 0;
-        } else if idle < LINGER {
+        } else if idle < IDLE_TICKS {
             idle += 1;
         } else {
-            // A run that begins now either sees the flag and unparks the thread, or has been
-            // counted before it is looked at.
+            // A run that begins now either sees the flag and unparks the thread, or is counted
+            // before the check below.
             shared.parked.store(true, Ordering::SeqCst);
             if shared.runs.load(Ordering::SeqCst) == 0 && !shared.stop.load(Ordering::SeqCst) {
                 thread::park();
@@ -87,7 +87,7 @@ fn tick(shared: &Shared, engine: &Engine) {
             shared.parked.store(false, Ordering::SeqCst);
             continue;
         }
-        thread::sleep(TICK);
+        thread::sleep(TICK_INTERVAL);
         engine.increment_epoch();
     }
 }

@@ -1,7 +1,7 @@
-//! From TypeScript to JavaScript: the second guest.
+//! Turns TypeScript into JavaScript, in the second guest.
 //!
-//! Parsing hostile source natively could end this process (a parser recurses), so it is done in a
-//! Wasm instance that imports nothing. Each source gets a fresh one.
+//! Parsing hostile source natively could crash this process, because a parser recurses. So it
+//! happens in a Wasm instance without imports, a fresh one for each source.
 
 use std::path::{Path, PathBuf};
 
@@ -11,33 +11,33 @@ use wasmtime::{Engine, InstancePre, Linker, Memory, Store, Trap, UpdateDeadline}
 use super::cache;
 use super::imports::MemoryLimiter;
 
-/// Sources parsed at once; further ones wait. Parsing never waits for anything, so more would only
-/// share the processors.
-pub(super) const INSTANCES: u32 = 8;
-/// Memory of an instance, a few hundred bytes of it per token.
-const MEMORY: usize = 256 << 20;
-/// How many milliseconds of parsing are allowed; 200 lines take less than one.
-const TICKS: u32 = 2000;
+/// Maximum number of sources parsed at once; further ones wait. Parsing never waits, so more would
+/// only share the processors.
+pub(super) const MAX_INSTANCES: u32 = 8;
+/// Memory of an instance; parsing takes a few hundred bytes per token.
+const MAX_MEMORY_BYTES: usize = 256 << 20;
+/// Maximum parse time in ticks of a millisecond; 200 lines take less than one.
+const MAX_TICKS: u32 = 2000;
 
-/// Why there is no JavaScript.
+/// Why a source could not be turned into JavaScript.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StripError {
-    /// The source is not TypeScript that can be run.
+    /// The source is not runnable TypeScript.
     #[error("{message} (line {line}, column {column})")]
     Syntax {
-        /// What is wrong and, where there is an equivalent, what to write instead.
+        /// The error and, if there is an equivalent, what to write instead.
         message: String,
         /// The line, counted from 1.
         line: u32,
         /// The column in characters, counted from 1.
         column: u32,
     },
-    /// The guest cannot be used; not the source's fault.
+    /// The guest is unusable; this is not the source's fault.
     #[error("TypeScript cannot be parsed: {0}")]
     Unavailable(String),
 }
 
-/// The guest, loaded when it is first needed.
+/// The guest, loaded on first use.
 pub(super) struct TypeScript {
     engine: Engine,
     cache_dir: PathBuf,
@@ -57,9 +57,9 @@ impl TypeScript {
         TypeScript {
             engine: engine.clone(),
             cache_dir: cache_dir.to_owned(),
-            memory: MEMORY.min(max_memory_bytes),
+            memory: MAX_MEMORY_BYTES.min(max_memory_bytes),
             instance: OnceCell::new(),
-            slots: Semaphore::new(INSTANCES as usize),
+            slots: Semaphore::new(MAX_INSTANCES as usize),
         }
     }
 
@@ -79,7 +79,7 @@ impl TypeScript {
         store.epoch_deadline_callback(|mut store| {
             let parse = store.data_mut();
             parse.ticks += 1;
-            Ok(if parse.ticks > TICKS {
+            Ok(if parse.ticks > MAX_TICKS {
                 UpdateDeadline::Interrupt
             } else {
                 UpdateDeadline::Yield(1)
@@ -89,18 +89,18 @@ impl TypeScript {
             Ok(parsed) => return parsed,
             Err(error) => error,
         };
-        let refused =
+        let syntax_error =
             |message: &str| StripError::Syntax { message: message.to_owned(), line: 1, column: 1 };
         Err(match error.downcast_ref::<Trap>() {
             Some(Trap::Interrupt) => {
-                refused("the source takes too long to parse; split it into several")
+                syntax_error("the source takes too long to parse; split it into several")
             }
             _ if store.data().memory.refused => {
-                refused("the source is too large to parse; split it into several")
+                syntax_error("the source is too large to parse; split it into several")
             }
-            // The parser's stack has an end of its own inside the memory.
+            // The parser's stack has its own end inside the memory.
             Some(Trap::StackOverflow | Trap::MemoryOutOfBounds) => {
-                refused("the source is nested too deeply")
+                syntax_error("the source is nested too deeply")
             }
             _ => StripError::Unavailable(format!("{error:#}")),
         })
@@ -124,7 +124,7 @@ async fn parse(
     instance: &InstancePre<Parse>,
     source: &str,
 ) -> wasmtime::Result<Result<String, StripError>> {
-    let outside = || wasmtime::Error::msg("the guest points outside of its memory");
+    let out_of_bounds = || wasmtime::Error::msg("the guest points outside of its memory");
     let instance = instance.instantiate_async(&mut *store).await?;
     let memory = instance
         .get_memory(&mut *store, "memory")
@@ -133,14 +133,14 @@ async fn parse(
     let strip = instance.get_typed_func::<(u32, u32), u32>(&mut *store, "strip")?;
     let len = u32::try_from(source.len())?;
     let at = alloc.call_async(&mut *store, len).await?;
-    memory.write(&mut *store, at as usize, source.as_bytes()).map_err(|_| outside())?;
+    memory.write(&mut *store, at as usize, source.as_bytes()).map_err(|_| out_of_bounds())?;
     let answer = strip.call_async(&mut *store, (at, len)).await? as usize;
     let word = |index: usize| -> wasmtime::Result<u32> {
         let mut bytes = [0; 4];
-        memory.read(&*store, answer + index * 4, &mut bytes).map_err(|_| outside())?;
+        memory.read(&*store, answer + index * 4, &mut bytes).map_err(|_| out_of_bounds())?;
         Ok(u32::from_le_bytes(bytes))
     };
-    let text = text(memory, store, word(1)?, word(2)?).ok_or_else(outside)?;
+    let text = text(memory, store, word(1)?, word(2)?).ok_or_else(out_of_bounds)?;
     Ok(match word(0)? {
         0 => Ok(text),
         _ => Err(StripError::Syntax { message: text, line: word(3)?, column: word(4)? }),

@@ -78,7 +78,7 @@ pub(super) fn run(
     };
     let removed = workspace.remove(&located, recursive, &mut proceed);
     let (deleted, why) = match removed {
-        Ok(deleted) => return Ok(Deleted { path: located.shown(), deleted }),
+        Ok(deleted) => return Ok(Deleted { path: located.display(), deleted }),
         Err(RemoveError::Directory) => {
             let message = format!(
                 "{path:?} is a directory; nothing was deleted. To delete it with everything in it: delete_file({path:?}, true)."

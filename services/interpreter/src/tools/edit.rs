@@ -123,7 +123,7 @@ pub(super) fn run(
     check_stop(stop)?;
 
     let file = workspace.open_file(&located).map_err(refused)?;
-    let version = Version::of(&file, &located).map_err(refused)?;
+    let version = Version::from_file(&file, &located).map_err(refused)?;
     let size = file.metadata().map_err(|e| io_error(&located, &e))?.len();
     too_large(&path, size)?;
     let mut before = Vec::new();
@@ -155,10 +155,10 @@ pub(super) fn run(
     let after = apply(&before, &edits);
     too_large(&path, after.len() as u64)?;
     check_stop(stop)?;
-    let (diff, note) = unified_diff(&located.shown(), &before, &after);
+    let (diff, note) = unified_diff(&located.display(), &before, &after);
     check_stop(stop)?;
     workspace.replace(&located, &after, Expected::Version(version)).map_err(refused)?;
-    Ok(EditResult { path: located.shown(), diff, replacements: edits.len(), note })
+    Ok(EditResult { path: located.display(), diff, replacements: edits.len(), note })
 }
 
 /// Checked before each pass over the file. A call may have thousands of edits, each of which takes

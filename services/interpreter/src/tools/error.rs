@@ -137,6 +137,6 @@ pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError 
 
 /// The error for a failed read or write of an open file.
 pub(super) fn io_error(path: &RelativePath, error: &std::io::Error) -> ToolError {
-    ToolError::new("IoError", format!("Reading or writing {:?} failed: {error}.", path.shown()))
-        .with(json!({"path": path.shown()}))
+    ToolError::new("IoError", format!("Reading or writing {:?} failed: {error}.", path.display()))
+        .with(json!({"path": path.display()}))
 }

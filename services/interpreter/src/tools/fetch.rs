@@ -25,7 +25,7 @@ use super::egress::{Egress, Forbidden, HostPattern};
 use super::error::ToolError;
 use super::kind::{Kind, optional, required};
 use super::output::{Output, field, optional_field};
-use super::secrets::{self, NOT_ALLOWED, Secrets, Sent};
+use super::secrets::{self, NOT_ALLOWED, Secrets, SentSecrets};
 use super::size::{json_byte_size, json_size};
 use super::subject;
 
@@ -286,7 +286,7 @@ pub(super) async fn run(
     let max_bytes = options.max_bytes.unwrap_or(MAX_BODY_BYTES as usize).min(most);
     let host = hop.url.host_str().unwrap_or_default().to_owned();
     let deadline = Instant::now() + Duration::from_secs(seconds);
-    let mut sent = Sent::default();
+    let mut sent = SentSecrets::default();
     let received = async {
         let (response, url) = exchange(network, hop, &mut sent).await?;
         let scrubber = secrets.scrubber(&sent);
@@ -326,7 +326,7 @@ pub(super) async fn run(
 async fn exchange(
     network: &Network<'_>,
     mut hop: Hop,
-    sent: &mut Sent,
+    sent: &mut SentSecrets,
 ) -> Result<(Response, Url), ToolError> {
     let Network { egress, granted, secrets, redirects, .. } = *network;
     let first = hop.subject();
@@ -410,11 +410,11 @@ fn fill_secrets(
     egress: &Egress,
     secrets: &Secrets,
     hop: &Hop,
-) -> Result<(HeaderMap, Sent), ToolError> {
+) -> Result<(HeaderMap, SentSecrets), ToolError> {
     let host = hop.url.host_str().unwrap_or_default();
     let mut headers = hop.headers.clone();
     let mut room = MAX_HEADER_BYTES;
-    let mut used = Sent::default();
+    let mut used = SentSecrets::default();
     for (name, value) in &mut headers {
         // Handles in a value that is not ASCII are not replaced.
         let text = value.to_str().unwrap_or_default();

@@ -135,7 +135,7 @@ pub(super) fn run(
     if end == WalkEnd::Complete {
         return Ok(entries);
     }
-    let (path, entries) = (base.shown(), entries.len());
+    let (path, entries) = (base.display(), entries.len());
     let why = note::incomplete(end, stopped).unwrap_or_else(|| {
         format!("one call may return {result_bytes} bytes as JSON, which is enough for {entries} entries")
     });

@@ -10,28 +10,37 @@ use super::table::definitions;
 const INTRODUCTION: &str = "\
 # Tools
 
-What scripts can call. This page is made from the definitions in `services/interpreter/src/tools`, from which also come the
-TypeScript that models are shown, the check of the arguments and the JSON schemas. A test compares it with them;
-`UPDATE_DOCS=1 cargo test -p construct-interpreter the_page_about_the_tools_is_current` writes it anew.
+The tools that scripts can call. This page is generated from the definitions in
+`services/interpreter/src/tools`. The TypeScript declarations for models, the check of the arguments
+and the JSON schemas come from the same definitions. A test compares the page with them;
+`UPDATE_DOCS=1 cargo test -p construct-interpreter tools_page_matches_definitions` regenerates it.
 
-Every tool is a global function that gives its result at once, and a member of `tools` that gives a promise of it; calls of
-the second form run concurrently. Arguments go by position, by name in one object, or both.
+Every tool is a global function that returns its result directly, and a member of `tools` that
+returns a promise of it; calls of the second form run concurrently. Arguments are given by position,
+by name in one object, or both.
 
-Errors have a `name`, a `message` that says how to go on, and often `details`. Beside those listed below, every tool can throw
-`InvalidArguments`, `Cancelled` and `InternalError`, and those that take a path `OutsideWorkspace`, `InvalidPath`, `PermissionDenied`, `NotARegularFile` and
-`IoError`, and where something else changes what is there meanwhile also `FileNotFound`, `IsADirectory`, `NotADirectory` and `FileChanged`.
-Tools that do nothing but work on files throw `Timeout` where they have nothing to show when their time is over, and `tasks.…` throw `TaskOver` when the script's own
-turn was ended meanwhile, and `TasksUnavailable` where scripts reach no other tasks.
-A call of any tool can also be refused before it is made, by `PolicyDenied` (a rule forbids it), `ApprovalRejected` (a person was asked and did not approve), `ApprovalTooLarge` (a person would have to be asked about more than can be shown) or
-`HandedOff` (after `tasks.hand_off`). A name that no tool has throws `UnknownTool`. What exceeds a limit has an error of its own, see
+Errors have a `name`, a `message` that says what to do, and often `details`. In addition to the errors
+listed below, every tool can throw `InvalidArguments`, `Cancelled` and `InternalError`. Tools that take
+a path can throw `OutsideWorkspace`, `InvalidPath`, `PermissionDenied`, `NotARegularFile` and `IoError`,
+and, when files change concurrently, `FileNotFound`, `IsADirectory`, `NotADirectory` and `FileChanged`.
+Tools that only work on files throw `Timeout` when they time out without a partial result. The tools
+`tasks.…` throw `TaskOver` when the script's own turn was ended, and `TasksUnavailable` when scripts have
+no access to other tasks.
+
+A call of any tool can also be rejected before it is made, by `PolicyDenied` (a rule denies it),
+`ApprovalRejected` (a person was asked and did not approve it), `ApprovalTooLarge` (it needs an approval,
+but is too large to be shown to a person) or `HandedOff` (after `tasks.hand_off`). An unknown name throws
+`UnknownTool`. Exceeding a limit has its own errors, see
 [the interpreter's limits](interpreter.md#limits).
 
-The time among a tool's limits begins when the call has its turn, since only so many run at the same time; where there is none, only the script's own time
-bounds the call. A result is also bounded by what the script may get of one call.
+The time limit of a tool begins when the call is admitted, since the number of concurrent calls is
+limited; without one, only the script's own time bounds the call. A result is also bounded by what a
+script may receive from one call.
 
-An effect of *read* changes nothing and may be repeated. A call with another effect is journaled before it begins, and reported
-as `OutcomeUnknown` when nobody knows whether it was done; but what is done about tasks is done once, however often the call is made. The permission is what policies call it.
-Both are in the event that tells of a call (`tool.called`), with its canonical arguments.
+A call with the effect *read* changes nothing and may be repeated. Any other call is journaled before
+it begins, and reported as `OutcomeUnknown` if its outcome is unknown; but calls on tasks are idempotent.
+The permission is the class that policies use. Effect and permission are in the event of a call
+(`tool.called`), with its canonical arguments.
 ";
 
 /// The reference page of the tools, in Markdown.

@@ -198,7 +198,7 @@ pub(super) fn write(
         WriteOutcome::Created => "created",
         WriteOutcome::Overwritten => "overwritten",
     };
-    Ok(SaveResult { path: located.shown(), bytes: content.size, status })
+    Ok(SaveResult { path: located.display(), bytes: content.size, status })
 }
 
 fn fill(

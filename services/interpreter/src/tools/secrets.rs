@@ -1,11 +1,11 @@
-//! `secrets.get`, and what becomes of the handles it gives.
+//! `secrets.get`, and the replacement of handles by secrets.
 //!
-//! A script never sees a value. It gets a handle, a text that says nothing, and writes that where
-//! the value is to stand: in a header of `fetch`, or in the environment of a command. Policies, the
-//! journal and everybody who watches see the handle as well. The value is put in its place at the
-//! last moment, when it is clear to whom it goes, and taken out of what comes back in the same
-//! exchange. In any other text nothing is compared with a value: a script could find out by it what
-//! the value is.
+//! A script never sees a value. It gets a handle, an opaque text, and writes it in place of the
+//! value: in a header of `fetch`, or in the environment of a command. Policies, the journal and
+//! subscribers only see the handle as well. The handle is replaced by the value at the last moment,
+//! when the recipient is known, and the value is scrubbed from what comes back in the same
+//! exchange. No other text is compared with a value, because a script could use that to guess the
+//! value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -31,10 +31,11 @@ use crate::scrub::{Pattern, Scrubber};
 pub(super) const GET: Definition = Definition {
     name: "secrets.get",
     aliases: &[],
-    summary: "Returns a handle that stands for a secret, such as a token or a password. Nobody here sees the secret itself.",
-    description: "Write the handle anywhere in the value of a header of fetch, or of an environment variable of a command \
-        (options.env, setenv): the secret is put in its place when that goes out, to the hosts and commands that it is bound \
-        to. Nowhere else. Where the answer or the output repeats it, the handle stands again. A handle holds for the scripts of one message.",
+    summary: "Returns a handle for a secret, such as a token or a password. The secret itself is never shown.",
+    description: "Write the handle into the value of a header of fetch, or of an environment variable of a command \
+     (options.env, setenv): it is replaced by the secret when sent to the hosts and commands that the secret is bound \
+     to, and nowhere else. In responses and outputs the secret is replaced by its handle again. A handle is valid for \
+     the scripts of one message.",
     parameters: &[required(
         "name",
         Kind::Text { min_bytes: 1, max_bytes: 256 },
@@ -53,37 +54,35 @@ pub(super) const GET: Definition = Definition {
 
 pub(super) const NOT_FOUND: (&str, &str) = (
     "SecretNotFound",
-    "when there is no such secret, or a handle is of another message; the message names those there are.",
+    "when there is no such secret, or a handle is from another message; the message lists the available secrets.",
 );
 
 pub(super) const UNAVAILABLE: (&str, &str) =
-    ("SecretUnavailable", "when a secret cannot be opened, which is not the script's fault.");
+    ("SecretUnavailable", "when a secret cannot be decrypted, which is not the script's fault.");
 
 pub(super) const NOT_ALLOWED: (&str, &str) =
-    ("SecretNotAllowed", "when a secret is not bound to where it would go; nothing was done.");
+    ("SecretNotAllowed", "when a secret is not bound to the host or command; nothing was done.");
 
-/// What a handle begins and ends with; between are the name, a colon and so many hexadecimal
-/// digits.
-const OPEN: &str = "{{secret:";
-const CLOSE: &str = "}}";
-const DIGITS: usize = 16;
+/// Beginning and end of a handle; between are the name, a colon and `HANDLE_DIGITS` hexadecimal digits.
+const HANDLE_START: &str = "{{secret:";
+const HANDLE_END: &str = "}}";
+const HANDLE_DIGITS: usize = 16;
 
-/// Most bytes of one environment variable with the secrets in it: the kernel takes no longer one
-/// than 128 KiB.
-const MAX_VARIABLE: usize = 128 * 1024 - 512;
+/// Maximum bytes of one environment variable including secrets: the kernel's limit is 128 KiB.
+const MAX_VARIABLE_BYTES: usize = 128 * 1024 - 512;
 
-/// Most bytes of all variables of a command, secrets included.
-const MAX_ENVIRONMENT: usize = 512 * 1024;
+/// Maximum bytes of all variables of a command including secrets.
+const MAX_ENVIRONMENT_BYTES: usize = 512 * 1024;
 
-/// Variables by which a script could have something else run in the place of the program that a
-/// secret is bound to, or before it; and how the names of others begin.
-const STEERING: [&str; 9] =
+/// Variables, and prefixes of variables, with which a script could run something else instead of or
+/// before the program that a secret is bound to.
+const HIJACKING_VARIABLES: [&str; 9] =
     ["PATH", "ENV", "IFS", "PS4", "SHELLOPTS", "BASHOPTS", "CDPATH", "GCONV_PATH", "LOCPATH"];
-const STEERING_PREFIXES: [&str; 3] = ["LD_", "BASH_", "GLIBC_"];
+const HIJACKING_PREFIXES: [&str; 3] = ["LD_", "BASH_", "GLIBC_"];
 
-/// Most bytes of all secrets of one execution. Each is looked for in dozens of forms, which are
+/// Maximum bytes of all secrets of one execution. Each is searched in dozens of forms, which are
 /// kept in memory.
-const MAX_TOGETHER: usize = 256 * 1024;
+const MAX_TOTAL_BYTES: usize = 256 * 1024;
 
 /// The secrets that the scripts of one execution may use.
 #[derive(Default)]
@@ -91,24 +90,24 @@ pub struct Secrets {
     list: Vec<Secret>,
 }
 
-/// The secrets whose values went out in one exchange: with the requests of one `fetch`, or to one
-/// command. By their places in the list.
+/// The secrets whose values were sent in one exchange, with the requests of one `fetch` or to one
+/// command, as indices into the list.
 #[derive(Debug, Default)]
-pub(super) struct Sent(BTreeSet<usize>);
+pub(super) struct SentSecrets(BTreeSet<usize>);
 
 struct Secret {
     name: String,
     handle: String,
-    /// Or why there is none.
+    /// The value, or the reason why it is unavailable.
     value: Result<SecretString, String>,
-    /// Made when the value is first sent: it takes milliseconds and megabytes for a value of many
-    /// kilobytes.
+    /// Created when the value is first sent: for a value of many kilobytes it takes milliseconds
+    /// and megabytes.
     pattern: OnceLock<Arc<Pattern>>,
     hosts: Vec<HostPattern>,
     commands: Vec<String>,
 }
 
-/// Names only.
+/// Shows only the names.
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.list.iter().map(|secret| &secret.name)).finish()
@@ -117,19 +116,19 @@ impl fmt::Debug for Secrets {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Named {
+pub(super) struct GetArguments {
     name: String,
 }
 
 impl Secrets {
-    /// Opens what a command carries. `seed` is that of the execution: the handles follow from it,
-    /// so that a script which is run again gets the same. It is known to nobody who runs in the
-    /// sandbox, and so are handles that were not asked for.
+    /// Decrypts the secrets of a command. The handles are derived from the execution's `seed`, so
+    /// that a replayed script gets the same ones. Scripts do not know the seed and so cannot guess
+    /// handles that they did not request.
     ///
-    /// A secret that cannot be opened is there as well, and says so when it is asked for.
+    /// A secret that cannot be decrypted is included too; requesting it fails.
     #[must_use]
     pub fn open(granted: &[GrantedSecret], keys: Option<&MasterKeys>, seed: &[u8]) -> Self {
-        let mut room = MAX_TOGETHER;
+        let mut room = MAX_TOTAL_BYTES;
         let list = granted
             .iter()
             .take(secret::MAX_PER_AGENT)
@@ -138,8 +137,8 @@ impl Secrets {
         Self { list }
     }
 
-    /// The tool.
-    pub(super) fn get(&self, Named { name }: &Named) -> Result<String, ToolError> {
+    /// Executes `secrets.get`.
+    pub(super) fn get(&self, GetArguments { name }: &GetArguments) -> Result<String, ToolError> {
         let secret = self
             .list
             .iter()
@@ -149,24 +148,24 @@ impl Secrets {
         Ok(secret.handle.clone())
     }
 
-    /// Finds the secrets of an exchange in what comes back from it.
-    pub(super) fn scrubber(&self, Sent(sent): &Sent) -> Arc<Scrubber> {
+    /// A scrubber for the secrets of an exchange.
+    pub(super) fn scrubber(&self, SentSecrets(sent): &SentSecrets) -> Arc<Scrubber> {
         let secrets = sent.iter().filter_map(|number| self.list.get(*number));
         Arc::new(Scrubber::new(secrets.filter_map(Secret::pattern)))
     }
 
-    /// The value of a header with the secrets in it, for a request to `host`; none when there is no
-    /// handle in it. `room` is how long it may become. Which secrets those are is added to `used`.
+    /// Replaces the handles in the value of a header for a request to `host`; `None` if there are
+    /// no handles. The result has at most `room` bytes. The secrets are added to `used`.
     pub(super) fn in_header(
         &self,
         text: &str,
         host: &str,
         room: usize,
-        used: &mut Sent,
+        used: &mut SentSecrets,
     ) -> Result<Option<SecretString>, ToolError> {
         let too_long = || {
             ToolError::invalid(
-                "fetch: with the secrets in them the headers are too long; nothing was sent.",
+                "fetch: with their secrets, the headers are too long; nothing was sent.",
             )
         };
         self.fill(text, room, used, too_long, &|secret| {
@@ -175,47 +174,49 @@ impl Secrets {
             }
             let name = &secret.name;
             Err(secret.not_allowed(format!(
-                "fetch: the secret {name} may not be sent to {host:?}, and nothing was sent"
+                "fetch: the secret {name} may not be sent to {host:?}; nothing was sent"
             )))
         })
     }
 
-    /// The environment of a command with the secrets in it, and which those are. `program` is what
-    /// runs and nothing else, where that is certain.
+    /// Replaces the handles in the environment of a command, and returns which secrets were used.
+    /// `program` is the only program that runs, if that is certain.
     pub(super) fn in_environment(
         &self,
         tool: &str,
         program: Option<&str>,
         mut environment: BTreeMap<String, String>,
-    ) -> Result<(BTreeMap<String, String>, Sent), ToolError> {
-        let mut sent = Sent::default();
+    ) -> Result<(BTreeMap<String, String>, SentSecrets), ToolError> {
+        let mut sent = SentSecrets::default();
         if !environment.values().any(|value| handles(value).next().is_some()) {
             return Ok((environment, sent));
         }
-        let steers = |name: &&String| {
-            STEERING.contains(&name.as_str())
-                || STEERING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        let can_hijack = |name: &&String| {
+            HIJACKING_VARIABLES.contains(&name.as_str())
+                || HIJACKING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         };
-        if let Some(name) = environment.keys().find(steers) {
+        if let Some(name) = environment.keys().find(can_hijack) {
             return Err(ToolError::new(
                 NOT_ALLOWED.0,
                 format!(
-                    "{tool}: a command that gets a secret runs without {name}, which could have another program run in its \
-                     place. Nothing ran. Take {name} out of options.env, or back with setenv(\"{name}\")."
+                    "{tool}: a command with a secret cannot have the variable {name}, which could make another program \
+                     run in its place. Nothing ran. Remove {name} from options.env, or unset it with \
+                     setenv(\"{name}\")."
                 ),
             ));
         }
-        let mut room = MAX_ENVIRONMENT;
+        let mut room = MAX_ENVIRONMENT_BYTES;
         for (name, value) in &mut environment {
             let too_long = || {
                 ToolError::invalid(format!(
-                    "{tool}: with the secrets in it the environment is too long, and nothing ran: {name} can have \
-                     {MAX_VARIABLE} bytes, all variables together {MAX_ENVIRONMENT}."
+                    "{tool}: with its secrets, the environment is too long, and nothing ran: the limit is \
+                     {MAX_VARIABLE_BYTES} bytes for {name}, and {MAX_ENVIRONMENT_BYTES} bytes for all variables \
+                     together."
                 ))
             };
-            let allowed = |secret: &Secret| secret.for_program(tool, name, program);
+            let allowed = |secret: &Secret| secret.check_program(tool, name, program);
             if let Some(filled) =
-                self.fill(value, MAX_VARIABLE.min(room), &mut sent, too_long, &allowed)?
+                self.fill(value, MAX_VARIABLE_BYTES.min(room), &mut sent, too_long, &allowed)?
             {
                 *value = filled.expose_secret().to_owned();
             }
@@ -224,27 +225,27 @@ impl Secrets {
         Ok((environment, sent))
     }
 
-    /// Puts the values in the place of their handles, and adds their secrets to `used`; none when
-    /// there is no handle in the text.
+    /// Replaces handles by values, and adds their secrets to `used`; `None` if there are no
+    /// handles.
     fn fill(
         &self,
         text: &str,
         room: usize,
-        used: &mut Sent,
+        used: &mut SentSecrets,
         too_long: impl FnOnce() -> ToolError,
         allowed: &dyn Fn(&Secret) -> Result<(), ToolError>,
     ) -> Result<Option<SecretString>, ToolError> {
         let mut parts: Vec<&str> = Vec::new();
         let mut next = 0;
-        for (place, name) in handles(text) {
+        for (range, name) in handles(text) {
             let mut list = self.list.iter().enumerate();
             let found = list
-                .find(|(_, secret)| secret.name == name && secret.handle == text[place.clone()]);
-            let (number, secret) = found.ok_or_else(|| self.no_handle(name))?;
+                .find(|(_, secret)| secret.name == name && secret.handle == text[range.clone()]);
+            let (number, secret) = found.ok_or_else(|| self.unknown_handle(name))?;
             allowed(secret)?;
             used.0.insert(number);
-            parts.extend([&text[next..place.start], secret.value()?]);
-            next = place.end;
+            parts.extend([&text[next..range.start], secret.value()?]);
+            next = range.end;
         }
         if next == 0 {
             return Ok(None);
@@ -259,21 +260,21 @@ impl Secrets {
     fn not_found(&self, name: &str) -> ToolError {
         let names: Vec<&str> = self.list.iter().map(|secret| secret.name.as_str()).collect();
         let shown: String = name.chars().take(100).collect();
-        let there_are = if names.is_empty() {
-            "This agent may use none; the person you work for can create one and grant it to the agent.".to_owned()
+        let list = if names.is_empty() {
+            "This agent has no secrets; the user can create one and grant it to the agent.".to_owned()
         } else {
-            format!("There are: {}.", names.join(", "))
+            format!("The available secrets are: {}.", names.join(", "))
         };
-        ToolError::new(NOT_FOUND.0, format!("There is no secret {shown:?}. {there_are}"))
+        ToolError::new(NOT_FOUND.0, format!("There is no secret {shown:?}. {list}"))
             .with(json!({"name": shown, "names": names}))
     }
 
-    /// Of a text that looks like a handle and is none of this execution's.
-    fn no_handle(&self, name: &str) -> ToolError {
+    /// The error for a text that looks like a handle but is not from this execution.
+    fn unknown_handle(&self, name: &str) -> ToolError {
         if self.list.iter().any(|secret| secret.name == name) {
             let message = format!(
-                "That is no handle of the secret {name}: a handle holds for the scripts of one message, and comes from \
-                 secrets.get(\"{name}\") alone. Nothing was done."
+                "This is not a valid handle of the secret {name}: handles are valid for the scripts of one message, \
+                 and only come from secrets.get(\"{name}\"). Nothing was done."
             );
             return ToolError::new(NOT_FOUND.0, message).with(json!({"name": name}));
         }
@@ -281,8 +282,8 @@ impl Secrets {
     }
 }
 
-impl Sent {
-    /// Adds those of a request that is about to be sent.
+impl SentSecrets {
+    /// Adds the secrets of a request that is about to be sent.
     pub(super) fn extend(&mut self, Self(others): Self) {
         self.0.extend(others);
     }
@@ -292,37 +293,37 @@ impl Sent {
     }
 }
 
-/// An error of an exchange without its secrets.
+/// Scrubs the secrets of an exchange from an error.
 pub(super) fn scrubbed(mut error: ToolError, scrubber: &Scrubber) -> ToolError {
     error.message = scrubber.text(error.message);
     error.details.iter_mut().for_each(|details| scrubber.value(details));
     error
 }
 
-/// Refuses a handle where only texts may stand that others see.
+/// Rejects handles in a text that is not confidential.
 pub(super) fn refuse(tool: &str, what: &str, text: &str) -> Result<(), ToolError> {
     let Some((_, name)) = handles(text).next() else { return Ok(()) };
     Err(ToolError::invalid(format!(
-        "{tool}: the handle of the secret {name} stands in {what}, where no secret is put in its place, and nothing was done. \
-         It may stand in the value of a header of fetch, and in that of an environment variable of a command (options.env, \
-         setenv), which the command then reads as $NAME."
+        "{tool}: {what} contains the handle of the secret {name}, but it is not replaced there; nothing was done. \
+         Handles are only replaced in the value of a header of fetch, and of an environment variable of a command \
+         (options.env, setenv), which the command can read as $NAME."
     )))
 }
 
-/// Whether there is a handle in a text.
+/// Whether a text contains a handle.
 pub(super) fn has_handle(text: &str) -> bool {
     handles(text).next().is_some()
 }
 
-/// The handles in a text, each with its place and the name in it.
+/// The handles in a text, each with its range and the name of its secret.
 fn handles(text: &str) -> impl Iterator<Item = (Range<usize>, &str)> {
-    text.match_indices(OPEN).filter_map(|(start, _)| {
-        let rest = &text[start + OPEN.len()..];
+    text.match_indices(HANDLE_START).filter_map(|(start, _)| {
+        let rest = &text[start + HANDLE_START.len()..];
         let (name, rest) = rest.split_once(':').filter(|(name, _)| secret::is_name(name))?;
-        let (digits, rest) = rest.split_at_checked(DIGITS)?;
+        let (digits, rest) = rest.split_at_checked(HANDLE_DIGITS)?;
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        let is_handle = digits.bytes().all(is_digit) && rest.starts_with(CLOSE);
-        let length = OPEN.len() + name.len() + 1 + DIGITS + CLOSE.len();
+        let is_handle = digits.bytes().all(is_digit) && rest.starts_with(HANDLE_END);
+        let length = HANDLE_START.len() + name.len() + 1 + HANDLE_DIGITS + HANDLE_END.len();
         is_handle.then_some((start..start + length, name))
     })
 }
@@ -344,13 +345,13 @@ impl Secret {
             OpenError::UnknownKey { id } => format!(
                 "it is encrypted with the key {id:?}, which the interpreter does not have (CONSTRUCT_SECRETS_KEY)"
             ),
-            OpenError::Unopenable => "its stored form is damaged, and it has to be set again".to_owned(),
+            OpenError::Unopenable => "its stored value is damaged and has to be set again".to_owned(),
         });
-        // What does not belong into a variable at all is refused by the gateway; here it would end
-        // one and begin another.
+        // The gateway rejects values that cannot be in a variable; here such a value could end one
+        // variable and begin another.
         let value = value.and_then(|value| match secret::is_value(value.expose_secret()) {
             true => Ok(value),
-            false => Err("it is not what a secret can be, and has to be set again".to_owned()),
+            false => Err("its value is not valid and has to be set again".to_owned()),
         });
         let value = value.and_then(|value| match room.checked_sub(value.expose_secret().len()) {
             Some(left) => {
@@ -358,7 +359,7 @@ impl Secret {
                 Ok(value)
             }
             None => {
-                Err(format!("the agent's secrets have more than {MAX_TOGETHER} bytes together"))
+                Err(format!("the agent's secrets together have more than {MAX_TOTAL_BYTES} bytes"))
             }
         });
         let digest = Sha256::new_with_prefix(b"construct secret handle\0")
@@ -366,13 +367,13 @@ impl Secret {
             .chain_update([0])
             .chain_update(name);
         let digits: String =
-            digest.finalize().iter().take(DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
+            digest.finalize().iter().take(HANDLE_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
         Self {
             name: name.clone(),
-            handle: format!("{OPEN}{name}:{digits}{CLOSE}"),
+            handle: format!("{HANDLE_START}{name}:{digits}{HANDLE_END}"),
             value,
             pattern: OnceLock::new(),
-            // What cannot be understood is nowhere.
+            // An invalid host pattern permits nothing.
             hosts: hosts.iter().filter_map(|host| host.parse().ok()).collect(),
             commands: commands.clone(),
         }
@@ -383,20 +384,19 @@ impl Secret {
         self.value.as_ref().map(|value| value.expose_secret()).map_err(|why| {
             ToolError::new(
                 UNAVAILABLE.0,
-                format!("The secret {name} cannot be used: {why}. Go on without it."),
+                format!("The secret {name} cannot be used: {why}. Continue without it."),
             )
         })
     }
 
-    /// What to search for in what comes back; none of one that cannot be opened, which never goes
-    /// out.
+    /// The pattern to scrub; `None` for a secret that cannot be decrypted, which is never sent.
     fn pattern(&self) -> Option<Arc<Pattern>> {
         let value = self.value.as_ref().ok()?;
         let make = || Arc::new(Pattern::new(value.expose_secret(), &self.handle));
         Some(Arc::clone(self.pattern.get_or_init(make)))
     }
 
-    fn for_program(
+    fn check_program(
         &self,
         tool: &str,
         variable: &str,
@@ -405,17 +405,18 @@ impl Secret {
         let Self { name, commands, .. } = self;
         let Some(program) = program else {
             return Err(self.not_allowed(format!(
-                "{tool}: {variable} has the secret {name} in it, and the line may run more than one program, or not by its \
-                 plain name; nothing ran. Run one program alone, its name first, without ; & | < > ` ${{ $( $[ and line breaks, even \
-                 in quotes, or call it through a tool such as git"
+                "{tool}: {variable} contains the secret {name}, but the command may run more than one program, or not \
+                 by its plain name; nothing ran. Run a single program, its name first, without ; & | < > ` ${{ $( $[ \
+                 and line breaks, even in quotes, or use a tool such as git"
             )));
         };
         if commands.iter().any(|command| command == program) {
             return Ok(());
         }
         Err(self.not_allowed(format!(
-            "{tool}: {variable} has the secret {name} in it, which {program:?} may not get, and nothing ran. If it was set with \
-             setenv, take it back with setenv({variable:?}) and pass it in options.env of the one command"
+            "{tool}: {variable} contains the secret {name}, which is not allowed for {program:?}; nothing ran. If it \
+             was set with setenv, unset it with setenv({variable:?}) and pass it only in options.env of the right \
+             command"
         )))
     }
 

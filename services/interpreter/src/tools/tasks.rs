@@ -11,8 +11,8 @@ use std::time::Duration;
 use construct_bus::{Bus, subject};
 use construct_domain::subtask::MAX_WAIT;
 use construct_proto::mesh::v1::{
-    StepRef, SubtaskAnswer, SubtaskQuestion, SubtaskState,
-    subtask_question::{Ask, Await, ListSubtasks, Send, Spawn},
+    StepRef, SubtaskRequest, SubtaskResponse, SubtaskState,
+    subtask_request::{Await, ListSubtasks, Operation, Send, Spawn},
 };
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -135,7 +135,7 @@ pub(super) const SEND: Definition = Definition {
     description: "",
     parameters: &[
         required("task", ID, "The id of the subtask."),
-        required("message", MESSAGE, "What to say."),
+        required("message", MESSAGE, "The message."),
     ],
     output: Output::Nothing,
     base_tool: None,
@@ -153,7 +153,7 @@ pub(super) const PARENT: Definition = Definition {
     aliases: &[],
     summary: "In a subtask: sends a message to the parent task, which receives it after its turn.",
     description: "Your answer is delivered automatically; use this for what cannot wait until then.",
-    parameters: &[required("message", MESSAGE, "What to say.")],
+    parameters: &[required("message", MESSAGE, "The message.")],
     output: Output::Nothing,
     base_tool: None,
     example: "tasks.parent(\"The input is incomplete; I continue without …\")",
@@ -302,7 +302,7 @@ impl Subtasks {
         position: (u32, u32),
         cancel: &CancellationToken,
     ) -> Result<Value, ToolError> {
-        let ask = match tool.name {
+        let operation = match tool.name {
             "tasks.spawn" => {
                 let SpawnArguments { message, agent, title, budget } =
                     super::parse(tool, arguments)?;
@@ -311,23 +311,23 @@ impl Subtasks {
                     reason = "the definition bounds it to a million dollars"
                 )]
                 let budget_pico_usd = budget.map_or(0, |dollars| (dollars * PICO_PER_UNIT) as i64);
-                Ask::Spawn(Spawn { agent, message, title, budget_pico_usd })
+                Operation::Spawn(Spawn { agent, message, title, budget_pico_usd })
             }
             "tasks.send" => {
                 let SendArguments { task, message } = super::parse(tool, arguments)?;
-                Ask::Send(Send { task, message })
+                Operation::Send(Send { task, message })
             }
             "tasks.parent" => {
-                Ask::ParentMessage(super::parse::<ParentArguments>(tool, arguments)?.message)
+                Operation::ParentMessage(super::parse::<ParentArguments>(tool, arguments)?.message)
             }
             "tasks.hand_off" => {
-                Ask::HandOffAgent(arguments["agent"].as_str().unwrap_or_default().to_owned())
+                Operation::HandOffAgent(arguments["agent"].as_str().unwrap_or_default().to_owned())
             }
             _ => return self.list(tool, position, cancel).await,
         };
-        let answer = self.ask(tool, ask, position, cancel).await?;
+        let answer = self.ask(tool, operation, position, cancel).await?;
         Ok(match tool.name {
-            "tasks.spawn" => json!({"task": answer.spawned}),
+            "tasks.spawn" => json!({"task": answer.spawned_task}),
             _ => Value::Null,
         })
     }
@@ -341,10 +341,11 @@ impl Subtasks {
     ) -> Result<Value, ToolError> {
         let (mut states, mut after) = (Vec::new(), String::new());
         loop {
-            let page = self.ask(tool, Ask::List(ListSubtasks { after }), position, cancel).await?;
+            let page =
+                self.ask(tool, Operation::List(ListSubtasks { after }), position, cancel).await?;
             after = page.tasks.last().map(|last| last.task.clone()).unwrap_or_default();
             states.extend(page.tasks.into_iter().map(state));
-            if !page.more || after.is_empty() {
+            if !page.has_more || after.is_empty() {
                 return Ok(states.into());
             }
         }
@@ -365,9 +366,9 @@ impl Subtasks {
         let until = time.start.saturating_add(timeout).unwrap_or(Timestamp::MAX).min(time.end);
         let at =
             prost_types::Timestamp { seconds: until.as_second(), nanos: until.subsec_nanosecond() };
-        let ask = Ask::Await(Await { tasks: tasks.clone(), until: Some(at) });
-        let answer = self.ask(&AWAIT, ask, position, cancel).await?;
-        if !answer.over {
+        let operation = Operation::Await(Await { tasks: tasks.clone(), until: Some(at) });
+        let answer = self.ask(&AWAIT, operation, position, cancel).await?;
+        if !answer.wait_ended {
             return Ok(AwaitOutcome::Pending { tasks, until });
         }
         let mut states = answer.tasks.into_iter().map(state);
@@ -383,21 +384,21 @@ impl Subtasks {
     async fn ask(
         &self,
         tool: &Definition,
-        ask: Ask,
+        operation: Operation,
         (script, number): (u32, u32),
         cancel: &CancellationToken,
-    ) -> Result<SubtaskAnswer, ToolError> {
+    ) -> Result<SubtaskResponse, ToolError> {
         let Some(bus) = &self.bus else {
             let message = format!("{}: other tasks are not available to scripts here.", tool.name);
             return Err(ToolError::new("TasksUnavailable", message));
         };
-        let question = SubtaskQuestion {
+        let question = SubtaskRequest {
             organization_id: self.organization.clone(),
             task_id: self.task.clone(),
             step_id: self.step.clone(),
             script,
             number,
-            ask: Some(ask),
+            operation: Some(operation),
         };
         let asking = async {
             loop {
@@ -414,7 +415,7 @@ impl Subtasks {
             answer = asking => answer,
             () = cancel.cancelled() => return Err(ToolError::cancelled(tool.name)),
         };
-        match answer.refused {
+        match answer.refusal {
             None => Ok(answer),
             Some(refused) => {
                 // Definitions list these errors. Other errors of a newer reconciler keep only their
@@ -438,8 +439,16 @@ impl Subtasks {
 
 #[expect(clippy::cast_precision_loss, reason = "for a script that compares costs")]
 fn state(state: SubtaskState) -> Value {
-    let SubtaskState { task, agent, title, status, answer, error, cost_pico_usd, answer_left_out } =
-        state;
+    let SubtaskState {
+        task,
+        agent,
+        title,
+        status,
+        answer,
+        error,
+        cost_pico_usd,
+        omitted_answer_bytes,
+    } = state;
     let mut value = json!({
         "task": task,
         "agent": agent,
@@ -451,9 +460,9 @@ fn state(state: SubtaskState) -> Value {
     if !error.is_empty() {
         value["error"] = error.into();
     }
-    if answer_left_out > 0 {
+    if omitted_answer_bytes > 0 {
         let note = format!(
-            "The last {answer_left_out} bytes of the answer of {} are omitted.",
+            "The last {omitted_answer_bytes} bytes of the answer of {} are omitted.",
             value["task"]
         );
         value["note"] = note.into();

@@ -81,5 +81,5 @@ pub(super) fn run(
         WriteOutcome::Created => "created",
         WriteOutcome::Overwritten => "overwritten",
     };
-    Ok(CreateResult { path: located.shown(), bytes: content.len(), status })
+    Ok(CreateResult { path: located.display(), bytes: content.len(), status })
 }

@@ -1,8 +1,8 @@
-//! Deleting files and directories, through descriptors like everything else here.
+//! Deletes files and directories, through descriptors like everything else here.
 //!
-//! What is deleted is named by a directory that was resolved beneath the root and a name in it, and
-//! no symbolic link is followed on the way down: a directory that somebody swaps for a link
-//! meanwhile is not entered.
+//! An entry is deleted by name in a directory that was resolved open_beneath the root. No symbolic link
+//! is followed on the way down, so a directory that is concurrently swapped for a link is not
+//! entered.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,21 +12,21 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{Identity, PathError, RelativePath, Workspace, beneath, hidden_below, path_error};
+use super::{Identity, PathError, RelativePath, Workspace, open_beneath, hidden_below, path_error};
 
-/// How deep a tree may be that is deleted; each level holds one descriptor.
+/// Maximum depth of a deleted tree; each level holds one descriptor.
 const MAX_DEPTH: usize = 256;
 
-/// Why something was not deleted, or not all of it.
+/// The reason why a path was not or only partially deleted.
 #[derive(Debug)]
 pub(crate) enum RemoveError {
-    /// It is a directory, and none was to be deleted. Nothing was.
+    /// It is a directory and the deletion is not recursive. Nothing was deleted.
     Directory,
     /// A path cannot be used.
     Path {
         /// How many files and directories were deleted before.
         removed: usize,
-        /// What is wrong.
+        /// The error.
         source: PathError,
     },
     /// The caller stopped it.
@@ -38,37 +38,37 @@ pub(crate) enum RemoveError {
 
 struct Remover<'a> {
     workspace: &'a Workspace,
-    go_on: &'a mut dyn FnMut() -> bool,
+    proceed: &'a mut dyn FnMut() -> bool,
     removed: usize,
 }
 
 impl Workspace {
     /// Deletes a file or a symbolic link, or if `recursive` also a directory with everything in it,
-    /// and says how many files and directories that were. `go_on` is asked before each. The caller
-    /// holds [`Self::lock_for_writing`].
+    /// and returns the number of deleted files and directories. `proceed` is called before each;
+    /// false stops the deletion. The caller holds [`Self::lock_for_writing`].
     pub(crate) fn remove(
         &self,
         path: &RelativePath,
         recursive: bool,
-        go_on: &mut dyn FnMut() -> bool,
+        proceed: &mut dyn FnMut() -> bool,
     ) -> Result<usize, RemoveError> {
-        let mut remover = Remover { workspace: self, go_on, removed: 0 };
+        let mut remover = Remover { workspace: self, proceed, removed: 0 };
         let Some((parent, name)) = path.split() else {
             // A path of `..` alone, or the root.
-            return Err(remover.fail(PathError::Outside { path: path.shown() }));
+            return Err(remover.fail(PathError::Outside { path: path.display() }));
         };
         let directory = match self.open_directory(&parent) {
             Ok(directory) => directory,
-            // The name that was asked for is the one that does not exist.
+            // Report the requested path as missing, not its parent.
             Err(PathError::NotFound { .. }) => {
-                return Err(remover.fail(PathError::NotFound { path: path.shown() }));
+                return Err(remover.fail(PathError::NotFound { path: path.display() }));
             }
             Err(error) => return Err(remover.fail(error)),
         };
         let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = stat.map_err(|error| remover.fail(path_error(path, error)))?;
-        if self.hides(Identity::from_stat(&stat)) {
-            return Err(remover.fail(PathError::Reserved { path: path.shown() }));
+        if self.is_hidden(Identity::from_stat(&stat)) {
+            return Err(remover.fail(PathError::Reserved { path: path.display() }));
         }
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             if !recursive {
@@ -94,12 +94,12 @@ impl Remover<'_> {
         path: &RelativePath,
         flags: AtFlags,
     ) -> Result<(), RemoveError> {
-        if !(self.go_on)() {
+        if !(self.proceed)() {
             return Err(RemoveError::Stopped { removed: self.removed });
         }
         match rustix::fs::unlinkat(directory, name, flags) {
             Ok(()) => self.removed += 1,
-            // Somebody else was faster.
+            // Deleted concurrently.
             Err(Errno::NOENT) if self.removed > 0 => {}
             Err(error) => return Err(self.fail(path_error(path, error))),
         }
@@ -116,10 +116,10 @@ impl Remover<'_> {
         if depth >= MAX_DEPTH {
             let why = "it is nested too deeply; delete it with a command";
             return Err(self
-                .fail(PathError::Invalid { path: path.shown().chars().take(200).collect(), why }));
+                .fail(PathError::Invalid { path: path.display().chars().take(200).collect(), why }));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = beneath(
+        let opened = open_beneath(
             parent.as_fd(),
             Path::new(name),
             flags,
@@ -127,10 +127,10 @@ impl Remover<'_> {
             ResolveFlags::NO_SYMLINKS,
         );
         let directory = opened.map_err(|error| self.fail(path_error(path, error)))?;
-        // Asked of the open directory, which cannot become another one.
+        // Checked on the open directory, which cannot be swapped.
         match hidden_below(directory.as_fd(), &self.workspace.inner.hidden) {
             Ok(hidden) if hidden.is_empty() => {}
-            Ok(_) => return Err(self.fail(PathError::Reserved { path: path.shown() })),
+            Ok(_) => return Err(self.fail(PathError::Reserved { path: path.display() })),
             Err(error) => return Err(self.fail(path_error(path, error))),
         }
         let names = entries(&directory).map_err(|error| self.fail(path_error(path, error)))?;
@@ -147,8 +147,8 @@ impl Remover<'_> {
     }
 }
 
-/// What is in a directory. Read before anything of it is deleted: a file system may skip entries of
-/// what changes.
+/// The entries of a directory. They are read before any of them is deleted: a file system may skip
+/// entries of a changing directory.
 fn entries(directory: &OwnedFd) -> rustix::io::Result<Vec<(CString, FileType)>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {

@@ -1,4 +1,4 @@
-//! Where a path leads.
+//! Resolves the symbolic links of a path.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{PathError, RelativePath, Workspace, beneath, hidden, path_error};
+use super::{PathError, RelativePath, Workspace, open_beneath, hidden, path_error};
 
-/// How many symbolic links at the end of a path are followed.
+/// Maximum number of symbolic links that are followed at the end of a path.
 const MAX_LINKS: usize = 16;
 
 impl Workspace {
-    /// The path without symbolic links that `path` leads to, relative to the root. What does not
-    /// exist yet is where it would be made. Unless `follow`, a link at the very end stands for
-    /// itself.
+    /// The target of `path` without symbolic links, relative to the root. For a missing file it is
+    /// the path where the file would be created. Unless `follow`, a link at the very end is not
+    /// resolved.
     ///
-    /// It is what the tree looks like now, good for a policy to look at and not for opening
+    /// It reflects the current tree, which is good for policy decisions but not for opening
     /// anything.
-    pub(crate) fn leads_to(
+    pub(crate) fn resolve_links(
         &self,
         path: &RelativePath,
         follow: bool,
@@ -42,13 +42,13 @@ impl Workspace {
                 Err(PathError::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
-            // It does not exist: it is a link to what does not, or nothing is called so.
+            // It does not exist: it is a dangling link, or there is no such entry.
             match self.read_link(&parent, name.as_ref()) {
                 Ok(link) if links < MAX_LINKS && !link.is_absolute() => {
                     links += 1;
                     target = parent.join(link.as_os_str());
                 }
-                Ok(_) => return Err(PathError::Outside { path: path.shown() }),
+                Ok(_) => return Err(PathError::Outside { path: path.display() }),
                 Err(_) => {
                     missing = if missing.as_os_str().is_empty() {
                         name.into()
@@ -61,23 +61,23 @@ impl Workspace {
         }
     }
 
-    /// Where something that exists lies.
+    /// The path of an existing target.
     fn existing(
         &self,
         target: &RelativePath,
-        asked: &RelativePath,
+        requested: &RelativePath,
     ) -> Result<RelativePath, PathError> {
-        let failed = |error| path_error(asked, error);
+        let failed = |error| path_error(requested, error);
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let root = self.inner.directory.as_fd();
-        let handle = beneath(root, target.as_path(), flags, Mode::empty(), ResolveFlags::empty())
+        let handle = open_beneath(root, target.as_path(), flags, Mode::empty(), ResolveFlags::empty())
             .map_err(failed)?;
         let found = hidden::current_path(handle.as_fd()).map_err(failed)?;
         let root = hidden::current_path(root).map_err(failed)?;
         match found.strip_prefix(root) {
             Ok(below) if below.as_os_str().is_empty() => Ok(RelativePath::root()),
             Ok(below) => Ok(RelativePath(below.to_owned())),
-            Err(_) => Err(PathError::Outside { path: asked.shown() }),
+            Err(_) => Err(PathError::Outside { path: requested.display() }),
         }
     }
 
@@ -85,7 +85,7 @@ impl Workspace {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = self.inner.directory.as_fd();
         let directory =
-            beneath(root, parent.as_path(), flags, Mode::empty(), ResolveFlags::empty())?;
+            open_beneath(root, parent.as_path(), flags, Mode::empty(), ResolveFlags::empty())?;
         let link = rustix::fs::readlinkat(&directory, name, Vec::new())?;
         if link.as_bytes().is_empty() {
             return Err(Errno::NOENT);

@@ -26,7 +26,7 @@ fn read(workspace: &Workspace, path: &str) -> Result<String, PathError> {
     Ok(text)
 }
 
-fn write(workspace: &Workspace, path: &str, text: &str) -> Result<Written, PathError> {
+fn write(workspace: &Workspace, path: &str, text: &str) -> Result<WriteOutcome, PathError> {
     workspace.replace(&workspace.locate(path)?, text.as_bytes(), Expected::Anything)
 }
 
@@ -101,7 +101,7 @@ fn symbolic_links_are_followed_inside_and_nowhere_else() {
     assert_eq!(std::fs::read_dir(outside.path()).expect("a directory").count(), 1);
 
     assert_eq!(read(&workspace, "good").expect("inside"), "inside");
-    assert_eq!(write(&workspace, "good", "changed").expect("written"), Written::Overwritten);
+    assert_eq!(write(&workspace, "good", "changed").expect("written"), WriteOutcome::Overwritten);
     assert!(std::fs::symlink_metadata(root.join("good")).expect("still there").is_symlink());
     assert_eq!(std::fs::read_to_string(root.join("sub/file")).expect("readable"), "changed");
 }
@@ -133,9 +133,9 @@ fn a_replaced_file_keeps_its_mode_and_leaves_nothing_behind() {
     let script = directory.path().join("script.sh");
     std::fs::write(&script, "old").expect("written");
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o750)).expect("set");
-    assert_eq!(write(&workspace, "script.sh", "new").expect("written"), Written::Overwritten);
+    assert_eq!(write(&workspace, "script.sh", "new").expect("written"), WriteOutcome::Overwritten);
     assert_eq!(std::fs::metadata(&script).expect("there").mode() & 0o7777, 0o750);
-    assert_eq!(write(&workspace, "a/b/c/file", "x").expect("written"), Written::Created);
+    assert_eq!(write(&workspace, "a/b/c/file", "x").expect("written"), WriteOutcome::Created);
     assert_eq!(walked(&workspace, ".", true), ["a", "a/b", "a/b/c", "a/b/c/file", "script.sh"]);
     assert_eq!(std::fs::read_dir(directory.path()).expect("a directory").count(), 2);
 }
@@ -147,7 +147,7 @@ fn a_file_that_somebody_else_changed_is_not_replaced() {
     std::fs::write(&file, "first").expect("written");
     let path = workspace.locate("file").expect("a path");
     let version =
-        Version::of(&workspace.open_file(&path).expect("a file"), &path).expect("a version");
+        Version::from_file(&workspace.open_file(&path).expect("a file"), &path).expect("a version");
     std::fs::write(&file, "by somebody else").expect("written");
     let written = workspace.replace(&path, b"mine", Expected::Version(version));
     assert!(matches!(written, Err(PathError::Changed { .. })));
@@ -321,7 +321,7 @@ fn a_deletion_leaves_alone_what_is_hidden_and_what_holds_it() {
     std::fs::create_dir_all(path("project/data/tasks")).expect("made");
     std::fs::write(path("project/data/key"), "key").expect("written");
     std::fs::write(path("project/file"), "").expect("written");
-    let hidden = vec![Arc::new(Hidden::open(&path("project/data")).expect("there"))];
+    let hidden = vec![Arc::new(HiddenPath::open(&path("project/data")).expect("there"))];
     let root = rustix::fs::open(directory.path(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
         .expect("a directory");
     let workspace = Workspace::of(directory.path(), root, hidden).expect("a workspace");

@@ -1,10 +1,9 @@
-//! Walking a workspace in name order, through directory descriptors, leaving out what ignore files
-//! name.
+//! Walks a workspace in name order, through directory descriptors, without ignored files.
 //!
 //! Directories are opened one component at a time relative to their parent's descriptor and never
-//! through a symbolic link, which no walker of paths can promise while commands change the tree.
-//! The rules of `.gitignore` and `.ignore` come from the `ignore` crate; hidden files are visited,
-//! `.git` is not.
+//! through a symbolic link. A path-based walker cannot guarantee that while commands change the
+//! tree. The rules of `.gitignore` and `.ignore` come from the `ignore` crate; hidden files are
+//! visited, `.git` is not.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -19,42 +18,41 @@ use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 
 use super::write::TEMPORARY_PREFIX;
-use super::{Identity, PathError, RelativePath, Workspace, beneath, path_error};
+use super::{Identity, PathError, RelativePath, Workspace, open_beneath, path_error};
 
-/// How many entries one walk looks at; what comes after is left out and said to be.
+/// Maximum number of entries of one walk; the walk reports that more were omitted.
 pub(crate) const MAX_VISITED: usize = 200_000;
 
-/// How deep a walk goes; each level holds one descriptor.
+/// Maximum depth of a walk; each level holds one descriptor.
 pub(crate) const MAX_DEPTH: usize = 100;
 
 /// How much of an ignore file is read, in bytes.
-const MAX_IGNORE_FILE: u64 = 256 * 1024;
+const MAX_IGNORE_FILE_BYTES: u64 = 256 * 1024;
 
-/// How many lines of the ignore files of one directory are heeded.
+/// Maximum number of ignore rules of one directory.
 const MAX_RULES: usize = 4_096;
 
 /// Longest glob, in bytes.
 const MAX_GLOB_BYTES: usize = 1_024;
 
-/// Most opening braces in one glob, nested or not.
+/// Maximum number of opening braces in one glob, nested or not.
 const MAX_GLOB_BRACES: usize = 32;
 
-/// Whether a glob may be compiled. The compiler calls itself for every level of nested braces, and
-/// whoever writes the glob, a script or a file of a cloned repository, could end the process by
-/// overflowing its stack.
+/// Whether a glob may be compiled. The compiler recurses for every level of nested braces, so a
+/// glob from a script or from a file of a cloned repository could overflow the stack and end the
+/// process.
 pub(crate) fn is_bounded_glob(glob: &str) -> bool {
-    // All braces are counted and not those that are open: what closes one depends on classes and
-    // escapes.
+    // Counts all braces, not nested ones: what closes a brace depends on classes and escapes.
     glob.len() <= MAX_GLOB_BYTES
         && glob.bytes().filter(|byte| *byte == b'{').count() <= MAX_GLOB_BRACES
 }
 
-/// What to walk over.
+/// Options of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walk {
-    /// Go into directories below the first.
+    /// Descend into subdirectories.
     pub(crate) recursive: bool,
-    /// Visit what ignore files name, and `.git`.
+    /// Visit ignored files and `.git`.
     pub(crate) include_ignored: bool,
 }
 
@@ -63,13 +61,13 @@ pub(crate) struct Walk {
 pub(crate) enum WalkEnd {
     /// Everything was visited.
     Complete,
-    /// The visitor asked to stop.
+    /// The visitor stopped the walk.
     Stopped,
-    /// The tree is larger or deeper than one walk looks at.
+    /// The tree exceeds the limits of a walk.
     TooLarge,
 }
 
-/// What an entry is, without following symbolic links.
+/// The type of an entry, without following symbolic links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EntryKind {
     /// A regular file.
@@ -86,25 +84,25 @@ pub(crate) enum EntryKind {
 pub(crate) struct Entry<'a> {
     /// Path relative to the root of the workspace.
     pub(crate) path: &'a Path,
-    /// What it is.
+    /// Its type.
     pub(crate) kind: EntryKind,
     directory: BorrowedFd<'a>,
     name: &'a OsStr,
 }
 
 impl Entry<'_> {
-    /// Opens a regular file for reading; nothing when it is one no more, or may not be read.
+    /// Opens a regular file for reading; `None` if it is not one any more, or may not be read.
     pub(crate) fn open(&self) -> Option<File> {
         let flags =
             OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = Path::new(self.name);
         let file =
-            beneath(self.directory, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
+            open_beneath(self.directory, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
         let stat = rustix::fs::fstat(&file).ok()?;
         (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then(|| File::from(file))
     }
 
-    /// Size in bytes; 0 when it cannot be told.
+    /// Size in bytes; 0 if it is unknown.
     pub(crate) fn size(&self) -> u64 {
         rustix::fs::statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW)
             .ok()
@@ -119,7 +117,7 @@ struct Walker<'v> {
     options: Walk,
     visited: usize,
     too_large: bool,
-    /// What is not visited.
+    /// Files and directories that are not visited.
     hidden: Vec<Identity>,
     /// Rules of the directories from the root down to the current one.
     rules: Vec<Gitignore>,
@@ -150,7 +148,7 @@ impl Workspace {
         })
     }
 
-    /// Collects the rules of the directories above `base`, which hold below it too.
+    /// Collects the rules of the directories above `base`, which apply below it too.
     fn rules_above(&self, base: &RelativePath, rules: &mut Vec<Gitignore>) {
         let mut above = Vec::new();
         let mut current = base.clone();
@@ -225,16 +223,16 @@ impl Walker<'_> {
                 continue;
             }
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let opened = beneath(
+            let opened = open_beneath(
                 directory.as_fd(),
                 Path::new(name),
                 flags,
                 Mode::empty(),
                 ResolveFlags::NO_SYMLINKS,
             );
-            // A directory that vanished, became a link or may not be read has nothing to visit.
+            // A directory that was deleted, became a link or may not be read is skipped.
             if let Ok(child) = opened
-                && !Identity::of(&child).is_ok_and(|identity| self.hidden.contains(&identity))
+                && !Identity::from_handle(&child).is_ok_and(|identity| self.hidden.contains(&identity))
                 && let Ok(flow) = self.descend(&child, &path, depth + 1)
             {
                 flow?;
@@ -257,7 +255,7 @@ impl Walker<'_> {
             return true;
         }
         let path = Path::new("/").join(path);
-        // The rules of the deepest directory speak first.
+        // The rules of the deepest directory take precedence.
         for rules in self.rules.iter().rev() {
             match rules.matched(&path, kind == EntryKind::Directory) {
                 Match::Ignore(_) => return true,
@@ -270,13 +268,13 @@ impl Walker<'_> {
 }
 
 fn kind_of(directory: BorrowedFd<'_>, name: &OsStr, file_type: FileType) -> EntryKind {
-    let known = if file_type == FileType::Unknown {
+    let file_type = if file_type == FileType::Unknown {
         rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
             .map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
     } else {
         file_type
     };
-    match known {
+    match file_type {
         FileType::RegularFile => EntryKind::File,
         FileType::Directory => EntryKind::Directory,
         FileType::Symlink => EntryKind::Symlink,
@@ -284,13 +282,13 @@ fn kind_of(directory: BorrowedFd<'_>, name: &OsStr, file_type: FileType) -> Entr
     }
 }
 
-/// The rules written down in one directory. Lines that are no rule are skipped, as git does.
+/// Reads the rules of one directory. Invalid lines are skipped, as in git.
 fn read_rules(directory: &OwnedFd, path: &Path) -> Gitignore {
     let mut builder = GitignoreBuilder::new(Path::new("/").join(path));
     let mut rules = 0;
     for name in [".git/info/exclude", ".gitignore", ".ignore"] {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = beneath(
+        let opened = open_beneath(
             directory.as_fd(),
             Path::new(name),
             flags,
@@ -299,7 +297,7 @@ fn read_rules(directory: &OwnedFd, path: &Path) -> Gitignore {
         );
         let Ok(file) = opened else { continue };
         let mut text = Vec::new();
-        if File::from(file).take(MAX_IGNORE_FILE).read_to_end(&mut text).is_err() {
+        if File::from(file).take(MAX_IGNORE_FILE_BYTES).read_to_end(&mut text).is_err() {
             continue;
         }
         for line in String::from_utf8_lossy(&text).lines().filter(|line| is_bounded_glob(line)) {

@@ -212,7 +212,7 @@ async fn corrupt_file_is_omitted_and_storage_failure_is_transient() {
         .resolve(&ORG.to_string(), user_messages(vec![vec![file(&image)]]), true)
         .await;
     let failure = failed.expect_err("the storage fails");
-    assert_eq!((failure.class, failure.tries), (FailureClass::Transient, 1));
+    assert_eq!((failure.class, failure.attempts), (FailureClass::Transient, 1));
 }
 
 #[tokio::test]

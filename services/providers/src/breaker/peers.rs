@@ -9,7 +9,7 @@ use construct_bus::{
     subscribe,
 };
 use construct_proto::{
-    mesh::v1::{BreakerChanged, BreakerQuestion, BreakerRef, BreakersWanted},
+    mesh::v1::{BreakerChanged, BreakerQuery, BreakerRef, BreakersRequest},
     v1::{self, breaker},
 };
 use construct_runtime::Lifecycle;
@@ -55,7 +55,7 @@ pub(crate) async fn start(
         "breaker-questions",
         exchange.clone().answer_state_queries(lifecycle.draining()),
     );
-    if let Err(error) = bus.request_breakers(&BreakersWanted { instance: instance.to_owned() }).await {
+    if let Err(error) = bus.request_breakers(&BreakersRequest { instance: instance.to_owned() }).await {
         tracing::warn!(%error, "the other processes cannot be asked which breakers are open");
     }
     Ok(())
@@ -98,7 +98,7 @@ impl PeerExchange {
 
     async fn answer_snapshot_requests(
         self,
-        mut wanted: BoxStream<'static, BreakersWanted>,
+        mut wanted: BoxStream<'static, BreakersRequest>,
         draining: CancellationToken,
     ) {
         loop {
@@ -144,7 +144,7 @@ impl PeerExchange {
             let answered = self.bus.answer(
                 &BreakerState,
                 draining.clone(),
-                |question: BreakerQuestion| async move {
+                |question: BreakerQuery| async move {
                     Some(question.breaker.map_or_else(v1::Breaker::default, |breaker| {
                         breakers.status(&key_from_proto(breaker))
                     }))

@@ -72,9 +72,9 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
 
 /// Retries at once, so that tests with real connections don't wait.
 pub(crate) const NO_DELAY_POLICY: Policy =
-    Policy { tries: 3, initial_delay: Duration::ZERO, max_delay: Duration::from_secs(1) };
+    Policy { attempts: 3, initial_delay: Duration::ZERO, max_delay: Duration::from_secs(1) };
 const RETRY_POLICY: Policy =
-    Policy { tries: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
+    Policy { attempts: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
 
 /// Opens the same vendor for every provider.
 pub(crate) struct SingleVendor(pub(crate) Arc<dyn Vendor>);
@@ -120,7 +120,7 @@ pub(crate) fn routed<'a>(command: &ModelInvoke, cancel: &'a CancelSignal) -> Rou
         hedge_after: command
             .hedge_after
             .map(|after| Duration::try_from(after).expect("it is not negative")),
-        tries: command.tries,
+        attempts: command.max_attempts,
         lost_calls: 0,
         interrupts: Interrupts {
             cancel,

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use construct_bus::{subject::BreakerState, testing::NatsServer};
 use construct_proto::{
-    mesh::v1::{BreakerQuestion, BreakerRef, FailureClass},
+    mesh::v1::{BreakerQuery, BreakerRef, FailureClass},
     v1::breaker::State,
 };
 use construct_runtime::{Common, Context};
@@ -43,11 +43,11 @@ async fn each_key_is_checked_and_first_valid_one_lists_models() {
     assert_eq!(verdicts, [(1, false), (2, true)]);
     assert_eq!(checked.keys[0].error, "no such key: Bearer [api key]");
 
-    let question = VendorModelsQuestion { provider: Some(provider) };
+    let question = VendorModelsQuery { provider: Some(provider) };
     let listed = bus.ask(&ListVendorModels, &question, TEST_TIMEOUT).await.expect("it is served");
     assert_eq!(listed.models.len(), 2);
     let nobody = Provider::default();
-    let question = VendorModelsQuestion { provider: Some(nobody) };
+    let question = VendorModelsQuery { provider: Some(nobody) };
     let failed =
         bus.ask(&ListVendorModels, &question, TEST_TIMEOUT).await.expect("it is served").failure;
     assert_eq!(failed.map(|failure| failure.class()), Some(FailureClass::Configuration));
@@ -93,10 +93,10 @@ async fn breaker_state_reaches_running_and_new_processes() {
 
     let question =
         BreakerRef { provider_id: key.provider_id.clone(), vendor_model: key.vendor_model.clone() };
-    let question = BreakerQuestion { breaker: Some(question) };
+    let question = BreakerQuery { breaker: Some(question) };
     let answer = bus.ask(&BreakerState, &question, TEST_TIMEOUT).await.expect("it is served");
     assert_eq!((answer.state(), answer.failures), (State::Open, 5));
-    let other = BreakerQuestion { breaker: Some(BreakerRef::default()) };
+    let other = BreakerQuery { breaker: Some(BreakerRef::default()) };
     let answer = bus.ask(&BreakerState, &other, TEST_TIMEOUT).await.expect("it is served");
     assert_eq!(answer.state(), State::Closed);
 }

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     answer::estimate_tokens,
-    cancels::Cancel,
+    cancels::CancelSignal,
     failure::Failure,
     router::{CallEnd, Interrupts, RoutedCall, Sink},
     vendor::{Chunk, EmbedRequest, Request},
@@ -139,7 +139,7 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
             request: asked,
             targets,
             hedge_after,
-            tries: 0,
+            attempts: 0,
             lost_calls: 0,
             interrupts,
         };

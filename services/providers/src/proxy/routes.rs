@@ -143,8 +143,8 @@ impl RouteCache {
     }
 }
 
-fn route_from_proto(found: mesh::ModelFound, model: &str) -> Result<Route, Refusal> {
-    let mesh::ModelFound { provider: Some(provider), model: Some(target), fallbacks, hedge_after } =
+fn route_from_proto(found: mesh::ResolvedModel, model: &str) -> Result<Route, Refusal> {
+    let mesh::ResolvedModel { provider: Some(provider), model: Some(target), fallbacks, hedge_after } =
         found
     else {
         return Err(Refusal::new(Kind::NoModel, format!("there is no model `{model}`")));

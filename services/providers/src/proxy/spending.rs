@@ -217,8 +217,8 @@ impl Spending {
             token_budget_pico_usd: token.budget_pico_usd,
         };
         match self.bus.ask(&subject::Budgets, &question, RESERVE_TIMEOUT).await {
-            Ok(answer) if answer.refused.is_empty() => Ok(Ok(question.reservation_id)),
-            Ok(answer) => Ok(Err(answer.refused)),
+            Ok(answer) if answer.refusal.is_empty() => Ok(Ok(question.reservation_id)),
+            Ok(answer) => Ok(Err(answer.refusal)),
             Err(error) => {
                 if !matches!(error, request::Error::NoResponders) {
                     self.release_later(account.clone(), question.reservation_id);

@@ -203,7 +203,7 @@ async fn answer(
             } else {
                 "the budget of the test is exhausted".to_owned()
             };
-            async { Some(mesh::BudgetReserved { refused }) }
+            async { Some(mesh::BudgetReserved { refusal: refused }) }
         };
         budgets.answer(&subject::Budgets, draining, reserve).await.expect("the server is up");
     });
@@ -227,14 +227,14 @@ async fn answer(
     mesh.reserved.clear();
 }
 
-fn found(url: &str, prices: v1::Prices, model: &str) -> mesh::ModelFound {
+fn found(url: &str, prices: v1::Prices, model: &str) -> mesh::ResolvedModel {
     let Some(wire) = Wire::ALL.into_iter().find(|wire| name(*wire) == model) else {
-        return mesh::ModelFound::default();
+        return mesh::ResolvedModel::default();
     };
     let id = format!("provider_{model}");
     // Only Bedrock reads it: a loopback address contains no region.
     let region = if wire == Wire::Bedrock { "/?region=us-east-1" } else { "" };
-    mesh::ModelFound {
+    mesh::ResolvedModel {
         provider: Some(mesh::Provider {
             r#type: wire.provider().into(),
             base_url: format!("{url}{region}"),
@@ -255,6 +255,6 @@ fn found(url: &str, prices: v1::Prices, model: &str) -> mesh::ModelFound {
             prices: Some(prices),
             tool_calling: None,
         }),
-        ..mesh::ModelFound::default()
+        ..mesh::ResolvedModel::default()
     }
 }

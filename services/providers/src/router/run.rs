@@ -56,7 +56,7 @@ enum TargetEnd {
 
 impl<'a> Run<'a> {
     pub(super) fn new(router: &'a Router, call: RoutedCall<'a>, sink: &'a mut dyn Sink) -> Self {
-        let calls_left = router.max_calls(call.tries);
+        let calls_left = router.max_calls(call.attempts);
         Self {
             router,
             call,
@@ -144,7 +144,7 @@ impl<'a> Run<'a> {
         let count = failures.len();
         let at = failures.iter().position(|(_, failure)| failure.is_retryable()).unwrap_or(0);
         let (_, mut failure) = failures.swap_remove(at);
-        failure.tries = self.calls_made;
+        failure.attempts = self.calls_made;
         if count > 1 {
             failure.message = message;
         }
@@ -161,7 +161,7 @@ impl<'a> Run<'a> {
             self.router.policy.limited_to((self.calls_left + lost).saturating_sub(behind).max(1));
         let is_last = at + 1 >= self.call.targets.len();
         // Attempts continue where the lost worker stopped, with at least one.
-        let mut failed = lost.min(policy.tries.saturating_sub(1));
+        let mut failed = lost.min(policy.attempts.saturating_sub(1));
         let mut tried: Vec<KeyId> = Vec::new();
         // The vendor's failure with the last of the tried keys.
         let mut vendor_failure = None;
@@ -197,14 +197,14 @@ impl<'a> Run<'a> {
                 }
                 Err(StartError { failure, unopenable_key: Some(key) }) => (failure, key, true),
                 Err(StartError { mut failure, unopenable_key: None }) => {
-                    failure.tries = self.calls_made;
+                    failure.attempts = self.calls_made;
                     return TargetEnd::Failed(failure);
                 }
             };
             // Also when nothing follows here: the visible part of this answer never becomes a
             // message.
             if asked && !self.sink.discard(&failure).await {
-                failure.tries = self.calls_made;
+                failure.attempts = self.calls_made;
                 return TargetEnd::Call(CallEnd::Failed(failure));
             }
             if blames_key {
@@ -233,7 +233,7 @@ impl<'a> Run<'a> {
                 }
             }
             failed += 1;
-            failure.tries = self.calls_made;
+            failure.attempts = self.calls_made;
             let pause =
                 policy.delay(failed, &failure, self.time_left(), clock::now(), fastrand::f64());
             let Some(pause) = pause.filter(|_| self.calls_left > 0) else {
@@ -451,9 +451,9 @@ impl Chunk {
 }
 
 /// Sets the number of calls made in a failure.
-fn with_tries(mut ended: CallEnd, tries: u32) -> CallEnd {
+fn with_tries(mut ended: CallEnd, attempts: u32) -> CallEnd {
     if let CallEnd::Failed(failure) = &mut ended {
-        failure.tries = tries;
+        failure.attempts = attempts;
     }
     ended
 }

@@ -27,7 +27,7 @@ use crate::{
 };
 
 const RETRY_POLICY: Policy =
-    Policy { tries: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
+    Policy { attempts: 3, initial_delay: Duration::from_secs(1), max_delay: Duration::from_secs(10) };
 const SECOND: Duration = Duration::from_secs(1);
 
 /// What a vendor does when it is called.
@@ -237,7 +237,7 @@ async fn retryable_failure_is_reported_when_no_model_answered() {
     let router = router(Arc::new(vendors), RETRY_POLICY);
     let failure = failed(run_call(&router, &command_for_a(&[("b", 100)])).await.0);
     assert_eq!(
-        (failure.class, failure.tries),
+        (failure.class, failure.attempts),
         (FailureClass::Overloaded, 4),
         "those of all models count"
     );
@@ -264,16 +264,16 @@ async fn answer_takes_at_most_five_calls_over_models_and_commands() {
     {
         let (mut command, vendors) = command_with_fallbacks(others);
         let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
-        command.tries = 5;
+        command.max_attempts = 5;
         let failure = failed(run_call(&router, &command).await.0);
         // With two models, the last call is left for the second one, which has three attempts.
         let called = if others == 1 { "aaabb" } else { called };
         assert_eq!(vendors.called_providers().concat(), called, "{others} others");
-        assert_eq!(failure.tries as usize, called.len(), "{others} others");
+        assert_eq!(failure.attempts as usize, called.len(), "{others} others");
         // The reconciler retries with the remaining calls.
-        let left = 5 - failure.tries;
+        let left = 5 - failure.attempts;
         if left > 0 {
-            command.tries = left;
+            command.max_attempts = left;
             run_call(&router, &command).await;
         }
         assert_eq!(vendors.called_providers().len(), 5, "{others} others");
@@ -293,7 +293,7 @@ async fn lost_calls_count_as_calls_of_the_first_model() {
         (4, 2, "abc"),
     ] {
         let (mut command, vendors) = command_with_fallbacks(others);
-        command.tries = 5 - lost;
+        command.max_attempts = 5 - lost;
         let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
         let (cancel, progress_log) = (CancelSignal::default(), RecordingProgress::default());
         let (mut progress, call) =
@@ -307,7 +307,7 @@ async fn lost_calls_count_as_calls_of_the_first_model() {
 async fn calls_without_a_count_are_limited() {
     let (command, vendors) = command_with_fallbacks(8);
     let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
-    assert_eq!(command.tries, 0);
+    assert_eq!(command.max_attempts, 0);
     run_call(&router, &command).await;
     assert_eq!(vendors.called_providers().len(), 5);
 }
@@ -317,11 +317,11 @@ async fn hedge_counts_as_a_call() {
     let (mut command, _) = command_with_fallbacks(1);
     command.hedge_after = Some(prost_types::Duration { seconds: 1, nanos: 0 });
     let slow = || vec![Behavior::AnswerAfter(3 * SECOND, "slow"), Behavior::Fail(down())];
-    for (tries, called) in [(1, "a"), (2, "ab")] {
+    for (attempts, called) in [(1, "a"), (2, "ab")] {
         let vendors = FakeVendors::new([("a", slow()), ("b", slow())]);
-        command.tries = tries;
+        command.max_attempts = attempts;
         run_call(&router(Arc::new(vendors.clone()), RETRY_POLICY), &command).await;
-        assert_eq!(vendors.called_providers().concat(), called, "{tries}");
+        assert_eq!(vendors.called_providers().concat(), called, "{attempts}");
     }
 }
 
@@ -332,18 +332,18 @@ async fn fifth_failure_opens_the_breaker_and_cooldown_allows_a_probe() {
     let vendors = FakeVendors::new([("a", does)]);
     let router = router(Arc::new(vendors.clone()), RETRY_POLICY);
     let first = failed(run_call(&router, &command_for_a(&[])).await.0);
-    assert_eq!((first.class, first.tries), (FailureClass::Transient, 3));
+    assert_eq!((first.class, first.attempts), (FailureClass::Transient, 3));
     let second = failed(run_call(&router, &command_for_a(&[])).await.0);
     assert_eq!(
-        (second.class, second.tries),
+        (second.class, second.attempts),
         (FailureClass::Overloaded, 2),
-        "the breaker opened between its tries"
+        "the breaker opened between its attempts"
     );
     assert_eq!(vendors.called_providers().len(), 5);
 
     let begun = Instant::now();
     let refused = failed(run_call(&router, &command_for_a(&[])).await.0);
-    assert_eq!((refused.class, refused.tries), (FailureClass::Overloaded, 0), "it costs no try");
+    assert_eq!((refused.class, refused.attempts), (FailureClass::Overloaded, 0), "it costs no try");
     assert!(refused.requested_delay(Timestamp::now()).is_some_and(|wait| wait <= 10 * SECOND));
     assert_eq!(
         (begun.elapsed(), vendors.called_providers().len()),
@@ -357,7 +357,7 @@ async fn fifth_failure_opens_the_breaker_and_cooldown_allows_a_probe() {
     sleep(SECOND).await;
     let meanwhile = failed(run_call(&router, &command_for_a(&[])).await.0);
     assert_eq!(
-        (meanwhile.tries, vendors.called_providers().len()),
+        (meanwhile.attempts, vendors.called_providers().len()),
         (0, 6),
         "one probe and no more"
     );
@@ -372,7 +372,7 @@ async fn healthy_refusals_do_not_open_the_breaker() {
         [FailureClass::Authentication, FailureClass::InvalidRequest, FailureClass::RateLimited]
     {
         let vendors = FakeVendors::new([("a", vec![Behavior::Fail(refusal(class))])]);
-        let router = router(Arc::new(vendors.clone()), Policy { tries: 1, ..RETRY_POLICY });
+        let router = router(Arc::new(vendors.clone()), Policy { attempts: 1, ..RETRY_POLICY });
         for calls in 1..=8 {
             run_call(&router, &command_for_a(&[])).await;
             assert_eq!(vendors.called_providers().len(), calls, "{class:?}");
@@ -497,7 +497,7 @@ async fn failure_is_final_when_every_key_is_refused() {
     provider.api_key = Some(seal("a", "sk-one"));
     provider.additional_api_keys = vec![seal("a", "sk-two-longer")];
     let failure = failed(run_call(&router, &command).await.0);
-    assert_eq!((failure.class, failure.tries), (FailureClass::Authentication, 1));
+    assert_eq!((failure.class, failure.attempts), (FailureClass::Authentication, 1));
     assert_eq!(vendors.keys(), ["sk-one", "sk-two-longer"]);
 }
 
@@ -524,7 +524,7 @@ async fn unopenable_key_is_replaced_by_the_next_at_once() {
     // As the only key it ends the call with the reason.
     command.provider.as_mut().expect("set").additional_api_keys.clear();
     let failure = failed(run_call(&router, &command).await.0);
-    assert_eq!((failure.class, failure.tries), (FailureClass::Configuration, 0));
+    assert_eq!((failure.class, failure.attempts), (FailureClass::Configuration, 0));
     assert!(failure.message.contains("`retired`"), "{failure}");
 }
 
@@ -570,7 +570,7 @@ async fn delays_are_drawn_from_the_upper_half_of_a_doubling_bound() {
     for _ in 0..200 {
         let vendors =
             FakeVendors::new([("a", vec![Behavior::Fail(refusal(FailureClass::RateLimited))])]);
-        let router = router(Arc::new(vendors), Policy { tries: 2, ..RETRY_POLICY });
+        let router = router(Arc::new(vendors), Policy { attempts: 2, ..RETRY_POLICY });
         let begun = Instant::now();
         run_call(&router, &command_for_a(&[])).await;
         assert!((SECOND / 2..=SECOND).contains(&begun.elapsed()), "{:?}", begun.elapsed());
@@ -613,7 +613,7 @@ async fn committed_answer_is_not_retried() {
     let cancel = CancelSignal::default();
     let mut sink = CommittedSink::default();
     let outcome = router.call(routed(&command_for_a(&[("b", 100)]), &cancel), &mut sink).await;
-    assert!(matches!(outcome.end, CallEnd::Failed(failure) if failure.tries == 2));
+    assert!(matches!(outcome.end, CallEnd::Failed(failure) if failure.attempts == 2));
     assert_eq!((vendors.called_providers().len(), outcome.model_id.as_str()), (2, "model_a"));
 }
 

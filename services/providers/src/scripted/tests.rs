@@ -54,7 +54,7 @@ async fn transcript_selects_the_turn() {
     let scripted =
         scripted(r#"[{"text": "first", "code": "a\"\n"}, {"code": ["b", "c"]}, {"text": "last"}]"#);
     let mut messages = vec![user("go")];
-    for expected in ["first>a\"\n", ">b>c", "last", "You state: go"] {
+    for expected in ["first>a\"\n", ">b>c", "last", "You said: go"] {
         let request = request(messages.clone());
         for _ in 0..2 {
             assert_eq!(
@@ -111,7 +111,7 @@ async fn summary_comes_from_the_script_and_may_fail() {
     let state = summary(vec![user("user: It rains.\n\nassistant: It does.")]);
     assert_eq!(
         play(&scripted("[]"), &state).await.as_deref(),
-        Ok("# Goal\n# Facts\nThey state 36 characters.\n# Done\n# Open\n")
+        Ok("# Goal\n# Facts\nThey said 36 characters.\n# Done\n# Open\n")
     );
     let rain = scripted(
         r#"{"summary": {"text": "They talked."}, "conversations": [
@@ -147,7 +147,7 @@ async fn texts_may_use_variables() {
 #[tokio::test]
 async fn user_text_is_not_expanded_as_template() {
     let echoed = play(&scripted(""), &request(vec![user("{{model}}")])).await;
-    assert_eq!(echoed.as_deref(), Ok("You state: { {model}}"));
+    assert_eq!(echoed.as_deref(), Ok("You said: { {model}}"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use construct_bus::{subject::CountTokens, testing::NatsServer};
-use construct_proto::mesh::v1::{FailureClass, ModelInvoke, TokenQuestion};
+use construct_proto::mesh::v1::{FailureClass, ModelInvoke, TokenCountQuery};
 use construct_runtime::{Common, Context};
 use construct_tests::vendor::{Reply, VendorServer};
 
@@ -108,7 +108,7 @@ async fn count_query_over_nats_is_answered() {
     // A count needs no step.
     let call = ModelInvoke { step: None, ..call(Wire::Anthropic, &server, &[KEY]) };
     let ask =
-        async |call| bus.ask(&CountTokens, &TokenQuestion { call: Some(call) }, TEST_TIMEOUT).await;
+        async |call| bus.ask(&CountTokens, &TokenCountQuery { call: Some(call) }, TEST_TIMEOUT).await;
     let counted = until("an answer", async || ask(call.clone()).await).await;
     assert_eq!((counted.input_tokens, counted.exact, counted.failure), (42, true, None));
     let nobody = ask(ModelInvoke { model: None, ..call }).await.expect("it is served");

@@ -90,7 +90,7 @@ async fn embed(
         request: Arc::new(request),
         targets,
         hedge_after: None,
-        tries: 0,
+        attempts: 0,
         lost_calls: 0,
         interrupts,
     };
@@ -203,7 +203,7 @@ async fn embedding_errors_have_the_classes_of_answer_errors() {
             let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
             let CallEnd::Failed(failure) = routed.end else { panic!("{wire:?}: {routed:?}") };
             assert_eq!(
-                (failure.class, failure.http_status, failure.tries),
+                (failure.class, failure.http_status, failure.attempts),
                 (class, status, calls),
                 "{wire:?}"
             );

@@ -145,9 +145,9 @@ fn class(result: &StepResult) -> FailureClass {
     }
 }
 
-fn tries(outcome: &step_result::Outcome) -> u32 {
+fn attempts(outcome: &step_result::Outcome) -> u32 {
     match outcome {
-        step_result::Outcome::Failed(failure) => failure.tries,
+        step_result::Outcome::Failed(failure) => failure.attempts,
         other => panic!("not failed: {other:?}"),
     }
 }
@@ -370,7 +370,7 @@ async fn command_delivered_too_often_fails() {
     assert_eq!(worker.execute(&command, MAX_DELIVERIES - 1).await.0, None);
     let last = worker.execute(&command, MAX_DELIVERIES).await.0.expect("not handed back");
     assert!(
-        matches!(&last.outcome, Some(step_result::Outcome::Failed(failure)) if failure.tries == MAX_DELIVERIES - 1),
+        matches!(&last.outcome, Some(step_result::Outcome::Failed(failure)) if failure.attempts == MAX_DELIVERIES - 1),
         "it counts as no call of its own: {last:?}"
     );
     assert_eq!(class(&last), FailureClass::Transient);
@@ -390,10 +390,10 @@ async fn redelivered_command_does_not_regain_its_attempts() {
     };
     // Each is a command for another provider, whose first attempts fail this many times.
     let mut provider = 0;
-    let mut failing = |times: u32, tries: u32| {
+    let mut failing = |times: u32, attempts: u32| {
         let fault = format!(r#", "fault": {{"class": "rate_limited", "times": {times}}}"#);
         let script = format!(r#"[{{"text": "x"{}}}]"#, if times > 0 { &fault } else { "" });
-        let mut command = ModelInvoke { tries, ..mesh.command(&script) };
+        let mut command = ModelInvoke { max_attempts: attempts, ..mesh.command(&script) };
         provider += 1;
         if let Some(named) = &mut command.provider {
             named.id = format!("provider_{provider}");
@@ -405,16 +405,16 @@ async fn redelivered_command_does_not_regain_its_attempts() {
     };
     // What is left of three attempts at a model and five of an answer: each earlier delivery counts
     // as an attempt.
-    for (tries, delivery, left) in
+    for (attempts, delivery, left) in
         [(5, 1, 3), (5, 2, 2), (5, 3, 1), (5, 5, 1), (0, 2, 2), (2, 1, 2), (2, 2, 1)]
     {
-        let case = format!("{tries} tries, delivery {delivery}");
-        let outcome = answer(&failing(left, tries), delivery).await;
+        let case = format!("{attempts} attempts, delivery {delivery}");
+        let outcome = answer(&failing(left, attempts), delivery).await;
         let Some(step_result::Outcome::Failed(failure)) = outcome else {
             panic!("{case}: {outcome:?}")
         };
-        assert_eq!(failure.tries, left + delivery - 1, "{case}: the failure says how many count");
-        let outcome = answer(&failing(left - 1, tries), delivery).await;
+        assert_eq!(failure.attempts, left + delivery - 1, "{case}: the failure says how many count");
+        let outcome = answer(&failing(left - 1, attempts), delivery).await;
         assert!(
             matches!(outcome, Some(step_result::Outcome::ModelCompleted(_))),
             "{case}: {outcome:?}"
@@ -423,12 +423,12 @@ async fn redelivered_command_does_not_regain_its_attempts() {
     // None is left: no vendor is called, and the answer fails.
     let outcome = answer(&failing(0, 2), 3).await;
     let Some(step_result::Outcome::Failed(failure)) = outcome else { panic!("{outcome:?}") };
-    assert_eq!((failure.class(), failure.tries), (FailureClass::Transient, 2));
+    assert_eq!((failure.class(), failure.attempts), (FailureClass::Transient, 2));
     assert!(failure.message.contains("of the 2 calls"), "{}", failure.message);
     // A delivery that would leave none to the next one is not handed back, and does not count
     // itself.
     context.lifecycle().stop("the test stops it");
-    assert_eq!(answer(&failing(1, 2), 2).await.map(|outcome| tries(&outcome)), Some(1));
+    assert_eq!(answer(&failing(1, 2), 2).await.map(|outcome| attempts(&outcome)), Some(1));
 }
 
 #[tokio::test]

@@ -209,7 +209,7 @@ async fn stopping_gateway_finishes_calls_and_sends_goaway() {
             async move {
                 sender.send(()).await.expect("the test receives it");
                 may_answer.notified().await;
-                Some(mesh::ProviderChecked {
+                Some(mesh::ProviderCheckResult {
                     keys: vec![v1::KeyCheck { accepted: true, ..v1::KeyCheck::default() }],
                 })
             }

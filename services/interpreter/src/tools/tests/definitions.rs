@@ -46,7 +46,7 @@ pub(super) fn accept(output: &Output, value: &Value) -> Result<(), String> {
 }
 
 #[test]
-fn the_page_about_the_tools_is_current() {
+fn tools_page_matches_definitions() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tools.md");
     let generated = documentation();
     if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -57,7 +57,7 @@ fn the_page_about_the_tools_is_current() {
     assert!(
         committed == generated,
         "docs/tools.md does not say what the definitions say, first at line {}. To write it anew: UPDATE_DOCS=1 cargo test \
-         -p construct-interpreter the_page_about_the_tools_is_current",
+         -p construct-interpreter tools_page_matches_definitions",
         differs.unwrap_or_else(|| committed.lines().count().min(generated.lines().count())) + 1
     );
 }

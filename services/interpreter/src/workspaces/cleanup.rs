@@ -1,7 +1,7 @@
-//! Removing the directories of tasks that are gone.
+//! Removes the directories of deleted tasks.
 //!
-//! Nothing is remembered and nothing needs to be heard: what is there is held against the tasks
-//! there are, again and again.
+//! It needs no state and no events: it periodically compares the existing directories with the
+//! existing tasks.
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -15,71 +15,70 @@ use construct_proto::mesh::v1::TaskCensus;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, chmod, openat};
 use tokio_util::sync::CancellationToken;
 
-use super::{Places, Workspaces};
+use super::{AllowedDirectories, Workspaces};
 use crate::blocking::blocking;
 
-/// How often it is looked.
-const INTERVAL: Duration = Duration::from_secs(600);
-/// How deep a workspace is followed to change rights in it: each level keeps a file open.
-const DEEPEST: u32 = 128;
-/// How long an answer may take.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How often the directories are checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(600);
+/// Maximum depth to which permissions in a workspace are changed; each level keeps a file open.
+const MAX_DEPTH: u32 = 128;
+/// Time limit for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why not everything could be removed.
+/// The reason why not everything was removed.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("nobody says which tasks there are")]
+    #[error("failed to ask which tasks exist")]
     Ask(#[source] request::Error),
-    #[error("the directories cannot be read")]
+    #[error("failed to read the directories")]
     List(#[source] std::io::Error),
 }
 
 impl Workspaces {
-    /// Removes the directories of tasks that are gone, until `stop`.
-    pub(crate) async fn remove_gone(&self, bus: Bus, stop: CancellationToken) {
+    /// Removes the directories of deleted tasks, until `stop`.
+    pub(crate) async fn remove_deleted(&self, bus: Bus, stop: CancellationToken) {
         loop {
-            match self.remove_gone_once(&bus).await {
+            match self.remove_deleted_once(&bus).await {
                 Ok(0) => {}
-                Ok(removed) => tracing::info!(removed, "workspaces of deleted tasks were removed"),
+                Ok(removed) => tracing::info!(removed, "removed workspaces of deleted tasks"),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(
                         error,
-                        "workspaces of deleted tasks could not be removed; it is tried again later"
+                        "failed to remove workspaces of deleted tasks; retrying later"
                     );
                 }
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(INTERVAL) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
         }
     }
 
-    async fn remove_gone_once(&self, bus: &Bus) -> Result<usize, Error> {
-        let places = Arc::clone(&self.places);
-        let tasks = blocking(move || places.tasks())
+    async fn remove_deleted_once(&self, bus: &Bus) -> Result<usize, Error> {
+        let directories = Arc::clone(&self.directories);
+        let tasks = blocking(move || directories.tasks())
             .await
             .unwrap_or_else(|| Ok(Vec::new()))
             .map_err(Error::List)?;
         let mut removed = 0;
-        for asked in tasks.chunks(subject::MAX_CENSUS_TASKS) {
-            let census = TaskCensus { task_ids: asked.iter().map(ToString::to_string).collect() };
-            let answer = bus.ask(&subject::Census, &census, ANSWER).await.map_err(Error::Ask)?;
-            // Only what was asked about: an answer is not to be trusted with the name of a
-            // directory.
-            let gone = answer
+        for candidates in tasks.chunks(subject::MAX_CENSUS_TASKS) {
+            let census = TaskCensus { task_ids: candidates.iter().map(ToString::to_string).collect() };
+            let answer = bus.ask(&subject::Census, &census, ANSWER_TIMEOUT).await.map_err(Error::Ask)?;
+            // Only tasks from the request: an answer is not trusted with directory names.
+            let deleted = answer
                 .task_ids
                 .iter()
                 .filter_map(|id| id.parse().ok())
-                .filter(|task| asked.contains(task));
-            for task in gone {
-                let places = Arc::clone(&self.places);
-                match blocking(move || places.remove(task)).await {
+                .filter(|task| candidates.contains(task));
+            for task in deleted {
+                let directories = Arc::clone(&self.directories);
+                match blocking(move || directories.remove(task)).await {
                     Some(Ok(())) => removed += 1,
-                    // A command of it may still be at its end.
+                    // A command of the task may still be ending.
                     Some(Err(error)) => {
-                        tracing::warn!(%task, %error, "a workspace could not be removed yet")
+                        tracing::warn!(%task, %error, "failed to remove a workspace; retrying later")
                     }
                     None => {}
                 }
@@ -89,8 +88,8 @@ impl Workspaces {
     }
 }
 
-impl Places {
-    /// The tasks that have a directory of their own.
+impl AllowedDirectories {
+    /// The tasks that have their own directory.
     fn tasks(&self) -> std::io::Result<Vec<TaskId>> {
         let mut tasks = Vec::new();
         for entry in std::fs::read_dir(&self.own)? {
@@ -101,10 +100,10 @@ impl Places {
 
     fn remove(&self, task: TaskId) -> std::io::Result<()> {
         let directory = self.own.join(task.to_string());
-        // Follows no symbolic link, also none that appears meanwhile.
+        // Follows no symbolic link, not even a new one.
         match std::fs::remove_dir_all(&directory) {
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                open_up(CWD, &directory, DEEPEST)?;
+                restore_permissions(CWD, &directory, MAX_DEPTH)?;
                 std::fs::remove_dir_all(&directory)
             }
             done => done,
@@ -112,12 +111,12 @@ impl Places {
     }
 }
 
-/// Makes a directory and all in it such that their owner can empty them. Commands may have taken
-/// that right away.
-fn open_up(parent: impl AsFd, path: impl rustix::path::Arg, depth: u32) -> std::io::Result<()> {
+/// Gives the owner permission to empty a directory and everything in it. Commands may have removed
+/// that permission.
+fn restore_permissions(parent: impl AsFd, path: impl rustix::path::Arg, depth: u32) -> std::io::Result<()> {
     let directory =
         openat(parent, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
-    // By its descriptor, so that no symbolic link is followed that takes its place.
+    // By its descriptor, so that no symbolic link is followed that replaces it.
     chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), Mode::RWXU)?;
     let directory = openat(&directory, ".", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
     for entry in Dir::read_from(&directory)? {
@@ -127,7 +126,7 @@ fn open_up(parent: impl AsFd, path: impl rustix::path::Arg, depth: u32) -> std::
             let depth = depth
                 .checked_sub(1)
                 .ok_or_else(|| std::io::Error::other("it is nested too deeply"))?;
-            open_up(&directory, name, depth)?;
+            restore_permissions(&directory, name, depth)?;
         }
     }
     Ok(())
@@ -138,7 +137,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use construct_bus::testing::NatsServer;
-    use construct_proto::mesh::v1::TasksGone;
+    use construct_proto::mesh::v1::DeletedTasks;
     use uuid::Uuid;
 
     use super::*;
@@ -148,7 +147,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn directories_of_tasks_that_are_gone_are_removed_and_no_others() {
+    async fn only_directories_of_deleted_tasks_are_removed() {
         let nats = NatsServer::start().await;
         let bus = nats.bus().await;
         let folder = tempfile::tempdir().expect("a folder");
@@ -171,10 +170,10 @@ mod tests {
         std::fs::write(outside.join("kept"), "").expect("written");
 
         assert!(
-            matches!(workspaces.remove_gone_once(&bus).await, Err(Error::Ask(_))),
-            "nobody is there"
+            matches!(workspaces.remove_deleted_once(&bus).await, Err(Error::Ask(_))),
+            "there is no reconciler"
         );
-        // It answers about a task that nobody asked about as well.
+        // The answer also contains a task that was not asked about.
         let answer = vec![
             tasks[0].to_string(),
             tasks[2].to_string(),
@@ -184,12 +183,12 @@ mod tests {
         let (answering, stop) = (bus.clone(), CancellationToken::new());
         let stopped = stop.clone();
         let answering = tokio::spawn(async move {
-            let answer = |_| std::future::ready(Some(TasksGone { task_ids: answer.clone() }));
+            let answer = |_| std::future::ready(Some(DeletedTasks { task_ids: answer.clone() }));
             answering.answer(&subject::Census, stopped, answer).await
         });
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         let removed = loop {
-            match workspaces.remove_gone_once(&bus).await {
+            match workspaces.remove_deleted_once(&bus).await {
                 Ok(removed) => break removed,
                 Err(error) => assert!(std::time::Instant::now() < deadline, "{error:?}"),
             }
@@ -198,13 +197,13 @@ mod tests {
         let is_there = tasks.map(|task| own.join(task.to_string()).exists());
         assert_eq!(is_there, [false, true, false]);
         assert!(own.join("no-task").exists() && outside.join("kept").exists());
-        assert_eq!(workspaces.remove_gone_once(&bus).await.expect("asked"), 0);
+        assert_eq!(workspaces.remove_deleted_once(&bus).await.expect("answered"), 0);
         stop.cancel();
         answering.await.expect("it ends").expect("it answered");
     }
 
     #[test]
-    fn directories_that_were_closed_are_opened_up_and_nothing_outside_is() {
+    fn permissions_are_restored_only_inside_the_workspace() {
         let folder = tempfile::tempdir().expect("a folder");
         let (own, outside) = (folder.path().join("own"), folder.path().join("outside"));
         let (deep, closed) = (own.join("a/b"), std::fs::Permissions::from_mode(0o000));
@@ -215,11 +214,11 @@ mod tests {
         for directory in [&deep, &own.join("a"), &outside] {
             std::fs::set_permissions(directory, closed.clone()).expect("set");
         }
-        open_up(CWD, &own, DEEPEST).expect("opened");
+        restore_permissions(CWD, &own, MAX_DEPTH).expect("opened");
         let mode =
             |directory| std::fs::metadata(directory).expect("read").permissions().mode() & 0o777;
         assert_eq!((mode(&own.join("a")), mode(&deep), mode(&outside)), (0o700, 0o700, 0o000));
-        assert!(open_up(CWD, &own, 1).is_err(), "it is deeper than that");
+        assert!(restore_permissions(CWD, &own, 1).is_err(), "it is deeper than that");
         std::fs::remove_dir_all(&own).expect("removed");
     }
 }

@@ -1,4 +1,4 @@
-//! What is told of a call when it is made.
+//! The event that a call was made.
 
 use construct_proto::v1;
 use serde_json::Value;
@@ -9,9 +9,9 @@ use crate::{
     tools::{self, Toolbox},
 };
 
-/// The arguments of a call in their canonical form, as JSON, in the order of the tool's parameters:
-/// who reads a clipped one sees what the call is about before what it writes. Where they do not fit
-/// the tool the call fails, and they are as the script gave them; so are those of an import.
+/// The arguments of a call in their canonical form, as JSON, in the order of the tool's parameters,
+/// so that a truncated text shows the target of a call before the content. If they do not fit the
+/// tool, the call fails and they are shown as the script gave them; so are those of an import.
 pub(super) fn arguments(call: &HostCall, toolbox: &Toolbox) -> String {
     match (toolbox.canonical(&call.name, &call.args), tools::definition(&call.name)) {
         (Ok(Value::Object(mut canonical)), Some(tool)) => {
@@ -25,8 +25,8 @@ pub(super) fn arguments(call: &HostCall, toolbox: &Toolbox) -> String {
     }
 }
 
-/// A call with what its tool's definition says of it. An import is told as what it is judged as:
-/// the reading of a file.
+/// A call with the effect and permission of its tool. An import has those of reading a file, as for
+/// policies.
 pub(super) fn event(
     step_id: &str,
     script_id: &str,
@@ -57,10 +57,10 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_told_with_the_classes_that_the_page_about_the_tools_names() {
+    fn event_has_effect_and_permission_of_the_tools_page() {
         let page = include_str!("../../../../docs/tools.md");
         let rows = page.lines().filter(|line| line.starts_with("| [`"));
-        let mut told = 0;
+        let mut count = 0;
         for row in rows {
             let cells: Vec<&str> =
                 row.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
@@ -72,19 +72,19 @@ mod tests {
                 (event.name.as_str(), event.number, event.arguments.as_str()),
                 (name, 7, "{}")
             );
-            told += 1;
+            count += 1;
         }
-        assert_eq!(told, tools::definitions().len());
+        assert_eq!(count, tools::definitions().len());
         let module = event("step", "script", &call(IMPORT, json!({"path": "a.ts"})), "");
         assert_eq!((module.effect.as_str(), module.permission.as_str()), ("read", "files.read"));
     }
 
     #[test]
-    fn arguments_are_told_in_the_form_in_which_they_are_judged() {
+    fn published_arguments_are_canonical() {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
         let absolute = toolbox.workspace().root().join("a").display().to_string();
-        for (name, args, told) in [
+        for (name, args, expected) in [
             (
                 "create_file",
                 json!({"path": "./b/../a", "content": "x"}),
@@ -95,11 +95,11 @@ mod tests {
                 json!({"content": "x", "path": absolute}),
                 r#"{"path":"a","content":"x"}"#,
             ),
-            // They do not fit, and the call will say so.
+            // They do not fit, and the call will fail.
             ("create_file", json!({"path": "./a"}), r#"{"path":"./a"}"#),
             (IMPORT, json!({"path": "./lib"}), r#"{"path":"./lib"}"#),
         ] {
-            assert_eq!(arguments(&call(name, args), &toolbox), told);
+            assert_eq!(arguments(&call(name, args), &toolbox), expected);
         }
     }
 }
