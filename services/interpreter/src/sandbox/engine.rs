@@ -37,7 +37,8 @@ const INTERRUPT_GRACE: Duration = Duration::from_millis(250);
 
 /// Maximum CPU time of a run whose instance keeps its pages for the next run. In a debug build the
 /// host's part of the same run takes several times as long.
-const MAX_WARM_RUN_CPU: Duration = Duration::from_millis(if cfg!(debug_assertions) { 8 } else { 1 });
+const MAX_WARM_RUN_CPU: Duration =
+    Duration::from_millis(if cfg!(debug_assertions) { 8 } else { 1 });
 
 /// The configuration of an [`Engine`].
 #[derive(Debug, Clone, PartialEq)]

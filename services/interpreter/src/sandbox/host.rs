@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use serde::Serialize;
 
-/// What a run can reach. One host serves one run.
+/// The host of a run: everything the run can reach. One host serves one run.
 ///
 /// A run is deterministic. Everything that differs between two executions of the same script comes
 /// through these functions, in an order that depends only on their earlier answers. So a host that

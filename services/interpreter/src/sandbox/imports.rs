@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use serde::Deserialize;
 use wasmtime::{Caller, Error, Linker, Memory, ResourceLimiter, Result};
 
-use super::drive::{Answer, GuestRequest, Bridge, ask, lock};
+use super::drive::{Answer, Bridge, GuestRequest, ask, lock};
 use super::host::{HostCall, IMPORT};
 use super::limits::{ARGUMENTS_EXCEEDED, Limits, VALUES_EXCEEDED};
 use super::outcome::{Limit, Outcome, Status, Value};
@@ -150,12 +150,14 @@ impl State {
             3 => match (ThrownError::parse(&text), self.oversized) {
                 (Ok(thrown), _) => thrown.into(),
                 (Err(_), Some(size)) => {
-                    ThrownError::without_description(&format!("its details are {size} bytes")).into()
+                    ThrownError::without_description(&format!("its details are {size} bytes"))
+                        .into()
                 }
                 (Err(error), None) => ThrownError::without_description(&error.to_string()).into(),
             },
             4 | 5 => {
-                let stack = ThrownError::parse(&text).map(|thrown| thrown.stack).unwrap_or_default();
+                let stack =
+                    ThrownError::parse(&text).map(|thrown| thrown.stack).unwrap_or_default();
                 match kind {
                     4 => self.exceeded(Limit::Memory, stack),
                     _ => {
