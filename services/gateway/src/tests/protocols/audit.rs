@@ -315,8 +315,8 @@ async fn organization_reads_only_its_own_audit_entries() {
     }
     let unauthenticated =
         v1::AuditFilter { outcome: "UNAUTHENTICATED".into(), ..v1::AuditFilter::default() };
-    let listed = async || list(&gateway, unauthenticated.clone(), Some(&owner)).await;
-    let anonymous = wait_until("the refusal is written", listed, |all| !all.is_empty()).await;
+    let refusals = async || list(&gateway, unauthenticated.clone(), Some(&owner)).await;
+    let anonymous = wait_until("the refusal is written", refusals, |all| !all.is_empty()).await;
     assert!(
         anonymous.iter().all(|entry| entry.user.is_empty() && entry.peer == "127.0.0.1"),
         "{anonymous:?}"
