@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 
 mod calls;
-mod lies;
+mod compromised_guests;
 mod limits;
 mod modules;
 mod names;
@@ -21,7 +21,7 @@ mod typescript;
 mod values;
 mod web;
 
-/// One engine for all tests; its compiled code is kept beside the build's other artifacts.
+/// The engine of all tests; its compiled code is cached beside the build's other artifacts.
 fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     ENGINE.get_or_init(|| {
@@ -30,10 +30,10 @@ fn engine() -> &'static Engine {
     })
 }
 
-/// What is built is committed: here it is held to what it was built from, in `guest --check` by
-/// building it again.
+/// The built guests are committed. This compares them with their sources; `guest --check` builds
+/// them again.
 #[test]
-fn the_guests_are_built_from_the_sources_beside_them() {
+fn guests_are_built_from_their_sources() {
     let artifacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/artifacts");
     let sums = std::fs::read_to_string(artifacts.join("SHA256SUMS")).unwrap();
     let mut named = BTreeSet::new();
@@ -41,10 +41,10 @@ fn the_guests_are_built_from_the_sources_beside_them() {
         let (sum, name) = line.split_once("  ").unwrap();
         let file = artifacts.join(name);
         let bytes = std::fs::read(&file).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let found: String =
+        let actual: String =
             Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
-            found, sum,
+            actual, sum,
             "{name} was changed: run services/interpreter/guest/build.sh and commit what it writes"
         );
         named.insert(file.canonicalize().unwrap());
@@ -74,15 +74,15 @@ fn cache_dir() -> PathBuf {
     executable.ancestors().nth(3).unwrap().join("tmp").join("sandbox-cache")
 }
 
-/// A host with a few tools, a fixed clock and a chosen seed, that remembers what it was asked.
+/// A host with a few tools, a fixed clock and a chosen seed, that records its calls.
 struct TestHost {
     tools: ToolTable,
-    /// What scripts can import.
+    /// The files that scripts can import.
     files: BTreeMap<&'static str, &'static str>,
     seed: [u8; 32],
     calls: Mutex<Vec<HostCall>>,
     barrier: Barrier,
-    /// `hang` tells here that it is waiting.
+    /// Notified when `hang` waits.
     hanging: Notify,
     /// Counts the futures of `hang` that were dropped.
     dropped: Arc<AtomicU32>,
@@ -235,7 +235,7 @@ async fn run(script: &str) -> Outcome {
     run_on(&TestHost::new(), script).await
 }
 
-/// The value of a script that must complete, as a reader sees it.
+/// The displayed value of a script that must complete.
 async fn value(script: &str) -> String {
     let outcome = run(script).await;
     match &outcome.status {
@@ -244,7 +244,7 @@ async fn value(script: &str) -> String {
     }
 }
 
-/// Name, message and stack of a script that must throw.
+/// Name, message and stack of the error of a script that must throw.
 async fn thrown(script: &str) -> (String, String, String) {
     match run(script).await.status {
         Status::Threw { name, message, stack, .. } => (name, message, stack),
@@ -261,7 +261,7 @@ fn exceeded(outcome: &Outcome) -> (Limit, &str) {
 }
 
 #[test]
-fn the_guest_is_booted_with_the_tools_there_are() {
+fn guest_is_booted_with_current_tools() {
     let tools = crate::tool_table();
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("guest/quickjs/src/tools.json");
     if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -269,13 +269,13 @@ fn the_guest_is_booted_with_the_tools_there_are() {
     }
     assert!(
         engine().is_booted_with(&tools),
-        "the guest was built with other tools than there are now, so that every run declares them anew. To build it with these: \
-         UPDATE_DOCS=1 cargo test -p construct-interpreter the_guest_is_booted_with; ./dev guest"
+        "the guest was built with other tools than the current ones, so every run declares them again. To build it with these: \
+         UPDATE_DOCS=1 cargo test -p construct-interpreter guest_is_booted_with_current_tools; ./dev guest"
     );
 }
 
 #[tokio::test]
-async fn a_run_with_other_tools_has_none_of_those_the_guest_was_booted_with() {
+async fn other_tools_replace_the_booted_ones() {
     assert_eq!(
         value("[typeof create_file, typeof git, typeof echo, typeof talk]").await,
         r#"["undefined","undefined","function","object"]"#

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn arguments_go_by_position_by_name_or_both() {
+async fn arguments_are_positional_named_or_both() {
     for (call, expected) in [
         ("echo('a', 1, 20)", json!({"text": "a", "first": 1, "last": 20})),
         ("echo({text: 'a', last: 3})", json!({"text": "a", "last": 3})),
@@ -40,7 +40,7 @@ async fn arguments_go_by_position_by_name_or_both() {
 }
 
 #[tokio::test]
-async fn a_tools_error_is_an_error_with_its_properties() {
+async fn tool_error_has_its_properties() {
     let script = "try { fail() } catch (e) { [e instanceof Error, e.name, e.message, e.code, e.details, Object.keys(e)] }";
     let expected = r#"[true,"FileNotFound","there is no a.txt","ENOENT",{"near":["b.txt"]},[]]"#;
     assert_eq!(value(script).await, expected);
@@ -66,12 +66,12 @@ async fn calls_through_tools_run_concurrently() {
         value("await Promise.all([tools.meet(), tools.meet(), tools.meet()])").await,
         r#"["met","met","met"]"#
     );
-    // They go on while the script stands in an immediate call.
+    // They continue while the script is blocked in an immediate call.
     assert_eq!(
         value("const a = tools.meet(), b = tools.meet(); meet(); [await a, await b]").await,
         r#"["met","met"]"#
     );
-    // A tool that isn't immediate gives a promise under its own name too, and awaiting an immediate
+    // A tool that is not immediate returns a promise under its own name too. Awaiting an immediate
     // one is fine.
     assert_eq!(
         value("[later(1) instanceof Promise, await later(2), await echo('x')]").await,
@@ -85,7 +85,7 @@ async fn calls_through_tools_run_concurrently() {
 }
 
 #[tokio::test]
-async fn more_concurrent_calls_than_the_host_takes_wait_in_order() {
+async fn excess_concurrent_calls_wait_in_order() {
     let host = TestHost::new();
     let outcome = run_on(
         &host,
@@ -98,8 +98,8 @@ async fn more_concurrent_calls_than_the_host_takes_wait_in_order() {
 }
 
 #[tokio::test]
-async fn as_many_timers_as_there_can_be_leave_room_for_calls() {
-    // A delay can be code that sets further timers, after the timers were counted.
+async fn maximum_timers_leave_room_for_calls() {
+    // A delay can run code that sets further timers, after the timers were counted.
     let script = "
         let depth = 0;
         const nested = { valueOf() { if (++depth < 20) setTimeout(() => {}, nested); return 1e6 } };
@@ -116,17 +116,17 @@ async fn as_many_timers_as_there_can_be_leave_room_for_calls() {
 }
 
 #[tokio::test]
-async fn calls_are_numbered_when_the_script_makes_them() {
+async fn calls_are_numbered_in_the_order_of_the_script() {
     let script = "const a = tools.later(20), b = tools.echo('b'); echo('c'); setTimeout(() => {}, 1); await tools.echo('d'); await a; await b";
-    let mut seen = Vec::new();
+    let mut runs = Vec::new();
     for _ in 0..5 {
         let host = TestHost::new();
         run_on(&host, script).await;
-        seen.push(
+        runs.push(
             host.calls().into_iter().map(|(number, _, args)| (number, args)).collect::<Vec<_>>(),
         );
     }
-    for calls in &mut seen {
+    for calls in &mut runs {
         calls.sort_by_key(|call| call.0);
     }
     let expected = vec![
@@ -135,11 +135,11 @@ async fn calls_are_numbered_when_the_script_makes_them() {
         (3, json!({"text": "c"})),
         (5, json!({"text": "d"})),
     ];
-    assert_eq!(seen, vec![expected; 5]);
+    assert_eq!(runs, vec![expected; 5]);
 }
 
 #[tokio::test]
-async fn the_host_can_say_in_which_order_calls_end() {
+async fn host_determines_the_order_of_ends() {
     let script = "const order = []; await Promise.all([1, 2, 3].map(i => tools.echo(i).then(() => order.push(i)))); order";
     assert_eq!(value(script).await, "[1,2,3]");
     let host = TestHost::new();
@@ -152,7 +152,7 @@ async fn the_host_can_say_in_which_order_calls_end() {
 }
 
 #[tokio::test]
-async fn calls_nobody_waited_for_are_dropped_and_noted() {
+async fn unawaited_calls_are_dropped_and_noted() {
     let host = TestHost::new();
     let outcome = run_on(
         &host,
@@ -171,7 +171,7 @@ async fn calls_nobody_waited_for_are_dropped_and_noted() {
 }
 
 #[tokio::test]
-async fn errors_nobody_handled_are_noted() {
+async fn unhandled_errors_are_noted() {
     let outcome =
         run("Promise.reject(new RangeError('lost')); (async () => { await null; fail() })(); await later(1); 'end'")
             .await;
@@ -182,7 +182,7 @@ async fn errors_nobody_handled_are_noted() {
     let outcome =
         run("setTimeout(() => { throw new Error('in a timer') }, 1); await later(20)").await;
     assert!(outcome.notes[0].contains("Error: in a timer"), "{:?}", outcome.notes);
-    // The error the run ends with is told once.
+    // The error that ends the run is not noted as well.
     for script in [
         "await Promise.reject(new Error('x'))",
         "async function main() { throw new Error('x') }\nmain()",
@@ -192,7 +192,7 @@ async fn errors_nobody_handled_are_noted() {
         assert!(matches!(outcome.status, Status::Threw { .. }), "{script}");
         assert_eq!(outcome.notes, Vec::<String>::new(), "{script}");
     }
-    // One that is handled later isn't told at all.
+    // An error that is handled later is not noted.
     assert_eq!(
         run("const p = tools.fail(); await later(5); await p.catch(() => 1)").await.notes,
         Vec::<String>::new()
@@ -217,7 +217,7 @@ async fn timers_fire_in_order_and_can_be_cleared() {
 }
 
 #[tokio::test]
-async fn what_nothing_will_settle_is_an_error() {
+async fn promise_that_never_settles_is_an_error() {
     let (name, message, _) = thrown("await new Promise(() => {})").await;
     assert_eq!(name, "NeverSettled");
     assert!(message.contains("nothing will settle"), "{message}");
@@ -232,7 +232,7 @@ async fn what_nothing_will_settle_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_panic_of_the_host_is_an_error_of_the_tool() {
+async fn host_panic_is_an_error_of_the_tool() {
     for script in ["panics()", "await tools.panics()"] {
         let (name, message, _) = thrown(script).await;
         assert_eq!(name, "InternalError");
@@ -240,8 +240,8 @@ async fn a_panic_of_the_host_is_an_error_of_the_tool() {
     }
 }
 
-/// Runs a script, cancels it once `reached` says so, and returns its outcome and how long it went
-/// on.
+/// Runs a script, cancels it when `reached` returns, and returns its outcome and the time to its
+/// end.
 async fn cancel_when(script: &str, reached: impl AsyncFn(&TestHost)) -> (Outcome, Duration) {
     let host = Arc::new(TestHost::new());
     let cancel = CancellationToken::new();
@@ -254,15 +254,14 @@ async fn cancel_when(script: &str, reached: impl AsyncFn(&TestHost)) -> (Outcome
     });
     tokio::time::timeout(Duration::from_secs(10), reached(&host))
         .await
-        .expect("the script gets there");
-    let cancelled = Instant::now();
+        .expect("the script reaches the point");
+    let canceled_at = Instant::now();
     cancel.cancel();
     let (outcome, ended) = task.await.unwrap();
-    (outcome, ended - cancelled)
+    (outcome, ended - canceled_at)
 }
 
-/// The promise is 100 ms; on a machine that is busy with other things, one attempt of several must
-/// keep it.
+/// The promise is 100 ms. The machine may be busy, so one of several attempts must keep it.
 async fn cancels_in_time(script: &str, reached: impl AsyncFn(&TestHost)) -> Outcome {
     let mut took = Vec::new();
     for _ in 0..5 {
@@ -277,7 +276,7 @@ async fn cancels_in_time(script: &str, reached: impl AsyncFn(&TestHost)) -> Outc
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelling_stops_a_script_that_waits() {
+async fn cancel_ends_a_waiting_script() {
     for script in ["print('x'); hang()", "print('x'); await tools.hang()"] {
         let outcome =
             cancels_in_time(script, async |host: &TestHost| host.hanging.notified().await).await;
@@ -286,7 +285,7 @@ async fn cancelling_stops_a_script_that_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelling_drops_what_the_host_is_doing() {
+async fn cancel_drops_the_futures_of_the_host() {
     let host = TestHost::new();
     let cancel = CancellationToken::new();
     let limits = test_limits();
@@ -303,14 +302,14 @@ async fn cancelling_drops_what_the_host_is_doing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelling_stops_a_script_that_computes() {
+async fn cancel_ends_a_computing_script() {
     for script in [
         "for (;;) echo(1)",
         "for (;;) {}",
         "for (;;) { try { for (;;) {} } finally { continue } }",
         "(function f() { Promise.resolve().then(f) })(); await new Promise(() => {})",
     ] {
-        // `later(0)` is started at the latest when the first tick of the epoch stops the script.
+        // `later(0)` starts no later than the first tick of the epoch interrupts the script.
         cancels_in_time(&format!("later(0); {script}"), async |host: &TestHost| {
             while host.calls.lock().unwrap().is_empty() {
                 tokio::task::yield_now().await;
@@ -321,7 +320,7 @@ async fn cancelling_stops_a_script_that_computes() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_cancelled_before_it_starts_does_nothing() {
+async fn run_canceled_before_its_start_does_nothing() {
     let host = TestHost::new();
     let cancel = CancellationToken::new();
     cancel.cancel();
@@ -331,7 +330,7 @@ async fn a_run_that_is_cancelled_before_it_starts_does_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_runs_at_once() {
+async fn two_hundred_concurrent_runs_complete() {
     let runs = (0..200).map(|i| {
         tokio::spawn(async move {
             let host = TestHost::new();
@@ -355,7 +354,7 @@ async fn two_hundred_runs_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_runs_than_instances_wait_for_one() {
+async fn excess_runs_wait_for_an_instance() {
     let engine = Arc::new(
         Engine::new(&cache_dir(), EngineConfig { instances: 2, ..EngineConfig::default() })
             .unwrap(),
@@ -376,7 +375,7 @@ async fn more_runs_than_instances_wait_for_one() {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_for_an_instance_is_cancelled_at_once() {
+async fn run_waiting_for_an_instance_is_canceled_at_once() {
     let engine =
         Engine::new(&cache_dir(), EngineConfig { instances: 1, ..EngineConfig::default() })
             .unwrap();
@@ -384,7 +383,7 @@ async fn a_run_that_waits_for_an_instance_is_cancelled_at_once() {
     let (stop, stop_waiting) = (CancellationToken::new(), CancellationToken::new());
     let mut running = std::pin::pin!(engine.run("hang()", &host, &limits, stop.clone()));
     tokio::select! {
-        outcome = &mut running => panic!("it hangs: {outcome:?}"),
+        outcome = &mut running => panic!("the run should hang: {outcome:?}"),
         () = host.hanging.notified() => {}
     }
     let mut waiting =
@@ -392,11 +391,11 @@ async fn a_run_that_waits_for_an_instance_is_cancelled_at_once() {
     assert!(futures::poll!(&mut waiting).is_pending(), "there is one instance");
     stop_waiting.cancel();
     let std::task::Poll::Ready(outcome) = futures::poll!(&mut waiting) else {
-        panic!("it still waits")
+        panic!("the run still waits")
     };
     assert_eq!((outcome.status, outcome.host_calls), (Status::Cancelled, 0));
     assert_eq!(waiting_host.calls(), []);
-    // Whoever has the instance goes on, and leaves it to the next one.
+    // The run with the instance continues, and leaves it to the next one.
     assert!(futures::poll!(&mut running).is_pending());
     stop.cancel();
     assert_eq!(running.await.status, Status::Cancelled);
@@ -405,7 +404,7 @@ async fn a_run_that_waits_for_an_instance_is_cancelled_at_once() {
 }
 
 #[tokio::test]
-async fn a_script_cannot_get_hold_of_the_functions_that_reach_the_host() {
+async fn script_cannot_get_the_host_functions() {
     let script = "
         let found = [];
         Error.prepareStackTrace = (error, sites) => { for (const site of sites) found.push(site.getFunction?.()?.name ?? site); return 'x'; };

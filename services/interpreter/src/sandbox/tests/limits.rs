@@ -1,4 +1,4 @@
-//! Limits, and scripts that mean harm.
+//! Limits, and hostile scripts.
 
 use super::*;
 
@@ -6,12 +6,12 @@ async fn with_limits(script: &str, limits: Limits) -> Outcome {
     engine().run(script, &TestHost::new(), &limits, CancellationToken::new()).await
 }
 
-fn short() -> Limits {
+fn short_cpu_limit() -> Limits {
     Limits { cpu: Duration::from_millis(100), ..test_limits() }
 }
 
 #[tokio::test]
-async fn endless_computation_ends_at_the_cpu_limit_and_says_where() {
+async fn endless_computation_ends_at_the_cpu_limit() {
     for script in [
         "print('x');\nwhile (true) {}",
         "print('x');\ntry { for (;;) {} } finally { for (;;) {} }",
@@ -27,11 +27,11 @@ async fn endless_computation_ends_at_the_cpu_limit_and_says_where() {
         "print('x');\nJSON.stringify({toJSON() { for (;;) {} }})",
         "print('x');\n({toString() { for (;;) {} }}) + ''",
     ] {
-        let limits = Limits { host_calls: u32::MAX, ..short() };
+        let limits = Limits { host_calls: u32::MAX, ..short_cpu_limit() };
         let outcome = with_limits(script, limits).await;
         let (limit, message) = exceeded(&outcome);
         if script.contains("Array.from") && limit == Limit::Memory {
-            continue; // Which of the two it meets first depends on the machine.
+            continue; // Which limit comes first depends on the machine.
         }
         assert_eq!(limit, Limit::Cpu, "{script}");
         assert!(message.contains("more than 100ms of CPU time"), "{message}");
@@ -43,19 +43,20 @@ async fn endless_computation_ends_at_the_cpu_limit_and_says_where() {
         );
     }
     let outcome =
-        with_limits("let i = 0;\nfunction spin() { for (;;) i++ }\nspin()", short()).await;
+        with_limits("let i = 0;\nfunction spin() { for (;;) i++ }\nspin()", short_cpu_limit())
+            .await;
     let Status::LimitExceeded { stack, .. } = outcome.status else { panic!() };
     assert_eq!(stack, "    at spin (script.js)\n    at <eval> (script.js:3:1)");
 }
 
 #[tokio::test]
-async fn what_a_heavy_script_has_written_to_does_not_burden_the_next() {
-    // Where tests share a process, its memory says nothing about one of them.
+async fn pages_of_a_heavy_run_are_released() {
+    // If tests share a process, its memory says nothing about one test.
     if std::env::var_os("NEXTEST").is_none() {
         return;
     }
-    // Of the guest's pages, those that were written to: it is mapped from where it is stored, or
-    // from memory by the process that has just compiled it.
+    // The written pages of the guest. It is mapped from its cache file, or from memory in the
+    // process that has just compiled it.
     let written = || {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let sizes = maps.split("\n").scan(false, |is_image, line| {
@@ -71,7 +72,7 @@ async fn what_a_heavy_script_has_written_to_does_not_burden_the_next() {
         let outcome = with_limits(script, test_limits()).await;
         assert!(matches!(outcome.status, Status::Completed { .. }), "{outcome:?}");
     };
-    // The first runs take longer than light ones do: nothing of the guest is in memory yet.
+    // The first runs take longer than light ones: nothing of the guest is in memory yet.
     let mut light = 0;
     for _ in 0..100 {
         run("1 + 1").await;
@@ -85,14 +86,14 @@ async fn what_a_heavy_script_has_written_to_does_not_burden_the_next() {
 
 #[tokio::test]
 async fn time_in_tools_is_not_cpu_time() {
-    let outcome = with_limits("await later(300); 'slept'", short()).await;
+    let outcome = with_limits("await later(300); 'slept'", short_cpu_limit()).await;
     assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"slept\"".to_owned()) });
     assert!(outcome.cpu < Duration::from_millis(100), "{:?}", outcome.cpu);
 }
 
-/// As on a machine whose processors others have while a tool works.
+/// Simulates a machine whose processors are busy while a tool works.
 #[tokio::test]
-async fn what_passes_while_a_tool_does_nothing_is_not_taken_off_the_scripts_time() {
+async fn idle_tool_time_does_not_reduce_cpu_time() {
     let cpu = async |ms: u32| {
         let script = format!(
             "for (let n = 0; n < 40; n++) {{ for (let i = 0; i < 10000; i++); block({ms}) }}"
@@ -104,7 +105,7 @@ async fn what_passes_while_a_tool_does_nothing_is_not_taken_off_the_scripts_time
 }
 
 #[tokio::test]
-async fn waiting_ends_at_the_wall_limit_and_says_for_what() {
+async fn waiting_ends_at_the_wall_limit_with_the_calls() {
     let limits = Limits { wall: Duration::from_millis(100), ..test_limits() };
     let outcome = with_limits("print('x'); tools.later(5000); hang()", limits.clone()).await;
     let (limit, message) = exceeded(&outcome);
@@ -118,7 +119,7 @@ async fn waiting_ends_at_the_wall_limit_and_says_for_what() {
 }
 
 #[tokio::test]
-async fn memory_is_bounded_and_the_error_can_be_caught() {
+async fn memory_limit_error_can_be_caught() {
     for script in [
         "let s = 'x'; for (;;) s = `${s}${s}`.toUpperCase()",
         "const a = []; for (;;) a.push(new Uint8Array(1 << 20))",
@@ -156,7 +157,7 @@ async fn memory_is_bounded_and_the_error_can_be_caught() {
 }
 
 #[tokio::test]
-async fn garbage_that_refers_to_itself_does_not_use_the_memory_up() {
+async fn cyclic_garbage_is_collected() {
     let script = |mib: u32| {
         format!(
             "for (let i = 0; i < {mib} * 1024; i++) {{ const a = {{text: i + 'x'.repeat(1000)}}; a.a = a; }} 'done'"
@@ -174,21 +175,21 @@ async fn garbage_that_refers_to_itself_does_not_use_the_memory_up() {
 }
 
 #[tokio::test]
-async fn a_script_that_waits_takes_the_memory_of_what_it_has_changed() {
+async fn waiting_script_uses_only_its_changed_pages() {
     const WAITING: usize = 100;
-    /// Of which the pages of the guest are about 200.
-    const MOST_KIB: usize = 320;
-    // Where tests share a process, its memory says nothing about one of them.
+    /// The pages of the guest are about 200 of it.
+    const MAX_KIB: usize = 320;
+    // If tests share a process, its memory says nothing about one test.
     if std::env::var_os("NEXTEST").is_none() {
         return;
     }
-    // Pages that instances share are counted once.
+    // Counts shared pages once.
     let memory = || {
         let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
         let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
         line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap()
     };
-    let host = Booted {
+    let host = BootedToolsHost {
         tools: crate::tool_table(),
         waiting: Barrier::new(WAITING + 1),
         release: Barrier::new(WAITING + 1),
@@ -213,17 +214,17 @@ async fn a_script_that_waits_takes_the_memory_of_what_it_has_changed() {
         ended[0]
     );
     println!("{each} KiB each");
-    assert!((40..MOST_KIB).contains(&each), "a script that waits takes {each} KiB");
+    assert!((40..MAX_KIB).contains(&each), "a waiting script takes {each} KiB");
 }
 
-/// A host with the tools the guest was booted with, of which `read_file` waits.
-struct Booted {
+/// A host with the tools that the guest was booted with; `read_file` waits.
+struct BootedToolsHost {
     tools: ToolTable,
     waiting: Barrier,
     release: Barrier,
 }
 
-impl Host for Booted {
+impl Host for BootedToolsHost {
     fn declare(&self) -> &ToolTable {
         &self.tools
     }
@@ -248,13 +249,13 @@ impl Host for Booted {
 }
 
 #[tokio::test]
-async fn a_script_larger_than_the_memory_is_a_memory_limit() {
+async fn script_larger_than_memory_hits_the_memory_limit() {
     let outcome = with_limits(&" ".repeat(70 << 20), test_limits()).await;
     assert_eq!(exceeded(&outcome).0, Limit::Memory);
 }
 
 #[tokio::test]
-async fn deep_recursion_is_an_error_that_can_be_caught() {
+async fn deep_recursion_throws_a_catchable_error() {
     for script in [
         "(function f() { return 1 + f() })()",
         "(function f() { [2, 1].sort(f) })()",
@@ -285,7 +286,7 @@ async fn deep_recursion_is_an_error_that_can_be_caught() {
             "{script}"
         );
     }
-    // Formatting isn't led astray by depth either.
+    // Formatting handles depth as well.
     assert_eq!(
         value("let o = []; for (let i = 0; i < 100000; i++) o = [o]; o").await,
         "[[[[[[[Array]]]]]]]"
@@ -293,7 +294,7 @@ async fn deep_recursion_is_an_error_that_can_be_caught() {
 }
 
 #[tokio::test]
-async fn output_is_cut_and_the_run_goes_on() {
+async fn output_is_cut_and_the_run_continues() {
     let limits = Limits { output_bytes: 1000, ..test_limits() };
     let outcome = with_limits(
         "for (let i = 0; i < 1000; i++) print('0123456789'); print('ü'); 'end'",
@@ -305,7 +306,7 @@ async fn output_is_cut_and_the_run_goes_on() {
     assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"end\"".to_owned()) });
     let outcome = with_limits("print('x'.repeat(10 << 20))", limits.clone()).await;
     assert_eq!((outcome.output.len(), outcome.output_dropped), (1000, (10 << 20) + 1 - 1000));
-    // No character is cut in two.
+    // Characters are not cut in two.
     let outcome = with_limits("print('x' + 'ü'.repeat(1000))", limits).await;
     assert_eq!(outcome.output.chars().filter(|&c| c == 'ü').count(), 499);
     assert_eq!(outcome.output.len(), 999);
@@ -313,7 +314,7 @@ async fn output_is_cut_and_the_run_goes_on() {
 }
 
 #[tokio::test]
-async fn a_result_that_is_too_large_is_a_limit_of_its_own() {
+async fn too_large_value_hits_the_result_limit() {
     let outcome = run("'x'.repeat(20 << 20)").await;
     let (limit, message) = exceeded(&outcome);
     assert_eq!(limit, Limit::Result);
@@ -324,7 +325,7 @@ async fn a_result_that_is_too_large_is_a_limit_of_its_own() {
 }
 
 #[tokio::test]
-async fn host_calls_are_counted_and_bounded() {
+async fn host_calls_are_limited() {
     let limits = Limits { host_calls: 100, ..test_limits() };
     let outcome = with_limits("for (let i = 0; i < 100; i++) echo(i)", limits.clone()).await;
     assert!(matches!(outcome.status, Status::Completed { .. }));
@@ -339,7 +340,7 @@ async fn host_calls_are_counted_and_bounded() {
             with_limits(script, Limits { cpu: Duration::from_secs(2), ..limits.clone() }).await;
         match exceeded(&outcome).0 {
             Limit::HostCalls => {}
-            // Calls that wait for a place stay in the guest until its own limits end it.
+            // Calls that wait for a slot stay in the guest until its own limits end it.
             Limit::Cpu | Limit::Memory if script.contains("hang") => {}
             other => panic!("{script}: {other:?}"),
         }
@@ -348,7 +349,7 @@ async fn host_calls_are_counted_and_bounded() {
 }
 
 #[tokio::test]
-async fn large_arguments_and_results_are_errors_that_can_be_caught() {
+async fn large_arguments_and_results_throw_catchable_errors() {
     let limits = Limits { call_bytes: 1000, ..test_limits() };
     for (script, name) in [
         ("echo('x'.repeat(2000))", "CallArgumentsLimitExceeded"),
@@ -377,7 +378,7 @@ async fn large_arguments_and_results_are_errors_that_can_be_caught() {
 }
 
 #[tokio::test]
-async fn arguments_the_host_cannot_read_are_errors_that_can_be_caught() {
+async fn unreadable_arguments_throw_catchable_errors() {
     assert_eq!(value("try { echo('\\ud800') } catch (e) { e.name }").await, "TypeError");
     assert_eq!(
         value("let o = []; for (let i = 0; i < 500; i++) o = [o]; try { echo(o) } catch (e) { e.name }").await,
@@ -388,12 +389,12 @@ async fn arguments_the_host_cannot_read_are_errors_that_can_be_caught() {
 }
 
 #[test]
-fn compiled_code_is_checked_before_it_is_used() {
+fn damaged_compiled_code_is_not_used() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("cache");
     let _compiled = engine();
     copy_dir(&cache_dir(), &dir);
-    // A whole file is used as it is, which takes no compilation.
+    // An intact file is used as it is, without compilation.
     Engine::new(&dir, EngineConfig { instances: 1, ..EngineConfig::default() }).unwrap();
     let files: Vec<_> =
         std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -414,7 +415,7 @@ fn compiled_code_is_checked_before_it_is_used() {
 }
 
 #[test]
-fn a_folder_for_compiled_code_that_others_may_write_to_is_refused() {
+fn cache_folder_writable_by_others_is_refused() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();

@@ -1,4 +1,4 @@
-//! Modules: `import`, `export`, and what there is none of.
+//! Modules: `import`, `export`, and missing modules.
 
 use super::*;
 
@@ -57,7 +57,7 @@ const FILES: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn a_script_that_imports_or_exports_is_a_module() {
+async fn script_with_import_or_export_is_a_module() {
     for (script, expected) in [
         ("import { double } from './lib.ts'\nexport default double(4)", "8"),
         (
@@ -101,7 +101,7 @@ async fn a_script_that_imports_or_exports_is_a_module() {
 }
 
 #[tokio::test]
-async fn any_script_can_import_while_it_runs() {
+async fn any_script_can_import_dynamically() {
     for (script, expected) in [
         ("const { double } = await import('./lib.ts'); double(3)", "6"),
         ("(await import('./data.json')).default.list", "[1,2]"),
@@ -118,7 +118,7 @@ async fn any_script_can_import_while_it_runs() {
 }
 
 #[tokio::test]
-async fn modules_are_read_by_numbered_calls_one_for_each_path() {
+async fn each_module_path_is_read_by_one_numbered_call() {
     let script = "import { a } from './deep/a.ts'\nimport { double } from './lib'\necho('x')\nawait import('./lib.ts')\nexport default a";
     let (outcome, calls) = run_with(FILES, script).await;
     assert_eq!(outcome.status, Status::Completed { value: Value::Json("6".to_owned()) });
@@ -135,12 +135,12 @@ async fn modules_are_read_by_numbered_calls_one_for_each_path() {
         ]
     );
     assert_eq!(outcome.host_calls, 6);
-    // The same again: what is replayed from a journal has the same numbers.
+    // A replay makes the same calls with the same numbers.
     assert_eq!(run_with(FILES, script).await.1, calls);
 }
 
 #[tokio::test]
-async fn errors_in_modules_say_which_file_and_line() {
+async fn errors_in_modules_have_file_and_line() {
     for (script, name, message, place) in [
         ("import './throws.ts'", "Error", "in the module", "throws.ts:3:"),
         ("import { a } from './wrong.ts'", "SyntaxError", "Unexpected token: ;", "wrong.ts:1:26"),
@@ -161,15 +161,15 @@ async fn errors_in_modules_say_which_file_and_line() {
         ),
         ("export default 1;\nlet a; let a", "SyntaxError", "invalid redefinition", "script.js:2:"),
     ] {
-        let (thrown, said, stack) = thrown_with(FILES, script).await;
-        assert_eq!(thrown, name, "{script}: {said}");
-        assert!(said.contains(message), "{script}: {said}");
+        let (thrown, text, stack) = thrown_with(FILES, script).await;
+        assert_eq!(thrown, name, "{script}: {text}");
+        assert!(text.contains(message), "{script}: {text}");
         assert!(stack.contains(place), "{script}: {stack}");
     }
 }
 
 #[tokio::test]
-async fn limits_hold_in_modules() {
+async fn limits_apply_in_modules() {
     let files = [
         ("spin.js", "export function spin() { for (;;) {} }"),
         (
@@ -197,8 +197,8 @@ async fn limits_hold_in_modules() {
 }
 
 #[tokio::test]
-async fn what_is_no_file_of_the_workspace_is_refused_with_what_to_do_instead() {
-    for (specifier, words) in [
+async fn missing_module_error_says_what_to_use() {
+    for (specifier, hint) in [
         ("fs", "Files are read and written by the tools read_file."),
         ("node:fs/promises", "Files are read and written by the tools read_file."),
         ("child_process", "Scripts import files of the workspace"),
@@ -222,7 +222,7 @@ async fn what_is_no_file_of_the_workspace_is_refused_with_what_to_do_instead() {
                 message.starts_with(&format!("There is no module {specifier:?}. ")),
                 "{script}: {message}"
             );
-            assert!(message.contains(words), "{script}: {message}");
+            assert!(message.contains(hint), "{script}: {message}");
         }
     }
     assert_eq!(value("typeof require").await, "undefined");
@@ -236,7 +236,7 @@ async fn what_is_no_file_of_the_workspace_is_refused_with_what_to_do_instead() {
 }
 
 #[tokio::test]
-async fn files_that_one_script_imports_are_bounded() {
+async fn imported_files_of_a_script_are_limited() {
     let mut host = TestHost::new();
     let names: Vec<&'static str> = (0..300).map(|i| &*format!("m{i}.js").leak()).collect();
     host.files = names.iter().map(|name| (*name, "export default 1")).collect();

@@ -1,9 +1,9 @@
-//! Names of tools: dotted, further ones, and ones that don't exist.
+//! Names of tools: dotted names, aliases, and unknown names.
 
 use super::*;
 
 #[tokio::test]
-async fn a_dotted_name_is_a_member_of_an_object() {
+async fn dotted_name_is_a_member_of_an_object() {
     for (script, expected) in [
         ("secrets.get('A')", r#"{"name":"A"}"#),
         ("secrets.later('A') instanceof Promise", "true"),
@@ -37,7 +37,7 @@ async fn a_dotted_name_is_a_member_of_an_object() {
 }
 
 #[tokio::test]
-async fn a_tool_may_have_further_names() {
+async fn tool_can_have_aliases() {
     assert_eq!(value("say('a', 1)").await, r#"{"text":"a","first":1}"#);
     assert_eq!(value("await tools.say('a')").await, r#"{"text":"a"}"#);
     assert_eq!(
@@ -50,8 +50,8 @@ async fn a_tool_may_have_further_names() {
 }
 
 #[tokio::test]
-async fn a_tool_that_does_not_exist_is_an_error_that_names_the_nearest() {
-    for (script, words) in [
+async fn unknown_tool_error_names_the_nearest() {
+    for (script, hint) in [
         (
             "tools.ecko('x')",
             "There is no tool ecko. Did you mean echo? The tools are: echo, say, talk.loudly, configure,",
@@ -64,7 +64,7 @@ async fn a_tool_that_does_not_exist_is_an_error_that_names_the_nearest() {
     ] {
         let (name, message, stack) = thrown(script).await;
         assert_eq!(name, "UnknownTool", "{script}: {message}");
-        assert!(message.starts_with(words) || message.contains(words), "{script}: {message}");
+        assert!(message.starts_with(hint) || message.contains(hint), "{script}: {message}");
         assert!(stack.contains("script.js:1:"), "{stack}");
     }
     assert_eq!(
@@ -74,7 +74,7 @@ async fn a_tool_that_does_not_exist_is_an_error_that_names_the_nearest() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_not_defined_hints_at_what_was_meant() {
+async fn undefined_name_error_has_a_hint() {
     for (script, expected) in [
         ("readFile('x')", "readFile is not defined. Did you mean the tool read_file?"),
         ("await ech('x')", "ech is not defined. Did you mean the tool echo?"),

@@ -1,9 +1,9 @@
-//! TypeScript: what is stripped and what is refused, and how scripts use it.
+//! TypeScript: what is stripped, what is refused, and how scripts use it.
 
 use super::*;
 
 #[tokio::test]
-async fn types_become_blanks_and_what_emits_code_is_rewritten_in_place() {
+async fn types_become_blanks_and_code_is_rewritten_in_place() {
     #[rustfmt::skip]
     let table = [
         ("let x: number = 1",
@@ -245,19 +245,19 @@ async fn types_become_blanks_and_what_emits_code_is_rewritten_in_place() {
         ("await x as T; return 1",
          "await x     ; return 1"),
     ];
-    let mut wrong = Vec::new();
+    let mut mismatches = Vec::new();
     for (typescript, javascript) in table {
         let stripped = engine().strip_types(typescript).await.unwrap();
         if stripped != javascript {
-            wrong.push(format!("{typescript}\n  expected {javascript:?}\n  but got  {stripped:?}"));
+            mismatches
+                .push(format!("{typescript}\n  expected {javascript:?}\n  but got  {stripped:?}"));
         }
         assert_eq!(stripped.lines().count(), typescript.lines().count(), "{typescript}");
-        // JavaScript stays as it is.
+        // JavaScript stays unchanged.
         assert_eq!(engine().strip_types(javascript).await.unwrap(), javascript);
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // All of it is JavaScript to the engine that runs it; modules aside, which no function can
-    // hold.
+    assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
+    // The engine parses all of it as JavaScript, except modules, which a function cannot contain.
     let scripts: Vec<_> =
         table.iter().map(|(_, javascript)| javascript).filter(|it| !is_module(it)).collect();
     let check = format!(
@@ -268,7 +268,7 @@ async fn types_become_blanks_and_what_emits_code_is_rewritten_in_place() {
 }
 
 #[tokio::test]
-async fn javascript_stays_as_it_is() {
+async fn javascript_is_unchanged() {
     for script in [
         include_str!("../../../guest/quickjs/src/prelude/console.js"),
         include_str!("../../../guest/quickjs/src/prelude/core.js"),
@@ -294,7 +294,7 @@ fn is_module(source: &str) -> bool {
 }
 
 #[tokio::test]
-async fn what_cannot_be_stripped_is_refused_with_its_place_and_what_to_write_instead() {
+async fn unsupported_syntax_error_has_position_and_alternative() {
     #[rustfmt::skip]
     let table = [
         ("if (x) type A = string\nelse y", 1, 8, "Declaration cannot appear in a single-statement context: type A = string (Wrap this declaration in a block statement)"),
@@ -328,9 +328,9 @@ async fn what_cannot_be_stripped_is_refused_with_its_place_and_what_to_write_ins
     }
 }
 
-/// Scripts of TypeScript with the values they have when the TypeScript compiler's output is run.
+/// TypeScript scripts with the values of the TypeScript compiler's output.
 #[tokio::test]
-async fn scripts_in_typescript_do_what_they_mean() {
+async fn typescript_scripts_have_the_compilers_values() {
     for (script, expected) in [
         ("interface A { x: number }\nconst a: A = { x: 1 };\na.x", "1"),
         (
@@ -355,7 +355,7 @@ async fn scripts_in_typescript_do_what_they_mean() {
         ("const v = [1, 2] as const satisfies readonly number[]\n;[v.length]", "[2]"),
         ("const id = <T,>(x: T): T => x\nid<string>('a')", "a"),
         ("function identity<T>(x: T) { return x }\nidentity<number>(3)", "3"),
-        // These parse as JavaScript, where they would compare.
+        // These parse as JavaScript, where they would be comparisons.
         ("const identity = x => x; identity<string>('a')", "a"),
         ("const parse = JSON.parse; parse<{ a: number }>('{\"a\":4}').a", "4"),
         ("const i = 1, n = 2; i<n", "true"),
@@ -383,7 +383,7 @@ async fn scripts_in_typescript_do_what_they_mean() {
 }
 
 #[tokio::test]
-async fn positions_in_typescript_are_those_of_what_was_written() {
+async fn typescript_positions_match_the_source() {
     let script = "interface A {\n  x: number\n}\nfunction inner(a: A): never {\n  throw new TypeError(`bad ${a.x}`);\n}\nprint(new Error('here').stack);\ninner({ x: 1 } as A)";
     let outcome = run(script).await;
     assert!(outcome.output.contains("script.js:7:11)"), "{}", outcome.output);
@@ -396,7 +396,7 @@ async fn positions_in_typescript_are_those_of_what_was_written() {
 }
 
 #[tokio::test]
-async fn the_error_of_what_is_neither_is_the_typescript_parsers() {
+async fn invalid_source_has_the_typescript_parsers_error() {
     let (name, message, stack) = thrown("const a: number = 1;\nconst b: string = ;").await;
     assert_eq!((name.as_str(), message.as_str()), ("SyntaxError", "Unexpected token: ;"));
     assert_eq!(stack, "    at script.js:2:19");
@@ -404,7 +404,7 @@ async fn the_error_of_what_is_neither_is_the_typescript_parsers() {
     assert_eq!(name, "SyntaxError");
     assert!(message.contains("`const N = { … }`"), "{message}");
     assert_eq!(stack, "    at script.js:2:1");
-    // What only the engine finds, it says itself.
+    // Errors that only the engine finds are its own.
     let (name, message, stack) = thrown("let a: number = 1;\nlet a = 2;").await;
     assert_eq!(
         (name.as_str(), message.as_str()),
@@ -416,8 +416,8 @@ async fn the_error_of_what_is_neither_is_the_typescript_parsers() {
 }
 
 #[tokio::test]
-async fn hostile_source_harms_nobody() {
-    // In a debug build, compiling the guest takes longer than anything below.
+async fn hostile_typescript_is_refused_quickly() {
+    // Compiling the guest in a debug build takes longer than anything below.
     engine().strip_types("").await.unwrap();
     for (source, expected) in [
         ("[".repeat(100_000), "nested too deeply"),
@@ -436,7 +436,7 @@ async fn hostile_source_harms_nobody() {
         }
         assert!(began.elapsed() < Duration::from_secs(15), "{}…", &source[..20]);
     }
-    // The script sees an error as of any other source.
+    // The script gets the same kind of error as for any other source.
     let (name, message, _) = thrown(&format!("let a: any = {}1", "x=>".repeat(100_000))).await;
     assert_eq!(name, "SyntaxError");
     assert!(message.contains("nested too deeply"), "{message}");
@@ -444,7 +444,7 @@ async fn hostile_source_harms_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_sources_than_instances_wait_for_one() {
+async fn excess_sources_wait_for_an_instance() {
     let strips = (0..64)
         .map(|i| tokio::spawn(async move { value(&format!("const n: number = {i}; n")).await }));
     for (i, stripped) in futures::future::join_all(strips).await.into_iter().enumerate() {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn the_value_is_that_of_the_last_expression() {
+async fn value_is_that_of_the_last_expression() {
     for (script, expected) in [
         ("1 + 1", "2"),
         ("'text'", "text"),
@@ -26,7 +26,7 @@ async fn the_value_is_that_of_the_last_expression() {
 }
 
 #[tokio::test]
-async fn await_and_return_work_outside_of_functions() {
+async fn top_level_await_and_return_work() {
     for (script, expected) in [
         ("await 1", "1"),
         ("const x = await Promise.resolve(2); x + 1", "3"),
@@ -42,7 +42,7 @@ async fn await_and_return_work_outside_of_functions() {
 }
 
 #[tokio::test]
-async fn values_that_are_no_json_are_shown_as_a_console_does() {
+async fn non_json_values_are_shown_like_in_a_console() {
     for (script, expected) in [
         (
             "new Map([['a', 1], [{b: 2}, new Set([3])]])",
@@ -92,7 +92,7 @@ async fn print_and_console_write_lines() {
 }
 
 #[tokio::test]
-async fn an_uncaught_error_has_its_position_and_keeps_what_was_printed() {
+async fn uncaught_error_has_position_and_keeps_output() {
     let script = "print('before');\nfunction inner() {\n  throw new TypeError('bad');\n}\ninner();\nprint('after')";
     let outcome = run(script).await;
     assert_eq!(outcome.output, "before\n");
@@ -104,7 +104,7 @@ async fn an_uncaught_error_has_its_position_and_keeps_what_was_printed() {
 }
 
 #[tokio::test]
-async fn positions_are_right_where_the_script_returns_outside_of_functions() {
+async fn positions_are_right_with_top_level_return() {
     let (name, _, stack) = thrown("if (false) return 1;\nnothing.x").await;
     assert_eq!(name, "ReferenceError");
     assert!(stack.contains("script.js:2:"), "{stack}");
@@ -113,7 +113,7 @@ async fn positions_are_right_where_the_script_returns_outside_of_functions() {
 }
 
 #[tokio::test]
-async fn a_script_that_does_not_parse_says_where() {
+async fn syntax_error_has_its_position() {
     let (name, message, stack) = thrown("let a = 1;\nlet b = ;").await;
     assert_eq!(name, "SyntaxError");
     assert_eq!(message, "Unexpected token: ;");
@@ -122,7 +122,7 @@ async fn a_script_that_does_not_parse_says_where() {
 }
 
 #[tokio::test]
-async fn anything_can_be_thrown() {
+async fn thrown_non_errors_are_described() {
     for (script, expected) in [
         ("throw 'text'", "the script threw a value that is not an Error: text"),
         ("throw {code: 5}", r#"the script threw a value that is not an Error: {"code":5}"#),
@@ -170,7 +170,7 @@ async fn scripts_cannot_break_the_prelude() {
 }
 
 #[tokio::test]
-async fn accessors_on_the_object_prototype_see_nothing_of_the_prelude() {
+async fn prototype_accessors_see_nothing_of_the_prelude() {
     let script = r#"
         let seen = [];
         for (const name of ['name', 'get', 'set', 'number', 'parameters', 'resolve'])
@@ -181,7 +181,7 @@ async fn accessors_on_the_object_prototype_see_nothing_of_the_prelude() {
 }
 
 #[tokio::test]
-async fn nothing_of_the_inside_is_global() {
+async fn internals_are_not_global() {
     let script = "Object.getOwnPropertyNames(globalThis).filter(n => /^_|native|inner|host|require|process|std|os$/i.test(n))";
     assert_eq!(value(script).await, "[]");
     assert_eq!(thrown("require('fs')").await.0, "ReferenceError");
@@ -190,7 +190,7 @@ async fn nothing_of_the_inside_is_global() {
 }
 
 #[tokio::test]
-async fn scripts_may_use_the_names_of_globals() {
+async fn scripts_can_redeclare_globals() {
     assert_eq!(
         value("const print = 1, echo = 2, URL = 3; function fail() { return 4 } print + echo + URL + fail()").await,
         "10"

@@ -1,4 +1,4 @@
-//! What the prelude adds to the language.
+//! Web APIs that the prelude adds.
 
 use super::*;
 
@@ -93,15 +93,15 @@ async fn structured_clone_copies_deeply() {
 }
 
 #[tokio::test]
-async fn randomness_differs_between_seeds_and_is_the_same_for_one() {
+async fn randomness_depends_on_the_seed_only() {
     let script = "[Math.random(), crypto.randomUUID(), ...crypto.getRandomValues(new Uint32Array(4)), Math.random()]";
     let with_seed = async |seed: u8| {
         let host = TestHost { seed: [seed; 32], ..TestHost::new() };
         let Status::Completed { value } = run_on(&host, script).await.status else { panic!() };
         value.display().into_owned()
     };
-    let (first, again, other) = (with_seed(1).await, with_seed(1).await, with_seed(2).await);
-    assert_eq!(first, again);
+    let (first, repeated, other) = (with_seed(1).await, with_seed(1).await, with_seed(2).await);
+    assert_eq!(first, repeated);
     assert_ne!(first, other);
     let uuid = value("crypto.randomUUID()").await;
     assert_eq!(uuid::version(&uuid), Some('4'), "{uuid}");
@@ -110,7 +110,7 @@ async fn randomness_differs_between_seeds_and_is_the_same_for_one() {
 }
 
 mod uuid {
-    /// The version digit of a UUID of the right shape.
+    /// The version digit of a well-formed UUID.
     pub(super) fn version(text: &str) -> Option<char> {
         let lengths: Vec<_> = text.split('-').map(str::len).collect();
         (lengths == [8, 4, 4, 4, 12]).then(|| text.chars().nth(14)).flatten()
@@ -118,7 +118,7 @@ mod uuid {
 }
 
 #[tokio::test]
-async fn the_clock_is_the_hosts() {
+async fn clock_is_that_of_the_host() {
     assert_eq!(value("[Date.now(), new Date().toISOString(), new Date().getTimezoneOffset(), performance.now(), performance.timeOrigin]").await,
         r#"[1772600767089,"2026-03-04T05:06:07.089Z",0,0,1772600767089]"#);
 }
@@ -139,9 +139,9 @@ async fn modern_language_features_work() {
     }
 }
 
-/// What scripts find, as a set: a name that goes missing with a new engine is told here.
+/// The global names. Detects names that go missing with a new engine.
 #[tokio::test]
-async fn everything_that_is_promised_exists() {
+async fn promised_globals_exist() {
     let functions = "Array.fromAsync Array.prototype.at Array.prototype.findLast Array.prototype.findLastIndex Array.prototype.flatMap \
         Array.prototype.toReversed Array.prototype.toSorted Array.prototype.toSpliced Array.prototype.with ArrayBuffer.prototype.transfer \
         AggregateError BigInt.asIntN Error.isError FinalizationRegistry Iterator.from Iterator.prototype.map \
@@ -160,7 +160,7 @@ async fn everything_that_is_promised_exists() {
         json!(functions.split_whitespace().collect::<Vec<_>>())
     );
     assert_eq!(value(&script).await, "[]");
-    // And what is not there, so that a script's test for it tells the truth.
+    // These must be absent, so that feature tests of scripts are correct.
     let absent = "require process Buffer global window document Blob FormData Headers Request Response WebSocket XMLHttpRequest \
         WebAssembly Intl localStorage navigator Deno Bun __dirname std os bjson";
     let script = format!(
@@ -171,7 +171,7 @@ async fn everything_that_is_promised_exists() {
 }
 
 #[tokio::test]
-async fn syntax_up_to_es2025_is_understood() {
+async fn syntax_up_to_es2025_is_supported() {
     for (script, expected) in [
         ("let a = null; a ??= 1; a ||= 2; a &&= 3; a", "3"),
         ("class A { #p = 1; has(o) { return #p in o } } new A().has(new A())", "true"),

@@ -1,5 +1,4 @@
-//! Guests that lie: what the host does when a script has taken over the engine and calls the
-//! imports itself.
+//! Compromised guests: a script has taken over the engine and calls the imports itself.
 
 use wasm_encoder::{
     BlockType, CodeSection, ConstExpr, DataSection, EntityType, ExportKind, ExportSection,
@@ -24,9 +23,9 @@ const FINISH: u32 = 9;
 const NOW: u32 = 10;
 
 /// Size of a guest's memory: one page.
-const END: u32 = 64 << 10;
+const MEMORY_SIZE: u32 = 64 << 10;
 
-// Texts in its memory: where, and how long.
+// Texts in its memory: address and length.
 const ECHO: (u32, u32) = (0, 4);
 const ARGUMENTS: (u32, u32) = (16, 2);
 const NOTHING: (u32, u32) = (32, 7);
@@ -35,33 +34,34 @@ const FOREVER: (u32, u32) = (64, 27);
 const NO_TEXT: (u32, u32) = (96, 2);
 const LATER: (u32, u32) = (112, 5);
 const A_MOMENT: (u32, u32) = (128, 8);
-/// Arguments that are large, for this memory.
+/// Large arguments, for this memory.
 const LARGE: (u32, u32) = (4096, 32 << 10);
-/// Where a reply has room.
+/// The address of the buffer for replies.
 const REPLY: u32 = 1024;
 
-/// The guest's only local variable, beside the three parameters of `run`.
+/// The guest's only local variable, after the three parameters of `run`.
 const COUNTER: u32 = 3;
 
-/// What a guest does.
+/// The code of a guest.
 type Body = dyn Fn(&mut InstructionSink<'_>);
 
-/// The second script runs the lie; the first one, which is empty, makes an honest call and gives
-/// its result back.
-const HONEST: &str = "";
-const LYING: &str = "lie";
+/// With the second script the guest attacks; with the first one, which is empty, it makes a valid
+/// call and returns its result.
+const VALID_SCRIPT: &str = "";
+const ATTACK_SCRIPT: &str = "attack";
 
-/// How a lie must end.
-enum Expected {
-    /// With an error for the operator that says this.
+/// The required end of an attack.
+enum ExpectedEnd {
+    /// An internal error for the operator with this text.
     Internal(&'static str),
     Exceeded(Limit),
 }
 
-use Expected::{Exceeded, Internal};
+use ExpectedEnd::{Exceeded, Internal};
 
-/// The module of a guest that lies like that, with these facts: where its flag and its tools are.
-fn guest(lie: &Body, interrupt_flag: u32, booted_tools: i64) -> Vec<u8> {
+/// Builds the module of a guest with this attack, and with these addresses of its flag and its
+/// tools.
+fn guest(attack: &Body, interrupt_flag: u32, booted_tools: i64) -> Vec<u8> {
     let mut types = TypeSection::new();
     let mut imports = ImportSection::new();
     let signatures: [(&str, &str, &[_], &[_]); 11] = [
@@ -82,7 +82,7 @@ fn guest(lie: &Body, interrupt_flag: u32, booted_tools: i64) -> Vec<u8> {
         imports.import(module, name, EntityType::Function(index));
     }
     let exported: [(&str, &[_], &[_], Function); 3] = [
-        ("run", &[I32; 3], &[], run(lie)),
+        ("run", &[I32; 3], &[], run(attack)),
         (
             "interrupt_flag",
             &[],
@@ -102,7 +102,7 @@ fn guest(lie: &Body, interrupt_flag: u32, booted_tools: i64) -> Vec<u8> {
     }
     let mut memories = MemorySection::new();
     memories.memory(MemoryType {
-        minimum: u64::from(END >> 16),
+        minimum: u64::from(MEMORY_SIZE >> 16),
         maximum: None,
         memory64: false,
         shared: false,
@@ -136,7 +136,7 @@ fn guest(lie: &Body, interrupt_flag: u32, booted_tools: i64) -> Vec<u8> {
     module.finish()
 }
 
-fn run(lie: &Body) -> Function {
+fn run(attack: &Body) -> Function {
     let mut function = Function::new([(1, I32)]);
     let mut code = function.instructions();
     // The second parameter is the script's length.
@@ -150,7 +150,7 @@ fn run(lie: &Body) -> Function {
         .call(FINISH)
         .return_()
         .end();
-    lie(&mut code);
+    attack(&mut code);
     code.end();
     function
 }
@@ -163,8 +163,8 @@ fn constant(value: impl Fn(&mut InstructionSink<'_>)) -> Function {
     function
 }
 
-fn does(body: impl Fn(&mut InstructionSink<'_>) + 'static) -> Box<Body> {
-    Box::new(body)
+fn body(code: impl Fn(&mut InstructionSink<'_>) + 'static) -> Box<Body> {
+    Box::new(code)
 }
 
 /// Calls an import with these arguments.
@@ -175,10 +175,10 @@ fn invoke(code: &mut InstructionSink<'_>, import: u32, arguments: &[u32]) {
     code.call(import);
 }
 
-/// Calls imports one after the other, and does nothing with what they give.
-fn calls(of: &'static [(u32, &'static [u32])]) -> Box<Body> {
-    does(move |code| {
-        for (import, arguments) in of {
+/// Calls imports one after the other and ignores their results.
+fn calls(imports: &'static [(u32, &'static [u32])]) -> Box<Body> {
+    body(move |code| {
+        for (import, arguments) in imports {
             invoke(code, *import, arguments);
             if matches!(*import, CALL | WAIT_ANY | STRIP | NOW) {
                 code.drop();
@@ -187,9 +187,9 @@ fn calls(of: &'static [(u32, &'static [u32])]) -> Box<Body> {
     })
 }
 
-/// Calls an import without end.
+/// Calls an import in an endless loop.
 fn flood(import: u32, arguments: &'static [u32]) -> Box<Body> {
-    does(move |code| {
+    body(move |code| {
         code.loop_(BlockType::Empty);
         invoke(code, import, arguments);
         if matches!(import, WAIT_ANY | NOW) {
@@ -199,19 +199,19 @@ fn flood(import: u32, arguments: &'static [u32]) -> Box<Body> {
     })
 }
 
-/// Makes calls without end, each with a number of its own.
+/// Makes calls in an endless loop, each with its own number.
 fn flood_of_calls(import: u32, name: (u32, u32), arguments: (u32, u32)) -> Box<Body> {
     flood_of_calls_and(import, name, arguments, |_| {})
 }
 
-/// The same, with something done after each.
+/// The same, with code after each call.
 fn flood_of_calls_and(
     import: u32,
     name: (u32, u32),
     arguments: (u32, u32),
     then: impl Fn(&mut InstructionSink<'_>) + 'static,
 ) -> Box<Body> {
-    does(move |code| {
+    body(move |code| {
         code.loop_(BlockType::Empty);
         next_number(code);
         invoke(code, import, &[name.0, name.1, arguments.0, arguments.1]);
@@ -223,34 +223,34 @@ fn flood_of_calls_and(
     })
 }
 
-/// Counts, and leaves the number as an argument.
+/// Increments the counter and pushes it as an argument.
 fn next_number(code: &mut InstructionSink<'_>) {
     code.local_get(COUNTER).i32_const(1).i32_add().local_tee(COUNTER);
 }
 
-/// Takes an end, where there is one, and does not look at it.
+/// Takes the end of a call, if there is one, and ignores it.
 fn take_an_end(code: &mut InstructionSink<'_>) {
     invoke(code, WAIT_ANY, &[REPLY, REPLY + 4]);
     code.drop();
 }
 
-/// Holds each of these lies to how it must end; after each an honest script of the same engine
-/// works as ever.
-async fn all_end(lies: Vec<(&str, Box<Body>, Expected)>) {
+/// Asserts the end of each attack. After each, a valid script on the same engine works.
+async fn assert_ends(attacks: Vec<(&str, Box<Body>, ExpectedEnd)>) {
     let limits = Limits {
         cpu: Duration::from_millis(50),
         wall: Duration::from_secs(60),
         host_calls: 100,
         ..test_limits()
     };
-    all_end_within(&limits, lies).await;
+    assert_ends_within(&limits, attacks).await;
 }
 
-async fn all_end_within(limits: &Limits, lies: Vec<(&str, Box<Body>, Expected)>) {
-    for (name, lie, expected) in lies {
-        let engine = lying_engine(&*lie, 8, 0).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+async fn assert_ends_within(limits: &Limits, attacks: Vec<(&str, Box<Body>, ExpectedEnd)>) {
+    for (name, attack, expected) in attacks {
+        let engine =
+            attacking_engine(&*attack, 8, 0).unwrap_or_else(|error| panic!("{name}: {error:?}"));
         let host = TestHost::new();
-        let outcome = engine.run(LYING, &host, limits, CancellationToken::new()).await;
+        let outcome = engine.run(ATTACK_SCRIPT, &host, limits, CancellationToken::new()).await;
         match (&outcome.status, expected) {
             (Status::Internal(text), Internal(part)) => {
                 assert!(text.contains(part), "{name}: {text}")
@@ -261,15 +261,15 @@ async fn all_end_within(limits: &Limits, lies: Vec<(&str, Box<Body>, Expected)>)
             (other, _) => panic!("{name}: {other:?}"),
         }
         assert!(outcome.output.len() <= limits.output_bytes, "{name}");
-        // A note of the host's own may come on top.
+        // The host may add a note.
         assert!(outcome.notes.len() <= 33, "{name}: {} notes", outcome.notes.len());
-        honest_runs_work(&engine, name).await;
+        assert_valid_run(&engine, name).await;
     }
 }
 
-async fn honest_runs_work(engine: &Engine, after: &str) {
+async fn assert_valid_run(engine: &Engine, after: &str) {
     let host = TestHost::new();
-    let outcome = engine.run(HONEST, &host, &test_limits(), CancellationToken::new()).await;
+    let outcome = engine.run(VALID_SCRIPT, &host, &test_limits(), CancellationToken::new()).await;
     assert_eq!(
         outcome.status,
         Status::Completed { value: Value::Json("{}".to_owned()) },
@@ -278,29 +278,33 @@ async fn honest_runs_work(engine: &Engine, after: &str) {
     assert_eq!(host.calls(), [(1, "echo".to_owned(), json!({}))], "after {after}");
 }
 
-fn lying_engine(lie: &Body, interrupt_flag: u32, booted_tools: i64) -> Result<Engine, Error> {
+fn attacking_engine(
+    attack: &Body,
+    interrupt_flag: u32,
+    booted_tools: i64,
+) -> Result<Engine, Error> {
     let config = EngineConfig { instances: 2, ..EngineConfig::default() };
-    Engine::with_guest(&guest(lie, interrupt_flag, booted_tools), &cache_dir(), config)
+    Engine::with_guest(&guest(attack, interrupt_flag, booted_tools), &cache_dir(), config)
 }
 
 #[tokio::test]
-async fn pointers_out_of_memory_are_refused() {
-    const OUTSIDE: Expected = Internal("points outside of its memory");
+async fn pointers_outside_of_memory_are_refused() {
+    const OUTSIDE: ExpectedEnd = Internal("points outside of its memory");
     const MAX: u32 = u32::MAX;
-    all_end(vec![
-        ("a text from the end on", calls(&[(LOG, &[END, 1])]), OUTSIDE),
-        ("a text over the end", calls(&[(LOG, &[END - 1, 2])]), OUTSIDE),
+    assert_ends(vec![
+        ("a text from the end on", calls(&[(LOG, &[MEMORY_SIZE, 1])]), OUTSIDE),
+        ("a text over the end", calls(&[(LOG, &[MEMORY_SIZE - 1, 2])]), OUTSIDE),
         ("a text of 4 GiB", calls(&[(LOG, &[1, MAX])]), OUTSIDE),
         ("a text whose end overflows", calls(&[(LOG, &[MAX, MAX])]), OUTSIDE),
-        ("nothing, from past the end", calls(&[(LOG, &[END + 1, 0])]), OUTSIDE),
-        ("a note over the end", calls(&[(NOTE, &[END - 1, 2])]), OUTSIDE),
+        ("nothing, from past the end", calls(&[(LOG, &[MEMORY_SIZE + 1, 0])]), OUTSIDE),
+        ("a note over the end", calls(&[(NOTE, &[MEMORY_SIZE - 1, 2])]), OUTSIDE),
         ("a note whose end overflows", calls(&[(NOTE, &[MAX, MAX])]), OUTSIDE),
-        ("a value over the end", calls(&[(FINISH, &[0, END - 1, 2])]), OUTSIDE),
+        ("a value over the end", calls(&[(FINISH, &[0, MEMORY_SIZE - 1, 2])]), OUTSIDE),
         ("a value whose end overflows", calls(&[(FINISH, &[0, MAX, MAX])]), OUTSIDE),
         ("a source of 4 GiB", calls(&[(STRIP, &[0, MAX])]), OUTSIDE),
         (
             "a name over the end",
-            calls(&[(CALL, &[1, END - 1, 2, ARGUMENTS.0, ARGUMENTS.1])]),
+            calls(&[(CALL, &[1, MEMORY_SIZE - 1, 2, ARGUMENTS.0, ARGUMENTS.1])]),
             OUTSIDE,
         ),
         (
@@ -308,24 +312,31 @@ async fn pointers_out_of_memory_are_refused() {
             calls(&[(START, &[1, MAX, MAX, ARGUMENTS.0, ARGUMENTS.1])]),
             OUTSIDE,
         ),
-        ("arguments over the end", calls(&[(CALL, &[1, ECHO.0, ECHO.1, END - 1, 2])]), OUTSIDE),
+        (
+            "arguments over the end",
+            calls(&[(CALL, &[1, ECHO.0, ECHO.1, MEMORY_SIZE - 1, 2])]),
+            OUTSIDE,
+        ),
         (
             "arguments whose end overflows",
             calls(&[(START, &[1, ECHO.0, ECHO.1, MAX, 4 << 20])]),
             OUTSIDE,
         ),
-        ("a seed over the end", calls(&[(SEED, &[END - 31])]), OUTSIDE),
+        ("a seed over the end", calls(&[(SEED, &[MEMORY_SIZE - 31])]), OUTSIDE),
         ("a seed at the last address", calls(&[(SEED, &[MAX])]), OUTSIDE),
         (
             "a reply over the end",
-            calls(&[(CALL, &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]), (TAKE, &[END - 1])]),
+            calls(&[
+                (CALL, &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]),
+                (TAKE, &[MEMORY_SIZE - 1]),
+            ]),
             OUTSIDE,
         ),
         (
             "a number over the end",
             calls(&[
                 (START, &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]),
-                (WAIT_ANY, &[END - 3, 0]),
+                (WAIT_ANY, &[MEMORY_SIZE - 3, 0]),
             ]),
             OUTSIDE,
         ),
@@ -343,18 +354,18 @@ async fn pointers_out_of_memory_are_refused() {
 }
 
 #[tokio::test]
-async fn calls_that_the_guest_must_not_make_are_refused() {
-    const TWICE: Expected = Internal("two calls the number 1");
+async fn invalid_calls_of_the_guest_are_refused() {
+    const TWICE: ExpectedEnd = Internal("two calls the number 1");
     const CALLED: &[u32] = &[1, ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1];
     const SLEPT: &[u32] = &[1, SLEEP.0, SLEEP.1, ARGUMENTS.0, ARGUMENTS.1];
-    const UNSAID: Expected = Internal("without saying how the script ended");
-    all_end(vec![
+    const UNSAID: ExpectedEnd = Internal("without saying how the script ended");
+    assert_ends(vec![
         ("two calls with one number", calls(&[(CALL, CALLED), (CALL, CALLED)]), TWICE),
         ("two started calls with one number", calls(&[(START, CALLED), (START, CALLED)]), TWICE),
         ("the number of a call that is started", calls(&[(START, CALLED), (CALL, CALLED)]), TWICE),
         ("the number of a timer", calls(&[(START, SLEPT), (CALL, CALLED)]), TWICE),
         (
-            "the number of a cancelled timer",
+            "the number of a canceled timer",
             calls(&[(START, SLEPT), (CANCEL, &[1]), (CALL, CALLED)]),
             TWICE,
         ),
@@ -391,17 +402,17 @@ async fn calls_that_the_guest_must_not_make_are_refused() {
         ),
         ("arguments that are no JSON", calls(&[(CALL, &[1, 0, 4, NO_TEXT.0, NO_TEXT.1])]), UNSAID),
         (
-            "cancelling and waiting for what there is not",
+            "canceling and waiting for nothing",
             calls(&[(CANCEL, &[7]), (WAIT_ANY, &[0, 4])]),
             UNSAID,
         ),
         (
-            "waiting for a call that was cancelled",
+            "waiting for a canceled call",
             calls(&[(START, CALLED), (CANCEL, &[1]), (WAIT_ANY, &[0, 4]), (WAIT_ANY, &[0, 4])]),
             UNSAID,
         ),
         (
-            "waiting for a timer that was cancelled",
+            "waiting for a canceled timer",
             calls(&[
                 (START, &[1, SLEEP.0, SLEEP.1, FOREVER.0, FOREVER.1]),
                 (NOW, &[]),
@@ -410,26 +421,22 @@ async fn calls_that_the_guest_must_not_make_are_refused() {
             ]),
             UNSAID,
         ),
-        ("taking twice, into the end", calls(&[(TAKE, &[REPLY]), (TAKE, &[END])]), UNSAID),
+        ("taking twice, into the end", calls(&[(TAKE, &[REPLY]), (TAKE, &[MEMORY_SIZE])]), UNSAID),
         ("returning at once", calls(&[]), UNSAID),
-        (
-            "an ending that there is not",
-            calls(&[(FINISH, &[6, 0, 0])]),
-            Internal("an unknown way: 6"),
-        ),
-        ("trapping", does(|code| _ = code.unreachable()), Internal("unreachable")),
+        ("an unknown kind of end", calls(&[(FINISH, &[6, 0, 0])]), Internal("an unknown way: 6")),
+        ("trapping", body(|code| _ = code.unreachable()), Internal("unreachable")),
     ])
     .await;
 }
 
 #[tokio::test]
-async fn floods_of_imports_end_at_a_limit() {
-    const CPU: Expected = Exceeded(Limit::Cpu);
-    all_end(vec![
-        ("cancelling", flood(CANCEL, &[1]), CPU),
-        ("notes", flood(NOTE, &[0, END]), CPU),
-        ("text", flood(LOG, &[0, END]), CPU),
-        ("endings", flood(FINISH, &[0, 0, END]), CPU),
+async fn endless_import_calls_end_at_a_limit() {
+    const CPU: ExpectedEnd = Exceeded(Limit::Cpu);
+    assert_ends(vec![
+        ("canceling", flood(CANCEL, &[1]), CPU),
+        ("notes", flood(NOTE, &[0, MEMORY_SIZE]), CPU),
+        ("text", flood(LOG, &[0, MEMORY_SIZE]), CPU),
+        ("endings", flood(FINISH, &[0, 0, MEMORY_SIZE]), CPU),
         ("taking", flood(TAKE, &[REPLY]), CPU),
         ("seeds", flood(SEED, &[REPLY]), CPU),
         ("waiting for nothing", flood(WAIT_ANY, &[0, 4]), CPU),
@@ -443,14 +450,14 @@ async fn floods_of_imports_end_at_a_limit() {
         ("timers", flood_of_calls(START, SLEEP, FOREVER), Exceeded(Limit::HostCalls)),
         (
             "nothing at all",
-            does(|code| {
+            body(|code| {
                 code.loop_(BlockType::Empty).br(0).end();
             }),
             CPU,
         ),
         (
             "memory",
-            does(|code| {
+            body(|code| {
                 code.i32_const(2000).memory_grow(0).drop().unreachable();
             }),
             Exceeded(Limit::Memory),
@@ -460,17 +467,17 @@ async fn floods_of_imports_end_at_a_limit() {
 }
 
 #[tokio::test]
-async fn more_than_an_honest_guest_starts_at_once_ends_the_run() {
-    const CALLS: Expected = Internal("more than 64 calls at once");
+async fn too_many_started_calls_end_the_run() {
+    const CALLS: ExpectedEnd = Internal("more than 64 calls at once");
     const NO_ROOM: (u32, u32) = (0, u32::MAX);
     let limits = Limits { wall: Duration::from_secs(60), ..test_limits() };
-    all_end_within(
+    assert_ends_within(
         &limits,
         vec![
             ("large arguments", flood_of_calls(START, ECHO, LARGE), CALLS),
             ("calls that are refused", flood_of_calls(START, ECHO, NO_ROOM), CALLS),
             (
-                "calls that are cancelled",
+                "canceled calls",
                 flood_of_calls_and(START, ECHO, LARGE, |code| {
                     code.local_get(COUNTER).call(CANCEL);
                 }),
@@ -494,9 +501,9 @@ async fn more_than_an_honest_guest_starts_at_once_ends_the_run() {
 }
 
 #[tokio::test]
-async fn what_was_taken_or_cancelled_is_not_under_way() {
+async fn taken_and_canceled_calls_are_not_counted() {
     let limits = Limits { wall: Duration::from_secs(60), host_calls: 5000, ..test_limits() };
-    all_end_within(
+    assert_ends_within(
         &limits,
         vec![
             (
@@ -522,17 +529,17 @@ async fn what_was_taken_or_cancelled_is_not_under_way() {
 }
 
 #[tokio::test]
-async fn cancelling_thousands_of_timers_ends_at_a_limit() {
+async fn canceling_thousands_of_timers_ends_at_a_limit() {
     const TIMERS: i32 = 4000;
-    let lie = does(|code| {
+    let attack = body(|code| {
         code.loop_(BlockType::Empty);
         next_number(code);
         invoke(code, START, &[SLEEP.0, SLEEP.1, ARGUMENTS.0, ARGUMENTS.1]);
         code.local_get(COUNTER).i32_const(TIMERS).i32_lt_u().br_if(0).end();
-        // They end while the host is asked for something.
+        // They end during this call.
         invoke(code, CALL, &[u32::MAX, LATER.0, LATER.1, A_MOMENT.0, A_MOMENT.1]);
         code.drop();
-        // From the last one to the first, and on through numbers that nothing has.
+        // Cancels from the last one to the first, and then unused numbers.
         code.loop_(BlockType::Empty);
         code.local_get(COUNTER).call(CANCEL);
         code.local_get(COUNTER).i32_const(1).i32_sub().local_set(COUNTER);
@@ -540,35 +547,38 @@ async fn cancelling_thousands_of_timers_ends_at_a_limit() {
     });
     let limits =
         Limits { cpu: Duration::from_millis(500), wall: Duration::from_secs(60), ..test_limits() };
-    all_end_within(&limits, vec![("cancelling", lie, Exceeded(Limit::Cpu))]).await;
+    assert_ends_within(&limits, vec![("canceling", attack, Exceeded(Limit::Cpu))]).await;
 }
 
 #[tokio::test]
-async fn a_timer_without_end_ends_with_the_run() {
-    let lie = calls(&[(START, &[1, SLEEP.0, SLEEP.1, FOREVER.0, FOREVER.1]), (WAIT_ANY, &[0, 4])]);
-    let engine = lying_engine(&*lie, 8, 0).expect("an engine");
+async fn endless_timer_ends_with_the_run() {
+    let attack =
+        calls(&[(START, &[1, SLEEP.0, SLEEP.1, FOREVER.0, FOREVER.1]), (WAIT_ANY, &[0, 4])]);
+    let engine = attacking_engine(&*attack, 8, 0).expect("an engine");
     let limits = Limits { wall: Duration::from_millis(200), ..test_limits() };
-    let outcome = engine.run(LYING, &TestHost::new(), &limits, CancellationToken::new()).await;
+    let outcome =
+        engine.run(ATTACK_SCRIPT, &TestHost::new(), &limits, CancellationToken::new()).await;
     assert_eq!(exceeded(&outcome).0, Limit::Wall);
-    honest_runs_work(&engine, "a timer").await;
+    assert_valid_run(&engine, "a timer").await;
 }
 
 #[tokio::test]
-async fn a_flag_outside_of_memory_ends_the_run_at_its_limit() {
-    let lie = flood(CANCEL, &[1]);
+async fn flag_outside_of_memory_ends_the_run_at_its_limit() {
+    let attack = flood(CANCEL, &[1]);
     let limits = Limits { cpu: Duration::from_millis(50), ..test_limits() };
-    for flag in [END - 3, END, u32::MAX] {
-        let engine = lying_engine(&*lie, flag, 0).expect("an engine");
-        let outcome = engine.run(LYING, &TestHost::new(), &limits, CancellationToken::new()).await;
+    for flag in [MEMORY_SIZE - 3, MEMORY_SIZE, u32::MAX] {
+        let engine = attacking_engine(&*attack, flag, 0).expect("an engine");
+        let outcome =
+            engine.run(ATTACK_SCRIPT, &TestHost::new(), &limits, CancellationToken::new()).await;
         assert_eq!(exceeded(&outcome).0, Limit::Cpu);
-        honest_runs_work(&engine, "a flag").await;
+        assert_valid_run(&engine, "a flag").await;
     }
 }
 
 #[test]
-fn a_guest_whose_tools_lie_outside_of_its_memory_is_refused() {
-    for tools in [(i64::from(END) << 32) | 1, 0xffff_ffff, -1] {
-        let refused = lying_engine(&*calls(&[]), 8, tools).expect_err("it does not fit");
+fn guest_with_tools_outside_of_its_memory_is_refused() {
+    for tools in [(i64::from(MEMORY_SIZE) << 32) | 1, 0xffff_ffff, -1] {
+        let refused = attacking_engine(&*calls(&[]), 8, tools).expect_err("an invalid guest");
         assert!(matches!(refused, Error::Guest(_)), "{refused:?}");
     }
 }
