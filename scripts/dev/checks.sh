@@ -268,7 +268,7 @@ checks_fuzz() {
   local name=${1:-} seconds=300 package=construct-interpreter test
   case $name in
     calls) test=tools::tests::fuzz::random_calls_end_with_what_is_described ;;
-    programs) test=tests::fuzz::programs::random_programs_never_make_the_sandbox_fail ;;
+    programs) test=tests::fuzz::programs::random_programs_never_fail_the_sandbox ;;
     operator) package=construct-gateway test=protocols::operator::request::tests::random_lines_are_parsed_or_refused ;;
     connect) package=construct-gateway test=protocols::connect::stream::tests::random_bodies_are_parsed_or_refused ;;
     pages) package=construct-gateway test=page::tests::random_tokens_are_ours_or_refused ;;

@@ -1,5 +1,4 @@
-//! Scripts that mean harm, and random ones: against the sandbox with the product's own tools,
-//! commands and files.
+//! Hostile and random scripts against the sandbox with the product's own tools, commands and files.
 
 mod data;
 pub(crate) mod fuzz;
@@ -27,13 +26,13 @@ use crate::sandbox::{
 use crate::tools::{Attachments, CallContext, Egress, Policy, Toolbox};
 use crate::workspace::Workspace;
 
-/// Stands in files that no script may read.
+/// The content of files that no script may read.
 const CANARY: &str = "canary-5f1d0c";
 
-/// What is attached to the conversation of every workspace here.
+/// The content of the file attached to every workspace here.
 const ATTACHED: &str = "attached text";
 
-/// A content, where `files::Store` finds it in this folder.
+/// Stores a content where `files::Store` finds it in this folder.
 pub(crate) fn store_file(
     folder: &Path,
     organization: OrganizationId,
@@ -43,27 +42,26 @@ pub(crate) fn store_file(
     let sha256 = Sha256::digest(content).to_string();
     let (first, rest) = sha256.split_at(2);
     let path = folder.join("files").join(organization.to_string()).join(first);
-    std::fs::create_dir_all(&path).expect("made");
+    std::fs::create_dir_all(&path).expect("created");
     std::fs::write(path.join(rest), content).expect("written");
     let size = i64::try_from(content.len()).expect("small");
     let id = FileId::from_uuid(Uuid::now_v7()).to_string();
     AttachedFile { id, name: name.to_owned(), media_type: "text/plain".to_owned(), sha256, size }
 }
 
-/// One engine for all tests, with few instances: what they keep is then small beside what a leak
-/// would add.
+/// The engine of all tests. It has few instances, so that the memory they keep is small compared to
+/// a leak.
 fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     ENGINE.get_or_init(|| {
-        let executable = std::env::current_exe().expect("there is one");
+        let executable = std::env::current_exe().expect("the path of this executable");
         let target = executable.ancestors().nth(3).expect("cargo's target directory");
         let config = EngineConfig { instances: 12, ..EngineConfig::default() };
         Engine::new(&target.join("tmp").join("sandbox-cache"), config).expect("an engine")
     })
 }
 
-/// A workspace with the product's tools bound to it, and a directory beside it that scripts must
-/// not reach.
+/// A workspace with the product's tools, and a directory beside it that scripts must not reach.
 struct Bench {
     directory: TempDir,
     toolbox: Toolbox,
@@ -77,7 +75,7 @@ impl Bench {
     fn new(policy: Policy, egress: Egress, commands: CommandSandbox) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         for name in ["work", "outside"] {
-            std::fs::create_dir(directory.path().join(name)).expect("made");
+            std::fs::create_dir(directory.path().join(name)).expect("created");
         }
         let workspace = Workspace::open(directory.path().join("work")).expect("a workspace");
         let blobs = directory.path().join("blobs");
@@ -98,13 +96,13 @@ impl Bench {
         bench
     }
 
-    /// Tools that may do nothing but work on files.
+    /// A bench whose tools can only work on files.
     fn with_files() -> Self {
         let egress = Egress::new(&[]).expect("an HTTP client");
         Self::new(Policy::default(), egress, CommandSandbox::unavailable("a test"))
     }
 
-    /// Also confined commands; `None` where the machine offers no confinement.
+    /// A bench with confined commands; `None` if the machine offers no confinement.
     async fn with_commands(policy: CommandPolicy) -> Option<Self> {
         let commands = crate::command::tests::sandbox().await;
         if !commands.is_available() {

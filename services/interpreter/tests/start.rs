@@ -1,4 +1,4 @@
-//! What the service says of commands when it starts on a machine that cannot confine them.
+//! Log messages of a service that starts on a machine without confinement.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -14,23 +14,23 @@ struct Service(Child);
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts the service where no bubblewrap is found, and gives the line of its log that says whether
-/// commands can be confined. It says so before it reaches for NATS, which there is none of.
-fn says(allowed: bool) -> String {
+/// Starts the service without bubblewrap, and returns the log line about the confinement of
+/// commands. It logs the line before it connects to NATS, which does not run.
+fn confinement_log_line(allowed: bool) -> String {
     let data = tempfile::tempdir().expect("a folder");
-    let executable = std::env::current_exe().expect("there is one");
+    let executable = std::env::current_exe().expect("the path of this executable");
     let cache = executable.ancestors().nth(3).unwrap_or(Path::new(".")).join("tmp/sandbox-cache");
     let child = Command::new(env!("CARGO_BIN_EXE_construct-interpreter"))
         .env_clear()
         .env("PATH", "/nonexistent")
         .env("CONSTRUCT_DATA_DIR", data.path())
-        // Compiled code is kept beside the build's other artifacts.
+        // Compiled code is cached beside the build's other artifacts.
         .env("CONSTRUCT_INTERPRETER_CACHE_DIR", cache)
         .env("CONSTRUCT_NATS_URL", "nats://127.0.0.1:1")
         .env("CONSTRUCT_INTERPRETER_CONCURRENCY", "1")
@@ -39,31 +39,31 @@ fn says(allowed: bool) -> String {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("it starts");
+        .expect("the service starts");
     let mut service = Service(child);
     let log = BufReader::new(service.0.stderr.take().expect("piped"));
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-    let mut said = Vec::new();
+    let mut other_lines = Vec::new();
     // It may have to compile its guest first.
     while let Ok(line) = lines.recv_timeout(Duration::from_secs(120)) {
         if line.contains("commands cannot be confined") {
             return line;
         }
-        said.push(line);
+        other_lines.push(line);
     }
-    panic!("it says nothing of it: {said:#?}");
+    panic!("no log line about it: {other_lines:#?}");
 }
 
 #[test]
-fn a_service_that_cannot_confine_commands_says_so_and_what_becomes_of_them() {
-    let refusing = says(false);
+fn log_says_whether_unconfined_commands_run() {
+    let refusing = confinement_log_line(false);
     let reason = "commands cannot be confined: bubblewrap (bwrap) is not installed";
     assert!(
         refusing.contains("WARN") && refusing.contains(&format!("{reason}; commands are refused")),
         "{refusing}"
     );
-    let accepting = says(true);
-    let words = format!("{reason}; they run UNCONFINED, as the operator has allowed");
-    assert!(accepting.contains("WARN") && accepting.contains(&words), "{accepting}");
+    let accepting = confinement_log_line(true);
+    let expected = format!("{reason}; they run UNCONFINED, as the operator allowed");
+    assert!(accepting.contains("WARN") && accepting.contains(&expected), "{accepting}");
 }

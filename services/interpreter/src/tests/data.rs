@@ -1,4 +1,4 @@
-//! What scripts do with the data of a workspace is done with all of it.
+//! Scripts that process the data of a workspace process all of it.
 
 use super::*;
 use crate::sandbox::Status;
@@ -12,7 +12,7 @@ async fn value(bench: &Bench, script: &str) -> String {
 }
 
 #[tokio::test]
-async fn file_that_is_read_changed_and_written_keeps_every_line() {
+async fn rewritten_file_keeps_every_line() {
     let bench = Bench::with_files();
     let lines: String = std::iter::once("id,v\n".to_owned())
         .chain((0..100_000).map(|n| format!("{n},1\n")))
@@ -33,7 +33,7 @@ async fn file_that_is_read_changed_and_written_keeps_every_line() {
 }
 
 #[tokio::test]
-async fn large_file_is_put_together_by_a_script_as_the_error_says() {
+async fn large_file_is_read_in_pieces_as_the_error_says() {
     let bench = Bench::with_files();
     let text = "\u{e4}\u{1f600}\"\n".repeat(800_000);
     std::fs::write(bench.work("big"), &text).expect("written");
@@ -49,7 +49,7 @@ async fn large_file_is_put_together_by_a_script_as_the_error_says() {
 }
 
 #[tokio::test]
-async fn file_in_another_encoding_is_changed_without_damage() {
+async fn file_in_another_encoding_is_edited_without_damage() {
     let bench = Bench::with_files();
     std::fs::write(bench.work("latin"), b"caf\xe9 = 1\n").expect("written");
     let script = "let name = 'none';

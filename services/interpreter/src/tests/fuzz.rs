@@ -1,9 +1,9 @@
-//! Random tests that look for what nobody thought of: the runner they share, and whole programs.
-//! Calls of tools are fuzzed beside their other tests.
+//! Random tests: the shared runner, and whole programs. Tool calls are fuzzed beside their other
+//! tests.
 //!
-//! A case is made from a seed and from nothing else. Each test runs for `CONSTRUCT_FUZZ_SECONDS`
-//! (10) with seeds that differ from time to time; what fails is made smaller and shown with its
-//! seed, which `CONSTRUCT_FUZZ_SEED` repeats. `./dev fuzz NAME --seconds N` runs one for longer.
+//! A case depends on its seed only. Each test runs for `CONSTRUCT_FUZZ_SECONDS` (10) with new
+//! seeds. A failing case is minimized and shown with its seed, which `CONSTRUCT_FUZZ_SEED` repeats.
+//! `./dev fuzz NAME --seconds N` runs one test for longer.
 
 mod grammar;
 mod programs;
@@ -13,31 +13,31 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-/// How long a failing case may be made smaller.
-const MINIMIZING: Duration = Duration::from_secs(60);
+/// Time limit for minimizing a failing case.
+const MINIMIZE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is fuzzed.
+/// The subject of a random test.
 pub(crate) trait Target {
     /// One input.
     type Case;
 
-    /// The name under which `./dev fuzz` knows it.
+    /// Its name for `./dev fuzz`.
     const NAME: &'static str;
 
-    /// Makes an input.
+    /// Generates an input.
     fn make(&self, random: &mut Rng) -> Self::Case;
 
-    /// Tries an input; the error says what is wrong. It may also panic.
+    /// Checks an input; the error describes the problem. It may also panic.
     fn check(&self, case: &Self::Case) -> impl Future<Output = Result<(), String>>;
 
-    /// Inputs that are smaller in one thing, the much smaller ones first.
+    /// Inputs that are smaller in one respect, the smallest first.
     fn smaller(&self, case: &Self::Case) -> Vec<Self::Case>;
 
-    /// The input, to be read.
+    /// The input for a reader.
     fn show(&self, case: &Self::Case) -> String;
 }
 
-/// Tries inputs until the time is over or one fails.
+/// Checks inputs until the time is over or one fails.
 pub(crate) async fn fuzz<T: Target>(target: T) {
     let seed = std::env::var("CONSTRUCT_FUZZ_SEED")
         .ok()
@@ -45,28 +45,28 @@ pub(crate) async fn fuzz<T: Target>(target: T) {
     let seconds = std::env::var("CONSTRUCT_FUZZ_SECONDS")
         .ok()
         .map_or(10, |text| text.parse().expect("seconds"));
-    let (began, mut tried) = (Instant::now(), 0_u64);
+    let (began, mut checked) = (Instant::now(), 0_u64);
     let mut seeds = Rng::new();
-    while tried == 0 || seed.is_none() && began.elapsed() < Duration::from_secs(seconds) {
+    while checked == 0 || seed.is_none() && began.elapsed() < Duration::from_secs(seconds) {
         let seed = seed.unwrap_or_else(|| seeds.u64(..));
         let case = target.make(&mut Rng::with_seed(seed));
-        if let Err(problem) = attempt(&target, &case).await {
-            let (smallest, problem) = minimized(&target, case, problem).await;
+        if let Err(problem) = check_case(&target, &case).await {
+            let (smallest, problem) = minimize(&target, case, problem).await;
             panic!(
-                "{problem}\nCONSTRUCT_FUZZ_SEED={seed} ./dev fuzz {} tries it again; made smaller it is:\n{}",
+                "{problem}\nCONSTRUCT_FUZZ_SEED={seed} ./dev fuzz {} repeats it; the minimized case is:\n{}",
                 T::NAME,
                 target.show(&smallest)
             );
         }
-        tried += 1;
+        checked += 1;
     }
-    eprintln!("{}: {tried} cases in {:?}", T::NAME, began.elapsed());
+    eprintln!("{}: {checked} cases in {:?}", T::NAME, began.elapsed());
 }
 
-/// Tries an input, with a panic as one more thing that can be wrong.
-async fn attempt<T: Target>(target: &T, case: &T::Case) -> Result<(), String> {
-    let tried = std::panic::AssertUnwindSafe(target.check(case));
-    match futures::FutureExt::catch_unwind(tried).await {
+/// Checks an input; a panic is a problem, too.
+async fn check_case<T: Target>(target: &T, case: &T::Case) -> Result<(), String> {
+    let checking = std::panic::AssertUnwindSafe(target.check(case));
+    match futures::FutureExt::catch_unwind(checking).await {
         Ok(result) => result,
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
@@ -76,7 +76,7 @@ async fn attempt<T: Target>(target: &T, case: &T::Case) -> Result<(), String> {
     }
 }
 
-async fn minimized<T: Target>(
+async fn minimize<T: Target>(
     target: &T,
     mut case: T::Case,
     mut problem: String,
@@ -84,11 +84,11 @@ async fn minimized<T: Target>(
     let began = Instant::now();
     'smaller: loop {
         for candidate in target.smaller(&case) {
-            if began.elapsed() > MINIMIZING {
+            if began.elapsed() > MINIMIZE_TIMEOUT {
                 break 'smaller;
             }
-            if let Err(found) = attempt(target, &candidate).await {
-                (case, problem) = (candidate, found);
+            if let Err(new_problem) = check_case(target, &candidate).await {
+                (case, problem) = (candidate, new_problem);
                 continue 'smaller;
             }
         }
@@ -97,22 +97,22 @@ async fn minimized<T: Target>(
     (case, problem)
 }
 
-/// A list with parts of it left out: halves first, then quarters, down to single items.
-pub(crate) fn with_less<I: Clone>(items: &[I]) -> Vec<Vec<I>> {
-    let mut less = Vec::new();
+/// All versions of a list with a part left out: halves first, then quarters, down to single items.
+pub(crate) fn reductions<I: Clone>(items: &[I]) -> Vec<Vec<I>> {
+    let mut lists = Vec::new();
     let mut size = items.len().div_ceil(2);
-    while size > 0 && less.len() < 400 {
-        less.extend((0..items.len()).step_by(size).map(|from| {
+    while size > 0 && lists.len() < 400 {
+        lists.extend((0..items.len()).step_by(size).map(|from| {
             let to = (from + size).min(items.len());
             [&items[..from], &items[to..]].concat()
         }));
         size /= 2;
     }
-    less
+    lists
 }
 
 #[test]
-fn a_failing_case_is_found_and_made_as_small_as_it_can_be() {
+fn failing_case_is_found_and_minimized() {
     struct Numbers;
     impl Target for Numbers {
         type Case = Vec<u8>;
@@ -130,7 +130,7 @@ fn a_failing_case_is_found_and_made_as_small_as_it_can_be() {
         }
 
         fn smaller(&self, case: &Vec<u8>) -> Vec<Vec<u8>> {
-            with_less(case)
+            reductions(case)
         }
 
         fn show(&self, case: &Vec<u8>) -> String {
@@ -138,8 +138,8 @@ fn a_failing_case_is_found_and_made_as_small_as_it_can_be() {
         }
     }
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let found =
+    let panic =
         std::panic::catch_unwind(|| runtime.block_on(fuzz(Numbers))).expect_err("42 comes up");
-    let text = found.downcast_ref::<String>().expect("text");
+    let text = panic.downcast_ref::<String>().expect("text");
     assert!(text.contains("42 is in it") && text.ends_with("\n[42]"), "{text}");
 }

@@ -1,7 +1,6 @@
-//! Scripts that try to get out, to stay, to take more than they may, or to mislead. Each is a row
-//! of a table, with the error that must stop it. After every row the next script must work as ever
-//! on the same engine; each table is run several times over, and the process must not have grown
-//! after that.
+//! Scripts that try to escape, to persist, to exceed limits, or to mislead. Each is a row of a
+//! table with the error that must stop it. After every row the next script must work normally on
+//! the same engine. Each table runs several times, and the process must not have grown afterwards.
 
 mod builtins;
 mod commands;
@@ -16,63 +15,65 @@ mod surface;
 use super::*;
 use crate::sandbox::{Limit, Status};
 
-/// How a script must end.
+/// The required end of a script.
 #[derive(Debug, Clone, Copy)]
 enum Expected {
-    /// With this value.
+    /// Completes with this value.
     Value(&'static str),
-    /// With an error of this name that nothing caught, whose message has these words.
+    /// Throws an uncaught error with this name, whose message contains this text.
     Throws(&'static str, &'static str),
-    /// At this limit.
+    /// Ends at this limit.
     Exceeds(Limit),
 }
 
 use Expected::{Exceeds, Throws, Value as Is};
 
-/// How often each table is run: the first time is to warm up.
+/// Number of runs of each table; the first one warms up.
 const ROUNDS: usize = 2;
-/// What the process may have grown after the first round, in bytes. A table has dozens of runs,
-/// each of which may hold 64 MiB.
-const GROWTH: u64 = 16 << 20;
-/// What the process may have grown at any moment: a run's memory, and what the host holds for it.
-const PEAK: u64 = 320 << 20;
+/// Maximum growth of the process after the first round, in bytes. A table has dozens of runs, each
+/// of which may hold 64 MiB.
+const MAX_GROWTH_BYTES: u64 = 16 << 20;
+/// Maximum growth of the process at any moment: a run's memory, and what the host holds for it.
+const MAX_PEAK_GROWTH_BYTES: u64 = 320 << 20;
 
 impl Bench {
-    /// Runs scripts that must end as their row says, each followed by one that must work as if
-    /// nothing had been.
+    /// Runs scripts that must end as their row says. After each, a normal script must work.
     async fn withstands(&self, attacks: &[(&str, Expected)]) {
         let before = Memory::now();
-        let mut settled = before;
+        let mut after_warm_up = before;
         for round in 0..ROUNDS {
-            let mut wrong = Vec::new();
+            let mut failures = Vec::new();
             for (script, expected) in attacks {
                 let outcome = self.run(script).await;
                 if let Some(difference) = difference(&outcome, *expected) {
-                    wrong.push(format!("{}\n  {difference}", start(script, 300)));
+                    failures.push(format!("{}\n  {difference}", start(script, 300)));
                 }
-                self.works_as_ever(script).await;
+                self.assert_works_normally(script).await;
             }
             assert!(
-                wrong.is_empty(),
-                "{} of {} are wrong:\n{}",
-                wrong.len(),
+                failures.is_empty(),
+                "{} of {} failed:\n{}",
+                failures.len(),
                 attacks.len(),
-                wrong.join("\n")
+                failures.join("\n")
             );
             if round == 0 {
-                settled = Memory::now();
+                after_warm_up = Memory::now();
             }
         }
-        // Where tests share a process, its memory says nothing about one of them.
+        // If tests share a process, its memory says nothing about one test.
         if std::env::var_os("NEXTEST").is_some() {
-            settled.has_not_grown().await;
+            after_warm_up.assert_not_grown().await;
             let peak = Memory::now().peak.saturating_sub(before.resident);
-            assert!(peak < PEAK, "at some moment the process had grown by {} MiB", peak >> 20);
+            assert!(
+                peak < MAX_PEAK_GROWTH_BYTES,
+                "the process had grown by {} MiB at its peak",
+                peak >> 20
+            );
         }
     }
 
-    /// The same for calls that must be refused, by an error of this name: the script can catch it
-    /// and go on.
+    /// The same for calls that must throw an error with this name, which the script can catch.
     async fn refuses(&self, calls: &[(&str, &'static str)]) {
         let scripts: Vec<(String, Expected)> = calls
             .iter()
@@ -90,8 +91,8 @@ impl Bench {
         self.withstands(&attacks).await;
     }
 
-    /// The script after an attack finds everything as if it were the first.
-    async fn works_as_ever(&self, after: &str) {
+    /// Asserts that the script after an attack works as if it were the first.
+    async fn assert_works_normally(&self, after: &str) {
         let script = "const found = await Promise.all([tools.read_file('inside.txt'), tools.find_file('inside.*')]);
             print(read_file('inside.txt'));
             setTimeout(() => found.push([3, 1, 2].sort().map(String).join('')), 0);
@@ -110,37 +111,37 @@ impl Bench {
     }
 }
 
-/// What is wrong with how a script ended, if something is.
+/// The difference between the actual and the required end, if any.
 fn difference(outcome: &Outcome, expected: Expected) -> Option<String> {
     let all = format!("{outcome:?}");
     for leaked in [CANARY, "root:x:0"] {
         if all.contains(leaked) {
-            return Some(format!("{leaked} came out: {}", start(&all, 2000)));
+            return Some(format!("{leaked} leaked: {}", start(&all, 2000)));
         }
     }
-    let fits = match (&outcome.status, expected) {
+    let matches = match (&outcome.status, expected) {
         (Status::Completed { value }, Is(text)) => value.display() == text,
-        (Status::Threw { name, message, .. }, Throws(expected, words)) => {
-            name == expected && message.contains(words)
+        (Status::Threw { name, message, .. }, Throws(expected, text)) => {
+            name == expected && message.contains(text)
         }
         (Status::LimitExceeded { limit, message, .. }, Exceeds(expected)) => {
             *limit == expected && !message.is_empty()
         }
         _ => false,
     };
-    (!fits).then(|| format!("must end with {expected:?}, but: {}", start(&all, 1000)))
+    (!matches).then(|| format!("must end with {expected:?}, but: {}", start(&all, 1000)))
 }
 
 fn start(text: &str, length: usize) -> &str {
     &text[..text.floor_char_boundary(length)]
 }
 
-/// What the process takes, in bytes.
+/// The memory of the process in bytes.
 #[derive(Debug, Clone, Copy)]
 struct Memory {
     /// Private memory.
     resident: u64,
-    /// The most there ever was of all memory.
+    /// The peak of all memory.
     peak: u64,
 }
 
@@ -159,13 +160,12 @@ impl Memory {
         Self { resident: field("RssAnon:"), peak: field("VmHWM:") }
     }
 
-    /// Waits until the process takes about what it took: what runs in the background may not have
-    /// ended yet.
-    async fn has_not_grown(&self) {
+    /// Waits until the process uses about as much as before: background work may not have ended.
+    async fn assert_not_grown(&self) {
         let mut grown = 0;
         for _ in 0..200 {
             grown = Memory::now().resident.saturating_sub(self.resident);
-            if grown < GROWTH {
+            if grown < MAX_GROWTH_BYTES {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,5 +1,4 @@
-//! The limits as docs/interpreter.md lists them, each told to the model by a name or words of its
-//! own.
+//! The limits listed in docs/interpreter.md. Each is reported to the model by its own name or text.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,30 +6,30 @@ use super::*;
 use crate::command::{CommandLimits, Confinement};
 use crate::report;
 
-/// A way to exceed a limit.
-struct Exceeding {
-    /// How the limit's row begins.
+/// A script that exceeds a limit.
+struct ExceededLimit {
+    /// The beginning of the limit's row.
     row: &'static str,
     /// Sets a limit that is reached quickly.
     set: fn(&mut Limits),
     script: &'static str,
-    /// What the model is told, and the row says.
-    told: &'static str,
+    /// The text in the report and in the row.
+    report: &'static str,
 }
 
 const fn exceeding(
     row: &'static str,
     set: fn(&mut Limits),
     script: &'static str,
-    told: &'static str,
-) -> Exceeding {
-    Exceeding { row, set, script, told }
+    report: &'static str,
+) -> ExceededLimit {
+    ExceededLimit { row, set, script, report }
 }
 
-/// Limits that are reached as they are.
-const AS_IT_IS: fn(&mut Limits) = |_| {};
+/// The default limits, which are reached as they are.
+const DEFAULT_LIMITS: fn(&mut Limits) = |_| {};
 
-const EXCEEDING: &[Exceeding] = &[
+const EXCEEDED_LIMITS: &[ExceededLimit] = &[
     exceeding(
         "CPU time of the script",
         |l| l.cpu = Duration::from_millis(50),
@@ -87,82 +86,86 @@ const EXCEEDING: &[Exceeding] = &[
     ),
     exceeding(
         "a command's CPU time",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "execute_command('while :; do :; done & while :; do :; done')",
         r#""limit_exceeded":"cpu""#,
     ),
     exceeding(
         "its memory",
-        AS_IT_IS,
-        // None of them has too much alone, and each lives on with what it has.
+        DEFAULT_LIMITS,
+        // No process exceeds the limit alone, and each keeps its memory.
         "execute_command('for i in 1 2 3; do (head -c 60000000 /dev/zero; sleep 60) | tail -n 1 & done; wait')",
         r#""limit_exceeded":"memory""#,
     ),
     exceeding(
         "its processes",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "execute_command('for i in $(seq 60); do sleep 60 & done; wait')",
         r#""limit_exceeded":"processes""#,
     ),
     exceeding(
         "its largest file",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "execute_command('head -c 3000000 /dev/zero > big')",
         r#""signal":"SIGXFSZ""#,
     ),
     exceeding(
         CONFINED,
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "execute_command('head -c 9000000 /dev/zero > /tmp/full')",
         "No space left on device",
     ),
     exceeding(
         "nesting of JavaScript",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "(function f() { return 1 + f() })()",
         "RangeError: Maximum call stack size exceeded",
     ),
     exceeding(
         "length of a text",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "'x'.repeat(2 ** 30)",
         "RangeError: invalid string length",
     ),
     exceeding(
         "values in the arguments",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "create_file('made', new Array(20001).fill(0))",
         "CallValuesLimitExceeded",
     ),
     exceeding(
         "timers at the same time",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "for (let i = 0; i < 1001; i++) setTimeout(() => {}, 1e8)",
         "TimerLimitExceeded",
     ),
     exceeding(
         "time of a command",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "execute_command('sleep 60', { timeout_seconds: 1 })",
         r#""timed_out":true"#,
     ),
-    exceeding("output with the value", AS_IT_IS, "'x'.repeat(100000)", "bytes are left out here"),
+    exceeding(
+        "output with the value",
+        DEFAULT_LIMITS,
+        "'x'.repeat(100000)",
+        "bytes are left out here",
+    ),
     exceeding(
         "modules",
-        AS_IT_IS,
+        DEFAULT_LIMITS,
         "for (let i = 0; i < 257; i++) await import(`./m${i}.js`)",
         "ModuleLimitExceeded",
     ),
-    exceeding("a module", AS_IT_IS, "await import('./large.js')", "ModuleTooLarge"),
+    exceeding("a module", DEFAULT_LIMITS, "await import('./large.js')", "ModuleTooLarge"),
 ];
 
-/// A limit that only holds where commands are confined.
+/// A limit that applies only if commands are confined.
 const CONFINED: &str = "its `/tmp` and `/dev/shm`";
 
-/// Where nothing is told: who is over it waits, or is only started so. How much is journaled, and
-/// what is too large to be approved, is tried in `execution::tests`, which have a journal and
-/// policies.
-const UNTOLD: [&str; 6] = [
+/// Limits without a report: whatever exceeds them waits, or starts with less. `execution::tests`
+/// covers the journal limit and the size limit of approvals, because it has a journal and policies.
+const UNREPORTED: [&str; 6] = [
     "its processors",
     "calls at the same time",
     "scripts at the same time",
@@ -181,8 +184,8 @@ fn rows() -> BTreeMap<&'static str, &'static str> {
     cells.filter(|(first, _)| *first != "what").collect()
 }
 
-/// With commands that reach their bounds quickly. None where they are to be confined and cannot be,
-/// which is said.
+/// A bench whose commands reach their limits quickly. `None` if they must be confined and cannot
+/// be, which is printed.
 async fn bench(confined: bool) -> Option<Bench> {
     let limits = CommandLimits {
         cpu: Duration::from_secs(1),
@@ -213,17 +216,20 @@ async fn bench(confined: bool) -> Option<Bench> {
 }
 
 #[tokio::test]
-async fn each_limit_is_told_as_the_documentation_says() {
+async fn each_limit_is_reported_as_documented() {
     let rows = rows();
-    let (mut tried, mut names) = (HashSet::new(), HashSet::new());
-    for Exceeding { row, set, script, told } in EXCEEDING {
+    let (mut covered, mut names) = (HashSet::new(), HashSet::new());
+    for ExceededLimit { row, set, script, report } in EXCEEDED_LIMITS {
         let mut found = rows.iter().filter(|(first, _)| first.starts_with(row));
         let ((first, says), None) = (found.next().expect(row), found.next()) else {
-            panic!("{row} is no single row")
+            panic!("{row} does not match one row")
         };
-        assert!(says.contains(&format!("`{told}`")), "{first}: it says {says:?} and not {told:?}");
-        assert!(names.insert(told), "{told} is told of two limits");
-        tried.insert(*first);
+        assert!(
+            says.contains(&format!("`{report}`")),
+            "{first}: the row has {says:?} and not {report:?}"
+        );
+        assert!(names.insert(report), "{report} is the report of two limits");
+        covered.insert(*first);
         let Some(bench) = bench(*row == CONFINED).await else { continue };
         std::fs::write(bench.work("long"), "x".repeat(2000)).expect("written");
         std::fs::write(bench.work("large.js"), " ".repeat((1 << 20) + 1)).expect("written");
@@ -235,19 +241,19 @@ async fn each_limit_is_told_as_the_documentation_says() {
         let result = report::result("call", &bench.run_within(script, &limits).await, &[], "");
         let all = format!("{}\n{}", result.error, result.output);
         assert!(
-            all.contains(told),
-            "{script} must be told {told:?}: {}",
+            all.contains(report),
+            "{script} must report {report:?}: {}",
             &all[..all.floor_char_boundary(2000)]
         );
         assert!(!bench.work("made").exists(), "{script}: the call is not made");
     }
-    let untold = |first: &str| UNTOLD.iter().any(|row| first.starts_with(row));
-    let left: Vec<_> =
-        rows.keys().filter(|first| !tried.contains(*first) && !untold(first)).collect();
-    assert!(left.is_empty(), "no script exceeds {left:?}");
+    let is_unreported = |first: &str| UNREPORTED.iter().any(|row| first.starts_with(row));
+    let uncovered: Vec<_> =
+        rows.keys().filter(|first| !covered.contains(*first) && !is_unreported(first)).collect();
+    assert!(uncovered.is_empty(), "no script exceeds {uncovered:?}");
     assert_eq!(
-        rows.keys().filter(|first| untold(first)).count(),
-        UNTOLD.len(),
-        "there are other rows now"
+        rows.keys().filter(|first| is_unreported(first)).count(),
+        UNREPORTED.len(),
+        "the rows have changed"
     );
 }

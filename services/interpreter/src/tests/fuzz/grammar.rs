@@ -1,10 +1,10 @@
-//! Random programs: mostly of the grammar, so that they get past the parser, sometimes damaged, so
-//! that they don't.
+//! Random programs: mostly valid by the grammar, so that they pass the parser; sometimes damaged,
+//! so that they do not.
 
 use fastrand::Rng;
 
-/// How deep a program nests; below that only leaves are grown.
-const DEPTH: usize = 5;
+/// Maximum nesting depth of a program; deeper nodes are leaves.
+const MAX_DEPTH: usize = 5;
 
 const NAMES: &[&str] =
     &["a", "b", "c", "d", "self", "of", "type", "async", "get", "\u{e4}", "$", "_0"];
@@ -389,35 +389,35 @@ const TYPED: &[&str] = &[
     "function N(this: T, N: T): asserts N {S}",
 ];
 
-/// A program, and whether it is meant to be TypeScript.
+/// Generates a program in JavaScript or TypeScript.
 pub(super) fn program(random: &mut Rng) -> String {
-    let mut grower = Grower { typed: random.u8(..4) == 0, random };
+    let mut generator = Generator { typed: random.u8(..4) == 0, random };
     let mut program = String::new();
-    for _ in 0..grower.random.usize(1..8) {
-        program.push_str(&grower.statement(0));
+    for _ in 0..generator.random.usize(1..8) {
+        program.push_str(&generator.statement(0));
         program.push('\n');
     }
     match random.u8(..10) {
-        0 => damaged(random, &program),
-        1 => soup(random),
+        0 => damage(random, &program),
+        1 => random_tokens(random),
         _ => program,
     }
 }
 
-struct Grower<'a> {
+struct Generator<'a> {
     typed: bool,
     random: &'a mut Rng,
 }
 
-impl Grower<'_> {
+impl Generator<'_> {
     fn statement(&mut self, depth: usize) -> String {
         let forms = if self.typed && self.random.bool() { TYPED } else { STATEMENTS };
-        let form = if depth >= DEPTH { "E;" } else { self.one_of(forms) };
-        self.filled(form, depth)
+        let form = if depth >= MAX_DEPTH { "E;" } else { self.one_of(forms) };
+        self.fill(form, depth)
     }
 
     fn expression(&mut self, depth: usize) -> String {
-        if depth >= DEPTH {
+        if depth >= MAX_DEPTH {
             return self.leaf();
         }
         let form = match self.random.u8(..10) {
@@ -459,7 +459,7 @@ impl Grower<'_> {
                 "(yield)",
             ]),
         };
-        self.filled(form, depth)
+        self.fill(form, depth)
     }
 
     fn leaf(&mut self) -> String {
@@ -471,9 +471,9 @@ impl Grower<'_> {
         }
     }
 
-    /// The form with its places filled: E is an expression, S statements, N a name, T a type; each
-    /// stands alone.
-    fn filled(&mut self, form: &str, depth: usize) -> String {
+    /// Fills the placeholders of a form: E is an expression, S statements, N a name, T a type. A
+    /// placeholder is never part of a word.
+    fn fill(&mut self, form: &str, depth: usize) -> String {
         let mut text = String::new();
         let mut rest = form;
         while let Some(at) = rest.find(['E', 'S', 'N', 'T']) {
@@ -506,8 +506,8 @@ impl Grower<'_> {
     }
 }
 
-/// The program with characters left out, doubled, swapped or replaced.
-fn damaged(random: &mut Rng, program: &str) -> String {
+/// Removes, doubles, swaps or replaces characters of a program.
+fn damage(random: &mut Rng, program: &str) -> String {
     let mut characters: Vec<char> = program.chars().collect();
     for _ in 0..random.usize(1..6) {
         let (at, other) = (random.usize(..characters.len()), random.usize(..characters.len()));
@@ -522,8 +522,8 @@ fn damaged(random: &mut Rng, program: &str) -> String {
     characters.into_iter().collect()
 }
 
-/// Words in any order.
-fn soup(random: &mut Rng) -> String {
+/// Tokens in random order.
+fn random_tokens(random: &mut Rng) -> String {
     const SIGNS: &[&str] = &[
         "(", ")", "{", "}", "[", "]", "<", ">", "=>", "...", "?.", "`", "${", "'", "\"", "/", "/*",
         "*/", "//", "\n", ";", ":", ",", "#", "@", "\\", "\u{2028}", "await", "async", "function",

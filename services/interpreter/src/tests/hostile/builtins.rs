@@ -1,10 +1,10 @@
-//! Built-ins that a script has replaced, and arguments that are not what they seem. The sandbox's
-//! own code runs in the same engine; nothing a script does to it may make a call another one than
-//! was shown, or a result another one than came.
+//! Replaced built-ins, and deceptive arguments. The sandbox's own code runs in the same engine.
+//! Whatever a script does to it, a call must be the one that was shown, and a result the one that
+//! came.
 
 use super::*;
 
-/// What a script does to the engine before it goes on as if nothing were.
+/// What a script does to the engine before it continues normally.
 const SABOTAGES: &[&str] = &[
     "JSON.parse = JSON.stringify = () => '{\"forged\": true}'",
     "globalThis.JSON = {}",
@@ -55,9 +55,9 @@ const SABOTAGES: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn replaced_built_ins_change_neither_calls_nor_results() {
+async fn replaced_builtins_change_neither_calls_nor_results() {
     let bench = Bench::with_files();
-    let mut wrong = Vec::new();
+    let mut failures = Vec::new();
     for sabotage in SABOTAGES {
         let script = format!(
             "const call = tools.read_file, list = tools.list_files;
@@ -74,17 +74,17 @@ async fn replaced_built_ins_change_neither_calls_nor_results() {
         );
         let outcome = bench.run(&script).await;
         if let Some(difference) = difference(&outcome, Is("true to itself")) {
-            wrong.push(format!("{sabotage}\n  {difference}"));
+            failures.push(format!("{sabotage}\n  {difference}"));
         }
-        bench.works_as_ever(sabotage).await;
+        bench.assert_works_normally(sabotage).await;
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 #[tokio::test]
-async fn replaced_built_ins_change_neither_output_nor_errors() {
+async fn replaced_builtins_change_neither_output_nor_errors() {
     let bench = Bench::with_files();
-    // These change what an object is, or what is said of it, also for whoever prints it.
+    // These change an object or its description for any code that prints it.
     let own = [
         "toStringTag",
         "Error.prepareStackTrace",
@@ -94,7 +94,7 @@ async fn replaced_built_ins_change_neither_output_nor_errors() {
         "__proto__ = null",
         "print =",
     ];
-    let mut wrong = Vec::new();
+    let mut failures = Vec::new();
     for sabotage in
         SABOTAGES.iter().filter(|sabotage| !own.iter().any(|part| sabotage.contains(part)))
     {
@@ -105,18 +105,18 @@ async fn replaced_built_ins_change_neither_output_nor_errors() {
         let printed = outcome.output.starts_with("text 1 {\"a\":[1,\"b\"]}");
         if !printed || !matches!(&outcome.status, Status::Threw { name, .. } if name == "TypeError")
         {
-            wrong.push(format!("{sabotage}\n  {outcome:?}"));
+            failures.push(format!("{sabotage}\n  {outcome:?}"));
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 #[tokio::test]
-async fn arguments_are_what_was_shown_whatever_they_pretend() {
+async fn deceptive_arguments_are_what_was_shown() {
     let bench = Bench::with_files();
     bench
         .refuses(&[
-            // Getters, proxies and conversions: what counts is the JSON that came out, once.
+            // Getters, proxies and conversions: only the JSON counts, serialized once.
             ("read_file({get path() { return '../outside/secret' }})", "OutsideWorkspace"),
             ("let n = 0; read_file({get path() { return n++ ? 'inside.txt' : '../outside/secret' }})", "OutsideWorkspace"),
             (
@@ -143,14 +143,14 @@ async fn arguments_are_what_was_shown_whatever_they_pretend() {
             ("const o = {}; o.o = o; read_file({path: o})", "TypeError"),
             ("read_file({get path() { throw {name: 'own'} }})", "own"),
             ("read_file({toJSON() { throw {name: 'own'} }})", "own"),
-            // An array that is not what it was when it was made.
+            // An array that changes after its creation.
             ("class Evil extends Array { static get [Symbol.species]() { throw {name: 'own'} } toJSON() { return ['../outside'] } } list_files(new Evil('.'))", "InvalidArguments"),
             ("const path = ['.']; path.toString = () => '..'; path.length = 2 ** 32 - 1; read_file(path)", "InternalError"),
         ])
         .await;
     bench
         .withstands(&[
-            // A call inside of the arguments of another is a call of its own, made before.
+            // A call within the arguments of another is a separate, earlier call.
             ("read_file({get path() { print(read_file('inside.txt')); return 'inside.txt' }})", Is("inside")),
             ("const p = tools.read_file('inside.txt'); p.then = 5; p.constructor = null; await p", Is("inside")),
             ("Object.prototype.then = function (done) { done('own') }; await tools.list_files('.')", Is("own")),

@@ -1,4 +1,4 @@
-//! Commands, as scripts start them: forks, daemons, floods, full disks, the service's processes and
+//! Commands that scripts start: forks, daemons, floods, full disks, the service's processes and
 //! files, and networks.
 
 use std::fs::File;
@@ -11,8 +11,8 @@ use rustix::fs::FlockOperation;
 use super::*;
 use crate::command::CommandLimits;
 
-/// Bounds that a test reaches quickly.
-fn small() -> CommandPolicy {
+/// Limits that a test reaches quickly.
+fn small_limits() -> CommandPolicy {
     let limits = CommandLimits {
         processes: 40,
         memory_bytes: 100 << 20,
@@ -23,8 +23,9 @@ fn small() -> CommandPolicy {
     CommandPolicy { limits, ..CommandPolicy::default() }
 }
 
-/// A lock that every process of a command holds, so that it is free when the last of them is gone.
-async fn lock_is_free(bench: &Bench) {
+/// Waits for a lock that every process of a command holds: it is free when the last of them has
+/// ended.
+async fn wait_until_lock_is_free(bench: &Bench) {
     let file = File::options().write(true).open(bench.work("lock")).expect("the lock was made");
     let free = async {
         while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -37,8 +38,8 @@ async fn lock_is_free(bench: &Bench) {
 }
 
 #[tokio::test]
-async fn forks_memory_and_disk_are_bounded_and_the_script_is_told_which_it_was() {
-    let Some(bench) = Bench::with_commands(small()).await else { return };
+async fn exceeded_command_limits_are_reported_to_the_script() {
+    let Some(bench) = Bench::with_commands(small_limits()).await else { return };
     let run = |command: &str, result: &str| {
         format!(
             "let r; try {{ r = execute_command({}, {{timeout_seconds: 20}}) }} catch (e) {{ r = {{...e.details, name: e.name}} }}
@@ -47,8 +48,8 @@ async fn forks_memory_and_disk_are_bounded_and_the_script_is_told_which_it_was()
         )
     };
     let scripts = [
-        // Each bounded by itself: where the service is root the kernel does not count, and the
-        // service may be late.
+        // Each has its own limit: if the service is root the kernel does not count, and the service
+        // may be late.
         run(
             "f() { [ $1 -eq 0 ] || { f $(($1 - 1)) | f $(($1 - 1)) & }; sleep 15; }; f 7",
             "r.limit_exceeded === 'processes' || r.stderr.includes('fork')",
@@ -80,24 +81,24 @@ async fn forks_memory_and_disk_are_bounded_and_the_script_is_told_which_it_was()
     for script in &scripts {
         let outcome = bench.run(script).await;
         assert_eq!(difference(&outcome, Is("fine\n")), None, "{script}");
-        bench.works_as_ever(script).await;
+        bench.assert_works_normally(script).await;
     }
     assert!(std::fs::metadata(bench.work("big")).expect("begun").len() <= 1 << 20);
 }
 
 #[tokio::test]
-async fn daemons_end_with_their_command_and_commands_with_their_script() {
-    let Some(bench) = Bench::with_commands(small()).await else { return };
+async fn daemons_end_with_their_command_and_script() {
+    let Some(bench) = Bench::with_commands(small_limits()).await else { return };
     let daemon = "exec 9>lock; flock 9; (setsid nohup sh -c '(setsid sleep 300 &) ; sleep 300' >/dev/null 2>&1 &) ; sleep 0.1";
     let ways = [
-        // It goes into the background, twice over, in sessions of its own.
+        // It goes into the background twice, in its own sessions.
         format!("execute_command({})", Value::from(daemon)),
         // The script ends without waiting.
         format!(
             "tools.execute_command({}); await tools.find_file('*')",
             Value::from(format!("{daemon}; touch ready; sleep 300"))
         ),
-        // The script is stopped.
+        // The script is canceled.
         format!(
             "tools.execute_command({}); for (;;) await tools.find_file('ready')",
             Value::from(format!("{daemon}; touch ready; sleep 300"))
@@ -109,17 +110,17 @@ async fn daemons_end_with_their_command_and_commands_with_their_script() {
         let began = std::time::Instant::now();
         bench.run_within(way, &limits).await;
         assert!(began.elapsed() < Duration::from_secs(20), "{way}");
-        lock_is_free(&bench).await;
-        bench.works_as_ever(way).await;
+        wait_until_lock_is_free(&bench).await;
+        bench.assert_works_normally(way).await;
     }
 }
 
 #[tokio::test]
-async fn the_services_processes_files_and_variables_are_out_of_sight() {
+async fn service_processes_files_and_variables_are_hidden() {
     let Some(bench) = Bench::with_commands(CommandPolicy::default()).await else { return };
-    // Cargo sets it for every test; it stands for the keys in the environment of a service.
+    // Cargo sets it for every test; it stands in for keys in a service's environment.
     let key = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    // What a careless parent leaves open: it must not be handed down.
+    // A careless parent leaves it open: it must not be inherited.
     let open = File::open(bench.outside("secret")).expect("there");
     rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).expect("left open");
     let outside = bench.outside("secret").display().to_string();
@@ -150,9 +151,9 @@ async fn the_services_processes_files_and_variables_are_out_of_sight() {
             "{command}: {shown}"
         );
         assert!(!shown.contains("root:$") && !shown.contains("root:*"), "{command}: {shown}");
-        bench.works_as_ever(command).await;
+        bench.assert_works_normally(command).await;
     }
-    // What a command has made leads tools nowhere either.
+    // Files that a command has made do not lead tools outside either.
     bench
         .refuses(&[
             ("read_file('out')", "OutsideWorkspace"),
@@ -179,7 +180,7 @@ async fn the_services_processes_files_and_variables_are_out_of_sight() {
 }
 
 #[tokio::test]
-async fn a_directory_that_a_command_keeps_swapping_for_a_link_leads_tools_nowhere() {
+async fn directory_swapped_for_a_link_leads_nowhere() {
     let Some(bench) = Bench::with_commands(CommandPolicy::default()).await else { return };
     std::fs::create_dir(bench.work("real")).expect("made");
     std::fs::write(bench.work("real/secret"), "inside").expect("written");
@@ -188,10 +189,10 @@ async fn a_directory_that_a_command_keeps_swapping_for_a_link_leads_tools_nowher
         while (find_file('begun').paths.length === 0) await new Promise(done => setTimeout(done, 10));
         let inside = 0, refused = 0;
         for (let i = 0; i < 4000 && (inside < 20 || refused < 20); i++) {
-            try { if (read_file('d/secret') !== 'inside') throw new Error('it came out'); inside++ }
+            try { if (read_file('d/secret') !== 'inside') throw new Error('it leaked'); inside++ }
             catch (error) { if (!['OutsideWorkspace', 'FileNotFound'].includes(error.name)) throw error; if (error.name === 'OutsideWorkspace') refused++ }
             try { create_file('d/made', 'x') } catch (error) { if (!['OutsideWorkspace', 'FileNotFound', 'IoError', 'FileChanged'].includes(error.name)) throw error }
-            // The command may get no time of the machine while others have it all.
+            // Other processes may leave the command no processor time.
             if (i % 20 === 19) await new Promise(done => setTimeout(done, 20));
         }
         create_file('stop', '');
@@ -202,12 +203,12 @@ async fn a_directory_that_a_command_keeps_swapping_for_a_link_leads_tools_nowher
     assert_eq!(
         std::fs::read_dir(bench.outside("")).expect("a directory").count(),
         1,
-        "something was made outside"
+        "something was created outside"
     );
 }
 
 #[tokio::test]
-async fn commands_reach_no_network_and_no_socket_of_the_service() {
+async fn commands_reach_no_network_or_service_socket() {
     let Some(bench) = Bench::with_commands(CommandPolicy::default()).await else { return };
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.set_nonblocking(true).expect("set");
@@ -242,14 +243,14 @@ async fn commands_reach_no_network_and_no_socket_of_the_service() {
         );
         let outcome = bench.run(&script).await;
         assert_eq!(difference(&outcome, Is("true")), None, "{command}");
-        bench.works_as_ever(command).await;
+        bench.assert_works_normally(command).await;
     }
     assert!(listener.accept().is_err(), "a command reached the service's loopback");
     assert!(hidden.accept().is_err(), "a command reached an abstract socket of the service");
 }
 
 #[tokio::test]
-async fn without_confinement_nothing_runs() {
+async fn commands_are_refused_without_confinement() {
     let bench = Bench::with_files();
     bench
         .refuses(&[

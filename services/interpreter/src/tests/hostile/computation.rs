@@ -1,4 +1,4 @@
-//! Time and memory: computations that never end, expressions that explode, allocations without end.
+//! Time and memory: endless computations, exploding expressions, endless allocations.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn bench() -> Bench {
 }
 
 #[tokio::test]
-async fn what_never_ends_is_stopped_at_the_cpu_limit() {
+async fn endless_computation_ends_at_the_cpu_limit_everywhere() {
     let scripts = [
         "for (;;) {}",
         "for (;;) try { for (;;) {} } catch {} finally { for (;;) {} }",
@@ -38,7 +38,7 @@ async fn what_never_ends_is_stopped_at_the_cpu_limit() {
         "for (;;) try { null.x } catch {}",
         "for (;;) try { import('x') } catch {}",
         "for (;;) new WeakRef({})",
-        // Wherever a value or an error is described, the script's own code may run.
+        // Describing a value or an error may run the script's own code.
         "({get x() { for (;;); }})",
         "({toJSON() { for (;;); }})",
         "new Proxy({}, {ownKeys() { for (;;); }})",
@@ -56,7 +56,7 @@ async fn what_never_ends_is_stopped_at_the_cpu_limit() {
     ];
     let mut attacks: Vec<(&str, Expected)> =
         scripts.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
-    // A script has no say in how stacks are written.
+    // A script cannot influence how stacks are written.
     attacks.push((
         "Error.prepareStackTrace = () => { for (;;); }; throw new Error('mine')",
         Throws("Error", "mine"),
@@ -65,7 +65,7 @@ async fn what_never_ends_is_stopped_at_the_cpu_limit() {
 }
 
 #[tokio::test]
-async fn expressions_that_explode_are_stopped_in_scripts_and_cannot_be_written_in_searches() {
+async fn exploding_expressions_are_stopped_or_refused() {
     let bench = bench();
     let scripts = [
         "/(a+)+$/.test('a'.repeat(40) + 'b')",
@@ -96,7 +96,7 @@ async fn expressions_that_explode_are_stopped_in_scripts_and_cannot_be_written_i
             ("grep('(?:(?:(?:a{1000}){1000}){1000}){1000}')", "ExpressionTooLarge"),
             ("grep('(a)\\\\1')", "InvalidArguments"),
             ("grep('(?=a)')", "InvalidArguments"),
-            // These are linear in the search, whatever they are elsewhere.
+            // These take linear time in searches, whatever they take elsewhere.
             (
                 "grep('(a+)+$b'); grep('(.*)*x'); grep('(?:a?){50}a{50}b'); throw {name: 'found'}",
                 "found",
@@ -106,7 +106,7 @@ async fn expressions_that_explode_are_stopped_in_scripts_and_cannot_be_written_i
 }
 
 #[tokio::test]
-async fn memory_beyond_the_limit_is_an_error_and_never_the_end_of_the_service() {
+async fn memory_beyond_the_limit_is_an_error() {
     let mut bench = bench();
     bench.limits.cpu = Duration::from_secs(10);
     bench.limits.memory_bytes = 24 << 20;
@@ -154,9 +154,9 @@ async fn memory_beyond_the_limit_is_an_error_and_never_the_end_of_the_service() 
 }
 
 #[tokio::test]
-async fn a_quiet_script_goes_on_beside_greedy_ones() {
+async fn modest_script_continues_beside_greedy_ones() {
     let greedy = Bench::with_files();
-    let quiet = Bench::with_files();
+    let modest = Bench::with_files();
     let attack = async |script: &'static str| {
         let limits = Limits {
             cpu: Duration::from_millis(200),
@@ -179,7 +179,7 @@ async fn a_quiet_script_goes_on_beside_greedy_ones() {
     let ended = loop {
         tokio::select! {
             biased;
-            () = quiet.works_as_ever("the start of six greedy scripts") => served += 1,
+            () = modest.assert_works_normally("the start of six greedy scripts") => served += 1,
             ended = &mut attacks => break ended,
         }
     };
@@ -187,5 +187,5 @@ async fn a_quiet_script_goes_on_beside_greedy_ones() {
         ended.iter().all(|outcome| matches!(outcome.status, Status::LimitExceeded { .. })),
         "{ended:?}"
     );
-    assert!(served >= 3, "the quiet one was served {served} times only");
+    assert!(served >= 3, "the modest script ran only {served} times");
 }

@@ -1,5 +1,5 @@
 //! Files that a script must not reach: by path, by symbolic link, and by a link that is swapped in
-//! between looking and opening.
+//! between the check and the opening.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -9,8 +9,8 @@ use rustix::fs::{CWD, RenameFlags};
 
 use super::*;
 
-/// Every way in which a tool touches the file `PATH`.
-const WAYS: &[&str] = &[
+/// All calls that touch the file `PATH`.
+const CALLS: &[&str] = &[
     "read_file(PATH)",
     "await tools.read(PATH)",
     "create_file(PATH, 'x')",
@@ -23,11 +23,11 @@ const WAYS: &[&str] = &[
     "await import(PATH)",
 ];
 
-/// A call in each way on each path, which must fail with this name.
+/// Every call on every path, which must fail with this error name.
 fn calls(paths: &[&str], name: &'static str, except: &[&str]) -> Vec<(String, &'static str)> {
-    let ways = WAYS.iter().filter(|way| !except.iter().any(|part| way.contains(part)));
+    let templates = CALLS.iter().filter(|way| !except.iter().any(|part| way.contains(part)));
     let call = |way: &str, path: &str| {
-        // An import is relative to the script, or it is no path.
+        // An import must be relative to the script to be a path.
         let path = if way.contains("import") && !path.starts_with("./") && !path.starts_with("../")
         {
             format!("./{path}")
@@ -36,7 +36,7 @@ fn calls(paths: &[&str], name: &'static str, except: &[&str]) -> Vec<(String, &'
         };
         (way.replace("PATH", &Value::from(path).to_string()), name)
     };
-    ways.flat_map(|way| paths.iter().map(move |path| call(way, path))).collect()
+    templates.flat_map(|template| paths.iter().map(move |path| call(template, path))).collect()
 }
 
 impl Bench {
@@ -48,19 +48,19 @@ impl Bench {
             calls.iter().map(|(call, name)| (call.as_str(), *name)).collect();
         self.refuses(&calls).await;
         assert_eq!(
-            std::fs::read_to_string(self.outside("secret")).expect("it is still there"),
+            std::fs::read_to_string(self.outside("secret")).expect("the file still exists"),
             CANARY
         );
         assert_eq!(
             std::fs::read_dir(self.outside("")).expect("a directory").count(),
             1,
-            "something was made outside"
+            "something was created outside"
         );
     }
 }
 
 #[tokio::test]
-async fn no_path_leads_out_of_the_workspace() {
+async fn paths_do_not_leave_the_workspace() {
     let bench = Bench::with_files();
     let absolute = bench.outside("secret").display().to_string();
     let sneaky = bench.work("../outside/secret").display().to_string();
@@ -73,7 +73,7 @@ async fn no_path_leads_out_of_the_workspace() {
         up.as_str(),
     ];
     bench.refuses_all(&calls(&relative, "OutsideWorkspace", &[])).await;
-    // A module's absolute path is no path of a module at all, which another test is about.
+    // An absolute path is not a module path at all; another test covers it.
     let absolute = [
         "/etc/passwd",
         "/proc/self/environ",
@@ -88,7 +88,7 @@ async fn no_path_leads_out_of_the_workspace() {
         sneaky.as_str(),
     ];
     bench.refuses_all(&calls(&absolute, "OutsideWorkspace", &["import"])).await;
-    // What other programs would take for a way out is a name like any other.
+    // Names that other programs treat as a way out are ordinary names.
     let names = [
         "%2e%2e/outside/secret",
         "..%2foutside%2fsecret",
@@ -109,7 +109,7 @@ async fn no_path_leads_out_of_the_workspace() {
 }
 
 #[tokio::test]
-async fn no_symbolic_link_leads_out_of_the_workspace() {
+async fn symbolic_links_do_not_leave_the_workspace() {
     let bench = Bench::with_files();
     let deep = "../".repeat(40) + "etc";
     for (name, target) in [
@@ -141,13 +141,13 @@ async fn no_symbolic_link_leads_out_of_the_workspace() {
         "sub/../up/secret",
         "up/../outside/secret/.",
     ];
-    // What the text alone tells (`up/..` is the workspace) is told before any link is looked at.
+    // Paths that resolve lexically (`up/..` is the workspace) are resolved before any link is read.
     let lexical = ["up/../outside/secret/."];
     let through: Vec<&str> =
         within.iter().copied().filter(|path| !lexical.contains(path)).collect();
     bench.refuses_all(&calls(&through, "OutsideWorkspace", &[])).await;
     bench.refuses_all(&calls(&lexical, "FileNotFound", &["create_file", "save_file"])).await;
-    // The link itself may be deleted; what it leads to stays.
+    // The link itself may be deleted; its target stays.
     bench
         .refuses_all(&calls(&["sub/file", "sub/dangling"], "OutsideWorkspace", &["delete_file"]))
         .await;
@@ -163,7 +163,7 @@ async fn no_symbolic_link_leads_out_of_the_workspace() {
 }
 
 #[test]
-fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
+fn link_swapped_in_during_open_leads_nowhere() {
     let bench = Bench::with_files();
     std::fs::create_dir(bench.work("d")).expect("made");
     std::fs::write(bench.work("d/secret"), "inside").expect("written");
@@ -176,7 +176,7 @@ fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
         const tried = async (call, expected) => {
             try {
                 const result = JSON.stringify(await call());
-                if (result.includes('canary')) throw new Error('out came ' + result);
+                if (result.includes('canary')) throw new Error('leaked ' + result);
                 counts.inside++;
             } catch (error) {
                 if (!['OutsideWorkspace', 'FileNotFound', 'FileChanged', 'NotADirectory', 'IoError', 'TextNotFound'].includes(error.name)) throw error;
@@ -211,16 +211,16 @@ fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
     });
     assert_eq!(difference(&outcome, Is("[true,true]")), None);
     assert_eq!(
-        std::fs::read_to_string(bench.outside("secret")).expect("it is still there"),
+        std::fs::read_to_string(bench.outside("secret")).expect("the file still exists"),
         CANARY
     );
     for made in ["made", "saved"] {
-        assert!(!bench.outside(made).exists(), "something was made outside");
+        assert!(!bench.outside(made).exists(), "something was created outside");
     }
 }
 
 #[tokio::test]
-async fn what_is_no_file_holds_nobody_up_and_a_tree_that_never_ends_is_cut() {
+async fn special_files_and_endless_trees_are_handled() {
     let bench = Bench::with_files();
     rustix::fs::mknodat(
         CWD,
@@ -261,7 +261,7 @@ async fn what_is_no_file_holds_nobody_up_and_a_tree_that_never_ends_is_cut() {
 }
 
 #[tokio::test]
-async fn only_what_was_attached_can_be_saved() {
+async fn only_attached_files_can_be_saved() {
     let bench = Bench::with_files();
     let blobs = bench.directory.path().join("blobs");
     let other = OrganizationId::from_uuid(Uuid::from_u128(7));
@@ -272,7 +272,7 @@ async fn only_what_was_attached_can_be_saved() {
         "elsewhere",
         format!("{CANARY} of another task").as_bytes(),
     );
-    let mut wanted = vec![
+    let mut ids = vec![
         "../../../outside/secret".to_owned(),
         "/etc/passwd".to_owned(),
         "sha256:../../../outside/secret".to_owned(),
@@ -285,11 +285,11 @@ async fn only_what_was_attached_can_be_saved() {
         "x".repeat(128),
     ];
     for file in [foreign, own] {
-        wanted.extend([format!("sha256:{}", file.sha256), file.id]);
+        ids.extend([format!("sha256:{}", file.sha256), file.id]);
     }
     let call = |file: &str| format!("save_file({}, 'saved')", Value::from(file));
     let mut calls: Vec<(String, &'static str)> =
-        wanted.iter().map(|file| (call(file), "FileNotAttached")).collect();
+        ids.iter().map(|file| (call(file), "FileNotAttached")).collect();
     calls.extend(["".to_owned(), "x".repeat(129)].map(|file| (call(&file), "InvalidArguments")));
     bench.refuses_all(&calls).await;
     assert!(!bench.work("saved").exists());

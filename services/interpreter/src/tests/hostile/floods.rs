@@ -1,4 +1,4 @@
-//! Too many calls, timers, promises and errors; too much output, too large arguments and values.
+//! Too many calls, timers, promises and errors; too much output; too large arguments and values.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn bench() -> Bench {
 }
 
 #[tokio::test]
-async fn floods_of_calls_and_timers_end_at_the_number_that_is_allowed() {
+async fn endless_calls_and_timers_end_at_the_limit() {
     let scripts = [
         "for (;;) read_file('inside.txt')",
         "for (;;) try { read_file('nothing') } catch {}",
@@ -32,7 +32,7 @@ async fn floods_of_calls_and_timers_end_at_the_number_that_is_allowed() {
         "for (;;) read_file({get path() { return 'inside.txt' }})",
         "Object.defineProperty(globalThis, 'x', {get() { return read_file('inside.txt') }}); for (;;) x",
     ];
-    // What is started and not awaited waits in the guest, where its memory and time are counted.
+    // Started calls that are not awaited wait in the guest, whose memory and time are limited.
     let unawaited = "tools.execute_command";
     let (waiting, attacks): (Vec<_>, Vec<_>) =
         scripts.into_iter().partition(|script| script.contains(unawaited));
@@ -46,7 +46,7 @@ async fn floods_of_calls_and_timers_end_at_the_number_that_is_allowed() {
 }
 
 #[tokio::test]
-async fn what_is_too_much_at_once_is_refused_and_can_be_caught() {
+async fn too_much_at_once_throws_a_catchable_error() {
     let mut bench = bench();
     bench.limits.host_calls = 10_000;
     bench.limits.cpu = Duration::from_secs(10);
@@ -68,7 +68,7 @@ async fn what_is_too_much_at_once_is_refused_and_can_be_caught() {
             ("read_file(...new Array(1000).fill('x'))", "TypeError"),
             ("read_file({path: 'x', ['y'.repeat(1e6)]: 1})", "InvalidArguments"),
             ("const o = {}; for (let i = 0; i < 1000; i++) o['k' + i] = i; read_file(o)", "InvalidArguments"),
-            // A megabyte of JSON that would be a hundred on the host.
+            // A megabyte of JSON that would take a hundred megabytes on the host.
             ("read_file(new Array(300000).fill(0))", "CallValuesLimitExceeded"),
             ("await Promise.all(Array.from({length: 64}, () => tools.edit_file('inside.txt', new Array(20001).fill({}))))", "CallValuesLimitExceeded"),
             ("execute_command('x'.repeat(100001))", "InvalidArguments"),
@@ -85,7 +85,7 @@ async fn what_is_too_much_at_once_is_refused_and_can_be_caught() {
 }
 
 #[tokio::test]
-async fn floods_of_text_are_cut_and_values_that_are_too_large_refused() {
+async fn too_much_text_is_cut_and_large_values_refused() {
     let mut bench = bench();
     bench.limits.cpu = Duration::from_secs(10);
     bench
@@ -126,14 +126,14 @@ async fn floods_of_text_are_cut_and_values_that_are_too_large_refused() {
         (outcome.output.len() as u64 + outcome.output_dropped, outcome.output.len()),
         (1_100_000, 10_000)
     );
-    // However many errors nobody handles, a few are told of.
+    // Only a few unhandled errors are noted.
     let outcome =
         bench.run("for (let i = 0; i < 1000; i++) Promise.reject(new Error('lost')); 'end'").await;
     assert!(outcome.notes.len() <= 32 && outcome.notes[0].contains("lost"), "{:?}", outcome.notes);
 }
 
 #[tokio::test]
-async fn what_will_never_end_by_itself_is_ended_with_the_reason() {
+async fn endless_wait_ends_with_its_reason() {
     let mut bench = bench();
     bench.limits.wall = Duration::from_millis(300);
     bench

@@ -1,5 +1,5 @@
-//! Requests to where none may go: addresses in every spelling, names that resolve to them,
-//! redirects, and names that resolve differently from one time to the next.
+//! Forbidden requests: addresses in every spelling, names that resolve to them, redirects, and
+//! names that resolve differently each time.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,22 +12,23 @@ use tokio::net::TcpListener;
 use super::*;
 
 /// An address that counts as public here.
-const OPEN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
-/// One that doesn't. The server answers there too, so that a refusal is not for lack of an answer.
-const CLOSED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
+/// An address that does not. The server answers there too, so that a refusal is not just a missing
+/// answer.
+const PRIVATE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
-/// A server on all addresses of the loopback; it answers `/to/URL` with a redirect there, and
-/// counts what reaches it on each address.
+/// A server on all loopback addresses. It answers `/to/URL` with a redirect to the URL, and counts
+/// the requests per address.
 async fn server() -> (u16, Arc<Mutex<HashMap<IpAddr, usize>>>) {
     let listener = TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], 0))).await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let reached: Arc<Mutex<HashMap<IpAddr, usize>>> = Arc::default();
-    let counting = Arc::clone(&reached);
+    let requests: Arc<Mutex<HashMap<IpAddr, usize>>> = Arc::default();
+    let counter = Arc::clone(&requests);
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            *counting
+            *counter
                 .lock()
-                .expect("whole")
+                .expect("the lock is not poisoned")
                 .entry(stream.local_addr().expect("an address").ip())
                 .or_default() += 1;
             let mut request = vec![0; 4096];
@@ -44,21 +45,21 @@ async fn server() -> (u16, Arc<Mutex<HashMap<IpAddr, usize>>>) {
             drop(stream.write_all(answer.as_bytes()).await);
         }
     });
-    (port, reached)
+    (port, requests)
 }
 
-/// A bench that may fetch from every host, with names resolved by this function of the name and how
-/// often it was asked for it.
+/// A bench that may fetch from every host. The function resolves names, given the name and the
+/// number of earlier lookups.
 fn bench(
     resolve: impl Fn(&str, usize) -> Vec<IpAddr> + Send + Sync + 'static,
 ) -> (Bench, Arc<AtomicUsize>) {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let (counting, times) = (Arc::clone(&asked), Mutex::new(HashMap::<String, usize>::new()));
+    let lookups = Arc::new(AtomicUsize::new(0));
+    let (counter, times) = (Arc::clone(&lookups), Mutex::new(HashMap::<String, usize>::new()));
     let egress = Egress::resolving(
-        &[OPEN],
+        &[PUBLIC],
         Arc::new(move |host| {
-            counting.fetch_add(1, Ordering::SeqCst);
-            let mut times = times.lock().expect("whole");
+            counter.fetch_add(1, Ordering::SeqCst);
+            let mut times = times.lock().expect("the lock is not poisoned");
             let time = times.entry(host.clone()).or_default();
             *time += 1;
             let found = resolve(&host, *time - 1);
@@ -68,14 +69,14 @@ fn bench(
     let policy = Policy { hosts: vec!["*".parse().expect("a pattern")], ..Policy::default() };
     (
         Bench::new(policy, egress.expect("an HTTP client"), CommandSandbox::unavailable("a test")),
-        asked,
+        lookups,
     )
 }
 
 #[tokio::test]
 async fn private_addresses_are_refused_in_every_spelling() {
-    let (port, reached) = server().await;
-    let (bench, _) = bench(|host, _| panic!("{host} is an address and must not be asked for"));
+    let (port, requests) = server().await;
+    let (bench, _) = bench(|host, _| panic!("{host} is an address and must not be looked up"));
     let hosts = [
         "127.0.0.2",
         "127.0.0.2.",
@@ -141,7 +142,7 @@ async fn private_addresses_are_refused_in_every_spelling() {
     let calls: Vec<(&str, &'static str)> =
         calls.iter().map(|call| (call.as_str(), "AddressForbidden")).collect();
     bench.refuses(&calls).await;
-    // By a redirect from a host that may be reached.
+    // Through a redirect from an allowed host.
     let calls: Vec<String> = hosts
         .iter()
         .filter(|host| host.is_ascii())
@@ -155,14 +156,17 @@ async fn private_addresses_are_refused_in_every_spelling() {
     let calls: Vec<(&str, &'static str)> =
         calls.iter().map(|call| (call.as_str(), "AddressForbidden")).collect();
     bench.refuses(&calls).await;
-    let reached = reached.lock().expect("whole").clone();
-    assert!(reached.keys().all(|address| *address == OPEN) && reached[&OPEN] > 0, "{reached:?}");
+    let requests = requests.lock().expect("the lock is not poisoned").clone();
+    assert!(
+        requests.keys().all(|address| *address == PUBLIC) && requests[&PUBLIC] > 0,
+        "{requests:?}"
+    );
 }
 
 #[tokio::test]
-async fn urls_that_are_no_http_or_pretend_to_be_another_host_are_refused() {
+async fn invalid_and_deceptive_urls_are_refused() {
     let (port, _) = server().await;
-    let (bench, _) = bench(|_, _| vec![CLOSED]);
+    let (bench, _) = bench(|_, _| vec![PRIVATE]);
     let calls = [
         ("fetch('file:///etc/passwd')", "InvalidArguments"),
         ("fetch('ftp://127.0.0.1/')", "InvalidArguments"),
@@ -210,25 +214,24 @@ async fn urls_that_are_no_http_or_pretend_to_be_another_host_are_refused() {
 }
 
 #[tokio::test]
-async fn a_name_that_resolves_differently_the_second_time_gains_nothing() {
-    let (port, reached) = server().await;
-    // The first answer may be reached and every later one may not: what is checked must be what is
-    // connected to.
-    let (bench, asked) = bench(|host, time| match (host, time) {
-        ("rebind.test", 0) | ("redirect.test", _) => vec![OPEN],
-        ("mixed.test", _) => vec![CLOSED, OPEN, CLOSED],
+async fn dns_rebinding_gains_nothing() {
+    let (port, requests) = server().await;
+    // Only the first answer is allowed: the checked address must be the one that is connected to.
+    let (bench, lookups) = bench(|host, time| match (host, time) {
+        ("rebind.test", 0) | ("redirect.test", _) => vec![PUBLIC],
+        ("mixed.test", _) => vec![PRIVATE, PUBLIC, PRIVATE],
         ("mapped.test", _) => vec!["::ffff:127.0.0.2".parse().expect("an address")],
         ("many.test", _) => vec!["169.254.169.254", "10.0.0.1", "::1", "fd00:ec2::254"]
             .into_iter()
             .map(|text| text.parse().expect("an address"))
             .collect(),
-        _ => vec![CLOSED],
+        _ => vec![PRIVATE],
     });
     let fetch =
         |url: &str| format!("fetch({}).body", Value::from(url.replace("PORT", &port.to_string())));
     let first = bench.run(&fetch("http://rebind.test:PORT/")).await;
     assert_eq!(difference(&first, Is("answer")), None);
-    assert_eq!(asked.load(Ordering::SeqCst), 1, "a request looks its name up once");
+    assert_eq!(lookups.load(Ordering::SeqCst), 1, "a request looks its name up once");
     for (url, expected) in [
         ("http://rebind.test:PORT/", Throws("AddressForbidden", "127.0.0.2")),
         (
@@ -241,28 +244,28 @@ async fn a_name_that_resolves_differently_the_second_time_gains_nothing() {
         ),
         ("http://mapped.test:PORT/", Throws("AddressForbidden", "127.0.0.2")),
         ("http://many.test:PORT/", Throws("AddressForbidden", "fd00:ec2::254")),
-        // Of several addresses only those that may be reached are tried.
+        // Only the allowed ones of several addresses are tried.
         ("http://mixed.test:PORT/", Is("answer")),
         ("http://redirect.test:PORT/to/http://mixed.test:PORT/", Is("answer")),
     ] {
         let outcome = bench.run(&fetch(url)).await;
         assert_eq!(difference(&outcome, expected), None, "{url}");
-        bench.works_as_ever(url).await;
+        bench.assert_works_normally(url).await;
     }
-    let reached = reached.lock().expect("whole").clone();
-    assert!(reached.keys().all(|address| *address == OPEN), "{reached:?}");
+    let requests = requests.lock().expect("the lock is not poisoned").clone();
+    assert!(requests.keys().all(|address| *address == PUBLIC), "{requests:?}");
 }
 
 #[tokio::test]
-async fn what_was_not_granted_is_not_even_looked_up() {
-    let (port, reached) = server().await;
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counting = Arc::clone(&asked);
+async fn hosts_not_granted_are_not_looked_up() {
+    let (port, requests) = server().await;
+    let lookups = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&lookups);
     let egress = Egress::resolving(
-        &[OPEN],
+        &[PUBLIC],
         Arc::new(move |_| {
-            counting.fetch_add(1, Ordering::SeqCst);
-            Box::pin(async { Ok(vec![OPEN]) })
+            counter.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async { Ok(vec![PUBLIC]) })
         }),
     );
     let hosts = ["api.example.com", "*.granted.test"]
@@ -305,12 +308,8 @@ async fn what_was_not_granted_is_not_even_looked_up() {
         })
         .collect();
     bench.refuses(&calls).await;
-    assert_eq!(
-        asked.load(Ordering::SeqCst),
-        0,
-        "a name can carry what a script has read to whoever answers for it"
-    );
-    assert!(reached.lock().expect("whole").is_empty());
+    assert_eq!(lookups.load(Ordering::SeqCst), 0, "a lookup could carry data to the name's server");
+    assert!(requests.lock().expect("the lock is not poisoned").is_empty());
     let granted = bench.run(&format!("fetch('http://a.b.granted.test:{port}/').body")).await;
     assert_eq!(difference(&granted, Is("answer")), None);
 }

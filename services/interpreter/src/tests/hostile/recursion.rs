@@ -1,9 +1,9 @@
-//! Depth: in calls, in data and in source text. QuickJS and the host both recurse; each way down
-//! must have a floor.
+//! Depth: in calls, in data and in source text. QuickJS and the host both recurse; each recursion
+//! must be bounded.
 
 use super::*;
 
-/// Ways to nest without end that a script can catch.
+/// Endless recursion that a script can catch.
 const ENDLESS: &[&str] = &[
     "(function f() { return 1 + f() })()",
     "(function f() { [2, 1].sort(f) })()",
@@ -42,7 +42,7 @@ const ENDLESS: &[&str] = &[
     "JSON.parse('['.repeat(100000) + ']'.repeat(100000))",
 ];
 
-/// Source text that nests; what is said of it differs with what gives way first.
+/// Nested source text; the error depends on which parser fails first.
 const SOURCES: &[&str] = &[
     "'('.repeat(100000) + '1' + ')'.repeat(100000)",
     "'['.repeat(100000) + ']'.repeat(100000)",
@@ -62,7 +62,7 @@ const SOURCES: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn every_way_down_ends_in_an_error_that_can_be_caught() {
+async fn endless_recursion_throws_a_catchable_error() {
     let bench = Bench::with_files();
     let caught: Vec<(&str, &'static str)> =
         ENDLESS.iter().map(|script| (*script, "RangeError")).collect();
@@ -75,15 +75,15 @@ async fn every_way_down_ends_in_an_error_that_can_be_caught() {
 }
 
 #[tokio::test]
-async fn nested_source_text_is_refused_wherever_it_is_parsed() {
+async fn deeply_nested_source_is_refused_by_every_parser() {
     let bench = Bench::with_files();
     for source in SOURCES {
         let ways = [
-            // By QuickJS while the script runs.
+            // Parsed by QuickJS while the script runs.
             format!("eval({source})"),
             format!("new Function({source})"),
-            // By the host, into the workspace; then as a module, for which TypeScript's parser is
-            // asked too.
+            // Written to the workspace by the host; then parsed as a module, also by TypeScript's
+            // parser.
             format!("create_file('m.js', {source}); await import('./m.js')"),
             format!("create_file('m.ts', {source}); await import('./m.ts')"),
         ];
@@ -96,9 +96,9 @@ async fn nested_source_text_is_refused_wherever_it_is_parsed() {
                 .into_iter()
                 .any(|name| difference(&outcome, Is(name)).is_none());
             assert!(expected, "{way}: {}", start(&format!("{outcome:?}"), 1000));
-            bench.works_as_ever(&way).await;
+            bench.assert_works_normally(&way).await;
         }
-        // And as the script itself, in both languages.
+        // Parsed as the script itself, in both languages.
         let text = bench.run(source).await;
         let Status::Completed { value } = text.status else { panic!("{source}: {text:?}") };
         for script in
@@ -109,13 +109,13 @@ async fn nested_source_text_is_refused_wherever_it_is_parsed() {
                 panic!("{source}: {outcome:?}")
             };
             assert!(name == "RangeError" || name == "SyntaxError", "{source}: {outcome:?}");
-            bench.works_as_ever(source).await;
+            bench.assert_works_normally(source).await;
         }
     }
 }
 
 #[tokio::test]
-async fn deep_values_are_shown_in_part_and_harm_nobody() {
+async fn deep_values_are_shown_in_part() {
     let arrays = "let o = []; for (let i = 0; i < 100000; i++) o = [o];";
     let bench = Bench::with_files();
     let scripts = [
@@ -123,7 +123,7 @@ async fn deep_values_are_shown_in_part_and_harm_nobody() {
         (format!("{arrays} print(o); 'printed'"), Is("printed")),
         (format!("{arrays} throw o"), Throws("NotAnError", "[[[[[[[Array]]]]]]]")),
         (format!("{arrays} throw new Error('deep', {{cause: o}})"), Throws("Error", "deep")),
-        // Neither JSON nor what reads it on the host minds depth that `toJSON` makes up.
+        // Neither JSON nor its reader on the host fails on depth that `toJSON` creates.
         (format!("{arrays} throw Object.assign(new Error('deep'), {{details: o}})"), Throws("Error", "deep")),
         (
             "let d = 1; for (let i = 0; i < 300; i++) d = [d]; throw Object.assign(new Error('x'), {details: {toJSON: () => d}})"
@@ -142,7 +142,7 @@ async fn deep_values_are_shown_in_part_and_harm_nobody() {
             "let t = 1; for (let i = 0; i < 100000; i++) { const u = t; t = {then(done) { done(u) }} } await t".to_owned(),
             Is("1"),
         ),
-        // Depth that is too much for the host's reader of arguments.
+        // Too deep for the host's reader of arguments.
         (
             "let o = []; for (let i = 0; i < 500; i++) o = [o]; try { read_file(o) } catch (e) { e.name }".to_owned(),
             Is("TypeError"),

@@ -1,10 +1,9 @@
-//! What a script can name: nothing that leads out, and no way to make a call that is not a call of
-//! its own.
+//! What a script can name: nothing that leads outside, and no way to forge a call.
 
 use super::*;
 
 #[tokio::test]
-async fn there_is_no_code_but_scripts_and_files_of_the_workspace() {
+async fn only_scripts_and_workspace_files_are_code() {
     let bench = Bench::with_files();
     std::fs::write(bench.work("worker.wasm"), b"\0asm\x01\0\0\0").expect("written");
     let mut calls: Vec<(String, &'static str)> = Vec::new();
@@ -80,7 +79,7 @@ async fn there_is_no_code_but_scripts_and_files_of_the_workspace() {
 }
 
 #[tokio::test]
-async fn code_made_of_text_can_do_what_the_script_can_and_no_more() {
+async fn evaluated_code_has_no_further_abilities() {
     let bench = Bench::with_files();
     let ways = [
         "eval(CODE)",
@@ -111,14 +110,14 @@ async fn code_made_of_text_can_do_what_the_script_can_and_no_more() {
             None,
             "{way}"
         );
-        bench.works_as_ever(way).await;
+        bench.assert_works_normally(way).await;
     }
 }
 
 #[tokio::test]
-async fn the_sandboxs_own_functions_are_reached_by_no_path_from_the_globals() {
-    // Every object that can be reached through properties, descriptors and prototypes, and what
-    // their functions are called.
+async fn sandbox_functions_are_unreachable_from_globals() {
+    // Visits every object reachable through properties, descriptors and prototypes, and collects
+    // the names of functions.
     let script = "
         const seen = new Set(), queue = [globalThis, (() => { try { null.x } catch (e) { return e } })()];
         const names = new Set();
@@ -167,14 +166,14 @@ async fn calls_cannot_be_forged() {
             ("secrets.get('KEY')", "SecretNotFound"),
         ])
         .await;
-    // What merely looks like a handle is text, here and on its way out.
+    // Text that only looks like a handle stays text, in and out.
     let outcome =
         bench.run("create_file('h', '${secret:KEY} {{KEY}} secret://KEY'); read_file('h')").await;
     assert_eq!(difference(&outcome, Is("${secret:KEY} {{KEY}} secret://KEY")), None);
 }
 
 #[tokio::test]
-async fn nothing_of_a_script_is_left_for_the_next() {
+async fn script_leaves_nothing_for_the_next() {
     let bench = Bench::with_files();
     let leave = "globalThis.leaked = 1; Object.prototype.leaked = 1; Array.prototype.map = () => 'leaked'; Symbol.for('leaked').description;
         JSON.parse = () => 'leaked'; read_file.leaked = 1; setInterval(() => {}, 1); tools.find_file('*'); Promise.reject(1); 1";
@@ -182,8 +181,8 @@ async fn nothing_of_a_script_is_left_for_the_next() {
     let first = bench.run(random).await;
     for _ in 0..20 {
         bench.run(leave).await;
-        bench.works_as_ever(leave).await;
+        bench.assert_works_normally(leave).await;
     }
-    // With the same seed and clock a script is answered the same, whatever ran before it.
+    // With the same seed and clock a script gets the same results, whatever ran before it.
     assert_eq!(bench.run(random).await.status, first.status);
 }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::tests::fuzz::{Target, fuzz, with_less};
+use crate::tests::fuzz::{Target, fuzz, reductions};
 
 /// No call takes this long, whatever it is given; programs are given five seconds of it.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -328,7 +328,7 @@ impl Target for Calls {
     }
 
     fn smaller(&self, calls: &Vec<Call>) -> Vec<Vec<Call>> {
-        let mut smaller = with_less(calls);
+        let mut smaller = reductions(calls);
         for (position, call) in calls.iter().enumerate() {
             for arguments in smaller_values(&call.arguments) {
                 let mut calls = calls.clone();
@@ -349,7 +349,7 @@ fn smaller_values(value: &Value) -> Vec<Value> {
     match value {
         Value::String(text) => {
             let characters: Vec<char> = text.chars().collect();
-            with_less(&characters)
+            reductions(&characters)
                 .into_iter()
                 .map(|characters| String::from_iter(characters).into())
                 .collect()
@@ -362,7 +362,7 @@ fn smaller_values(value: &Value) -> Vec<Value> {
                     Value::Array(items)
                 })
             });
-            with_less(items).into_iter().map(Value::Array).chain(parts).collect()
+            reductions(items).into_iter().map(Value::Array).chain(parts).collect()
         }
         Value::Object(map) => {
             let entries: Vec<(String, Value)> = map.clone().into_iter().collect();
@@ -373,7 +373,7 @@ fn smaller_values(value: &Value) -> Vec<Value> {
                     Value::Object(map)
                 })
             });
-            with_less(&entries)
+            reductions(&entries)
                 .into_iter()
                 .map(|entries| Value::Object(entries.into_iter().collect()))
                 .chain(parts)
@@ -409,7 +409,7 @@ async fn server() -> u16 {
 }
 
 #[tokio::test]
-async fn random_calls_end_with_what_is_described() {
+async fn random_calls_end_as_their_definitions_describe() {
     let resolve =
         |host: String| -> futures::future::BoxFuture<'static, std::io::Result<Vec<IpAddr>>> {
             let address =
