@@ -1,6 +1,5 @@
-//! What an installation needs: the memory of each process when it has nothing to do and while tasks
-//! are at work on a slow model, and the processor time that a task costs, by who spends it. For
-//! docs/operations.md, "Sizes".
+//! Resource needs of an installation: the memory of each process when idle and while tasks use a
+//! slow model, and the processor time per task and process. For docs/operations.md, "Sizes".
 
 use std::{
     collections::BTreeMap,
@@ -21,19 +20,19 @@ use crate::{
     services::{Services, scripted_agent},
 };
 
-/// Tasks at work at the same time. The model is called for as many as `reconciler_model_calls` and
-/// `providers_concurrency` let; the others wait.
-const WAITING: usize = 1_000;
-/// How long that model takes: until all have been begun and the memory was read.
-const MODEL: Duration = Duration::from_secs(120);
-/// How long all may take to be begun.
-const BEGIN: Duration = Duration::from_secs(100);
-/// Tasks before anything is measured, which fill caches and pools.
-const WARM: usize = 300;
-/// Hundredths of a second, in which the kernel counts (`sysconf(_SC_CLK_TCK)` on Linux).
+/// Concurrent tasks. The model is called for as many as `reconciler_model_calls` and
+/// `providers_concurrency` allow; the others wait.
+const CONCURRENT_TASKS: usize = 1_000;
+/// The delay of that model: until all tasks have started and the memory was measured.
+const MODEL_DELAY: Duration = Duration::from_secs(120);
+/// Timeout for starting all tasks.
+const START_TIMEOUT: Duration = Duration::from_secs(100);
+/// Tasks before the measurements, which fill caches and pools.
+const WARMUP_TASKS: usize = 300;
+/// The kernel's unit of processor time (`sysconf(_SC_CLK_TCK)` on Linux).
 const TICK: Duration = Duration::from_millis(10);
 
-/// Measures memory, then what tasks cost.
+/// Measures memory, then the cost of tasks.
 pub(crate) async fn measure(concurrency: usize, duration: Duration) -> anyhow::Result<Figures> {
     let setting = |name: &str| {
         std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench capacity"))
@@ -42,33 +41,37 @@ pub(crate) async fn measure(concurrency: usize, duration: Duration) -> anyhow::R
     let (home, workspace) = (tempfile::tempdir()?, tempfile::tempdir()?);
     fs::write(workspace.path().join("notes.txt"), "one\ntwo\nthree\n")?;
     let services = Services::start(home.path(), workspace.path()).await?;
-    let mut who = Who {
+    let mut processes = Processes {
         services: services.pids(),
-        nats: nats_of(&nats)?,
+        nats: nats_pid(&nats)?,
         database: PgConnection::connect(&database).await?,
     };
     let mesh =
         Mesh::prepare(&services.gateway, workspace.path().to_string_lossy().into_owned()).await?;
-    mesh.serial(WARM).await?;
-    let idle = who.memory().await?;
+    mesh.serial(WARMUP_TASKS).await?;
+    let idle = processes.memory().await?;
 
-    let (before, began) = (who.processor().await?, Instant::now());
+    let (before, began) = (processes.processor().await?, Instant::now());
     let rate = mesh.saturated(concurrency, duration).await?;
     let tasks = rate * began.elapsed().as_secs_f64();
-    let after = who.processor().await?;
-    let calm = who.memory().await?;
+    let after = processes.processor().await?;
+    let baseline = processes.memory().await?;
 
-    wait_for_models(&services.gateway).await?;
-    let waiting = who.memory().await?;
+    start_waiting_tasks(&services.gateway).await?;
+    let waiting = processes.memory().await?;
 
     let mut rows = vec![Row::new("tasks at saturation", "1/s", rate)];
     for (name, bytes) in &idle {
-        rows.push(Row::new(format!("memory after {WARM} tasks: {name}"), "MiB", mebibytes(*bytes)));
+        rows.push(Row::new(
+            format!("memory after {WARMUP_TASKS} tasks: {name}"),
+            "MiB",
+            mebibytes(*bytes),
+        ));
     }
     for (name, bytes) in &waiting {
-        let more = bytes.saturating_sub(calm.get(name).copied().unwrap_or_default());
+        let more = bytes.saturating_sub(baseline.get(name).copied().unwrap_or_default());
         rows.push(Row::new(
-            format!("more with {WAITING} tasks at work: {name}"),
+            format!("additional memory with {CONCURRENT_TASKS} tasks: {name}"),
             "MiB",
             mebibytes(more),
         ));
@@ -83,22 +86,22 @@ pub(crate) async fn measure(concurrency: usize, duration: Duration) -> anyhow::R
     }
     rows.push(Row::new("processor time of a task: all", "ms", all));
     let what = format!(
-        "the task of `mesh` (model call, one script with three tool calls, model call), {concurrency} at once for {} s; then {WAITING} tasks at work \
-         on a model which takes {} s, called for as many as reconciler_model_calls and \
-         providers_concurrency let. One process of each service.",
+        "the task of `mesh` (model call, one script with three tool calls, model call), {concurrency} at once for {} s; then {CONCURRENT_TASKS} tasks with a model \
+         that takes {} s, called for as many as reconciler_model_calls and \
+         providers_concurrency allow. One process of each service.",
         duration.as_secs(),
-        MODEL.as_secs()
+        MODEL_DELAY.as_secs()
     );
     Ok(Figures { bench: "capacity", what, rows })
 }
 
-/// Begins tasks whose model does not answer soon, and waits until all of them are at work.
-async fn wait_for_models(gateway: &str) -> anyhow::Result<()> {
+/// Starts tasks with a slow model, and waits until all of them are in progress.
+async fn start_waiting_tasks(gateway: &str) -> anyhow::Result<()> {
     let channel = Channel::from_shared(gateway.to_owned())?.connect().await?;
-    let delay = u64::try_from(MODEL.as_millis())?;
+    let delay = u64::try_from(MODEL_DELAY.as_millis())?;
     scripted_agent(&channel, "slow", &serde_json::json!([{"text": "done", "delay_ms": delay}]))
         .await?;
-    for _ in 0..WAITING {
+    for _ in 0..CONCURRENT_TASKS {
         let spec = v1::TaskSpec {
             agent: "slow".to_owned(),
             title: "bench".to_owned(),
@@ -115,16 +118,19 @@ async fn wait_for_models(gateway: &str) -> anyhow::Result<()> {
     }
     let began = Instant::now();
     loop {
-        let at_work = at_work(&channel).await?;
-        if at_work >= WAITING {
+        let tasks_in_progress = tasks_in_progress(&channel).await?;
+        if tasks_in_progress >= CONCURRENT_TASKS {
             return Ok(());
         }
-        ensure!(began.elapsed() < BEGIN, "only {at_work} of {WAITING} tasks have been begun");
+        ensure!(
+            began.elapsed() < START_TIMEOUT,
+            "only {tasks_in_progress} of {CONCURRENT_TASKS} tasks have started"
+        );
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
 
-async fn at_work(channel: &Channel) -> anyhow::Result<usize> {
+async fn tasks_in_progress(channel: &Channel) -> anyhow::Result<usize> {
     let mut client = v1::diagnosis_service_client::DiagnosisServiceClient::new(channel.clone());
     let overview = client.get_overview(v1::GetOverviewRequest {}).await?.into_inner();
     let asking = overview.tasks.iter().filter(|task| task.phase() == v1::TaskPhase::InvokeModel);
@@ -135,14 +141,14 @@ fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / (1024.0 * 1024.0)
 }
 
-/// The processes that are looked at.
-struct Who {
+/// The measured processes.
+struct Processes {
     services: Vec<(String, u32)>,
     nats: u32,
     database: PgConnection,
 }
 
-impl Who {
+impl Processes {
     async fn processes(&mut self) -> anyhow::Result<Vec<(String, u32)>> {
         let backends: Vec<i32> =
             sqlx::query_scalar("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
@@ -156,11 +162,11 @@ impl Who {
         Ok(all)
     }
 
-    /// Bytes that are a process's own: what PostgreSQL's processes share is left out.
+    /// Each process's own bytes, without the memory that PostgreSQL's processes share.
     async fn memory(&mut self) -> anyhow::Result<BTreeMap<String, u64>> {
         let mut sums = BTreeMap::new();
         for (name, pid) in self.processes().await? {
-            // One that has ended meanwhile has none.
+            // The process may have ended meanwhile.
             let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
             let field = |wanted: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(wanted));
@@ -172,7 +178,7 @@ impl Who {
         Ok(sums)
     }
 
-    /// Processor time since the processes began.
+    /// Processor time since the start of the processes.
     async fn processor(&mut self) -> anyhow::Result<BTreeMap<String, Duration>> {
         let mut sums: BTreeMap<String, Duration> = BTreeMap::new();
         for (name, pid) in self.processes().await? {
@@ -188,8 +194,8 @@ impl Who {
     }
 }
 
-/// The server that listens where the address says: the one whose configuration names the port.
-fn nats_of(url: &str) -> anyhow::Result<u32> {
+/// The process id of the NATS server at this address: the one whose configuration names the port.
+fn nats_pid(url: &str) -> anyhow::Result<u32> {
     let port = url.rsplit(':').next().unwrap_or_default().trim_end_matches('/');
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {

@@ -1,5 +1,5 @@
-//! What confining a command costs: the shortest there is, run without confinement, under
-//! bubblewrap, and under Landlock in addition.
+//! The cost of confining a command: the shortest command, without confinement, under bubblewrap,
+//! and under bubblewrap and Landlock.
 
 use std::{
     path::Path,
@@ -16,19 +16,19 @@ use serde_json::json;
 
 use crate::figures::{Figures, Row, percentile};
 
-/// Commands of one way to run them, per round.
+/// Commands per variant and round.
 const COMMANDS: usize = 100;
 
-/// Measures in `rounds` rounds, alternating, because the machine's speed drifts.
+/// Measures in `rounds` alternating rounds, because the machine's speed drifts.
 pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     let folder = tempfile::tempdir()?;
-    // Built beside this program; it puts commands under Landlock.
+    // Built in the same folder; it puts commands under Landlock.
     let interpreter = std::env::current_exe()?.with_file_name("construct-interpreter");
     let bubblewrap = CommandSandbox::detect(Path::new("/nonexistent")).await;
     let landlock = CommandSandbox::detect(&interpreter).await;
     ensure!(landlock.describe().contains("Landlock (ABI"), "{}", landlock.describe());
-    let ways = [CommandSandbox::unavailable("a benchmark"), bubblewrap, landlock];
-    let toolboxes = ways.map(|sandbox| toolbox(folder.path(), sandbox));
+    let variants = [CommandSandbox::unavailable("a benchmark"), bubblewrap, landlock];
+    let toolboxes = variants.map(|sandbox| toolbox(folder.path(), sandbox));
     let mut times: [Vec<Duration>; 3] = Default::default();
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
@@ -39,15 +39,15 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
                 let result =
                     toolbox.call("execute_command", json!(["true"]), &CallContext::default()).await;
                 times.push(started.elapsed());
-                let result = result.context("the command is not run")?;
-                ensure!(result["exit_code"] == 0, "the command fails: {result}");
+                let result = result.context("the command did not run")?;
+                ensure!(result["exit_code"] == 0, "the command failed: {result}");
             }
         }
     }
-    let [mut free, mut bubblewrap, mut landlock] = times;
+    let [mut unconfined, mut bubblewrap, mut landlock] = times;
     let mut rows = Vec::new();
     for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
-        let floor = percentile(&mut free, share);
+        let floor = percentile(&mut unconfined, share);
         let without = percentile(&mut bubblewrap, share);
         rows.push(
             Row::millis(
@@ -61,7 +61,7 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
         );
     }
     let what = format!(
-        "{} commands each way, one after the other; the floor is the same without confinement",
+        "{} commands per variant, one after the other; the floor is the same command without confinement",
         rounds * COMMANDS
     );
     Ok(Figures { bench: "commands", what, rows })

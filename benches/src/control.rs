@@ -1,6 +1,6 @@
-//! How soon a person's word takes effect on a task that is at work: from the call of the API to the
-//! event that says so, by a client that follows the task. A turn is said to be cancelled when its
-//! worker has said that it stopped, or can do nothing any more.
+//! How fast a control action takes effect on a running task: from the API call to the event that
+//! reports it, received by a client that follows the task. A turn is reported as cancelled when its
+//! worker has confirmed that it stopped, or can no longer act.
 
 use std::time::{Duration, Instant};
 
@@ -18,30 +18,30 @@ use crate::{
     services::{Services, scripted_agent},
 };
 
-/// Tasks of each kind and word, per round.
+/// Tasks of each kind and action, per round.
 const TASKS: usize = 20;
-/// Connections the floor may use.
+/// Connections of the floor.
 const CONNECTIONS: u32 = 2;
-/// Whoever stops something has seen that it is under way, and thought about it.
-const UNDER_WAY: Duration = Duration::from_millis(150);
+/// A person acts only after noticing that the task is running.
+const REACTION_TIME: Duration = Duration::from_millis(150);
 
-/// What it is told: the turn ends, the task rests, it goes on, another message ends the turn.
-const WORDS: [&str; 4] = ["cancel", "suspend", "resume", "interrupt"];
+/// The actions: end the turn, suspend the task, resume it, interrupt the turn with another message.
+const ACTIONS: [&str; 4] = ["cancel", "suspend", "resume", "interrupt"];
 
-/// What a task is doing: its name, the script of the model, and the type of event that says that it
-/// does it.
-fn works() -> [(&'static str, serde_json::Value, &'static str); 4] {
+/// The kinds of work: a name, the script of the model, and the event type that shows that the work
+/// has started.
+fn kinds_of_work() -> [(&'static str, serde_json::Value, &'static str); 4] {
     let script = |code: &str| json!([{ "code": code }, { "text": "done" }]);
     [
         (
-            "a model that speaks",
+            "a streaming model",
             json!([{ "text": "word ".repeat(4_000), "tokens_per_second": 20 }]),
             "message.delta",
         ),
-        ("a script that computes", script("list_files('.'); for (;;) {}"), "tool.result"),
-        ("a script that waits for a command", script("execute_command('sleep 60')"), "tool.called"),
+        ("a computing script", script("list_files('.'); for (;;) {}"), "tool.result"),
+        ("a script waiting for a command", script("execute_command('sleep 60')"), "tool.called"),
         (
-            "a script that waits for a timer",
+            "a script waiting for a timer",
             script("list_files('.'); await new Promise((done) => setTimeout(done, 60000))"),
             "tool.result",
         ),
@@ -61,50 +61,50 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     let workspace = workspace.path().to_string_lossy().into_owned();
 
     let (mut times, mut bare) =
-        (vec![[const { Vec::new() }; WORDS.len()]; works().len()], Vec::new());
+        (vec![[const { Vec::new() }; ACTIONS.len()]; kinds_of_work().len()], Vec::new());
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
         bare.extend(floor.cancels(TASKS).await?);
-        for (number, (_, turns, sign)) in works().iter().enumerate() {
-            let agent = format!("control-{number}");
+        for (index, (_, turns, sign)) in kinds_of_work().iter().enumerate() {
+            let agent = format!("control-{index}");
             if round == 0 {
                 scripted_agent(&channel, &agent, &json!({ "turns": turns })).await?;
             }
-            let [cancelled, suspended, resumed, interrupted] = &mut times[number];
+            let [cancelled, suspended, resumed, interrupted] = &mut times[index];
             for _ in 0..TASKS {
-                let mut task = Task::at_work(&channel, &agent, &workspace, sign).await?;
+                let mut task = Task::start(&channel, &agent, &workspace, sign).await?;
                 cancelled.push(task.cancel().await?);
-                let mut task = Task::at_work(&channel, &agent, &workspace, sign).await?;
+                let mut task = Task::start(&channel, &agent, &workspace, sign).await?;
                 suspended.push(task.suspend().await?);
                 resumed.push(task.resume().await?);
                 task.end().await?;
-                let mut task = Task::at_work(&channel, &agent, &workspace, sign).await?;
+                let mut task = Task::start(&channel, &agent, &workspace, sign).await?;
                 interrupted.push(task.interrupt().await?);
                 task.end().await?;
             }
         }
     }
     let mut rows = Vec::new();
-    for (number, word) in WORDS.iter().enumerate() {
-        for ((name, ..), times) in works().iter().zip(&mut times) {
+    for (index, action) in ACTIONS.iter().enumerate() {
+        for ((name, ..), times) in kinds_of_work().iter().zip(&mut times) {
             for (which, share) in [("p50", 0.5), ("p99", 0.99)] {
                 let row = Row::millis(
-                    format!("{word} {name}, {which}"),
-                    percentile(&mut times[number], share),
+                    format!("{action} {name}, {which}"),
+                    percentile(&mut times[index], share),
                 );
                 rows.push(row.floor(percentile(&mut bare, share)));
             }
         }
     }
     let what = format!(
-        "{} tasks of each kind, one after the other: from the call to the event that tells of it. Floor: the 3 commits and 2 messages through \
+        "{} tasks of each kind, one after the other: from the call to the event that reports it. Floor: the 3 commits and 2 messages through \
          work queues of a cancel, bare.",
         rounds * TASKS
     );
     Ok(Figures { bench: "control", what, rows })
 }
 
-/// A task whose events are followed.
+/// A task and its event stream.
 struct Task {
     channel: Channel,
     id: String,
@@ -112,8 +112,8 @@ struct Task {
 }
 
 impl Task {
-    /// Begins one and waits until an event of the type `sign` says that it is at work.
-    async fn at_work(
+    /// Starts a task and waits for an event of the type `sign`, which shows that it is running.
+    async fn start(
         channel: &Channel,
         agent: &str,
         workspace: &str,
@@ -133,9 +133,9 @@ impl Task {
         let events =
             EventServiceClient::new(channel.clone()).subscribe(subscribe).await?.into_inner();
         let mut task = Self { channel: channel.clone(), id, events };
-        task.say(v1::MessagePriority::AfterTurn).await?;
+        task.send_message(v1::MessagePriority::AfterTurn).await?;
         while task.event().await?.r#type != sign {}
-        tokio::time::sleep(UNDER_WAY).await;
+        tokio::time::sleep(REACTION_TIME).await;
         Ok(task)
     }
 
@@ -143,7 +143,7 @@ impl Task {
         self.events.message().await?.context("the events ended")
     }
 
-    async fn say(&self, priority: v1::MessagePriority) -> anyhow::Result<()> {
+    async fn send_message(&self, priority: v1::MessagePriority) -> anyhow::Result<()> {
         let text =
             v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
         let (task, priority) = (self.id.clone(), priority.into());
@@ -161,17 +161,17 @@ impl Task {
         Ok(began.elapsed())
     }
 
-    /// Leaves nothing of it for the tasks after it, whatever it is at.
+    /// Deletes the task, so that it does not affect later ones.
     async fn end(self) -> anyhow::Result<()> {
         let request = v1::DeleteTaskRequest { task: self.id, ..Default::default() };
         TaskServiceClient::new(self.channel).delete_task(request).await?;
-        tokio::time::sleep(UNDER_WAY).await;
+        tokio::time::sleep(REACTION_TIME).await;
         Ok(())
     }
 
     async fn interrupt(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
-        self.say(v1::MessagePriority::Interrupt).await?;
+        self.send_message(v1::MessagePriority::Interrupt).await?;
         self.turn_ends(v1::TurnOutcome::Interrupted).await?;
         Ok(began.elapsed())
     }
@@ -196,7 +196,7 @@ impl Task {
         loop {
             if let Some(Payload::TurnCompleted(completed)) = self.event().await?.payload {
                 let outcome = completed.outcome();
-                ensure!(outcome == expected, "the turn ended otherwise: {outcome:?}");
+                ensure!(outcome == expected, "the turn ended with another outcome: {outcome:?}");
                 return Ok(());
             }
         }

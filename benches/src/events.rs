@@ -1,6 +1,6 @@
-//! How soon a thousand subscribers of one gateway are told what happens in the tasks they watch,
-//! and what those who do not listen change for the others. Floor: the same messages from one NATS
-//! client to as many subscriptions of others, with nothing in between.
+//! How fast a thousand subscribers of one gateway receive the events of their tasks, and the effect
+//! of subscribers that do not read on the others. Floor: the same messages from one NATS client to
+//! as many subscriptions, without a gateway.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -23,62 +23,61 @@ use crate::{
     services::{Services, scripted_agent},
 };
 
-/// Subscribers, a connection for each [`SHARED`] of them.
+/// Subscribers; each connection has [`SHARED`] of them.
 const SUBSCRIBERS: usize = 1_000;
-/// Subscriptions of one connection.
+/// Subscriptions per connection.
 const SHARED: usize = 20;
-/// Tasks that they watch, each the same number of them.
+/// Tasks, each with the same number of subscribers.
 const TASKS: usize = 20;
-/// Pieces of an answer in a second: a fast model's.
-const PACE: u32 = 20;
-/// Subscribers that never read what they are sent.
+/// Deltas of an answer per second: a fast model's.
+const TOKENS_PER_SECOND: u32 = 20;
+/// Subscribers that never read.
 const STALLED: usize = 20;
-/// Bytes that such a one's connection takes before it is read: some five events.
+/// Bytes that such a connection accepts before it is read: about five events.
 const WINDOW: u32 = 1024;
 
-/// Measures while nobody stalls, while some do, and the floor.
+/// Measures without and with stalled subscribers, and the floor.
 pub(crate) async fn measure(duration: Duration) -> anyhow::Result<Figures> {
     let nats = std::env::var("CONSTRUCT_NATS_URL")
         .context("CONSTRUCT_NATS_URL is not set; use ./dev bench events")?;
     let (home, workspace) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let services = Services::start(home.path(), workspace.path()).await?;
     let channel = Channel::from_shared(services.gateway.clone())?.connect().await?;
-    // Four characters a token, and a piece a token.
-    let pieces = usize::try_from(duration.as_secs() * u64::from(PACE))?;
-    let text = "word".repeat(pieces);
-    let script = serde_json::json!([{"text": text, "tokens_per_second": PACE}]);
+    // A token has four characters, and a delta has one token.
+    let deltas = usize::try_from(duration.as_secs() * u64::from(TOKENS_PER_SECOND))?;
+    let text = "word".repeat(deltas);
+    let script = serde_json::json!([{"text": text, "tokens_per_second": TOKENS_PER_SECOND}]);
     scripted_agent(&channel, "talker", &script).await?;
 
     let mut all = watched(&services.gateway, &channel, 0).await?;
-    let mut beside = watched(&services.gateway, &channel, STALLED).await?;
+    let mut with_stalled = watched(&services.gateway, &channel, STALLED).await?;
     let mut bare = bare(&nats, all.len() / SUBSCRIBERS, duration).await?;
     let told = all.len() as f64 / duration.as_secs_f64();
     let rows = vec![
-        Row::millis("told of an event, p50", percentile(&mut all, 0.5))
+        Row::millis("delivery of an event, p50", percentile(&mut all, 0.5))
             .floor(percentile(&mut bare, 0.5)),
-        Row::millis("told of an event, p99", percentile(&mut all, 0.99))
+        Row::millis("delivery of an event, p99", percentile(&mut all, 0.99))
             .floor(percentile(&mut bare, 0.99)),
         Row::millis(
-            format!("the same with {STALLED} more that do not read, p50"),
-            percentile(&mut beside, 0.5),
+            format!("the same with {STALLED} additional stalled subscribers, p50"),
+            percentile(&mut with_stalled, 0.5),
         ),
         Row::millis(
-            format!("the same with {STALLED} more that do not read, p99"),
-            percentile(&mut beside, 0.99),
+            format!("the same with {STALLED} additional stalled subscribers, p99"),
+            percentile(&mut with_stalled, 0.99),
         ),
-        Row::new("events told", "1/s", told),
+        Row::new("delivered events", "1/s", told),
     ];
     let what = format!(
-        "{SUBSCRIBERS} subscribers of one gateway over {} connections watch {TASKS} tasks whose models say {PACE} words a second for {} s. \
-         From the event's time to its being read. Floor: as many messages from one NATS client to as many subscriptions, bare.",
+        "{SUBSCRIBERS} subscribers of one gateway over {} connections watch {TASKS} tasks whose models say {TOKENS_PER_SECOND} words a second for {} s. \
+         From the event's time until it is read. Floor: as many messages from one NATS client to as many subscriptions, bare.",
         SUBSCRIBERS / SHARED,
         duration.as_secs()
     );
     Ok(Figures { bench: "events", what, rows })
 }
 
-/// How long it took each subscriber to be told of each piece of text. Fails when somebody misses
-/// one.
+/// The delay of each text delta for each subscriber. Fails when a subscriber misses one.
 async fn watched(
     gateway: &str,
     channel: &Channel,
@@ -95,15 +94,15 @@ async fn watched(
         let task = TaskServiceClient::new(channel.clone()).create_task(request).await?.into_inner();
         tasks.push(task.metadata.context("a task without metadata")?.id);
     }
-    // Held, and never read: the little that their connections take is there soon, and all else is
-    // the gateway's to deal with.
-    let mut deaf = Vec::new();
+    // Kept open and never read. Their connections buffer little, and the gateway has to handle the
+    // rest.
+    let mut stalled_streams = Vec::new();
     for number in 0..stalled {
         let connection = Channel::from_shared(gateway.to_owned())?
             .initial_stream_window_size(WINDOW)
             .connect()
             .await?;
-        deaf.push(subscribe(&connection, &tasks[number % TASKS]).await?);
+        stalled_streams.push(subscribe(&connection, &tasks[number % TASKS]).await?);
     }
     let times = Arc::new(Mutex::new(Vec::new()));
     let (mut connection, mut watching) = (None, JoinSet::new());
@@ -116,7 +115,7 @@ async fn watched(
         let mut events = subscribe(connection, &tasks[number % TASKS]).await?;
         let (times, ready) = (Arc::clone(&times), ready.clone());
         watching.spawn(async move {
-            events.message().await?.context("the task's creation is not told")?;
+            events.message().await?.context("the event of the task's creation is missing")?;
             ready.send(()).await?;
             let mut own = Vec::new();
             loop {
@@ -151,10 +150,10 @@ async fn watched(
         let first = *told[task].get_or_insert(count);
         ensure!(
             count > 0 && count == first,
-            "of one task somebody was told {first} pieces and somebody else {count}"
+            "of one task somebody was told {first} deltas and somebody else {count}"
         );
     }
-    drop(deaf);
+    drop(stalled_streams);
     let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(std::mem::take(&mut *times))
 }
@@ -169,7 +168,7 @@ fn since(time: Timestamp) -> Duration {
     Duration::try_from(Timestamp::now().duration_since(time)).unwrap_or_default()
 }
 
-/// The same number of messages to the same number of subscriptions, over as many connections.
+/// The same number of messages to the same number of subscriptions and connections.
 async fn bare(nats: &str, messages: usize, duration: Duration) -> anyhow::Result<Vec<Duration>> {
     let began = Instant::now();
     let mut listening = JoinSet::new();

@@ -1,22 +1,22 @@
-//! The one shape of every benchmark's result.
+//! The common form of every benchmark's result.
 
 use std::time::Duration;
 
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
 use serde::Serialize;
 
-/// What a benchmark measured.
+/// The result of a benchmark.
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
     /// The benchmark.
     pub(crate) bench: &'static str,
-    /// What was done, in words; also what the floor and the peer are.
+    /// A description of the measurement, the floor and the peer.
     pub(crate) what: String,
-    /// One line each.
+    /// The table rows.
     pub(crate) rows: Vec<Row>,
 }
 
-/// One figure, beside what the same costs at least, and what another system makes of it.
+/// One figure, with its lower bound and the result of another system.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) figure: String,
@@ -27,12 +27,12 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// A time, in milliseconds: less is better.
+    /// A time in milliseconds; lower is better.
     pub(crate) fn millis(figure: impl Into<String>, ours: Duration) -> Self {
         Self::new(figure, "ms", ours.as_secs_f64() * 1e3)
     }
 
-    /// A time, in microseconds: less is better.
+    /// A time in microseconds; lower is better.
     pub(crate) fn micros(figure: impl Into<String>, ours: Duration) -> Self {
         Self::new(figure, "µs", ours.as_secs_f64() * 1e6)
     }
@@ -42,24 +42,24 @@ impl Row {
         Self { figure: figure.into(), unit, ours, floor: None, peer: None }
     }
 
-    /// With what it costs at least.
+    /// Adds the lower bound.
     pub(crate) fn floor(self, floor: Duration) -> Self {
-        let floor = self.of(floor);
+        let floor = self.in_unit(floor);
         Self { floor: Some(floor), ..self }
     }
 
-    /// With what it costs at least, in the row's unit.
+    /// Adds the lower bound, in the row's unit.
     pub(crate) fn floor_value(self, floor: f64) -> Self {
         Self { floor: Some(floor), ..self }
     }
 
-    /// With what a peer makes of it, where there is one on this machine.
+    /// Adds the result of a peer, if one is installed.
     pub(crate) fn peer(self, peer: Option<Duration>) -> Self {
-        let peer = peer.map(|peer| self.of(peer));
+        let peer = peer.map(|peer| self.in_unit(peer));
         Self { peer, ..self }
     }
 
-    fn of(&self, time: Duration) -> f64 {
+    fn in_unit(&self, time: Duration) -> f64 {
         time.as_secs_f64() * if self.unit == "µs" { 1e6 } else { 1e3 }
     }
 }
@@ -101,7 +101,7 @@ impl Figures {
     }
 }
 
-/// The value below which `share` of the sorted times lie.
+/// The value below which `share` of the times lie. Sorts them.
 pub(crate) fn percentile(times: &mut [Duration], share: f64) -> Duration {
     times.sort_unstable();
     let index = ((times.len() as f64 * share).ceil() as usize).clamp(1, times.len().max(1)) - 1;

@@ -1,5 +1,4 @@
-//! What the same task costs at least: its commits and its messages, done bare by one process with
-//! nothing in between.
+//! The lower bound of a task: its commits and messages, performed directly by one process.
 
 use std::time::{Duration, Instant};
 
@@ -8,23 +7,23 @@ use async_nats::jetstream::{self, consumer::pull, stream::RetentionPolicy};
 use futures::StreamExt as _;
 use sqlx::{PgPool, postgres::PgPoolOptions};
 
-/// Messages of a two-turn task that one process publishes and another takes: the wake, and command
-/// and result of two model calls and one execution.
+/// Messages of a two-turn task that one process publishes and another consumes: the wake, and the
+/// commands and results of two model calls and one execution.
 const HOPS: usize = 7;
-/// Entries of the execution's journal: its opening and three calls that only read.
+/// Entries of the execution's journal: its opening and three read-only calls.
 const JOURNAL: usize = 4;
-/// Commits: the message, and the reconciler's decisions (the turn begins, the script begins, the
-/// model is asked again, the turn ends).
+/// Commits: the message, and the reconciler's decisions (the turn starts, the script starts, the
+/// model is called again, the turn ends).
 const COMMITS: usize = 5;
-/// Of a cancel: what is asked for, and what the reconciler decides when it hears of that and when
-/// it hears from the worker.
+/// Commits of a cancel: the intent, and the reconciler's decisions on the intent and on the
+/// worker's result.
 const CANCEL_COMMITS: usize = 3;
-/// The wake, and what became of the step.
+/// The wake and the step's result.
 const CANCEL_HOPS: usize = 2;
-/// What a message and a row hold.
+/// The content of a message and a row.
 const PAYLOAD: &[u8] = &[b'x'; 1024];
 
-/// The bare clients.
+/// The clients of the floor.
 #[derive(Debug, Clone)]
 pub(crate) struct Floor {
     pool: PgPool,
@@ -34,7 +33,7 @@ pub(crate) struct Floor {
 }
 
 impl Floor {
-    /// Connects, and makes a table and two streams of its own.
+    /// Connects, and creates a table and two streams.
     pub(crate) async fn prepare(
         database: &str,
         nats: &str,
@@ -67,7 +66,7 @@ impl Floor {
         })
     }
 
-    /// The time of one task after another.
+    /// The duration of each task, one after another.
     pub(crate) async fn serial(&self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let mut lane = self.lane("serial").await?;
         let mut times = Vec::with_capacity(count);
@@ -79,7 +78,7 @@ impl Floor {
         Ok(times)
     }
 
-    /// The time of one cancel after another.
+    /// The duration of each cancel, one after another.
     pub(crate) async fn cancels(&self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let mut lane = self.lane("cancels").await?;
         let mut times = Vec::with_capacity(count);
@@ -91,7 +90,8 @@ impl Floor {
         Ok(times)
     }
 
-    /// Tasks per second with `concurrency` at once, each of which is begun and followed as well.
+    /// Tasks per second with `concurrency` at once, including the creation and the subscription of
+    /// each.
     pub(crate) async fn saturated(
         &self,
         concurrency: usize,
@@ -135,8 +135,8 @@ impl Floor {
     }
 }
 
-/// The client does not use what an address says of the user by itself. `./dev bench` makes
-/// passwords of hexadecimal digits, which need no decoding.
+/// The client does not use a login in the address. `./dev bench` generates passwords of hexadecimal
+/// digits, which need no decoding.
 pub(crate) async fn connect(nats: &str) -> anyhow::Result<async_nats::Client> {
     let address: async_nats::ServerAddr = nats.parse()?;
     let options = match (address.username(), address.password()) {
@@ -148,7 +148,7 @@ pub(crate) async fn connect(nats: &str) -> anyhow::Result<async_nats::Client> {
     Ok(options.connect(address).await?)
 }
 
-/// One task after another.
+/// Runs tasks one after another.
 struct Lane {
     floor: Floor,
     subject: String,
@@ -156,8 +156,8 @@ struct Lane {
 }
 
 impl Lane {
-    /// What it takes to begin a task and to follow it: its commit and its event, and the look for
-    /// what a follower has missed.
+    /// The cost of creating and following a task: a commit, an event, and the query for missed
+    /// events.
     async fn begin(&self) -> anyhow::Result<()> {
         self.commit().await?;
         self.floor
@@ -184,8 +184,8 @@ impl Lane {
 
     async fn hops(&mut self, hops: usize, mut commits: usize) -> anyhow::Result<()> {
         for hop in 0..hops {
-            // The message's commit comes before the wake, and each of the reconciler's after what
-            // it takes.
+            // The message's commit comes before the wake, and each of the reconciler's after a
+            // received message.
             if hop % 2 == 0 && commits > 0 {
                 self.commit().await?;
                 commits -= 1;

@@ -1,4 +1,4 @@
-//! `construct-bench NAME [--json]`: measures one thing and prints our figure beside the floor
+//! `construct-bench NAME [--json]`: runs one benchmark and prints our figures beside the floor
 //! measured in the same run. Started by `./dev bench`, which provides PostgreSQL and NATS.
 
 mod capacity;
@@ -16,25 +16,25 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::Parser;
 
-/// Measures one thing and prints our figure beside the floor measured in the same run.
+/// Runs one benchmark and prints our figures beside the floor measured in the same run.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What to measure.
+    /// The benchmark.
     #[arg(value_enum)]
     bench: Bench,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
-    /// Tasks run one after the other for the latency.
+    /// Tasks for the latency, one after the other.
     #[arg(long, default_value_t = 300)]
     serial: usize,
-    /// Tasks under way at the same time for the throughput.
+    /// Concurrent tasks for the throughput.
     #[arg(long, default_value_t = 64)]
     concurrency: usize,
-    /// Seconds each throughput is measured for.
+    /// Seconds of each throughput measurement.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Rounds, alternating between the mesh and the floor; the machine's speed drifts.
+    /// Rounds, alternating between the mesh and the floor, because the machine's speed drifts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 }
@@ -44,18 +44,18 @@ enum Bench {
     /// A two-turn task with an instant scripted model: model call, one script with three tool
     /// calls, model call.
     Mesh,
-    /// Scripts in the sandbox: starting, calling the host, computing, waiting.
+    /// Scripts in the sandbox: startup, host calls, computation, memory.
     Sandbox,
-    /// What confining a command costs.
+    /// The cost of confining a command.
     Commands,
-    /// How soon a cancel and a suspend take effect on a task that is at work.
+    /// How fast a cancel and a suspend take effect on a running task.
     Control,
-    /// How soon a thousand subscribers of one gateway are told what happens, also while some of
-    /// them do not listen.
+    /// How fast a thousand subscribers of one gateway receive events, also while some of them do
+    /// not read.
     Events,
-    /// What an installation needs: memory and processor time, by who spends them.
+    /// Resource needs of an installation: memory and processor time per process.
     Capacity,
-    /// What calling a model through the proxy and over the mesh costs.
+    /// The cost of calling a model through the proxy and over the mesh.
     Providers,
 }
 

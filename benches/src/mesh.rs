@@ -1,4 +1,4 @@
-//! A two-turn task through the whole mesh, beside the bare commits and messages it is made of.
+//! A two-turn task through the whole mesh, beside its bare commits and messages.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
@@ -18,7 +18,7 @@ use crate::{
     services::{Services, scripted_agent},
 };
 
-/// How much is measured.
+/// The extent of the measurements.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) serial: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     pub(crate) rounds: usize,
 }
 
-/// Connections the floor may use: as many as gateway and reconciler together.
+/// Connections of the floor: as many as gateway and reconciler together.
 const CONNECTIONS: u32 = 36;
 
 /// Measures latency and throughput, alternating between the mesh and the floor.
@@ -81,7 +81,7 @@ pub(crate) fn median(rates: &mut [f64]) -> f64 {
     rates.get(rates.len() / 2).copied().unwrap_or_default()
 }
 
-/// A client whose agent plays the script of the task.
+/// A client whose agent runs the script of the task.
 #[derive(Debug, Clone)]
 pub(crate) struct Mesh {
     channel: Channel,
@@ -109,8 +109,8 @@ impl Mesh {
         Ok(times)
     }
 
-    /// Tasks per second with `concurrency` at once. That each is begun and followed is part of it,
-    /// as it is of the floor's.
+    /// Tasks per second with `concurrency` at once. Includes the creation and the subscription of
+    /// each, as the floor does.
     pub(crate) async fn saturated(
         &self,
         concurrency: usize,
@@ -135,7 +135,7 @@ impl Mesh {
         Ok(done.load(Relaxed) as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// From sending the message to seeing that its turn is complete, by a client that follows the
+    /// From sending the message to receiving the end of its turn, for a client that follows the
     /// task.
     async fn task(&self) -> anyhow::Result<Duration> {
         let spec = v1::TaskSpec {
@@ -155,8 +155,8 @@ impl Mesh {
         };
         let mut events =
             EventServiceClient::new(self.channel.clone()).subscribe(subscribe).await?.into_inner();
-        // Who follows a conversation does so before it says something.
-        events.message().await?.context("the task's creation is not told")?;
+        // A client subscribes to a task before it sends a message.
+        events.message().await?.context("the event of the task's creation is missing")?;
         let text =
             v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
         let spec = v1::MessageSpec { task, blocks: vec![text], ..Default::default() };
@@ -168,7 +168,7 @@ impl Mesh {
             if let Some(Payload::TurnCompleted(completed)) = event.payload {
                 ensure!(
                     completed.outcome() == v1::TurnOutcome::Completed && completed.turns == 2,
-                    "the turn went wrong: {completed:?}"
+                    "the turn failed: {completed:?}"
                 );
                 return Ok(began.elapsed());
             }

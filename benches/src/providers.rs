@@ -1,5 +1,5 @@
-//! What calling a model through us costs: over the proxy and over the mesh, beside calling it
-//! directly and beside proxies by others.
+//! The cost of calling a model through Construct: over the proxy and over the mesh, beside direct
+//! calls and other proxies.
 
 mod http;
 mod peers;
@@ -30,12 +30,12 @@ use crate::{
     services::{Service, free_port},
 };
 
-/// Connections, or commands in flight, at the same time, where many are measured.
+/// Concurrent connections or commands for the throughput.
 const CONNECTIONS: usize = 32;
-/// How long calls are made one after the other, in each round.
+/// How long sequential calls are measured in each round.
 const SERIAL: Duration = Duration::from_secs(2);
 
-/// What one way of calling costs.
+/// The measurements of one path.
 #[derive(Debug, Default)]
 struct Costs {
     whole: Vec<Duration>,
@@ -58,7 +58,7 @@ impl Costs {
         Ok(())
     }
 
-    fn whole(&mut self, share: f64) -> Duration {
+    fn total(&mut self, share: f64) -> Duration {
         percentile(&mut self.whole, share)
     }
 
@@ -71,7 +71,7 @@ impl Costs {
     }
 }
 
-/// Measures in rounds, alternating, because the machine's speed drifts.
+/// Measures in alternating rounds, because the machine's speed drifts.
 pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
     let setting = |name: &str| {
         std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench providers"))
@@ -135,7 +135,7 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
         for (peer, mut costs) in std::mem::take(&mut peers) {
             match costs.add(&peer.target, peer.streams, plan.duration / 2).await {
                 Ok(()) => peers.push((peer, costs)),
-                Err(error) => eprintln!("{} has failed and is left out: {error:#}", peer.name),
+                Err(error) => eprintln!("{} failed and is skipped: {error:#}", peer.name),
             }
         }
         over_mesh.whole.extend(mesh.serial(SERIAL).await?);
@@ -144,8 +144,8 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
     let rows = rows(&mut our_costs, &mut direct_costs, &mut peers, &mut over_mesh);
     let what = format!(
         "a call of an instant Chat Completions server: one connection for {} s, then {CONNECTIONS} for {} s, in each of {} rounds. Floor: \
-         calling it directly. Our model has prices, so that money is set aside and reported. Over the mesh: from publishing the \
-         command to the result, one after the other and then with {CONNECTIONS} commands in flight, each of a task of its own.",
+         direct calls. Our model has prices, so that money is reserved and reported. Over the mesh: from publishing the \
+         command to the result, one after the other and then with {CONNECTIONS} commands in flight, each of its own task.",
         SERIAL.as_secs(),
         (plan.duration / 2).as_secs(),
         plan.rounds
@@ -161,11 +161,13 @@ fn rows(
 ) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
-        let floor = direct.whole(share);
-        rows.push(Row::millis(format!("a whole answer, {name}"), ours.whole(share)).floor(floor));
+        let floor = direct.total(share);
+        rows.push(
+            Row::millis(format!("a complete response, {name}"), ours.total(share)).floor(floor),
+        );
         rows.push(Row::millis(
             format!("added by the proxy, {name}"),
-            ours.whole(share).saturating_sub(floor),
+            ours.total(share).saturating_sub(floor),
         ));
     }
     let floor = direct.first();
@@ -178,11 +180,11 @@ fn rows(
     for (peer, costs) in peers {
         let name = peer.name;
         let mut beside = |figure: &str, share: f64, ours: &mut Costs| {
-            Row::millis(format!("{figure} (peer: {name})"), ours.whole(share))
-                .peer(Some(costs.whole(share)))
+            Row::millis(format!("{figure} (peer: {name})"), ours.total(share))
+                .peer(Some(costs.total(share)))
         };
-        rows.push(beside("a whole answer, p50", 0.5, ours));
-        rows.push(beside("a whole answer, p99", 0.99, ours));
+        rows.push(beside("a complete response, p50", 0.5, ours));
+        rows.push(beside("a complete response, p99", 0.99, ours));
         let first = peer.streams.then(|| costs.first());
         rows.push(
             Row::millis(format!("a stream's first text, p50 (peer: {name})"), ours.first())
@@ -196,13 +198,13 @@ fn rows(
         rows.push(Row { peer: Some(costs.rate()), ..rate });
     }
     for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
-        let floor = direct.whole(share);
+        let floor = direct.total(share);
         rows.push(
-            Row::millis(format!("over the mesh, {name}"), over_mesh.whole(share)).floor(floor),
+            Row::millis(format!("over the mesh, {name}"), over_mesh.total(share)).floor(floor),
         );
         rows.push(Row::millis(
             format!("added by the mesh, {name}"),
-            over_mesh.whole(share).saturating_sub(floor),
+            over_mesh.total(share).saturating_sub(floor),
         ));
     }
     let rate =
@@ -230,7 +232,7 @@ fn provider(upstream: SocketAddr) -> (mesh::Provider, mesh::ModelTarget) {
     (provider, model)
 }
 
-/// Answers as a reconciler does, and takes what is reported.
+/// Answers like a reconciler, and accepts the reports.
 fn answer(bus: &Bus, upstream: SocketAddr, stop: &CancellationToken) {
     let (models, budgets) = (bus.clone(), bus.clone());
     let (one, other) = (stop.clone(), stop.clone());
@@ -252,12 +254,12 @@ fn answer(bus: &Bus, upstream: SocketAddr, stop: &CancellationToken) {
     });
 }
 
-/// The way a turn takes: a command through JetStream, its result back.
+/// The path of a turn: a command through JetStream and its result.
 struct MeshPath {
     bus: Bus,
     upstream: SocketAddr,
-    /// All of one partition, so that their results come the same way. Of each there is one command
-    /// at a time.
+    /// All of one partition, so that their results arrive at one consumer. Each has one command at
+    /// a time.
     tasks: Vec<TaskId>,
     results: Consumer<TaskMessage>,
     number: u64,
@@ -283,7 +285,7 @@ impl MeshPath {
         Ok(times)
     }
 
-    /// Calls per second, with a command of every task in flight.
+    /// Calls per second, with one command per task in flight.
     async fn saturated(&mut self, duration: Duration) -> anyhow::Result<f64> {
         let began = Instant::now();
         let mut sending = JoinSet::new();
@@ -328,7 +330,7 @@ impl MeshPath {
         Ok(())
     }
 
-    /// The next command of a task: its step, and what publishes it.
+    /// The next command of a task: its step, and the future that publishes it.
     fn send(
         &mut self,
         task: TaskId,
@@ -365,10 +367,10 @@ impl MeshPath {
     }
 }
 
-/// The step that a result completes.
+/// The step of a result.
 fn completed(message: &TaskMessage) -> anyhow::Result<&str> {
     let TaskMessage::Result(result) = message else { anyhow::bail!("not a result") };
     let completed = matches!(result.outcome, Some(mesh::step_result::Outcome::ModelCompleted(_)));
-    ensure!(completed, "the call went wrong");
+    ensure!(completed, "the call failed");
     Ok(result.step.as_ref().map_or("", |step| &step.step_id))
 }

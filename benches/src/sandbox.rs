@@ -1,4 +1,4 @@
-//! The sandbox beside native QuickJS, which isolates nothing, and beside Node.
+//! The sandbox compared with native QuickJS, which has no isolation, and with Node.
 
 use std::{
     process::Stdio,
@@ -18,40 +18,39 @@ use tokio_util::sync::CancellationToken;
 
 use crate::figures::{Figures, Row, percentile};
 
-/// The work that only needs a processor.
+/// Compute-only programs.
 const PROGRAMS: [(&str, &str); 4] = [
     ("fib(27)", include_str!("programs/fib.js")),
     ("JSON, 100 KB × 20", include_str!("programs/json.js")),
     ("sort 100,000 numbers", include_str!("programs/sort.js")),
     ("regular expressions, 380 KB", include_str!("programs/regex.js")),
 ];
-/// Two hundred lines of TypeScript with most of what its types can be.
+/// Two hundred lines of TypeScript with most kinds of types.
 const TYPESCRIPT: &str = include_str!("programs/types.ts");
-/// Runs of each program in a round.
+/// Runs of each program per round.
 const PROGRAM_RUNS: usize = 10;
-/// Host calls of one run when their round trip is measured: a sample is what one of them takes on
-/// average.
+/// Host calls per run for measuring their round trip. A sample is the mean of one run.
 const CALLS: u32 = 1_000;
-/// Such runs of each host call in a round.
+/// Runs of each host call per round.
 const CALL_RUNS: usize = 40;
-/// A host call without arguments, and one with arguments by name; beside each, the same in native
-/// QuickJS and in Node.
+/// A host call without arguments, and one with named arguments; with each, the equivalent in native
+/// QuickJS and Node.
 const ROUND_TRIPS: [(&str, &str, &str); 2] = [
-    ("host call, there and back", "pwd()", "noop(i)"),
+    ("host call round trip", "pwd()", "noop(i)"),
     (
         "host call with two arguments",
         "create_file({path: 'a/b/c.txt', content: 'x'})",
         "noop({path: 'a/b/c.txt', content: 'x'})",
     ),
 ];
-/// Instances that wait in a host call when their memory is measured.
-const PARKED: usize = 200;
-/// How long throughput is measured for in each round.
-const SUSTAINED: Duration = Duration::from_secs(2);
+/// Instances waiting in a host call for the memory measurement.
+const WAITING_INSTANCES: usize = 200;
+/// Duration of the throughput measurement per round.
+const THROUGHPUT_DURATION: Duration = Duration::from_secs(2);
 
-/// Measures in `rounds` rounds, alternating, because the machine's speed drifts.
+/// Measures in `rounds` alternating rounds, because the machine's speed drifts.
 pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
-    ensure!(rounds > 0, "without a round nothing is measured");
+    ensure!(rounds > 0, "at least one round is required");
     let folder = tempfile::tempdir()?;
     let cache = folder.path().join("cache");
     let engine =
@@ -63,7 +62,7 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     let mut calls: [Samples; ROUND_TRIPS.len()] = Default::default();
     let mut stripping = Vec::new();
     let mut programs: [Samples; PROGRAMS.len()] = Default::default();
-    let mut sustained: f64 = 0.0;
+    let mut throughput: f64 = 0.0;
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
         fresh.ours.extend(sandbox.fresh(1_000).await?);
@@ -93,9 +92,9 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
                 samples.node.extend(times.into_iter().map(Duration::from_nanos));
             }
         }
-        sustained = sustained.max(sandbox.sustained().await?);
+        throughput = throughput.max(sandbox.throughput().await?);
     }
-    let parked = sandbox.parked().await?;
+    let waiting = sandbox.waiting().await?;
 
     let mut rows = Vec::from(fresh.rows("fresh sandbox, 1+1, drop", Row::micros));
     for ((name, ..), samples) in ROUND_TRIPS.iter().zip(&mut calls) {
@@ -103,8 +102,8 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     }
     rows.extend([
         Row::millis("TypeScript, 200 lines to JavaScript: p50", percentile(&mut stripping, 0.5)),
-        Row::new("runs with one host call, all cores", "1/s", sustained),
-        Row::new("memory of a parked instance", "KiB", parked),
+        Row::new("runs with one host call, all cores", "1/s", throughput),
+        Row::new("memory of a waiting instance", "KiB", waiting),
     ]);
     for ((name, _), samples) in PROGRAMS.iter().zip(&mut programs) {
         rows.extend(samples.rows(name, Row::millis));
@@ -124,7 +123,7 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     Ok(Figures { bench: "sandbox", what, rows })
 }
 
-/// How long the same took in the sandbox, in native QuickJS, and in Node where it is installed.
+/// Durations in the sandbox, in native QuickJS, and in Node if installed.
 #[derive(Debug, Default)]
 struct Samples {
     ours: Vec<Duration>,
@@ -133,7 +132,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// Their p50 and p99, each of which `row` makes a row of.
+    /// Their p50 and p99 as rows.
     fn rows(&mut self, name: &str, row: fn(String, Duration) -> Row) -> [Row; 2] {
         [("p50", 0.5), ("p99", 0.99)].map(|(title, share)| {
             let node = (!self.node.is_empty()).then(|| percentile(&mut self.node, share));
@@ -156,7 +155,7 @@ impl Sandbox {
         let outcome = self.engine.run(script, &self.host, &limits, CancellationToken::new()).await;
         ensure!(
             matches!(outcome.status, Status::Completed { .. }),
-            "the script went wrong: {:?}",
+            "the script failed: {:?}",
             outcome.status
         );
         Ok(outcome)
@@ -179,14 +178,14 @@ impl Sandbox {
         Ok(times)
     }
 
-    /// What one immediate call adds.
+    /// The additional time of one immediate call.
     async fn call(&self, call: &str) -> anyhow::Result<Duration> {
         let whole = self.timed(&format!("for (let i = 0; i < {CALLS}; i++) {call};")).await?;
         let rest = self.timed(&format!("for (let i = 0; i < {CALLS}; i++) i;")).await?;
         Ok(whole.saturating_sub(rest) / CALLS)
     }
 
-    /// How long types take to go, in a fresh instance of the parser each.
+    /// The duration of type stripping, each time in a fresh parser instance.
     async fn stripping(&self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
@@ -198,13 +197,13 @@ impl Sandbox {
         Ok(times)
     }
 
-    async fn sustained(self: &Arc<Self>) -> anyhow::Result<f64> {
+    async fn throughput(self: &Arc<Self>) -> anyhow::Result<f64> {
         let (began, done) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
         let mut running = tokio::task::JoinSet::new();
         for _ in 0..std::thread::available_parallelism()?.get() {
             let (sandbox, done) = (Arc::clone(self), Arc::clone(&done));
             running.spawn(async move {
-                while began.elapsed() < SUSTAINED {
+                while began.elapsed() < THROUGHPUT_DURATION {
                     sandbox.run("pwd()").await?;
                     done.fetch_add(1, Relaxed);
                 }
@@ -217,22 +216,22 @@ impl Sandbox {
         Ok(done.load(Relaxed) as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// KiB that an instance needs which waits in a host call, with all that the host keeps for it
-    /// (its task, its stack, the call): its share of the process's memory, pages that instances
-    /// share counted once.
-    async fn parked(self: &Arc<Self>) -> anyhow::Result<f64> {
+    /// Memory in KiB of an instance that waits in a host call, including everything the host keeps
+    /// for it (its task, its stack, the call): its share of the process's memory, with shared pages
+    /// counted once.
+    async fn waiting(self: &Arc<Self>) -> anyhow::Result<f64> {
         let before = proportional_kib()?;
         let mut running = tokio::task::JoinSet::new();
-        for _ in 0..PARKED {
+        for _ in 0..WAITING_INSTANCES {
             let sandbox = Arc::clone(self);
             running.spawn(async move {
                 sandbox.run("const text = 'x'.repeat(100); read_file(text);").await.map(drop)
             });
         }
-        while self.host.parked.load(Relaxed) < PARKED {
+        while self.host.waiting.load(Relaxed) < WAITING_INSTANCES {
             tokio::task::yield_now().await;
         }
-        let each = (proportional_kib()? - before) / PARKED as f64;
+        let each = (proportional_kib()? - before) / WAITING_INSTANCES as f64;
         self.host.release.cancel();
         while let Some(ended) = running.join_next().await {
             ended??;
@@ -246,15 +245,14 @@ fn proportional_kib() -> anyhow::Result<f64> {
     let line = rollup
         .lines()
         .find_map(|line| line.strip_prefix("Pss:"))
-        .context("the kernel tells no Pss")?;
+        .context("the kernel reports no Pss")?;
     Ok(line.trim().trim_end_matches("kB").trim().parse()?)
 }
 
-/// The product's tools in name, each of which answers at once, but `read_file`, which keeps the
-/// script waiting.
+/// The product's tools by name. Each returns at once except `read_file`, which blocks the script.
 struct Tools {
     table: ToolTable,
-    parked: AtomicUsize,
+    waiting: AtomicUsize,
     release: CancellationToken,
 }
 
@@ -262,7 +260,7 @@ impl Tools {
     fn new() -> Self {
         Self {
             table: construct_interpreter::tool_table(),
-            parked: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             release: CancellationToken::new(),
         }
     }
@@ -276,7 +274,7 @@ impl Host for Tools {
     fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<serde_json::Value, ToolError>> {
         Box::pin(async move {
             if call.name == "read_file" {
-                self.parked.fetch_add(1, Relaxed);
+                self.waiting.fetch_add(1, Relaxed);
                 self.release.cancelled().await;
             }
             Ok(serde_json::Value::Null)
@@ -298,8 +296,8 @@ async fn node_is_installed() -> bool {
     version.is_ok_and(|status| status.success())
 }
 
-/// What the peer needed, in nanoseconds: of each fresh context, and by host call and program of
-/// each run.
+/// The peer's times in nanoseconds: of each fresh context, and of each run by host call and
+/// program.
 #[derive(serde::Deserialize)]
 struct NodeTimes {
     fresh: Vec<u64>,
@@ -329,7 +327,7 @@ impl NodeTimes {
     }
 }
 
-/// QuickJS as it is, in this process.
+/// Native QuickJS in this process.
 mod native {
     use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The four services, started from beside this binary and stopped when dropped.
+//! The four services, started from the folder of this binary and stopped when dropped.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -23,11 +23,11 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Starts them with the settings of the environment, and waits until they are ready.
+    /// Starts the services with the environment's settings, and waits until they are ready.
     pub(crate) async fn start(home: &Path, workspace: &Path) -> anyhow::Result<Self> {
         let gateway = format!("127.0.0.1:{}", free_port()?);
         let mut services = Self { running: Vec::new(), gateway: format!("http://{gateway}") };
-        // The reconciler makes the streams that the others wait for.
+        // The reconciler creates the streams that the others wait for.
         for service in ["reconciler", "gateway", "interpreter", "providers"] {
             let workspace = workspace.to_string_lossy();
             let settings = [
@@ -39,7 +39,7 @@ impl Services {
         Ok(services)
     }
 
-    /// Their names and process ids.
+    /// Names and process ids of the services.
     pub(crate) fn pids(&self) -> Vec<(String, u32)> {
         self.running.iter().map(|service| (service.name.clone(), service.child.id())).collect()
     }
@@ -53,7 +53,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts it with the settings of the environment and these, and waits until it is ready.
+    /// Starts a service with the environment's settings and `settings`, and waits until it is
+    /// ready.
     pub(crate) async fn start(
         service: &str,
         home: &Path,
@@ -62,8 +63,8 @@ impl Service {
         let folder = std::env::current_exe()?
             .parent()
             .map(Path::to_owned)
-            .context("this binary lies nowhere")?;
-        // Another part of the process may have chosen one already.
+            .context("this binary has no folder")?;
+        // Another part of the process may have installed one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().build()?;
         let health = format!("127.0.0.1:{}", free_port()?);
@@ -98,7 +99,7 @@ impl Drop for Service {
     }
 }
 
-/// An agent whose model plays a script.
+/// Creates an agent whose model runs a script.
 pub(crate) async fn scripted_agent(
     channel: &Channel,
     name: &str,

@@ -1,5 +1,5 @@
-//! HTTP as bare as it gets, so that what is measured is the proxy and not its client: an instant
-//! upstream, and a client that sends the same bytes again and again over one connection.
+//! Minimal HTTP, so that the benchmark measures the proxy and not its client: an instant upstream,
+//! and a client that sends the same bytes repeatedly over one connection.
 
 use std::{
     net::SocketAddr,
@@ -13,10 +13,10 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// The most that is read of a message.
-const MAX: usize = 1024 * 1024;
+/// The largest message in bytes.
+const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
-/// A model's vendor that answers at once: Chat Completions, streamed when asked for.
+/// A vendor that answers at once: Chat Completions, streamed on request.
 pub(crate) async fn upstream() -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -26,7 +26,7 @@ pub(crate) async fn upstream() -> anyhow::Result<SocketAddr> {
         while let Ok((connection, _)) = listener.accept().await {
             let (whole, streamed) = (Arc::clone(&whole), Arc::clone(&streamed));
             tokio::spawn(async move {
-                // A client that goes ends it.
+                // A disconnecting client ends it.
                 let _ = answer(connection, &whole, &streamed).await;
             });
         }
@@ -61,7 +61,7 @@ async fn answer(mut connection: TcpStream, whole: &[u8], streamed: &[u8]) -> any
     loop {
         let (head, length) = loop {
             if let Some(end) = find(&buffer, b"\r\n\r\n") {
-                break (end + 4, Length::of(&buffer[..end])?);
+                break (end + 4, Length::parse(&buffer[..end])?);
             }
             read(&mut connection, &mut buffer).await?;
         };
@@ -74,14 +74,14 @@ async fn answer(mut connection: TcpStream, whole: &[u8], streamed: &[u8]) -> any
     }
 }
 
-/// How a body's end is found.
+/// How the end of a body is determined.
 enum Length {
     Known(usize),
     Chunked,
 }
 
 impl Length {
-    fn of(head: &[u8]) -> anyhow::Result<Self> {
+    fn parse(head: &[u8]) -> anyhow::Result<Self> {
         let head = std::str::from_utf8(head)?.to_ascii_lowercase();
         let value =
             |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -91,7 +91,7 @@ impl Length {
         Ok(if value("transfer-encoding:").is_some() { Self::Chunked } else { Self::Known(0) })
     }
 
-    /// Reads until the body, which begins at `head`, is whole; gives its end.
+    /// Reads until the body, which begins at `head`, is complete, and returns its end.
     async fn end(
         &self,
         connection: &mut TcpStream,
@@ -115,7 +115,7 @@ impl Length {
 async fn read(connection: &mut TcpStream, buffer: &mut Vec<u8>) -> anyhow::Result<()> {
     let read = connection.read_buf(buffer).await?;
     ensure!(read > 0, "the connection was closed");
-    ensure!(buffer.len() < MAX, "a message is too long");
+    ensure!(buffer.len() < MAX_MESSAGE_BYTES, "a message is too long");
     Ok(())
 }
 
@@ -123,7 +123,7 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes.windows(wanted.len()).position(|window| window == wanted)
 }
 
-/// Where requests go, and as what.
+/// The target of requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
@@ -171,7 +171,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// One request; how long its answer took, or in a stream, its first text.
+    /// Sends one request. Returns the time to the response, or for a stream to its first text.
     pub(crate) async fn call(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         self.connection.write_all(&self.request).await?;
@@ -188,21 +188,21 @@ impl Client {
             }
             first = Some(began.elapsed());
         }
-        let length = Length::of(&self.buffer[..head])?;
+        let length = Length::parse(&self.buffer[..head])?;
         let end = length.end(&mut self.connection, &mut self.buffer, head).await?;
         let took = first.unwrap_or_else(|| began.elapsed());
         if !self.buffer.starts_with(b"HTTP/1.1 200")
             || find(&self.buffer[head..end], b"Hello").is_none()
         {
             let answer = String::from_utf8_lossy(&self.buffer[..end.min(2_000)]).into_owned();
-            bail!("the answer is no answer: {answer}");
+            bail!("an unexpected response: {answer}");
         }
         self.buffer.drain(..end);
         Ok(took)
     }
 }
 
-/// Calls one after the other, for `duration`.
+/// Calls one after the other for `duration`.
 pub(crate) async fn serial(
     target: &Target,
     streamed: bool,
@@ -216,7 +216,7 @@ pub(crate) async fn serial(
     Ok(times)
 }
 
-/// Calls over so many connections at the same time, for `duration`; gives calls per second.
+/// Calls over several connections concurrently for `duration`. Returns calls per second.
 pub(crate) async fn saturated(
     target: &Target,
     connections: usize,

@@ -1,4 +1,4 @@
-//! Proxies by others, where `benches/peers/setup` could set them up.
+//! Other proxies, if `benches/peers/setup` could install them.
 
 use std::{
     fs,
@@ -16,33 +16,33 @@ use uuid::Uuid;
 use super::http::Target;
 use crate::services::free_port;
 
-/// How long one may take to start.
-const START: Duration = Duration::from_secs(120);
-/// How long one may take to end by itself.
-const END: Duration = Duration::from_secs(5);
-/// How much of what one has said is shown when it is left out.
-const LAST_WORDS: usize = 20;
+/// Timeout of a peer's start.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// Timeout of a peer's termination.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Log lines shown for a peer that is skipped.
+const MAX_LOG_LINES: usize = 20;
 
-/// A proxy that runs.
+/// A running proxy.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) name: &'static str,
     pub(crate) target: Target,
-    /// Whether it passes streams on. One that cannot is measured by what it can.
+    /// Whether it supports streaming. Otherwise only complete responses are measured.
     pub(crate) streams: bool,
     running: Running,
 }
 
-/// A process, ended when dropped.
+/// A process, terminated when dropped.
 #[derive(Debug)]
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Asked first, because one that has processes of its own ends them then.
+        // SIGTERM first, so that it can end its own processes.
         let _ = Command::new("kill").arg(self.0.id().to_string()).stderr(Stdio::null()).status();
         let asked = Instant::now();
-        while asked.elapsed() < END && matches!(self.0.try_wait(), Ok(None)) {
+        while asked.elapsed() < STOP_TIMEOUT && matches!(self.0.try_wait(), Ok(None)) {
             std::thread::sleep(Duration::from_millis(50));
         }
         let _ = self.0.kill();
@@ -50,7 +50,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts those that are there; says which are not.
+/// Starts the installed peers and reports the others.
 pub(crate) async fn start(folder: &Path, work: &Path, upstream: SocketAddr) -> Vec<Peer> {
     let mut peers = Vec::new();
     for (name, ready, start) in [
@@ -59,15 +59,15 @@ pub(crate) async fn start(folder: &Path, work: &Path, upstream: SocketAddr) -> V
         ("LiteLLM", "litellm/ready", litellm),
     ] {
         if !folder.join(ready).exists() {
-            eprintln!("{name} is not installed and is left out (benches/peers/setup)");
+            eprintln!("{name} is not installed and is skipped (benches/peers/setup)");
             continue;
         }
         match begin(name, start, folder, work, upstream).await {
             Ok(peer) => peers.push(peer),
             Err(error) => {
                 let log = fs::read_to_string(log(work, name)).unwrap_or_default();
-                let last: Vec<&str> = log.lines().rev().take(LAST_WORDS).collect();
-                eprintln!("{name} does not work here and is left out: {error:#}");
+                let last: Vec<&str> = log.lines().rev().take(MAX_LOG_LINES).collect();
+                eprintln!("{name} does not work here and is skipped: {error:#}");
                 last.into_iter().rev().for_each(|line| eprintln!("    {line}"));
             }
         }
@@ -86,17 +86,17 @@ async fn begin(
 ) -> anyhow::Result<Peer> {
     let (running, target) = start(folder, work, upstream)?;
     let mut peer = Peer { name, target, streams: true, running };
-    peer.answers().await?;
+    peer.wait_ready().await?;
     if let Err(error) = call(&peer.target, true).await {
-        eprintln!("{name} passes no stream on: {error:#}");
+        eprintln!("{name} does not support streaming: {error:#}");
         peer.streams = false;
     }
     Ok(peer)
 }
 
 impl Peer {
-    async fn answers(&mut self) -> anyhow::Result<()> {
-        let deadline = tokio::time::Instant::now() + START;
+    async fn wait_ready(&mut self) -> anyhow::Result<()> {
+        let deadline = tokio::time::Instant::now() + START_TIMEOUT;
         loop {
             let Err(error) = call(&self.target, false).await else { return Ok(()) };
             if let Some(status) = self.running.0.try_wait()? {
@@ -151,16 +151,16 @@ fn litellm(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(
         ),
     )?;
     let port = free_port()?;
-    // It does not start without a key of its own, and refuses one that is easily guessed.
+    // It requires a key of its own, and rejects one that is easy to guess.
     let key = format!("sk-{}{}", Uuid::now_v7().simple(), Uuid::now_v7().simple());
     let mut command = command(&folder.join("litellm/bin/litellm"), work, "LiteLLM")?;
     let child = command
         .env("LITELLM_MASTER_KEY", &key)
-        // It would fetch a list of prices while it starts, and again in each worker. Where the
-        // network is slow or not there, a worker takes longer than the 5 s that its supervisor
-        // believes in it, which kills it, for ever.
+        // By default it downloads a price list at the start, and again in each worker. With a slow
+        // or missing network, a worker then exceeds the 5 s timeout of its supervisor, which kills
+        // it in a loop.
         .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        .args(["--timeout_worker_healthcheck", &START.as_secs().to_string()])
+        .args(["--timeout_worker_healthcheck", &START_TIMEOUT.as_secs().to_string()])
         .args(["--host", "127.0.0.1", "--num_workers", "2", "--port", &port.to_string()])
         .arg("--config")
         .arg(&config)
@@ -176,7 +176,7 @@ fn portkey(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(
     let child = command
         .arg(script)
         .args(["--headless", &format!("--port={port}")])
-        // What stands in the way of an upstream on this machine.
+        // Disables its protection against local upstreams.
         .env("TRUSTED_CUSTOM_HOSTS", "127.0.0.1,localhost")
         .spawn()?;
     let headers = [
@@ -208,19 +208,19 @@ fn tensorzero(
         .spawn()?;
     let mut running = Running(child);
     let stdout = running.0.stdout.take().context("it has an output")?;
-    let (found, url) = mpsc::channel();
-    // To the end, because an output that nobody reads would stop it.
+    let (address_found, url) = mpsc::channel();
+    // Read to the end, because a full pipe would block it.
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            // Among the lines of its log one says where it serves.
+            // One of its log lines has the address.
             if let Some(url) = line.strip_prefix("http://") {
-                // An error only says that it was known before.
-                let _ = found.send(url.to_owned());
+                // Fails only when the address is already known.
+                let _ = address_found.send(url.to_owned());
             }
         }
     });
-    let url = url.recv_timeout(START).context("it does not say where it serves")?;
-    let (host, path) = url.split_once('/').context("it names no path")?;
+    let url = url.recv_timeout(START_TIMEOUT).context("it does not report its address")?;
+    let (host, path) = url.split_once('/').context("the address has no path")?;
     let address: SocketAddr =
         host.replace("0.0.0.0", "127.0.0.1").replace("localhost", "127.0.0.1").parse()?;
     let path = format!("/{}/chat/completions", path.trim_end_matches('/'));

@@ -1,4 +1,4 @@
-//! Which addresses are public. Everything else is refused: it belongs to the host, its network, or
+//! Which IP addresses are public. All others are refused: they belong to the host, its network, or
 //! its cloud.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -25,30 +25,30 @@ const REFUSED_V4: [(Ipv4Addr, u32); 17] = [
     // Multicast, reserved and broadcast.
     (Ipv4Addr::new(224, 0, 0, 0), 4),
     (Ipv4Addr::new(240, 0, 0, 0), 4),
-    // Azure serves its platform from this address, which looks public.
+    // Azure serves its platform from this address, although it is in a public range.
     (Ipv4Addr::new(168, 63, 129, 16), 32),
 ];
 
-/// The only range of IPv6 that holds public addresses.
+/// The only IPv6 range with public addresses.
 const GLOBAL_V6: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3);
 
 /// Ranges within it that are not public.
 const REFUSED_V6: [(Ipv6Addr, u32); 5] = [
-    // Protocol assignments, Teredo among them, which tunnels to IPv4.
+    // Protocol assignments, including Teredo, which tunnels to IPv4.
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
-    // 6to4 tunnels to the IPv4 address inside.
+    // 6to4 tunnels to the embedded IPv4 address.
     (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16),
     (Ipv6Addr::new(0x2620, 0x4f, 0x8000, 0, 0, 0, 0, 0), 48),
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
 ];
 
-/// Whether an address is on the public internet. An IPv4 address in IPv6 clothes counts as what it
-/// is.
+/// Whether an address is on the public internet. An IPv4-mapped IPv6 address counts as the IPv4
+/// address.
 #[must_use]
 pub fn is_public(address: IpAddr) -> bool {
-    // An IPv4 address written as IPv6 (::ffff:127.0.0.1) reaches the IPv4 address. NAT64
-    // (64:ff9b::/96) and every other embedding lie outside of the global range.
+    // An IPv4-mapped address (::ffff:127.0.0.1) reaches the IPv4 address. NAT64 (64:ff9b::/96) and
+    // all other embeddings are outside the global range.
     match address.to_canonical() {
         IpAddr::V4(v4) => !REFUSED_V4.iter().any(|(base, length)| within_v4(v4, *base, *length)),
         IpAddr::V6(v6) => {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn private_local_and_metadata_addresses_are_not_in_any_spelling() {
+    fn private_addresses_are_not_public_in_any_spelling() {
         let refused = "0.0.0.0 10.1.2.3 100.64.0.1 100.100.100.200 127.0.0.1 127.255.255.254 169.254.169.254 \
             172.16.0.1 172.31.255.255 192.0.0.192 192.168.1.1 198.18.0.1 224.0.0.1 239.1.1.1 255.255.255.255 \
             168.63.129.16 :: ::1 ::7f00:1 ::ffff:127.0.0.1 ::ffff:169.254.169.254 64:ff9b::7f00:1 64:ff9b:1::1 \

@@ -1,11 +1,11 @@
-//! What time it is in the mesh.
+//! The time of the mesh.
 //!
-//! What one process writes down and another compares (when a task is to be looked at, when a step
-//! ends, until when a lease holds) has to come from one clock, and that is PostgreSQL's ([ADR
-//! 40](../../../docs/adr/0040-one-clock.md)). A process that reads the database takes the time from
-//! there now and then ([`follow`]), and counts on by the machine's monotonic clock, which nobody
-//! sets. A worker hears it from those ([`listen`]). Until one of the two has happened it is the
-//! machine's own clock that counts.
+//! Times that one process writes and another compares (when a task is due, when a step ends, until
+//! when a lease is valid) must come from one clock, which is PostgreSQL's ([ADR
+//! 40](../../../docs/adr/0040-one-clock.md)). A process that uses the database reads the time from
+//! it periodically ([`keep_synced`]), and advances it by the machine's monotonic clock, which is
+//! never set. A worker receives the time from those processes ([`sync_from_stream`]). Before the
+//! first of either, the machine's own clock counts.
 
 use std::{
     sync::{PoisonError, RwLock},
@@ -16,30 +16,29 @@ use futures::{Stream, StreamExt as _};
 use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
 
-/// How often PostgreSQL is asked. A machine that slept finds its monotonic clock behind for so long
-/// at most.
+/// The interval of reading PostgreSQL's clock. After a machine slept, its monotonic clock is behind
+/// for at most this long.
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
-/// How often while it does not say.
+/// The interval while that fails.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// An answer that took longer says too little.
+/// A slower answer is too imprecise.
 const MAX_ROUND_TRIP: Duration = Duration::from_secs(1);
-/// What was heard before this does not count against what is heard now: PostgreSQL's own clock may
-/// have been set back meanwhile.
+/// A time received longer ago than this does not take precedence over an earlier one received now:
+/// PostgreSQL's own clock may have been set back meanwhile.
 const ANCHOR_TTL: Duration = Duration::from_secs(600);
-/// How long a worker waits at its start until somebody says what time it is: it is said every half
-/// second, unless nobody is there.
+/// How long a starting worker waits for the first time. Reconcilers publish it every half second.
 const FIRST_TIME_TIMEOUT: Duration = Duration::from_millis(700);
-/// How far the machine's clock may be away before that is said.
+/// The difference to the machine's clock that is logged.
 const MAX_SKEW: SignedDuration = SignedDuration::from_secs(10);
 
 static CLOCK: Clock = Clock::new();
 
-/// The time.
+/// The current time.
 pub fn now() -> Timestamp {
     CLOCK.now(Instant::now())
 }
 
-/// Takes the time from who knows it.
+/// Reads the time once with `query`.
 ///
 /// # Errors
 /// Those of `query`.
@@ -55,8 +54,8 @@ pub async fn sync_once<E, Query: Future<Output = Result<Timestamp, E>>>(
     Ok(())
 }
 
-/// Hears the time from who knows it, for as long as it is said. Gives back what goes on with it,
-/// after the first word or when that takes long.
+/// Receives the time from a stream. Returns a future that continues to receive it, after the first
+/// time or a timeout.
 pub async fn sync_from_stream<S: Stream<Item = Timestamp> + Unpin>(
     mut times: S,
     stop: CancellationToken,
@@ -71,7 +70,7 @@ pub async fn sync_from_stream<S: Stream<Item = Timestamp> + Unpin>(
     }
 }
 
-/// Takes it again and again, and says when the machine's own clock is wrong, and no longer.
+/// Reads the time periodically, and logs when the machine's own clock becomes wrong or right again.
 pub async fn keep_synced<E, Query: Future<Output = Result<Timestamp, E>>>(
     query: impl Fn() -> Query,
     stop: CancellationToken,
@@ -79,14 +78,14 @@ pub async fn keep_synced<E, Query: Future<Output = Result<Timestamp, E>>>(
     let mut wrong = false;
     let mut delay = SYNC_INTERVAL;
     while stop.run_until_cancelled(tokio::time::sleep(delay)).await.is_some() {
-        // Why PostgreSQL does not answer is said by who wants something of it.
+        // Users of PostgreSQL report why it does not answer.
         delay = if sync_once(&query).await.is_ok() { SYNC_INTERVAL } else { RETRY_INTERVAL };
         let off = Timestamp::now().duration_since(now());
         let is_wrong = off.abs() > MAX_SKEW;
         if is_wrong && !wrong {
             tracing::warn!(
                 seconds = off.as_secs(),
-                "this machine's clock is away from PostgreSQL's, which is what counts"
+                "this machine's clock differs from PostgreSQL's, which counts"
             );
         } else if wrong && !is_wrong {
             tracing::info!("this machine's clock agrees with PostgreSQL's again");
@@ -97,7 +96,7 @@ pub async fn keep_synced<E, Query: Future<Output = Result<Timestamp, E>>>(
 
 struct Clock(RwLock<Option<Anchor>>);
 
-/// What time it was at a moment of the monotonic clock.
+/// The time at a moment of the monotonic clock.
 #[derive(Debug, Clone, Copy)]
 struct Anchor {
     time: Timestamp,
@@ -131,7 +130,7 @@ impl Clock {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Anchor { time, at });
     }
 
-    /// It was this time when it was said, and is later now.
+    /// The time when it was published; it is later now.
     fn observe(&self, time: Timestamp, at: Instant) {
         let known =
             self.anchor().filter(|anchor| at.saturating_duration_since(anchor.at) < ANCHOR_TTL);
@@ -150,11 +149,11 @@ mod tests {
     }
 
     #[test]
-    fn counts_on_from_what_was_said_whatever_the_machine_says() {
+    fn set_time_advances_monotonically() {
         let (clock, began) = (Clock::new(), Instant::now());
         assert!(
             Timestamp::now().duration_since(clock.now(began)).abs() < SignedDuration::from_mins(1),
-            "its own at first"
+            "its own clock at first"
         );
         clock.set(seconds(1_000), began);
         assert_eq!(clock.now(began + Duration::from_secs(7)), seconds(1_007));
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_were_held_up_do_not_set_it_back() {
+    fn delayed_times_do_not_set_the_clock_back() {
         let (clock, began) = (Clock::new(), Instant::now());
         let later = |seconds| began + Duration::from_secs(seconds);
         clock.observe(seconds(1_000), began);
@@ -178,11 +177,11 @@ mod tests {
         clock.observe(seconds(400), later(10 + 599));
         assert_eq!(clock.now(later(609)), seconds(1_619));
         clock.observe(seconds(400), later(610));
-        assert_eq!(clock.now(later(610)), seconds(400), "for long nothing later was heard");
+        assert_eq!(clock.now(later(610)), seconds(400), "no later time was received for long");
     }
 
     #[tokio::test]
-    async fn who_does_not_answer_changes_nothing() {
+    async fn failed_query_leaves_the_clock_unchanged() {
         assert_eq!(sync_once(async || Err::<Timestamp, _>("away")).await, Err("away"));
     }
 }

@@ -1,11 +1,10 @@
 //! Configuration in layers: defaults, then an optional TOML file, then the environment.
 //!
 //! Keys are flat. The key `gateway_listen` is `CONSTRUCT_GATEWAY_LISTEN` in the environment and
-//! `gateway_listen = …` in the file named by `CONSTRUCT_CONFIG`; one file and one environment serve
-//! all services, each reads the keys it knows. What all services share is [`Common`]; a service's
-//! own keys are a struct of its own, loaded from the same sources. The two are deliberately not
-//! joined with `#[serde(flatten)]`, which loses the types of values and the names of keys in
-//! errors.
+//! `gateway_listen = …` in the file that `CONSTRUCT_CONFIG` names. One file and one environment
+//! serve all services; each reads the keys it knows. All services share [`Common`]; a service's own
+//! keys are a separate struct, loaded from the same sources. The two are deliberately not joined
+//! with `#[serde(flatten)]`, which loses the types of values and the names of keys in errors.
 
 mod common;
 pub mod duration;
@@ -21,38 +20,38 @@ pub use secret::{Secret, SecretUrl};
 pub use sources::Sources;
 pub(crate) use sources::keys;
 
-/// What the environment variables of all keys begin with.
+/// The prefix of all environment variables.
 pub(crate) const PREFIX: &str = "CONSTRUCT_";
 
-/// The configuration of one service beside [`Common`].
+/// The configuration of one service in addition to [`Common`].
 ///
-/// The struct carries `#[serde(default)]`: its `Default` supplies what no source sets. Every field
-/// is serialized (no `skip`), because the serialized default is the list of known keys.
+/// The struct has `#[serde(default)]`: its `Default` supplies values that no source sets. Every
+/// field is serialized (no `skip`), because the serialized default is the list of known keys.
 pub trait ServiceConfig: Default + Serialize + DeserializeOwned {
-    /// Whether it is a service with health endpoints, and not a command that runs beside one, in
-    /// its environment.
+    /// Whether it is a service with health endpoints, and not a command that runs beside one in the
+    /// same environment.
     const SERVES: bool = true;
 
-    /// Checks what types cannot say, before anything is started. `--check-config` runs it too.
+    /// Checks what types cannot express, before anything starts. `--check-config` runs it too.
     ///
     /// # Errors
-    /// The first key whose value the service cannot work with, with what is wrong about it.
+    /// The first invalid key, with the reason.
     fn validate(&self, common: &Common) -> Result<(), Invalid> {
         let _ = common;
         Ok(())
     }
 }
 
-/// Where the value of a key came from.
+/// The source of a key's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// No source sets it.
+    /// The default.
     Default,
-    /// The environment variable of this name.
+    /// This environment variable.
     Environment(String),
-    /// The key of this name in the file.
+    /// A key of the configuration file.
     File {
-        /// Name of the key.
+        /// The key.
         key: String,
         /// The file.
         path: PathBuf,
@@ -69,7 +68,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value that its type accepts and the service does not.
+/// A value that its type accepts and the service rejects.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{key}` {message}")]
 pub struct Invalid {
@@ -78,8 +77,8 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// `message` continues a sentence that begins with the key: "must be at least 1". It never
-    /// contains a secret.
+    /// `message` continues a sentence that begins with the key: "must be at least 1". It must not
+    /// contain a secret.
     pub fn new(key: &'static str, message: impl Into<String>) -> Self {
         Self { key, message: message.into() }
     }
@@ -96,15 +95,15 @@ impl Invalid {
     }
 }
 
-/// Why there is no usable configuration. The text names the key and where its value came from.
+/// Why the configuration is unusable. The text names the key and its source.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The configuration file was named and cannot be read.
+    /// The configuration file cannot be read.
     #[error("cannot read the configuration file {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The configuration file is not TOML.
@@ -112,35 +111,35 @@ pub enum Error {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// What the parser met, and where.
+        /// The parser's error with its position.
         message: String,
     },
     /// A value has the wrong type or shape.
     #[error("{origin}: {message}")]
     Value {
-        /// Where the value came from.
+        /// The source of the value.
         origin: Origin,
-        /// What is wrong with it.
+        /// The reason.
         message: String,
     },
-    /// A value was refused by [`ServiceConfig::validate`], or a required one is missing.
+    /// [`ServiceConfig::validate`] rejected a value, or a required one is missing.
     #[error("{}{invalid}", place(origin))]
     Refused {
-        /// Where the value came from.
+        /// The source of the value.
         origin: Origin,
-        /// What is wrong with it.
+        /// The rejected value.
         invalid: Invalid,
     },
-    /// The shape of the defaults could not be found out: a mistake in the program.
+    /// The keys of the defaults are unknown: a programming error.
     #[error("the configuration type is unsuitable: {message}")]
     Shape {
-        /// What is wrong with the type.
+        /// The reason.
         message: String,
     },
 }
 
 /// Loads `T` from the environment of the process and the file that `CONSTRUCT_CONFIG` names, if it
-/// does.
+/// is set.
 ///
 /// # Errors
 /// [`Error`]: an unreadable file, or a value that `T` does not accept.
@@ -148,7 +147,7 @@ pub fn load<T: Default + Serialize + DeserializeOwned>() -> Result<T, Error> {
     Sources::from_process(None)?.load()
 }
 
-/// Names the place that has to be looked at. What nobody has set is in no place.
+/// The source as a prefix of an error; empty for a default.
 fn place(origin: &Origin) -> String {
     match origin {
         Origin::Default => String::new(),

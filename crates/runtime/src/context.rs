@@ -1,4 +1,4 @@
-//! What a service's `run` is handed beside its configuration.
+//! What a service's `run` receives in addition to its configuration.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 use crate::{Common, Latch, Lifecycle, Readiness, Stopping, retry};
 
-/// Version of the whole product: all its crates are released together.
+/// Version of the product: all its crates are released together.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The process a service runs in. Clones are the same process.
+/// The process of a service. Clones share it.
 #[derive(Clone)]
 pub struct Context {
     shared: Arc<Shared>,
@@ -24,8 +24,8 @@ struct Shared {
 }
 
 impl Context {
-    /// A context without signals, telemetry and health endpoints. [`crate::main`] adds those; tests
-    /// that run a service in their own process do without.
+    /// A context without signals, telemetry and health endpoints. [`crate::main`] adds them; tests
+    /// that run a service in their own process do not need them.
     pub fn new(service: &'static str, common: Common) -> Self {
         let lifecycle = Lifecycle::new(common.shutdown_grace);
         let readiness = Readiness::new(lifecycle.draining());
@@ -38,8 +38,8 @@ impl Context {
         self.shared.service
     }
 
-    /// Name of this process among its replicas, such as `gateway-7f3a90c1`. Fits into a subject as
-    /// one token.
+    /// Name of this process among its replicas, such as `gateway-7f3a90c1`. Valid as one token of a
+    /// subject.
     pub fn instance_id(&self) -> &str {
         &self.shared.instance_id
     }
@@ -54,20 +54,20 @@ impl Context {
         &self.shared.common
     }
 
-    /// Where tasks are spawned, and what tells them to stop.
+    /// Spawns tasks and tells them to stop.
     pub fn lifecycle(&self) -> &Lifecycle {
         &self.shared.lifecycle
     }
 
-    /// Where conditions of being ready are registered.
+    /// Registers readiness conditions.
     pub fn readiness(&self) -> &Readiness {
         &self.shared.readiness
     }
 
-    /// Tries until it works or the process is told to stop; see [`retry::connect_with_retry`].
+    /// Retries until it succeeds or the process stops; see [`retry::connect_with_retry`].
     ///
     /// # Errors
-    /// [`Stopping`] when the process is told to stop first.
+    /// [`Stopping`] when the process stops first.
     pub async fn connect_with_retry<T, E, F>(
         &self,
         name: &str,
@@ -82,8 +82,8 @@ impl Context {
     }
 }
 
-/// 32 random bits tell the replicas of one service apart. They are the last of a version 7 id; its
-/// first are the time.
+/// 32 random bits distinguish the replicas of a service: the last ones of a version 7 id, whose
+/// first ones are the time.
 fn random_instance_id(service: &str) -> String {
     let id = Uuid::now_v7().simple().to_string();
     format!("{service}-{}", &id[id.len() - 8..])

@@ -14,10 +14,10 @@ use crate::{
     telemetry::{self, Chain},
 };
 
-/// Exit code for a configuration that cannot work; the one that a wrong argument has, too.
+/// Exit code for invalid configuration, the same as for wrong arguments.
 const EXIT_CONFIGURATION: u8 = 2;
 
-/// How long threads that block may take to end after everything else has.
+/// How long blocking threads may take to end after everything else.
 const THREAD_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 const CONFIGURATION_HELP: &str = "\
@@ -40,12 +40,12 @@ struct Arguments {
     print_config: bool,
 }
 
-/// Runs a service as a process of its own; all that its `main` has to do.
+/// Runs a service as a process; the whole `main` of a service.
 ///
 /// `run` starts the service and returns: it registers readiness latches, connects, binds, and
-/// spawns what lives on through [`crate::Lifecycle::spawn`]. When it has returned `Ok`, the process
-/// counts as started. An error ends the process. See [`crate::lifecycle`] for what follows, and the
-/// exit codes.
+/// spawns tasks through [`crate::Lifecycle::spawn`]. When it has returned `Ok`, the process counts
+/// as started. An error ends the process. See [`crate::lifecycle`] for the phases that follow and
+/// the exit codes.
 pub fn main<C: ServiceConfig>(
     service: &'static str,
     run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
@@ -53,8 +53,8 @@ pub fn main<C: ServiceConfig>(
     main_with_arguments(service, env::args_os(), run)
 }
 
-/// The same for a program that has looked at its arguments itself, and passes on those that are
-/// left; the first is the program's name.
+/// As [`main`], for a program that has parsed some arguments itself and passes the rest. The first
+/// one is the program's name.
 pub fn main_with_arguments<C: ServiceConfig>(
     service: &'static str,
     arguments: impl IntoIterator<Item = OsString>,
@@ -64,8 +64,7 @@ pub fn main_with_arguments<C: ServiceConfig>(
     let arguments = match parse_arguments(&name, arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help and version arrive here as well. When even printing fails there is nobody to
-            // tell.
+            // Help and version arrive here as well. A failure to print cannot be reported.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_CONFIGURATION));
         }
@@ -98,8 +97,7 @@ pub fn main_with_arguments<C: ServiceConfig>(
     }
 }
 
-/// Everything after the configuration is known. Errors are those from before there was a log to
-/// write them to.
+/// Runs the service with its configuration. Errors are those that occur before logging works.
 fn execute<C: ServiceConfig>(
     service: &'static str,
     loaded: LoadedConfig<C>,
@@ -122,7 +120,7 @@ fn execute<C: ServiceConfig>(
         })?
     };
     let code = runtime.block_on(Box::pin(supervise(&context, loaded, run)));
-    // Spans leave through the runtime, so it goes last.
+    // The runtime exports the last spans, so it ends after telemetry.
     telemetry.shutdown();
     runtime.shutdown_timeout(THREAD_SHUTDOWN_TIMEOUT);
     Ok(code)
@@ -145,7 +143,7 @@ async fn supervise<C: ServiceConfig>(
         if let Some(address) = context.common().health_listen.filter(|_| C::SERVES) {
             let listener = retry::listen(address).await.context("CONSTRUCT_HEALTH_LISTEN")?;
             tracing::info!(address = %listener.local_addr()?, "health endpoints");
-            // Owned by the runtime: it answers through draining until the process is gone.
+            // Owned by the runtime, so that it answers through draining until the process ends.
             tokio::spawn(health::serve(listener, context.clone()));
         }
         run(loaded.config, context).await?;
@@ -158,7 +156,7 @@ async fn supervise<C: ServiceConfig>(
     outcome.exit_code()
 }
 
-/// Both parts of the configuration, and the sources they came from.
+/// Both parts of the configuration, and their sources.
 struct LoadedConfig<C> {
     sources: Sources,
     common: Common,

@@ -1,10 +1,9 @@
-//! Whether the process lives and whether it is ready, for orchestrators and people, and its
-//! metrics.
+//! Liveness, readiness and metrics of the process, for orchestrators and people.
 //!
-//! `/healthz` answers as long as the process is able to answer at all: it says nothing about NATS
-//! or PostgreSQL, because restarting a service does not bring those back. `/readyz` answers 200
-//! only while every [`Latch`] is set and the process is not draining, and otherwise 503 with what
-//! is missing and why. `/metrics` is for Prometheus ([`metrics`]).
+//! `/healthz` answers as long as the process can answer at all. It does not depend on NATS or
+//! PostgreSQL, because restarting a service does not bring those back. `/readyz` answers 200 only
+//! while every [`Latch`] is set and the process is not draining, and otherwise 503 with the unmet
+//! conditions and reasons. `/metrics` is for Prometheus ([`metrics`]).
 
 use std::sync::Arc;
 
@@ -22,38 +21,37 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Context, metrics};
 
-/// What must be in place before the process is ready. Clones are the same.
+/// The readiness conditions of the process. Clones share them.
 #[derive(Clone)]
 pub struct Readiness {
     latches: Arc<watch::Sender<Vec<Condition>>>,
     draining: CancellationToken,
 }
 
-/// One condition of being ready. Clones are the same condition; it keeps its state when all of them
-/// are dropped.
+/// One readiness condition. Clones share it; it keeps its state when all of them are dropped.
 #[derive(Clone)]
 pub struct Latch {
     latches: Arc<watch::Sender<Vec<Condition>>>,
     index: usize,
 }
 
-/// A condition and why it does not hold.
+/// A condition, and why it is not met.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Condition {
-    /// What is waited for, such as `nats`.
+    /// The name, such as `nats`.
     pub name: String,
-    /// Why, in words. Nothing means that the latch is set; such conditions are not in a [`Report`].
+    /// The reason as text. `None`: the latch is set. A [`Report`] omits such conditions.
     pub reason: Option<String>,
 }
 
-/// Whether the process is ready, and if not, why.
+/// Whether the process is ready, and the reasons if not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Everything is in place, and the process is not draining.
+    /// All conditions are met, and the process is not draining.
     pub ready: bool,
-    /// The process takes in nothing new, because it is about to end.
+    /// The process is about to end and accepts no new work.
     pub draining: bool,
-    /// What is not in place.
+    /// The unmet conditions.
     pub waiting: Vec<Condition>,
 }
 
@@ -63,7 +61,7 @@ impl Readiness {
         Self { latches: Arc::new(watch::Sender::new(Vec::new())), draining }
     }
 
-    /// Adds a condition, which does not hold yet.
+    /// Registers a condition, initially unmet.
     pub fn register(&self, name: impl Into<String>) -> Latch {
         let mut index = 0;
         self.latches.send_modify(|latches| {
@@ -73,7 +71,7 @@ impl Readiness {
         Latch { latches: Arc::clone(&self.latches), index }
     }
 
-    /// How things stand.
+    /// The current state.
     pub fn report(&self) -> Report {
         let waiting: Vec<_> =
             self.latches.borrow().iter().filter(|latch| latch.reason.is_some()).cloned().collect();
@@ -81,12 +79,12 @@ impl Readiness {
         Report { ready: waiting.is_empty() && !draining, draining, waiting }
     }
 
-    /// Shows among the metrics how each condition stands.
+    /// Exports each condition as a metric.
     pub(crate) fn measure(&self, meter: &Meter) {
         let latches = Arc::clone(&self.latches);
         meter
             .u64_observable_gauge("construct.condition")
-            .with_description("Whether a condition of being ready holds: 1, or 0")
+            .with_description("Whether a readiness condition is met: 1 or 0")
             .with_callback(move |gauge| {
                 for latch in latches.borrow().iter() {
                     let name = KeyValue::new("construct.condition.name", latch.name.clone());
@@ -96,14 +94,14 @@ impl Readiness {
             .build();
     }
 
-    /// Follows how things stand.
+    /// Subscribes to changes of the state.
     pub fn subscribe(&self) -> Changes {
         let mut changed = self.latches.subscribe();
         changed.mark_changed();
         Changes { readiness: self.clone(), changed, reported_draining: false }
     }
 
-    /// Returns when the process is ready.
+    /// Waits until the process is ready.
     pub async fn wait_ready(&self) {
         let mut changes = self.subscribe();
         while !changes.next().await.ready {}
@@ -111,12 +109,12 @@ impl Readiness {
 }
 
 impl Latch {
-    /// The condition holds.
+    /// Marks the condition as met.
     pub fn set_ready(&self) {
         self.set(None);
     }
 
-    /// The condition does not hold, or no longer. The reason is shown to whoever asks: no secrets.
+    /// Marks the condition as unmet. The reason is public: it must not contain secrets.
     pub fn set_not_ready(&self, reason: impl Into<String>) {
         self.set(Some(reason.into()));
     }
@@ -131,7 +129,7 @@ impl Latch {
     }
 }
 
-/// Reports one after the other, see [`Readiness::subscribe`].
+/// A sequence of reports; see [`Readiness::subscribe`].
 pub struct Changes {
     readiness: Readiness,
     changed: watch::Receiver<Vec<Condition>>,
@@ -139,8 +137,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// The state at the first call, afterwards the newest state whenever something has changed.
-    /// Cancel-safe.
+    /// The state at the first call, afterwards the newest state after each change. Cancel-safe.
     pub async fn next(&mut self) -> Report {
         tokio::select! {
             // The sender lives in `self.readiness`, so this cannot fail.
@@ -153,7 +150,7 @@ impl Changes {
     }
 }
 
-/// Serves all endpoints for as long as it is polled, through draining too.
+/// Serves all endpoints for as long as it is polled, including during draining.
 pub(crate) async fn serve(listener: TcpListener, context: Context) {
     let router = Router::new()
         .route("/healthz", get(healthz))
@@ -161,7 +158,7 @@ pub(crate) async fn serve(listener: TcpListener, context: Context) {
         .route("/metrics", get(page))
         .with_state(context);
     if let Err(error) = axum::serve(listener, router).await {
-        tracing::error!(%error, "health endpoints are gone");
+        tracing::error!(%error, "the health endpoints failed");
     }
 }
 
@@ -181,7 +178,7 @@ async fn readyz(State(context): State<Context>) -> impl IntoResponse {
 }
 
 async fn page() -> Result<impl IntoResponse, (StatusCode, String)> {
-    let none = (StatusCode::NOT_FOUND, "this process counts nothing".to_owned());
+    let none = (StatusCode::NOT_FOUND, "this process has no metrics".to_owned());
     let text = metrics::process().ok_or(none)?.text();
     let text = text.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text))

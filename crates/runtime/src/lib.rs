@@ -1,8 +1,8 @@
-//! What every service needs around its work: configuration, telemetry, lifecycle, health.
+//! What every service needs besides its work: configuration, telemetry, lifecycle, health.
 //!
-//! A service's `main.rs` is one call of [`main`]; its work is a function `run(config, &context)`
-//! that starts everything and returns. From there on the phases of [`lifecycle`] hold: run until
-//! told to stop, stop the intake, finish or hand back, flush telemetry, exit.
+//! A service's `main.rs` is one call of [`main`]. Its work is a function `run(config, &context)`
+//! that starts everything and returns. Then the phases of [`lifecycle`] follow: run until stopped,
+//! stop the intake, finish or hand back work, flush telemetry, exit.
 
 pub mod address;
 pub mod clock;

@@ -1,11 +1,11 @@
-//! How a service runs and how it ends.
+//! How a service runs and ends.
 //!
-//! 1. **Running.** Everything that goes on has a name and is spawned through [`Lifecycle::spawn`]
-//!    or [`Lifecycle::spawn_job`].
-//! 2. **Draining**, from the first SIGTERM or SIGINT, a call of [`Lifecycle::stop`], or the failure
-//!    of an essential task: the process is no longer ready, takes in nothing new, and what is in
+//! 1. **Running.** Every task has a name and is spawned through [`Lifecycle::spawn`] or
+//!    [`Lifecycle::spawn_job`].
+//! 2. **Draining**, after the first SIGTERM or SIGINT, a call of [`Lifecycle::stop`], or the
+//!    failure of an essential task: the process is no longer ready and accepts no new work; work in
 //!    flight is finished or handed back.
-//! 3. **Hard stop**, when the grace period is over or a second signal arrives: what still runs is
+//! 3. **Hard stop**, when the grace period is over or a second signal arrives: running tasks are
 //!    dropped. That is safe, because nothing is acknowledged before its outcome is durable; it only
 //!    costs a repetition elsewhere.
 //! 4. The caller flushes telemetry and exits with the code of the [`Outcome`].
@@ -34,16 +34,16 @@ use crate::telemetry::Chain;
 
 pub(crate) use signals::watch as watch_signals;
 
-/// How long dropped tasks get to let go after a hard stop. A task that needs longer is stuck in
-/// code that never yields, and the process ends without it.
+/// How long dropped tasks have to end after a hard stop. A task that needs longer is stuck in code
+/// that never yields, and the process ends without it.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Exit code when work had to be cut off.
+/// Exit code when tasks were dropped.
 const EXIT_CUT_OFF: u8 = 3;
 
 type Name = Cow<'static, str>;
 
-/// The phases of one process, shared by all its parts. Clones are the same lifecycle.
+/// The phases of one process. Clones share the lifecycle.
 #[derive(Clone)]
 pub struct Lifecycle {
     shared: Arc<Shared>,
@@ -53,7 +53,7 @@ struct Shared {
     grace: Duration,
     draining: CancellationToken,
     hard_stop: CancellationToken,
-    /// Names of what runs, by a number that only tells equal names apart.
+    /// Names of running tasks, by a number that distinguishes equal names.
     running: watch::Sender<BTreeMap<u64, Name>>,
     next_id: AtomicU64,
     signals: AtomicU64,
@@ -63,14 +63,14 @@ struct Shared {
 /// How the process ended.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What brought it down, if it did not end because it was told to.
+    /// Why it failed, unless it was stopped.
     pub failure: Option<Error>,
-    /// Names of the tasks that had to be dropped at the hard stop.
+    /// Names of the tasks that were dropped at the hard stop.
     pub cut_off: Vec<String>,
 }
 
 impl Outcome {
-    /// 0 for a clean stop, 1 after a failure, 3 when work had to be cut off.
+    /// 0 after a clean stop, 1 after a failure, 3 when tasks were dropped.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self { failure: Some(_), .. } => ExitCode::FAILURE,
@@ -80,21 +80,21 @@ impl Outcome {
     }
 }
 
-/// What brought the process down.
+/// Why the process failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The service could not start.
     #[error("the service could not start")]
     Start {
-        /// Why not.
+        /// The cause.
         source: anyhow::Error,
     },
-    /// An essential task gave up.
+    /// An essential task failed.
     #[error("task `{task}` failed")]
     Failed {
         /// Name of the task.
         task: String,
-        /// Why.
+        /// The cause.
         source: anyhow::Error,
     },
     /// An essential task panicked.
@@ -102,10 +102,10 @@ pub enum Error {
     Panicked {
         /// Name of the task.
         task: String,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
-    /// An essential task ended although nobody had told the process to stop.
+    /// An essential task ended although the process was not stopping.
     #[error("task `{task}` ended unexpectedly")]
     Ended {
         /// Name of the task.
@@ -113,8 +113,8 @@ pub enum Error {
     },
 }
 
-/// Something was given up because the process is stopping. Coming out of a service's `run`, it is
-/// not a failure.
+/// Work was abandoned because the process is stopping. As an error of a service's `run`, it is not
+/// a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the service is stopping")]
 pub struct Stopping;
@@ -140,23 +140,23 @@ impl Lifecycle {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Cancelled when nothing new may be taken in.
+    /// Cancelled when no new work may be accepted.
     pub fn draining(&self) -> CancellationToken {
         self.shared.draining.clone()
     }
 
-    /// Cancelled when work in flight is given up as well. Tasks are dropped then; only what runs
-    /// outside of them, such as a child process, has to watch this.
+    /// Cancelled when work in flight is abandoned as well. Tasks are dropped then; only what runs
+    /// outside of them, such as a child process, must watch this.
     pub fn hard_stop(&self) -> CancellationToken {
         self.shared.hard_stop.clone()
     }
 
-    /// Whether the intake has been stopped.
+    /// Whether the process is draining.
     pub fn is_draining(&self) -> bool {
         self.shared.draining.is_cancelled()
     }
 
-    /// Stops the intake, as the first signal does. Further calls change nothing.
+    /// Starts draining, as the first signal does. Further calls have no effect.
     pub fn stop(&self, reason: &str) {
         if !self.is_draining() {
             tracing::info!(reason, grace = ?self.shared.grace, "stopping");
@@ -164,12 +164,12 @@ impl Lifecycle {
         self.shared.draining.cancel();
     }
 
-    /// Runs an essential task: one that must live as long as the process does.
+    /// Spawns an essential task, which must live as long as the process.
     ///
-    /// It watches [`draining`](Self::draining), finishes or hands back what it has begun, and
-    /// returns `Ok`. If it panics, fails, or ends before that, the process stops with an error that
-    /// names it. An error during draining is logged. At the hard stop the task is dropped. Must be
-    /// called inside a tokio runtime.
+    /// It watches [`draining`](Self::draining), finishes or hands back its work, and returns `Ok`.
+    /// If it panics, fails, or ends before that, the process stops with an error that names it. An
+    /// error during draining is logged. At the hard stop the task is dropped. Must be called inside
+    /// a tokio runtime.
     pub fn spawn<E>(
         &self,
         name: impl Into<Cow<'static, str>>,
@@ -200,11 +200,11 @@ impl Lifecycle {
         });
     }
 
-    /// Runs one piece of work that ends whenever it is done.
+    /// Spawns a job, which may end at any time.
     ///
     /// Draining waits for it up to the grace period; at the hard stop it is dropped. A panic is
-    /// logged and ends only this job: what one request provokes must not take the others down. Must
-    /// be called inside a tokio runtime.
+    /// logged and ends only this job, so that one request cannot affect the others. Must be called
+    /// inside a tokio runtime.
     pub fn spawn_job(
         &self,
         name: impl Into<Cow<'static, str>>,
@@ -218,12 +218,12 @@ impl Lifecycle {
         });
     }
 
-    /// Starts the service and goes through all phases: returns when nothing runs any more, or what
-    /// still runs cannot be waited for.
+    /// Starts the service and goes through all phases. Returns when no task runs any more, or the
+    /// remaining ones are stuck.
     ///
-    /// `start` spawns what the service consists of and returns; its error is a failure of the
-    /// process, except [`Stopping`] while draining. When `start` returns and nothing was spawned,
-    /// the work is done and the process ends.
+    /// `start` spawns the tasks of the service and returns. Its error is a failure of the process,
+    /// except [`Stopping`] while draining. When `start` returns without having spawned a task, the
+    /// work is done and the process ends.
     pub async fn run_until_stopped(
         &self,
         start: impl Future<Output = anyhow::Result<()>>,
@@ -255,12 +255,12 @@ impl Lifecycle {
             },
         };
         if !finished && time::timeout(DROP_TIMEOUT, &mut work).await.is_err() {
-            tracing::error!(tasks = ?self.names(), "tasks are stuck and cannot be dropped; leaving without them");
+            tracing::error!(tasks = ?self.names(), "tasks are stuck and cannot be dropped; exiting without them");
         }
         std::mem::take(&mut *self.outcome())
     }
 
-    /// What a signal means: the first one drains, the second one is now.
+    /// Handles a signal: the first one drains, the second one is the hard stop.
     pub(crate) fn on_signal(&self, signal: &str) {
         match self.shared.signals.fetch_add(1, Ordering::Relaxed) {
             0 => self.stop(signal),
@@ -273,20 +273,20 @@ impl Lifecycle {
             return;
         }
         let names = self.names();
-        tracing::warn!(reason, tasks = ?names, "giving up what still runs");
+        tracing::warn!(reason, tasks = ?names, "dropping running tasks");
         self.outcome().cut_off = names;
         self.shared.draining.cancel();
         self.shared.hard_stop.cancel();
     }
 
-    /// The first failure is the reason; what fails after it is mostly its consequence.
+    /// The first failure is the cause; later ones mostly follow from it.
     fn fail(&self, error: Error) {
-        tracing::error!(error = %Chain(&error), "the service cannot go on");
+        tracing::error!(error = %Chain(&error), "the service failed");
         self.stop(&error.to_string());
         self.outcome().failure.get_or_insert(error);
     }
 
-    /// The output of the future, or what its panic said; nothing if the hard stop came first.
+    /// The output of the future, or the message of its panic; `None` at the hard stop.
     async fn until_hard_stop<F: Future>(&self, future: F) -> Option<Result<F::Output, String>> {
         tokio::select! {
             biased;
@@ -318,7 +318,7 @@ impl Lifecycle {
     }
 }
 
-/// Something that runs, for as long as this exists.
+/// A running task, registered for as long as this exists.
 struct RunningTask {
     lifecycle: Lifecycle,
     id: u64,
@@ -333,8 +333,7 @@ impl Drop for RunningTask {
     }
 }
 
-/// The text of a panic: a literal or a formatted string, unless somebody panicked with a value of
-/// their own.
+/// The message of a panic: a literal or a formatted string, unless the panic has another value.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     if let Some(text) = panic.downcast_ref::<&str>() {
         (*text).to_owned()

@@ -1,9 +1,7 @@
-//! The keys that encrypt what must not lie readable in the database, such as the keys of model
-//! providers.
+//! Keys that encrypt confidential values in the database, such as the keys of model providers.
 //!
-//! There is one active key, which encrypts, and any number of retired ones, which still decrypt. To
-//! rotate, put the new key in front of the old one, restart, have everything encrypted again, then
-//! take the old one out.
+//! One active key encrypts; any number of retired ones still decrypt. To rotate, put the new key in
+//! front of the old one, restart, re-encrypt everything, then remove the old one.
 
 use std::{
     fmt,
@@ -22,10 +20,11 @@ use sha2::{Digest as _, Sha256};
 /// Length of a key in bytes: AES-256.
 const KEY_BYTES: usize = 32;
 
-/// More than any sensible number of keys needs; a wrong path must not be read into memory whole.
+/// More than any sensible number of keys needs: a file at a wrong path must not be read into memory
+/// as a whole.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
 
-/// One key and the name by which ciphertexts refer to it.
+/// One key and its name, to which ciphertexts refer.
 #[derive(Clone)]
 pub struct MasterKey {
     id: String,
@@ -33,7 +32,7 @@ pub struct MasterKey {
 }
 
 impl MasterKey {
-    /// Name of the key; stored beside what it encrypted. Letters, digits, `-` and `_`, at most 32.
+    /// Name of the key, stored beside its ciphertexts. Letters, digits, `-` and `_`, at most 32.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -58,14 +57,14 @@ pub struct MasterKeys {
 }
 
 impl MasterKeys {
-    /// Reads keys from text: `base64` or `id:base64`, several separated by commas or newlines; the
-    /// first is active. Empty lines and lines that begin with `#` are skipped.
+    /// Parses keys from text: `base64` or `id:base64`, separated by commas or newlines. The first
+    /// is active. Empty lines and lines that begin with `#` are skipped.
     ///
-    /// A key without an id gets one from its own SHA-256, so that it keeps its id wherever in the
-    /// list it stands, and keys can be rotated without inventing names.
+    /// A key without an id gets one from its own SHA-256, so that it keeps its id at any position
+    /// of the list, and keys can be rotated without inventing names.
     ///
     /// # Errors
-    /// [`Error`], which tells the position of the bad entry and never repeats it.
+    /// [`Error`], with the position of the bad entry and never its text.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let entries = text
             .lines()
@@ -88,14 +87,14 @@ impl MasterKeys {
 
     /// Reads keys from a file that only its owner may read.
     ///
-    /// A file that belongs to another user may be readable by its group: that is how orchestrators
-    /// mount secrets into processes that do not run as root.
+    /// A file of another user may be readable by its group: this is how orchestrators mount secrets
+    /// into processes that do not run as root.
     ///
     /// # Errors
     /// [`Error`]: unreadable, readable by others, or malformed.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let unreadable = |source| Error::Read { path: path.to_owned(), source };
-        // The permissions are those of the file that was opened, not of what the path means a
+        // Checks the permissions of the opened file, because the path may refer to another one a
         // moment later.
         let file = File::open(path).map_err(unreadable)?;
         let metadata = file.metadata().map_err(unreadable)?;
@@ -121,16 +120,15 @@ impl MasterKeys {
         &self.active
     }
 
-    /// The key of this id, active or retired, to decrypt what it encrypted.
+    /// The key with this id, active or retired, for decryption.
     pub fn get(&self, id: &str) -> Option<&MasterKey> {
         self.iter().find(|key| key.id == id)
     }
 
-    /// Opens a text that was sealed (AES-256-GCM, the tag at the end) for `record` with the key
-    /// `key_id`.
+    /// Decrypts a ciphertext (AES-256-GCM, the tag at the end) of `record` with the key `key_id`.
     ///
     /// # Errors
-    /// [`OpenError`], which says nothing of the text.
+    /// [`OpenError`], which reveals nothing about the text.
     pub fn open(
         &self,
         record: &str,
@@ -142,8 +140,8 @@ impl MasterKeys {
             self.get(key_id).ok_or_else(|| OpenError::UnknownKey { id: key_id.to_owned() })?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| OpenError::Unopenable)?;
         let key = UnboundKey::new(&AES_256_GCM, key.expose()).map_err(|_| OpenError::Unopenable)?;
-        // Opened in place and copied once, into a box of exactly its length; what it was opened in
-        // is wiped.
+        // Decrypted in place and copied once, into a box of exactly its length; the buffer is
+        // wiped.
         let mut buffer = Zeroizing::new(ciphertext.to_vec());
         let opened =
             LessSafeKey::new(key).open_in_place(nonce, Aad::from(record.as_bytes()), &mut buffer);
@@ -158,7 +156,7 @@ impl MasterKeys {
     }
 }
 
-/// Why there are no usable master keys. Never contains anything of a key.
+/// Why the master keys are unusable. Never contains a part of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
@@ -166,10 +164,10 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The file can be read by more than its owner.
+    /// The file is accessible by more than its owner.
     #[error("names {}, which others may access (mode {mode:04o}): run `chmod 600 {}`", path.display(), path.display())]
     Permissions {
         /// The file.
@@ -177,7 +175,7 @@ pub enum Error {
         /// Its permission bits.
         mode: u32,
     },
-    /// There is no key in it.
+    /// It contains no key.
     #[error("contains no key: expected 32 random bytes in base64")]
     Empty,
     /// An entry is not base64.
@@ -200,7 +198,7 @@ pub enum Error {
         /// Position of the entry, from 1.
         position: usize,
     },
-    /// Two keys have the same id, so that a ciphertext would not say which one it needs.
+    /// Two keys have the same id, so that a ciphertext would be ambiguous.
     #[error("has two keys with the id `{id}`")]
     Duplicate {
         /// The id.
@@ -208,18 +206,18 @@ pub enum Error {
     },
 }
 
-/// Why something sealed cannot be opened.
+/// Why a ciphertext cannot be decrypted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// None of the keys has this id.
-    #[error("it is sealed with the key `{id}`, which this service does not have")]
+    #[error("it is encrypted with the key `{id}`, which this service does not have")]
     UnknownKey {
         /// The id.
         id: String,
     },
-    /// It was changed, was sealed for another record or with another key of the same id, or is no
-    /// text.
-    #[error("it cannot be opened")]
+    /// It was changed, was encrypted for another record or with another key of the same id, or is
+    /// not text.
+    #[error("it cannot be decrypted")]
     Unopenable,
 }
 
@@ -248,8 +246,8 @@ fn is_id(id: &str) -> bool {
         && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
-/// 32 bits of a hash tell the few keys of an installation apart and reveal nothing useful about 256
-/// random bits.
+/// 32 bits of a hash distinguish the few keys of an installation and reveal nothing useful about
+/// 256 random bits.
 fn fingerprint(key: &[u8; KEY_BYTES]) -> String {
     let mut hash = Sha256::new_with_prefix(b"construct master key id\0");
     hash.update(key);
@@ -269,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn single_key_is_active_and_named_after_itself() {
+    fn single_key_is_active_with_an_id_from_its_hash() {
         let keys = MasterKeys::parse(&format!("{}\n", encoded(1))).unwrap();
         assert_eq!(keys.active().expose(), &[1; 32]);
         assert!(
@@ -290,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn named_keys_comments_and_blank_lines_are_read() {
+    fn named_keys_comments_and_blank_lines_are_parsed() {
         let text =
             format!("# new, since March\n\n 2026-03 : {} \r\nold_1:{},\n", encoded(3), encoded(4));
         let keys = MasterKeys::parse(&text).unwrap();
@@ -299,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_text_is_refused_without_repeating_it() {
+    fn malformed_text_is_rejected_without_repeating_it() {
         let short = STANDARD.encode([7; 16]);
         for (text, expected) in [
             (String::new(), "contains no key"),
@@ -322,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_has_ids_and_no_key() {
+    fn debug_output_has_ids_and_no_keys() {
         let keys = MasterKeys::parse(&format!("main:{}", encoded(0xAB))).unwrap();
         let debug = format!("{keys:?}");
         assert!(
@@ -332,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn key_file_that_others_may_access_is_refused() {
+    fn key_file_accessible_by_others_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("master.key");
         fs::write(&path, encoded(5)).unwrap();
@@ -351,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_file_folder_and_huge_file_are_refused() {
+    fn missing_file_folder_and_huge_file_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let huge = folder.path().join("huge");
         fs::write(&huge, "#".repeat(100_000)).unwrap();
@@ -382,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_secrets_are_optional_and_no_master_keys() {
+    fn secrets_keys_are_optional_and_no_master_keys() {
         let none = Common { master_key: Some(encoded(1).into()), ..Common::default() };
         assert!(none.secrets_keys().unwrap().is_none());
         let empty = Common { secrets_key: Some("".into()), ..none.clone() };
@@ -398,7 +396,7 @@ mod tests {
             refused.contains("`secrets_key`") && refused.contains("also a master key"),
             "{refused}"
         );
-        // The interpreter has no master key, and needs none for it.
+        // The interpreter has no master key and does not need one for this.
         let alone = Common { secrets_key: Some(encoded(2).into()), ..Common::default() };
         assert!(alone.secrets_keys().unwrap().is_some());
         let both = Common { secrets_key_file: Some("/k".into()), ..alone };
@@ -411,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_opens_for_its_record_and_unharmed() {
+    fn ciphertext_decrypts_only_unchanged_and_for_its_record() {
         let keys = MasterKeys::parse(&format!("k:{}", encoded(3))).unwrap();
         let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[3; 32]).unwrap());
         let mut sealed = b"the text".to_vec();

@@ -1,10 +1,10 @@
-//! Numbers about a process: counters, gauges and histograms of OpenTelemetry, served to Prometheus
-//! at `/metrics` on the health port and pushed over OTLP where an address for that is set.
+//! Metrics of a process: counters, gauges and histograms of OpenTelemetry, served to Prometheus at
+//! `/metrics` on the health port, and pushed over OTLP if an address for that is configured.
 //!
-//! A service makes its instruments with `opentelemetry::global::meter` once it runs. What an
-//! instrument is told apart by must be few things, such as models and kinds of failure, and never a
-//! task: the SDK counts at most 2,000 combinations of an instrument's attributes and puts the rest
-//! into one.
+//! A service creates its instruments with `opentelemetry::global::meter` once it runs. Attributes
+//! of an instrument must have few values, such as models and kinds of failure, and never a task:
+//! the SDK keeps at most 2,000 combinations of an instrument's attributes and merges the rest into
+//! one.
 
 use std::{env, sync::OnceLock};
 
@@ -18,18 +18,18 @@ pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
 static PROCESS: OnceLock<Metrics> = OnceLock::new();
 
-/// Why numbers cannot be counted.
+/// Why metrics are unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The exporter cannot be built, for example because of its address.
+    /// The OTLP exporter cannot be created, for example because of its address.
     #[error("metrics cannot be exported to the address in OTEL_EXPORTER_OTLP_ENDPOINT")]
     Exporter(#[from] ExporterBuildError),
-    /// The page for Prometheus cannot be made.
+    /// The Prometheus exporter cannot be created.
     #[error("metrics cannot be served")]
     Page(#[from] OTelSdkError),
 }
 
-/// The instruments of a process, or of a test. Clones are the same.
+/// The instruments of a process or a test. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     provider: SdkMeterProvider,
@@ -37,16 +37,16 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Counts for a page only, as tests do.
+    /// Metrics for the `/metrics` page only, for tests.
     ///
     /// # Errors
-    /// [`Error::Page`], which nothing is known to cause.
+    /// [`Error::Page`], which has no known cause.
     pub fn new(service: &'static str) -> Result<Self, Error> {
         Self::build(Resource::builder_empty().with_service_name(service).build(), None)
     }
 
-    /// Counts for a page, and for a collector where the environment names one. Must be called
-    /// inside a tokio runtime, in which the exporter works.
+    /// Metrics for the page, and for a collector if the environment names one. Must be called
+    /// inside a tokio runtime, which the exporter uses.
     ///
     /// # Errors
     /// [`Error::Exporter`]: a malformed address.
@@ -54,8 +54,8 @@ impl Metrics {
         let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
         let push =
             is_set("OTEL_EXPORTER_OTLP_ENDPOINT") || is_set("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT");
-        // The exporter reads the address, headers and timeouts, and its reader how often, from the
-        // variables the specification names.
+        // The exporter reads the address, headers and timeouts, and its reader the interval, from
+        // the variables of the specification.
         let exporter =
             if push { Some(MetricExporter::builder().with_tonic().build()?) } else { None };
         Self::build(resource, exporter)
@@ -63,7 +63,7 @@ impl Metrics {
 
     fn build(resource: Resource, push: Option<MetricExporter>) -> Result<Self, Error> {
         let registry = Registry::new();
-        // Which part of the code counts is said by the name.
+        // The meter's name identifies the code.
         let page = opentelemetry_prometheus::exporter()
             .with_registry(registry.clone())
             .scope_info_enabled(false);
@@ -75,31 +75,31 @@ impl Metrics {
         Ok(Self { provider: builder.build(), registry })
     }
 
-    /// What makes instruments.
+    /// Creates instruments.
     pub fn meter(&self, name: &'static str) -> Meter {
         self.provider.meter(name)
     }
 
-    /// Everything as it stands, in Prometheus' text format; see [`CONTENT_TYPE`].
+    /// All metrics in Prometheus' text format; see [`CONTENT_TYPE`].
     ///
     /// # Errors
-    /// When it cannot be written down, which nothing is known to cause.
+    /// When encoding fails, which has no known cause.
     pub fn text(&self) -> Result<String, prometheus::Error> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 
-    /// Makes these the metrics of the process. A second call changes nothing.
+    /// Makes these the metrics of the process. A second call has no effect.
     pub(crate) fn install(self) {
         opentelemetry::global::set_meter_provider(PROCESS.get_or_init(|| self).provider.clone());
     }
 
-    /// Sends what has not been sent. Blocks, for up to five seconds when a collector is silent.
+    /// Pushes pending metrics. Blocks for up to five seconds when a collector does not answer.
     pub(crate) fn shutdown(&self) -> Result<(), OTelSdkError> {
         self.provider.shutdown()
     }
 }
 
-/// The metrics of the process; none where telemetry is not set up, as in tests.
+/// The metrics of the process; `None` without telemetry, as in tests.
 pub(crate) fn process() -> Option<&'static Metrics> {
     PROCESS.get()
 }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_counted_stands_on_the_page() {
+    fn page_shows_counted_values() {
         let metrics = Metrics::new("construct-sample").unwrap();
         let calls = metrics.meter("sample").u64_counter("sample.calls").with_unit("{call}").build();
         calls.add(2, &[KeyValue::new("error.type", "none")]);

@@ -1,9 +1,8 @@
-//! Tokens by which scripts and programs reach models without ever holding a vendor's key.
+//! Tokens for scripts and programs to call models without a vendor's key.
 //!
-//! A token is a JSON Web Token (HS256), so that who verifies it needs no database. It is
-//! short-lived, and names whose money it spends, on which models, and how much. Whoever holds it
-//! can use it until it expires: it cannot be taken back one by one, only with the key that signed
-//! it.
+//! A token is a JSON Web Token (HS256), so that its verification needs no database. It is
+//! short-lived and names the paying organization, the models and the budget. Anyone who has it can
+//! use it until it expires: it cannot be revoked individually, only with the key that signed it.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -11,28 +10,28 @@ use serde::{Deserialize, Serialize};
 pub use crate::signed::VerifyError;
 use crate::{MasterKeys, config::Secret, signed};
 
-/// What they are for, in the token: other tokens signed with the same key are none of these.
+/// The audience. Other tokens signed with the same key are rejected.
 const AUDIENCE: &str = "construct-models";
-/// Longer texts are no tokens of ours.
+/// Longer texts cannot be valid tokens.
 const MAX_BYTES: usize = 16 * 1024;
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelToken {
-    /// Tells tokens apart; what is spent is counted under it.
+    /// Identifies the token; its spending is recorded under this id.
     pub id: String,
-    /// Whose money is spent.
+    /// The paying organization.
     pub organization: String,
-    /// For which task; empty: for the organization itself.
+    /// The task; empty: for the organization itself.
     pub task: String,
-    /// The API key it was made with, which what is used is counted for; empty: none.
+    /// The API key that created it, to which its usage counts; empty: none.
     pub key: String,
-    /// Names of the models that may be called; the first is the one that is meant when a request
-    /// names none.
+    /// Names of the models that may be called. The first is the default for requests that name
+    /// none.
     pub models: Vec<String>,
-    /// All that may be spent with it, in 10⁻¹² US dollars; 0: no bound of its own.
+    /// The most it may spend, in 10⁻¹² US dollars; 0: no limit of its own.
     pub budget_pico_usd: i64,
-    /// From then on it is refused.
+    /// The time after which it is rejected.
     pub expires_at: Timestamp,
 }
 
@@ -55,7 +54,7 @@ fn is_zero(value: &i64) -> bool {
 }
 
 impl ModelToken {
-    /// The token as text, signed with the active key.
+    /// Signs the token with the active key.
     pub fn sign(&self, keys: &MasterKeys) -> Secret {
         let claims = Claims {
             jti: self.id.clone(),
@@ -68,7 +67,7 @@ impl ModelToken {
         Secret::from(signed::sign(AUDIENCE, claims, self.expires_at, keys))
     }
 
-    /// What the token `text` says, when it was signed with one of `keys` and holds at `now`.
+    /// Verifies that `text` was signed with one of `keys` and is valid at `now`.
     ///
     /// # Errors
     /// [`VerifyError`].
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_what_it_was_made_of_until_it_expires() {
+    fn token_verifies_until_it_expires() {
         let text = token().sign(&keys(KEY));
         assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), seconds(999)), Ok(token()));
         assert_eq!(
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_key_still_verifies_and_a_strange_one_never_does() {
+    fn retired_key_verifies_and_unknown_key_does_not() {
         let text = token().sign(&keys(KEY));
         let rotated = keys(&format!("{OTHER},{KEY}"));
         assert!(ModelToken::verify(text.expose(), &rotated, seconds(0)).is_ok());
@@ -142,7 +141,7 @@ mod tests {
             ModelToken::verify(text.expose(), &keys(OTHER), seconds(0)),
             Err(VerifyError::Invalid)
         );
-        // The same id, another key.
+        // The same id with another key.
         let forged = OTHER.replace("k2", "k1");
         assert_eq!(
             ModelToken::verify(text.expose(), &keys(&forged), seconds(0)),
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn no_character_of_a_token_can_be_changed() {
+    fn token_with_a_changed_character_is_rejected() {
         let text = token().sign(&keys(KEY));
         let text = text.expose();
         for at_byte in 0..text.len() {
@@ -159,13 +158,13 @@ mod tests {
             changed[at_byte] = if changed[at_byte] == b'A' { b'B' } else { b'A' };
             let changed = String::from_utf8(changed).unwrap();
             let verified = ModelToken::verify(&changed, &keys(KEY), seconds(0));
-            // The last character of a part has bits that say nothing.
+            // The last character of a part has unused bits.
             assert!(verified.is_err() || verified == Ok(token()), "{at_byte}");
         }
     }
 
     #[test]
-    fn an_unsigned_token_is_none() {
+    fn unsigned_token_is_rejected() {
         let text = token().sign(&keys(KEY));
         let claims = text.expose().split('.').nth(1).unwrap();
         for algorithm in ["none", "HS512", "RS256"] {
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_for_something_else_is_none() {
+    fn token_for_another_audience_is_rejected() {
         let claims = serde_json::json!({"iss": "construct", "aud": "elsewhere", "jti": "t", "exp": 1_000, "org": "o", "models": []});
         let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::HS256) };
         let key = keys(KEY);

@@ -1,5 +1,5 @@
-//! Connecting and listening at start, when what one connects to may not be there yet, and what had
-//! the port may not be gone yet.
+//! Connecting and listening at the start, when a server may not be available yet, or a port may
+//! still be in use.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -10,16 +10,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Latch, Stopping};
 
-/// A peer that accepts the connection and then says nothing must look like one that is down.
+/// A peer that accepts the connection and does not respond must count as unavailable.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-const LONGEST_DELAY: Duration = Duration::from_secs(5);
+const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// Listens on an address. One that is taken is asked for again for a second: processes that a
-/// killed service was just starting have its port for a moment longer than it.
+/// Listens on an address. Retries for a second if it is in use: child processes that a killed
+/// service was just starting hold its port a moment longer.
 ///
 /// # Errors
+/// When binding fails, with the address.
 /// What forbids it, with the address.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let pauses =
@@ -30,11 +31,11 @@ pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     listening.await.with_context(|| format!("cannot listen on {address}"))
 }
 
-/// Tries until it works or the process is told to stop, with delays from 0.1 s to 5 s (doubled,
-/// with jitter). An attempt may take 10 s.
+/// Retries until it succeeds or the process stops, with delays from 0.1 s to 5 s (doubled, with
+/// jitter). An attempt may take 10 s.
 ///
-/// The latch always says why there is no connection yet. The log says it when the reason changes,
-/// not at every attempt: a service that waits for an hour leaves one line.
+/// The latch always has the current reason. The log has a line when the reason changes, not for
+/// every attempt: a service that waits for an hour logs one line.
 ///
 /// # Errors
 /// [`Stopping`] when `draining` is cancelled first.
@@ -50,7 +51,7 @@ where
 {
     let mut delays = ExponentialBuilder::default()
         .with_min_delay(FIRST_DELAY)
-        .with_max_delay(LONGEST_DELAY)
+        .with_max_delay(MAX_DELAY)
         .without_max_times()
         .with_jitter()
         .build();
@@ -74,12 +75,12 @@ where
         };
         failures += 1;
         if reason != last_reason {
-            tracing::warn!(to = name, reason, "cannot connect, trying again");
+            tracing::warn!(to = name, reason, "cannot connect; retrying");
             latch.set_not_ready(&reason);
             last_reason = reason;
         }
         tokio::select! {
-            () = time::sleep(delays.next().unwrap_or(LONGEST_DELAY)) => {}
+            () = time::sleep(delays.next().unwrap_or(MAX_DELAY)) => {}
             () = draining.cancelled() => return Err(Stopping),
         }
     }
@@ -93,7 +94,7 @@ mod tests {
     use crate::{Common, Context, health::Condition};
 
     #[tokio::test]
-    async fn connection_is_tried_until_it_works_and_the_latch_says_why_not() {
+    async fn connecting_retries_and_the_latch_has_the_reason() {
         let context = Context::new("sample", Common::default());
         let latch = context.readiness().register("nats");
         let mut attempts = 0;
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stop_interrupts_an_attempt_that_hangs() {
+    async fn stop_interrupts_a_hanging_attempt() {
         let context = Context::new("sample", Common::default());
         let latch = context.readiness().register("nats");
         let lifecycle = context.lifecycle().clone();
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stop_interrupts_the_wait_between_attempts() {
+    async fn stop_interrupts_the_delay_between_attempts() {
         let context = Context::new("sample", Common::default());
         let latch = context.readiness().register("nats");
         let lifecycle = context.lifecycle().clone();
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connecting_may_happen_inside_a_spawned_task() {
+    async fn connecting_works_in_a_spawned_task() {
         let context = Context::new("sample", Common::default());
         let latch = context.readiness().register("nats");
         let address = String::from("nats");

@@ -1,9 +1,8 @@
-//! Tokens by which the scanner speaks to the one task that explores for a scan, and to nothing
-//! else.
+//! Tokens for the scanner to access the one task that explores for a scan, and nothing else.
 //!
 //! A token is a JSON Web Token (HS256) signed with the keys of [`crate::ModelToken`]s, for another
-//! audience, so that neither is ever taken for the other. It names one scan and one task of one
-//! organization, and ends by itself; whoever accepts it also looks whether the scan is over.
+//! audience, so that one is never accepted as the other. It names one scan and one task of one
+//! organization, and expires by itself. A verifier also checks whether the scan has ended.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -14,27 +13,27 @@ use crate::{
     signed::{self, VerifyError},
 };
 
-/// What they are for, in the token.
+/// The audience.
 const AUDIENCE: &str = "construct-scans";
-/// Longer texts are no tokens of ours.
+/// Longer texts cannot be valid tokens.
 const MAX_BYTES: usize = 4 * 1024;
 
-/// How a token's text begins, so that it is told from what else may stand in an `authorization`
-/// header.
+/// The prefix of a token's text, which distinguishes it from other credentials in an
+/// `authorization` header.
 pub const PREFIX: &str = "cscan_";
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanToken {
     /// The scan.
     pub scan: String,
-    /// Whose it is.
+    /// The organization.
     pub organization: String,
-    /// The task it may be used for.
+    /// The task it gives access to.
     pub task: String,
-    /// Who wanted the scan.
+    /// The caller who requested the scan.
     pub user: String,
-    /// From then on it is refused.
+    /// The time after which it is rejected.
     pub expires_at: Timestamp,
 }
 
@@ -48,7 +47,7 @@ struct Claims {
 }
 
 impl ScanToken {
-    /// The token as text, signed with the active key.
+    /// Signs the token with the active key.
     pub fn sign(&self, keys: &MasterKeys) -> Secret {
         let claims = Claims {
             sub: self.scan.clone(),
@@ -60,7 +59,7 @@ impl ScanToken {
         Secret::from(format!("{PREFIX}{signed}"))
     }
 
-    /// What the token `text` says, when it was signed with one of `keys` and holds at `now`.
+    /// Verifies that `text` was signed with one of `keys` and is valid at `now`.
     ///
     /// # Errors
     /// [`VerifyError`].
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_what_it_was_made_of_until_it_expires() {
+    fn token_verifies_until_it_expires() {
         let text = token().sign(&keys(KEY));
         assert_eq!(ScanToken::verify(text.expose(), &keys(KEY), seconds(999)), Ok(token()));
         assert_eq!(
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_for_models_is_none_for_scans_and_the_other_way_round() {
+    fn tokens_for_models_and_scans_are_not_interchangeable() {
         let keys = keys(KEY);
         let scan = token().sign(&keys);
         let bare = scan.expose().strip_prefix(PREFIX).unwrap();
@@ -140,14 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn no_character_of_a_token_can_be_changed() {
+    fn token_with_a_changed_character_is_rejected() {
         let text = token().sign(&keys(KEY));
         for at_byte in 0..text.expose().len() {
             let mut changed = text.expose().as_bytes().to_vec();
             changed[at_byte] = if changed[at_byte] == b'A' { b'B' } else { b'A' };
             let changed = String::from_utf8(changed).unwrap();
             let verified = ScanToken::verify(&changed, &keys(KEY), seconds(0));
-            // The last character of a part has bits that say nothing.
+            // The last character of a part has unused bits.
             assert!(verified.is_err() || verified == Ok(token()), "{at_byte}");
         }
     }

@@ -1,6 +1,5 @@
-//! What is common to tokens that are checked without a database: JSON Web Tokens (RFC 7519, HS256),
-//! signed with the keys for tokens, each kind for an audience of its own, so that none is ever
-//! taken for another.
+//! Tokens that are verified without a database: JSON Web Tokens (RFC 7519, HS256), signed with the
+//! token keys, each kind for its own audience, so that one is never accepted as another.
 
 use jiff::Timestamp;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
@@ -8,16 +7,16 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::MasterKeys;
 
-/// Who issues tokens, in the token.
+/// The issuer in the token.
 const ISSUER: &str = "construct";
 
-/// Why a text is not accepted as a token. Says nothing of the text.
+/// Why a token is rejected. Reveals nothing about the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
-    /// It is no token of ours: malformed, or signed with a key that is not known here.
-    #[error("the token is not valid here")]
+    /// Malformed, or signed with an unknown key.
+    #[error("the token is invalid")]
     Invalid,
-    /// It was one.
+    /// Expired.
     #[error("the token has expired")]
     Expired,
 }
@@ -32,7 +31,7 @@ struct Claims<T> {
     said: T,
 }
 
-/// A token that says something until it expires, signed with the active key.
+/// Signs claims with the active key, valid until they expire.
 pub(crate) fn sign<T: Serialize>(
     audience: &str,
     said: T,
@@ -47,10 +46,11 @@ pub(crate) fn sign<T: Serialize>(
         .expect("texts and numbers can be written as JSON, and any bytes are an HMAC key")
 }
 
-/// What a token for an audience says, and until when, if it was signed with one of `keys` and holds
-/// at `now`.
+/// Verifies a token: the claims and the expiry, if it was signed for `audience` with one of `keys`
+/// and is valid at `now`.
 ///
 /// # Errors
+/// [`VerifyError`].
 /// [`VerifyError`].
 pub(crate) fn verify<T: DeserializeOwned>(
     audience: &str,
@@ -63,7 +63,7 @@ pub(crate) fn verify<T: DeserializeOwned>(
     let mut wanted = Validation::new(Algorithm::HS256);
     wanted.set_issuer(&[ISSUER]);
     wanted.set_audience(&[audience]);
-    // Against the clock that is passed in, below.
+    // Checked below, against the given time.
     wanted.validate_exp = false;
     let decoded =
         jsonwebtoken::decode::<Claims<T>>(text, &DecodingKey::from_secret(key.expose()), &wanted);

@@ -1,10 +1,10 @@
 //! Logs, traces and metrics of a process.
 //!
-//! One filter (`CONSTRUCT_LOG`) decides for log lines and spans alike: per-layer filters lose spans
+//! One filter (`CONSTRUCT_LOG`) applies to log lines and spans: per-layer filters lose spans
 //! together with sqlx (tokio-rs/tracing#2519). Log lines go to standard error. Spans are exported
-//! over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` (or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set;
-//! without it they are not recorded, but have trace ids all the same, so that log lines of one task
-//! can be joined across services. Metrics: [`crate::metrics`].
+//! over OTLP when `OTEL_EXPORTER_OTLP_ENDPOINT` (or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set.
+//! Without it they are not recorded, but still have trace ids, so that log lines of one task can be
+//! joined across services. Metrics: [`crate::metrics`].
 
 mod format;
 mod panic;
@@ -32,13 +32,13 @@ use crate::{
     metrics::{self, Metrics},
 };
 
-/// How long the last spans may take to leave. The grace period of the process is over by then.
+/// Timeout for exporting the last spans. The grace period of the process is over by then.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What telemetry is set up with.
+/// Options of telemetry.
 #[derive(Debug, Clone)]
 pub struct Options<'a> {
-    /// Name of the service, such as `gateway`; traces have it as `construct-gateway`.
+    /// Name of the service, such as `gateway`; in traces `construct-gateway`.
     pub service: &'a str,
     /// Name of this process among its replicas.
     pub instance_id: &'a str,
@@ -46,7 +46,7 @@ pub struct Options<'a> {
     pub version: &'a str,
     /// Filter of log lines and spans.
     pub log: &'a str,
-    /// Form of log lines.
+    /// Format of log lines.
     pub format: LogFormat,
 }
 
@@ -56,13 +56,13 @@ pub enum Error {
     /// The filter cannot be parsed.
     #[error("the log filter {0}")]
     Filter(String),
-    /// The exporter of spans cannot be built, for example because of its address.
+    /// The exporter of spans cannot be created, for example because of its address.
     #[error("spans cannot be exported to the address in OTEL_EXPORTER_OTLP_ENDPOINT")]
     Exporter(#[from] ExporterBuildError),
-    /// Metrics cannot be counted.
+    /// Metrics are unavailable.
     #[error("metrics cannot be set up")]
     Metrics(#[from] metrics::Error),
-    /// Telemetry was set up before in this process.
+    /// Telemetry was already set up in this process.
     #[error("telemetry is already set up")]
     Twice(#[from] dispatcher::SetGlobalDefaultError),
 }
@@ -75,13 +75,11 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Sends what has not been sent, for at most 2 s. Blocks; the runtime it was set up in must
-    /// still be there.
+    /// Exports pending data for at most 2 s. Blocks; the runtime must still exist.
     pub fn shutdown(self) {
         let (sender, sent) = mpsc::channel();
         let metrics = self.metrics;
-        // In a thread of its own, because a collector that is silent holds it for longer than there
-        // is time.
+        // In a thread of its own, because a silent collector blocks it for longer than the timeout.
         thread::spawn(move || sender.send(metrics.shutdown()));
         let began = Instant::now();
         if let Err(error) = self.provider.shutdown_with_timeout(FLUSH_TIMEOUT) {
@@ -96,7 +94,7 @@ impl Telemetry {
 }
 
 /// Sets up telemetry for the whole process: subscriber, W3C propagation, panic hook. Must be called
-/// inside a tokio runtime, in which the exporter works.
+/// inside a tokio runtime, which the exporter uses.
 ///
 /// # Errors
 /// [`Error`]: a malformed filter or address, or a second call.
@@ -115,7 +113,7 @@ pub fn init(options: &Options<'_>) -> Result<Telemetry, Error> {
     Ok(Telemetry { provider, metrics })
 }
 
-/// An error with all its causes in one line, for the log.
+/// An error with all its causes in one line, for logs.
 pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'a));
 
 impl fmt::Display for Chain<'_> {
@@ -130,7 +128,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Says what is wrong with a filter, as the continuation of a sentence.
+/// Describes what is wrong with a filter, as the continuation of a sentence.
 pub(crate) fn check_filter(filter: &str) -> Result<(), String> {
     parse_filter(filter).map(drop)
 }
@@ -149,7 +147,7 @@ fn resource(options: &Options<'_>) -> Resource {
         .build()
 }
 
-/// Whether spans go anywhere.
+/// Whether spans are exported.
 fn is_exported() -> bool {
     let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
     is_set("OTEL_EXPORTER_OTLP_ENDPOINT") || is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -158,12 +156,12 @@ fn is_exported() -> bool {
 fn provider(options: &Options<'_>) -> Result<SdkTracerProvider, Error> {
     let builder = SdkTracerProvider::builder().with_resource(resource(options));
     if is_exported() {
-        // The exporter reads the address, headers and timeouts from the variables the specification
-        // names.
+        // The exporter reads the address, headers and timeouts from the variables of the
+        // specification.
         let exporter = SpanExporter::builder().with_tonic().build()?;
         Ok(builder.with_batch_exporter(exporter).build())
     } else {
-        // Spans that nobody will see carry ids, and cost no more than that.
+        // Unexported spans have ids and cost nothing else.
         Ok(builder.with_sampler(Sampler::AlwaysOff).build())
     }
 }
@@ -196,8 +194,7 @@ where
             })
             .boxed(),
     };
-    // Where a span was made, on which thread, and how long it was idle: of spans that nobody will
-    // see, that is not found out.
+    // Location, thread and idle time of spans are not determined when they are not exported.
     let details = is_exported();
     let spans = tracing_opentelemetry::layer()
         .with_tracer(provider.tracer("construct"))

@@ -1,7 +1,7 @@
 //! A whole service as a process: arguments, configuration, signals, exit codes.
 //!
-//! This binary is both sides. Started by a test with `SAMPLE_SERVICE` in its environment it is a
-//! service; otherwise it runs the tests, each of which starts it again.
+//! This binary is both sides. With `SAMPLE_SERVICE` in its environment it is a service; otherwise
+//! it runs the tests, each of which starts it again.
 
 use std::{
     env,
@@ -18,7 +18,7 @@ use libtest_mimic::{Arguments, Trial};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Longer than any step should take.
+/// Longer than any step takes.
 const TOO_LONG: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -76,36 +76,33 @@ fn main() -> ExitCode {
         return construct_runtime::main("sample", run);
     }
     let tests: [(&str, fn()); 13] = [
-        ("metrics_are_served_beside_health", metrics_are_served_beside_health),
+        ("metrics_are_served_with_health", metrics_are_served_with_health),
         ("sigterm_drains_and_exits_with_0", sigterm_drains_and_exits_with_0),
+        ("second_signal_drops_work_and_exits_with_3", second_signal_drops_work_and_exits_with_3),
+        ("grace_period_drops_work_and_exits_with_3", grace_period_drops_work_and_exits_with_3),
+        ("panicking_task_exits_with_1_and_its_name", panicking_task_exits_with_1_and_its_name),
+        ("failed_start_exits_with_1_and_the_reason", failed_start_exits_with_1_and_the_reason),
         (
-            "second_signal_gives_up_at_once_and_exits_with_3",
-            second_signal_gives_up_at_once_and_exits_with_3,
-        ),
-        ("grace_period_gives_up_and_exits_with_3", grace_period_gives_up_and_exits_with_3),
-        ("panicking_task_exits_with_1_and_is_named", panicking_task_exits_with_1_and_is_named),
-        ("failed_start_exits_with_1_and_says_why", failed_start_exits_with_1_and_says_why),
-        (
-            "process_that_cannot_connect_says_so_and_can_be_stopped",
-            process_that_cannot_connect_says_so_and_can_be_stopped,
+            "unconnected_process_reports_it_and_can_be_stopped",
+            unconnected_process_reports_it_and_can_be_stopped,
         ),
         (
-            "wrong_configuration_exits_with_2_and_names_the_variable",
-            wrong_configuration_exits_with_2_and_names_the_variable,
+            "invalid_configuration_exits_with_2_and_the_variable",
+            invalid_configuration_exits_with_2_and_the_variable,
         ),
-        ("checked_configuration_starts_nothing", checked_configuration_starts_nothing),
-        ("printed_configuration_masks_secrets", printed_configuration_masks_secrets),
+        ("check_config_starts_nothing", check_config_starts_nothing),
+        ("print_config_masks_secrets", print_config_masks_secrets),
         (
-            "version_and_help_exit_with_0_and_nonsense_with_2",
-            version_and_help_exit_with_0_and_nonsense_with_2,
-        ),
-        (
-            "spans_reach_a_collector_and_a_silent_one_does_not_keep_the_process",
-            spans_reach_a_collector_and_a_silent_one_does_not_keep_the_process,
+            "version_and_help_exit_with_0_and_bad_arguments_with_2",
+            version_and_help_exit_with_0_and_bad_arguments_with_2,
         ),
         (
-            "unusable_collector_address_exits_with_1_and_is_named",
-            unusable_collector_address_exits_with_1_and_is_named,
+            "spans_are_exported_and_silent_collector_does_not_block",
+            spans_are_exported_and_silent_collector_does_not_block,
+        ),
+        (
+            "invalid_collector_address_exits_with_1_and_its_name",
+            invalid_collector_address_exits_with_1_and_its_name,
         ),
     ];
     let trials = tests.into_iter().map(|(name, test)| {
@@ -220,7 +217,7 @@ fn sigterm_drains_and_exits_with_0() {
     assert_eq!(service.exit_code(), Some(0));
 }
 
-fn metrics_are_served_beside_health() {
+fn metrics_are_served_with_health() {
     let mut service = Service::start("obedient", &[("CONSTRUCT_INSTANCE_ID", "sample-7")]);
     let line = service.wait_for("health endpoints");
     let address = line["fields"]["address"].as_str().expect("the line has the address").to_owned();
@@ -240,41 +237,41 @@ fn metrics_are_served_beside_health() {
     assert_eq!(service.exit_code(), Some(0));
 }
 
-fn second_signal_gives_up_at_once_and_exits_with_3() {
+fn second_signal_drops_work_and_exits_with_3() {
     let mut service = Service::start("stubborn", &[("CONSTRUCT_SHUTDOWN_GRACE", "10m")]);
     service.wait_for("started");
     service.signal(rustix::process::Signal::INT);
     service.wait_for("stopping");
     service.signal(rustix::process::Signal::TERM);
-    let line = service.wait_for("giving up");
+    let line = service.wait_for("dropping running tasks");
     assert!(line["fields"]["tasks"].as_str().is_some_and(|tasks| tasks.contains("work")), "{line}");
     assert_eq!(service.exit_code(), Some(3));
 }
 
-fn grace_period_gives_up_and_exits_with_3() {
+fn grace_period_drops_work_and_exits_with_3() {
     let mut service = Service::start("stubborn", &[("CONSTRUCT_SHUTDOWN_GRACE", "50ms")]);
     service.wait_for("started");
     service.signal(rustix::process::Signal::TERM);
-    service.wait_for("giving up");
+    service.wait_for("dropping running tasks");
     assert_eq!(service.exit_code(), Some(3));
 }
 
-fn panicking_task_exits_with_1_and_is_named() {
+fn panicking_task_exits_with_1_and_its_name() {
     let mut service = Service::start("panicking", &[]);
     service.wait_for("panic: out of luck");
-    let line = service.wait_for("cannot go on");
+    let line = service.wait_for("the service failed");
     assert_eq!(line["fields"]["error"], "task `work` panicked: out of luck");
     assert_eq!(service.exit_code(), Some(1));
 }
 
-fn failed_start_exits_with_1_and_says_why() {
+fn failed_start_exits_with_1_and_the_reason() {
     let mut service = Service::start("unheard of", &[]);
-    let line = service.wait_for("cannot go on");
+    let line = service.wait_for("the service failed");
     assert_eq!(line["fields"]["error"], "the service could not start: there is no such mode");
     assert_eq!(service.exit_code(), Some(1));
 }
 
-fn process_that_cannot_connect_says_so_and_can_be_stopped() {
+fn unconnected_process_reports_it_and_can_be_stopped() {
     let mut service = Service::start("unreachable", &[]);
     let line = service.wait_for("health endpoints");
     let address = line["fields"]["address"].as_str().expect("the line has the address").to_owned();
@@ -290,7 +287,7 @@ fn process_that_cannot_connect_says_so_and_can_be_stopped() {
     assert_eq!(service.exit_code(), Some(0));
 }
 
-fn wrong_configuration_exits_with_2_and_names_the_variable() {
+fn invalid_configuration_exits_with_2_and_the_variable() {
     for (name, value, part) in [
         ("CONSTRUCT_SAMPLE_COUNT", "0", "must be at least 1"),
         ("CONSTRUCT_SAMPLE_COUNT", "many", "u32"),
@@ -305,7 +302,7 @@ fn wrong_configuration_exits_with_2_and_names_the_variable() {
     }
 }
 
-fn checked_configuration_starts_nothing() {
+fn check_config_starts_nothing() {
     let (code, stdout, stderr) = output(&[], &["--check-config"]);
     assert_eq!(
         (code, stdout.as_str(), stderr.as_str()),
@@ -315,7 +312,7 @@ fn checked_configuration_starts_nothing() {
     assert_eq!(code, Some(2));
 }
 
-fn printed_configuration_masks_secrets() {
+fn print_config_masks_secrets() {
     let variables =
         [("CONSTRUCT_NATS_URL", "nats://user:s3cret@nats:4222"), ("CONSTRUCT_SAMPLE_COUNT", "3")];
     let (code, stdout, _) = output(&variables, &["--print-config"]);
@@ -330,7 +327,7 @@ fn printed_configuration_masks_secrets() {
     );
 }
 
-fn version_and_help_exit_with_0_and_nonsense_with_2() {
+fn version_and_help_exit_with_0_and_bad_arguments_with_2() {
     let (code, stdout, _) = output(&[], &["--version"]);
     assert_eq!(
         (code, stdout.trim()),
@@ -345,7 +342,7 @@ fn version_and_help_exit_with_0_and_nonsense_with_2() {
     assert_eq!(output(&[], &["--nonsense"]).0, Some(2));
 }
 
-fn spans_reach_a_collector_and_a_silent_one_does_not_keep_the_process() {
+fn spans_are_exported_and_silent_collector_does_not_block() {
     let collector = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let endpoint = format!("http://{}", collector.local_addr().expect("it is bound"));
     let (sender, receiver) = mpsc::channel();
@@ -353,7 +350,7 @@ fn spans_reach_a_collector_and_a_silent_one_does_not_keep_the_process() {
         let mut preface = [0; 14];
         let (mut stream, _) = collector.accept().expect("the exporter connects");
         stream.read_exact(&mut preface).expect("the exporter speaks");
-        // Kept open and never answered, until the test ends.
+        // Kept open without an answer until the test ends.
         sender.send((preface, stream)).expect("the test waits");
     });
     let mut service = Service::start("obedient", &[("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)]);
@@ -365,7 +362,7 @@ fn spans_reach_a_collector_and_a_silent_one_does_not_keep_the_process() {
     assert_eq!(service.exit_code(), Some(0));
 }
 
-fn unusable_collector_address_exits_with_1_and_is_named() {
+fn invalid_collector_address_exits_with_1_and_its_name() {
     let (code, _, stderr) = output(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:1")], &[]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{stderr}");

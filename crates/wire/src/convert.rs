@@ -1,5 +1,5 @@
-//! From what is stored to what clients see, and back. API keys and the values of secrets never come
-//! out.
+//! Conversions between stored entities and messages for clients. API keys and the values of secrets
+//! are never included.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use construct_domain::{
@@ -23,9 +23,9 @@ use jiff::Timestamp;
 #[cfg(test)]
 mod tests;
 
-/// A time.
+/// A time as protobuf.
 pub fn time(time: Timestamp) -> prost_types::Timestamp {
-    // A time before 1970 has negative seconds and, in protobuf, still nanoseconds counted forward.
+    // A time before 1970 has negative seconds, but protobuf counts nanoseconds forward.
     let nanoseconds = time.as_nanosecond();
     prost_types::Timestamp {
         seconds: i64::try_from(nanoseconds.div_euclid(1_000_000_000)).unwrap_or(i64::MAX),
@@ -33,7 +33,7 @@ pub fn time(time: Timestamp) -> prost_types::Timestamp {
     }
 }
 
-/// What every entity carries.
+/// The metadata of an entity.
 pub fn metadata(
     id: impl ToString,
     organization: OrganizationId,
@@ -49,7 +49,7 @@ pub fn metadata(
     })
 }
 
-/// An agent as clients see it.
+/// An agent for clients.
 pub fn agent(agent: &Agent) -> v1::Agent {
     v1::Agent {
         metadata: metadata(
@@ -78,7 +78,7 @@ pub fn agent(agent: &Agent) -> v1::Agent {
     }
 }
 
-/// How a model samples.
+/// Sampling parameters for clients.
 pub fn parameters(parameters: &ModelParameters) -> v1::ModelParameters {
     v1::ModelParameters {
         temperature: parameters.temperature,
@@ -97,7 +97,7 @@ pub fn parameters(parameters: &ModelParameters) -> v1::ModelParameters {
     }
 }
 
-/// How a model samples.
+/// Sampling parameters from clients.
 pub fn to_parameters(parameters: v1::ModelParameters) -> ModelParameters {
     let thinking = match parameters.thinking() {
         v1::ThinkingEffort::Unspecified => None,
@@ -116,7 +116,7 @@ pub fn to_parameters(parameters: v1::ModelParameters) -> ModelParameters {
     }
 }
 
-/// A rule of a policy.
+/// A policy rule for clients.
 pub fn rule(rule: &Rule) -> v1::PolicyRule {
     let action = match rule.action {
         Action::Allow => v1::PolicyAction::Allow,
@@ -135,7 +135,7 @@ pub fn rule(rule: &Rule) -> v1::PolicyRule {
     }
 }
 
-/// A rule of a policy; none without an action.
+/// A policy rule from clients; `None` without an action.
 pub fn to_rule(rule: v1::PolicyRule) -> Option<Rule> {
     let action = match rule.action() {
         v1::PolicyAction::Unspecified => return None,
@@ -147,7 +147,7 @@ pub fn to_rule(rule: v1::PolicyRule) -> Option<Rule> {
     Some(Rule { action, tools, paths, commands, hosts, methods, agents, reason })
 }
 
-/// An approval as clients see it.
+/// An approval for clients.
 pub fn approval(approval: &StoredApproval) -> v1::Approval {
     let times = (approval.created_at, approval.updated_at);
     v1::Approval {
@@ -173,7 +173,7 @@ pub fn approval(approval: &StoredApproval) -> v1::Approval {
     }
 }
 
-/// What became of a question.
+/// The state of an approval for clients.
 pub fn approval_state(state: ApprovalState) -> v1::ApprovalState {
     match state {
         ApprovalState::Pending => v1::ApprovalState::Pending,
@@ -184,7 +184,7 @@ pub fn approval_state(state: ApprovalState) -> v1::ApprovalState {
     }
 }
 
-/// None for `UNSPECIFIED`.
+/// The state of an approval from clients; `None` for `UNSPECIFIED`.
 pub fn to_approval_state(state: v1::ApprovalState) -> Option<ApprovalState> {
     match state {
         v1::ApprovalState::Unspecified => None,
@@ -196,7 +196,7 @@ pub fn to_approval_state(state: v1::ApprovalState) -> Option<ApprovalState> {
     }
 }
 
-/// A model as clients see it.
+/// A model for clients.
 pub fn model(model: &Model) -> v1::Model {
     v1::Model {
         metadata: metadata(
@@ -224,7 +224,7 @@ pub fn model(model: &Model) -> v1::Model {
     }
 }
 
-/// Where prices are from.
+/// The source of prices for clients.
 pub fn prices_source(source: PricesSource) -> v1::PricesSource {
     match source {
         PricesSource::Given => v1::PricesSource::Given,
@@ -234,7 +234,7 @@ pub fn prices_source(source: PricesSource) -> v1::PricesSource {
     }
 }
 
-/// A budget as clients see it.
+/// A budget for clients.
 pub fn budget(budget: &Budget) -> v1::Budget {
     let (mut agent_id, mut task, mut token_id) = (String::new(), String::new(), String::new());
     match &budget.scope {
@@ -266,7 +266,7 @@ pub fn budget(budget: &Budget) -> v1::Budget {
     }
 }
 
-/// In what time a limit may be spent.
+/// The period of a budget for clients.
 pub fn period(period: Period) -> v1::BudgetPeriod {
     match period {
         Period::Total => v1::BudgetPeriod::Total,
@@ -276,7 +276,7 @@ pub fn period(period: Period) -> v1::BudgetPeriod {
     }
 }
 
-/// None for `UNSPECIFIED`.
+/// The period of a budget from clients; `None` for `UNSPECIFIED`.
 pub fn to_period(period: v1::BudgetPeriod) -> Option<Period> {
     match period {
         v1::BudgetPeriod::Unspecified => None,
@@ -287,7 +287,7 @@ pub fn to_period(period: v1::BudgetPeriod) -> Option<Period> {
     }
 }
 
-/// A sum of what calls have used.
+/// The cost of calls for clients.
 pub fn cost(row: &CostRow) -> v1::Cost {
     v1::Cost {
         key: row.key.clone(),
@@ -301,7 +301,7 @@ fn fallback(fallback: &Fallback) -> v1::ModelFallback {
     v1::ModelFallback { model: fallback.name.clone(), weight: fallback.weight }
 }
 
-/// Milliseconds as a duration; none for 0.
+/// Milliseconds as a duration; `None` for 0.
 pub fn hedge_after(millis: i64) -> Option<prost_types::Duration> {
     let nanos = i32::try_from(millis % 1_000 * 1_000_000).ok()?;
     (millis > 0).then_some(prost_types::Duration { seconds: millis / 1_000, nanos })
@@ -312,7 +312,7 @@ pub fn to_hedge_after(duration: prost_types::Duration) -> i64 {
     duration.seconds.saturating_mul(1_000).saturating_add(i64::from(duration.nanos / 1_000_000))
 }
 
-/// A model's prices.
+/// A model's prices for clients.
 pub fn prices(prices: &Prices) -> v1::Prices {
     let Prices { input, output, cache_read, cache_write, thinking, request, long_context } =
         *prices;
@@ -330,7 +330,7 @@ pub fn prices(prices: &Prices) -> v1::Prices {
     v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context }
 }
 
-/// A model's prices.
+/// A model's prices from clients.
 pub fn to_prices(prices: v1::Prices) -> Prices {
     let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } =
         prices;
@@ -351,7 +351,7 @@ pub fn to_prices(prices: v1::Prices) -> Prices {
     Prices { input, output, cache_read, cache_write, thinking, request, long_context }
 }
 
-/// A provider as clients see it: without its key.
+/// A provider for clients, without its key.
 pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
     let times = (provider.created_at, provider.updated_at);
     v1::ModelProvider {
@@ -379,7 +379,7 @@ pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
     }
 }
 
-/// A schedule as clients see it.
+/// A schedule for clients.
 pub fn schedule(schedule: &Schedule) -> v1::Schedule {
     let times = (schedule.created_at, schedule.updated_at);
     let (at, cron, time_zone) = match &schedule.timing {
@@ -425,7 +425,7 @@ pub fn schedule(schedule: &Schedule) -> v1::Schedule {
     }
 }
 
-/// None for `UNSPECIFIED`.
+/// The policy for missed runs from clients; `None` for `UNSPECIFIED`.
 pub fn to_missed_run_policy(missed: v1::MissedRuns) -> Option<MissedRunPolicy> {
     match missed {
         v1::MissedRuns::Unspecified => None,
@@ -435,7 +435,7 @@ pub fn to_missed_run_policy(missed: v1::MissedRuns) -> Option<MissedRunPolicy> {
     }
 }
 
-/// A run of a schedule as clients see it.
+/// A run of a schedule for clients.
 pub fn schedule_run(run: &ScheduleRun) -> v1::ScheduleRun {
     v1::ScheduleRun {
         due: Some(time(run.due)),
@@ -452,7 +452,7 @@ pub fn schedule_run(run: &ScheduleRun) -> v1::ScheduleRun {
     }
 }
 
-/// A secret as clients see it: without its value.
+/// A secret for clients, without its value.
 pub fn secret(secret: &Secret) -> v1::Secret {
     let Bindings { hosts, commands } = secret.bindings.clone();
     v1::Secret {
@@ -475,7 +475,7 @@ pub fn secret(secret: &Secret) -> v1::Secret {
     }
 }
 
-/// What kind of vendor.
+/// The type of a provider for clients.
 pub fn provider_type(kind: ModelProviderKind) -> v1::ModelProviderType {
     match kind {
         ModelProviderKind::Anthropic => v1::ModelProviderType::Anthropic,
@@ -492,7 +492,7 @@ pub fn provider_type(kind: ModelProviderKind) -> v1::ModelProviderType {
     }
 }
 
-/// None for `UNSPECIFIED`.
+/// The type of a provider from clients; `None` for `UNSPECIFIED`.
 pub fn to_provider_kind(kind: v1::ModelProviderType) -> Option<ModelProviderKind> {
     match kind {
         v1::ModelProviderType::Unspecified => None,
@@ -510,7 +510,7 @@ pub fn to_provider_kind(kind: v1::ModelProviderType) -> Option<ModelProviderKind
     }
 }
 
-/// A task as clients see it.
+/// A task for clients.
 pub fn task(task: &StoredTask) -> v1::Task {
     let state = &task.state;
     let desired = if state.suspend { v1::TaskPhase::Suspended } else { v1::TaskPhase::Unspecified };
@@ -558,7 +558,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
     }
 }
 
-/// What everything below a task comes to.
+/// The totals of a task's descendants for clients.
 pub fn descendant_totals(totals: &DescendantTotals) -> v1::SubtaskTotals {
     v1::SubtaskTotals {
         count: totals.count,
@@ -567,7 +567,7 @@ pub fn descendant_totals(totals: &DescendantTotals) -> v1::SubtaskTotals {
     }
 }
 
-/// Where a task stands.
+/// The phase of a task for clients.
 pub fn phase(phase: Phase) -> v1::TaskPhase {
     match phase {
         Phase::AwaitInput => v1::TaskPhase::AwaitInput,
@@ -579,7 +579,7 @@ pub fn phase(phase: Phase) -> v1::TaskPhase {
     }
 }
 
-/// None for `UNSPECIFIED`.
+/// The phase of a task from clients; `None` for `UNSPECIFIED`.
 pub fn to_phase(phase: v1::TaskPhase) -> Option<Phase> {
     match phase {
         v1::TaskPhase::Unspecified => None,
@@ -592,7 +592,7 @@ pub fn to_phase(phase: v1::TaskPhase) -> Option<Phase> {
     }
 }
 
-/// How a turn ended.
+/// The outcome of a turn for clients.
 pub fn outcome(outcome: TurnOutcome) -> v1::TurnOutcome {
     match outcome {
         TurnOutcome::Completed => v1::TurnOutcome::Completed,
@@ -603,7 +603,7 @@ pub fn outcome(outcome: TurnOutcome) -> v1::TurnOutcome {
     }
 }
 
-/// An error of a task.
+/// An error of a task for clients.
 pub fn error(error: &TaskError) -> v1::TaskError {
     v1::TaskError {
         code: error.code.clone(),
@@ -612,7 +612,7 @@ pub fn error(error: &TaskError) -> v1::TaskError {
     }
 }
 
-/// What a call used.
+/// The usage of a call for clients.
 pub fn usage(usage: &Usage) -> v1::Usage {
     v1::Usage {
         input_tokens: usage.input_tokens,
@@ -624,7 +624,7 @@ pub fn usage(usage: &Usage) -> v1::Usage {
     }
 }
 
-/// What a call used.
+/// The usage of a call from clients.
 pub fn to_usage(usage: v1::Usage) -> Usage {
     Usage {
         input_tokens: usage.input_tokens,
@@ -636,7 +636,7 @@ pub fn to_usage(usage: v1::Usage) -> Usage {
     }
 }
 
-/// A message as clients see it.
+/// A message for clients.
 pub fn message(message: &StoredMessage) -> v1::Message {
     let times = (message.created_at, message.updated_at);
     v1::Message {
@@ -664,7 +664,7 @@ pub fn message(message: &StoredMessage) -> v1::Message {
     }
 }
 
-/// Who a message is from.
+/// The source of a message for clients.
 pub fn source(source: Source) -> v1::MessageSource {
     match source {
         Source::User => v1::MessageSource::User,
@@ -673,7 +673,7 @@ pub fn source(source: Source) -> v1::MessageSource {
     }
 }
 
-/// None for `UNSPECIFIED`.
+/// The source of a message from clients; `None` for `UNSPECIFIED`.
 pub fn to_source(source: v1::MessageSource) -> Option<Source> {
     match source {
         v1::MessageSource::Unspecified => None,
@@ -683,7 +683,7 @@ pub fn to_source(source: v1::MessageSource) -> Option<Source> {
     }
 }
 
-/// A piece of a message.
+/// A block of a message for clients.
 pub fn block(block: &Block) -> v1::Block {
     use v1::block::Block as Proto;
     let block = match block {
@@ -719,12 +719,12 @@ pub fn block(block: &Block) -> v1::Block {
     v1::Block { block: Some(block) }
 }
 
-/// A script.
+/// A script for clients.
 pub fn code_call(call: &message::CodeCall) -> v1::CodeInterpreterCall {
     v1::CodeInterpreterCall { id: call.id.clone(), code: call.code.clone() }
 }
 
-/// None for a block without content, which nobody should send.
+/// A block from clients; `None` without content, which validation rejects.
 pub fn to_block(block: v1::Block) -> Option<Block> {
     use v1::block::Block as Proto;
     Some(match block.block? {
@@ -755,7 +755,7 @@ fn to_attachment(attachment: v1::Attachment) -> message::Attachment {
     message::Attachment { media_type, name, data: BASE64.encode(&data), file }
 }
 
-/// What a script gave.
+/// The result of a script from clients.
 pub fn to_code_result(result: v1::CodeInterpreterResult) -> message::CodeResult {
     let tool_use = |used: v1::ToolUse| message::ToolUse {
         number: used.number,
@@ -784,8 +784,8 @@ fn tool_use(used: &message::ToolUse) -> v1::ToolUse {
     }
 }
 
-/// The content of a user's message: text and attachments only, as validation has made sure. Of
-/// files it must be known what they are.
+/// The content of a user's message: only text and attachments, as validation has ensured. The type
+/// of each file must be known.
 pub fn to_content(blocks: Vec<v1::Block>) -> message::Content {
     let blocks = blocks.into_iter().filter_map(|block| match block.block {
         Some(v1::block::Block::Text(text)) => Some(Block::Text(text.text)),
@@ -797,7 +797,7 @@ pub fn to_content(blocks: Vec<v1::Block>) -> message::Content {
     message::Content { blocks: blocks.collect() }
 }
 
-/// None for a time that protobuf can say and nobody means (beyond the year 9999).
+/// A time from protobuf; `None` when it is beyond the year 9999.
 pub fn to_time(time: prost_types::Timestamp) -> Option<Timestamp> {
     Timestamp::new(time.seconds, time.nanos).ok()
 }

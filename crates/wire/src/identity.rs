@@ -1,5 +1,4 @@
-//! Organizations and keys, from what is stored to what clients see. What opens a door never comes
-//! out of the store.
+//! Organizations and keys for clients. Credentials never leave the store.
 
 use construct_domain::{UserId, access};
 use construct_proto::v1;
@@ -10,7 +9,7 @@ use construct_store::{
 
 use crate::convert::{metadata, time};
 
-/// A role.
+/// A role for clients.
 pub fn role(role: access::Role) -> v1::Role {
     match role {
         access::Role::Viewer => v1::Role::Viewer,
@@ -20,7 +19,7 @@ pub fn role(role: access::Role) -> v1::Role {
     }
 }
 
-/// A role; none when it is not specified.
+/// A role from clients; `None` for `UNSPECIFIED`.
 pub fn to_role(role: v1::Role) -> Option<access::Role> {
     match role {
         v1::Role::Unspecified => None,
@@ -31,12 +30,12 @@ pub fn to_role(role: v1::Role) -> Option<access::Role> {
     }
 }
 
-/// Scopes, as they are written.
+/// The names of scopes.
 pub fn scopes(scopes: &[access::Scope]) -> Vec<String> {
     scopes.iter().map(|scope| scope.as_str().to_owned()).collect()
 }
 
-/// An organization as one of its members sees it.
+/// An organization for one of its members.
 pub fn organization(organization: &Organization) -> v1::Organization {
     let times = (organization.created_at, organization.updated_at);
     v1::Organization {
@@ -57,7 +56,7 @@ pub fn organization(organization: &Organization) -> v1::Organization {
     }
 }
 
-/// A member.
+/// A member for clients.
 pub fn member(member: &Member) -> v1::Member {
     v1::Member {
         metadata: metadata(
@@ -72,7 +71,7 @@ pub fn member(member: &Member) -> v1::Member {
     }
 }
 
-/// An invitation.
+/// An invitation for clients.
 pub fn invitation(invitation: &Invitation) -> v1::Invitation {
     let times = (invitation.created_at, invitation.updated_at);
     v1::Invitation {
@@ -91,7 +90,7 @@ pub fn invitation(invitation: &Invitation) -> v1::Invitation {
     }
 }
 
-/// A key's limits; none where nothing is limited.
+/// The limits of a key; `None` without a limit.
 fn limits(limits: &Limits) -> Option<v1::ApiKeyLimits> {
     let shown = v1::ApiKeyLimits {
         requests_per_minute: limits.requests_per_minute,
@@ -104,7 +103,7 @@ fn limits(limits: &Limits) -> Option<v1::ApiKeyLimits> {
     (shown != v1::ApiKeyLimits::default()).then_some(shown)
 }
 
-/// A key, without what opens the door.
+/// An API key for clients, without its secret.
 pub fn api_key(key: &ApiKey) -> v1::ApiKey {
     v1::ApiKey {
         metadata: metadata(

@@ -1,7 +1,7 @@
-//! Records: the events that are stored with the change they tell of.
+//! Records: events that are stored with the change they describe.
 //!
-//! The stored payload is an encoded `construct.v1.Event` of which only the payload is set;
-//! everything else stands in the row's own columns and is filled in when it is read.
+//! The stored payload is an encoded `construct.v1.Event` with its payload only. All other fields
+//! are columns of the row and are filled in on reading.
 
 use construct_domain::id::event_id;
 use construct_proto::v1::{Event, event::Payload};
@@ -10,16 +10,16 @@ use prost::{DecodeError, Message as _};
 
 use crate::convert;
 
-/// An event to store, of the given type. `step` is the number of the step that it ends.
+/// An event of a type for storing. `step` is the number of the step that it ends.
 pub fn new(kind: &str, payload: Payload, step: Option<u64>) -> NewEvent {
     let payload = Event { payload: Some(payload), ..Event::default() }.encode_to_vec();
     NewEvent { kind: kind.to_owned(), payload, step }
 }
 
-/// A stored event as clients see it, but for its cursor, which depends on who reads.
+/// A stored event for clients, without its cursor, which depends on the subscriber.
 ///
 /// # Errors
-/// When the payload is not what [`new`] encoded.
+/// When [`new`] did not encode the payload.
 pub fn read(stored: &StoredEvent) -> Result<Event, DecodeError> {
     let task = (stored.stream != stored.organization.uuid())
         .then(|| construct_domain::TaskId::from_uuid(stored.stream).to_string());
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stored_event_reads_back_whole() {
+    fn stored_event_reads_back_completely() {
         let task = TaskId::from_uuid(Uuid::from_u128(5));
         let deleted = Payload::Deleted(Deleted { id: "msg_1".into() });
         let NewEvent { kind, payload, step } = new("message.deleted", deleted.clone(), Some(3));
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!((event.sequence, event.step, event.r#type.as_str()), (7, 3, "message.deleted"));
         assert_eq!(event.task_id, task.to_string());
         assert_eq!(event.payload, Some(deleted));
-        // Whoever reads the event, it has the same id.
+        // The event has the same id for every reader.
         assert_eq!(event.id, event_id(task.uuid(), 7));
         let own = StoredEvent { stream: OrganizationId::LOCAL.uuid(), ..stored };
         assert_eq!(read(&own).expect("it was encoded by us").task_id, "");

@@ -1,4 +1,4 @@
-//! Scans, as they are stored and as clients see them. What opens a repository never comes out.
+//! Scans for clients, without the credentials of repositories.
 
 use construct_domain::OrganizationId;
 use construct_proto::{DESCRIPTORS, v1};
@@ -11,11 +11,10 @@ use serde_json::Value;
 
 use crate::convert::{metadata, time};
 
-/// The form of a candidate's content, as a JSON Schema: what a model has to keep to, and whoever
-/// edits what it said.
+/// The JSON Schema of a candidate's content, for models and for people who edit it.
 pub const CANDIDATE_SCHEMA: &str = include_str!("scan/candidate.json");
 
-/// A connection as clients see it.
+/// A connection for clients.
 pub fn connection(connection: &ScanConnection) -> v1::ScanConnection {
     let times = (connection.created_at, connection.updated_at);
     v1::ScanConnection {
@@ -33,7 +32,7 @@ pub fn connection(connection: &ScanConnection) -> v1::ScanConnection {
     }
 }
 
-/// A host of repositories.
+/// The host of repositories for clients.
 pub const fn host(host: ScanHost) -> v1::ScanHost {
     match host {
         ScanHost::Github => v1::ScanHost::Github,
@@ -41,7 +40,7 @@ pub const fn host(host: ScanHost) -> v1::ScanHost {
     }
 }
 
-/// The reverse of [`host`].
+/// The host of repositories from clients.
 pub const fn to_host(host: v1::ScanHost) -> Option<ScanHost> {
     match host {
         v1::ScanHost::Github => Some(ScanHost::Github),
@@ -50,7 +49,7 @@ pub const fn to_host(host: v1::ScanHost) -> Option<ScanHost> {
     }
 }
 
-/// What opens a connection, in one word.
+/// The kind of a connection's credential.
 pub const fn credential(credential: &v1::scan_connection_spec::Credential) -> ScanCredential {
     match credential {
         v1::scan_connection_spec::Credential::Token(_) => ScanCredential::Token,
@@ -58,7 +57,7 @@ pub const fn credential(credential: &v1::scan_connection_spec::Credential) -> Sc
     }
 }
 
-/// A scan as clients see it.
+/// A scan for clients.
 pub fn scan(scan: &Scan) -> v1::Scan {
     use v1::scan_spec::Source;
     let source = match scan.kind {
@@ -113,7 +112,7 @@ pub fn scan(scan: &Scan) -> v1::Scan {
     }
 }
 
-/// How far a scan has come.
+/// The phase of a scan for clients.
 pub const fn phase(phase: ScanPhase) -> v1::ScanPhase {
     match phase {
         ScanPhase::Queued => v1::ScanPhase::Queued,
@@ -127,7 +126,7 @@ pub const fn phase(phase: ScanPhase) -> v1::ScanPhase {
     }
 }
 
-/// What happened in a scan.
+/// An event of a scan for clients.
 pub fn event(
     organization: OrganizationId,
     scan: impl ToString,
@@ -149,7 +148,7 @@ pub fn event(
     }
 }
 
-/// A candidate as clients see it. One that cannot be read has no content.
+/// A candidate for clients. An undecodable one has no content.
 pub fn candidate(candidate: &Candidate) -> v1::Candidate {
     let times = (candidate.created_at, candidate.updated_at);
     v1::Candidate {
@@ -164,7 +163,7 @@ pub fn candidate(candidate: &Candidate) -> v1::Candidate {
     }
 }
 
-/// What has become of a candidate.
+/// The state of a candidate for clients.
 pub const fn candidate_state(state: CandidateState) -> v1::CandidateState {
     match state {
         CandidateState::Proposed => v1::CandidateState::Proposed,
@@ -174,7 +173,7 @@ pub const fn candidate_state(state: CandidateState) -> v1::CandidateState {
     }
 }
 
-/// The reverse of [`candidate_state`].
+/// The state of a candidate from clients.
 pub const fn to_candidate_state(state: v1::CandidateState) -> Option<CandidateState> {
     match state {
         v1::CandidateState::Unspecified => None,
@@ -187,13 +186,13 @@ pub const fn to_candidate_state(state: v1::CandidateState) -> Option<CandidateSt
 
 const CONTENT: &str = "construct.v1.CandidateContent";
 
-/// What a candidate says, from JSON with the contract's names; none when it is something else.
+/// The content of a candidate from JSON with the contract's names; `None` for other JSON.
 pub fn content(json: &Value) -> Option<v1::CandidateContent> {
     let kind = DESCRIPTORS.get_message_by_name(CONTENT)?;
     DynamicMessage::deserialize(kind, json).ok()?.transcode_to().ok()
 }
 
-/// The reverse of [`content`].
+/// The content of a candidate as JSON.
 pub fn to_content(content: &v1::CandidateContent) -> Option<Value> {
     let kind = DESCRIPTORS.get_message_by_name(CONTENT)?;
     let mut message = DynamicMessage::new(kind);
@@ -207,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_candidate_says_reads_back() {
+    fn candidate_content_reads_back() {
         let said = v1::CandidateContent {
             name: "a-tool".into(),
             score: 70,

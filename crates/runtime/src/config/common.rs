@@ -1,4 +1,4 @@
-//! What all services are configured with.
+//! The configuration that all services share.
 
 use std::{
     net::SocketAddr,
@@ -11,57 +11,57 @@ use serde::{Deserialize, Serialize};
 use super::{Invalid, Secret, SecretUrl, duration};
 use crate::{master_key::MasterKeys, telemetry::Chain};
 
-/// Keys that mean the same in every service. Each is `CONSTRUCT_<KEY>` in the environment.
+/// Keys with the same meaning in every service. Each is `CONSTRUCT_<KEY>` in the environment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Common {
     /// Address of the NATS server.
     pub nats_url: SecretUrl,
-    /// Certificates of those who vouch for the NATS server, in PEM, for an address that begins with
-    /// `tls://`. Not set: those that the system trusts.
+    /// CA certificates that authenticate the NATS server, in PEM, for an address that begins with
+    /// `tls://`. Not set: the system's.
     pub nats_ca_file: Option<PathBuf>,
-    /// The certificate that the service shows to the NATS server, in PEM.
+    /// The client certificate for the NATS server, in PEM.
     pub nats_certificate_file: Option<PathBuf>,
     /// The key of that certificate, in PEM.
     pub nats_key_file: Option<PathBuf>,
-    /// Address of the PostgreSQL database. Only services that use it need it; see
+    /// Address of the PostgreSQL database. Required by services that use it; see
     /// [`Common::database_url`].
     pub database_url: Option<SecretUrl>,
     /// Folder for [blobs](Common::blob_dir) and [caches](Common::cache_dir).
     pub data_dir: PathBuf,
-    /// Where `/healthz`, `/readyz` and `/metrics` are served. Not set: nowhere.
+    /// Address for `/healthz`, `/readyz` and `/metrics`. Not set: they are not served.
     pub health_listen: Option<SocketAddr>,
     /// Filter of log lines and spans, in the syntax of `tracing`: `info`,
     /// `warn,construct_bus=debug`.
     pub log: String,
-    /// Form of log lines.
+    /// Format of log lines.
     pub log_format: LogFormat,
-    /// How long work in flight may go on after the first stop signal.
+    /// Grace period for work in flight after the first stop signal.
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
     /// Name of this process among its replicas. Not set: the service's name and a random suffix.
     pub instance_id: Option<String>,
     /// Master keys as text; see [`MasterKeys::parse`].
     pub master_key: Option<Secret>,
-    /// File with master keys, which only its owner may read.
+    /// File with master keys, readable by its owner only.
     pub master_key_file: Option<PathBuf>,
-    /// Keys that encrypt the secrets of scripts, in the form of `master_key`. None of them is a
-    /// master key.
+    /// Keys that encrypt the secrets of scripts, in the format of `master_key`. None of them may be
+    /// a master key.
     pub secrets_key: Option<Secret>,
-    /// File with such keys, which only its owner may read.
+    /// File with such keys, readable by its owner only.
     pub secrets_key_file: Option<PathBuf>,
-    /// Keys that sign the tokens by which scripts and programs reach models, in the form of
-    /// `master_key`. None of them is a master key.
+    /// Keys that sign model tokens for scripts and programs, in the format of `master_key`. None of
+    /// them may be a master key.
     pub token_key: Option<Secret>,
-    /// File with such keys, which only its owner may read.
+    /// File with such keys, readable by its owner only.
     pub token_key_file: Option<PathBuf>,
 }
 
-/// Form of log lines.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// One line for people, colored on a terminal.
+    /// One line of text, colored on a terminal.
     Text,
     /// One JSON object per line.
     Json,
@@ -92,10 +92,10 @@ impl Default for Common {
 }
 
 impl Common {
-    /// The database address, for services that cannot work without it.
+    /// The database address, for services that require it.
     ///
     /// # Errors
-    /// It is not set.
+    /// When it is not set.
     pub fn database_url(&self) -> Result<&SecretUrl, Invalid> {
         self.database_url.as_ref().ok_or_else(|| Invalid::missing("database_url"))
     }
@@ -104,7 +104,7 @@ impl Common {
     /// names.
     ///
     /// # Errors
-    /// Neither or both are set, the file is unreadable or readable by others, or the text is
+    /// When neither or both are set, the file is unreadable or readable by others, or the text is
     /// malformed.
     pub fn master_keys(&self) -> Result<MasterKeys, Invalid> {
         keys(["master_key", "master_key_file"], self.master_key.as_ref(), self.master_key_file.as_deref())?.ok_or_else(
@@ -119,12 +119,12 @@ impl Common {
     }
 
     /// The keys of scripts' secrets, from `CONSTRUCT_SECRETS_KEY` or the file that
-    /// `CONSTRUCT_SECRETS_KEY_FILE` names; none when neither is set. They are keys of their own:
-    /// the interpreter has them, and no master key.
+    /// `CONSTRUCT_SECRETS_KEY_FILE` names; `None` when neither is set. They are separate keys,
+    /// because the interpreter has them and no master key.
     ///
     /// # Errors
-    /// Both are set, the file is unreadable or readable by others, the text is malformed, or one of
-    /// them is a master key that is configured here as well.
+    /// When both are set, the file is unreadable or readable by others, the text is malformed, or
+    /// one of them is a configured master key.
     pub fn secrets_keys(&self) -> Result<Option<MasterKeys>, Invalid> {
         let found = keys(
             ["secrets_key", "secrets_key_file"],
@@ -137,8 +137,8 @@ impl Common {
     }
 
     /// The keys that sign [`crate::ModelToken`]s, from `CONSTRUCT_TOKEN_KEY` or the file that
-    /// `CONSTRUCT_TOKEN_KEY_FILE` names; none when neither is set: then no tokens are issued or
-    /// accepted. They are keys of their own: the reconciler has them, and no master key.
+    /// `CONSTRUCT_TOKEN_KEY_FILE` names. `None` when neither is set: then tokens are neither issued
+    /// nor accepted. They are separate keys, because the reconciler has them and no master key.
     ///
     /// # Errors
     /// As [`Common::secrets_keys`].
@@ -172,7 +172,7 @@ impl Common {
         Ok(found)
     }
 
-    /// The files with the certificate for NATS and its key, when there is one.
+    /// The files of the client certificate for NATS and its key, if configured.
     pub fn nats_certificate(&self) -> Option<(PathBuf, PathBuf)> {
         self.nats_certificate_file.clone().zip(self.nats_key_file.clone())
     }
@@ -183,12 +183,12 @@ impl Common {
         self.data_dir.join("blobs")
     }
 
-    /// Folder of what may be deleted at any time and is then made again.
+    /// Folder of caches, which may be deleted at any time and are recreated.
     pub fn cache_dir(&self) -> PathBuf {
         self.data_dir.join("cache")
     }
 
-    /// Checks what types cannot say.
+    /// Checks what types cannot express.
     pub(crate) fn validate(&self) -> Result<(), Invalid> {
         if self.nats_url.expose().is_empty() {
             return Err(Invalid::missing("nats_url"));
@@ -209,7 +209,8 @@ impl Common {
                 && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         };
         match &self.instance_id {
-            // The id is a part of subjects, where a dot or a wildcard would address something else.
+            // The id is a token of subjects, where a dot or a wildcard would address something
+            // else.
             Some(id) if !is_token(id) => Err(Invalid::new(
                 "instance_id",
                 "must be 1 to 64 letters, digits, `-` or `_`, because it is part of subjects",
@@ -219,7 +220,7 @@ impl Common {
     }
 }
 
-/// Keys from a text or from a file, whichever is set.
+/// Keys from a text or a file, whichever is set.
 fn keys(
     [key, key_file]: [&'static str; 2],
     text: Option<&Secret>,

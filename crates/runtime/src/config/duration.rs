@@ -1,4 +1,4 @@
-//! Durations in configuration: `5s`, `250ms`, `1m 30s`. To be used with `#[serde(with =
+//! Durations in configuration: `5s`, `250ms`, `1m 30s`. For `#[serde(with =
 //! "…::config::duration")]`.
 
 use std::time::Duration;
@@ -6,20 +6,19 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, Serializer, de::Error as _, ser::Error as _};
 
-/// Writes the duration as people read it: `1m 30s`.
+/// Serializes a duration in readable form: `1m 30s`.
 ///
 /// # Errors
-/// A duration beyond 290 billion years.
+/// When the duration exceeds 290 billion years.
 pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     let duration = SignedDuration::try_from(*duration).map_err(S::Error::custom)?;
     serializer.collect_str(&format_args!("{duration:#}"))
 }
 
-/// Reads a duration with its unit. A bare number is refused, because it does not say whether it
-/// means seconds.
+/// Deserializes a duration with a unit. A bare number is rejected, because its unit is unclear.
 ///
 /// # Errors
-/// Text that is no duration, has no unit, or is negative.
+/// When the text is not a duration, has no unit, or is negative.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -48,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_with_their_unit() {
+    fn duration_with_unit_is_parsed() {
         assert_eq!(parse("5s".into()), Ok(Duration::from_secs(5)));
         assert_eq!(parse("250ms".into()), Ok(Duration::from_millis(250)));
         assert_eq!(parse("1m 30s".into()), Ok(Duration::from_secs(90)));
@@ -56,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn duration_without_unit_or_below_zero_is_refused() {
+    fn duration_without_unit_or_negative_is_rejected() {
         for bad in [
             serde_json::json!(5),
             "5".into(),
@@ -71,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn written_duration_is_read_back() {
+    fn serialized_duration_parses() {
         let written =
             serialize(&Duration::from_millis(90_250), serde_json::value::Serializer).unwrap();
         assert_eq!(parse(written), Ok(Duration::from_millis(90_250)));

@@ -1,5 +1,5 @@
-//! Strings that must not be shown: masked in `Debug` and when serialized, wiped from memory when
-//! dropped.
+//! Strings that must not be displayed: masked in `Debug` and when serialized, wiped from memory
+//! when dropped.
 
 use std::fmt;
 
@@ -16,22 +16,22 @@ const MASK: &str = "***";
 pub struct Secret(SecretString);
 
 impl Secret {
-    /// The secret itself. Look at every use of this twice.
+    /// The secret itself. Review every use of this carefully.
     pub fn expose(&self) -> &str {
         self.0.expose_secret()
     }
 }
 
 /// An address that may contain credentials: everything before its last `@` is masked when it is
-/// shown.
+/// displayed.
 ///
-/// A list of addresses is cut after the last `@` as well, so its earlier hosts are hidden too: a
-/// password may contain any of the characters at which one could cut it more precisely.
+/// A list of addresses is cut at the last `@` as well, so its earlier hosts are hidden too: a
+/// password may contain any of the characters at which it could be cut more precisely.
 #[derive(Clone, Default)]
 pub struct SecretUrl(SecretString);
 
 impl SecretUrl {
-    /// The address with its credentials, for the client that connects.
+    /// The address with its credentials, for the connecting client.
     pub fn expose(&self) -> &str {
         self.0.expose_secret()
     }
@@ -41,15 +41,14 @@ impl fmt::Display for SecretUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let url = self.expose();
         let Some((scheme, rest)) = url.split_once("://") else {
-            // Without a scheme there is no telling what the parts are; `host:port` has no
-            // credentials to hide.
+            // Without a scheme the parts are unknown; `host:port` has no credentials to hide.
             return if url.contains('@') { f.write_str(MASK) } else { f.write_str(url) };
         };
         let (credentials, shown) = match rest.rsplit_once('@') {
             Some((_, shown)) => ("***@", shown),
             None => ("", rest),
         };
-        // Parameters may hold a password as well (`?password=…`), and only the client knows their
+        // Parameters may contain a password too (`?password=…`), and only the client knows their
         // names.
         match shown.split_once('?') {
             Some((shown, _)) => write!(f, "{scheme}://{credentials}{shown}?{MASK}"),
@@ -118,8 +117,7 @@ impl<'de> Deserialize<'de> for SecretUrl {
     }
 }
 
-/// Accepts a string and says about anything else only that it is none: the usual error repeats the
-/// value.
+/// Accepts a string, and reports any other type without its value: serde's usual error repeats it.
 struct Silent;
 
 impl Silent {
@@ -173,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn url_is_shown_without_credentials_however_odd_they_are() {
+    fn displayed_url_hides_unusual_credentials() {
         for (url, shown) in [
             ("postgres://construct:s3cret@db:5432/construct", "postgres://***@db:5432/construct"),
             ("postgres://construct:a/b@c?d,e@db/construct", "postgres://***@db/construct"),

@@ -1,4 +1,4 @@
-//! The layers themselves: reading them, joining them, and saying where a value came from.
+//! The layers: reading and merging them, and tracking the source of each value.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,13 +19,12 @@ use serde_json::Value as Json;
 
 use super::{Error, Invalid, Origin, PREFIX, variable_name};
 
-/// The configuration file and the environment, read once, from which any number of structs can be
-/// loaded.
+/// The configuration file and the environment, read once. Any number of structs can be loaded from
+/// them.
 #[derive(Clone)]
 pub struct Sources {
     file: Option<(PathBuf, Dict)>,
-    /// By key, with the prefix removed and in lower case. Variables that are set to nothing are
-    /// left out.
+    /// By key, without the prefix and in lower case. Empty variables are omitted.
     environment: BTreeMap<String, OsString>,
 }
 
@@ -34,12 +33,12 @@ impl Sources {
     /// names.
     ///
     /// # Errors
-    /// A file that was named cannot be read, or is not TOML.
+    /// When the file cannot be read or is not TOML.
     pub fn from_process(file: Option<&Path>) -> Result<Self, Error> {
         Self::new(file, env::vars_os())
     }
 
-    /// The same with a given environment, for tests.
+    /// The same with the given environment, for tests.
     pub(crate) fn new(
         file: Option<&Path>,
         variables: impl IntoIterator<Item = (OsString, OsString)>,
@@ -48,7 +47,7 @@ impl Sources {
             .into_iter()
             .filter_map(|(name, value)| {
                 let key = name.to_str()?.strip_prefix(PREFIX)?;
-                // Compose files and charts pass `NAME=` for what was not set; it must not mean "the
+                // Compose files and charts pass `NAME=` for unset values; it must not mean "the
                 // empty string".
                 (!value.is_empty()).then(|| (key.to_lowercase(), value))
             })
@@ -59,7 +58,7 @@ impl Sources {
         Ok(Self { file, environment })
     }
 
-    /// Loads a struct: what a source sets over what `T::default()` says.
+    /// Loads a struct: values of the sources, and otherwise those of `T::default()`.
     ///
     /// # Errors
     /// [`Error::Value`] names the first key whose value `T` does not accept.
@@ -81,12 +80,12 @@ impl Sources {
             })?;
             layer.insert(key.clone(), typed(value, default));
         }
-        // Lossy: a field without a default value to learn its type from arrives as text, and "8"
-        // may mean a number.
+        // Lossy: a field without a default value has no known type, so its value arrives as text,
+        // and "8" may mean a number.
         Figment::from(Layer(layer)).extract_lossy().map_err(|error| self.explain(error))
     }
 
-    /// Where the value of a key comes from.
+    /// The source of a key's value.
     pub fn origin(&self, key: &str) -> Origin {
         if self.environment.contains_key(key) {
             return Origin::Environment(variable_name(key));
@@ -99,13 +98,12 @@ impl Sources {
         }
     }
 
-    /// Attaches to a refused value where it came from.
+    /// Adds the source to a rejected value.
     pub(crate) fn refused(&self, invalid: Invalid) -> Error {
         Error::Refused { origin: self.origin(invalid.key), invalid }
     }
 
-    /// Keys of the file that are in none of the given structs: misspelt, or meant for another
-    /// service.
+    /// Keys of the file that are not in `known`: misspelled, or meant for another service.
     pub(crate) fn unknown_keys(&self, known: &BTreeSet<String>) -> Vec<String> {
         let Some((_, dict)) = &self.file else { return Vec::new() };
         dict.keys().filter(|key| !known.contains(*key)).cloned().collect()
@@ -134,7 +132,7 @@ impl Sources {
     }
 }
 
-/// The keys a struct knows.
+/// The keys of a struct.
 pub(crate) fn keys<T: Default + Serialize>() -> Result<BTreeSet<String>, Error> {
     Ok(shape::<T>()?.into_iter().map(|(key, _)| key).collect())
 }
@@ -151,8 +149,8 @@ fn to_object(config: &impl Serialize) -> Result<serde_json::Map<String, Json>, E
     }
 }
 
-/// Gives the text of a variable the type that the default of its key has. Guessing the type from
-/// the text instead would make a number of a password that happens to consist of digits.
+/// Converts a variable's text to the type of the key's default. Guessing the type from the text
+/// would turn a password of digits into a number.
 fn typed(text: &str, default: &Json) -> Value {
     match default {
         Json::Null | Json::String(_) => Value::from(text),
@@ -176,7 +174,7 @@ fn read_file(path: &Path) -> Result<Dict, Error> {
         .map_err(|error| Error::Syntax { path: path.to_owned(), message: error.kind.to_string() })
 }
 
-/// Values that are already joined, as figment wants to be handed them.
+/// Merged values as a figment provider.
 struct Layer(Dict);
 
 impl Provider for Layer {

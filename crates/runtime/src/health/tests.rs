@@ -29,7 +29,7 @@ async fn get_json(address: SocketAddr, path: &str) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn readiness_lists_what_is_missing_until_every_latch_is_set() {
+async fn readiness_lists_unmet_conditions() {
     let context = Context::new("sample", Common::default());
     let address = served(&context).await;
     let nats = context.readiness().register("nats");

@@ -6,11 +6,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Lifecycle;
 
-/// Hands SIGTERM and SIGINT to the lifecycle, from the moment this returns until the runtime is
-/// shut down.
+/// Forwards SIGTERM and SIGINT to the lifecycle until the runtime shuts down.
 ///
 /// # Errors
-/// The operating system refuses the handlers.
+/// When the operating system refuses the handlers.
 pub(crate) fn watch(lifecycle: &Lifecycle) -> io::Result<()> {
     for (kind, name) in [(SignalKind::terminate(), "SIGTERM"), (SignalKind::interrupt(), "SIGINT")]
     {

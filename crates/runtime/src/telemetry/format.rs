@@ -1,4 +1,4 @@
-//! JSON log lines with the ids that join them with traces.
+//! JSON log lines with the ids of their traces.
 
 use std::{
     fmt,
@@ -12,13 +12,13 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Adds `service`, `instance`, `trace_id` and `span_id` to the objects that another format writes.
+/// Adds `service`, `instance`, `trace_id` and `span_id` to the JSON objects of another format.
 pub(super) struct Annotated<F> {
     json: F,
     /// `,"service":"…","instance":"…"`
     constant: String,
-    /// The dispatcher all this belongs to. It has to be handed in: while an event is being
-    /// dispatched, tracing does not give out the current one.
+    /// The dispatcher. It must be passed in: while an event is being dispatched, tracing does not
+    /// return the current one.
     dispatch: Arc<OnceLock<WeakDispatch>>,
 }
 
@@ -51,7 +51,7 @@ where
         let mut line = String::new();
         self.json.format_event(context, Writer::new(&mut line), event)?;
         let Some(open) = line.trim_end().strip_suffix('}') else {
-            // Not an object: pass it on as it is rather than lose it.
+            // Not an object: pass it on unchanged rather than lose it.
             return writer.write_str(&line);
         };
         write!(writer, "{open}{}", self.constant)?;

@@ -7,8 +7,8 @@ use std::{
 
 use tracing::field::display;
 
-/// Logs every panic of the process, in place of the text that would go to standard error and be no
-/// log line. A back-trace is included when `RUST_BACKTRACE` asks for it.
+/// Logs every panic of the process instead of writing plain text to standard error. Includes a
+/// backtrace when `RUST_BACKTRACE` is set.
 pub(super) fn install() {
     panic::set_hook(Box::new(|info| {
         let message = info.payload_as_str().unwrap_or("a value that is not text");

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// Where the log lines of a test go.
+/// Collects the log lines of a test.
 #[derive(Clone, Default)]
 struct Buffer(Arc<Mutex<Vec<u8>>>);
 
@@ -64,7 +64,7 @@ fn text_line_has_level_and_message() {
 }
 
 #[test]
-fn filter_holds_back_what_it_does_not_name() {
+fn filter_drops_unnamed_targets_and_levels() {
     let text = logged(LogFormat::Text, "warn", || {
         tracing::info!("quiet");
         tracing::warn!("loud");

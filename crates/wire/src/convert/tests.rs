@@ -75,13 +75,13 @@ fn every_rule() -> Rule {
 }
 
 #[test]
-fn rules_go_there_and_back() {
+fn rules_convert_both_ways() {
     assert_eq!(to_rule(rule(&every_rule())), Some(every_rule()));
     assert_eq!(to_rule(v1::PolicyRule::default()), None);
 }
 
 #[test]
-fn states_of_approvals_go_there_and_back() {
+fn approval_states_convert_both_ways() {
     for state in ApprovalState::ALL {
         assert_eq!(to_approval_state(approval_state(state)), Some(state));
     }
@@ -92,7 +92,7 @@ fn turn(stage: Stage) -> Turn {
 }
 
 #[test]
-fn a_task_shows_its_whole_state() {
+fn task_has_all_fields() {
     let mut stored = stored_task();
     stored.state.suspend = true;
     stored.state.phase = Phase::InvokeModel;
@@ -137,13 +137,13 @@ fn a_task_shows_its_whole_state() {
     assert_eq!(status.tool_uses.get("grep"), Some(&6));
     assert_eq!(status.usage.expect("set").cost_pico_usd, 5);
 
-    // Nobody is told that a task is at rest whose phase cannot be read.
+    // A task with an unknown phase must not seem to be at rest.
     stored.unreadable = vec!["phase"];
     assert_eq!(super::task(&stored).status.expect("set").phase(), v1::TaskPhase::Unspecified);
 }
 
 #[test]
-fn an_api_key_never_comes_out() {
+fn api_key_is_never_included() {
     let provider = ModelProvider {
         id: ModelProviderId::from_uuid(Uuid::nil()),
         organization: OrganizationId::LOCAL,
@@ -176,7 +176,7 @@ fn an_api_key_never_comes_out() {
 }
 
 #[test]
-fn agents_and_models_name_what_they_refer_to() {
+fn agents_and_models_name_their_references() {
     let parameters = ModelParameters {
         temperature: Some(0.5),
         stop_sequences: vec!["x".into()],
@@ -254,7 +254,7 @@ fn agents_and_models_name_what_they_refer_to() {
 const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
 
 #[test]
-fn every_block_of_a_transcript_is_shown() {
+fn transcript_blocks_convert_completely() {
     let file = message::Attachment {
         media_type: "text/csv".into(),
         name: "t.csv".into(),
@@ -328,7 +328,7 @@ fn every_block_of_a_transcript_is_shown() {
     assert_eq!((result.error.as_str(), result.tool_uses[0].name.as_str()), ("e", "grep"));
     assert_eq!(to_code_result(result.clone()).tool_uses, uses);
     assert_eq!((status.position, status.usage.expect("the model wrote it").output_tokens), (2, 1));
-    // What users send is text and attachments only.
+    // Users send text and attachments only.
     let (media_type, name, data) = ("image/png".into(), "a".into(), "AP+A".into());
     let attachment = message::Attachment { media_type, name, data, file: None };
     let expected =
@@ -351,7 +351,7 @@ fn every_block_of_a_transcript_is_shown() {
 }
 
 #[test]
-fn every_value_converts_both_ways() {
+fn values_convert_both_ways() {
     for value in Phase::ALL {
         assert_eq!(to_phase(phase(value)), Some(value));
     }
@@ -378,7 +378,7 @@ fn every_value_converts_both_ways() {
 }
 
 #[test]
-fn a_budget_shows_whose_it_is_in_one_place() {
+fn budget_names_its_owner_in_one_field() {
     let agent = AgentId::from_uuid(Uuid::from_u128(2));
     let stored = Budget {
         id: construct_domain::BudgetId::from_uuid(Uuid::nil()),

@@ -55,7 +55,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 }
 
 #[test]
-fn nothing_set_means_the_defaults() {
+fn nothing_set_loads_the_defaults() {
     assert_eq!(from_env(&[]).load::<Sample>().unwrap(), Sample::default());
 }
 
@@ -113,14 +113,14 @@ fn environment_text_takes_the_type_of_its_field() {
 }
 
 #[test]
-fn string_keeps_quotes_brackets_and_spaces_from_the_environment() {
+fn environment_string_keeps_quotes_and_spaces() {
     for text in ["\"quoted\"", "[x]", "{a=1}", " padded ", "true"] {
         assert_eq!(from_env(&[("CONSTRUCT_NAME", text)]).load::<Sample>().unwrap().name, text);
     }
 }
 
 #[test]
-fn whole_number_serves_for_a_fraction_and_comma_list_for_numbers() {
+fn integer_parses_as_float_and_commas_as_a_list() {
     let sample: Sample =
         from_env(&[("CONSTRUCT_RATIO", "1"), ("CONSTRUCT_PORTS", "80,443")]).load().unwrap();
     assert_eq!((sample.ratio, sample.ports), (1.0, vec![80, 443]));
@@ -158,7 +158,7 @@ fn error_names_key_and_file() {
 }
 
 #[test]
-fn malformed_and_missing_file_are_errors_that_name_it() {
+fn malformed_and_missing_file_errors_name_the_file() {
     let file = file("concurrency = \n");
     let Err(error @ Error::Syntax { .. }) = Sources::new(Some(file.path()), []) else {
         panic!("accepted")
@@ -173,7 +173,7 @@ fn malformed_and_missing_file_are_errors_that_name_it() {
 }
 
 #[test]
-fn keys_of_the_file_that_nobody_knows_are_listed() {
+fn unknown_keys_of_the_file_are_listed() {
     let file = file("concurrency = 1\nconcurency = 2\nlog = \"warn\"\n[table]\nx = 1\n");
     let sources = Sources::new(Some(file.path()), []).unwrap();
     let known = &keys::<Sample>().unwrap() | &keys::<Common>().unwrap();
@@ -204,7 +204,7 @@ fn common_part_is_read_from_the_same_sources() {
 }
 
 #[test]
-fn common_values_that_cannot_work_are_refused_with_their_origin() {
+fn invalid_common_values_are_rejected_with_their_origin() {
     for (name, value, part) in [
         ("CONSTRUCT_LOG", "construct=[loud", "filter"),
         ("CONSTRUCT_INSTANCE_ID", "a.b", "subjects"),

@@ -39,7 +39,7 @@ async fn unreadable_command_fails_its_step_and_others_run() {
     bus.publish_unreadable(&address, &command).await.expect("the server is up");
     let step_result::Outcome::Failed(failure) = outcome().await else { panic!("it did not fail") };
     assert_eq!(failure.class(), FailureClass::Internal);
-    assert!(failure.message.contains("could not read its command"), "{}", failure.message);
+    assert!(failure.message.contains("could not read the command"), "{}", failure.message);
 
     // Its slot is free once it is a dead letter.
     tokio::time::timeout(Duration::from_secs(20), async {
