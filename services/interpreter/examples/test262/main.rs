@@ -1,12 +1,12 @@
-//! Runs the ECMAScript conformance suite in the sandbox, as scripts run in it, and prints what
-//! passed by area. `./dev test262` gets the suite and starts this: `test262 SUITE [--every N]
-//! [--failures] [PART-OF-A-PATH]`. Whatever fails, it succeeds: which failures are expected is
-//! known of the tests that `./dev test` runs, see `tests.rs`.
+//! Runs the ECMAScript conformance suite in the sandbox, in the way scripts run there, and prints
+//! the results by area. `./dev test262` fetches the suite and starts this: `test262 SUITE [--every
+//! N] [--failures] [PART-OF-A-PATH]`. It succeeds whatever fails: the expected failures are listed
+//! for the tests that `./dev test` runs, see `tests.rs`.
 //!
-//! Each test runs as the product reads scripts: `await` may stand anywhere, what is no JavaScript
-//! is tried as TypeScript, and modules are files. What is skipped needs what the sandbox leaves out
-//! on purpose (threads, several realms, Intl). Tests that are not said to be of one mode run in
-//! both, strict and not, and pass if both do.
+//! Each test runs the way the product reads scripts: `await` may stand anywhere, source that is not
+//! JavaScript is tried as TypeScript, and modules are files. Skipped tests need features that the
+//! sandbox omits on purpose (threads, several realms, Intl). Tests for no particular mode run in
+//! strict and in sloppy mode, and pass if both pass.
 
 mod suite;
 #[cfg(test)]
@@ -91,7 +91,7 @@ fn print_table(areas: &BTreeMap<String, Counts>) {
     row("**all**", &all);
 }
 
-/// Where a test is counted.
+/// The area of a test.
 fn area(path: &str) -> String {
     let mut parts = path.split('/');
     let (first, second) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());

@@ -1,4 +1,4 @@
-//! The suite: its tests, and what becomes of them in the sandbox.
+//! The suite: its tests and their verdicts in the sandbox.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,16 +14,16 @@ use futures::{Stream, StreamExt as _, future::BoxFuture};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-/// What hosts of the suite must offer, as far as the sandbox can; and the end of an asynchronous
-/// test as a promise.
-const HOST: &str = "
+/// The host functions that the suite requires, as far as the sandbox can offer them; and the end of
+/// an asynchronous test as a promise.
+const HOST_FUNCTIONS: &str = "
 var $262 = {global: globalThis, gc() {}, evalScript: (source) => (0, eval)(source), detachArrayBuffer: (buffer) => buffer.transfer()};
 var __ended, __end = new Promise((resolve, reject) => { __ended = {resolve, reject} });
 function $DONE(error) { error ? __ended.reject(error) : __ended.resolve() }
 ";
 
-/// Tests that say these words need what the sandbox leaves out on purpose.
-const LEFT_OUT: [&str; 6] = [
+/// Tests with these words need features that the sandbox omits on purpose.
+const OMITTED_FEATURES: [&str; 6] = [
     "createRealm",
     "$262.agent",
     "Atomics",
@@ -32,8 +32,8 @@ const LEFT_OUT: [&str; 6] = [
     "IsHTMLDDA",
 ];
 
-/// Tests that run at the same time.
-const AT_ONCE: usize = 4;
+/// Number of tests that run concurrently.
+const CONCURRENT_TESTS: usize = 4;
 
 /// The suite in a folder, and the engine that runs it.
 pub(crate) struct Suite {
@@ -48,11 +48,11 @@ pub(crate) enum Verdict {
     Passed,
     /// With the reason.
     Failed(String),
-    /// It needs what the sandbox leaves out on purpose.
+    /// It needs a feature that the sandbox omits on purpose.
     Skipped,
 }
 
-/// What a test says of itself.
+/// The metadata of a test.
 #[derive(Default)]
 struct Header {
     flags: Vec<String>,
@@ -61,13 +61,13 @@ struct Header {
     negative: Option<String>,
 }
 
-/// A test's host: it imports the files beside the test, and nothing else.
-struct Beside<'a> {
+/// The host of a test: it serves imports of files beside the test, and nothing else.
+struct FileHost<'a> {
     directory: &'a Path,
     tools: &'a ToolTable,
 }
 
-impl Host for Beside<'_> {
+impl Host for FileHost<'_> {
     fn declare(&self) -> &ToolTable {
         self.tools
     }
@@ -93,10 +93,9 @@ impl Host for Beside<'_> {
 }
 
 impl Suite {
-    /// Blocks for half a minute where the build is not optimised and the guest was not compiled
-    /// before.
+    /// Blocks for half a minute if the build is not optimized and the guest is not compiled yet.
     pub(crate) fn open(root: PathBuf) -> anyhow::Result<Self> {
-        // Beside the build's other artefacts, where the library's tests keep it as well.
+        // Beside the build's other artifacts, shared with the library's tests.
         let executable = std::env::current_exe()?;
         let cache = executable
             .ancestors()
@@ -109,7 +108,7 @@ impl Suite {
         Ok(Self { root, engine, tools: ToolTable::new(&[]) })
     }
 
-    /// One in `every` of the tests whose path below `test` contains `part`, as such paths.
+    /// Every `every`-th test whose path below `test` contains `part`, as a path below `test`.
     pub(crate) fn tests(&self, part: &str, every: usize) -> anyhow::Result<Vec<String>> {
         let (folder, mut files) = (self.root.join("test"), Vec::new());
         find(&folder, &mut files)
@@ -121,11 +120,11 @@ impl Suite {
             .step_by(every.max(1))
             .map(str::to_owned)
             .collect();
-        anyhow::ensure!(!tests.is_empty(), "{} holds no such tests", folder.display());
+        anyhow::ensure!(!tests.is_empty(), "{} has no such tests", folder.display());
         Ok(tests)
     }
 
-    /// Runs tests, a few at the same time, and tells of each when it has ended.
+    /// Runs tests, a few concurrently, and yields each verdict.
     pub(crate) fn run(
         self,
         tests: Vec<String>,
@@ -133,7 +132,7 @@ impl Suite {
         let suite = Arc::new(self);
         let running = futures::stream::iter(tests).map(move |test| {
             let suite = Arc::clone(&suite);
-            // On whatever thread is free.
+            // On any free thread.
             async move {
                 let run = tokio::spawn(async move {
                     (suite.run_one(&suite.root.join("test").join(&test)).await, test)
@@ -142,7 +141,7 @@ impl Suite {
                 Ok((test, verdict))
             }
         });
-        running.buffer_unordered(AT_ONCE)
+        running.buffer_unordered(CONCURRENT_TESTS)
     }
 
     async fn run_one(&self, test: &Path) -> Verdict {
@@ -154,7 +153,7 @@ impl Suite {
         let header = header(&source);
         if path.contains("/intl402/")
             || path.contains("Atomics")
-            || LEFT_OUT.iter().any(|word| source.contains(word))
+            || OMITTED_FEATURES.iter().any(|word| source.contains(word))
         {
             return Verdict::Skipped;
         }
@@ -173,7 +172,7 @@ impl Suite {
                     Err(missing) => return Verdict::Failed(missing),
                 };
             let host =
-                Beside { directory: test.parent().unwrap_or(&self.root), tools: &self.tools };
+                FileHost { directory: test.parent().unwrap_or(&self.root), tools: &self.tools };
             let limits = Limits {
                 cpu: Duration::from_secs(20),
                 wall: Duration::from_secs(60),
@@ -187,7 +186,7 @@ impl Suite {
         Verdict::Passed
     }
 
-    /// The script that runs a test; `module` is its file if it is one.
+    /// The script that runs a test; `module` is the test's file if it is a module.
     fn script(
         &self,
         source: &str,
@@ -196,12 +195,12 @@ impl Suite {
         strict: bool,
     ) -> Result<String, String> {
         let flag = |name: &str| header.flags.iter().any(|flag| flag == name);
-        let (raw, waits) = (flag("raw"), flag("async"));
+        let (raw, is_async) = (flag("raw"), flag("async"));
         if raw {
             return Ok(source.to_owned());
         }
         let mut script = String::from(if strict { "'use strict';\n" } else { "" });
-        script.push_str(HOST);
+        script.push_str(HOST_FUNCTIONS);
         let includes =
             header.includes.iter().map(String::as_str).filter(|name| *name != "doneprintHandle.js");
         for name in ["assert.js", "sta.js"].into_iter().chain(includes) {
@@ -210,12 +209,12 @@ impl Suite {
             script.push('\n');
         }
         match module {
-            // What the suite offers must be there before the module and what it imports, among
-            // which may be itself.
+            // The suite's functions must exist before the module and its imports are evaluated. The
+            // module may import itself.
             Some(name) => script.push_str(&format!("await import({})", json!(format!("./{name}")))),
             None => script.push_str(source),
         }
-        if waits {
+        if is_async {
             script.push_str("\n;await __end;\n");
         }
         Ok(script)
@@ -237,17 +236,17 @@ fn find(directory: &Path, tests: &mut Vec<PathBuf>) -> std::io::Result<()> {
 
 /// Why a test failed, if it did.
 fn difference(outcome: &Outcome, header: &Header) -> Option<String> {
-    let told = |status: &Status| format!("{status:?}").chars().take(200).collect::<String>();
+    let excerpt = |status: &Status| format!("{status:?}").chars().take(200).collect::<String>();
     match (&outcome.status, &header.negative) {
         (Status::Completed { .. }, None) => None,
         (Status::Completed { .. }, Some(name)) => Some(format!("there was no {name}")),
         (Status::Threw { name, .. }, Some(expected)) if name == expected => None,
-        (status, _) => Some(told(status)),
+        (status, _) => Some(excerpt(status)),
     }
 }
 
-/// The part of a test's leading comment that is for machines. It is YAML, of which the suite uses
-/// little.
+/// Parses the metadata in a test's leading comment. It is YAML, of which the suite uses a small
+/// part.
 fn header(source: &str) -> Header {
     let mut header = Header::default();
     let Some(text) = source

@@ -1,5 +1,5 @@
-//! Which tests of a sample of the suite fail is committed in `failures.txt`, so that none can begin
-//! to fail unseen.
+//! The failing tests of a sample of the suite are listed in `failures.txt`, so that new failures
+//! are noticed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,25 +12,25 @@ use futures::StreamExt as _;
 
 use super::suite::{Suite, Verdict};
 
-/// The sample is one in so many tests.
+/// The sample is every n-th test.
 const EVERY: usize = 20;
-/// How the list is made anew.
-const UPDATE: &str = "UPDATE_DOCS=1 ./dev test -E 'test(what_fails_of_the_conformance_suite)'";
+/// The command that updates the list.
+const UPDATE_COMMAND: &str = "UPDATE_DOCS=1 ./dev test -E 'test(conformance_suite_failures)'";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_fails_of_the_conformance_suite_is_listed() {
+async fn conformance_suite_failures_are_listed() {
     let Some(root) = std::env::var_os("CONSTRUCT_TEST_TEST262") else {
         eprintln!(
-            "LEFT OUT: CONSTRUCT_TEST_TEST262 is not set, so no test of the conformance suite runs; ./dev test fetches it"
+            "SKIPPED: CONSTRUCT_TEST_TEST262 is not set, so no test of the conformance suite runs; ./dev test fetches it"
         );
         return;
     };
-    let suite = Suite::open(root.into()).expect("there is an engine");
+    let suite = Suite::open(root.into()).expect("an engine");
     let tests = suite.tests("", EVERY).expect("the suite can be read");
     let mut failed = BTreeMap::new();
     let mut running = pin!(suite.run(tests));
     while let Some(ended) = running.next().await {
-        if let (test, Verdict::Failed(why)) = ended.expect("nothing panics") {
+        if let (test, Verdict::Failed(why)) = ended.expect("no panic") {
             failed.insert(test, why);
         }
     }
@@ -40,24 +40,25 @@ async fn what_fails_of_the_conformance_suite_is_listed() {
     }
     let listed = std::fs::read_to_string(&list).unwrap_or_default();
     let listed: BTreeSet<&str> = listed.lines().filter(|line| !line.starts_with('#')).collect();
-    let mut wrong = String::new();
+    let mut differences = String::new();
     for (test, why) in failed.iter().filter(|(test, _)| !listed.contains(test.as_str())) {
-        writeln!(wrong, "fails and is not listed: {test}: {why}").expect("text takes more");
+        writeln!(differences, "fails and is not listed: {test}: {why}")
+            .expect("writing to a string");
     }
     for test in listed.iter().filter(|test| !failed.contains_key(**test)) {
-        writeln!(wrong, "is listed and does not fail: {test}").expect("text takes more");
+        writeln!(differences, "is listed and does not fail: {test}").expect("writing to a string");
     }
     assert!(
-        wrong.is_empty(),
-        "{} is not what fails. To write it anew: {UPDATE}\n{wrong}",
+        differences.is_empty(),
+        "{} does not match the failures. To update it: {UPDATE_COMMAND}\n{differences}",
         list.display()
     );
 }
 
 fn listing<'a>(failed: impl Iterator<Item = &'a String>) -> String {
     let mut text = format!(
-        "# Of the ECMAScript conformance suite, which of one in {EVERY} tests fail in the sandbox; docs/interpreter.md (The language) says why tests do.\n\
-         # A test holds the sandbox to it. Made by {UPDATE}\n"
+        "# Failures of the ECMAScript conformance suite in the sandbox: every {EVERY}th test runs. docs/interpreter.md (The language) gives the reasons.\n\
+         # A test compares the sandbox with this list. Made by {UPDATE_COMMAND}\n"
     );
     for test in failed {
         text.push_str(test);
