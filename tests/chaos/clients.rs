@@ -228,8 +228,13 @@ impl Clients {
             if untold.is_empty() { Ok(()) } else { Err(format!("{untold:?}")) }
         })
         .await;
-        let report: Vec<mesh_v1::ToolCreate> =
-            mesh.nats.stored_messages(Stream::Tool).await.into_iter().map(decode_hand_over).collect();
+        let report: Vec<mesh_v1::ToolCreate> = mesh
+            .nats
+            .stored_messages(Stream::Tool)
+            .await
+            .into_iter()
+            .map(decode_hand_over)
+            .collect();
         let pairs: BTreeMap<_, _> =
             report.iter().map(|tool| (tool.scan_id.clone(), tool.hand_over_id.clone())).collect();
         assert_eq!((report.len(), &pairs), (scans.len(), &scans), "each scan is handed over once");

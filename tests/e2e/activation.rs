@@ -112,7 +112,7 @@ impl Installation {
         installation
     }
 
-    fn furnish<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    fn configure<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())

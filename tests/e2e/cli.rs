@@ -201,7 +201,7 @@ async fn cli_runs_jobs_and_questions() {
     assert_eq!(away.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&away.stderr).contains("cannot be reached"));
 
-    let why = run(&["why", &task], "").await;
+    let why = run(&["explain", &task], "").await;
     assert_eq!(why.code(), 0);
     assert!(why.output.starts_with("The task waits for a message from a user."), "{why:?}");
 
@@ -282,7 +282,10 @@ async fn tap_prints_messages_of_the_mesh() {
     let nats = format!("nats://127.0.0.1:{port}");
     let away = construct(&mesh, &["tap", "--nats", &nats], "").await;
     assert_eq!(away.code(), 3, "{away:?}");
-    assert!(away.errors.contains("set the address of NATS with --nats or CONSTRUCT_NATS_URL"), "{away:?}");
+    assert!(
+        away.errors.contains("set the address of NATS with --nats or CONSTRUCT_NATS_URL"),
+        "{away:?}"
+    );
 }
 
 #[tokio::test]

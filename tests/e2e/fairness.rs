@@ -432,22 +432,21 @@ async fn task_reports_whether_call_runs_is_queued_or_awaits_a_slot() {
         "; the call is being worked on",
         "; the call waits in the queue of model calls, no worker has it yet",
     );
-    let withheld =
+    let waits_behind =
         |before| format!("including those being worked on; {before} more wait before it");
     let first = say().await;
     wait_for_explanation(&first, &[taken]).await;
     let second = say().await;
     wait_for_explanation(&second, &[queued]).await;
     let third = say().await;
-    wait_for_explanation(&third, &[&held_back_count(0)]).await;
+    wait_for_explanation(&third, &[&waits_behind(0)]).await;
     let fourth = say().await;
-    wait_for_explanation(&fourth, &[&held_back_count(1)]).await;
+    wait_for_explanation(&fourth, &[&waits_behind(1)]).await;
     // Of two reconcilers, the one with the task's partition knows. It has its own slots.
     mesh.start_replica(Service::Reconciler).await.unwrap();
     wait_for_explanation(&first, &[taken]).await;
     wait_for_explanation(&second, &[queued]).await;
     for conversation in [&third, &fourth] {
-        wait_for_explanation(conversation, &[queued, &held_back_count(0), &held_back_count(1)])
-            .await;
+        wait_for_explanation(conversation, &[queued, &waits_behind(0), &waits_behind(1)]).await;
     }
 }

@@ -135,7 +135,7 @@ async fn organizations_cannot_see_each_other() {
             let listed = output(&mesh, Some(key), &[list, "list", "-o", "json"], "").await;
             assert!(!listed.contains(&format!("\"{other}")), "{list} of {own}: {listed}");
         }
-        assert!(refusal(&mesh, Some(key), &["dead", "list"]).await.contains("operator"));
+        assert!(refusal(&mesh, Some(key), &["deadletter", "list"]).await.contains("operator"));
     }
     // The operator can manage organizations, but not enter the others.
     let operators = json_output(&mesh, &operator, &["task", "list"], "").await;

@@ -35,10 +35,10 @@ async fn wait_for_dead_letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
 /// Waits until a task is quarantined, later than `before` if it already was.
 async fn wait_for_quarantine(mesh: &Mesh, task: TaskId, before: Option<&Quarantine>) -> Quarantine {
     until("the task to be quarantined", TURN_TIMEOUT, async || {
-        let parked =
+        let quarantine =
             mesh.database.store().task_quarantine_get(OrganizationId::LOCAL, task).await.unwrap();
-        parked
-            .filter(|parked| before.is_none_or(|before| parked.since > before.since))
+        quarantine
+            .filter(|quarantine| before.is_none_or(|before| quarantine.since > before.since))
             .ok_or("it is not")
     })
     .await
@@ -74,18 +74,18 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
     let other = client.create_task("worker", None).await.unwrap();
     mesh.database.corrupt_task(task, true).await;
     conversation.submit("hello").await;
-    let parked = wait_for_quarantine(&mesh, task, None).await;
-    assert!(parked.reason.contains("turn"), "{parked:?}");
+    let quarantine = wait_for_quarantine(&mesh, task, None).await;
+    assert!(quarantine.reason.contains("turn"), "{quarantine:?}");
     mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_quarantined_total 1").await;
     // Its status is available although the task cannot be read as a whole.
     let why = conversation.explain().await.unwrap();
     assert!(
-        why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"),
+        why.waiting_for.contains(&quarantine.reason) && why.released_by.contains("retry"),
         "{why:?}"
     );
-    assert_eq!(why.since.unwrap().seconds, parked.since.as_second());
+    assert_eq!(why.since.unwrap().seconds, quarantine.since.as_second());
     let error = why.last_error.unwrap();
-    assert_eq!((error.code.as_str(), &error.message), ("QUARANTINED", &parked.reason));
+    assert_eq!((error.code.as_str(), &error.message), ("QUARANTINED", &quarantine.reason));
     let status = conversation.task().await.unwrap().status.unwrap();
     assert_eq!((status.queued_count, status.last_error.unwrap().code.as_str()), (1, "UNREADABLE"));
     let listed =
@@ -99,13 +99,13 @@ async fn unreconcilable_task_is_quarantined_and_retried_manually() {
         RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
     let retried = client.recovery().retry_task(request.clone()).await.unwrap().into_inner();
     assert_eq!(retried.status.unwrap().last_error.unwrap().code, "UNREADABLE");
-    wait_for_quarantine(&mesh, task, Some(&parked)).await;
+    wait_for_quarantine(&mesh, task, Some(&quarantine)).await;
     mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_quarantined_total 2").await;
     // The cause is repaired. Nothing happens by itself.
     mesh.database.corrupt_task(task, false).await;
     let why = conversation.explain().await.unwrap();
     assert!(
-        why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"),
+        why.waiting_for.contains(&quarantine.reason) && why.released_by.contains("retry"),
         "{why:?}"
     );
     let status = conversation.task().await.unwrap().status.unwrap();
@@ -220,8 +220,8 @@ async fn result_for_quarantined_task_is_kept_without_retries() {
     open.send_replace(true);
     let letter = wait_for_dead_letters(&mesh, 1).await.remove(0);
     assert_eq!(letter.message_type, "construct.mesh.v1.StepResult");
-    assert!(letter.reason.contains("put aside") && letter.redrivable, "{letter:?}");
-    let parked = wait_for_quarantine(&mesh, task, None).await;
+    assert!(letter.reason.contains("quarantined") && letter.redrivable, "{letter:?}");
+    let quarantine = wait_for_quarantine(&mesh, task, None).await;
     wait_until_consumed(&mesh).await;
     let failed = reconcile_failures(&mesh).await;
     // Later messages for it cause one reconcile each, and the quarantine keeps its first time.
@@ -233,7 +233,7 @@ async fn result_for_quarantined_task_is_kept_without_retries() {
     .await;
     assert_eq!(again.deliveries, 1);
     assert_eq!(reconcile_failures(&mesh).await, failed + 1);
-    assert_eq!(wait_for_quarantine(&mesh, task, None).await, parked);
+    assert_eq!(wait_for_quarantine(&mesh, task, None).await, quarantine);
     mesh.wait_for_metric(Service::Reconciler, "construct_reconciler_quarantined_total 1").await;
     // After the repair and a redrive of the result, it continues where it was.
     mesh.database.corrupt_task(task, false).await;

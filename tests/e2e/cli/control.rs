@@ -210,7 +210,7 @@ async fn conversation_is_rewound_edited_and_forked() {
 
 /// The ids of the dead letters that a command lists.
 async fn letters(mesh: &Mesh, options: &str) -> Vec<u64> {
-    let listed = run(mesh, &format!("dead list {options} -o json"), "", 0, &[]).await.json();
+    let listed = run(mesh, &format!("deadletter list {options} -o json"), "", 0, &[]).await.json();
     let letters = listed["letters"].as_array().unwrap().iter();
     letters.map(|letter| letter["id"].as_str().and_then(|id| id.parse().ok()).unwrap()).collect()
 }
@@ -223,7 +223,7 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
         .unwrap();
     let conversation = mesh.client().unwrap().create_task("worker", None).await.unwrap();
     let id: TaskId = conversation.id().parse().unwrap();
-    let none = run(&mesh, "dead list", "", 0, &["ID", "SUBJECT", "REASON", "AGE"]).await;
+    let none = run(&mesh, "deadletter list", "", 0, &["ID", "SUBJECT", "REASON", "AGE"]).await;
     assert_eq!(none.output.lines().count(), 1, "{none:?}");
     // An invalid payload where wakes are expected.
     let subject = subject::Address::subject(&subject::TaskWake::new(id));
@@ -248,23 +248,23 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     check(
         &mesh,
         &[
-            ("dead list", "", 0, &[&row, &subject, "TaskCensus"]),
+            ("deadletter list", "", 0, &[&row, &subject, "TaskCensus"]),
             (
-                &format!("dead show {first}"),
+                &format!("deadletter show {first}"),
                 "",
                 0,
                 &["CONSTRUCT_TASK", &subject, kind, "given up:", "reason:"],
             ),
-            (&format!("dead show {first} -o json"), "", 0, &["\"redrivable\": true", kind]),
-            ("dead show nonsense", "", 2, &["LETTER"]),
-            ("dead list --limit 0", "", 2, &["--limit"]),
+            (&format!("deadletter show {first} -o json"), "", 0, &["\"redrivable\": true", kind]),
+            ("deadletter show nonsense", "", 2, &["LETTER"]),
+            ("deadletter list --limit 0", "", 2, &["--limit"]),
             (
-                &format!("dead redrive {first}"),
+                &format!("deadletter redrive {first}"),
                 "",
                 0,
                 &[&format!("dead letter {first} was published again\n")],
             ),
-            (&format!("dead redrive {first}"), "", 1, &["not found"]),
+            (&format!("deadletter redrive {first}"), "", 1, &["not found"]),
         ],
     )
     .await;
@@ -276,13 +276,13 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
             &mesh,
             &[
                 (
-                    &format!("dead drop {letter}"),
+                    &format!("deadletter drop {letter}"),
                     "",
                     0,
                     &[&format!("dead letter {letter} was removed\n")],
                 ),
-                (&format!("dead drop {letter}"), "", 1, &["not found"]),
-                (&format!("dead show {letter}"), "", 1, &["not found"]),
+                (&format!("deadletter drop {letter}"), "", 1, &["not found"]),
+                (&format!("deadletter show {letter}"), "", 1, &["not found"]),
             ],
         )
         .await;
@@ -294,7 +294,7 @@ async fn dead_letters_are_listed_redriven_deleted_and_tasks_retried() {
     mesh.database.corrupt_task(id, true).await;
     conversation.submit("hello").await;
     until("the task to be quarantined", TURN_TIMEOUT, async || {
-        let why = construct(&mesh, &["why", task], "").await;
+        let why = construct(&mesh, &["explain", task], "").await;
         if why.output.contains("it was quarantined") && why.output.contains("construct task retry")
         {
             Ok(())

@@ -30,9 +30,9 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     let mut mesh = Mesh::start().await.unwrap();
     mesh.spawn(Service::Scanner).unwrap();
     mesh.wait_until_ready(Service::Scanner).await.unwrap();
-    let well = until("everything to be well", TURN_TIMEOUT, async || {
+    let well = until("all checks to succeed", TURN_TIMEOUT, async || {
         let done = construct(&mesh, &["doctor"], "").await;
-        if done.code() == 0 && done.output.contains("everything is well") {
+        if done.code() == 0 && done.output.contains("0 problems, 0 warnings") {
             Ok(done)
         } else {
             Err(done)
@@ -81,22 +81,28 @@ async fn doctor_reports_deployment_faults_with_remedies() {
     let missing = wait_for_finding(&mesh, &pool, Severity::Problem, "no interpreter serves").await;
     assert!(missing.summary.contains("wait") && !missing.remedy.is_empty(), "{missing:?}");
     let done = construct(&mesh, &["doctor"], "").await;
-    assert!(done.code() == 1 && done.output.contains(&format!("BAD  {pool} ")), "{done:?}");
+    assert!(done.code() == 1 && done.output.contains(&format!("FAIL {pool} ")), "{done:?}");
     other.wait_for_phase(v1::TaskPhase::InvokeModel).await;
     let top = construct(&mesh, &["top", "--once"], "").await;
     let line = |worker: &str| {
         top.output.lines().find(|line| line.starts_with(worker)).unwrap_or_default().to_owned()
     };
     assert!(line(&pool).ends_with("no worker"), "{top:?}");
-    assert!(line("reconciler").ends_with('-') && top.output.contains(" invoking a model"), "{top:?}");
-    assert!(top.output.contains("1 quarantined") || top.output.contains("1 dead letters"), "{top:?}");
+    assert!(
+        line("reconciler").ends_with('-') && top.output.contains(" invoking a model"),
+        "{top:?}"
+    );
+    assert!(
+        top.output.contains("1 quarantined") || top.output.contains("1 dead letters"),
+        "{top:?}"
+    );
     let mut person = terminal(&mesh, &["top", "-n", "500ms"]);
     person.wait_for_text("no worker").await;
     mesh.spawn(Service::Interpreter).unwrap();
     mesh.wait_until_ready(Service::Interpreter).await.unwrap();
     other.wait_until_idle().await;
     person
-        .wait_for_screen("everybody at work", |screen| {
+        .wait_for_screen("all workers to be active", |screen| {
             !screen.contains("no worker")
                 && screen.contains("all idle")
                 && screen.contains("worker")

@@ -69,7 +69,7 @@ async fn interrupted_job_is_canceled_in_every_phase() {
     abandoned.signal("INT");
     let done = abandoned.wait().await;
     assert_eq!(done.code(), 130, "{done:?}");
-    assert!(done.errors.contains(&format!("construct why {}", left.id())), "{done:?}");
+    assert!(done.errors.contains(&format!("construct explain {}", left.id())), "{done:?}");
     // `task.updated` shows that the cancel was accepted.
     conversation.record().wait_for_count("task.updated", 1).await;
     left.record().wait_for_count("task.updated", 1).await;

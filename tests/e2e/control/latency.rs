@@ -13,7 +13,7 @@ use construct_tests::{
     mesh::{Mesh, Service},
     transcript::status,
     vendor::{VendorServer, openai},
-    wait::{INTERVAL, until},
+    wait::{POLL_INTERVAL, until},
 };
 use serde_json::json;
 
@@ -234,7 +234,7 @@ async fn cancel_and_suspend_take_effect_at_once_in_every_phase() {
                 );
                 assert!(
                     at(0.5) < promise && at(1.0) < MAX_LIMIT,
-                    "{verb} {place:?}: {times:?}, looked at every {INTERVAL:?}"
+                    "{verb} {place:?}: {times:?}, checked every {POLL_INTERVAL:?}"
                 );
             }
         }

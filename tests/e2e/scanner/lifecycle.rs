@@ -208,7 +208,7 @@ async fn invalid_answer_is_repaired_twice_and_never_stored_invalid() {
     )
     .await
     .unwrap();
-    let scan = create(&mesh, self::scan_spec("octo/ledger", "n")).await;
+    let scan = create(&mesh, scan_spec("octo/ledger", "n")).await;
     let status = wait_for_phase(&mesh, &scan, v1::ScanPhase::Failed).await;
     assert!(status.reason.contains("cannot be used"), "{status:?}");
 }

@@ -40,7 +40,11 @@ async fn is_answered(mesh: &Mesh, slack: &SlackServer, user: &str, channel: &str
 async fn permissions_apply_to_named_scope_until_revoked() {
     let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
     let admin = (BOB, CHANNEL);
-    assert!(command_reply(&mesh, &slack, (CARL, CHANNEL), "who").await.contains("No permissions are set"));
+    assert!(
+        command_reply(&mesh, &slack, (CARL, CHANNEL), "who")
+            .await
+            .contains("No permissions are set")
+    );
     assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
 
     // In this channel only, and every agent.
