@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
 # Tests, lint, benchmarks, and the checks of what is generated and committed.
 
 # test [--build-only] [ARGS]: `ci` is nextest's profile unless ARGS name another one.
@@ -267,7 +267,7 @@ checks_bench() {
 checks_fuzz() {
   local name=${1:-} seconds=300 package=construct-interpreter test
   case $name in
-    calls) test=tools::tests::fuzz::random_calls_end_with_what_is_described ;;
+    calls) test=tools::tests::fuzz::random_calls_end_as_their_definitions_describe ;;
     programs) test=tests::fuzz::programs::random_programs_never_fail_the_sandbox ;;
     operator) package=construct-gateway test=protocols::operator::request::tests::random_lines_are_parsed_or_refused ;;
     connect) package=construct-gateway test=protocols::connect::stream::tests::random_bodies_are_parsed_or_refused ;;

@@ -179,8 +179,11 @@ impl Rules {
         let ruleset = Ruleset::default().handle_access(AccessFs::from_all(NEWEST_ABI))?;
         // Forbids abstract sockets of other processes, and signals to them.
         let ruleset = ruleset.scope(Scope::from_all(NEWEST_ABI))?;
-        let ruleset =
-            if self.tcp { ruleset } else { ruleset.handle_access(AccessNet::from_all(NEWEST_ABI))? };
+        let ruleset = if self.tcp {
+            ruleset
+        } else {
+            ruleset.handle_access(AccessNet::from_all(NEWEST_ABI))?
+        };
         let write = AccessFs::from_all(NEWEST_ABI)
             & !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev);
         let devices: BitFlags<AccessFs> = AccessFs::ReadDir

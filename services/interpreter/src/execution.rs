@@ -13,8 +13,8 @@ use std::{
 use construct_bus::{Bus, Delivery, files, journal, subject};
 use construct_domain::{StepId, TaskId};
 use construct_proto::mesh::v1::{
-    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Suspended, StepRef,
-    StepResult, step_result,
+    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, StepRef,
+    StepResult, Suspended, step_result,
 };
 use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
 use construct_runtime::{MasterKeys, clock};

@@ -1,9 +1,9 @@
 //! The host of one script: its access to the tools of its task. Each call is journaled, counted and
 //! published to subscribers.
 
-mod tool_called;
 mod errors;
 mod quota;
+mod tool_called;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -162,7 +162,7 @@ impl CallRecord {
         Self { number, name: name.to_owned(), end: None, waits: None, arguments, result }
     }
 
-    /// Records how it ended, and its result as published.\n    fn ended(&mut
+    /// Records how it ended, and its result as published.
     fn ended(&mut self, end: CallEnd, shown: &str) {
         self.end = Some(end);
         if self.number <= MAX_RECORDED_CALLS {
@@ -227,7 +227,8 @@ impl<'a> ScriptHost<'a> {
     /// has not repeated yet.
     pub(crate) fn calls(&self) -> Vec<CallRecord> {
         let mut calls = self.state().records.clone();
-        let is_repeated = |calls: &[CallRecord], number| calls.iter().any(|call| call.number == number);
+        let is_repeated =
+            |calls: &[CallRecord], number| calls.iter().any(|call| call.number == number);
         for call in recorded_calls(self.shared.journal, self.script) {
             if !is_repeated(&calls, call.number) {
                 calls.push(call);
@@ -469,7 +470,10 @@ impl<'a> ScriptHost<'a> {
                 }
             };
             let until = Some(timestamp(until));
-            self.set_wait(number, Some(AwaitedCall { script: self.script, number, task_ids, until }));
+            self.set_wait(
+                number,
+                Some(AwaitedCall { script: self.script, number, task_ids, until }),
+            );
             tokio::time::sleep(SUBTASK_POLL_INTERVAL).await;
             // One call at a time, so that a script with many waits does not poll faster than
             // answers arrive.
@@ -526,7 +530,8 @@ impl<'a> ScriptHost<'a> {
         {
             let mut state = self.state();
             state.approvals.insert(call.number, request);
-            if let Some(record) = state.records.iter_mut().find(|record| record.number == call.number)
+            if let Some(record) =
+                state.records.iter_mut().find(|record| record.number == call.number)
             {
                 record.waits = Some(WaitsFor::Approval);
             }
@@ -696,8 +701,9 @@ impl Host for ScriptHost<'_> {
     fn on_blocked(&self, mut in_flight: &mut dyn Iterator<Item = u32>) {
         let waits = {
             let state = self.state();
-            let waits =
-                |number| state.approvals.contains_key(&number) || state.awaits.contains_key(&number);
+            let waits = |number| {
+                state.approvals.contains_key(&number) || state.awaits.contains_key(&number)
+            };
             !(state.approvals.is_empty() && state.awaits.is_empty())
                 && Iterator::all(&mut in_flight, waits)
         };

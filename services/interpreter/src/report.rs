@@ -353,7 +353,10 @@ mod tests {
         let calls = [
             CallRecord::in_progress(1, "create_file"),
             CallRecord::in_progress(2, "read_file"),
-            CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::in_progress(3, "edit_file") },
+            CallRecord {
+                waits: Some(WaitsFor::Approval),
+                ..CallRecord::in_progress(3, "edit_file")
+            },
         ];
         let text = result(
             "call_1",
@@ -373,7 +376,10 @@ mod tests {
         let calls = [
             CallRecord { end: end(true, false), ..CallRecord::in_progress(1, "read_file") },
             CallRecord::in_progress(2, "execute_command"),
-            CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::in_progress(3, "create_file") },
+            CallRecord {
+                waits: Some(WaitsFor::Approval),
+                ..CallRecord::in_progress(3, "create_file")
+            },
             CallRecord { end: end(false, false), ..CallRecord::in_progress(4, "edit_file") },
             CallRecord { end: end(false, true), ..CallRecord::in_progress(5, "fetch") },
         ];

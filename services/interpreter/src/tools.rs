@@ -227,7 +227,8 @@ impl Toolbox {
 
     /// Calls a tool. `args` is an object by parameter name, or an array by position.
     ///
-    /// # Errors Every failure of a tool is a [`ToolError`] with a stable name, for example
+    /// # Errors
+    /// Every failure of a tool is a [`ToolError`] with a stable name, for example
     /// `FileNotFound`; the definitions list them. A command that exits with a status other than 0
     /// and a response other than 2xx are results, not errors.
     ///

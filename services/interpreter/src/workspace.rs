@@ -208,7 +208,8 @@ impl RelativePath {
 impl Workspace {
     /// Opens the directory `root` as a workspace and checks that the kernel can confine it.
     ///
-    /// # Errors When the root is not a directory, is `/`, or when the kernel lacks `openat2`.
+    /// # Errors
+    /// When the root is not a directory, is `/`, or when the kernel lacks `openat2`.
     pub fn open(root: impl AsRef<Path>) -> Result<Self, OpenError> {
         let named = root.as_ref();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -384,10 +385,9 @@ fn path_error(path: &RelativePath, error: Errno) -> PathError {
         // The error for opening a socket.
         Errno::NXIO => PathError::Special { path, kind: kind_name(FileType::Socket) },
         Errno::ACCESS | Errno::PERM | Errno::ROFS => PathError::Denied { path },
-        Errno::LOOP => PathError::Invalid {
-            path,
-            why: "its symbolic links form a loop or lead into /proc",
-        },
+        Errno::LOOP => {
+            PathError::Invalid { path, why: "its symbolic links form a loop or lead into /proc" }
+        }
         Errno::NAMETOOLONG => PathError::Invalid { path, why: "a name in it is too long" },
         other => PathError::Io { path, source: other.into() },
     }
@@ -404,7 +404,12 @@ fn kind_name(kind: FileType) -> &'static str {
     }
 }
 
-fn similar_entries(directory: &OwnedFd, parent: &RelativePath, wanted: &str, limit: usize) -> Vec<String> {
+fn similar_entries(
+    directory: &OwnedFd,
+    parent: &RelativePath,
+    wanted: &str,
+    limit: usize,
+) -> Vec<String> {
     const MAX_ENTRIES: usize = 2_000;
     let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return Vec::new() };
     let names: Vec<String> = entries
@@ -431,7 +436,10 @@ fn similar_entries(directory: &OwnedFd, parent: &RelativePath, wanted: &str, lim
         }
     }
     found.truncate(limit);
-    found.into_iter().map(|name| parent.join(OsStr::from_bytes(name.as_bytes())).display()).collect()
+    found
+        .into_iter()
+        .map(|name| parent.join(OsStr::from_bytes(name.as_bytes())).display())
+        .collect()
 }
 
 #[cfg(test)]

@@ -23,7 +23,9 @@ use crate::{
     blocking::blocking,
     command::{CommandLimits, CommandSandbox},
     tools::{Egress, Policy, Toolbox},
-    workspace::{HiddenPath, Identity, OpenError, Workspace, open_beneath, find_enclosing, hidden_below},
+    workspace::{
+        HiddenPath, Identity, OpenError, Workspace, find_enclosing, hidden_below, open_beneath,
+    },
 };
 
 /// File systems of the kernel: they expose other processes' memory and the machine's settings.
@@ -83,7 +85,8 @@ impl Workspaces {
         egress: Egress,
         sandbox: CommandSandbox,
     ) -> Result<Self, Error> {
-        let directories = Arc::new(AllowedDirectories::new(roots, own, &policy.commands.hidden_paths)?);
+        let directories =
+            Arc::new(AllowedDirectories::new(roots, own, &policy.commands.hidden_paths)?);
         let storage = storage(&directories.own).unwrap_or_else(|error| {
             let folder = directories.own.display();
             tracing::warn!(%folder, %error, "failed to record the storage id: scripts may be resumed on another storage without their files");
@@ -150,7 +153,7 @@ struct AllowedDirectories {
     roots: Vec<Root>,
     /// The folder of tasks' own workspaces.
     own: PathBuf,
-    /// HiddenPath paths from the configuration, and the files they referred to at start.
+    /// Hidden paths from the configuration, and the files they referred to at start.
     hidden_paths: Vec<PathBuf>,
     hidden: Vec<Arc<HiddenPath>>,
     /// No workspace may be one of these or inside of one.
@@ -165,7 +168,8 @@ impl AllowedDirectories {
         let hidden_paths: Vec<PathBuf> =
             std::iter::once(data.to_owned()).chain(hidden.iter().cloned()).collect();
         let hidden = without_nested(hidden_paths.iter().map(PathBuf::as_path))?;
-        let kernel = KERNEL_DIRECTORIES.iter().filter_map(|path| HiddenPath::open(Path::new(path)).ok());
+        let kernel =
+            KERNEL_DIRECTORIES.iter().filter_map(|path| HiddenPath::open(Path::new(path)).ok());
         let reserved = kernel
             .map(|found| found.identity())
             .chain(hidden.iter().map(|one| one.identity()))
@@ -202,8 +206,8 @@ impl AllowedDirectories {
         )
         .map_err(|e| missing(e.into()))?;
         self.reject_reserved(&path, &directory)?;
-        let hidden =
-            hidden_below(directory.as_fd(), &self.current_hidden()).map_err(|e| missing(e.into()))?;
+        let hidden = hidden_below(directory.as_fd(), &self.current_hidden())
+            .map_err(|e| missing(e.into()))?;
         Ok(Workspace::from_directory(named, directory, hidden)?)
     }
 
@@ -242,7 +246,8 @@ impl AllowedDirectories {
     fn reject_reserved(&self, path: &Path, directory: &OwnedFd) -> Result<(), Error> {
         let missing = |error: Errno| Error::Missing(path.to_owned(), error.into());
         let kind = rustix::fs::fstatfs(directory).map_err(missing)?.f_type;
-        let reserved = find_enclosing(directory.as_fd(), &self.reserved).map_err(missing)?.is_some();
+        let reserved =
+            find_enclosing(directory.as_fd(), &self.reserved).map_err(missing)?.is_some();
         if reserved || KERNEL_FILE_SYSTEMS.contains(&kind) {
             return Err(Error::Reserved(path.to_owned()));
         }
@@ -274,7 +279,9 @@ fn storage(folder: &Path) -> std::io::Result<String> {
 }
 
 /// Opens the paths to hide, without those inside of other hidden paths.
-fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<HiddenPath>>, Error> {
+fn without_nested<'a>(
+    paths: impl Iterator<Item = &'a Path>,
+) -> Result<Vec<Arc<HiddenPath>>, Error> {
     let mut all: Vec<(PathBuf, HiddenPath)> = Vec::new();
     for path in paths {
         match HiddenPath::open(path) {

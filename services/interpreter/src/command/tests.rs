@@ -1,4 +1,4 @@
-//! Commands that try to get out, to stay, and to take more than they may.
+//! Commands that try to escape, to stay alive, and to exceed their limits.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -25,8 +25,8 @@ fn bench(sandbox: CommandSandbox) -> Bench {
     Bench { directory, workspace, policy, sandbox }
 }
 
-/// How this machine confines commands, found out once. That it does not is said, and an error where
-/// all has to be tested.
+/// The sandbox of this host, detected once. Its absence is printed, and is an error where
+/// everything must be tested.
 pub(crate) async fn sandbox() -> CommandSandbox {
     static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
     let found = FOUND.get_or_init(async || CommandSandbox::detect(&interpreter()).await).await;
@@ -36,14 +36,14 @@ pub(crate) async fn sandbox() -> CommandSandbox {
     found.clone()
 }
 
-/// The program that puts commands under Landlock. Built with the tests of a whole package; where it
-/// is missing, commands are tested without.
+/// The program that applies Landlock to commands. It is built with the tests of the whole package;
+/// if it is missing, commands are tested without it.
 pub(crate) fn interpreter() -> PathBuf {
     let test = std::env::current_exe().expect("there is one");
     test.ancestors().nth(2).expect("a target folder").join("construct-interpreter")
 }
 
-/// A bench with bubblewrap and Landlock; none where one of them is missing, which is said.
+/// A bench with bubblewrap and Landlock; `None` if one of them is missing, which is printed.
 async fn landlocked() -> Option<Bench> {
     let bench = confined().await?;
     if uses_landlock(&bench.sandbox) {
@@ -52,7 +52,7 @@ async fn landlocked() -> Option<Bench> {
     let why = bench.sandbox.describe();
     match confine::version() {
         Some(_) => skip_or_fail(why),
-        // Another kernel is not to be had by installing something.
+        // Another kernel cannot be installed for a test.
         None => eprintln!("not tested here: {why}"),
     }
     None
@@ -62,13 +62,13 @@ fn uses_landlock(sandbox: &CommandSandbox) -> bool {
     sandbox.describe().contains(" and Landlock (ABI")
 }
 
-/// A bench with a sandbox; none where the host has no working bubblewrap.
+/// A bench with a sandbox; `None` if the host has no working bubblewrap.
 async fn confined() -> Option<Bench> {
     let found = sandbox().await;
     found.is_available().then(|| bench(found))
 }
 
-/// Benches with every way to run a command that this host has.
+/// Benches with every kind of sandbox on this host.
 async fn benches() -> Vec<Bench> {
     let mut benches = vec![bench(CommandSandbox::unavailable("a test"))];
     benches.extend(confined().await);
@@ -103,9 +103,8 @@ impl Bench {
         self.directory.path().join(name)
     }
 
-    /// Waits until nobody holds the lock that [`STAYS`] takes, which is when all its processes are
-    /// gone.
-    async fn lock_is_free(&self) {
+    /// Waits until the lock of [`STAYS`] is free, which means that all its processes have ended.
+    async fn wait_for_lock(&self) {
         let file = File::options().write(true).open(self.path("lock")).expect("the lock was made");
         let free = async {
             while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -117,7 +116,7 @@ impl Bench {
             .expect("a process of the command is still alive");
     }
 
-    async fn is_ready(&self) {
+    async fn wait_until_ready(&self) {
         let ready = async {
             while !self.path("ready").exists() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -125,17 +124,17 @@ impl Bench {
         };
         tokio::time::timeout(Duration::from_secs(20), ready)
             .await
-            .expect("the command never got ready");
+            .expect("the command never became ready");
     }
 }
 
-/// Starts a grandchild in a session of its own, that holds a lock as long as it lives, and says
-/// when it does.
+/// Starts a grandchild in its own session that holds a lock as long as it lives, and reports when
+/// it does.
 const STAYS: &str = "(setsid sh -c 'exec 9>lock; flock 9; touch ready; sleep 300; true' &)\n\
     while [ ! -e ready ]; do sleep 0.01; done\n";
 
 #[tokio::test]
-async fn a_command_gives_its_exit_code_and_both_outputs_apart() {
+async fn command_returns_exit_code_and_separate_outputs() {
     for bench in benches().await {
         let outcome = bench.script("echo out; echo err >&2; exit 3").await;
         assert_eq!(outcome.exit_code, Some(3));
@@ -147,7 +146,7 @@ async fn a_command_gives_its_exit_code_and_both_outputs_apart() {
 }
 
 #[tokio::test]
-async fn a_command_that_dies_of_a_signal_says_of_which() {
+async fn command_killed_by_a_signal_reports_it() {
     for bench in benches().await {
         let outcome = bench.script("kill -SEGV $$").await;
         assert_eq!((outcome.exit_code, outcome.signal), (Some(139), Some("SIGSEGV")));
@@ -179,8 +178,8 @@ async fn input_directory_and_variables_reach_the_command() {
 }
 
 #[tokio::test]
-async fn the_environment_of_the_service_is_not_inherited() {
-    // Cargo sets this for every test; it stands for the keys in the environment of a service.
+async fn service_environment_is_not_inherited() {
+    // Cargo sets this for every test; it represents the keys in the environment of a service.
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
     for bench in benches().await {
         let outcome = bench.script("env").await;
@@ -210,7 +209,7 @@ async fn the_environment_of_the_service_is_not_inherited() {
 }
 
 #[tokio::test]
-async fn a_timeout_kills_grandchildren_in_sessions_of_their_own() {
+async fn timeout_kills_grandchildren_in_other_sessions() {
     for bench in benches().await {
         let script = format!("{STAYS}echo started; sleep 300");
         let outcome =
@@ -218,53 +217,53 @@ async fn a_timeout_kills_grandchildren_in_sessions_of_their_own() {
         assert!(outcome.timed_out);
         assert_eq!((outcome.exit_code, outcome.signal), (None, Some("SIGKILL")));
         assert_eq!(outcome.stdout.text, "started\n");
-        bench.lock_is_free().await;
+        bench.wait_for_lock().await;
     }
 }
 
 #[tokio::test]
-async fn what_a_command_leaves_in_the_background_ends_with_it() {
+async fn background_processes_end_with_their_command() {
     for bench in benches().await {
         let outcome = bench.script(&format!("{STAYS}exit 0")).await;
         assert_eq!(outcome.exit_code, Some(0));
         assert!(outcome.duration < Duration::from_secs(20));
-        bench.lock_is_free().await;
+        bench.wait_for_lock().await;
     }
 }
 
 #[tokio::test]
-async fn cancelling_kills_everything_at_once() {
+async fn cancel_kills_all_processes_at_once() {
     for bench in benches().await {
         let cancel = CancellationToken::new();
         let script = format!("{STAYS}sleep 300");
         let running = bench.sandbox.run(&bench.workspace, &bench.policy, request(&script), &cancel);
         let (outcome, cancelled) = tokio::join!(running, async {
-            bench.is_ready().await;
+            bench.wait_until_ready().await;
             cancel.cancel();
             Instant::now()
         });
         assert!(matches!(outcome, Err(CommandError::Cancelled)));
         assert!(cancelled.elapsed() < Duration::from_secs(2), "it took {:?}", cancelled.elapsed());
-        bench.lock_is_free().await;
+        bench.wait_for_lock().await;
     }
 }
 
 #[tokio::test]
-async fn a_call_that_is_dropped_leaves_no_process_behind() {
+async fn dropped_call_leaves_no_process() {
     for bench in benches().await {
         let cancel = CancellationToken::new();
         let script = format!("{STAYS}sleep 300");
         let running = bench.sandbox.run(&bench.workspace, &bench.policy, request(&script), &cancel);
         tokio::select! {
             _ = running => panic!("it ended by itself"),
-            () = bench.is_ready() => {}
+            () = bench.wait_until_ready() => {}
         }
-        bench.lock_is_free().await;
+        bench.wait_for_lock().await;
     }
 }
 
 #[tokio::test]
-async fn a_flood_of_output_is_cut_in_the_middle() {
+async fn oversized_output_is_cut_in_the_middle() {
     for bench in benches().await {
         let outcome = bench
             .script("echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last")
@@ -278,7 +277,7 @@ async fn a_flood_of_output_is_cut_in_the_middle() {
 }
 
 #[tokio::test]
-async fn without_a_sandbox_commands_are_refused_unless_the_operator_accepts_it() {
+async fn commands_without_a_sandbox_need_the_operators_consent() {
     let mut bench = bench(CommandSandbox::unavailable("bubblewrap is missing"));
     bench.policy = CommandPolicy::default();
     let cancel = CancellationToken::new();
@@ -292,7 +291,7 @@ async fn without_a_sandbox_commands_are_refused_unless_the_operator_accepts_it()
 }
 
 #[tokio::test]
-async fn a_start_directory_outside_is_refused_before_anything_runs() {
+async fn outside_start_directory_is_rejected_before_anything_runs() {
     for bench in benches().await {
         std::os::unix::fs::symlink("/", bench.path("away")).expect("linked");
         let directory = bench.workspace.locate("away").expect("a path");
@@ -310,11 +309,11 @@ async fn a_start_directory_outside_is_refused_before_anything_runs() {
 async fn too_many_processes_end_a_command() {
     for mut bench in benches().await {
         bench.policy.limits.processes = 40;
-        // Bounded by itself, in case the bound under test does not hold.
+        // The command limits itself, in case the limit under test fails.
         let script = "for i in $(seq 300); do sleep 20 & done; wait";
         let outcome =
             bench.run(Request { timeout: Duration::from_secs(15), ..request(script) }).await;
-        // Where the service is not root the kernel refuses the fork before the service counts too
+        // If the service is not root, the kernel denies the fork before the service counts too
         // many.
         let by_kernel = outcome.stderr.text.contains("fork");
         assert!(outcome.limit_exceeded == Some("processes") || by_kernel, "{outcome:?}");
@@ -326,7 +325,7 @@ async fn too_many_processes_end_a_command() {
 }
 
 #[tokio::test]
-async fn memory_beyond_the_bound_is_not_had() {
+async fn memory_is_limited() {
     for mut bench in benches().await {
         bench.policy.limits.memory_bytes = 100 << 20;
         let outcome = bench
@@ -340,9 +339,9 @@ async fn memory_beyond_the_bound_is_not_had() {
 }
 
 #[tokio::test]
-async fn cpu_time_beyond_the_bound_ends_a_command_whichever_of_its_processes_takes_it() {
+async fn cpu_limit_counts_all_processes_of_a_command() {
     let alone = "while :; do :; done";
-    // None of these reaches the bound by itself: what has ended counts as well.
+    // No process reaches the limit by itself: ended processes count as well.
     let many = "while :; do timeout 0.5 sh -c 'while :; do :; done'; done";
     for mut bench in benches().await {
         bench.policy.limits.cpu = Duration::from_secs(1);
@@ -355,7 +354,7 @@ async fn cpu_time_beyond_the_bound_ends_a_command_whichever_of_its_processes_tak
 }
 
 #[tokio::test]
-async fn a_command_sees_no_more_processors_than_it_may_use() {
+async fn command_sees_only_its_processors() {
     let service = std::thread::available_parallelism().expect("known").get();
     for mut bench in benches().await {
         for cores in [1, 4096] {
@@ -367,7 +366,7 @@ async fn a_command_sees_no_more_processors_than_it_may_use() {
 }
 
 #[tokio::test]
-async fn files_beyond_the_bound_cannot_be_written() {
+async fn file_size_is_limited() {
     for mut bench in benches().await {
         bench.policy.limits.file_bytes = 1 << 20;
         let outcome = bench.script("head -c 3000000 /dev/zero > big").await;
@@ -377,7 +376,7 @@ async fn files_beyond_the_bound_cannot_be_written() {
 }
 
 #[tokio::test]
-async fn a_confined_command_writes_nowhere_but_into_the_workspace() {
+async fn confined_command_writes_only_into_the_workspace() {
     let Some(bench) = confined().await else { return };
     let outside = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(outside.path().join("secret"), "secret").expect("written");
@@ -401,7 +400,7 @@ async fn a_confined_command_writes_nowhere_but_into_the_workspace() {
 }
 
 #[tokio::test]
-async fn a_confined_command_has_no_capabilities_and_sees_no_other_process() {
+async fn confined_command_has_no_capabilities_and_sees_no_others() {
     let Some(bench) = confined().await else { return };
     let script = format!(
         "grep CapEff /proc/self/status; kill -0 {} && echo SEEN; id -u",
@@ -413,8 +412,8 @@ async fn a_confined_command_has_no_capabilities_and_sees_no_other_process() {
     assert!(count.stdout.text.trim().parse::<usize>().expect("a number") < 10);
 }
 
-/// A confined bench, somebody who listens outside of it, and what says that it has connected there.
-async fn connecting() -> Option<(Bench, TcpListener, String)> {
+/// A confined bench, a listener outside of it, and a script that reports whether it can connect.
+async fn bench_with_listener() -> Option<(Bench, TcpListener, String)> {
     let bench = confined().await?;
     if shell() != "/bin/bash" {
         skip_or_fail("there is no bash, whose /dev/tcp this test uses");
@@ -426,19 +425,19 @@ async fn connecting() -> Option<(Bench, TcpListener, String)> {
 }
 
 #[tokio::test]
-async fn a_confined_command_reaches_no_network_unless_granted() {
-    let Some((mut bench, _listener, script)) = connecting().await else { return };
+async fn confined_command_reaches_no_network_unless_granted() {
+    let Some((mut bench, _listener, script)) = bench_with_listener().await else { return };
     let outcome = bench.script(&script).await;
     assert_eq!(outcome.stdout.text, "");
     assert_ne!(outcome.exit_code, Some(0));
-    // The same command connects when it may, so that the refusal above is not for another reason.
+    // The same command connects if it may, so the failure above has no other cause.
     bench.policy.network = true;
     let outcome = bench.script(&script).await;
     assert_eq!(outcome.stdout.text, "CONNECTED\n", "{}", outcome.stderr.text);
 }
 
 #[tokio::test]
-async fn what_the_operator_sets_is_what_commands_may_do() {
+async fn operator_settings_apply_to_commands() {
     let common = construct_runtime::Common::default();
     let policy = |config: &crate::Config| config.commands(&common);
     let own = std::path::absolute(common.data_dir.join("x")).expect("a path");
@@ -482,7 +481,7 @@ async fn what_the_operator_sets_is_what_commands_may_do() {
         let error = policy(&wrong).expect_err(key);
         assert!(format!("{error:?}").contains(key), "{error:?}");
     }
-    let Some((mut bench, _listener, connect)) = connecting().await else { return };
+    let Some((mut bench, _listener, connect)) = bench_with_listener().await else { return };
     let script = format!("tool; {connect}");
     for (config, expected) in
         [(crate::Config::default(), ""), (granting, "from the tool\nCONNECTED\n")]
@@ -494,22 +493,22 @@ async fn what_the_operator_sets_is_what_commands_may_do() {
 }
 
 #[tokio::test]
-async fn variables_of_a_script_do_not_act_on_the_sandbox_itself() {
+async fn variables_of_a_script_do_not_affect_the_sandbox() {
     let Some(bench) = confined().await else { return };
-    // With this the dynamic loader lists libraries instead of running the program, which for
-    // bubblewrap are others than for a shell.
+    // With this the dynamic loader lists libraries instead of running the program. Bubblewrap has
+    // other libraries than a shell.
     let environment = BTreeMap::from([("LD_TRACE_LOADED_OBJECTS".to_owned(), "1".to_owned())]);
     let outcome = bench.run(Request { environment, ..request("true") }).await;
     assert!(outcome.stdout.text.contains("libc"), "{outcome:?}");
     assert!(!outcome.stdout.text.contains("libcap"), "bubblewrap itself was traced: {outcome:?}");
     assert!(
         !outcome.stdout.text.contains("libgcc"),
-        "what puts it under Landlock was traced: {outcome:?}"
+        "the program that applies Landlock was traced: {outcome:?}"
     );
 }
 
 #[tokio::test]
-async fn a_path_can_be_made_readable_by_policy_only() {
+async fn path_is_readable_only_by_policy() {
     let Some(mut bench) = confined().await else { return };
     let tools = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(tools.path().join("tool"), "#!/bin/sh\necho from the tool\n").expect("written");
@@ -526,9 +525,9 @@ async fn a_path_can_be_made_readable_by_policy_only() {
 }
 
 #[tokio::test]
-async fn a_confined_command_cannot_change_settings_of_the_kernel() {
+async fn confined_command_cannot_change_kernel_settings() {
     let Some(bench) = confined().await else { return };
-    // Opened for writing and nothing written: where this test fails, the machine is as before.
+    // Opened for writing, but nothing is written: if this test fails, the host is unchanged.
     let script = "for name in core_pattern hostname; do (: >> /proc/sys/kernel/$name) 2>/dev/null && echo OPENED $name; done\n\
         (: >> /proc/sys/vm/overcommit_memory) 2>/dev/null && echo OPENED; (: >> /proc/sysrq-trigger) 2>/dev/null && echo OPENED\n\
         [ -e /sys/kernel ] && echo SEEN; [ -r /proc/self/status ] && echo fine";
@@ -536,12 +535,12 @@ async fn a_confined_command_cannot_change_settings_of_the_kernel() {
 }
 
 #[tokio::test]
-async fn a_command_inherits_no_descriptor_of_the_service() {
-    // As whoever starts the service may leave it open: without the flag that closes it.
+async fn command_inherits_no_descriptor_of_the_service() {
+    // As the parent of the service may leave it open: without the close-on-exec flag.
     let open = rustix::fs::open("/", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())
         .expect("a directory");
     for bench in benches().await {
-        // Named one by one, because a listing has the directory that it lists open itself.
+        // Named one by one, because listing the directory opens it.
         let outcome = bench.script("exec readlink $(seq -f /proc/self/fd/%g 0 300)").await;
         let open: Vec<&str> = outcome.stdout.text.lines().collect();
         assert!(
@@ -553,9 +552,9 @@ async fn a_command_inherits_no_descriptor_of_the_service() {
 }
 
 #[tokio::test]
-async fn more_commands_than_the_service_runs_at_once_wait_and_can_be_cancelled() {
+async fn excess_commands_wait_and_are_cancelable() {
     let bench = bench(CommandSandbox::unavailable("a test"));
-    let all = u32::try_from(MAX_RUNNING).expect("a small number");
+    let all = u32::try_from(MAX_CONCURRENT_COMMANDS).expect("a small number");
     let busy = bench.sandbox.clone();
     let permits = busy.running.acquire_many(all).await.expect("open");
     let cancel = CancellationToken::new();
@@ -570,7 +569,7 @@ async fn more_commands_than_the_service_runs_at_once_wait_and_can_be_cancelled()
 }
 
 #[tokio::test]
-async fn system_calls_that_programs_do_not_need_are_refused() {
+async fn unneeded_system_calls_are_denied() {
     let Some(bench) = confined().await else { return };
     // `syscall` of Perl, which every Debian has, makes calls by number. 425 is io_uring_setup, 38
     // the family AF_ALG.
@@ -587,7 +586,7 @@ async fn system_calls_that_programs_do_not_need_are_refused() {
 }
 
 #[tokio::test]
-async fn no_file_that_a_command_leaves_runs_as_its_owner() {
+async fn command_cannot_create_set_user_files() {
     let Some(bench) = confined().await else { return };
     let outcome = bench
         .script(
@@ -603,10 +602,10 @@ async fn no_file_that_a_command_leaves_runs_as_its_owner() {
 }
 
 #[tokio::test]
-async fn a_confined_command_is_under_landlock_which_refuses_tcp_even_on_its_own_loopback() {
+async fn landlock_denies_tcp_even_on_the_own_loopback() {
     let Some(mut bench) = landlocked().await else { return };
-    // Nobody listens in the command's own network: refused by that it gets ECONNREFUSED (111), by
-    // Landlock EACCES (13).
+    // The command's own network has no listener: a connection fails with ECONNREFUSED (111) without
+    // Landlock, with EACCES (13) with it.
     let script = "perl -MSocket -e 'socket(S, AF_INET, SOCK_STREAM, 0); \
         print connect(S, pack_sockaddr_in(9, INADDR_LOOPBACK)) ? 0 : int($!), \" \"; \
         socket(T, AF_INET, SOCK_STREAM, 0); print bind(T, pack_sockaddr_in(8080, INADDR_LOOPBACK)) ? 0 : int($!)'";
@@ -616,7 +615,7 @@ async fn a_confined_command_is_under_landlock_which_refuses_tcp_even_on_its_own_
 }
 
 #[tokio::test]
-async fn what_programs_usually_do_works_under_landlock() {
+async fn usual_operations_work_under_landlock() {
     let Some(bench) = landlocked().await else { return };
     let script = "set -e; mkdir -p a b; echo x > a/f; mv a/f b/g; ln b/g b/h; ln -s g b/i; cat b/i; rm -r a; mkfifo p\n\
         printf '#!/bin/sh\\necho run' > tool; chmod +x tool; ./tool; cp tool /tmp/tool; /tmp/tool; echo y > /dev/shm/y\n\
@@ -632,7 +631,7 @@ async fn what_programs_usually_do_works_under_landlock() {
 }
 
 #[tokio::test]
-async fn variables_and_the_bound_on_processes_reach_a_command_under_landlock() {
+async fn variables_and_process_limit_apply_under_landlock() {
     let Some(bench) = landlocked().await else { return };
     let environment = BTreeMap::from([
         ("ODD".to_owned(), "a=b\nc 'd'".to_owned()),
@@ -648,9 +647,9 @@ async fn variables_and_the_bound_on_processes_reach_a_command_under_landlock() {
     assert_eq!(words[..3], ["a=b", "c 'd'||", "512"], "{outcome:?}");
 }
 
-/// Without Landlock commands run all the same, so that nothing else would tell that it is not used.
+/// Commands also run without Landlock, so no other test detects that it is not used.
 #[tokio::test]
-async fn where_the_kernel_has_landlock_commands_are_under_it() {
+async fn landlock_is_used_if_the_kernel_supports_it() {
     if confine::version().is_none() {
         return eprintln!("not tested here: the kernel has no Landlock");
     }

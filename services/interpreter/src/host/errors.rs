@@ -18,9 +18,7 @@ pub(super) const MAX_APPROVAL_BYTES: usize = 64 * 1024;
 /// The policy denies the call.
 pub(super) fn denied(tool: &str, reason: &str) -> ToolError {
     let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-    let message = format!(
-        "the policy denies this call of {tool}{because}. Continue without it."
-    );
+    let message = format!("the policy denies this call of {tool}{because}. Continue without it.");
     ToolError::new("PolicyDenied", message)
 }
 

@@ -36,8 +36,9 @@ impl ResultQuota {
     /// Adds a result if it fits. A required result is always added.
     pub(super) fn try_add(&self, result: &str, is_required: bool) -> bool {
         let is_required = is_required || result.len() <= SMALL_RESULT_BYTES;
-        let more =
-            |bytes: usize| Some(bytes + result.len()).filter(|bytes| is_required || *bytes <= self.limit);
+        let more = |bytes: usize| {
+            Some(bytes + result.len()).filter(|bytes| is_required || *bytes <= self.limit)
+        };
         self.bytes.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 }

@@ -88,7 +88,7 @@ pub(super) fn run(
             );
         }
         Err(RemoveError::Path { removed, source }) => (removed, path_error(workspace, &source)),
-        Err(RemoveError::StopReason { removed }) => {
+        Err(RemoveError::Stopped { removed }) => {
             let stopped = stopped.map(|stopped| stopped.into_error(TOOL));
             (removed, stopped.unwrap_or_else(|| ToolError::cancelled(TOOL)))
         }

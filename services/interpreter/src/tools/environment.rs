@@ -31,7 +31,7 @@ const NAME_RULE: &str = "use letters, digits and _, and do not begin with a digi
 pub(super) const GETENV: Definition = Definition {
     name: "getenv",
     aliases: &[],
-    summary: "Returns an environment variable of the commands you run, or null if it is not set.",
+    summary: "Returns an environment variable of the commands you run, or null if there is none.",
     description: "",
     parameters: &[required("name", NAME, "Name of the variable.")],
     output: Output::Nullable(&Output::Text),

@@ -219,7 +219,7 @@ fn command_line(tool: &str, args: &Value) -> PolicySubject {
     PolicySubject::Command(line.join(" "))
 }
 
-/// A word shell_quote for a shell if necessary.
+/// Quotes a word for a shell if necessary.
 pub(super) fn shell_quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

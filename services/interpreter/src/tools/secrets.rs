@@ -63,7 +63,8 @@ pub(super) const UNAVAILABLE: (&str, &str) =
 pub(super) const NOT_ALLOWED: (&str, &str) =
     ("SecretNotAllowed", "when a secret is not bound to the host or command; nothing was done.");
 
-/// Beginning and end of a handle; between are the name, a colon and `HANDLE_DIGITS` hexadecimal digits.
+/// Beginning and end of a handle; between are the name, a colon and `HANDLE_DIGITS` hexadecimal
+/// digits.
 const HANDLE_START: &str = "{{secret:";
 const HANDLE_END: &str = "}}";
 const HANDLE_DIGITS: usize = 16;
@@ -261,7 +262,8 @@ impl Secrets {
         let names: Vec<&str> = self.list.iter().map(|secret| secret.name.as_str()).collect();
         let shown: String = name.chars().take(100).collect();
         let list = if names.is_empty() {
-            "This agent has no secrets; the user can create one and grant it to the agent.".to_owned()
+            "This agent has no secrets; the user can create one and grant it to the agent."
+                .to_owned()
         } else {
             format!("The available secrets are: {}.", names.join(", "))
         };
@@ -366,8 +368,12 @@ impl Secret {
             .chain_update(seed)
             .chain_update([0])
             .chain_update(name);
-        let digits: String =
-            digest.finalize().iter().take(HANDLE_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
+        let digits: String = digest
+            .finalize()
+            .iter()
+            .take(HANDLE_DIGITS / 2)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         Self {
             name: name.clone(),
             handle: format!("{HANDLE_START}{name}:{digits}{HANDLE_END}"),

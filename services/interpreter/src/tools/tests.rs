@@ -1,4 +1,4 @@
-//! What scripts get from the tools, and from wrong calls of them.
+//! Results of the tools, and errors of invalid calls.
 
 mod commands;
 mod definitions;
@@ -58,7 +58,7 @@ impl Bench {
             .call(name, args, &CallContext::default())
             .await
             .expect("a call that succeeds");
-        // Whatever a test is about, what tools return is what their definitions say.
+        // Every result in any test must match the definition of its tool.
         if let Err(difference) =
             definitions::accept(&definition(name).expect("a tool").output, &result)
         {
@@ -90,7 +90,7 @@ async fn every_declared_tool_has_an_implementation() {
 }
 
 #[tokio::test]
-async fn arguments_are_taken_by_position_by_name_and_as_one_object() {
+async fn arguments_are_accepted_by_position_and_by_name() {
     let bench = Bench::new();
     bench.write("a", "1\n2\n3\n");
     for args in [
@@ -105,7 +105,7 @@ async fn arguments_are_taken_by_position_by_name_and_as_one_object() {
 }
 
 #[tokio::test]
-async fn wrong_arguments_are_explained_with_parameter_value_and_example() {
+async fn invalid_arguments_error_has_parameter_value_and_example() {
     let bench = Bench::new();
     let cases = [
         ("read_file", json!([]), "is missing \"path\""),
@@ -147,7 +147,7 @@ async fn wrong_arguments_are_explained_with_parameter_value_and_example() {
 }
 
 #[tokio::test]
-async fn giant_and_odd_arguments_are_refused_with_a_short_message() {
+async fn giant_arguments_are_rejected_with_a_short_message() {
     let bench = Bench::new();
     let giant = "x".repeat(5_000_000);
     let nested = (0..100).fold(json!(1), |inner, _| json!([inner]));
@@ -164,7 +164,7 @@ async fn giant_and_odd_arguments_are_refused_with_a_short_message() {
 }
 
 #[tokio::test]
-async fn a_cancelled_call_does_nothing() {
+async fn canceled_call_does_nothing() {
     let bench = Bench::new();
     let cx = CallContext::default();
     cx.cancel.cancel();
@@ -175,7 +175,7 @@ async fn a_cancelled_call_does_nothing() {
 }
 
 #[tokio::test]
-async fn globs_that_would_overflow_the_stack_are_refused() {
+async fn stack_overflowing_globs_are_rejected() {
     let bench = Bench::new();
     bench.write("a.rs", "x");
     let bomb = format!("{}{}", "{".repeat(300_000), "}".repeat(300_000));
@@ -194,7 +194,7 @@ async fn globs_that_would_overflow_the_stack_are_refused() {
 }
 
 #[tokio::test]
-async fn calls_on_files_wait_while_the_service_is_busy_with_others() {
+async fn file_calls_wait_while_the_service_is_busy() {
     let bench = Bench::new();
     bench.write("a", "x");
     let busy = FILE_CALLS.acquire_many(64).await.expect("open");

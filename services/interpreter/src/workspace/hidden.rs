@@ -1,7 +1,7 @@
-//! HiddenPath parts of a workspace: the data of the service itself.
+//! Hidden parts of a workspace: the data of the service itself.
 //!
 //! A repository that contains the service's data directory is an ordinary workspace, but tasks must
-//! not read or change the data there (other tasks' files, compiled code, keys). HiddenPath paths are
+//! not read or change the data there (other tasks' files, compiled code, keys). Hidden paths are
 //! identified by device and inode, never by name, so that links and renames cannot reach them.
 
 use std::io;
@@ -131,7 +131,11 @@ pub(crate) struct HiddenMounts {
 
 impl Workspace {
     /// Returns the opened file or directory, unless it is hidden or inside a hidden directory.
-    pub(super) fn check_visible(&self, path: &RelativePath, handle: OwnedFd) -> Result<OwnedFd, PathError> {
+    pub(super) fn check_visible(
+        &self,
+        path: &RelativePath,
+        handle: OwnedFd,
+    ) -> Result<OwnedFd, PathError> {
         if self.inner.hidden.is_empty() {
             return Ok(handle);
         }
@@ -196,7 +200,13 @@ impl Workspace {
 
     fn handle(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        open_beneath(self.inner.directory.as_fd(), path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+        open_beneath(
+            self.inner.directory.as_fd(),
+            path,
+            flags,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS,
+        )
     }
 
     /// A descriptor of the root, for a process that mounts it.

@@ -1,6 +1,6 @@
 //! Deletes files and directories, through descriptors like everything else here.
 //!
-//! An entry is deleted by name in a directory that was resolved open_beneath the root. No symbolic link
+//! An entry is deleted by name in a directory that was resolved beneath the root. No symbolic link
 //! is followed on the way down, so a directory that is concurrently swapped for a link is not
 //! entered.
 
@@ -12,7 +12,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{Identity, PathError, RelativePath, Workspace, open_beneath, hidden_below, path_error};
+use super::{Identity, PathError, RelativePath, Workspace, hidden_below, open_beneath, path_error};
 
 /// Maximum depth of a deleted tree; each level holds one descriptor.
 const MAX_DEPTH: usize = 256;
@@ -115,8 +115,10 @@ impl Remover<'_> {
     ) -> Result<(), RemoveError> {
         if depth >= MAX_DEPTH {
             let why = "it is nested too deeply; delete it with a command";
-            return Err(self
-                .fail(PathError::Invalid { path: path.display().chars().take(200).collect(), why }));
+            return Err(self.fail(PathError::Invalid {
+                path: path.display().chars().take(200).collect(),
+                why,
+            }));
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = open_beneath(

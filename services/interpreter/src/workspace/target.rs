@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{PathError, RelativePath, Workspace, open_beneath, hidden, path_error};
+use super::{PathError, RelativePath, Workspace, hidden, open_beneath, path_error};
 
 /// Maximum number of symbolic links that are followed at the end of a path.
 const MAX_LINKS: usize = 16;
@@ -70,8 +70,9 @@ impl Workspace {
         let failed = |error| path_error(requested, error);
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let root = self.inner.directory.as_fd();
-        let handle = open_beneath(root, target.as_path(), flags, Mode::empty(), ResolveFlags::empty())
-            .map_err(failed)?;
+        let handle =
+            open_beneath(root, target.as_path(), flags, Mode::empty(), ResolveFlags::empty())
+                .map_err(failed)?;
         let found = hidden::current_path(handle.as_fd()).map_err(failed)?;
         let root = hidden::current_path(root).map_err(failed)?;
         match found.strip_prefix(root) {

@@ -1,4 +1,4 @@
-//! Paths that try to leave the workspace, races among them.
+//! Paths that try to leave the workspace, including races.
 
 use std::io::Read;
 use std::ops::ControlFlow;
@@ -64,7 +64,7 @@ fn dots_and_absolute_paths_do_not_leave_the_workspace() {
 }
 
 #[test]
-fn text_that_is_no_path_is_refused() {
+fn invalid_path_text_is_rejected() {
     let (_directory, workspace) = workspace();
     for path in ["", "a\0b", &"x/".repeat(5000)] {
         assert!(matches!(workspace.locate(path), Err(PathError::Invalid { .. })));
@@ -74,7 +74,7 @@ fn text_that_is_no_path_is_refused() {
 }
 
 #[test]
-fn symbolic_links_are_followed_inside_and_nowhere_else() {
+fn symbolic_links_are_followed_only_inside() {
     let (directory, workspace) = workspace();
     let root = directory.path();
     let outside = tempfile::tempdir().expect("a temporary directory");
@@ -121,14 +121,14 @@ fn pipes_and_directories_are_not_read_as_files() {
 }
 
 #[test]
-fn a_workspace_must_be_a_directory_and_not_everything() {
-    assert!(matches!(Workspace::open("/"), Err(OpenError::WholeSystem)));
+fn workspace_must_be_a_directory_other_than_root() {
+    assert!(matches!(Workspace::open("/"), Err(OpenError::FileSystemRoot)));
     assert!(matches!(Workspace::open("/nothing/here"), Err(OpenError::Root { .. })));
     assert!(matches!(Workspace::open("/etc/passwd"), Err(OpenError::Root { .. })));
 }
 
 #[test]
-fn a_replaced_file_keeps_its_mode_and_leaves_nothing_behind() {
+fn replaced_file_keeps_its_mode_and_leaves_no_temporary() {
     let (directory, workspace) = workspace();
     let script = directory.path().join("script.sh");
     std::fs::write(&script, "old").expect("written");
@@ -141,20 +141,20 @@ fn a_replaced_file_keeps_its_mode_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_file_that_somebody_else_changed_is_not_replaced() {
+fn concurrently_changed_file_is_not_replaced() {
     let (directory, workspace) = workspace();
     let file = directory.path().join("file");
     std::fs::write(&file, "first").expect("written");
     let path = workspace.locate("file").expect("a path");
     let version =
         Version::from_file(&workspace.open_file(&path).expect("a file"), &path).expect("a version");
-    std::fs::write(&file, "by somebody else").expect("written");
+    std::fs::write(&file, "by another writer").expect("written");
     let written = workspace.replace(&path, b"mine", Expected::Version(version));
     assert!(matches!(written, Err(PathError::Changed { .. })));
-    assert_eq!(std::fs::read_to_string(&file).expect("readable"), "by somebody else");
+    assert_eq!(std::fs::read_to_string(&file).expect("readable"), "by another writer");
 }
 
-/// Swaps `a` and `b` all the time while `work` runs, for a second.
+/// Swaps `a` and `b` continuously while `work` runs, for a second.
 fn while_swapping(a: &Path, b: &Path, mut work: impl FnMut()) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -172,8 +172,8 @@ fn while_swapping(a: &Path, b: &Path, mut work: impl FnMut()) {
     });
 }
 
-/// A workspace with the directory `d`, that is at times a link to a directory outside with the same
-/// files.
+/// A workspace with the directory `d` that is sometimes a link to an outside directory with the
+/// same files.
 fn racing() -> (TempDir, TempDir, Workspace) {
     let (directory, workspace) = workspace();
     let outside = tempfile::tempdir().expect("a temporary directory");
@@ -186,7 +186,7 @@ fn racing() -> (TempDir, TempDir, Workspace) {
 }
 
 #[test]
-fn a_directory_swapped_for_a_link_never_leaks_what_is_outside() {
+fn swapped_directory_never_leaks_outside_content() {
     let (directory, _outside, workspace) = racing();
     let (mut inside, mut refused) = (0, 0);
     while_swapping(&directory.path().join("d"), &directory.path().join("link"), || {
@@ -202,7 +202,7 @@ fn a_directory_swapped_for_a_link_never_leaks_what_is_outside() {
 }
 
 #[test]
-fn a_directory_swapped_for_a_link_never_takes_a_write_outside() {
+fn swapped_directory_never_redirects_a_write_outside() {
     let (directory, outside, workspace) = racing();
     let mut written = 0;
     while_swapping(&directory.path().join("d"), &directory.path().join("link"), || {
@@ -218,7 +218,7 @@ fn a_directory_swapped_for_a_link_never_takes_a_write_outside() {
 }
 
 #[test]
-fn a_walk_never_enters_a_link_even_when_a_directory_is_swapped_for_one() {
+fn walk_never_enters_a_swapped_directory() {
     let (directory, _outside, workspace) = racing();
     let mut seen = 0;
     while_swapping(&directory.path().join("d"), &directory.path().join("link"), || {
@@ -240,7 +240,7 @@ fn a_walk_never_enters_a_link_even_when_a_directory_is_swapped_for_one() {
 }
 
 #[test]
-fn a_walk_obeys_ignore_files_of_every_level() {
+fn walk_applies_ignore_files_of_every_level() {
     let (directory, workspace) = workspace();
     let files = [
         (".gitignore", "target/\n*.log\n"),
@@ -273,14 +273,14 @@ fn a_walk_obeys_ignore_files_of_every_level() {
         "x",
     ];
     assert_eq!(seen, expected);
-    // The rules above a directory hold when the walk starts in it.
+    // The rules above a directory apply when the walk starts in it.
     let below = ["sub/.gitignore", "sub/deep", "sub/deep/only-here", "sub/keep.log"];
     assert_eq!(walked(&workspace, "sub", false), below);
     assert!(walked(&workspace, ".", true).contains(&"target/out".to_owned()));
 }
 
 #[test]
-fn names_similar_to_a_missing_one_are_found_where_the_path_breaks_off() {
+fn similar_names_are_found_at_the_first_wrong_component() {
     let (_directory, workspace) = workspace();
     for path in ["src/main.rs", "src/library.rs", "README.md"] {
         write(&workspace, path, "").expect("written");
@@ -293,7 +293,7 @@ fn names_similar_to_a_missing_one_are_found_where_the_path_breaks_off() {
 }
 
 #[test]
-fn a_rule_of_nested_braces_is_skipped_and_the_others_hold() {
+fn rule_with_nested_braces_is_skipped_and_others_apply() {
     let (_directory, workspace) = workspace();
     let bomb = format!("{}{}", "{".repeat(100_000), "}".repeat(100_000));
     let hidden_depth = "{[}]".repeat(5_000) + &"}".repeat(5_000);
@@ -302,7 +302,7 @@ fn a_rule_of_nested_braces_is_skipped_and_the_others_hold() {
     for path in ["a.log", "c.log", "d.log"] {
         write(&workspace, path, "").expect("written");
     }
-    // The stack of a thread that works on files.
+    // The stack size of a thread that works on files.
     let walk = || walked(&workspace, ".", false);
     let seen = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -315,7 +315,7 @@ fn a_rule_of_nested_braces_is_skipped_and_the_others_hold() {
 }
 
 #[test]
-fn a_deletion_leaves_alone_what_is_hidden_and_what_holds_it() {
+fn deletion_keeps_hidden_paths_and_their_parents() {
     let (directory, _) = workspace();
     let path = |name: &str| directory.path().join(name);
     std::fs::create_dir_all(path("project/data/tasks")).expect("made");
@@ -338,7 +338,7 @@ fn a_deletion_leaves_alone_what_is_hidden_and_what_holds_it() {
 }
 
 #[test]
-fn a_directory_swapped_for_a_link_never_has_a_deletion_done_outside() {
+fn swapped_directory_never_redirects_a_deletion_outside() {
     let (directory, outside, workspace) = racing();
     let mut removed = 0;
     while_swapping(&directory.path().join("d"), &directory.path().join("link"), || {

@@ -97,7 +97,8 @@ impl Entry<'_> {
             OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = Path::new(self.name);
         let file =
-            open_beneath(self.directory, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok()?;
+            open_beneath(self.directory, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+                .ok()?;
         let stat = rustix::fs::fstat(&file).ok()?;
         (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then(|| File::from(file))
     }
@@ -232,7 +233,8 @@ impl Walker<'_> {
             );
             // A directory that was deleted, became a link or may not be read is skipped.
             if let Ok(child) = opened
-                && !Identity::from_handle(&child).is_ok_and(|identity| self.hidden.contains(&identity))
+                && !Identity::from_handle(&child)
+                    .is_ok_and(|identity| self.hidden.contains(&identity))
                 && let Ok(flow) = self.descend(&child, &path, depth + 1)
             {
                 flow?;

@@ -2,7 +2,7 @@
 //! directory, and renames it over the target.
 //!
 //! A reader sees either the old or the new file. Every step is relative to a directory descriptor
-//! that was resolved open_beneath the root, so swapping a directory for a link has no effect.
+//! that was resolved beneath the root, so swapping a directory for a link has no effect.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::sync::MutexGuard;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use super::{Identity, PathError, RelativePath, Workspace, open_beneath, kind_name, path_error};
+use super::{Identity, PathError, RelativePath, Workspace, kind_name, open_beneath, path_error};
 
 /// Name prefix of temporary files; walks skip them.
 pub(super) const TEMPORARY_PREFIX: &str = ".construct-write-";
@@ -141,7 +141,10 @@ impl Workspace {
                 FileType::Directory => return Err(PathError::IsDirectory { path: path.display() }),
                 FileType::Symlink => target = self.follow(&directory, &parent, &name, path)?,
                 other => {
-                    return Err(PathError::Special { path: path.display(), kind: kind_name(other) });
+                    return Err(PathError::Special {
+                        path: path.display(),
+                        kind: kind_name(other),
+                    });
                 }
             }
         }

@@ -64,8 +64,10 @@ impl Workspaces {
             .map_err(Error::List)?;
         let mut removed = 0;
         for candidates in tasks.chunks(subject::MAX_CENSUS_TASKS) {
-            let census = TaskCensus { task_ids: candidates.iter().map(ToString::to_string).collect() };
-            let answer = bus.ask(&subject::Census, &census, ANSWER_TIMEOUT).await.map_err(Error::Ask)?;
+            let census =
+                TaskCensus { task_ids: candidates.iter().map(ToString::to_string).collect() };
+            let answer =
+                bus.ask(&subject::Census, &census, ANSWER_TIMEOUT).await.map_err(Error::Ask)?;
             // Only tasks from the request: an answer is not trusted with directory names.
             let deleted = answer
                 .task_ids
@@ -113,7 +115,11 @@ impl AllowedDirectories {
 
 /// Gives the owner permission to empty a directory and everything in it. Commands may have removed
 /// that permission.
-fn restore_permissions(parent: impl AsFd, path: impl rustix::path::Arg, depth: u32) -> std::io::Result<()> {
+fn restore_permissions(
+    parent: impl AsFd,
+    path: impl rustix::path::Arg,
+    depth: u32,
+) -> std::io::Result<()> {
     let directory =
         openat(parent, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
     // By its descriptor, so that no symbolic link is followed that replaces it.

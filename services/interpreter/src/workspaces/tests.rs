@@ -1,4 +1,4 @@
-//! Workspaces that nobody granted, and what the service keeps for itself.
+//! Workspaces that were not granted, and the service's own files.
 
 use std::{collections::HashSet, os::unix::fs::MetadataExt};
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::tools::CallContext;
 
-/// A granted directory with a checkout in it, in which the service keeps its data.
+/// A granted directory with a checkout that contains the service's data.
 struct Bench {
     directory: TempDir,
     workspaces: Workspaces,
@@ -60,7 +60,7 @@ async fn call(tools: &Toolbox, name: &str, args: Value) -> Result<Value, &'stati
 }
 
 #[tokio::test]
-async fn a_workspace_must_be_granted() {
+async fn workspace_must_be_granted() {
     let bench = Bench::new().await;
     bench.open("checkout").await.expect("granted");
     bench.open("checkout/src").await.expect("granted");
@@ -74,7 +74,7 @@ async fn a_workspace_must_be_granted() {
 }
 
 #[tokio::test]
-async fn directories_of_the_service_and_of_the_kernel_are_no_workspaces() {
+async fn service_and_kernel_directories_are_rejected() {
     let bench = Bench::new().await;
     for path in ["checkout/home/data", "checkout/home/data/blobs", "checkout/home/cache"] {
         assert!(matches!(bench.open(path).await, Err(Error::Reserved(_))), "{path}");
@@ -88,13 +88,16 @@ async fn directories_of_the_service_and_of_the_kernel_are_no_workspaces() {
             "{path}"
         );
     }
-    assert!(matches!(everything.granted(Path::new("/")), Err(Error::Open(OpenError::WholeSystem))));
+    assert!(matches!(
+        everything.granted(Path::new("/")),
+        Err(Error::Open(OpenError::FileSystemRoot))
+    ));
     let inside = bench.path("checkout/home/data/blobs");
     assert!(matches!(Places::new(&[inside], own, &[]), Err(Error::Reserved(_))));
 }
 
 #[tokio::test]
-async fn a_task_without_a_workspace_gets_a_private_one() {
+async fn task_without_workspace_gets_a_private_one() {
     let bench = Bench::new().await;
     let tools = bench.workspaces.open("", "task-1", &CommandLimits::default()).await.expect("made");
     call(&tools, "create_file", json!(["a", "x"])).await.expect("written");
@@ -103,12 +106,12 @@ async fn a_task_without_a_workspace_gets_a_private_one() {
     assert_eq!(std::fs::metadata(&own).expect("there").mode() & 0o777, 0o700);
     for task in ["", "..", "a/b", "/etc"] {
         let opened = bench.workspaces.open("", task, &CommandLimits::default()).await;
-        assert!(matches!(opened, Err(Error::Make(_))), "{task:?}");
+        assert!(matches!(opened, Err(Error::Create(_))), "{task:?}");
     }
 }
 
 #[tokio::test]
-async fn a_folder_of_workspaces_is_the_same_to_all_who_have_it() {
+async fn storage_id_is_the_same_for_all_processes() {
     let bench = Bench::new().await;
     let (own, other) = (bench.path("checkout/home/data/workspaces"), bench.path("other"));
     let known = bench.workspaces.storage("").to_owned();
@@ -116,18 +119,18 @@ async fn a_folder_of_workspaces_is_the_same_to_all_who_have_it() {
     assert_eq!(bench.workspaces.storage("/a/named/one"), "");
     std::fs::create_dir(&other).expect("made");
     let found: HashSet<String> = std::thread::scope(|scope| {
-        let looking: Vec<_> =
+        let readers: Vec<_> =
             (0..8).map(|_| scope.spawn(|| storage(&other).expect("made"))).collect();
-        looking.into_iter().map(|looking| looking.join().expect("it ends")).collect()
+        readers.into_iter().map(|reader| reader.join().expect("it ends")).collect()
     });
     assert!(found.len() == 1 && !found.contains(&known), "{found:?}");
-    std::fs::remove_file(own.join(STORAGE)).expect("removed");
-    std::fs::write(own.join(STORAGE), "no link").expect("written");
-    assert!(storage(&own).is_err(), "it is not known");
+    std::fs::remove_file(own.join(STORAGE_ID)).expect("removed");
+    std::fs::write(own.join(STORAGE_ID), "no link").expect("written");
+    assert!(storage(&own).is_err(), "the id is unknown");
 }
 
 #[tokio::test]
-async fn tools_neither_see_nor_change_what_the_service_keeps_in_a_workspace() {
+async fn tools_cannot_access_service_files_in_a_workspace() {
     let bench = Bench::new().await;
     let tools = bench.open("checkout").await.expect("granted");
     symlink("home/data", bench.path("checkout/link")).expect("linked");
@@ -177,7 +180,7 @@ async fn tools_neither_see_nor_change_what_the_service_keeps_in_a_workspace() {
 }
 
 #[tokio::test]
-async fn commands_neither_see_nor_move_what_the_service_keeps_in_a_workspace() {
+async fn commands_cannot_access_service_files_in_a_workspace() {
     let bench = Bench::new().await;
     let tools = bench.open("checkout").await.expect("granted");
     let script = "cat home/data/blobs/secret home/cache/native home/master.key && echo LEAKED\n\
@@ -192,7 +195,7 @@ async fn commands_neither_see_nor_move_what_the_service_keeps_in_a_workspace() {
     assert!(bench.path("checkout/home/data/blobs/secret").exists());
     assert!(bench.path("checkout/home/master.key").exists());
 
-    // Moved by somebody who may: it is hidden where it lies now.
+    // Moved by someone with permission: it is hidden at its new location.
     std::fs::rename(bench.path("checkout/home"), bench.path("checkout/moved")).expect("moved");
     let script =
         "cat moved/data/blobs/secret moved/cache/native moved/master.key; cat moved/readme";
@@ -203,7 +206,7 @@ async fn commands_neither_see_nor_move_what_the_service_keeps_in_a_workspace() {
 }
 
 #[tokio::test]
-async fn a_workspace_swapped_for_a_link_is_still_the_same_to_its_commands() {
+async fn swapped_workspace_stays_the_same_for_its_commands() {
     let bench = Bench::new().await;
     let outside = tempfile::tempdir().expect("a temporary directory");
     let tools = bench.open("checkout/src").await.expect("granted");

@@ -60,7 +60,7 @@ async fn diverging_script_ends_at_its_first_other_call() {
         let (world, results) = replay_as(FIRST, second).await;
         let [first, later] = results.as_slice() else { panic!("{second}: {results:?}") };
         assert!(first.error.starts_with("ReplayDiverged: "), "{second}: {}", first.error);
-        let expected = format!("{before} when the script ran first, and is {now}");
+        let expected = format!("{before} in the first run of the script, and is {now}");
         assert!(first.error.contains(&expected), "{second}: {}", first.error);
         assert!(
             first.error.contains("Calls that had ended: #1 create_file, #2 create_file."),

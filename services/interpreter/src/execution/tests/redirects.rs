@@ -72,7 +72,7 @@ async fn redirect_is_followed_only_where_rules_allow() {
     );
     let local: IpAddr = Ipv4Addr::LOCALHOST.into();
     let egress =
-        Egress::resolving(&[local], Arc::new(move |_| Box::pin(async move { Ok(vec![local]) })));
+        Egress::with_lookup(&[local], Arc::new(move |_| Box::pin(async move { Ok(vec![local]) })));
     let hosts = vec!["*.test".parse().expect("hosts")];
     let policy = Policy { hosts, ..Policy::default() };
     let sandbox = CommandSandbox::unavailable("a test needs none");
@@ -96,7 +96,7 @@ async fn redirect_is_followed_only_where_rules_allow() {
     let not_followed =
         format!("RedirectNotFollowed {} fetch: the request to a.test was made", end("asked.test"));
     assert!(
-        outcomes[2].starts_with(&not_followed) && outcomes[2].contains("in a call of its own"),
+        outcomes[2].starts_with(&not_followed) && outcomes[2].contains("in a separate call"),
         "{outcomes:?}"
     );
     assert_eq!((&outcomes[3], &outcomes[4]), (&end("a.test"), &end("get.test")));

@@ -55,7 +55,7 @@ fn bench(
 ) -> (Bench, Arc<AtomicUsize>) {
     let lookups = Arc::new(AtomicUsize::new(0));
     let (counter, times) = (Arc::clone(&lookups), Mutex::new(HashMap::<String, usize>::new()));
-    let egress = Egress::resolving(
+    let egress = Egress::with_lookup(
         &[PUBLIC],
         Arc::new(move |host| {
             counter.fetch_add(1, Ordering::SeqCst);
@@ -261,7 +261,7 @@ async fn hosts_not_granted_are_not_looked_up() {
     let (port, requests) = server().await;
     let lookups = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&lookups);
-    let egress = Egress::resolving(
+    let egress = Egress::with_lookup(
         &[PUBLIC],
         Arc::new(move |_| {
             counter.fetch_add(1, Ordering::SeqCst);

@@ -20,7 +20,8 @@ const MAX_FAULT_CHARS: usize = 300;
 
 /// Checks whether the schema can be used.
 ///
-/// # Errors The reason, for a model.
+/// # Errors
+/// The reason, for a model.
 pub(super) fn check(schema: &Value) -> Result<(), String> {
     if !schema.is_object() {
         return Err("the schema must be an object".to_owned());

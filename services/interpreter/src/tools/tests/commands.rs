@@ -1,10 +1,10 @@
-//! The tools that run programs, and the variables those find.
+//! The tools that run programs, and their environment variables.
 
 use super::*;
 use crate::command::Confinement;
 use crate::test_requirements::skip_or_fail;
 
-/// A toolbox whose commands run without a sandbox, wherever the tests run.
+/// A toolbox whose commands run without a sandbox on every host.
 fn unconfined(search_path: Vec<PathBuf>) -> Bench {
     let mut policy = Policy::default();
     policy.commands.confinement = Confinement::AllowUnconfined;
@@ -13,7 +13,7 @@ fn unconfined(search_path: Vec<PathBuf>) -> Bench {
 }
 
 #[tokio::test]
-async fn commands_give_results_and_refusals_as_scripts_expect_them() {
+async fn commands_return_results_and_errors() {
     let mut policy = Policy::default();
     let refusing = Bench::with(policy.clone(), Egress::new(&[]).expect("an HTTP client"));
     let refused = refusing.fails("execute_command", json!(["touch ran"])).await;
@@ -47,7 +47,7 @@ async fn commands_give_results_and_refusals_as_scripts_expect_them() {
     }
 }
 
-/// Puts a program into the workspace that shows how it was called.
+/// Puts a program into the workspace that prints how it was called.
 fn program(bench: &Bench, name: &str) {
     use std::os::unix::fs::PermissionsExt as _;
     bench.write(
@@ -58,8 +58,8 @@ fn program(bench: &Bench, name: &str) {
         .expect("set");
 }
 
-/// A toolbox that finds programs in its workspace first.
-fn with_programs(names: &[&str]) -> Bench {
+/// A toolbox whose search path begins with its workspace.
+fn bench_with_programs(names: &[&str]) -> Bench {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let mut bench = unconfined(vec![directory.path().to_owned()]);
     bench.tools.workspace = Workspace::open(directory.path()).expect("a workspace");
@@ -69,8 +69,8 @@ fn with_programs(names: &[&str]) -> Bench {
 }
 
 #[tokio::test]
-async fn programs_get_their_arguments_exactly_as_they_are() {
-    let bench = with_programs(&["git", "npm", "node", "python3"]);
+async fn programs_receive_exact_arguments() {
+    let bench = bench_with_programs(&["git", "npm", "node", "python3"]);
     let words = [
         "",
         "a b",
@@ -100,8 +100,8 @@ async fn programs_get_their_arguments_exactly_as_they_are() {
 }
 
 #[tokio::test]
-async fn code_goes_through_standard_input_however_long_it_is() {
-    let bench = with_programs(&["node", "python3"]);
+async fn code_of_any_length_is_passed_through_stdin() {
+    let bench = bench_with_programs(&["node", "python3"]);
     let code = format!("print('{}')", "x".repeat(200_000));
     for (tool, name) in [("node", "node"), ("python", "python3")] {
         let result = bench.call(tool, json!([code, {"timeout_seconds": 60}])).await;
@@ -120,7 +120,7 @@ async fn code_goes_through_standard_input_however_long_it_is() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_installed_is_a_clear_error() {
+async fn missing_program_has_its_own_error() {
     let bench = unconfined(Vec::new());
     bench.call("setenv", json!(["PATH", "/nonexistent"])).await;
     for tool in ["git", "npm", "node", "python"] {
@@ -131,8 +131,8 @@ async fn a_program_that_is_not_installed_is_a_clear_error() {
             "{missing}"
         );
     }
-    // A program that itself ends with that status has run.
-    let bench = with_programs(&[]);
+    // A program that exits with the same status has run.
+    let bench = bench_with_programs(&[]);
     bench.write("git", "#!/bin/sh\necho no >&2; exit 127\n");
     bench.call("bash", json!(["chmod +x git"])).await;
     let result = bench.call("git", json!([[]])).await;
@@ -140,7 +140,7 @@ async fn a_program_that_is_not_installed_is_a_clear_error() {
 }
 
 #[test]
-fn a_policy_sees_the_command_line_of_a_program() {
+fn policy_subject_of_a_program_is_its_command_line() {
     for (tool, args, expected) in [
         ("git", json!([["push", "--force", "origin"]]), "git push --force origin"),
         ("git", json!([["commit", "-m", "it's"]]), r"git commit -m 'it'\''s'"),
@@ -155,10 +155,10 @@ fn a_policy_sees_the_command_line_of_a_program() {
 }
 
 #[tokio::test]
-async fn variables_are_set_for_the_commands_that_follow() {
+async fn setenv_applies_to_following_commands() {
     let bench = unconfined(Vec::new());
     assert_eq!(bench.call("getenv", json!(["GREETING"])).await, json!(null));
-    // Cargo sets this for every test; it stands for what is in the environment of a service.
+    // Cargo sets this for every test; it represents the environment of a service.
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
     assert_eq!(bench.call("getenv", json!(["CARGO_MANIFEST_DIR"])).await, json!(null));
     let path = bench.call("bash", json!(["printf %s \"$PATH\""])).await["stdout"].clone();
@@ -185,7 +185,7 @@ async fn variables_are_set_for_the_commands_that_follow() {
 }
 
 #[tokio::test]
-async fn variables_are_bounded_and_a_refused_one_changes_nothing() {
+async fn variables_are_bounded_and_rejection_changes_nothing() {
     let bench = Bench::new();
     for args in
         [json!(["A B", "x"]), json!(["1A", "x"]), json!(["A", "x\u{0}"]), json!(["A=", "x"])]
@@ -198,7 +198,7 @@ async fn variables_are_bounded_and_a_refused_one_changes_nothing() {
             .fails("setenv", json!(["MORE", "x".repeat(1_000)]))
             .await
             .message
-            .contains("at most 200")
+            .contains("200 variables")
     );
     assert_eq!(bench.call("getenv", json!(["MORE"])).await, json!(null));
     bench.call("setenv", json!(["BIG", "x".repeat(1_000)])).await;
@@ -211,7 +211,7 @@ async fn variables_are_bounded_and_a_refused_one_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
+async fn new_toolbox_restores_variables_from_the_journal() {
     let old = Bench::new();
     let mut journal = Vec::new();
     for args in
@@ -221,7 +221,7 @@ async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
     }
     old.write("file", "text");
     journal.push(("read_file", old.call("read_file", json!(["file"])).await));
-    // A call that failed has set nothing.
+    // A failed call has set nothing.
     let failed = old.fails("setenv", json!(["A B", "x"])).await;
     journal.push(("setenv", json!({"name": failed.name, "message": failed.message})));
     journal.push(("setenv", json!(null)));
@@ -240,7 +240,7 @@ async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
 }
 
 #[tokio::test]
-async fn programs_that_are_installed_run_in_the_sandbox() {
+async fn installed_programs_run_in_the_sandbox() {
     let sandbox = crate::command::tests::sandbox().await;
     if !sandbox.is_available() {
         return;

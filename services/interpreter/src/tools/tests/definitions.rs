@@ -1,4 +1,4 @@
-//! The definitions as a set, and what is made of them.
+//! The set of definitions, and what is generated from it.
 
 use std::collections::HashSet;
 use std::os::unix::fs::symlink;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::*;
 
-/// Whether a result is of the type that a definition describes; the error says where it is not.
+/// Whether a result is of the type that a definition describes; the error says where it differs.
 pub(super) fn accept(output: &Output, value: &Value) -> Result<(), String> {
     let fits = match (output, value) {
         (Output::Any, _)
@@ -30,11 +30,11 @@ pub(super) fn accept(output: &Output, value: &Value) -> Result<(), String> {
             if let Some(unknown) =
                 map.keys().find(|name| !fields.iter().any(|field| field.name == *name))
             {
-                return Err(format!("it has a property {unknown}"));
+                return Err(format!("it has an unknown property {unknown}"));
             }
             return fields.iter().try_for_each(|field| match map.get(field.name) {
                 None if field.optional => Ok(()),
-                None => Err(format!("it lacks {}", field.name)),
+                None => Err(format!("it has no {}", field.name)),
                 Some(value) => {
                     accept(&field.output, value).map_err(|why| format!("{}: {why}", field.name))
                 }
@@ -42,7 +42,7 @@ pub(super) fn accept(output: &Output, value: &Value) -> Result<(), String> {
         }
         _ => false,
     };
-    if fits { Ok(()) } else { Err(format!("{value} is no {}", output.typescript())) }
+    if fits { Ok(()) } else { Err(format!("{value} is not a {}", output.typescript())) }
 }
 
 #[test]
@@ -56,20 +56,20 @@ fn tools_page_matches_definitions() {
     let differs = committed.lines().zip(generated.lines()).position(|(old, new)| old != new);
     assert!(
         committed == generated,
-        "docs/tools.md does not say what the definitions say, first at line {}. To write it anew: UPDATE_DOCS=1 cargo test \
+        "docs/tools.md does not match the definitions, first at line {}. To regenerate it: UPDATE_DOCS=1 cargo test \
          -p construct-interpreter tools_page_matches_definitions",
         differs.unwrap_or_else(|| committed.lines().count().min(generated.lines().count())) + 1
     );
 }
 
 #[test]
-fn what_a_signature_refers_to_is_told_before_it_and_is_the_same() {
+fn base_tool_is_declared_earlier_with_equal_options() {
     for (position, tool) in definitions().iter().enumerate() {
-        let Some(like) = tool.base_tool else { continue };
+        let Some(base) = tool.base_tool else { continue };
         let before = definitions()[..position]
             .iter()
-            .find(|other| other.name == like)
-            .expect("a tool told before");
+            .find(|other| other.name == base)
+            .expect("a tool declared earlier");
         let options = |tool: &Definition| tool.input_schema()["properties"]["options"].clone();
         assert_eq!(
             (options(tool), tool.output_schema()),
@@ -77,12 +77,12 @@ fn what_a_signature_refers_to_is_told_before_it_and_is_the_same() {
             "{}",
             tool.name
         );
-        assert_eq!(before.parameters.iter().position(|p| p.name == "options"), Some(1), "{like}");
+        assert_eq!(before.parameters.iter().position(|p| p.name == "options"), Some(1), "{base}");
     }
 }
 
-/// The names of errors that stand in source text: words of their own in quotes that are written as
-/// such names are. One of a single part is known by what is made with it.
+/// The error names in source text: separate quoted words in the form of such names. A name of a
+/// single part must be an argument of `new`.
 fn error_names(source: &str) -> impl Iterator<Item = &str> {
     source.match_indices(['"', '\'']).filter_map(|(at, _)| {
         let rest = &source[at + 1..];
@@ -111,7 +111,7 @@ fn sources(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn every_error_that_scripts_can_get_is_told_of() {
+fn every_error_of_scripts_is_documented() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(package.join(path)).expect("a page");
     let pages =
@@ -128,19 +128,19 @@ fn every_error_that_scripts_can_get_is_told_of() {
     ] {
         assert!(names.contains(known), "{known} is not found in the sources");
     }
-    let mut untold: Vec<&str> =
+    let mut undocumented: Vec<&str> =
         names.into_iter().filter(|name| !pages.contains(&format!("`{name}`"))).collect();
-    untold.sort_unstable();
-    assert!(untold.is_empty(), "neither a definition nor a page tells of {untold:?}");
+    undocumented.sort_unstable();
+    assert!(undocumented.is_empty(), "neither a definition nor a page documents {undocumented:?}");
 
-    // Which of them a tool can throw is checked of every call in any test, see `told`.
+    // Every call in any test checks which of them a tool can throw, see `check_error_name`.
     let page = documentation();
     let (introduction, _) = page.split_once("\n| tool |").expect("the table of tools");
     for name in [
-        &definition::ERRORS_OF_ALL[..],
-        &definition::ERRORS_OF_PATHS,
-        &definition::ERRORS_OF_FILES,
-        &definition::ERRORS_OF_TASKS,
+        &definition::COMMON_ERRORS[..],
+        &definition::PATH_ERRORS,
+        &definition::FILE_ERRORS,
+        &definition::TASK_ERRORS,
     ]
     .concat()
     {
@@ -148,23 +148,23 @@ fn every_error_that_scripts_can_get_is_told_of() {
     }
     for tool in definitions() {
         let names: HashSet<&str> = tool.all_errors().map(|(name, _)| *name).collect();
-        assert_eq!(names.len(), tool.all_errors().count(), "{} names an error twice", tool.name);
+        assert_eq!(names.len(), tool.all_errors().count(), "{} lists an error twice", tool.name);
     }
 }
 
 #[test]
-#[should_panic(expected = "the definition of pwd does not tell of FileNotFound")]
-fn an_error_that_its_definition_does_not_tell_of_fails_the_test() {
+#[should_panic(expected = "the definition of pwd does not list FileNotFound")]
+fn undocumented_error_fails_the_test() {
     let pwd = definition("pwd").expect("a tool");
-    drop(told(pwd, Err::<(), _>(ToolError::new("FileNotFound", "there is none"))));
+    drop(check_error_name(pwd, Err::<(), _>(ToolError::new("FileNotFound", "there is none"))));
 }
 
 #[test]
-fn no_two_tools_share_a_name() {
+fn tool_names_are_unique() {
     let mut seen = HashSet::new();
     for tool in definitions() {
         for name in tool.aliases.iter().chain([&tool.name]) {
-            assert!(seen.insert(*name), "{name} is there twice");
+            assert!(seen.insert(*name), "{name} is defined twice");
             assert!(definition(name).is_some_and(|found| found.name == tool.name), "{name}");
             assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '.'), "{name}");
         }
@@ -172,7 +172,7 @@ fn no_two_tools_share_a_name() {
 }
 
 #[test]
-fn declarations_are_typescript_with_every_tool_documented() {
+fn declarations_document_every_tool_in_typescript() {
     let text = declarations(usize::MAX);
     assert!(text.contains(
         "declare function read_file(path: string, start_line?: number, end_line?: number, named?: { offset?: number; limit?: number; \
@@ -198,7 +198,7 @@ fn declarations_are_typescript_with_every_tool_documented() {
 }
 
 #[test]
-fn schemas_name_types_bounds_and_what_is_required() {
+fn schemas_have_types_bounds_and_required_parameters() {
     let schema = definition("grep").expect("a tool").input_schema();
     assert_eq!(schema["required"], json!(["query"]));
     assert_eq!(schema["additionalProperties"], json!(false));
@@ -209,11 +209,11 @@ fn schemas_name_types_bounds_and_what_is_required() {
 }
 
 #[test]
-fn declarations_keep_to_their_budget_and_name_the_rest_in_one_line_each() {
+fn declarations_fit_their_budget_and_list_the_rest() {
     let all = declarations(usize::MAX);
     assert!(
         all.len() < 25 * 1024,
-        "the declarations have {} bytes, more than a prompt has room for",
+        "the declarations have {} bytes, too many for a prompt",
         all.len()
     );
     assert!(all.contains(
@@ -249,7 +249,7 @@ fn declarations_keep_to_their_budget_and_name_the_rest_in_one_line_each() {
 }
 
 #[tokio::test]
-async fn tools_are_found_by_what_they_do() {
+async fn search_finds_tools_by_their_purpose() {
     let bench = Bench::new();
     let first = async |query: &str| {
         bench.call("tools.search", json!([query])).await["tools"][0]["name"].clone()
@@ -286,7 +286,7 @@ async fn tools_are_found_by_what_they_do() {
 }
 
 #[tokio::test]
-async fn a_tool_is_described_with_its_declaration_and_schemas() {
+async fn description_has_declaration_and_schemas() {
     let bench = Bench::new();
     let described = bench.call("tools.describe", json!(["edit"])).await;
     let tool = definition("edit_file").expect("a tool");
@@ -308,7 +308,7 @@ async fn a_tool_is_described_with_its_declaration_and_schemas() {
 }
 
 #[test]
-fn schemas_describe_results_as_the_types_do() {
+fn result_schemas_match_result_types() {
     let list = definition("list_files").expect("a tool").output_schema();
     assert_eq!(list["items"]["properties"]["type"]["enum"][0], json!("file"));
     let command = definition("execute_command").expect("a tool").output_schema();
@@ -326,7 +326,7 @@ fn schemas_describe_results_as_the_types_do() {
 }
 
 #[test]
-fn every_permission_of_a_tool_goes_with_what_it_changes() {
+fn permission_of_a_tool_matches_its_effect() {
     for tool in definitions() {
         let expected = match tool.permission {
             Permission::Pure | Permission::FilesRead => Effect::Read,
@@ -339,7 +339,7 @@ fn every_permission_of_a_tool_goes_with_what_it_changes() {
 }
 
 #[test]
-fn calls_that_mean_the_same_have_one_canonical_form() {
+fn equivalent_calls_have_one_canonical_form() {
     let same = |name: &str, forms: &[Value]| -> Value {
         let tool = definition(name).expect("a tool");
         let canonical = tool.canonical(&forms[0]).expect("arguments that fit");
@@ -350,7 +350,7 @@ fn calls_that_mean_the_same_have_one_canonical_form() {
                 "{form}"
             );
         }
-        // It is a form of the call itself.
+        // The canonical form is itself a valid call.
         assert_eq!(tool.canonical(&canonical).expect("arguments that fit"), canonical);
         canonical
     };
@@ -380,7 +380,7 @@ fn calls_that_mean_the_same_have_one_canonical_form() {
 }
 
 #[tokio::test]
-async fn absolute_paths_of_the_workspace_are_the_relative_ones() {
+async fn absolute_workspace_paths_become_relative() {
     let bench = Bench::new();
     bench.write("a/b", "text");
     let root = bench.directory.path().to_str().expect("UTF-8");
@@ -403,7 +403,7 @@ async fn absolute_paths_of_the_workspace_are_the_relative_ones() {
 }
 
 #[test]
-fn a_policy_is_asked_about_paths_commands_and_requests() {
+fn policy_subjects_are_paths_commands_and_requests() {
     let subject = |name: &str, args: Value| {
         let tool = definition(name).expect("a tool");
         tool.subject(&tool.canonical(&args).expect("arguments that fit"))
@@ -437,7 +437,7 @@ fn a_policy_is_asked_about_paths_commands_and_requests() {
 }
 
 #[tokio::test]
-async fn a_policy_is_asked_about_where_links_lead_too() {
+async fn policy_subjects_include_link_targets() {
     let bench = Bench::new();
     bench.write("secret/key", "");
     symlink("secret", bench.path("open")).expect("linked");
@@ -465,7 +465,7 @@ async fn a_policy_is_asked_about_where_links_lead_too() {
         assert_eq!(asked("create_file", path).await, [path]);
         bench.fails("create_file", json!([path, "x"])).await;
     }
-    // What a policy was told is what the tool does.
+    // The tool uses the path that the policy decided about.
     bench.call("create_file", json!(["dangling", "text"])).await;
     assert_eq!(bench.read("secret/new"), "text");
 }

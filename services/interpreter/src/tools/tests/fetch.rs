@@ -10,7 +10,7 @@ use super::*;
 
 pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A server that answers every request with what `answer` makes of it, and passes the requests on.
+/// A server that answers every request with `answer`, and forwards the requests to the test.
 pub(crate) async fn server(
     answer: impl Fn(&str) -> Vec<u8> + Send + 'static,
 ) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
@@ -21,7 +21,7 @@ pub(crate) async fn server(
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut request = Vec::new();
             let mut buffer = [0; 4096];
-            // Small requests only: the body arrives with the head, or is announced by its length.
+            // Only small requests: the body arrives with the head, or has a content length.
             while let Ok(read @ 1..) = stream.read(&mut buffer).await {
                 request.extend_from_slice(&buffer[..read]);
                 if is_complete(&request) {
@@ -62,7 +62,7 @@ fn granted(hosts: &[&str]) -> Bench {
 }
 
 #[tokio::test]
-async fn a_body_is_cut_to_what_a_result_may_be_as_json() {
+async fn body_is_truncated_to_the_result_limit_as_json() {
     let page = "{\"a\":\"\u{1}é\"}\n".repeat(20_000);
     let (address, _requests) = server(move |_| ok(&page)).await;
     let mut bench = granted(&["127.0.0.1"]);
@@ -72,7 +72,7 @@ async fn a_body_is_cut_to_what_a_result_may_be_as_json() {
     let size = result.to_string().len();
     assert!((98_000..=100_000).contains(&size), "{size}");
     assert_eq!(result["truncated"], true);
-    // What fits stays whole.
+    // A body that fits is not truncated.
     bench.tools = bench.tools.with_result_bytes(1 << 20);
     let result = bench.call("fetch", json!([format!("http://{address}/")])).await;
     assert_eq!(
@@ -82,7 +82,7 @@ async fn a_body_is_cut_to_what_a_result_may_be_as_json() {
 }
 
 #[tokio::test]
-async fn body_beyond_the_bound_is_refused_unless_a_part_is_asked_for() {
+async fn oversized_body_is_an_error_unless_a_part_is_requested() {
     let body = "0123456789abcdef\n".repeat(400_000);
     let sent = body.clone();
     let (address, _requests) = server(move |request| match request.split(' ').nth(1) {
@@ -125,7 +125,7 @@ async fn body_beyond_the_bound_is_refused_unless_a_part_is_asked_for() {
 }
 
 #[tokio::test]
-async fn body_that_is_no_text_is_said_to_be_replaced() {
+async fn replaced_bytes_of_a_body_are_noted() {
     let (address, _requests) = server(|request| match request.split(' ').nth(1) {
         Some("/latin") => of_type("text/plain; charset=iso-8859-1", b"caf\xe9"),
         _ => of_type("image/png", b"\x89PNG"),
@@ -140,7 +140,7 @@ async fn body_that_is_no_text_is_said_to_be_replaced() {
 }
 
 #[tokio::test]
-async fn a_response_comes_with_status_headers_and_body() {
+async fn response_has_status_headers_and_body() {
     let (address, mut requests) = server(|_| ok("hello")).await;
     let bench = granted(&["127.0.0.1"]);
     let url = format!("http://{address}/a?b=c");
@@ -163,7 +163,7 @@ async fn a_response_comes_with_status_headers_and_body() {
 }
 
 #[tokio::test]
-async fn a_status_that_is_no_success_is_a_result() {
+async fn error_status_is_a_result() {
     let (address, _requests) = server(|_| {
         b"HTTP/1.1 503 No\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy".to_vec()
     })
@@ -173,7 +173,7 @@ async fn a_status_that_is_no_success_is_a_result() {
 }
 
 #[tokio::test]
-async fn a_host_that_was_not_granted_is_refused_and_the_message_says_how_to_grant_it() {
+async fn host_not_granted_error_says_how_to_grant_it() {
     for hosts in [&[][..], &["example.com"], &["*.0.0.1"][..0]] {
         let error = granted(hosts).fails("fetch", json!(["http://other.example.org/"])).await;
         assert_eq!(error.name, "HostNotGranted");
@@ -185,10 +185,10 @@ async fn a_host_that_was_not_granted_is_refused_and_the_message_says_how_to_gran
 }
 
 #[tokio::test]
-async fn private_addresses_are_refused_in_every_spelling_although_every_host_is_granted() {
+async fn private_addresses_are_rejected_in_every_spelling() {
     let policy = Policy { hosts: vec!["*".parse().expect("a host")], ..Policy::default() };
     let bench = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
-    // A server that would answer, so that a refusal is not for lack of one.
+    // A server that would answer, so that a rejection is not a missing server.
     let (address, mut requests) = server(|_| ok("secret")).await;
     let port = address.port();
     let hosts = [
@@ -219,11 +219,11 @@ async fn private_addresses_are_refused_in_every_spelling_although_every_host_is_
         let error = bench.fails("fetch", json!([format!("http://{host}:{port}/")])).await;
         assert_eq!(error.name, "AddressForbidden", "{host}: {error}");
     }
-    assert!(requests.try_recv().is_err(), "a request went out");
+    assert!(requests.try_recv().is_err(), "a request was sent");
 }
 
 #[tokio::test]
-async fn a_redirect_is_checked_like_the_first_address() {
+async fn redirect_target_is_checked_like_the_first_address() {
     let (inner, mut reached) = server(|_| ok("secret")).await;
     let port = inner.port();
     let targets = [
@@ -242,11 +242,11 @@ async fn a_redirect_is_checked_like_the_first_address() {
         let error = bench.fails("fetch", json!([format!("http://{outer}/")])).await;
         assert_eq!(error.name, expected, "{target}: {error}");
     }
-    assert!(reached.try_recv().is_err(), "a request went to the server behind the redirect");
+    assert!(reached.try_recv().is_err(), "a request was sent to the target of the redirect");
 }
 
 #[tokio::test]
-async fn a_redirect_to_another_origin_takes_no_credentials_along() {
+async fn redirect_to_another_origin_drops_credentials() {
     let (inner, mut reached) = server(|_| ok("there")).await;
     let to = format!("http://user:password@{inner}/next");
     let (outer, _requests) = server(move |_| redirect(307, &to)).await;
@@ -268,7 +268,7 @@ async fn a_redirect_to_another_origin_takes_no_credentials_along() {
 }
 
 #[tokio::test]
-async fn a_redirect_within_an_origin_keeps_headers_and_a_303_becomes_a_get() {
+async fn same_origin_redirect_keeps_headers_and_303_becomes_get() {
     let (address, mut requests) =
         server(
             |request| {
@@ -286,14 +286,14 @@ async fn a_redirect_within_an_origin_keeps_headers_and_a_303_becomes_a_get() {
 }
 
 #[tokio::test]
-async fn redirects_end() {
+async fn redirects_are_limited() {
     let (address, _requests) = server(|_| redirect(302, "/again")).await;
     let error = granted(&["127.0.0.1"]).fails("fetch", json!([format!("http://{address}/")])).await;
     assert_eq!(error.name, "TooManyRedirects");
 }
 
 #[tokio::test]
-async fn a_body_without_end_is_cut() {
+async fn endless_body_is_truncated() {
     let (address, _requests) = server(|_| {
         let mut response = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n".to_vec();
         response.extend("\u{e4}".repeat(1_000_000).into_bytes());
@@ -310,7 +310,7 @@ async fn a_body_without_end_is_cut() {
 }
 
 #[tokio::test]
-async fn a_host_that_does_not_answer_times_out_and_can_be_cancelled() {
+async fn unresponsive_host_times_out_and_call_is_cancelable() {
     let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
     let url = format!("http://{}/?key=s3cret", listener.local_addr().expect("an address"));
     let bench = granted(&["127.0.0.1"]);
@@ -327,7 +327,7 @@ async fn a_host_that_does_not_answer_times_out_and_can_be_cancelled() {
 }
 
 #[tokio::test]
-async fn a_host_that_cannot_be_reached_is_said_without_the_query() {
+async fn unreachable_host_error_omits_the_query() {
     let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
     let address = listener.local_addr().expect("an address");
     drop(listener);
@@ -342,7 +342,7 @@ async fn a_host_that_cannot_be_reached_is_said_without_the_query() {
 }
 
 #[tokio::test]
-async fn requests_that_make_no_sense_are_refused() {
+async fn invalid_requests_are_rejected() {
     let bench = granted(&["*"]);
     let cases = [
         json!(["example.com/a"]),
@@ -371,7 +371,7 @@ pub(super) fn of_type(content_type: &str, body: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_page_comes_as_markdown_when_that_is_asked_for() {
+async fn page_is_converted_to_markdown_on_request() {
     let page = "<title>T</title><p>caf\u{e9} <a href=/b>b</a><script>x</script>";
     let (address, mut requests) = server(|request| match request.split(' ').nth(1) {
         Some("/latin") => of_type("text/html; charset=ISO-8859-1", b"<p>caf\xe9"),
@@ -410,7 +410,7 @@ async fn a_page_comes_as_markdown_when_that_is_asked_for() {
         assert!(refused.name == "NotText" && refused.message.contains(kind), "{refused}");
         assert_eq!(refused.details.expect("details")["status"], json!(200));
     }
-    // Without it everything comes as it is.
+    // Without it every body is returned unchanged.
     assert_eq!(fetch("/", json!({})).await.expect("a result")["body"], json!(page));
     assert_eq!(
         fetch("/pdf", json!({"as": "text"})).await.expect("a result")["body"],

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use super::*;
 
 #[tokio::test]
-async fn a_file_is_read_exactly_and_by_lines() {
+async fn file_is_read_exactly_and_by_lines() {
     let bench = Bench::new();
     let text = "one\r\ntwo\n\u{e4}\u{1f600}\n\nlast";
     bench.write("a", text);
@@ -19,7 +19,7 @@ async fn a_file_is_read_exactly_and_by_lines() {
 }
 
 #[tokio::test]
-async fn lines_that_are_not_there_are_an_error_that_says_how_many_there_are() {
+async fn line_out_of_range_error_has_the_line_count() {
     let bench = Bench::new();
     bench.write("a", "one\ntwo\n");
     let error = bench.fails("read_file", json!(["a", 3])).await;
@@ -31,7 +31,7 @@ async fn lines_that_are_not_there_are_an_error_that_says_how_many_there_are() {
 }
 
 #[tokio::test]
-async fn files_that_cannot_be_read_say_why_and_what_to_do() {
+async fn unreadable_file_errors_say_why_and_what_to_do() {
     let bench = Bench::new();
     bench.write("src/main.rs", "");
     bench.write("binary", [0x7f, b'E', b'L', b'F', 0, 0]);
@@ -48,7 +48,7 @@ async fn files_that_cannot_be_read_say_why_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_sparse_gigabyte_is_answered_at_once() {
+async fn sparse_gigabyte_file_is_handled_quickly() {
     let bench = Bench::new();
     let file = std::fs::File::create(bench.path("huge")).expect("made");
     file.set_len(1 << 30).expect("sparse");
@@ -67,7 +67,7 @@ async fn a_sparse_gigabyte_is_answered_at_once() {
 }
 
 #[tokio::test]
-async fn creating_a_file_makes_directories_and_says_what_it_did() {
+async fn create_file_creates_directories_and_reports_status() {
     let bench = Bench::new();
     let created = bench.call("create_file", json!(["a/b/c.txt", "\u{e4}"])).await;
     assert_eq!(created, json!({"path": "a/b/c.txt", "bytes": 2, "status": "created"}));
@@ -89,7 +89,7 @@ async fn creating_a_file_makes_directories_and_says_what_it_did() {
 }
 
 #[tokio::test]
-async fn an_edit_gives_a_unified_diff_and_keeps_the_mode() {
+async fn edit_returns_a_unified_diff_and_keeps_the_mode() {
     let bench = Bench::new();
     bench.write("a.rs", "one\ntwo\nthree\nfour\n");
     std::fs::set_permissions(bench.path("a.rs"), std::fs::Permissions::from_mode(0o700))
@@ -103,7 +103,7 @@ async fn an_edit_gives_a_unified_diff_and_keeps_the_mode() {
 }
 
 #[tokio::test]
-async fn an_ambiguous_edit_names_the_lines_and_changes_nothing() {
+async fn ambiguous_edit_error_lists_lines_and_changes_nothing() {
     let bench = Bench::new();
     let text = "x = 1\ny\nx = 1\n";
     bench.write("a", text);
@@ -116,7 +116,7 @@ async fn an_ambiguous_edit_names_the_lines_and_changes_nothing() {
         Some(json!({"path": "a", "index": 1, "occurrences": 2, "lines": [1, 3]}))
     );
     assert_eq!(bench.read("a"), text);
-    // Occurrences that overlap one another are ambiguous too.
+    // Overlapping occurrences are ambiguous too.
     bench.write("b", "aaa");
     assert_eq!(
         bench.fails("edit_file", json!(["b", [{"old": "aa", "new": "b"}]])).await.name,
@@ -125,7 +125,7 @@ async fn an_ambiguous_edit_names_the_lines_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn overlapping_edits_are_refused_and_touching_ones_are_not() {
+async fn overlapping_edits_are_rejected_and_adjacent_ones_are_not() {
     let bench = Bench::new();
     bench.write("a", "abcdef");
     let overlapping = json!([{"old": "abc", "new": "1"}, {"old": "cd", "new": "2"}]);
@@ -140,7 +140,7 @@ async fn overlapping_edits_are_refused_and_touching_ones_are_not() {
 }
 
 #[tokio::test]
-async fn text_that_is_not_there_is_answered_with_the_most_similar_place() {
+async fn missing_text_error_shows_the_most_similar_text() {
     let bench = Bench::new();
     bench.write("a", "fn main() {\n    let count = 1;\n}\n");
     let error =
@@ -154,11 +154,11 @@ async fn text_that_is_not_there_is_answered_with_the_most_similar_place() {
     let error = bench
         .fails("edit_file", json!(["a", [{"old": "something else entirely", "new": "x"}]]))
         .await;
-    assert!(error.message.contains("Nothing similar is there"), "{error}");
+    assert!(error.message.contains("There is no similar text"), "{error}");
 }
 
 #[tokio::test]
-async fn windows_line_endings_are_kept_and_need_not_be_written() {
+async fn windows_line_endings_are_kept_and_optional_in_edits() {
     let bench = Bench::new();
     bench.write("crlf", "one\r\ntwo\r\nthree\r\n");
     let edited = bench
@@ -187,7 +187,7 @@ async fn bytes_that_are_not_utf8_survive_an_edit() {
 }
 
 #[tokio::test]
-async fn senseless_edits_are_refused() {
+async fn invalid_edits_are_rejected() {
     let bench = Bench::new();
     bench.write("a", "x");
     for edit in [json!({"old": "", "new": "y"}), json!({"old": "x", "new": "x"})] {
@@ -200,7 +200,7 @@ async fn senseless_edits_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_edits_of_one_file_all_happen() {
+async fn concurrent_edits_of_one_file_all_apply() {
     let bench = Bench::new();
     bench.write("a", (0..40).map(|n| format!("<{n}>\n")).collect::<String>());
     let tools = Arc::new(bench.tools);
@@ -218,7 +218,7 @@ async fn concurrent_edits_of_one_file_all_happen() {
 }
 
 #[tokio::test]
-async fn a_listing_shows_types_sizes_and_leaves_ignored_files_out() {
+async fn listing_has_types_and_sizes_and_omits_ignored_files() {
     let bench = Bench::new();
     bench.write(".gitignore", "target\n");
     bench.write("target/x", "");
@@ -246,7 +246,7 @@ async fn a_listing_shows_types_sizes_and_leaves_ignored_files_out() {
 }
 
 #[tokio::test]
-async fn grep_finds_lines_with_their_numbers_and_context() {
+async fn grep_returns_lines_with_numbers_and_context() {
     let bench = Bench::new();
     bench.write("src/a.rs", "one\r\nfn two() {}\r\nthree\n");
     bench.write("src/b.txt", "fn other() {}\n");
@@ -277,7 +277,7 @@ async fn grep_finds_lines_with_their_numbers_and_context() {
 }
 
 #[tokio::test]
-async fn grep_shows_lines_between_near_matches_to_both() {
+async fn grep_context_lines_belong_to_both_near_matches() {
     let bench = Bench::new();
     bench.write("near", "hit 1\ntwo\nthree\nhit 4\nhit 5\nsix\n7\n8\n9\n10\nhit 11\n");
     bench.write("other", "hit a\n");
@@ -302,7 +302,7 @@ async fn grep_shows_lines_between_near_matches_to_both() {
 }
 
 #[tokio::test]
-async fn an_expression_that_cannot_be_used_is_explained() {
+async fn invalid_expression_error_explains_the_fault() {
     let bench = Bench::new();
     for query in ["(", "(?<=x)y", "a\\1"] {
         let error = bench.fails("grep", json!([query])).await;
@@ -310,7 +310,10 @@ async fn an_expression_that_cannot_be_used_is_explained() {
         assert!(error.message.contains("literal: true") && error.message.len() < 2_000, "{error}");
     }
     let error = bench.fails("grep", json!([r"(\w{1000}){1000}"])).await;
-    assert!(error.name == "ExpressionTooLarge" && error.message.contains("Repeat less"), "{error}");
+    assert!(
+        error.name == "ExpressionTooLarge" && error.message.contains("counted repetitions"),
+        "{error}"
+    );
     let glob = bench.fails("grep", json!(["x", ".", {"include": "[z-a]"}])).await;
     assert_eq!(glob.name, "InvalidArguments");
     // Backtracking engines take exponential time for this one.
@@ -321,7 +324,7 @@ async fn an_expression_that_cannot_be_used_is_explained() {
 }
 
 #[tokio::test]
-async fn neither_grep_nor_find_follow_links_out() {
+async fn grep_and_find_do_not_follow_links_outside() {
     let bench = Bench::new();
     let outside = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(outside.path().join("secret.txt"), "needle").expect("written");
@@ -335,7 +338,7 @@ async fn neither_grep_nor_find_follow_links_out() {
 }
 
 #[tokio::test]
-async fn files_are_found_by_name_and_by_path() {
+async fn find_file_matches_names_and_paths() {
     let bench = Bench::new();
     for path in ["Cargo.toml", "a/Cargo.toml", "a/src/lib.rs", "b/src/deep/lib.rs"] {
         bench.write(path, "");

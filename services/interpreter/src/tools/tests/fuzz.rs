@@ -1,6 +1,6 @@
-//! Random calls: whatever the arguments of a tool are, the call ends with a result that its
-//! definition describes, or with an error made for a model to read. Half of the arguments are made
-//! to fit the definition, so that the tools get to work on odd files.
+//! Random calls: whatever the arguments of a tool are, the call ends with a result that matches its
+//! definition, or with an error for a model. Half of the arguments fit the definition, so that the
+//! tools work on odd files.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::symlink;
@@ -14,11 +14,11 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::tests::fuzz::{Target, fuzz, reductions};
 
-/// No call takes this long, whatever it is given; programs are given five seconds of it.
+/// Maximum time of a call, whatever its arguments; programs have five seconds of it.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The longest message of an error, in bytes: it is read by a model.
+/// Longest error message, in bytes: a model reads it.
 const LONGEST_MESSAGE: usize = 16 << 10;
-/// The address at which the test's own server is reached; no other can be.
+/// The address of the test's own server, the only one that can be reached.
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 #[derive(Clone)]
@@ -76,7 +76,7 @@ impl Calls {
             Ok(result) => {
                 if let Err(error) = canonical {
                     return Err(format!(
-                        "{tool}: it was called, but has no canonical form: {error}"
+                        "{tool}: it was executed, but has no canonical form: {error}"
                     ));
                 }
                 let output = &definition(tool)
@@ -234,7 +234,7 @@ impl Calls {
         }
     }
 
-    /// Mostly what a parameter takes.
+    /// A value that mostly fits a parameter.
     fn fitting(&self, kind: &Kind, random: &mut Rng) -> Value {
         if random.u8(..20) == 0 {
             return self.value(random, 0);
@@ -286,7 +286,7 @@ impl Calls {
     fn one_call(&self, random: &mut Rng) -> Call {
         let tools = definitions();
         let tool = &tools[random.usize(..tools.len())];
-        // Programs take their time to start, and are mostly the machine's.
+        // Programs start slowly, and their behavior mostly depends on the machine.
         let tool = if tool.permission == Permission::Commands && random.u8(..4) > 0 {
             &tools[random.usize(..6)]
         } else {
@@ -344,7 +344,7 @@ impl Target for Calls {
     }
 }
 
-/// The value with something left out of it.
+/// Smaller variants of the value.
 fn smaller_values(value: &Value) -> Vec<Value> {
     match value {
         Value::String(text) => {
@@ -383,7 +383,7 @@ fn smaller_values(value: &Value) -> Vec<Value> {
     }
 }
 
-/// A server that answers oddly.
+/// A server with odd answers.
 async fn server() -> u16 {
     let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -416,7 +416,7 @@ async fn random_calls_end_as_their_definitions_describe() {
                 if host == "open.test" { LOCAL } else { IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)) };
             Box::pin(async move { Ok(vec![address]) })
         };
-    let egress = Egress::resolving(&[LOCAL], Arc::new(resolve)).expect("an HTTP client");
+    let egress = Egress::with_lookup(&[LOCAL], Arc::new(resolve)).expect("an HTTP client");
     let sandbox = crate::command::tests::sandbox().await;
     fuzz(Calls { egress, sandbox, port: server().await }).await;
 }

@@ -1,4 +1,4 @@
-//! Pages as Markdown.
+//! Conversion of pages to Markdown.
 
 use reqwest::Url;
 
@@ -17,7 +17,7 @@ fn markdown(html: &str) -> String {
 }
 
 #[test]
-fn what_pages_are_made_of_becomes_markdown() {
+fn html_elements_become_markdown() {
     let cases = [
         ("", ""),
         ("plain", "plain\n"),
@@ -69,7 +69,7 @@ fn what_pages_are_made_of_becomes_markdown() {
 }
 
 #[test]
-fn tables_with_a_head_become_tables_and_others_are_layout() {
+fn tables_with_a_head_are_kept_and_others_are_layout() {
     let html = "<table><caption>C</caption><thead><tr><th>A<th> B | C </thead><tbody><tr><td>1<p>2</p></td>\n\
         <td><a href=/x>y</a><br><b>z</b></td></tr><tr><td></td><td><table><tr><td>in<td>ner</table></td></tr></table>end";
     let expected = "C\n\n| A | B \\| C |\n| --- | --- |\n| 1 2 | [y](https://example.com/x) **z** |\n| | in ner |\n\nend\n";
@@ -80,9 +80,9 @@ fn tables_with_a_head_become_tables_and_others_are_layout() {
 }
 
 #[test]
-fn the_output_is_cut_at_its_limit_between_characters() {
+fn output_is_cut_at_its_limit_between_characters() {
     let base = Url::parse(&format!("https://example.com/{}/", "a".repeat(1_500))).expect("a URL");
-    // Each of these few bytes becomes a long address.
+    // Each of these short links becomes a long address.
     let html = "<a href=x>ä</a>".repeat(10_000);
     let page = to_markdown(&html, &base, 100_001, &stop()).expect("in time");
     assert!(
@@ -95,7 +95,7 @@ fn the_output_is_cut_at_its_limit_between_characters() {
 }
 
 #[test]
-fn hostile_pages_take_time_and_memory_in_proportion_and_no_stack() {
+fn hostile_pages_take_linear_time_and_memory_and_no_stack() {
     let many = 50_000;
     let repeated = |text: &str| text.repeat(many);
     let pages = [
@@ -133,14 +133,14 @@ fn hostile_pages_take_time_and_memory_in_proportion_and_no_stack() {
         repeated("<title>"),
         format!("<ol start=4294967295>{}", repeated("<li>x")),
     ];
-    // The stack of a thread that works for a tool.
+    // The stack size of a thread that works for a tool.
     let convert = || {
         for page in &pages {
             let started = Instant::now();
             let text = markdown(page);
             let took = started.elapsed();
             let begin: String = page.chars().take(40).collect();
-            // Unoptimized; what is quadratic takes minutes.
+            // For unoptimized code; quadratic work would take minutes.
             assert!(took < Duration::from_secs(8), "{begin}… took {took:?}");
             assert!(text.len() <= LIMIT, "{begin}… became {} bytes", text.len());
         }
@@ -155,7 +155,7 @@ fn hostile_pages_take_time_and_memory_in_proportion_and_no_stack() {
 }
 
 #[test]
-fn no_order_of_tags_is_too_odd() {
+fn any_order_of_tags_is_converted() {
     let tags = [
         "p",
         "h1",
@@ -207,7 +207,7 @@ fn no_order_of_tags_is_too_odd() {
 }
 
 #[test]
-fn a_conversion_stops_when_its_time_is_over() {
+fn conversion_stops_at_its_time_limit() {
     let base = Url::parse("https://example.com/").expect("a URL");
     let stop = Stop::new(CancellationToken::new(), Duration::ZERO);
     assert!(to_markdown("<p>x", &base, LIMIT, &stop).is_err());

@@ -1,4 +1,4 @@
-//! `llm.ask`, `llm.json` and `llm.embed`, against a proxy that answers what a test wants.
+//! `llm.ask`, `llm.json` and `llm.embed`, against a proxy with prepared answers.
 
 use std::sync::Mutex;
 
@@ -12,13 +12,15 @@ fn http(status: u16, body: &Value) -> Vec<u8> {
         .into()
 }
 
-fn said(text: &str) -> Vec<u8> {
+fn completion(text: &str) -> Vec<u8> {
     let choice = json!({"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"});
     http(200, &json!({"object": "chat.completion", "choices": [choice]}))
 }
 
-/// A toolbox whose scripts may ask `own` and `mini`, and what the proxy is asked.
-async fn asking(answers: Vec<Vec<u8>>) -> (Bench, tokio::sync::mpsc::UnboundedReceiver<String>) {
+/// A toolbox whose scripts may ask `own` and `mini`, and the requests to the proxy.
+async fn bench_with_proxy(
+    answers: Vec<Vec<u8>>,
+) -> (Bench, tokio::sync::mpsc::UnboundedReceiver<String>) {
     let answers = Mutex::new(answers.into_iter());
     let (address, requests) = server(move |_| {
         answers.lock().expect("no panic").next().unwrap_or_else(|| http(500, &json!({})))
@@ -42,8 +44,9 @@ fn body(request: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_question_is_asked_with_the_token_and_costs_one_call() {
-    let (bench, mut requests) = asking(vec![said("Hello."), said("Bonjour.")]).await;
+async fn question_is_sent_once_with_the_token() {
+    let (bench, mut requests) =
+        bench_with_proxy(vec![completion("Hello."), completion("Bonjour.")]).await;
     assert_eq!(bench.call("llm.ask", json!(["Say hello"])).await, "Hello.");
     let options = json!({"model": "mini", "system": "Be French.", "max_tokens": 7});
     assert_eq!(bench.call("llm.ask", json!(["Say hello", options])).await, "Bonjour.");
@@ -59,14 +62,14 @@ async fn a_question_is_asked_with_the_token_and_costs_one_call() {
 }
 
 #[tokio::test]
-async fn answer_that_was_cut_is_an_error_that_has_it_unless_it_was_to_be_short() {
+async fn truncated_answer_is_an_error_unless_max_tokens_was_set() {
     let cut = || {
         http(
             200,
             &json!({"choices": [{"message": {"content": "Once upon"}, "finish_reason": "length"}]}),
         )
     };
-    let (bench, _requests) = asking(vec![cut(), cut()]).await;
+    let (bench, _requests) = bench_with_proxy(vec![cut(), cut()]).await;
     let error = bench.fails("llm.ask", json!(["Tell a story"])).await;
     assert_eq!((error.name, error.details), ("AnswerCut", Some(json!({"answer": "Once upon"}))));
     assert_eq!(
@@ -76,26 +79,29 @@ async fn answer_that_was_cut_is_an_error_that_has_it_unless_it_was_to_be_short()
 }
 
 #[tokio::test]
-async fn vectors_that_would_be_no_result_are_not_asked_for() {
+async fn oversized_vectors_are_rejected_before_the_request() {
     let vector = json!({"data": [{"embedding": [0.5, 0.25]}]});
-    let (mut bench, mut requests) = asking(vec![http(200, &vector)]).await;
+    let (mut bench, mut requests) = bench_with_proxy(vec![http(200, &vector)]).await;
     bench.tools = bench.tools.with_result_bytes(1000);
     let refused =
         bench.fails("llm.embed", json!([["a", "b"], {"model": "own", "dimensions": 50}])).await;
     assert_eq!(refused.name, "InvalidArguments");
     assert!(refused.message.contains("at most 1 texts at once"), "{refused}");
-    assert!(requests.try_recv().is_err(), "nothing was asked");
+    assert!(requests.try_recv().is_err(), "no request was sent");
     let one = bench.call("llm.embed", json!(["a", {"model": "own", "dimensions": 50}])).await;
     assert_eq!(one, json!([[0.5, 0.25]]));
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_fit_is_sent_back_once_with_what_is_wrong() {
+async fn invalid_answer_is_sent_back_once_with_its_faults() {
     let schema =
         json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
     let args = json!(["Which number?", {"schema": schema}]);
-    let (bench, mut requests) =
-        asking(vec![said("```json\n{\"n\": \"7\"}\n```"), said("{\"n\": 7}")]).await;
+    let (bench, mut requests) = bench_with_proxy(vec![
+        completion("```json\n{\"n\": \"7\"}\n```"),
+        completion("{\"n\": 7}"),
+    ])
+    .await;
     assert_eq!(bench.call("llm.json", args.clone()).await, json!({"n": 7}));
     let first = body(&requests.recv().await.expect("a request"));
     assert_eq!(first["response_format"]["json_schema"]["schema"], schema);
@@ -103,27 +109,27 @@ async fn an_answer_that_does_not_fit_is_sent_back_once_with_what_is_wrong() {
     let complaint = second["messages"][2]["content"].as_str().expect("a text");
     assert!(complaint.contains("/n: ") && complaint.contains("integer"), "{complaint}");
 
-    let (bench, _requests) = asking(vec![said("seven"), said("{}")]).await;
+    let (bench, _requests) = bench_with_proxy(vec![completion("seven"), completion("{}")]).await;
     let error = bench.fails("llm.json", args).await;
     assert_eq!(error.name, "InvalidAnswer");
     assert_eq!(error.details.expect("details")["answer"], "{}");
 }
 
 #[tokio::test]
-async fn texts_become_vectors_as_the_proxy_gives_them() {
+async fn vectors_are_returned_as_the_proxy_sends_them() {
     let vectors = |vectors: Value| {
         let items: Vec<Value> =
             vectors.as_array().expect("a list").iter().map(|v| json!({"embedding": v})).collect();
         http(200, &json!({"object": "list", "data": items}))
     };
-    let (bench, mut requests) = asking(vec![
+    let (bench, mut requests) = bench_with_proxy(vec![
         vectors(json!([[0.1, -0.25], [1.0, 0.0]])),
         vectors(json!([[0.5]])),
         vectors(json!([])),
     ])
     .await;
     let texts = json!([["a cat", "a dog"], {"model": "mini"}]);
-    // As short as they came.
+    // As short as they were received.
     assert_eq!(bench.call("llm.embed", texts).await.to_string(), "[[0.1,-0.25],[1.0,0.0]]");
     let first = requests.recv().await.expect("a request");
     assert!(
@@ -144,9 +150,9 @@ async fn texts_become_vectors_as_the_proxy_gives_them() {
 }
 
 #[tokio::test]
-async fn texts_that_cannot_be_asked_about_are_not() {
+async fn invalid_texts_are_rejected_before_the_request() {
     let (bench, mut requests) =
-        asking(vec![http(402, &json!({"error": {"message": "spent"}}))]).await;
+        bench_with_proxy(vec![http(402, &json!({"error": {"message": "spent"}}))]).await;
     for (args, name) in [
         (json!(["x"]), "InvalidArguments"),
         (json!([7, {"model": "mini"}]), "InvalidArguments"),
@@ -156,7 +162,7 @@ async fn texts_that_cannot_be_asked_about_are_not() {
     ] {
         assert_eq!(bench.fails("llm.embed", args).await.name, name);
     }
-    assert!(requests.try_recv().is_err(), "nobody was asked");
+    assert!(requests.try_recv().is_err(), "no request was sent");
     assert_eq!(
         bench.fails("llm.embed", json!(["x", {"model": "mini"}])).await.name,
         "BudgetExhausted"
@@ -164,8 +170,8 @@ async fn texts_that_cannot_be_asked_about_are_not() {
 }
 
 #[tokio::test]
-async fn a_schema_that_cannot_be_used_costs_nothing() {
-    let (bench, mut requests) = asking(vec![said("1")]).await;
+async fn invalid_schema_is_rejected_before_the_request() {
+    let (bench, mut requests) = bench_with_proxy(vec![completion("1")]).await;
     for schema in [json!({"type": "nothing"}), json!({"allOf": [{"$ref": "#"}]}), json!(7)] {
         let error = bench.fails("llm.json", json!(["x", {"schema": schema}])).await;
         assert_eq!(error.name, "InvalidArguments", "{error}");
@@ -175,7 +181,7 @@ async fn a_schema_that_cannot_be_used_costs_nothing() {
 }
 
 #[tokio::test]
-async fn failures_have_names_a_script_can_work_with() {
+async fn proxy_failures_have_stable_names() {
     let refused = |status| http(status, &json!({"error": {"message": "because"}}));
     for (answer, name) in [
         (refused(402), "BudgetExhausted"),
@@ -192,19 +198,19 @@ async fn failures_have_names_a_script_can_work_with() {
             "ModelFailed",
         ),
     ] {
-        let (bench, _requests) = asking(vec![answer]).await;
+        let (bench, _requests) = bench_with_proxy(vec![answer]).await;
         assert_eq!(bench.fails("llm.ask", json!(["x"])).await.name, name);
     }
-    let (bench, mut requests) = asking(Vec::new()).await;
+    let (bench, mut requests) = bench_with_proxy(Vec::new()).await;
     let error = bench.fails("llm.ask", json!(["x", {"model": "opus"}])).await;
     assert_eq!(error.name, "ModelNotAllowed");
     assert!(error.message.contains("own, mini"), "{error}");
-    assert!(requests.try_recv().is_err(), "nobody was asked");
+    assert!(requests.try_recv().is_err(), "no request was sent");
     assert_eq!(Bench::new().fails("llm.ask", json!(["x"])).await.name, "ModelNotAllowed");
 }
 
 #[tokio::test]
-async fn a_question_is_a_side_effect_that_is_not_repeated() {
+async fn question_is_not_repeatable() {
     for name in ["llm.ask", "llm.json", "llm.embed"] {
         let tool = definition(name).expect("a tool");
         assert_eq!(

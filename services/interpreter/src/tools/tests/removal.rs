@@ -34,7 +34,7 @@ async fn files_and_directories_are_deleted_and_counted() {
 }
 
 #[tokio::test]
-async fn the_workspace_and_what_is_outside_cannot_be_deleted() {
+async fn workspace_and_outside_paths_cannot_be_deleted() {
     let bench = Bench::new();
     bench.write("a/keep", "");
     let outside = tempfile::tempdir().expect("a temporary directory");
@@ -75,10 +75,10 @@ async fn links_are_deleted_and_never_followed() {
 }
 
 #[tokio::test]
-async fn a_deletion_that_fails_on_the_way_says_how_far_it_came() {
+async fn partial_deletion_error_has_the_deleted_count() {
     let bench = Bench::new();
     let deep = "d/".repeat(300);
-    // One component at a time: the whole path would be too long for a name.
+    // One component at a time: the whole path would be too long.
     std::fs::create_dir_all(bench.path(&format!("a/{deep}"))).expect("made");
     bench.write("a/b", "");
     let partly = bench.fails("delete_file", json!(["a", true])).await;

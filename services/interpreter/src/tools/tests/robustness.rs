@@ -1,4 +1,4 @@
-//! Files and trees that are not what one expects.
+//! Unusual files and trees.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,7 +16,7 @@ fn utf16(text: &str, big: bool) -> Vec<u8> {
     units.flat_map(|unit: u16| if big { unit.to_be_bytes() } else { unit.to_le_bytes() }).collect()
 }
 
-/// A bench with pipes, sockets and, where the tests may make one, a device.
+/// A bench with pipes, sockets and, if the tests may create one, a device.
 fn special() -> (Bench, Vec<&'static str>, UnixListener) {
     let bench = Bench::new();
     rustix::fs::mknodat(CWD, bench.path("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
@@ -33,7 +33,7 @@ fn special() -> (Bench, Vec<&'static str>, UnixListener) {
 }
 
 #[tokio::test]
-async fn pipes_sockets_and_devices_never_hold_a_call_up() {
+async fn pipes_sockets_and_devices_never_block_a_call() {
     let (bench, names, _socket) = special();
     bench.write("text", "needle");
     let all = async {
@@ -54,7 +54,7 @@ async fn pipes_sockets_and_devices_never_hold_a_call_up() {
         for name in &names {
             assert_eq!(bench.call("delete_file", json!([name])).await["deleted"], json!(1));
         }
-        // Where ignore files are looked for, too.
+        // Also in place of ignore files.
         rustix::fs::mknodat(
             CWD,
             bench.path(".gitignore"),
@@ -69,7 +69,7 @@ async fn pipes_sockets_and_devices_never_hold_a_call_up() {
 }
 
 #[tokio::test]
-async fn utf16_is_searched_and_read_when_it_is_named() {
+async fn utf16_is_searched_and_read_with_its_encoding() {
     let bench = Bench::new();
     let text = format!("eins\r\nzw\u{f6}lf \u{1f600}\n{}ende", "\u{1f600} lang\n".repeat(20_000));
     for (name, encoding, big) in [("little", "utf-16le", false), ("big", "utf-16be", true)] {
@@ -87,13 +87,13 @@ async fn utf16_is_searched_and_read_when_it_is_named() {
         let refused = bench.fails("edit_file", json!([name, [{"old": "eins", "new": "1"}]])).await;
         assert!(refused.name == "BinaryFile" && refused.message.contains(encoding), "{refused}");
     }
-    // Half a unit at the end, and what only looks like it.
+    // Half a code unit at the end, and UTF-32, which looks similar.
     bench.write("odd", [0xff, 0xfe, b'a', 0, b'b']);
     let odd = bench.fails("read_file", json!({"path": "odd", "encoding": "utf-16le"})).await;
     assert_eq!((odd.name, &odd.details.expect("details")["at"]), ("WrongEncoding", &json!(4)));
     bench.write("utf32", [0xff, 0xfe, 0, 0, b'a', 0, 0, 0]);
     assert_eq!(bench.fails("read_file", json!(["utf32"])).await.name, "BinaryFile");
-    // The mark of UTF-8 is a part of the text, so that an edit keeps it.
+    // The byte order mark of UTF-8 is part of the text, so an edit keeps it.
     bench.write("bom", "\u{feff}a = 1\n");
     assert_eq!(bench.call("read_file", json!(["bom"])).await, json!("\u{feff}a = 1\n"));
     bench.call("edit_file", json!(["bom", [{"old": "1", "new": "2"}]])).await;
@@ -101,7 +101,7 @@ async fn utf16_is_searched_and_read_when_it_is_named() {
 }
 
 #[tokio::test]
-async fn a_binary_file_is_neither_read_nor_edited_nor_searched_without_a_word() {
+async fn binary_file_is_not_read_edited_or_searched_silently() {
     let bench = Bench::new();
     let content = [b"\x7fELF\0\0 version = 1\n".as_slice(), &[0; 100]].concat();
     bench.write("program", &content);
@@ -125,7 +125,7 @@ async fn a_binary_file_is_neither_read_nor_edited_nor_searched_without_a_word() 
 }
 
 #[tokio::test]
-async fn lines_of_a_gigabyte_file_are_read_without_reading_it_all() {
+async fn lines_of_a_gigabyte_file_are_read_quickly() {
     let bench = Bench::new();
     let mut file = File::create(bench.path("huge")).expect("made");
     for n in 1..=20_000 {
@@ -144,14 +144,14 @@ async fn lines_of_a_gigabyte_file_are_read_without_reading_it_all() {
         refused.name == "FileTooLarge" && refused.message.contains("nothing was changed"),
         "{refused}"
     );
-    // The rest of the file are NULs, which shows only when the search comes there.
+    // The rest of the file is NUL bytes, which the search only finds when it gets there.
     let found = bench.call("grep", json!(["line 7$", "huge"])).await;
     assert!(found["note"].as_str().expect("a note").contains("binary"), "{found}");
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_line_that_is_too_long_for_a_search_is_said_to_be() {
+async fn line_too_long_for_a_search_is_noted() {
     let bench = Bench::new();
     bench.write("wide", format!("needle\n{}\nneedle\n", "x".repeat(20 << 20)));
     bench.write("narrow", "needle\n");
@@ -162,7 +162,7 @@ async fn a_line_that_is_too_long_for_a_search_is_said_to_be() {
         note.contains("wide has a line that is too long") && note.contains("command"),
         "{note}"
     );
-    // It can still be edited up to the size that any file may have.
+    // It can still be edited up to the size limit of files.
     bench.write("bundle.js", format!("a;{}b;", "x".repeat(8 << 20)));
     let edited = bench.call("edit_file", json!(["bundle.js", [{"old": "b;", "new": "c;"}]])).await;
     assert!(edited["diff"].as_str().expect("text").len() < 300 * 1024);
@@ -170,7 +170,7 @@ async fn a_line_that_is_too_long_for_a_search_is_said_to_be() {
 }
 
 #[tokio::test]
-async fn clipped_lines_are_cut_between_characters() {
+async fn shortened_lines_are_cut_between_characters() {
     let bench = Bench::new();
     for lead in 0..4 {
         let text = format!(
@@ -187,7 +187,7 @@ async fn clipped_lines_are_cut_between_characters() {
 }
 
 #[tokio::test]
-async fn an_edit_keeps_what_it_is_not_about() {
+async fn edit_keeps_all_other_bytes() {
     let bench = Bench::new();
     for (before, edit, after) in [
         ("a\nb", json!({"old": "b", "new": "c"}), "a\nc"),
@@ -210,7 +210,7 @@ async fn an_edit_keeps_what_it_is_not_about() {
 }
 
 #[tokio::test]
-async fn an_edit_that_fails_changes_nothing_whichever_it_is() {
+async fn failed_edit_changes_nothing() {
     let bench = Bench::new();
     let text = "one\ntwo\ntwo\nthree\n";
     let good = json!({"old": "one", "new": "1"});
@@ -235,7 +235,7 @@ async fn an_edit_that_fails_changes_nothing_whichever_it_is() {
 }
 
 #[tokio::test]
-async fn loops_of_links_between_directories_end() {
+async fn loops_of_directory_links_end() {
     let bench = Bench::new();
     bench.write("d/e/file", "needle");
     symlink(".", bench.path("d/self")).expect("linked");
@@ -254,7 +254,7 @@ async fn loops_of_links_between_directories_end() {
         1
     );
     assert_eq!(bench.call("find_file", json!(["file"])).await["paths"], json!(["d/e/file"]));
-    // Through a link that stays inside, a file is the same file.
+    // A file can be accessed through a link that stays inside.
     assert_eq!(
         bench.call("read_file", json!(["d/self/self/e/back/e/file"])).await,
         json!("needle")
@@ -262,7 +262,7 @@ async fn loops_of_links_between_directories_end() {
 }
 
 #[tokio::test]
-async fn names_that_are_not_utf8_are_shown_and_said_to_be_out_of_reach() {
+async fn non_utf8_names_are_listed_but_not_accessible() {
     let bench = Bench::new();
     let name = OsStr::from_bytes(b"caf\xe9.txt");
     std::fs::write(bench.directory.path().join(name), "needle").expect("written");
@@ -283,7 +283,7 @@ async fn names_that_are_not_utf8_are_shown_and_said_to_be_out_of_reach() {
 }
 
 #[tokio::test]
-async fn files_that_do_not_say_their_size_are_read_to_their_end() {
+async fn files_without_a_size_are_read_to_their_end() {
     let mut bench = Bench::new();
     bench.tools.workspace = Workspace::open("/proc/self").expect("a workspace");
     let text = bench.call("read_file", json!(["status"])).await;
@@ -298,7 +298,7 @@ async fn files_that_do_not_say_their_size_are_read_to_their_end() {
 }
 
 #[tokio::test]
-async fn a_tree_of_two_hundred_thousand_files_is_answered_in_time_and_says_what_is_missing() {
+async fn huge_tree_is_handled_in_time_with_a_note() {
     let bench = Bench::new();
     for directory in 0..201 {
         let directory = bench.path(&format!("d{directory:03}"));
@@ -307,7 +307,7 @@ async fn a_tree_of_two_hundred_thousand_files_is_answered_in_time_and_says_what_
         File::create(&first).expect("made");
         for file in 1..1_000 {
             let path = directory.join(format!("f{file}"));
-            // Another name for a file is quicker to make than another file.
+            // A hard link is created faster than another file.
             std::fs::hard_link(&first, &path)
                 .or_else(|_| File::create(&path).map(drop))
                 .expect("made");
@@ -315,11 +315,11 @@ async fn a_tree_of_two_hundred_thousand_files_is_answered_in_time_and_says_what_
     }
     bench.write("d000/needle", "needle");
     bench.write("d200/needle", "needle");
-    // On a busy machine the time may be over before so many files were looked at.
+    // On a busy machine the time limit may be reached before that many files.
     let is_honest = |note: &Value| {
         let note = note.as_str().expect("a note");
         assert!(
-            note.contains("more than 200000 files") || note.contains("the time for it was over"),
+            note.contains("more than 200000 files") || note.contains("the time limit was reached"),
             "{note}"
         );
     };
@@ -339,12 +339,12 @@ async fn a_tree_of_two_hundred_thousand_files_is_answered_in_time_and_says_what_
         bench.call("find_file", json!(["needle", "d200"])).await["paths"],
         json!(["d200/needle"])
     );
-    // The limits of the four calls together.
+    // The time limits of the four calls together.
     assert!(started.elapsed() < Duration::from_secs(4 * 60), "{:?}", started.elapsed());
 }
 
 #[test]
-fn a_search_whose_time_is_over_says_so_and_gives_what_it_has() {
+fn timed_out_search_returns_partial_results_with_a_note() {
     let bench = Bench::new();
     bench.write("a", "needle");
     let workspace = bench.tools.workspace();
@@ -358,7 +358,7 @@ fn a_search_whose_time_is_over_says_so_and_gives_what_it_has() {
     let found = serde_json::to_value(found.expect("a result")).expect("JSON");
     assert!(
         found["truncated"] == true
-            && found["note"].as_str().expect("a note").contains("the time for it was over")
+            && found["note"].as_str().expect("a note").contains("the time limit was reached")
     );
     let found = find::run(
         workspace,
@@ -369,7 +369,7 @@ fn a_search_whose_time_is_over_says_so_and_gives_what_it_has() {
     let found = serde_json::to_value(found.expect("a result")).expect("JSON");
     assert!(
         found["truncated"] == true
-            && found["note"].as_str().expect("a note").contains("the time for it was over")
+            && found["note"].as_str().expect("a note").contains("the time limit was reached")
     );
     let listed =
         list::run(workspace, serde_json::from_value(json!({})).expect("arguments"), &stop, 10_000);
@@ -384,7 +384,7 @@ fn a_search_whose_time_is_over_says_so_and_gives_what_it_has() {
 }
 
 #[tokio::test]
-async fn thousands_of_edits_of_a_large_file_are_stopped_soon_and_change_nothing() {
+async fn canceled_large_edit_stops_quickly_and_changes_nothing() {
     let bench = Bench::new();
     let mut text = "0123456789abcde\n".repeat((15 << 20) / 16);
     (0..4000).for_each(|mark| text.push_str(&format!("mark {mark}.\n")));
@@ -400,6 +400,6 @@ async fn thousands_of_edits_of_a_large_file_are_stopped_soon_and_change_nothing(
     let (ended, stopped) =
         tokio::join!(bench.tools.call("edit_file", json!(["large", edits]), &cx), stopping);
     assert_eq!(ended.expect_err("it was stopped").name, "Cancelled");
-    assert!(stopped.elapsed() < Duration::from_secs(2), "it went on for {:?}", stopped.elapsed());
+    assert!(stopped.elapsed() < Duration::from_secs(2), "it continued for {:?}", stopped.elapsed());
     assert_eq!(bench.read("large"), text);
 }

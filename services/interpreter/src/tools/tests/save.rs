@@ -1,4 +1,4 @@
-//! Files that people attached, saved into the workspace.
+//! Attached files, saved in the workspace.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
@@ -13,7 +13,7 @@ use crate::tests::store_file;
 
 const ORG: OrganizationId = OrganizationId::LOCAL;
 
-/// A workspace beside a folder of files.
+/// A workspace and a folder of attached files.
 struct Desk {
     bench: Bench,
     blobs: TempDir,
@@ -40,7 +40,7 @@ impl Desk {
         (desk, attached.expect("attached"))
     }
 
-    /// Everything in the workspace, also what walks leave out.
+    /// Everything in the workspace, including what walks omit.
     fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.bench.directory.path()).expect("a directory");
         entries
@@ -50,7 +50,7 @@ impl Desk {
 }
 
 #[tokio::test]
-async fn a_file_is_saved_by_its_id_or_hash_and_replaces_what_is_there() {
+async fn file_is_saved_by_id_or_hash_and_replaces_the_target() {
     let content: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
     let (desk, file) = Desk::with(&content);
     let saved = desk.bench.call("save_file", json!([file.id, "data/t.csv"])).await;
@@ -71,7 +71,7 @@ async fn a_file_is_saved_by_its_id_or_hash_and_replaces_what_is_there() {
 }
 
 #[tokio::test]
-async fn what_is_not_attached_is_refused_with_what_is() {
+async fn file_not_attached_error_lists_attached_files() {
     let (desk, file) = Desk::with(b"1;2");
     let error = desk.bench.fails("save_file", json!(["t.csv", "a"])).await;
     assert_eq!(error.name, "FileNotAttached");
@@ -88,7 +88,7 @@ async fn what_is_not_attached_is_refused_with_what_is() {
 }
 
 #[tokio::test]
-async fn a_file_whose_content_is_another_organizations_is_not_there() {
+async fn content_of_another_organization_is_not_available() {
     let desk = Desk::new(Policy::default(), |blobs| {
         vec![store_file(blobs, OrganizationId::from_uuid(Uuid::from_u128(7)), "theirs", b"canary")]
     });
@@ -102,7 +102,7 @@ async fn a_file_whose_content_is_another_organizations_is_not_there() {
 }
 
 #[tokio::test]
-async fn what_is_damaged_or_too_large_leaves_the_workspace_as_it_is() {
+async fn damaged_or_oversized_file_leaves_the_workspace_unchanged() {
     let (desk, file) = Desk::with(b"what it says");
     desk.bench.write("a", "old");
     let place = desk
@@ -129,7 +129,10 @@ async fn what_is_damaged_or_too_large_leaves_the_workspace_as_it_is() {
     let mut policy = Policy::default();
     policy.commands.limits.file_bytes = 10;
     let desk = Desk::new(policy, |blobs| {
-        vec![store_file(blobs, ORG, "t", b"0123456789"), store_file(blobs, ORG, "u", b"0123456789a")]
+        vec![
+            store_file(blobs, ORG, "t", b"0123456789"),
+            store_file(blobs, ORG, "u", b"0123456789a"),
+        ]
     });
     let ids =
         desk.bench.fails("save_file", json!(["x", "a"])).await.details.expect("details")["files"]
@@ -142,7 +145,7 @@ async fn what_is_damaged_or_too_large_leaves_the_workspace_as_it_is() {
 }
 
 #[tokio::test]
-async fn one_that_is_cancelled_while_others_work_saves_nothing() {
+async fn save_canceled_while_waiting_saves_nothing() {
     let (desk, file) = Desk::with(b"1;2");
     let busy = FILE_CALLS.acquire_many(64).await.expect("open");
     let cx = CallContext::default();
@@ -154,16 +157,16 @@ async fn one_that_is_cancelled_while_others_work_saves_nothing() {
     assert_eq!(desk.names(), [""; 0]);
 }
 
-/// A save that has everything but its file's name when its call is given up.
+/// A save whose call is abandoned when everything is written but the file is not yet renamed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_whose_call_is_given_up_is_waited_for() {
+async fn write_of_an_abandoned_call_is_awaited() {
     let (desk, file) = Desk::with(b"1;2");
     let tools = &desk.bench.tools;
     let written = || desk.bench.path("t.csv").exists();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let (held, holds) = tokio::sync::oneshot::channel();
     let workspace = tools.workspace().clone();
-    // Files take their places one at a time.
+    // Files are renamed one at a time.
     let holder = std::thread::spawn(move || {
         let _writing = workspace.lock_for_writing();
         held.send(()).expect("awaited");
@@ -179,24 +182,24 @@ async fn a_write_whose_call_is_given_up_is_waited_for() {
         entries.flatten().any(|entry| entry.metadata().is_ok_and(|metadata| metadata.len() == 3))
     };
     while !is_whole() {
-        assert!(futures::poll!(&mut call).is_pending(), "it waits for its place");
+        assert!(futures::poll!(&mut call).is_pending(), "it waits for its turn");
         tokio::task::yield_now().await;
     }
-    // All of its content has come, so that it takes its place as soon as it can, though nobody
-    // wants it any more.
+    // All of its content was received, so it is renamed as soon as possible, though its call was
+    // abandoned.
     drop(call);
     let told_to_stop = CancellationToken::new();
     told_to_stop.cancel();
     assert!(
         !tools.wait_for_writes(&told_to_stop).await && !written(),
-        "whoever stopped it is not kept waiting for long"
+        "the canceler does not wait for long"
     );
     let ends = tools.wait_for_writes(&never);
     let mut ends = Box::pin(ends);
     assert!(futures::poll!(&mut ends).is_pending(), "it is still being written");
     release.send(()).expect("it holds");
     assert!(ends.await, "it ends");
-    assert!(written(), "it was done before that was said");
-    assert_eq!(desk.names(), ["t.csv"], "nothing of it is left");
+    assert!(written(), "the write ended before the wait");
+    assert_eq!(desk.names(), ["t.csv"], "no temporary file is left");
     holder.join().expect("released");
 }

@@ -1,5 +1,4 @@
-//! Handles: where secrets are put in their place, where they are not, and that they never come
-//! back.
+//! Handles: where they are replaced by secrets, where not, and that secrets never come back.
 
 use construct_proto::mesh::v1::{GrantedSecret, SealedSecret};
 use construct_runtime::MasterKeys;
@@ -25,7 +24,7 @@ pub(crate) fn keys() -> MasterKeys {
     MasterKeys::parse("s1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=").expect("a key of 32 bytes")
 }
 
-/// A secret as the gateway seals it.
+/// A secret as encrypted by the gateway.
 pub(crate) fn granted(name: &str, value: &str, hosts: &[&str], commands: &[&str]) -> GrantedSecret {
     let id = format!("secret_{name}");
     let key = LessSafeKey::new(
@@ -44,7 +43,8 @@ pub(crate) fn granted(name: &str, value: &str, hosts: &[&str], commands: &[&str]
     }
 }
 
-/// A toolbox with secrets, that may reach 127.0.0.1 and more, and runs commands without a sandbox.
+/// A toolbox with secrets that may reach 127.0.0.1 and other hosts, and runs commands without a
+/// sandbox.
 fn bench(secrets: &[GrantedSecret]) -> Bench {
     let mut policy = Policy { hosts: vec!["*".parse().expect("a host")], ..Policy::default() };
     policy.commands.confinement = Confinement::AllowUnconfined;
@@ -57,7 +57,7 @@ async fn handle(bench: &Bench, name: &str) -> String {
     bench.call("secrets.get", json!([name])).await.as_str().expect("a text").to_owned()
 }
 
-/// Whether no part of a value that says anything is in what came back.
+/// Asserts that no significant part of a value is in what came back.
 fn assert_clean(what: &impl ToString, value: &str) {
     let text = what.to_string();
     let value: Vec<char> = value.chars().collect();
@@ -68,7 +68,7 @@ fn assert_clean(what: &impl ToString, value: &str) {
 }
 
 #[tokio::test]
-async fn a_header_has_the_value_on_the_wire_and_the_handle_everywhere_else() {
+async fn header_has_the_value_only_on_the_wire() {
     let value = "gh/s3cr3t+0123456789=x";
     let (address, mut requests) = server(|request| {
         let sent = request
@@ -101,7 +101,7 @@ async fn a_header_has_the_value_on_the_wire_and_the_handle_everywhere_else() {
 }
 
 #[tokio::test]
-async fn a_secret_goes_to_bound_hosts_only_and_over_https_only() {
+async fn secret_is_sent_only_to_bound_hosts_over_https() {
     let (address, mut requests) = server(|_| ok("")).await;
     let bench = bench(&[
         granted("TOKEN", VALUE, &["api.example.com", "*.example.org"], &[]),
@@ -117,7 +117,7 @@ async fn a_secret_goes_to_bound_hosts_only_and_over_https_only() {
         ("TOKEN", "https://example.org/".to_owned(), "bound to these hosts"),
         ("TOKEN", "https://api.example.com.evil.org/".to_owned(), "bound to these hosts"),
         ("COMMANDS_ONLY", format!("http://{address}/"), "and commands: git"),
-        ("PLAIN", "http://example.net/".to_owned(), "https only"),
+        ("PLAIN", "http://example.net/".to_owned(), "only sent over https"),
     ] {
         let handle = handle(&bench, name).await;
         let error = bench.fails("fetch", json!([url, {"headers": {"x-key": handle}}])).await;
@@ -127,17 +127,17 @@ async fn a_secret_goes_to_bound_hosts_only_and_over_https_only() {
             "{error}"
         );
     }
-    assert!(requests.try_recv().is_err(), "a request went out");
+    assert!(requests.try_recv().is_err(), "a request was sent");
 }
 
 #[tokio::test]
-async fn a_redirect_takes_a_secret_to_no_other_origin() {
+async fn redirect_to_another_origin_drops_secrets() {
     let (inner, mut reached) = server(|_| ok("there")).await;
     let to = format!("http://{inner}/next");
     let (outer, mut requests) = server(move |_| redirect(307, &to)).await;
     let bench = bench(&[granted("TOKEN", "12345678-abc", &["127.0.0.1"], &[])]);
     let handle = handle(&bench, "TOKEN").await;
-    // Also in a header that is otherwise sent on.
+    // Also in a header that is otherwise forwarded.
     let options = json!({"headers": {"Authorization": handle, "User-Agent": format!("a/{handle}"), "Accept": "text/plain"}});
     let result = bench.call("fetch", json!([format!("http://{outer}/"), options])).await;
     assert_eq!(result["body"], json!("there"));
@@ -148,7 +148,7 @@ async fn a_redirect_takes_a_secret_to_no_other_origin() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_cut_within_the_value_does_not_show_its_beginning() {
+async fn body_truncated_within_a_secret_does_not_show_its_start() {
     let value = "0123456789abcdefghijkl";
     let (address, _requests) = server(move |_| ok(&format!("text {value} more text"))).await;
     let bench = bench(&[granted("TOKEN", value, &["127.0.0.1"], &[])]);
@@ -169,7 +169,7 @@ async fn a_body_that_is_cut_within_the_value_does_not_show_its_beginning() {
     }
 }
 
-/// A server that answers with the path and then padding, as many hosts do in one way or another.
+/// A server that answers with the path and then padding, as many hosts do in some form.
 async fn reflecting() -> SocketAddr {
     let repeat = |request: &str| {
         let path = request.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
@@ -178,7 +178,7 @@ async fn reflecting() -> SocketAddr {
     server(repeat).await.0
 }
 
-/// What a script may take for the value: it in three forms that an address leaves alone.
+/// A script's guesses of the value, in three forms that an address does not change.
 fn guesses(value: &str) -> [String; 3] {
     [
         value.to_owned(),
@@ -190,14 +190,14 @@ fn guesses(value: &str) -> [String; 3] {
 const TOKEN: &str = "ghpx7Qw9Zk2Lm4Vt8Rp1eNdY";
 
 #[tokio::test]
-async fn secret_that_was_not_sent_changes_nothing_in_a_response() {
+async fn unsent_secret_does_not_affect_responses() {
     let address = reflecting().await;
     let secrets = [
         granted("TOKEN", TOKEN, &["api.github.com"], &["git"]),
         granted("SENT", VALUE, &["127.0.0.1"], &[]),
     ];
     let bench = bench(&secrets);
-    // Also asked for, and in an exchange of another secret.
+    // Also if it was requested, and in an exchange of another secret.
     handle(&bench, "TOKEN").await;
     let sent = handle(&bench, "SENT").await;
     for text in guesses(TOKEN) {
@@ -213,14 +213,14 @@ async fn secret_that_was_not_sent_changes_nothing_in_a_response() {
 }
 
 #[tokio::test]
-async fn part_of_a_secret_that_was_sent_comes_back_as_any_text() {
+async fn partial_secret_in_a_response_is_ordinary_text() {
     let address = reflecting().await;
     let bench = bench(&[granted("TOKEN", TOKEN, &["127.0.0.1"], &[])]);
     let handle = handle(&bench, "TOKEN").await;
     let options = |length: usize| json!({"max_bytes": length, "headers": {"x-key": handle}});
     for text in guesses(TOKEN) {
         for length in 1..text.len() {
-            // Whether the next character is the right one cannot be told.
+            // It is not visible whether the next character is the right one.
             let right = &text[..length];
             let result = bench
                 .call("fetch", json!([format!("http://{address}/{right}"), options(length)]))
@@ -230,14 +230,14 @@ async fn part_of_a_secret_that_was_sent_comes_back_as_any_text() {
         let result = bench
             .call("fetch", json!([format!("http://{address}/{text}"), options(text.len())]))
             .await;
-        assert_eq!(result["body"], json!(handle), "the whole value is found");
+        assert_eq!(result["body"], json!(handle), "the complete value is found");
     }
 }
 
-/// Where the host sends nothing more, or breaks off, what could be a part of the value is not
-/// shown, whatever it is.
+/// If the host sends nothing more or closes the connection, what could be part of the value is
+/// withheld, whatever it is.
 #[tokio::test]
-async fn body_that_stops_behind_the_cut_lacks_its_end_whatever_it_is() {
+async fn interrupted_body_withholds_its_end() {
     let margin = Scrubber::new([Arc::new(Pattern::new(TOKEN, ""))]).margin();
     let padding = 3 * margin;
     for breaks in [false, true] {
@@ -284,7 +284,7 @@ async fn body_that_stops_behind_the_cut_lacks_its_end_whatever_it_is() {
     }
 }
 
-/// A random text in which parts of a value, and now and then all of it, stand in several forms.
+/// A random text with parts of a value, and sometimes all of it, in several forms.
 fn content(random: &mut fastrand::Rng, value: &str, alphabet: &[char]) -> String {
     let mut text = String::new();
     for _ in 0..random.usize(1..12) {
@@ -306,7 +306,7 @@ fn content(random: &mut fastrand::Rng, value: &str, alphabet: &[char]) -> String
 }
 
 #[tokio::test]
-async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole() {
+async fn response_depends_only_on_complete_sent_secrets() {
     let response = Arc::new(Mutex::new(Vec::new()));
     let shared = Arc::clone(&response);
     let (address, _requests) = server(move |_| shared.lock().expect("unpoisoned").clone()).await;
@@ -375,8 +375,8 @@ async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole
         }
         withheld += 1;
         assert!(breaks_off || is_page, "{seed}: {shown:?} for {got:?}");
-        // Of a page both the source and the text, and a few bytes for what is closed and for a
-        // divided character.
+        // For a page both the source and the text, and a few bytes for closing marks and a divided
+        // character.
         let most = Scrubber::new([pattern]).margin() * (1 + usize::from(is_page)) + 12;
         assert!(
             got.starts_with(shown) && got.len() - shown.len() <= most,
@@ -388,7 +388,7 @@ async fn response_depends_on_a_secret_only_where_it_was_sent_and_came_back_whole
 }
 
 #[tokio::test]
-async fn error_about_a_redirect_has_the_handle() {
+async fn redirect_error_has_the_handle() {
     #[derive(Debug)]
     struct Asks;
     impl Redirects for Asks {
@@ -413,7 +413,7 @@ async fn error_about_a_redirect_has_the_handle() {
     assert_eq!(told.matches(&token).count(), 3, "{told}");
 }
 
-/// `data` in the format of gzip, stored and not compressed.
+/// `data` in gzip format, stored without compression.
 fn gzip(data: &[u8]) -> Vec<u8> {
     let crc = !data.iter().fold(u32::MAX, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0xedb8_8320 * (crc & 1)))
@@ -429,7 +429,7 @@ fn gzip(data: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn compressed_body_is_scrubbed_or_refused() {
+async fn compressed_body_is_scrubbed_or_rejected() {
     let (address, _requests) = server(|request| {
         let sent =
             request.lines().find_map(|line| line.strip_prefix("x-key: ")).unwrap_or_default();
@@ -444,7 +444,7 @@ async fn compressed_body_is_scrubbed_or_refused() {
     .await;
     let bench = bench(&[granted("TOKEN", TOKEN, &["127.0.0.1"], &[])]);
     let token = handle(&bench, "TOKEN").await;
-    // Even where a script asks for what would pass unread.
+    // Even if a script requests an encoding that could not be scrubbed.
     let options = json!({"headers": {"x-key": token, "accept-encoding": "br"}});
     let result = bench.call("fetch", json!([format!("http://{address}/gzip"), options])).await;
     assert_eq!(result["body"], json!(format!("you sent {token}")));
@@ -453,9 +453,9 @@ async fn compressed_body_is_scrubbed_or_refused() {
     assert_clean(&error, TOKEN);
 }
 
-/// A list of guesses, printed by a command that was not given the secret, comes back as it is.
+/// Guesses printed by a command that did not receive the secret are unchanged.
 #[tokio::test]
-async fn secret_that_a_command_was_not_given_changes_nothing_in_its_output() {
+async fn unsent_secret_does_not_affect_command_output() {
     let secrets = [
         granted("TOKEN", "48112345", &["api.example.com"], &["seq"]),
         granted("SENT", TOKEN, &[], &["seq"]),
@@ -469,7 +469,7 @@ async fn secret_that_a_command_was_not_given_changes_nothing_in_its_output() {
         let lines: String = (48_112_300..48_112_400).map(|number| format!("{number}\n")).collect();
         assert_eq!(result["stdout"], json!(lines));
     }
-    // Nor do files that hold a guess.
+    // Files with a guess are unchanged too.
     bench.write("guess.txt", format!("48112345 {TOKEN}"));
     assert_eq!(
         bench.call("read_file", json!(["guess.txt"])).await,
@@ -478,7 +478,7 @@ async fn secret_that_a_command_was_not_given_changes_nothing_in_its_output() {
 }
 
 #[tokio::test]
-async fn command_that_is_killed_with_a_secret_lacks_the_end_of_its_output() {
+async fn killed_command_with_a_secret_withholds_its_output_end() {
     let bench = bench(&[granted("TOKEN", TOKEN, &[], &["sh"])]);
     let token = handle(&bench, "TOKEN").await;
     bench.write("slow.sh", "head -c 5000 /dev/zero | tr '\\0' .; printf %.8s \"$TOKEN\"; sleep 30");
@@ -486,15 +486,15 @@ async fn command_that_is_killed_with_a_secret_lacks_the_end_of_its_output() {
     let result = bench.call("execute_command", json!(["sh slow.sh", options])).await;
     let margin = Scrubber::new([Arc::new(Pattern::new(TOKEN, ""))]).margin();
     assert_eq!(result["timed_out"], json!(true));
-    assert!(result["note"].as_str().is_some_and(|note| note.contains("left out")), "{result}");
+    assert!(result["note"].as_str().is_some_and(|note| note.contains("withheld")), "{result}");
     assert_eq!(result["stdout"], json!(".".repeat(5_008 - margin)));
-    // Without a secret all of it is there.
+    // Without a secret the output is complete.
     let result = bench.call("execute_command", json!(["sh slow.sh", {"timeout_seconds": 1}])).await;
     assert_eq!((&result["stdout"], &result["note"]), (&json!(".".repeat(5_000)), &json!(null)));
 }
 
 #[tokio::test]
-async fn handles_stand_in_headers_and_environments_and_nowhere_else() {
+async fn handles_are_accepted_only_in_headers_and_environments() {
     let bench = bench(&[granted("TOKEN", VALUE, &["127.0.0.1"], &["git"])]);
     let handle = handle(&bench, "TOKEN").await;
     let encoded = handle.replace('{', "%7B").replace(':', "%3A").replace('}', "%7D");
@@ -514,7 +514,7 @@ async fn handles_stand_in_headers_and_environments_and_nowhere_else() {
 }
 
 #[tokio::test]
-async fn a_command_gets_the_value_and_its_output_has_the_handle() {
+async fn command_receives_the_value_and_its_output_has_the_handle() {
     let bench = bench(&[
         granted("TOKEN", VALUE, &[], &["printenv"]),
         granted("OTHER", "another-value", &[], &["sh"]),
@@ -525,7 +525,7 @@ async fn a_command_gets_the_value_and_its_output_has_the_handle() {
         .call("execute_command", json!([script, {"env": {"TOKEN": format!("<{handle}>")}}]))
         .await;
     assert_eq!(result["stdout"], json!(format!("<{handle}>\n")));
-    // That it did get the value shows in the length, in a program that is bound as well.
+    // The length shows that a bound program received the value.
     let other = self::handle(&bench, "OTHER").await;
     let script = "sh -c 'printf %s \"$OTHER\" | wc -c; printf %s \"$OTHER\" | base64 >\\&2'"
         .replace("\\&", "&");
@@ -543,7 +543,7 @@ async fn a_command_gets_the_value_and_its_output_has_the_handle() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_not_bound_or_may_be_another_does_not_run() {
+async fn unbound_or_ambiguous_command_does_not_run() {
     let bench = bench(&[granted("TOKEN", VALUE, &["127.0.0.1"], &["printenv"])]);
     let handle = handle(&bench, "TOKEN").await;
     let env = json!({"TOKEN": handle});
@@ -574,7 +574,7 @@ async fn a_command_that_is_not_bound_or_may_be_another_does_not_run() {
 }
 
 #[tokio::test]
-async fn a_variable_that_is_set_holds_the_handle_and_commands_that_are_bound_get_the_value() {
+async fn setenv_keeps_the_handle_and_bound_commands_get_the_value() {
     let bench = bench(&[granted("TOKEN", "value-of-23-characters!", &[], &["printenv", "sh"])]);
     let handle = handle(&bench, "TOKEN").await;
     let set = bench.call("setenv", json!(["TOKEN", handle])).await;
@@ -599,17 +599,13 @@ async fn a_variable_that_is_set_holds_the_handle_and_commands_that_are_bound_get
 }
 
 #[tokio::test]
-async fn a_handle_is_that_of_its_execution_and_cannot_be_made_up() {
+async fn handle_is_bound_to_its_execution_and_unguessable() {
     let secrets =
         [granted("TOKEN", VALUE, &["127.0.0.1"], &[]), granted("B", VALUE, &[], &["git"])];
     let (first, again) = (bench(&secrets), bench(&secrets));
     let handle = handle(&first, "TOKEN").await;
     assert_eq!(handle.len(), "{{secret:TOKEN:0123456789abcdef}}".len());
-    assert_eq!(
-        handle,
-        self::handle(&again, "TOKEN").await,
-        "a script that is run again gets the same"
-    );
+    assert_eq!(handle, self::handle(&again, "TOKEN").await, "a replayed script gets the same");
     let other = Secrets::open(&secrets, Some(&keys()), b"another seed");
     let Bench { directory, tools } = again;
     let later = Bench { directory, tools: tools.with_secrets(other) };
@@ -623,15 +619,16 @@ async fn a_handle_is_that_of_its_execution_and_cannot_be_made_up() {
     }
     let unknown = first.fails("secrets.get", json!(["TOKEM"])).await;
     assert!(
-        unknown.name == "SecretNotFound" && unknown.message.contains("There are: TOKEN, B."),
+        unknown.name == "SecretNotFound"
+            && unknown.message.contains("The available secrets are: TOKEN, B."),
         "{unknown}"
     );
     let none = bench(&[]).fails("secrets.get", json!(["TOKEN"])).await;
-    assert!(none.name == "SecretNotFound" && none.message.contains("may use none"), "{none}");
+    assert!(none.name == "SecretNotFound" && none.message.contains("has no secrets"), "{none}");
 }
 
 #[tokio::test]
-async fn a_secret_that_cannot_be_opened_says_so() {
+async fn unreadable_secret_has_its_own_error() {
     let mut broken = granted("BROKEN", VALUE, &["127.0.0.1"], &[]);
     broken.id = "secret_other".to_owned();
     let mut foreign = granted("FOREIGN", VALUE, &["127.0.0.1"], &[]);
@@ -657,7 +654,7 @@ async fn a_secret_that_cannot_be_opened_says_so() {
 }
 
 #[tokio::test]
-async fn nothing_that_can_be_printed_shows_a_value() {
+async fn debug_output_shows_no_value() {
     let bench = bench(&[granted("TOKEN", VALUE, &["127.0.0.1"], &["git"])]);
     assert_clean(&format!("{:?}", bench.tools), VALUE);
 }

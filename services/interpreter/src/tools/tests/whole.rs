@@ -1,8 +1,8 @@
-//! Values that scripts get are whole and exact, or an error says how to go on.
+//! Values that scripts receive are complete and exact, or an error says what to do.
 
 use super::*;
 
-/// Bytes of a result in the tests of bounds.
+/// Result limit in the tests of limits, in bytes.
 const SMALL: usize = 10_000;
 
 /// A toolbox whose results may have [`SMALL`] bytes.
@@ -18,7 +18,7 @@ impl Bench {
         text
     }
 
-    /// A file as its pieces put together, each of at most so many bytes.
+    /// A file concatenated from pieces of at most `limit` bytes.
     async fn pieces(&self, path: &str, limit: usize, encoding: &str) -> String {
         let (mut text, mut offset) = (String::new(), 0);
         loop {
@@ -39,7 +39,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn large_file_is_read_whole() {
+async fn large_file_is_read_completely() {
     let bench = Bench::new();
     let lines: String = std::iter::once("id,v\n".to_owned())
         .chain((0..100_000).map(|n| format!("{n},1\n")))
@@ -59,10 +59,10 @@ async fn large_file_is_read_whole() {
 }
 
 #[tokio::test]
-async fn file_beyond_the_bound_is_refused_and_read_in_pieces() {
+async fn oversized_file_is_an_error_and_readable_in_pieces() {
     let bench = small();
     // Characters of every length, line feeds and control characters, which are longer as JSON, and
-    // no line feed for long.
+    // long stretches without line feeds.
     let text = format!(
         "{}{}\n\u{1}\u{2}\n",
         "a\n\u{e4}\u{20ac}\u{1f600}\"\\".repeat(400),
@@ -83,7 +83,7 @@ async fn file_beyond_the_bound_is_refused_and_read_in_pieces() {
     for limit in [piece, 4, 5, 6, 7, 997] {
         assert!(bench.pieces("big", limit, "utf-8").await == text, "pieces of {limit}");
     }
-    // What has room for nothing but control characters can be read by it all the same.
+    // The suggested piece size works even for a file of control characters.
     bench.write("controls", "\u{1}".repeat(5_000));
     assert_eq!(bench.fails("read_file", json!(["controls"])).await.name, "FileTooLarge");
     assert!(bench.pieces("controls", piece, "utf-8").await == "\u{1}".repeat(5_000));
@@ -97,7 +97,7 @@ async fn file_beyond_the_bound_is_refused_and_read_in_pieces() {
 }
 
 #[tokio::test]
-async fn file_that_just_fits_is_whole_and_one_byte_more_is_refused() {
+async fn file_at_the_limit_is_read_and_one_byte_more_is_an_error() {
     let bench = small();
     for content in ["x", "\n", "\u{e4}", "\u{1f600}"] {
         let fitting = (SMALL - 2) / (serde_json::to_string(content).expect("JSON").len() - 2);
@@ -115,7 +115,7 @@ async fn file_that_just_fits_is_whole_and_one_byte_more_is_refused() {
             "{content:?}"
         );
     }
-    // From within a character on, all that is left has to fit, too.
+    // From within a character on, the rest has to fit, too.
     bench.write("shifted", format!("\u{1f600}{}", "x".repeat(SMALL - 1)));
     assert_eq!(
         bench.fails("read_file", json!({"path": "shifted", "offset": 1})).await.name,
@@ -124,7 +124,7 @@ async fn file_that_just_fits_is_whole_and_one_byte_more_is_refused() {
 }
 
 #[tokio::test]
-async fn lines_that_are_asked_for_are_whole_or_refused_with_those_that_fit() {
+async fn oversized_line_range_error_has_the_range_that_fits() {
     let bench = small();
     let line = format!("{}\n", "x".repeat(98));
     bench.write("lines", line.repeat(1_000));
@@ -137,7 +137,7 @@ async fn lines_that_are_asked_for_are_whole_or_refused_with_those_that_fit() {
         line.repeat((last - 10).try_into().expect("small"))
     );
     assert_eq!(bench.fails("read_file", json!(["lines", 11, last + 1])).await.name, "FileTooLarge");
-    // A line that alone is too large is reached by its place.
+    // A single line that is too large can be read by its offset.
     let wide = format!("{}\n", "\u{20ac}\"".repeat(5_000));
     bench.write("wide", format!("one\ntwo\n{wide}four\n"));
     let refused = bench.fails("read_file", json!(["wide", 3, 3])).await;
@@ -151,7 +151,7 @@ async fn lines_that_are_asked_for_are_whole_or_refused_with_those_that_fit() {
 }
 
 #[tokio::test]
-async fn gigabyte_of_one_line_is_refused_at_once_and_reached_anywhere() {
+async fn gigabyte_line_is_rejected_quickly_and_read_in_pieces() {
     use std::os::unix::fs::FileExt as _;
     let bench = Bench::new();
     let file = std::fs::File::create(bench.path("line")).expect("made");
@@ -168,7 +168,7 @@ async fn gigabyte_of_one_line_is_refused_at_once_and_reached_anywhere() {
 }
 
 #[tokio::test]
-async fn text_in_another_encoding_is_refused_and_survives_reading_and_writing_it_with_its_own() {
+async fn other_encodings_are_rejected_and_round_trip_when_named() {
     let bench = Bench::new();
     let all: Vec<u8> = (0..=u8::MAX).collect();
     let utf16: Vec<u8> = "\u{feff}eins\r\nzw\u{f6}lf \u{1f600}\n"
@@ -191,7 +191,7 @@ async fn text_in_another_encoding_is_refused_and_survives_reading_and_writing_it
     }
     let place = bench.fails("read_file", json!(["latin"])).await.details.expect("details");
     assert_eq!((&place["at"], &place["encoding"]), (&json!(3), &json!("latin1")));
-    // Only what is asked for has to be text.
+    // Only the requested part has to be text.
     bench.write("mixed", b"one\n\xff\nthree\n");
     assert_eq!(bench.text(json!(["mixed", 3])).await, "three\n");
     assert_eq!(
@@ -226,7 +226,7 @@ async fn pieces_of_utf16_are_whole_characters() {
 }
 
 #[tokio::test]
-async fn listing_and_search_give_all_there_is() {
+async fn listing_and_search_are_complete() {
     let bench = Bench::new();
     for n in 0..2_100 {
         bench.write(&format!("{n:04}"), "hit\n");
@@ -247,7 +247,7 @@ async fn listing_and_search_give_all_there_is() {
 }
 
 #[tokio::test]
-async fn listing_beyond_the_bound_is_refused_and_a_search_says_that_there_is_more() {
+async fn oversized_listing_is_an_error_and_search_is_truncated() {
     let bench = small();
     for n in 0..400 {
         bench.write(&format!("d/{n:04}-{}", "x".repeat(40)), "hit\n");
@@ -269,7 +269,7 @@ async fn listing_beyond_the_bound_is_refused_and_a_search_says_that_there_is_mor
         let notes: Vec<&str> = definition(tool).expect("a tool").notes(&found).collect();
         assert!(matches!(notes[..], [note] if note.contains(&count.to_string())), "{notes:?}");
     }
-    // What was asked for needs no note.
+    // A requested truncation needs no note.
     let few = bench.call("grep", json!(["hit", "d", {"max_results": 3}])).await;
     assert_eq!(
         (few["matches"].as_array().map(Vec::len), &few["truncated"]),
@@ -279,7 +279,7 @@ async fn listing_beyond_the_bound_is_refused_and_a_search_says_that_there_is_mor
 }
 
 #[tokio::test]
-async fn line_of_a_match_is_whole_or_marked_beside_it() {
+async fn line_of_a_match_is_complete_or_marked() {
     let bench = Bench::new();
     bench.write("short", format!("{}needle\n", "\u{20ac}".repeat(490)));
     bench.write("wide", format!("before\n{}needle{}\n", "a".repeat(100_000), "b".repeat(100_000)));
@@ -301,7 +301,7 @@ async fn line_of_a_match_is_whole_or_marked_beside_it() {
         found["note"].as_str().expect("a note").contains("read_file(path, line, line)"),
         "{found}"
     );
-    // A long line beside the match counts as well.
+    // A long line next to the match counts as well.
     let beside = bench.call("grep", json!(["before", "wide", {"context": 1}])).await;
     assert_eq!(beside["matches"][0]["clipped"], json!(true));
     let latin = bench.call("grep", json!(["needle", "latin"])).await;
@@ -309,7 +309,7 @@ async fn line_of_a_match_is_whole_or_marked_beside_it() {
 }
 
 #[tokio::test]
-async fn diff_that_is_too_long_ends_with_a_line_and_a_note_beside_it() {
+async fn long_diff_ends_at_a_line_with_a_note() {
     let bench = Bench::new();
     bench.write("big", "x".repeat(400_000));
     let edited = bench
@@ -324,7 +324,7 @@ async fn diff_that_is_too_long_ends_with_a_line_and_a_note_beside_it() {
 }
 
 #[tokio::test]
-async fn output_of_a_command_is_whole_or_an_error_that_tells_how_it_ended() {
+async fn command_output_is_complete_or_an_error() {
     let mut policy = Policy::default();
     policy.commands.confinement = crate::command::Confinement::AllowUnconfined;
     let bench = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
@@ -354,7 +354,7 @@ async fn output_of_a_command_is_whole_or_an_error_that_tells_how_it_ended() {
             && stdout.len() < 20_000
     );
     assert!(bench.path("done").exists());
-    // Each alone is small enough, as JSON both are not.
+    // Each alone is small enough, but both as JSON are not.
     let quotes = bench
         .fails(
             "execute_command",

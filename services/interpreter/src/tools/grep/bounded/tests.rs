@@ -4,7 +4,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
-/// Expressions that are large for their length, and small enough to be searched for.
+/// Expressions that are large for their length, but small enough for a search.
 const LARGE: [&str; 4] =
     ["(a{1,150}){1,150}b", "(?:(?:a?){100}){100}b", "[a-y]{0,9000}z", r"(\w{2}b?){8}!"];
 
@@ -12,8 +12,8 @@ fn stop() -> Stop {
     Stop::new(CancellationToken::new(), Duration::from_secs(600))
 }
 
-/// The line of the first match, from 0, as the searcher looks for it; none where there is none, and
-/// an error where it cannot be said.
+/// The line of the first match, from 0, found as the searcher does; an error if it cannot be
+/// decided.
 fn first_line(expression: &BoundedMatcher<'_>, text: &str) -> io::Result<Option<usize>> {
     let matches = |line: &str| {
         Ok::<_, io::Error>(expression.shortest_match(without_ending(line.as_bytes()))?.is_some())
@@ -44,7 +44,7 @@ fn first_line(expression: &BoundedMatcher<'_>, text: &str) -> io::Result<Option<
 }
 
 #[test]
-fn a_line_is_matched_alike_at_once_in_pieces_and_byte_by_byte() {
+fn line_matches_equally_in_pieces_and_byte_by_byte() {
     let stop = stop();
     let texts = [
         "",
@@ -78,15 +78,18 @@ fn a_line_is_matched_alike_at_once_in_pieces_and_byte_by_byte() {
             let at_once = BoundedMatcher::new(query, false, case_sensitive, &stop).expect(query);
             for text in texts {
                 let expected = first_line(&at_once, text).expect("it is short");
-                for room in 1..20 {
+                for bytes_per_check in 1..20 {
                     let pieces = BoundedMatcher {
-                        room,
+                        bytes_per_check,
                         ..BoundedMatcher::new(query, false, case_sensitive, &stop)
                             .expect("the same")
                     };
                     match first_line(&pieces, text) {
                         Ok(found) => {
-                            assert_eq!(found, expected, "{query} in {text:?}, {room} bytes at once")
+                            assert_eq!(
+                                found, expected,
+                                "{query} in {text:?}, {bytes_per_check} bytes at once"
+                            )
                         }
                         Err(why) => assert!(
                             query == r"\bword\b" && !text.is_ascii(),
@@ -100,7 +103,7 @@ fn a_line_is_matched_alike_at_once_in_pieces_and_byte_by_byte() {
 }
 
 #[test]
-fn what_is_too_large_is_told_from_what_is_no_expression() {
+fn oversized_and_invalid_expressions_have_different_errors() {
     let stop = stop();
     let fails =
         |query: &str| BoundedMatcher::new(query, false, true, &stop).err().map(|error| error.name);
@@ -122,16 +125,16 @@ fn what_is_too_large_is_told_from_what_is_no_expression() {
     }
     assert!(
         BoundedMatcher::new("((((a{1000}){1000}", true, false, &stop).is_ok(),
-        "as plain text it is small"
+        "it is small as plain text"
     );
 }
 
 #[test]
-fn no_expression_is_compiled_for_long() {
+fn compilation_time_is_bounded() {
     let stop = stop();
     let classes = r"\pL".repeat(2730);
     let names = (0..1300).map(|n| format!("{n:x}x|")).collect::<String>();
-    // Processor time: other tests may keep this one waiting.
+    // CPU time: other tests may delay this one.
     let began = thread_time();
     for query in
         LARGE.into_iter().chain([classes.as_str(), &names, "(a{1,500}){1,500}", r"\w{1000}"])
@@ -139,23 +142,27 @@ fn no_expression_is_compiled_for_long() {
         for case_sensitive in [true, false] {
             let one = Instant::now();
             let made = BoundedMatcher::new(query, false, case_sensitive, &stop);
-            let room = made.map_or(0, |made| made.room);
-            println!("{:>8.1?} {room:>8} {}", one.elapsed(), &query[..query.len().min(30)]);
+            let bytes_per_check = made.map_or(0, |made| made.bytes_per_check);
+            println!(
+                "{:>8.1?} {bytes_per_check:>8} {}",
+                one.elapsed(),
+                &query[..query.len().min(30)]
+            );
         }
     }
     let took = thread_time() - began;
     assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
-/// The processor time of this thread.
+/// The CPU time of this thread.
 fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 #[test]
-fn a_search_is_stopped_soon_whatever_it_looks_for() {
-    // One line, many short ones, and what no state is remembered for.
+fn any_search_stops_quickly() {
+    // One line, many short ones, and text that defeats the cache.
     let mut random = fastrand::Rng::with_seed(1);
     let long = vec![b'a'; 4 << 20];
     let short: Vec<u8> = (0..4 << 20).map(|at| if at % 80 == 79 { b'\n' } else { b'a' }).collect();
@@ -168,7 +175,7 @@ fn a_search_is_stopped_soon_whatever_it_looks_for() {
                 let searching = scope.spawn(|| {
                     let expression =
                         BoundedMatcher::new(query, false, true, &stop).expect("it is small enough");
-                    // As the searcher goes on after a match.
+                    // As the searcher continues after a match.
                     let mut from = 0;
                     while let Ok(Some(found)) = expression.find_candidate_line(&text[from..]) {
                         let (LineMatchKind::Confirmed(at) | LineMatchKind::Candidate(at)) = found;
@@ -182,7 +189,7 @@ fn a_search_is_stopped_soon_whatever_it_looks_for() {
                 searching.join().expect("it ends").saturating_duration_since(stopped)
             });
             println!("{took:>8.1?} after the stop: {query}");
-            assert!(took < Duration::from_secs(2), "{query} went on for {took:?}");
+            assert!(took < Duration::from_secs(2), "{query} continued for {took:?}");
         }
     }
 }
