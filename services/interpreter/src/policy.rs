@@ -55,7 +55,7 @@ impl Policies {
         call: &HostCall,
         toolbox: &Toolbox,
         environment: &Environment,
-        request_count: bool,
+        asked: bool,
     ) -> Option<Judgment> {
         if self.agent.is_empty() && self.task.is_empty() && !asked {
             return None;
