@@ -1,15 +1,15 @@
-//! Boots a guest once and writes the Wasm module that starts from the state it then has.
+//! Boots a guest once and writes a Wasm module that starts from the state after the boot.
 //!
-//! `construct-guest-preinit IN.wasm OUT.wasm` instantiates the module, calls its `wizer-initialize`
-//! and stores the memory and globals it left behind. The result is deterministic: the only import
-//! that answers is the clock, and it always says the same; whatever else the guest calls while it
-//! boots stops the tool with the import's name.
+//! `construct-guest-preinit IN.wasm OUT.wasm` instantiates the module, calls its
+//! `wizer-initialize`, and stores the resulting memory and globals. The result is deterministic:
+//! the only import that answers is the clock, which always returns the same time. Any other import
+//! call during the boot stops the tool with the import's name.
 
 use wasmtime::error::Context as _;
 use wasmtime::{Config, Engine, Linker, Result, Store, bail};
 use wasmtime_wizer::Wizer;
 
-/// What the clock says while the guest boots, in microseconds since 1970.
+/// The time during the boot, in microseconds since 1970.
 const BOOT_TIME_MICROS: f64 = 1.7e15;
 
 fn main() -> Result<()> {

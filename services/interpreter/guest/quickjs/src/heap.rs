@@ -1,6 +1,6 @@
-//! The engine's memory: the C library's, with the sizes of its pieces. For this target the engine
-//! does not ask for them by itself, counts each piece of more than half a KiB as eight bytes, and
-//! looks for garbage accordingly late.
+//! The engine's memory: the C library's allocator, with the sizes of its blocks. For this target
+//! the engine does not query the sizes itself. It would count each block of more than half a KiB as
+//! eight bytes, and collect garbage too late.
 
 use std::alloc::{GlobalAlloc as _, Layout, System};
 use std::ffi::c_void;
@@ -17,8 +17,8 @@ unsafe extern "C" {
 
 pub(crate) struct Heap;
 
-// SAFETY: each function is the C library's of the same name, and nothing else gives or takes the
-// engine's memory.
+// SAFETY: each function is the C library's function of the same name, and no other allocator
+// handles the engine's memory.
 unsafe impl Allocator for Heap {
     fn alloc(&mut self, size: usize) -> *mut u8 {
         // SAFETY: any size may be asked for.
@@ -31,53 +31,53 @@ unsafe impl Allocator for Heap {
     }
 
     unsafe fn dealloc(&mut self, pointer: *mut u8) {
-        // SAFETY: the caller gives back what it was given here.
+        // SAFETY: the caller passes a pointer that was allocated here.
         unsafe { free(pointer.cast()) }
     }
 
     unsafe fn realloc(&mut self, pointer: *mut u8, size: usize) -> *mut u8 {
-        // SAFETY: the caller gives back what it was given here, or null.
+        // SAFETY: the caller passes a pointer that was allocated here, or null.
         unsafe { realloc(pointer.cast(), size).cast() }
     }
 
     unsafe fn usable_size(pointer: *mut u8) -> usize {
-        // SAFETY: the pointer is to memory that was given here, or null.
+        // SAFETY: the pointer was allocated here, or is null.
         unsafe { malloc_usable_size(pointer.cast()) }
     }
 }
 
-/// More than what is free between two pieces in use.
-const BEYOND_GAPS: usize = 64 << 10;
+/// More than the free space between any two used blocks.
+const MIN_END_BYTES: usize = 64 << 10;
 
-/// Takes what is free between the pieces in use, and keeps it. What a run allocates then lies
-/// together, behind all of them, instead of scattered over pages that the run would otherwise share
-/// with all others.
+/// Allocates the free space between used blocks and keeps it. The memory of a run then lies
+/// together behind them, instead of scattered over pages that the run would otherwise share with
+/// all others.
 pub(crate) fn close_gaps() {
-    // SAFETY: what is taken is given back at most once, to where it is from.
+    // SAFETY: each block is freed at most once, by the allocator it came from.
     unsafe {
-        close_gaps_of(|size| malloc(size).cast(), |piece, _| free(piece.cast()));
+        close_gaps_in(|size| malloc(size).cast(), |block, _| free(block.cast()));
         let layout = |size| Layout::from_size_align_unchecked(size, 8);
-        close_gaps_of(
+        close_gaps_in(
             |size| System.alloc(layout(size)),
-            |piece, size| System.dealloc(piece, layout(size)),
+            |block, size| System.dealloc(block, layout(size)),
         );
     }
 }
 
-fn close_gaps_of(take: impl Fn(usize) -> *mut u8, give_back: impl Fn(*mut u8, usize)) {
-    let take = |size| {
-        let piece = take(size);
-        assert!(!piece.is_null(), "the guest boots with memory to spare");
-        piece
+fn close_gaps_in(allocate: impl Fn(usize) -> *mut u8, release: impl Fn(*mut u8, usize)) {
+    let allocate = |size| {
+        let block = allocate(size);
+        assert!(!block.is_null(), "the guest boots with memory to spare");
+        block
     };
-    let end = take(BEYOND_GAPS);
-    let mut size = BEYOND_GAPS / 2;
+    let end = allocate(MIN_END_BYTES);
+    let mut size = MIN_END_BYTES / 2;
     while size >= 8 {
-        let piece = take(size);
-        if piece >= end {
-            give_back(piece, size);
+        let block = allocate(size);
+        if block >= end {
+            release(block, size);
             size /= 2;
         }
     }
-    give_back(end, BEYOND_GAPS);
+    release(end, MIN_END_BYTES);
 }

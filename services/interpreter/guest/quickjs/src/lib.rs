@@ -1,21 +1,20 @@
 //! The guest: QuickJS and its prelude in one Wasm module, run once per instance by the
 //! interpreter's sandbox.
 //!
-//! The module is booted while it is built (`wizer-initialize`) and stored with the memory it then
-//! has, so that an instance starts with the engine running and the prelude loaded. The ABI, beside
-//! the imports in [`host`]:
+//! The module is booted at build time (`wizer-initialize`) and stored with its memory, so that an
+//! instance starts with the engine running and the prelude loaded. The ABI, in addition to the
+//! imports in [`host`]:
 //!
-//! * `run(tools_len, script_len, memory_limit)`: the host has ready, to be fetched by the import
-//!   `take`, the declaration of the tools (JSON, see `prelude/tools.js`) and the script (UTF-8).
-//!   Says how it ended through the import `finish`. Without a declaration there are the tools the
-//!   guest was booted with.
-//! * `booted_tools() -> ptr << 32 | len`: the declaration of the tools the guest was booted with.
-//! * `interrupt_flag() -> ptr`: a 32-bit word; when the host makes it non-zero, the script ends at
-//!   its next loop or call, uncatchably, and `finish` says where it was.
+//! * `run(tools_len, script_len, memory_limit)`: runs a script. The import `take` provides the
+//! declaration of the tools (JSON, see `prelude/tools.js`) and the script (UTF-8); the import
+//! `finish` receives the end. Without a declaration, the tools of the boot apply.
+//! * `booted_tools() -> ptr << 32 | len`: the declaration of the tools of the boot.
+//! * `interrupt_flag() -> ptr`: a 32-bit word. When the host sets it to non-zero, the script ends
+//! at its next loop or call and cannot catch that; `finish` reports where it was.
 //!
-//! A value, error or text never crosses as an allocation of the guest's own, because those abort
-//! when memory is short: text is passed where QuickJS has it, and where the guest must have a
-//! buffer it asks for it fallibly.
+//! Values, errors and texts are never passed in the guest's own allocations, because those abort
+//! when memory is short. Text is passed where QuickJS has it, and necessary buffers are allocated
+//! fallibly.
 
 mod guest;
 mod heap;
@@ -28,20 +27,20 @@ mod source;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Non-zero when the host wants the script to end.
+/// Non-zero if the script must end.
 static INTERRUPT: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn interrupted() -> bool {
     INTERRUPT.load(Ordering::Relaxed) != 0
 }
 
-/// Lets the guest run JavaScript again, to say how it was interrupted.
+/// Lets the guest run JavaScript again, to report where it was interrupted.
 pub(crate) fn clear_interrupt() {
     INTERRUPT.store(0, Ordering::Relaxed);
 }
 
 /// The declaration of the product's tools. Declaring them takes longer than everything else before
-/// a script begins, so it is done while the module is built.
+/// a script begins, so it happens at build time.
 const TOOLS: &str = include_str!("tools.json");
 
 #[unsafe(export_name = "wizer-initialize")]

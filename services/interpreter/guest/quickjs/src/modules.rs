@@ -1,7 +1,7 @@
 //! Modules: files of the workspace, which the host reads through a numbered call like any other.
 //!
-//! A module's name is the path of its file as the host gives it, so that `./lib` and `./lib.ts` are
-//! one module.
+//! A module's name is the path of its file as the host returns it, so that `./lib` and `./lib.ts`
+//! are one module.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,32 +15,32 @@ use crate::host;
 use crate::natives::{number, string_from, utf8};
 use crate::source::{self, SCRIPT};
 
-/// The name under which the host reads modules; as a reserved word it can be no tool's.
+/// The name of the host call that reads modules. As a reserved word it cannot be a tool's name.
 const IMPORT: &[u8] = b"import";
 
-/// Files that one script may import.
+/// Maximum number of files that one script imports.
 const MAX_MODULES: usize = 256;
 
 thread_local! {
-    static STATE: RefCell<State> = const { RefCell::new(State { names: BTreeMap::new(), sources: BTreeMap::new(), asked: 0 }) };
+    static STATE: RefCell<State> = const { RefCell::new(State { names: BTreeMap::new(), sources: BTreeMap::new(), request_count: 0 }) };
 }
 
 struct State {
-    /// Names of modules by the paths they were asked for.
+    /// Names of modules by requested path.
     names: BTreeMap<String, String>,
     /// Sources that were read and not yet compiled.
     sources: BTreeMap<String, Vec<u8>>,
-    /// How often a module was asked for.
-    asked: u32,
+    /// Number of requests to resolve a module.
+    request_count: u32,
 }
 
-/// Finds modules and loads them.
+/// Resolves and loads modules.
 pub(crate) struct Modules;
 
-/// How often a module was asked for. What compiles a module asks for those it imports only once it
-/// has parsed it.
-pub(crate) fn asked() -> u32 {
-    STATE.with_borrow(|state| state.asked)
+/// The number of requests to resolve a module. The engine resolves the imports of a module only
+/// after it has parsed the module.
+pub(crate) fn request_count() -> u32 {
+    STATE.with_borrow(|state| state.request_count)
 }
 
 impl Resolver for Modules {
@@ -51,7 +51,7 @@ impl Resolver for Modules {
         specifier: &str,
         _: Option<ImportAttributes<'js>>,
     ) -> Result<String> {
-        STATE.with_borrow_mut(|state| state.asked += 1);
+        STATE.with_borrow_mut(|state| state.request_count += 1);
         if !specifier.starts_with("./") && !specifier.starts_with("../") {
             let refused: Value =
                 guest::with(|guest| guest.prelude.refuse.get(ctx)?.call((specifier,)))?;
@@ -85,7 +85,7 @@ impl Loader for Modules {
         _: Option<ImportAttributes<'js>>,
     ) -> Result<Module<'js, Declared>> {
         let Some(source) = STATE.with_borrow_mut(|state| state.sources.remove(name)) else {
-            // The engine keeps what was loaded and forgets what failed.
+            // The engine keeps loaded modules and forgets failed ones.
             return Err(Exception::throw_reference(
                 ctx,
                 &format!("{name} could not be loaded before"),
@@ -102,7 +102,7 @@ fn path(base: &str, specifier: &str) -> String {
     for part in folder.split('/').chain(specifier.split('/')) {
         match part {
             "" | "." => {}
-            // What leads out of the workspace is the host's to refuse.
+            // The host refuses paths outside the workspace.
             ".." if parts.last().is_some_and(|last| *last != "..") => drop(parts.pop()),
             part => parts.push(part),
         }
@@ -110,7 +110,7 @@ fn path(base: &str, specifier: &str) -> String {
     parts.join("/")
 }
 
-/// Asks the host for a module: its name and its source.
+/// Reads a module from the host: its name and its source.
 fn read<'js>(ctx: &Ctx<'js>, path: &str) -> Result<(String, Vec<u8>)> {
     let args = format!("{{\"path\":{}}}", quote(path));
     match host::call(number(), IMPORT, args.as_bytes()) {
@@ -119,7 +119,7 @@ fn read<'js>(ctx: &Ctx<'js>, path: &str) -> Result<(String, Vec<u8>)> {
             let name: String = reply.get("path")?;
             let text = utf8(ctx, reply.get("source")?)?;
             let source = copy(ctx, text.as_str().as_bytes())?;
-            // The running script has that name already.
+            // The running script already has that name.
             Ok((if name == SCRIPT { format!("./{name}") } else { name }, source))
         }
         Ok(Err(error)) => Err(ctx.throw(failure(ctx, &error)?)),
@@ -129,7 +129,7 @@ fn read<'js>(ctx: &Ctx<'js>, path: &str) -> Result<(String, Vec<u8>)> {
     }
 }
 
-/// An error as the host gives them, which is JSON, as one of the script's.
+/// Turns an error of the host, which is JSON, into an error of the script.
 fn failure<'js>(ctx: &Ctx<'js>, error: &[u8]) -> Result<Value<'js>> {
     let error = string_from(ctx, error)?;
     guest::with(|guest| guest.prelude.failure.get(ctx)?.call((error,)))
@@ -142,9 +142,9 @@ fn declare<'js>(ctx: &Ctx<'js>, name: &str, source: &[u8]) -> Result<Module<'js,
     {
         return declare_javascript(ctx, name, &javascript);
     }
-    let before = asked();
+    let before = request_count();
     let error = match declare_javascript(ctx, name, source) {
-        Err(error) if asked() == before => error,
+        Err(error) if request_count() == before => error,
         done => return done,
     };
     let thrown = source::exception(ctx, &error);
@@ -182,7 +182,7 @@ fn json<'js>(ctx: &Ctx<'js>, name: &str, source: Vec<u8>) -> Result<Module<'js, 
     Ok(module)
 }
 
-/// The text in a buffer that has room for one byte more, or a JavaScript error.
+/// Copies a text into a buffer with room for one more byte, or throws a JavaScript error.
 fn copy(ctx: &Ctx<'_>, text: &[u8]) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
     if buffer.try_reserve_exact(text.len() + 1).is_err() {
@@ -192,8 +192,7 @@ fn copy(ctx: &Ctx<'_>, text: &[u8]) -> Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// JSON of a text. The script can't meddle with it, as it could with setters of an object that is
-/// made into JSON.
+/// Encodes a text as JSON. The script cannot interfere, as it could with setters of an object.
 fn quote(text: &str) -> String {
     let mut json = String::from("\"");
     for character in text.chars() {

@@ -1,4 +1,4 @@
-//! The functions the Rust side offers to the prelude. Scripts never see them.
+//! The functions that the Rust side offers to the prelude. Scripts never see them.
 
 mod calls;
 mod random;

@@ -1,10 +1,10 @@
-//! The prelude: what the guest offers scripts beyond the language itself, written in JavaScript.
+//! The prelude, written in JavaScript: what the guest offers scripts beyond the language itself.
 
 use rquickjs::context::EvalOptions;
 use rquickjs::{Ctx, Function, Object, Result};
 
-/// The files in the order they run. Names begin with `construct:`, by which their frames are taken
-/// out of stacks.
+/// The files in the order they run. Names begin with `construct:`; frames of these files are
+/// removed from stacks.
 const FILES: [(&str, &str); 10] = [
     ("construct:core.js", include_str!("prelude/core.js")),
     ("construct:format.js", include_str!("prelude/format.js")),
@@ -18,8 +18,7 @@ const FILES: [(&str, &str); 10] = [
     ("construct:url.js", include_str!("prelude/url.js")),
 ];
 
-/// Runs the prelude with the functions of the Rust side and returns what it offers to the Rust
-/// side.
+/// Runs the prelude with the native functions and returns the functions it offers to the Rust side.
 pub(crate) fn load<'js>(ctx: &Ctx<'js>, native: &Object<'js>) -> Result<Object<'js>> {
     let inner = Object::new(ctx.clone())?;
     for (name, source) in FILES {

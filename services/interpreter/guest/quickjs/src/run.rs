@@ -1,7 +1,7 @@
 //! One run of one script.
 //!
-//! How a script is read is described in `source.rs`. If its value is a promise (`main()` as the
-//! last line), it is what the promise becomes.
+//! `source.rs` describes how a script is read. If its value is a promise (`main()` as the last
+//! line), the result is what the promise resolves to.
 
 use rquickjs::promise::PromiseState;
 use rquickjs::{Ctx, Error, Object, Value, qjs};
@@ -11,30 +11,30 @@ use crate::host::{self, Ending};
 use crate::natives::{has_noted, parsed, string_from, utf8};
 use crate::source::{self, Evaluated, exception};
 
-/// What is kept of the memory for saying how the run ended when the script has used up the rest.
-const RESERVE: usize = 1 << 20;
+/// Memory reserved for reporting the end of the run after the script has exhausted the rest.
+const RESERVE_BYTES: usize = 1 << 20;
 
-/// With less in use cycles are not looked for; the engine itself has half of it.
-const LEAST_GARBAGE: usize = 1 << 20;
+/// Minimum size at which cycles are collected; the engine itself uses half of it.
+const MIN_GC_BYTES: usize = 1 << 20;
 
 /// Why a run has no value.
 enum Stop<'js> {
-    /// An exception nobody caught. For an interrupted run, the one that says where it was.
+    /// An uncaught exception. For an interrupted run, the one that says where it was.
     Threw(Value<'js>),
-    /// The script waits for something that nothing will bring.
+    /// The script awaits something that will never settle.
     Stuck,
-    /// A call's result doesn't fit into memory.
+    /// A call's result does not fit into memory.
     TooLarge,
 }
 
-/// Runs the script (which a zero byte follows) and says how it ended.
+/// Runs the script (which a zero byte follows) and reports how it ended.
 pub(crate) fn run(guest: &Guest, tools: &[u8], script: &[u8], memory_limit: usize) {
     guest.context.with(|ctx| {
-        // SAFETY: the context is alive. The engine was booted on another stack than the one it runs
-        // on now.
+        // SAFETY: the context is alive. The engine was booted on another stack than the current
+        // one.
         unsafe { qjs::JS_UpdateStackTop(qjs::JS_GetRuntime(ctx.as_raw().as_ptr())) };
-        limit_memory(&ctx, memory_limit.saturating_sub(RESERVE));
-        collect_beyond(&ctx, (memory_limit / 8).max(LEAST_GARBAGE));
+        limit_memory(&ctx, memory_limit.saturating_sub(RESERVE_BYTES));
+        collect_beyond(&ctx, (memory_limit / 8).max(MIN_GC_BYTES));
         let value = value_of(guest, &ctx, tools, script);
         let interrupted = crate::interrupted();
         crate::clear_interrupt();
@@ -43,7 +43,7 @@ pub(crate) fn run(guest: &Guest, tools: &[u8], script: &[u8], memory_limit: usiz
     });
 }
 
-/// `Runtime::set_memory_limit` can't be called while the context is in use.
+/// `Runtime::set_memory_limit` cannot be called while the context is in use.
 fn limit_memory(ctx: &Ctx<'_>, bytes: usize) {
     // SAFETY: the context is alive.
     unsafe {
@@ -51,8 +51,9 @@ fn limit_memory(ctx: &Ctx<'_>, bytes: usize) {
     };
 }
 
-/// Sets the size at which cycles that nothing refers to are looked for, the first time. Everything
-/// else is freed at once; and looking writes to every object, also those that all instances share.
+/// Sets the size at which unreachable cycles are collected for the first time. Everything else is
+/// freed at once, and a collection writes to every object, including those that all instances
+/// share.
 fn collect_beyond(ctx: &Ctx<'_>, bytes: usize) {
     // SAFETY: the context is alive.
     unsafe {
@@ -75,25 +76,25 @@ fn value_of<'js>(
 
     let value = match source::evaluate(ctx, script).map_err(Stop::Threw)? {
         Evaluated::Script(completion) => {
-            let completion = settled(guest, ctx, completion)?;
-            // An evaluation with `await` allowed gives its value wrapped, so that a promise isn't
-            // awaited unasked.
+            let completion = resolve(guest, ctx, completion)?;
+            // An evaluation with `await` wraps its value, so that a promise is not awaited
+            // implicitly.
             match completion.as_object() {
                 Some(wrapper) => wrapper.get::<_, Value>("value").map_err(thrown)?,
                 None => completion,
             }
         }
         Evaluated::Module(module, promise) => {
-            settled(guest, ctx, promise.into_value())?;
+            resolve(guest, ctx, promise.into_value())?;
             module.get("default").map_err(thrown)?
         }
     };
-    settled(guest, ctx, value)
+    resolve(guest, ctx, value)
 }
 
-/// What the value becomes if it is a promise, and itself otherwise. Runs the script's jobs and
-/// hands it the ends of its calls.
-fn settled<'js>(guest: &Guest, ctx: &Ctx<'js>, value: Value<'js>) -> Result<Value<'js>, Stop<'js>> {
+/// Resolves the value if it is a promise, otherwise returns it. Runs the script's jobs and passes
+/// it the ends of its calls.
+fn resolve<'js>(guest: &Guest, ctx: &Ctx<'js>, value: Value<'js>) -> Result<Value<'js>, Stop<'js>> {
     let Some(promise) = value.as_promise() else {
         return Ok(value);
     };
@@ -122,16 +123,17 @@ fn settled<'js>(guest: &Guest, ctx: &Ctx<'js>, value: Value<'js>) -> Result<Valu
         } else {
             string_from(ctx, &call.json).map(|error| error.into_value())
         };
-        let told = reply.and_then(|reply| {
+        let settled = reply.and_then(|reply| {
             guest.prelude.settle.get(ctx)?.call::<_, ()>((number, succeeded, reply))
         });
-        if let Err(error) = told {
+        if let Err(error) = settled {
             return Err(Stop::Threw(exception(ctx, &error)));
         }
     }
 }
 
-/// Runs what promises have queued. An interruption can't be caught by the script and ends the run.
+/// Runs the jobs that promises have queued. The script cannot catch an interruption, which ends the
+/// run.
 fn run_jobs<'js>(ctx: &Ctx<'js>) -> Result<(), Value<'js>> {
     loop {
         let mut context = std::ptr::null_mut();
@@ -173,25 +175,25 @@ fn report<'js>(
             uncaught(guest, ctx, &thrown, interrupted, memory_limit);
             ended_with = Some(thrown);
         }
-        // What would have settled it had no memory to do so.
+        // The job that would have settled it had no memory.
         Err(Stop::Stuck) if is_memory_short(memory_limit) => host::finish(Ending::OutOfMemory, b""),
-        Err(Stop::Stuck) => host::finish(Ending::Threw, STUCK),
+        Err(Stop::Stuck) => host::finish(Ending::Threw, NEVER_SETTLED),
         Err(Stop::TooLarge) => host::finish(Ending::OutOfMemory, b""),
     }
-    // A note that can't be written is no reason to lose the outcome.
+    // A note that cannot be written does not lose the outcome.
     let _ = notes(guest, ctx, ended_with);
     ctx.catch();
 }
 
-const STUCK: &[u8] = br#"{"name":"NeverSettled","message":"the script awaits a promise that nothing will settle: no tool call and no timer is outstanding. Check that every `new Promise` calls resolve or reject.","stack":""}"#;
-const UNKNOWN: &[u8] = br#"{"name":"InternalError","message":"the script failed with an exception that could not be described","stack":""}"#;
+const NEVER_SETTLED: &[u8] = br#"{"name":"NeverSettled","message":"the script awaits a promise that nothing will settle: no tool call and no timer is outstanding. Check that every `new Promise` calls resolve or reject.","stack":""}"#;
+const UNDESCRIBED_ERROR: &[u8] = br#"{"name":"InternalError","message":"the script failed with an exception that could not be described","stack":""}"#;
 
 fn describe_value<'js>(
     guest: &Guest,
     ctx: &Ctx<'js>,
     value: Value<'js>,
 ) -> rquickjs::Result<(Ending, rquickjs::String<'js>)> {
-    // What JSON always says faithfully needs no look from the prelude.
+    // JSON always represents these faithfully, without the prelude.
     if (value.is_int() || value.is_bool() || value.is_null() || value.is_string())
         && let Some(text) = ctx.json_stringify(&value)?
     {
@@ -223,18 +225,18 @@ fn uncaught<'js>(
         Ok(text) => finish(ctx, ending, text),
         Err(_) => {
             ctx.catch();
-            host::finish(ending, UNKNOWN);
+            host::finish(ending, UNDESCRIBED_ERROR);
         }
     }
 }
 
-/// What the engine says of memory, the second where there was none for what a function is compiled
-/// to.
+/// The engine's messages about exhausted memory; the second one if there was none for compiled
+/// code.
 const OUT_OF_MEMORY: [&str; 2] = ["out of memory", "bytecode buffer overflow"];
-/// What it says where there was none to say anything.
-const NOTHING_SAID: &str = "Invalid error message";
+/// The engine's message if there was no memory for a message.
+const NO_MESSAGE: &str = "Invalid error message";
 
-/// QuickJS throws null when there isn't even memory for the error.
+/// QuickJS throws null if there is not even memory for the error.
 fn is_out_of_memory(thrown: &Value<'_>, memory_limit: usize) -> bool {
     if thrown.is_null() {
         return is_memory_short(memory_limit);
@@ -243,13 +245,13 @@ fn is_out_of_memory(thrown: &Value<'_>, memory_limit: usize) -> bool {
     thrown.as_object().filter(|error| text(error, "name") == "InternalError").is_some_and(|error| {
         let message = text(error, "message");
         OUT_OF_MEMORY.iter().any(|start| message.starts_with(start))
-            || (message == NOTHING_SAID && is_memory_short(memory_limit))
+            || (message == NO_MESSAGE && is_memory_short(memory_limit))
     })
 }
 
-/// Whether the memory has come to its limit at some time: it does not shrink again.
+/// Whether the memory has ever reached its limit: it does not shrink again.
 fn is_memory_short(memory_limit: usize) -> bool {
-    core::arch::wasm32::memory_size(0) * 65536 + RESERVE * 2 >= memory_limit
+    core::arch::wasm32::memory_size(0) * 65536 + RESERVE_BYTES * 2 >= memory_limit
 }
 
 fn finish<'js>(ctx: &Ctx<'js>, ending: Ending, text: rquickjs::String<'js>) {
@@ -260,7 +262,7 @@ fn finish<'js>(ctx: &Ctx<'js>, ending: Ending, text: rquickjs::String<'js>) {
     }
 }
 
-/// Tells what the outcome alone doesn't: errors nobody handled, calls that never began.
+/// Adds notes to the outcome: unhandled errors, and calls that never started.
 fn notes<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: Option<Value<'js>>) -> rquickjs::Result<()> {
     if !has_noted() {
         return Ok(());

@@ -1,11 +1,11 @@
-//! A source text and what is changed about it, so that what stays keeps its line, and where nothing
-//! is inserted its column.
+//! Changes to a source text. Unchanged text keeps its line, and its column where nothing is
+//! inserted.
 
 use std::collections::BTreeMap;
 
 /// Changes to a source text.
 pub(crate) struct Edits {
-    /// The text with everything blanked that is to go; as long as the source.
+    /// The text with removed parts blanked; as long as the source.
     text: Vec<u8>,
     /// Starts of blanked ranges by their ends.
     blanked: BTreeMap<u32, u32>,
@@ -15,8 +15,8 @@ pub(crate) struct Edits {
 struct Insertion {
     at: u32,
     text: String,
-    /// How many bytes after `at`, which are blank, the text takes the place of.
-    over: u32,
+    /// The number of blank bytes after `at` that the text replaces.
+    replaced_bytes: u32,
 }
 
 impl Edits {
@@ -24,8 +24,7 @@ impl Edits {
         Edits { text: source.as_bytes().to_vec(), blanked: BTreeMap::new(), insertions: Vec::new() }
     }
 
-    /// Puts spaces in place of the range's bytes, of which QuickJS counts its columns. Line breaks
-    /// stay.
+    /// Replaces the range's bytes by spaces; QuickJS counts columns in bytes. Line breaks stay.
     pub(crate) fn blank(&mut self, start: u32, end: u32) {
         if start >= end {
             return;
@@ -46,28 +45,28 @@ impl Edits {
         self.blanked.entry(end).or_insert(start);
     }
 
-    /// Where the blanked range that ends here starts.
-    pub(crate) fn blanked_until(&self, end: u32) -> Option<u32> {
+    /// The start of the blanked range that ends here.
+    pub(crate) fn blank_start(&self, end: u32) -> Option<u32> {
         self.blanked.get(&end).copied()
     }
 
-    /// Whether what stood here was blanked.
+    /// Whether this position was blanked.
     pub(crate) fn is_blank(&self, at: u32) -> bool {
         self.text[at as usize] == b' '
     }
 
-    /// Puts one character in place of another, usually a blanked one.
+    /// Replaces one character, usually a blanked one.
     pub(crate) fn put(&mut self, at: u32, character: u8) {
         self.text[at as usize] = character;
     }
 
-    /// Inserts a text. Of several at one place, the one inserted first comes first.
+    /// Inserts a text. Several insertions at one position keep their order.
     pub(crate) fn insert(&mut self, at: u32, text: impl Into<String>) {
-        self.insertions.push(Insertion { at, text: text.into(), over: 0 });
+        self.insertions.push(Insertion { at, text: text.into(), replaced_bytes: 0 });
     }
 
-    /// Puts a text in place of a range. What follows on the range's first line keeps its column if
-    /// the text is not longer.
+    /// Replaces a range by a text. The rest of the range's first line keeps its column if the text
+    /// is not longer.
     pub(crate) fn replace(&mut self, start: u32, end: u32, text: impl Into<String>) {
         let text = text.into();
         self.blank(start, end);
@@ -75,8 +74,8 @@ impl Edits {
             .iter()
             .take(text.len())
             .take_while(|&&byte| byte == b' ');
-        let over = u32::try_from(blanks.count()).unwrap_or(0);
-        self.insertions.push(Insertion { at: start, text, over });
+        let replaced_bytes = u32::try_from(blanks.count()).unwrap_or(0);
+        self.insertions.push(Insertion { at: start, text, replaced_bytes });
     }
 
     /// The changed text.
@@ -87,15 +86,15 @@ impl Edits {
                 self.insertions.iter().map(|insertion| insertion.text.len()).sum();
             let mut text = Vec::with_capacity(self.text.len() + inserted);
             let mut from = 0;
-            for Insertion { at, text: insertion, over } in &self.insertions {
+            for Insertion { at, text: insertion, replaced_bytes } in &self.insertions {
                 text.extend_from_slice(&self.text[from..*at as usize]);
                 text.extend_from_slice(insertion.as_bytes());
-                from = (at + over) as usize;
+                from = (at + replaced_bytes) as usize;
             }
             text.extend_from_slice(&self.text[from..]);
             self.text = text;
         }
-        // Whole characters were blanked: the text is UTF-8 as the source was.
+        // Whole characters were blanked, so the text is still UTF-8.
         String::from_utf8(self.text)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }

@@ -1,9 +1,9 @@
-//! Walks the syntax tree and marks what is only TypeScript.
+//! Walks the syntax tree and blanks TypeScript-only syntax.
 //!
-//! Types are blanked where they stand. Three things need care, because JavaScript reads line breaks
-//! where TypeScript had a type: a statement or field whose end was blanked is closed with a
-//! semicolon; a statement or class member that is blanked as a whole leaves one; and a parenthesis
-//! that would come to stand on another line than the `=>` or `return` it belongs to is moved.
+//! Types are blanked in place. Three cases need care, because JavaScript reads line breaks where
+//! TypeScript had a type. A statement or field whose end was blanked is closed with a semicolon. A
+//! statement or class member that is blanked as a whole leaves one. A parenthesis that would end up
+//! on another line than its `=>` or `return` is moved.
 
 mod classes;
 mod enums;
@@ -29,7 +29,7 @@ use oxc_span::{GetSpan, Span};
 use crate::edits::Edits;
 use crate::strip::Failure;
 
-/// The JavaScript of a parsed source.
+/// Turns a parsed source into JavaScript.
 pub(crate) fn erase(source: &str, parsed: &ParserReturn<'_>) -> Result<String, Failure> {
     let program = &parsed.program;
     let mut eraser = Eraser {
@@ -49,7 +49,7 @@ pub(crate) fn erase(source: &str, parsed: &ParserReturn<'_>) -> Result<String, F
         eraser.drop_unused_types(&program.body);
     }
     match eraser.failure {
-        Some((offset, message)) => Err(Failure::at(source, offset, message)),
+        Some((offset, message)) => Err(Failure::from_offset(source, offset, message)),
         None => Ok(eraser.edits.apply()),
     }
 }
@@ -58,12 +58,14 @@ struct Eraser<'s> {
     source: &'s str,
     tokens: &'s [Token],
     edits: Edits,
-    /// The first thing that has no JavaScript: where, and what to write instead.
+    /// The first construct without a JavaScript equivalent: its position, and what to write
+    /// instead.
     failure: Option<(u32, String)>,
-    /// For each list of statements around the present place, the enums declared in it.
-    lists: Vec<Vec<enums::Known>>,
-    /// For each enum around the present place, its name and the members its initializers may name.
-    enums: Vec<enums::Scope>,
+    /// For each list of statements around the current position, the enums declared in it.
+    lists: Vec<Vec<enums::DeclaredEnum>>,
+    /// For each enum around the current position, its name and the members that its initializers
+    /// may name.
+    enums: Vec<enums::OpenEnum>,
     is_module: bool,
     /// In a module: names used as values, names declared as values, names declared as types.
     used: HashSet<String>,
@@ -82,8 +84,7 @@ impl Eraser<'_> {
         self.edits.blank(span.start, span.end);
     }
 
-    /// Blanks a statement or a class member as a whole; the semicolon keeps what stands before and
-    /// after it apart.
+    /// Blanks a statement or a class member as a whole. The semicolon separates its neighbors.
     fn blank_whole(&mut self, span: Span) {
         self.blank(span);
         self.edits.put(span.start, b';');
@@ -91,14 +92,14 @@ impl Eraser<'_> {
 
     /// Closes a statement or field with a semicolon if it had none and its end was blanked.
     fn close(&mut self, end: u32) {
-        let Some(start) = self.edits.blanked_until(end) else { return };
+        let Some(start) = self.edits.blank_start(end) else { return };
         let next = self.token_text(self.token_from(end));
         if !self.source[..end as usize].ends_with(';') && !matches!(next, "" | ";" | "}") {
             self.edits.put(start, b';');
         }
     }
 
-    /// The first token at or after a place.
+    /// The first token at or after a position.
     fn token_from(&self, offset: u32) -> usize {
         self.tokens.partition_point(|token| token.start() < offset)
     }
@@ -109,7 +110,7 @@ impl Eraser<'_> {
             .map_or("", |token| &self.source[token.start() as usize..token.end() as usize])
     }
 
-    /// Blanks the first token with this text between two places.
+    /// Blanks the first token with this text in a range.
     fn blank_token(&mut self, text: &str, start: u32, end: u32) {
         let mut index = self.token_from(start);
         while let Some(token) = self.tokens.get(index).filter(|token| token.start() < end) {
@@ -132,8 +133,8 @@ impl Eraser<'_> {
         self.source[start as usize..end as usize].contains(['\n', '\r', '\u{2028}', '\u{2029}'])
     }
 
-    /// An operand of a binary operator. `a + b as T * c` means `((a + b) as T) * c`, which must not
-    /// become `a + b * c`.
+    /// Handles an operand of a binary operator. `a + b as T * c` means `((a + b) as T) * c`, which
+    /// must not become `a + b * c`.
     fn operand(&mut self, operand: &Expression<'_>) {
         let mut inner = operand;
         loop {
@@ -163,7 +164,7 @@ impl Eraser<'_> {
         self.edits.blank(expression.span().end, span.end);
     }
 
-    /// Whether a declaration is only there for types.
+    /// Whether a declaration exists only for types.
     fn is_erased(&mut self, declaration: &Declaration<'_>) -> bool {
         match declaration {
             Declaration::TSTypeAliasDeclaration(it) => {
@@ -217,7 +218,7 @@ impl Eraser<'_> {
     }
 }
 
-/// Whether a namespace holds anything but types.
+/// Whether a namespace contains anything but types.
 fn has_values(namespace: &TSNamespaceDeclaration<'_>) -> bool {
     match &namespace.body {
         TSNamespaceDeclarationBody::TSNamespaceDeclaration(inner) => has_values(inner),
@@ -262,7 +263,7 @@ impl<'a> Visit<'a> for Eraser<'_> {
         if self.is_module {
             self.used.insert(it.name.to_string());
         }
-        self.name_enum_of(it);
+        self.qualify_member(it);
     }
 
     fn visit_binding_identifier(&mut self, it: &BindingIdentifier<'a>) {
@@ -314,7 +315,7 @@ impl<'a> Visit<'a> for Eraser<'_> {
         let inner = it.expression.span();
         self.edits.blank(it.span.start, inner.start);
         let first = self.token_text(self.token_from(inner.start));
-        // After `return`, `=>` or at the start of a statement these would be read as something
+        // After `return`, `=>` or at the start of a statement these would be parsed as something
         // else.
         if matches!(first, "{" | "function" | "class" | "async" | "let")
             || self.spans_lines(it.span.start, inner.start)
@@ -406,7 +407,7 @@ impl<'a> Visit<'a> for Eraser<'_> {
         );
     }
 
-    // --- What emits code ---
+    // --- Constructs that emit code ---
 
     fn visit_ts_enum_declaration(&mut self, it: &TSEnumDeclaration<'a>) {
         self.enumeration(it, None);
@@ -445,7 +446,7 @@ impl<'a> Visit<'a> for Eraser<'_> {
     }
 }
 
-/// The name a parameter binds, if it is a plain one.
+/// The name of a parameter, if it is a plain identifier.
 fn parameter_name<'p>(parameter: &'p FormalParameter<'_>) -> Option<&'p str> {
     match &parameter.pattern {
         BindingPattern::BindingIdentifier(identifier) => Some(identifier.name.as_str()),
@@ -457,7 +458,7 @@ fn parameter_name<'p>(parameter: &'p FormalParameter<'_>) -> Option<&'p str> {
     }
 }
 
-/// The constructor's body, if this is one.
+/// The constructor of a class, if it has one with a body.
 fn constructor_of<'c, 'a>(class: &'c Class<'a>) -> Option<&'c Function<'a>> {
     class.body.body.iter().find_map(|element| match element {
         oxc_ast::ast::ClassElement::MethodDefinition(it)

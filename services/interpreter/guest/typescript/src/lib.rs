@@ -1,13 +1,13 @@
-//! The guest that makes JavaScript of TypeScript, in its own Wasm module: on the host, source
-//! nested deeply enough would overflow the stack of the parser and so end the process; here it ends
-//! one instance.
+//! The guest that turns TypeScript into JavaScript, in its own Wasm module. On the host, deeply
+//! nested source would overflow the parser's stack and crash the process; here it ends one
+//! instance.
 //!
 //! The module imports nothing. The ABI:
 //!
-//! * `alloc(len) -> ptr`: room for the source.
-//! * `strip(ptr, len) -> ptr`: reads the source (UTF-8) and gives the place of five 32-bit words: 0
-//!   for JavaScript or 1 for an error; the address and the length of its text; and of an error the
-//!   line and column, counted from 1.
+//! * `alloc(len) -> ptr`: a buffer for the source.
+//! * `strip(ptr, len) -> ptr`: reads the source (UTF-8) and returns the address of five 32-bit
+//! words: 0 for JavaScript or 1 for an error; the address and the length of the text; and for an
+//! error the line and column, counted from 1.
 //!
 //! An instance serves one source, so nothing is freed, and running out of memory ends it.
 
@@ -24,8 +24,8 @@ extern "C" fn alloc(len: usize) -> *mut u8 {
 
 #[unsafe(no_mangle)]
 extern "C" fn strip(source: *const u8, len: usize) -> *const [usize; 5] {
-    // SAFETY: the host fills a buffer of this size, which it got from `alloc` and which is never
-    // freed, before it calls `strip`.
+    // SAFETY: before it calls `strip`, the host fills a buffer of this size, which it got from
+    // `alloc` and which is never freed.
     let source = unsafe { std::slice::from_raw_parts(source, len) };
     let (kind, text, line, column) = match std::str::from_utf8(source) {
         Err(_) => (1, "the source is not UTF-8".to_owned(), 1, 1),

@@ -1,4 +1,4 @@
-//! From TypeScript to JavaScript of the same lines.
+//! Turns TypeScript into JavaScript on the same lines.
 
 use oxc_allocator::Allocator;
 use oxc_parser::config::TokensParserConfig;
@@ -7,7 +7,7 @@ use oxc_span::SourceType;
 
 use crate::erase;
 
-/// Why there is no JavaScript.
+/// Why the source could not be turned into JavaScript.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) message: String,
@@ -18,7 +18,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    pub(crate) fn at(source: &str, offset: u32, message: String) -> Self {
+    pub(crate) fn from_offset(source: &str, offset: u32, message: String) -> Self {
         let before = &source[..source.floor_char_boundary(offset as usize)];
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         Failure {
@@ -29,22 +29,22 @@ impl Failure {
     }
 }
 
-/// The source without what is only TypeScript; enums and parameter properties become the JavaScript
-/// they mean.
+/// Removes TypeScript-only syntax from the source. Enums and parameter properties become equivalent
+/// JavaScript.
 pub(crate) fn strip(source: &str) -> Result<String, Failure> {
     let allocator = Allocator::default();
-    // As a module first, where `await` needs no deciding whether it is a name; then for what only
-    // sloppy mode allows.
+    // First as a module, where `await` is always a keyword; then for syntax that only sloppy mode
+    // allows.
     let module = parse(&allocator, source, SourceType::ts());
-    if is_whole(&module) {
+    if is_valid(&module) {
         return erase::erase(source, &module);
     }
     let sloppy = parse(&allocator, source, SourceType::ts().with_unambiguous(true));
-    if is_whole(&sloppy) {
+    if is_valid(&sloppy) {
         return erase::erase(source, &sloppy);
     }
     let failure = explain(source, &module);
-    if is_whole(&parse(&allocator, source, SourceType::tsx())) {
+    if is_valid(&parse(&allocator, source, SourceType::tsx())) {
         let message = "JSX is not supported; write the text with template literals, or call a function that builds it";
         return Err(Failure { message: message.to_owned(), ..failure });
     }
@@ -67,11 +67,11 @@ fn parse<'a>(
         .parse()
 }
 
-fn is_whole(parsed: &ParserReturn<'_>) -> bool {
+fn is_valid(parsed: &ParserReturn<'_>) -> bool {
     !parsed.panicked && !parsed.diagnostics.has_errors()
 }
 
-/// The parser's first error: what it says, what stands there, and what it advises.
+/// Describes the parser's first error: its message, the source text there, and its advice.
 fn explain(source: &str, failed: &ParserReturn<'_>) -> Failure {
     let Some(error) = failed.diagnostics.errors().next() else {
         return Failure { message: "the source cannot be parsed".to_owned(), line: 1, column: 1 };
@@ -91,5 +91,5 @@ fn explain(source: &str, failed: &ParserReturn<'_>) -> Failure {
     for more in label.label().into_iter().chain(error.help.as_deref()) {
         message.push_str(&format!(" ({more})"));
     }
-    Failure::at(source, label.offset(), message)
+    Failure::from_offset(source, label.offset(), message)
 }

@@ -1,4 +1,4 @@
-//! Random numbers from the seed the host gives each run.
+//! Random numbers from the seed that the host gives each run.
 
 use std::cell::RefCell;
 
@@ -9,8 +9,8 @@ use rquickjs::{Ctx, Exception, Result, TypedArray};
 use crate::host;
 
 thread_local! {
-    /// Seeded on first use, never while the module is built: a seeded generator in the snapshot
-    /// would give every run the same numbers.
+    /// Seeded on first use, never at build time: a seeded generator in the snapshot would give
+    /// every run the same numbers.
     static GENERATOR: RefCell<Option<ChaCha12Rng>> = const { RefCell::new(None) };
 }
 

@@ -5,7 +5,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use rquickjs::{Ctx, Exception, Result, String, TypedArray, Value};
 
-/// As `atob` wants it: padding may be missing, spare bits may be set.
+/// The decoding of `atob`: padding may be missing, spare bits may be set.
 const FORGIVING: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -13,8 +13,8 @@ const FORGIVING: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// A buffer of this capacity, or a JavaScript error: the usual allocation would abort the guest
-/// when memory is short.
+/// Allocates a buffer of this capacity, or throws a JavaScript error: the usual allocation would
+/// abort the guest when memory is short.
 fn buffer(ctx: &Ctx<'_>, capacity: usize) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
     match buffer.try_reserve_exact(capacity) {
@@ -23,7 +23,7 @@ fn buffer(ctx: &Ctx<'_>, capacity: usize) -> Result<Vec<u8>> {
     }
 }
 
-/// Base64 of text whose characters are bytes; null when one is above U+00FF.
+/// Base64 of text whose characters are bytes; null if one is above U+00FF.
 pub(super) fn base64_encode<'js>(ctx: Ctx<'js>, text: String<'js>) -> Result<Value<'js>> {
     let text = super::utf8(&ctx, text)?;
     let mut bytes = buffer(&ctx, text.len())?;
@@ -42,7 +42,7 @@ pub(super) fn base64_encode<'js>(ctx: Ctx<'js>, text: String<'js>) -> Result<Val
     Ok(super::string_from(&ctx, &encoded[..written])?.into_value())
 }
 
-/// The bytes of base64 text as characters; null when it isn't base64.
+/// The bytes of base64 text as characters; null if it is not base64.
 pub(super) fn base64_decode<'js>(ctx: Ctx<'js>, text: String<'js>) -> Result<Value<'js>> {
     let text = super::utf8(&ctx, text)?;
     let mut input = buffer(&ctx, text.len())?;
@@ -70,7 +70,7 @@ pub(super) fn utf8_encode<'js>(ctx: Ctx<'js>, text: String<'js>) -> Result<Typed
     TypedArray::new_copy(ctx, text.as_str().as_bytes())
 }
 
-/// The text of UTF-8 bytes; what isn't UTF-8 becomes U+FFFD, or null is returned when `fatal`.
+/// The text of UTF-8 bytes. Invalid bytes become U+FFFD, or null is returned if `fatal`.
 pub(super) fn utf8_decode<'js>(
     ctx: Ctx<'js>,
     bytes: TypedArray<'js, u8>,
@@ -98,7 +98,7 @@ pub(super) fn utf8_decode<'js>(
     Ok(super::string_from(&ctx, &text)?.into_value())
 }
 
-/// How many of the bytes end with a whole character; what follows is the beginning of one.
+/// The number of bytes up to the last complete character; the rest is the beginning of one.
 pub(super) fn utf8_whole(bytes: TypedArray<'_, u8>) -> usize {
     let bytes = slice(&bytes);
     // The beginning of a character is at most three bytes long.
@@ -113,9 +113,9 @@ pub(super) fn utf8_whole(bytes: TypedArray<'_, u8>) -> usize {
     bytes.len()
 }
 
-/// The bytes of an array; none when its buffer is detached.
+/// The bytes of an array; empty if its buffer is detached.
 fn slice<'a>(bytes: &'a TypedArray<'_, u8>) -> &'a [u8] {
-    // SAFETY: nothing runs JavaScript, which alone could change or detach the buffer, while the
-    // slice is alive.
+    // SAFETY: only JavaScript could change or detach the buffer, and none runs while the slice is
+    // alive.
     unsafe { bytes.as_bytes() }.unwrap_or_default()
 }

@@ -1,21 +1,21 @@
-//! URLs and forms as the WHATWG describes them.
+//! URLs and forms as the WHATWG specifies them.
 
 use rquickjs::{Array, CString, Ctx, Exception, Result, String, Value};
 use url::{Url, form_urlencoded, quirks};
 
 /// Longer input is refused: parsing allocates in ways that would abort the guest when memory is
 /// short.
-const MAX_LEN: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 fn text<'js>(ctx: &Ctx<'js>, text: String<'js>) -> Result<CString<'js>> {
     let text = super::utf8(ctx, text)?;
-    if text.len() > MAX_LEN {
+    if text.len() > MAX_BYTES {
         return Err(Exception::throw_range(ctx, "the URL is too long"));
     }
     Ok(text)
 }
 
-/// The parts of a URL, perhaps relative to `base`; null when it isn't one.
+/// The parts of a URL, perhaps relative to `base`; null if it is invalid.
 pub(super) fn parse<'js>(
     ctx: Ctx<'js>,
     input: String<'js>,
@@ -35,7 +35,7 @@ pub(super) fn parse<'js>(
     }
 }
 
-/// The parts of a URL after one of them was set; null when it can't be.
+/// The parts of a URL after one of them was set; null if it cannot be set.
 pub(super) fn set<'js>(
     ctx: Ctx<'js>,
     href: String<'js>,
@@ -101,7 +101,7 @@ pub(super) fn form_parse<'js>(ctx: Ctx<'js>, input: String<'js>) -> Result<Array
     Ok(pairs)
 }
 
-/// The query string of names and values in turn.
+/// The query string of alternating names and values.
 pub(super) fn form_serialize<'js>(ctx: Ctx<'js>, flat: Array<'js>) -> Result<std::string::String> {
     let mut query = form_urlencoded::Serializer::new(std::string::String::new());
     let mut size = 0;
@@ -109,7 +109,7 @@ pub(super) fn form_serialize<'js>(ctx: Ctx<'js>, flat: Array<'js>) -> Result<std
         let name = text(&ctx, flat.get(pair * 2)?)?;
         let value = text(&ctx, flat.get(pair * 2 + 1)?)?;
         size += name.len() + value.len();
-        if size > MAX_LEN {
+        if size > MAX_BYTES {
             return Err(Exception::throw_range(&ctx, "the parameters are too long"));
         }
         query.append_pair(&name, &value);

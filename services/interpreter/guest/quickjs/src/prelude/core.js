@@ -1,8 +1,9 @@
-// The part of the prelude every other part builds on.
+// The base of all other parts of the prelude.
 //
-// Each prelude file is a function of `native` (what src/natives.rs offers) and `inner` (what the files and the Rust side
-// share). None of it is reachable from a script. A script may replace any built-in, so nothing here looks one up
-// at run time: constructors are captured while the guest boots, methods are captured as plain functions.
+// Each prelude file is a function of `native` (the functions of src/natives.rs) and `inner` (shared
+// by the files and the Rust side). No script can reach either. A script may replace any built-in,
+// so nothing here looks one up at run time: constructors are captured while the guest boots,
+// methods are captured as plain functions.
 (function (native, inner) {
   'use strict';
   const { defineProperty, getPrototypeOf } = Object;
@@ -12,7 +13,8 @@
   inner.unbind = bind.bind(call);
   inner.apply = Reflect.apply;
 
-  // Globals can be replaced and shadowed by the script (`const print = …` is no error) and don't show in `for … in`.
+  // Globals can be replaced and shadowed by the script (`const print = …` is no error) and do not
+  // appear in `for … in`.
   inner.define = (target, name, value) =>
     defineProperty(target, name, { __proto__: null, value, writable: true, configurable: true, enumerable: false });
   inner.global = (name, value) => inner.define(globalThis, name, value);
@@ -24,7 +26,7 @@
     return prototype === objectPrototype || prototype === null;
   };
 
-  // A property that may be missing, a throwing getter, or of any type, as text.
+  // The text of a property that may be missing, of any type, or a throwing getter.
   const { String: toText } = globalThis;
   inner.textOf = (object, name) => {
     try {
@@ -35,8 +37,9 @@
     }
   };
 
-  // Who formats stacks is handed the functions on them, also those of the prelude, which reach the host with whatever they are given.
-  // So no script formats stacks, and nothing on a stack tells its function.
+  // A stack formatter gets the functions on the stack, including the prelude's, which pass their
+  // arguments to the host. So scripts cannot format stacks, and stack frames do not expose their
+  // function.
   let site;
   Error.prepareStackTrace = (error, sites) => { site = sites[0]; };
   new Error();
@@ -44,6 +47,7 @@
   delete getPrototypeOf(site).getFunction;
   defineProperty(Error, 'prepareStackTrace', { __proto__: null, get: () => undefined, set() {}, configurable: false, enumerable: false });
 
-  // Deeper stacks than the default ten frames, because the frames of the prelude are removed before anyone reads them.
+  // More than the default ten frames, because the prelude's frames are removed before a stack is
+  // shown.
   Error.stackTraceLimit = 24;
 })

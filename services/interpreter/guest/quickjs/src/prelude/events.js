@@ -35,7 +35,7 @@
       this.#listeners = this.#listeners.filter((l) => l.type !== event.type || !l.once);
       if (typeof own === 'function') heard.unshift({ listener: own });
       for (const { listener } of heard) {
-        // What a listener throws is nobody's who dispatches.
+        // An error in a listener does not reach the dispatcher.
         try {
           if (typeof listener === 'function') listener.call(this, event);
           else listener.handleEvent(event);
@@ -47,7 +47,7 @@
     }
   }
 
-  let make; // Only what is in this file makes signals, and aborts them.
+  let make; // Only this file creates and aborts signals.
   let abort;
 
   class AbortSignal extends EventTarget {

@@ -1,8 +1,9 @@
-// How values become text: for `print`, for the script's result and for errors.
+// Turns values into text: for `print`, for the script's result and for errors.
 //
-// Whatever JSON says faithfully is shown as JSON, because models read and write it best. Anything else (Map, Set, BigInt,
-// functions, cycles, undefined inside arrays, errors …) is shown in the notation of the usual consoles. Formatting never
-// throws because of what the value is, and is bounded in depth, width and length.
+// A value that JSON represents faithfully is shown as JSON, because models read and write it best.
+// Anything else (Map, Set, BigInt, functions, cycles, undefined inside arrays, errors …) is shown
+// in the notation of the usual consoles. Formatting never throws because of the value, and is
+// bounded in depth, width and length.
 (function (native, inner) {
   'use strict';
   const { apply, unbind, isPlain, textOf } = inner;
@@ -42,7 +43,8 @@
 
   // --- Faithful JSON ---------------------------------------------------------------------------------------------------
 
-  // Whether JSON says what the value is. `open` holds the objects being visited, to find cycles.
+  // Whether JSON represents the value faithfully. `open` holds the objects being visited, to find
+  // cycles.
   function isJson(value, open, depth) {
     switch (typeof value) {
       case 'string':
@@ -75,12 +77,13 @@
     return true;
   }
 
-  // Objects whose content isn't in their properties, which JSON would silently show as `{}`.
+  // Objects whose content is not in their properties; JSON would silently show them as `{}`.
   const isExotic = (value) =>
     isError(value) || value instanceof Map || value instanceof Set || value instanceof RegExp || value instanceof NativePromise ||
     value instanceof NativeWeakMap || value instanceof NativeWeakSet || value instanceof ArrayBuffer || isView(value);
 
-  // The value as JSON, or undefined where JSON wouldn't say what it is. Hostile getters and proxies count as "wouldn't".
+  // The value as JSON, or undefined if JSON does not represent it faithfully. That includes hostile
+  // getters and proxies.
   function json(value) {
     try {
       return isJson(value, new NativeSet(), 0) ? stringify(value) : undefined;
@@ -197,7 +200,8 @@
   const matches = unbind(RegExp.prototype.exec);
   const label = (name) => (matches(identifier, name) !== null ? name : stringify(name));
 
-  // What `print` shows for one value: strings as they are, the rest as JSON or in console notation.
+  // The text that `print` shows for one value: strings as they are, the rest as JSON or in console
+  // notation.
   const display = (value) => (typeof value === 'string' ? value : (json(value) ?? inspect(value, new NativeSet(), 0)));
 
   // --- Errors ----------------------------------------------------------------------------------------------------------
@@ -220,7 +224,7 @@
     return join(kept, '\n');
   }
 
-  // An error for a reader: title, stack, what it was caused by and what it collects.
+  // An error for a reader: title, stack, cause, and collected errors.
   function errorText(error, depth = 0) {
     const stack = stackOf(error);
     return title(error) + (stack === '' ? '' : `\n${stack}`) + related(error, depth);
@@ -243,7 +247,7 @@
     return text;
   }
 
-  // What the host is told of an uncaught exception.
+  // The description of an uncaught exception for the host.
   function describe(thrown) {
     if (!isError(thrown)) {
       return stringify({ name: 'NotAnError', message: clip(`the script threw a value that is not an Error: ${display(thrown)}`), stack: '' });
@@ -269,13 +273,13 @@
   inner.inspect = (value) => inspect(value, new NativeSet(), 0);
   inner.describe = describe;
   inner.errorText = errorText;
-  // The script's result: [is it JSON, the text].
+  // The script's result: [whether it is JSON, the text].
   inner.result = (value) => {
     const text = json(value);
     return text !== undefined ? [true, text] : [false, inspect(value, new NativeSet(), 0)];
   };
-  // Interruption by the host can't be caught by JavaScript at all; running out of memory while formatting must not be mistaken
-  // for a value that cannot be shown.
+  // JavaScript cannot catch an interruption by the host. Running out of memory while formatting
+  // must not be mistaken for a value that cannot be shown.
   inner.isFatal = (error) => error === null || textOf(error, 'name') === 'InternalError';
   inner.apply = apply;
 })

@@ -1,4 +1,4 @@
-// Why there is no module of a name, and what does its work here.
+// Explains that a module does not exist, and what to use instead.
 (function (native, inner) {
   'use strict';
   const { unbind, present } = inner;
@@ -15,7 +15,7 @@
   const paths = ['Paths are plain text, relative to the workspace: join them with template literals, split them with split("/").'];
   const builtIn = (what) => [`Use what is built in: ${what}.`];
 
-  // [words, tools that the words need after them] by the name of a module that a model may expect.
+  // By the name of a module that a model may expect: [text, tools to list after the text].
   const instead = {
     __proto__: null,
     fs: files, 'fs-extra': files, 'graceful-fs': files,
@@ -39,7 +39,7 @@
   const RELATIVE = 'Scripts import files of the workspace, by a path relative to the importing file that begins with ./ or ../.';
   const looksLikeFile = /\.(?:m?[jt]s|json)$/;
 
-  // The error for a module that is no relative path.
+  // The error for a specifier that is not a relative path.
   inner.refuse = (specifier) => {
     const no = `There is no module "${specifier}".`;
     if (startsWith(specifier, '/')) return new NativeTypeError(`${no} ${RELATIVE}`);

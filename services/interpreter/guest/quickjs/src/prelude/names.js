@@ -1,4 +1,4 @@
-// What a script could have meant: names that don't exist, and words for the model that wrote them.
+// Suggestions for unknown names, for the model that wrote the script.
 (function (native, inner) {
   'use strict';
   const { unbind } = inner;
@@ -8,7 +8,7 @@
   const includes = unbind(String.prototype.includes);
   const join = unbind(Array.prototype.join);
 
-  // Every name under which a tool can be called, in the order of the table; set when a run starts.
+  // Every name of a tool, in the order of the table; set when a run starts.
   inner.toolNames = [];
 
   const MAX_LENGTH = 40; // Longer names are compared by their beginnings.
@@ -22,7 +22,7 @@
     return text;
   }
 
-  // How many characters must be added, removed, replaced or swapped with their neighbor.
+  // The edit distance: characters to add, remove, replace or swap with their neighbor.
   function distance(a, b) {
     let before = [];
     let last = [];
@@ -42,7 +42,7 @@
     return last[b.length];
   }
 
-  // The tools whose names are most like this one, at most three.
+  // The tools with the most similar names, at most three.
   function similar(name) {
     const wanted = fold(name);
     const found = [];
@@ -59,7 +59,7 @@
     return found;
   }
 
-  // Those of these tools that there are, as words in a sentence; empty if there are none.
+  // The existing ones of these tools, as a list for a sentence; empty if there are none.
   inner.present = (tools) => {
     const there = [];
     for (let i = 0; i < tools.length; i++) {
@@ -77,7 +77,7 @@
     return `There is no tool ${name}.${meant} The tools are: ${join(listed, ', ')}${more}.`;
   };
 
-  // Names that other environments have.
+  // Names from other environments.
   const elsewhere = {
     __proto__: null,
     module: 'Files that are imported use `export`.',
@@ -94,7 +94,7 @@
   };
   const UNDEFINED = ' is not defined';
 
-  // What to add to the message of an error that nothing caught; usually nothing.
+  // The addition to the message of an uncaught error; usually empty.
   inner.hint = (name, message) => {
     if (name !== 'ReferenceError' || !endsWith(message, UNDEFINED)) return '';
     const missing = slice(message, 0, message.length - UNDEFINED.length);

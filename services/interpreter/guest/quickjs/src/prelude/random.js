@@ -1,5 +1,6 @@
-// Randomness. The built-in generator was seeded while the guest booted and would give every run the same numbers; this one is
-// seeded by the host for each run, so that runs differ and one run can be repeated exactly.
+// Randomness. The built-in generator was seeded while the guest booted and would give every run the
+// same numbers. This one is seeded by the host for each run, so that runs differ and one run can be
+// repeated exactly.
 (function (native, inner) {
   'use strict';
   const { fillRandom, random } = native;
@@ -36,7 +37,8 @@
   };
   inner.global('crypto', crypto);
 
-  // The built-in `performance` counts from the moment the guest was built. This one counts from the first time it is asked.
+  // The built-in `performance` counts from the build of the guest. This one counts from its first
+  // use.
   const now = Date.now;
   let origin;
   inner.global('performance', {

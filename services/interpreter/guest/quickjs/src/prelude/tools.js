@@ -1,15 +1,17 @@
 // Tools and timers: everything that leaves the sandbox.
 //
-// Every tool is a global function and a member of `tools`. Which tools exist is said while the guest is built (../tools.json), and
-// by the host when a run starts that has others (`configure`).
-//   read_file(path)          gives the result, the script stands still meanwhile (tools that the host marks as immediate)
-//   tools.read_file(path)    gives a promise; such calls run concurrently on the host
-// A tool named `secrets.get` is a member of the global object `secrets`, and of `tools.secrets`; one named `tools.search` of `tools`.
+// Every tool is a global function and a member of `tools`. The tools are declared when the guest is
+// built (../tools.json); the host declares others when a run starts (`configure`).
+//   read_file(path)          returns the result and blocks the script (immediate tools)
+//   tools.read_file(path)    returns a promise; such calls run concurrently on the host
+// A tool named `secrets.get` is a member of the global object `secrets`, and of `tools.secrets`; one
+// named `tools.search` is a member of `tools`.
 //
-// Arguments go by position, by name, or both: read_file('a.txt', 1, 20), read_file({ path: 'a.txt', start_line: 1 }),
-// read_file('a.txt', { start_line: 1 }). The rule: a plain object as the last argument names arguments, unless it stands where
-// the tool takes an object. Where the first parameter takes an object, a single object names arguments only if its keys
-// are all parameters of the tool and the first parameter is among them.
+// Arguments are passed by position, by name, or both: read_file('a.txt', 1, 20), read_file({ path:
+// 'a.txt', start_line: 1 }), read_file('a.txt', { start_line: 1 }). The rule: a plain object as the
+// last argument names arguments, unless the tool takes an object in that position. If the first
+// parameter takes an object, a single object names arguments only if its keys are all parameters of
+// the tool and the first parameter is among them.
 (function (native, inner) {
   'use strict';
   const { apply, unbind, isPlain } = inner;
@@ -30,12 +32,12 @@
   const NativeError = Error;
   const NativeTypeError = TypeError;
 
-  const MAX_RUNNING = 64; // Concurrent calls the host runs for one script; further ones wait here, in the order they were made.
+  const MAX_RUNNING = 64; // Concurrent calls on the host; further ones wait here, in order.
   const MAX_TIMERS = 1000; // Timers alive at once.
 
   // --- Arguments -------------------------------------------------------------------------------------------------------
 
-  // Whether the object given at `position` is that parameter's value (and not a set of named arguments).
+  // Whether the object at `position` is that parameter's value (and not a set of named arguments).
   function isValue(tool, position, count, object) {
     if (position >= tool.parameters.length || !arrayIncludes(tool.objects, position)) return false;
     if (position > 0 || count > 1) return true;
@@ -69,8 +71,8 @@
 
   // --- Calls -----------------------------------------------------------------------------------------------------------
 
-  // A real Error of that name. `site` is an Error made where the call was made, so that the stack says which line of the script called
-  // the tool; it is undefined when the script stands there now.
+  // An Error with that name. `site` is an Error created at the call, so that the stack has the
+  // script's line of the call. It is undefined if the script is blocked in the call.
   function failed({ name, message, code, details }, site) {
     const error = site ?? new (errors[name] ?? NativeError)(message);
     inner.define(error, 'message', message);
@@ -80,7 +82,7 @@
     return error;
   }
 
-  // The host's error ({name, message, code?, details?} as JSON) as such.
+  // The host's error (JSON: {name, message, code?, details?}) as an Error.
   const failure = (text, site) => failed(parse(text), site);
   inner.failure = (text) => failure(text);
 
@@ -93,7 +95,7 @@
   }
 
   const pending = new NativeMap(); // number → call, for every call the host is working on
-  let waiting = null; // calls that wait for a place: a linked list, oldest first
+  let waiting = null; // calls that wait for a slot: a linked list, oldest first
   let lastWaiting = null;
   let running = 0;
 
@@ -113,7 +115,8 @@
     });
   }
 
-  // The host says that a call has ended, with its result, or its error as JSON. Called by the Rust side, between two jobs of the script.
+  // Settles a call that has ended on the host, with its result or its error as JSON. The Rust side
+  // calls this between two jobs of the script.
   inner.settle = (number, succeeded, reply) => {
     const call = mapGet(pending, number);
     if (call === undefined) return;
@@ -129,15 +132,15 @@
     else call.reject(failure(reply, call.site));
   };
 
-  // How many calls never got a place; they are named in the note about calls that were cut off.
+  // The number of calls that never got a slot, for the note about calls that were cut off.
   inner.waiting = () => {
     let count = 0;
     for (let call = waiting; call !== null; call = call.next) count++;
     return count;
   };
 
-  // What an object of tools inherits from: a member it doesn't have is a function that says so when it is called. Names that are
-  // looked up without being meant (`await tools`, `JSON.stringify(tools)`) are undefined.
+  // The prototype of an object of tools: a missing member is a function that throws UnknownTool.
+  // Names that are looked up implicitly (`await tools`, `JSON.stringify(tools)`) are undefined.
   const quiet = { __proto__: null, then: true, toJSON: true, constructor: true, toString: true, valueOf: true };
   const unknown = (prefix) => new NativeProxy({ __proto__: null }, {
     __proto__: null,
@@ -153,9 +156,10 @@
   });
   const unknownTool = unknown('');
 
-  let globals = []; // The names `configure` has given to the global object.
+  let globals = []; // The names that `configure` added to the global object.
 
-  // `text` is [[name, immediate, [parameter…], [positions of parameters that take an object…], [further name…]]…].
+  // `text` is [[name, immediate, [parameter…], [positions of parameters that take an object…],
+  // [alias…]]…].
   inner.configure = (text) => {
     const table = parse(text);
     for (let i = 0; i < globals.length; i++) delete globalThis[globals[i]];
@@ -257,9 +261,9 @@
   inner.global('setImmediate', function setImmediate(callback, ...args) { return schedule(callback, 0, args, false); });
   inner.global('clearImmediate', clear);
 
-  // --- Errors nobody handled -------------------------------------------------------------------------------------------
+  // --- Unhandled errors --------------------------------------------------------------------
 
-  const MAX_UNHANDLED = 20; // Rejections remembered for the note; a script that makes more has made its point.
+  const MAX_UNHANDLED = 20; // Maximum number of rejections kept for the notes.
   const unhandled = new NativeMap(); // promise (or, for a timer, a token) → reason
   const mapForEach = unbind(Map.prototype.forEach);
 
@@ -272,7 +276,7 @@
     inner.rejection({}, error, false);
   };
 
-  // One text per error that nobody handled, without the one the run ends with.
+  // One text per unhandled error, except the one that ends the run.
   inner.unhandled = (ended, thrown) => {
     const texts = [];
     mapForEach(unhandled, (reason) => {

@@ -1,4 +1,5 @@
-// URL and URLSearchParams. Parsing is done by the Rust side (the WHATWG algorithm); the classes hold what it found.
+// URL and URLSearchParams. The Rust side parses (the WHATWG algorithm); the classes hold the
+// result.
 (function (native, inner) {
   'use strict';
   const toText = String;
@@ -7,7 +8,7 @@
   const FIELDS = ['href', 'origin', 'protocol', 'username', 'password', 'host', 'hostname', 'port', 'pathname', 'search', 'hash'];
   const SEARCH = FIELDS.indexOf('search');
 
-  let follow; // Tells the parameters of a URL which URL they write to.
+  let follow; // Connects parameters to the URL that they update.
 
   class URLSearchParams {
     #pairs = [];

@@ -28,7 +28,7 @@ impl Eraser<'_> {
             walk::walk_class_heritage(self, heritage);
         }
         if let (Some(first), Some(last)) = (it.implements.first(), it.implements.last()) {
-            // The word itself stands right before the first interface.
+            // The keyword is right before the first interface.
             let keyword = self.token_from(first.span.start).saturating_sub(1);
             let start = self.tokens.get(keyword).map_or(first.span.start, |token| token.start());
             self.edits.blank(start, last.span.end);
@@ -96,7 +96,7 @@ impl Eraser<'_> {
     /// Blanks a member's modifiers.
     fn member_modifiers(&mut self, span: Span, key: &PropertyKey<'_>) {
         let Some(first) = self.blank_modifiers(span.start, key.span().start) else { return };
-        // What then comes first may continue the field above, if that ends without a semicolon.
+        // The next token may continue the field above, if that ends without a semicolon.
         let mut index = self.token_from(first);
         while self.tokens.get(index).is_some_and(|token| self.edits.is_blank(token.start())) {
             index += 1;
@@ -110,7 +110,7 @@ impl Eraser<'_> {
         }
     }
 
-    /// Blanks the modifiers between two places; where the first of them stands.
+    /// Blanks the modifiers in a range; returns the position of the first.
     pub(super) fn blank_modifiers(&mut self, start: u32, end: u32) -> Option<u32> {
         let mut first = None;
         let mut index = self.token_from(start);
@@ -134,8 +134,8 @@ impl Eraser<'_> {
         first
     }
 
-    /// `constructor(private x: T)`: declares the field, and assigns it where fields may be assigned
-    /// first.
+    /// `constructor(private x: T)`: declares the field, and assigns it at the first position where
+    /// fields may be assigned.
     fn parameter_properties(&mut self, class: &Class<'_>, constructor: &Function<'_>) {
         let mut names = Vec::new();
         for parameter in &constructor.params.items {

@@ -1,4 +1,4 @@
-//! Enums: the object they mean, built on the same lines.
+//! Enums become the object they define, on the same lines.
 //!
 //! `enum E { A, B = A << 1 }` becomes `var E = ((E) => { E[E["A"] = 0] = "A"; E[E["B"] = 0] = "B";
 //! return E; })(E || {});`
@@ -15,30 +15,30 @@ use oxc_syntax::operator::{BinaryOperator, UnaryOperator};
 
 use super::Eraser;
 
-/// A member's value, where it is known without running anything.
+/// A member's value, if it is known without running anything.
 #[derive(Clone, Debug, PartialEq)]
 enum Constant {
     Number(f64),
     Text(String),
 }
 
-/// What is known of a member: its name, and its value if that is constant.
+/// A member: its name, and its value if that is constant.
 type Member = (String, Option<Constant>);
 
-/// An enum that was declared.
-pub(super) struct Known {
+/// A declared enum.
+pub(super) struct DeclaredEnum {
     name: String,
     members: Vec<Member>,
 }
 
 /// An enum whose initializers are being read.
-pub(super) struct Scope {
+pub(super) struct OpenEnum {
     name: String,
     members: Vec<Member>,
 }
 
 impl Eraser<'_> {
-    /// Rewrites an enum. `exported` is where its `export` stands.
+    /// Rewrites an enum. `exported` is the position of its `export`.
     pub(super) fn enumeration(&mut self, it: &TSEnumDeclaration<'_>, exported: Option<u32>) {
         let name = it.id.name.as_str();
         if self.is_module {
@@ -46,12 +46,12 @@ impl Eraser<'_> {
         }
         let top = self.lists.len() <= 1;
         let earlier = self.lists.last_mut().and_then(|list| {
-            let position = list.iter().position(|known| known.name == name)?;
+            let position = list.iter().position(|declared| declared.name == name)?;
             Some(list.remove(position))
         });
         let start = exported.unwrap_or(it.span.start);
         let export = if exported.is_some() && earlier.is_none() { "export " } else { "" };
-        // Of several declarations with one name, the later ones add to the first.
+        // Later declarations with the same name add to the first.
         let (head, tail) = match (&earlier, top) {
             (None, true) => (
                 format!("{export}var {name} = (({name}) => {{"),
@@ -63,23 +63,23 @@ impl Eraser<'_> {
             (Some(_), _) => (format!(";(({name}) => {{"), format!("}})({name});")),
         };
         self.edits.replace(start, it.body.span.start + 1, head);
-        self.enums.push(Scope {
+        self.enums.push(OpenEnum {
             name: name.to_owned(),
-            members: earlier.map(|known| known.members).unwrap_or_default(),
+            members: earlier.map(|declared| declared.members).unwrap_or_default(),
         });
         let mut next = Some(0.0);
         for member in &it.body.members {
             next = self.member(name, member, next);
         }
-        if let Some(Scope { name, members }) = self.enums.pop()
+        if let Some(OpenEnum { name, members }) = self.enums.pop()
             && let Some(list) = self.lists.last_mut()
         {
-            list.push(Known { name, members });
+            list.push(DeclaredEnum { name, members });
         }
         self.edits.replace(it.body.span.end - 1, it.body.span.end, tail);
     }
 
-    /// Rewrites a member; gives the value of the next one if that has none of its own.
+    /// Rewrites a member; returns the value of the next one if that has none of its own.
     fn member(&mut self, name: &str, member: &TSEnumMember<'_>, next: Option<f64>) -> Option<f64> {
         let (key, id) = match &member.id {
             TSEnumMemberName::Identifier(it) => (it.name.to_string(), it.span),
@@ -90,7 +90,7 @@ impl Eraser<'_> {
                 (plain_text(it).unwrap_or_default(), it.span)
             }
         };
-        // A computed name has its brackets around it.
+        // A computed name is inside brackets.
         let id_start = member.span.start;
         let id_end = match &member.id {
             TSEnumMemberName::Identifier(_) | TSEnumMemberName::String(_) => id.end,
@@ -148,8 +148,8 @@ impl Eraser<'_> {
         next
     }
 
-    /// In an initializer, the name of a member means that member: `A` becomes `E.A`.
-    pub(super) fn name_enum_of(&mut self, it: &IdentifierReference<'_>) {
+    /// In an initializer, the name of a member refers to that member: `A` becomes `E.A`.
+    pub(super) fn qualify_member(&mut self, it: &IdentifierReference<'_>) {
         let scope = self
             .enums
             .iter()
@@ -161,7 +161,7 @@ impl Eraser<'_> {
         }
     }
 
-    /// The value of an initializer that needs nothing run.
+    /// The value of a constant initializer.
     fn evaluate(&self, expression: &Expression<'_>) -> Option<Constant> {
         use Constant::{Number, Text};
         match expression {
@@ -212,21 +212,21 @@ impl Eraser<'_> {
         }
     }
 
-    /// `E.A` of this enum or of one declared before.
+    /// `E.A` of this enum or of an earlier one.
     fn evaluate_member(&self, object: &Expression<'_>, member: &str) -> Option<Constant> {
         let Expression::Identifier(object) = object else { return None };
         let name = object.name.as_str();
         let open =
             self.enums.iter().rev().find(|scope| scope.name == name).map(|scope| &scope.members);
-        let known = || {
+        let declared = || {
             self.lists
                 .iter()
                 .rev()
                 .flatten()
-                .find(|known| known.name == name)
-                .map(|known| &known.members)
+                .find(|declared| declared.name == name)
+                .map(|declared| &declared.members)
         };
-        find(open.or_else(known)?, member).flatten()
+        find(open.or_else(declared)?, member).flatten()
     }
 
     fn evaluate_binary(&self, it: &BinaryExpression<'_>) -> Option<Constant> {
@@ -268,8 +268,8 @@ fn find(members: &[Member], name: &str) -> Option<Option<Constant>> {
     members.iter().rev().find(|(member, _)| member == name).map(|(_, constant)| constant.clone())
 }
 
-/// Whether an expression whose value isn't known is a text all the same; such members have no
-/// reverse mapping.
+/// Whether an expression without a known value is certainly a text; such members have no reverse
+/// mapping.
 fn is_text(expression: &Expression<'_>) -> bool {
     match expression {
         Expression::StringLiteral(_) | Expression::TemplateLiteral(_) => true,
@@ -297,7 +297,7 @@ fn to_int32(value: f64) -> i32 {
     wrapped as u32 as i32
 }
 
-/// A number as JavaScript reads it. Rust writes the same digits, but never an exponent.
+/// A number in JavaScript syntax. Rust writes the same digits, but never an exponent.
 fn number(value: f64) -> String {
     if value.is_nan() {
         "NaN".to_owned()

@@ -10,9 +10,8 @@ use oxc_span::{GetSpan, Span};
 use super::Eraser;
 
 impl Eraser<'_> {
-    /// Drops from imports and exports what is only a type. Of names that don't say what they are,
-    /// those that are used in types and nowhere else: their module need not have anything of that
-    /// name when it runs.
+    /// Drops types from imports and exports. Unmarked names are dropped if they are used only in
+    /// types: their module need not export such a name at run time.
     pub(super) fn drop_unused_types(&mut self, body: &ArenaVec<'_, Statement<'_>>) {
         for statement in body {
             match statement.as_module_declaration() {
@@ -75,12 +74,12 @@ impl Eraser<'_> {
             ImportDeclarationSpecifier::ImportDefaultSpecifier(it) => &it.local,
             ImportDeclarationSpecifier::ImportNamespaceSpecifier(it) => &it.local,
         };
-        let in_a_type = |name: &str| {
+        let is_used_in_type = |name: &str| {
             (0..self.tokens.len()).any(|index| {
                 self.token_text(index) == name && self.edits.is_blank(self.tokens[index].start())
             })
         };
-        !self.used.contains(local.name.as_str()) && in_a_type(local.name.as_str())
+        !self.used.contains(local.name.as_str()) && is_used_in_type(local.name.as_str())
     }
 
     fn export(&mut self, it: &ExportNamedDeclaration<'_>) {
