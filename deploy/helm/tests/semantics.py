@@ -18,7 +18,7 @@ OWNED = {
     "gateway_tls_certificate", "gateway_tls_key", "gateway_tls_client_ca",
     "slack_gateway_ca", "slack_gateway_certificate", "slack_gateway_certificate_key",
 }
-# Settings that come out of a Secret of the operator's, and never stand in values. All of them are Slack's.
+# Settings from an operator's Secret, which never appear in values. All of them are Slack's.
 SECRETS = {"slack_app_token", "slack_bot_token", "slack_client_secret", "slack_connect_key", "slack_gateway_key", "slack_signing_secret"}
 SERVICES = ["gateway", "reconciler", "interpreter", "providers", "scanner", "slack"]
 WORKLOADS = {"Deployment", "StatefulSet", "Job"}

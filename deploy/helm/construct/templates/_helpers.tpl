@@ -11,7 +11,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* What selects all pods of the release. */ -}}
+{{- /* Selects all pods of the release. */ -}}
 {{- define "construct.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -33,18 +33,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* The Secrets of the servers' addresses and of the keys: the operator's, or those the chart makes. */ -}}
+{{- /* The Secrets of the servers' addresses and of the keys: the operator's or the chart's. */ -}}
 {{- define "construct.natsSecret" -}}
 {{- if .Values.nats.evaluation.enabled -}}{{ include "construct.fullname" . }}-nats{{- else -}}{{ .Values.nats.urlSecret.name }}{{- end -}}
 {{- end -}}
 
-{{- /* The key of a service's address in it. */ -}}
+{{- /* The key of a service's address in the Secret. */ -}}
 {{- define "construct.natsKey" -}}
 {{- $nats := .root.Values.nats -}}
 {{- if $nats.evaluation.enabled -}}url-{{ .service }}{{- else -}}{{ default $nats.urlSecret.key (index $nats.urlSecret.keys .service) }}{{- end -}}
 {{- end -}}
 
-{{- /* Who has a user at the chart's NATS: the services, and people who watch. */ -}}
+{{- /* The users of the chart's NATS: the services, and people who watch. */ -}}
 {{- define "construct.natsUsers" -}}
 {{ .Files.Get "files/components.yaml" | fromYaml | keys | sortAlpha | join " " }} tap
 {{- end -}}
@@ -78,7 +78,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if $any }}true{{ end -}}
 {{- end -}}
 
-{{- /* Whether any of them uses PostgreSQL. */ -}}
+{{- /* Whether any of these services uses PostgreSQL. */ -}}
 {{- define "construct.database" -}}
 {{- $any := false -}}
 {{- range $service, $facts := .Files.Get "files/components.yaml" | fromYaml -}}
@@ -87,7 +87,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if $any }}true{{ end -}}
 {{- end -}}
 
-{{- /* A setting as its environment variable has it. Helm reads whole numbers as floating ones, and would print large ones as 1e+06. */ -}}
+{{- /* A setting as an environment variable. Helm parses integers as floats, and would print large ones as 1e+06. */ -}}
 {{- define "construct.text" -}}
 {{- if kindIs "slice" . -}}
 {{- $parts := list -}}
@@ -106,7 +106,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* What the restricted Pod Security Standard asks of a pod, and of a container. */ -}}
+{{- /* The requirements of the restricted Pod Security Standard for a pod and a container. */ -}}
 {{- define "construct.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: {{ . }}
@@ -123,8 +123,8 @@ capabilities: {drop: [ALL]}
 {{- end -}}
 
 {{- /*
-The data of the Secrets the chart makes: what lies in the cluster, or else new, once per rendering. Kept beside the values, where every template
-finds the same.
+The data of the Secrets that the chart creates: those in the cluster, or else new ones, once per rendering. Stored
+with the values, where every template finds the same.
 */ -}}
 {{- define "construct.generate" -}}
 {{- if not (hasKey .Values "generated") -}}
@@ -140,7 +140,7 @@ finds the same.
 {{- $nats := dict -}}
 {{- range $user := splitList " " (include "construct.natsUsers" .) -}}
 {{- $key := printf "password-%s" $user -}}
-{{- /* It begins with a letter: NATS reads a variable's value as configuration, where digits would be a number. */ -}}
+{{- /* It begins with a letter: NATS parses a variable's value as configuration, where digits are a number. */ -}}
 {{- $password := ternary (index $old $key | default "" | b64dec) (printf "p%s" (randAlphaNum 40)) (hasKey $old $key) -}}
 {{- $_ := set $nats $key ($password | b64enc) -}}
 {{- $_ := set $nats (printf "url-%s" $user) (printf "nats://%s:%s@%s-nats:4222" $user $password $fullname | b64enc) -}}
@@ -155,7 +155,7 @@ finds the same.
 {{- end -}}
 {{- end -}}
 
-{{- /* Changes with any Secret the pods are given. The keys in it make it say nothing of a password that is easy to guess. */ -}}
+{{- /* Changes with any Secret of the pods. Because of the keys in it, it does not reveal weak passwords. */ -}}
 {{- define "construct.secretsChecksum" -}}
 {{- include "construct.generate" . -}}
 {{- if not .Values.generated.checksum -}}

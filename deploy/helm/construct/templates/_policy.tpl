@@ -1,4 +1,4 @@
-{{- /* Rules of egress by what is reached. `to` is one of dns, nats, postgresql, internet, proxy, gateway, telemetry. */ -}}
+{{- /* Egress rules by destination. `to` is one of dns, nats, postgresql, internet, proxy, gateway, telemetry. */ -}}
 {{- define "construct.egress" -}}
 {{- $root := .root -}}
 {{- $policy := $root.Values.networkPolicy -}}

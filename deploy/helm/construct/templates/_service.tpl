@@ -1,4 +1,4 @@
-{{- /* How one port of a service is reached in the cluster, and from outside. */ -}}
+{{- /* The Service and Ingress of one port. */ -}}
 {{- define "construct.service" -}}
 {{- $name := printf "%s-%s" (include "construct.fullname" .root) .service -}}
 apiVersion: v1

@@ -1,9 +1,9 @@
 {{- /*
-A service's deployment with everything that belongs to it.
-root: the chart's context; service: its name; name: the deployment's, `interpreter-<pool>` for pools; facts: files/components.yaml of it;
-values: its values; settings: what the chart knows of its configuration; pool: an interpreter's, else nothing; needed: which of its
-secrets it cannot begin without; mounts: Secrets it finds as files (name, mountPath, secretName, items); scans: the claim with the files of
-scans, where it has them (mountPath, claimName, readOnly).
+A service's deployment with its other objects.
+root: the chart's context; service: its name; name: the deployment's name, `interpreter-<pool>` for pools; facts: its entry in
+files/components.yaml; values: its values; settings: its settings by the chart; pool: an interpreter's pool, else empty;
+needed: the secrets it requires to start; mounts: Secrets mounted as files (name, mountPath, secretName, items);
+scans: the claim with the files of scans, if it has them (mountPath, claimName, readOnly).
 */ -}}
 {{- define "construct.workload" -}}
 {{- $root := .root -}}
@@ -68,7 +68,7 @@ spec:
         construct/role: service
         {{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
-        # A pod is replaced when what it was started with has changed.
+        # A pod is replaced when its configuration or Secrets have changed.
         checksum/config: {{ toYaml $settings | sha256sum }}
         {{- $secrets := include "construct.secretsChecksum" $root }}
         {{- if $facts.secrets }}{{ $secrets = printf "%s %s" $secrets (include "construct.dataOf" (dict "root" $root "name" $values.existingSecret)) | sha256sum }}{{ end }}
@@ -77,14 +77,14 @@ spec:
     spec:
       serviceAccountName: {{ $name }}
       automountServiceAccountToken: false
-      # Kubernetes would set CONSTRUCT_… variables of its own for services of such names.
+      # Otherwise Kubernetes sets CONSTRUCT_… variables for services of such names.
       enableServiceLinks: false
       {{- if .pool }}
-      # The first process of the pod is then one that reaps what commands leave behind.
+      # The first process of the pod then reaps processes that commands leave behind.
       shareProcessNamespace: true
       {{- end }}
       {{- if $confined }}
-      # Commands make namespaces of their own; the users in them are not those of the node.
+      # Commands create namespaces; their users are not those of the node.
       hostUsers: false
       {{- end }}
       {{- with $values.runtimeClassName }}
@@ -157,13 +157,13 @@ spec:
             - {name: {{ $port }}, containerPort: {{ $number }}}
             {{- end }}
             {{- end }}
-          # Whether the process is able to answer at all.
+          # Liveness: whether the process answers at all.
           livenessProbe:
             httpGet: {path: /healthz, port: health}
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: 6
-          # Whether what it depends on is there, and it is not about to end.
+          # Readiness: whether its dependencies are available and it is not draining.
           readinessProbe:
             httpGet: {path: /readyz, port: health}
             periodSeconds: 5
@@ -176,13 +176,13 @@ spec:
             failureThreshold: 60
           {{- if $facts.sleep }}
           lifecycle:
-            # Until nobody sends it requests any more.
+            # Until it receives no more requests.
             preStop: {sleep: {seconds: 5}}
           {{- end }}
           resources: {{- toYaml $values.resources | nindent 12 }}
           securityContext: {{- include "construct.containerSecurity" . | nindent 12 }}
             {{- if $confined }}
-            # bubblewrap mounts a /proc of its own, which the kernel allows only to who sees all of one.
+            # bubblewrap mounts its own /proc, which the kernel allows only with an unmasked /proc.
             procMount: Unmasked
             seccompProfile: {{- toYaml $values.confinement.seccompProfile | nindent 14 }}
             appArmorProfile: {{- toYaml $values.confinement.appArmorProfile | nindent 14 }}
@@ -205,7 +205,7 @@ spec:
             - {name: folder-{{ .name }}, mountPath: {{ .mountPath }}, readOnly: {{ .readOnly | default false }}}
             {{- end }}
       volumes:
-        # What is made again: compiled code.
+        # A cache: compiled code.
         - name: data
           emptyDir: {sizeLimit: 1Gi}
         - name: blobs
@@ -215,7 +215,7 @@ spec:
         - name: keys
           secret:
             secretName: {{ include "construct.keysSecret" $root }}
-            # Readable by the group, which is the container's: 0440.
+            # Readable by the container's group: 0440.
             defaultMode: 288
             items: {{- range $facts.keys }}
               - {key: {{ . }}.key, path: {{ . }}.key}
@@ -255,7 +255,7 @@ metadata:
     app.kubernetes.io/component: {{ .service }}
 spec:
   maxUnavailable: {{ $values.podDisruptionBudget.maxUnavailable }}
-  # A pod that is not ready serves nobody, and must not keep a node from being drained.
+  # A pod that is not ready must not block the draining of a node.
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels: {{- include "construct.podLabels" . | nindent 6 }}
