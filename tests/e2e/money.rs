@@ -298,7 +298,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
     .await;
     assert_eq!(mesh::SpendingReport::decode(letter.letter.payload.as_slice()).unwrap(), broken);
     assert!(
-        letter.letter.reason.contains("cannot be understood") && letter.check().is_ok(),
+        letter.letter.reason.contains("the spending report is invalid") && letter.check().is_ok(),
         "{letter:?}"
     );
 }

@@ -267,7 +267,7 @@ async fn clock_jumps_neither_stall_tasks_nor_end_their_steps() {
     // A warned operator can see the machine's clock.
     until("the reconciler to see that its machine's clock is wrong", TURN_TIMEOUT, async || {
         let log = mesh.log(Service::Reconciler);
-        if log.contains("this machine's clock is away from PostgreSQL's") {
+        if log.contains("this machine's clock differs from PostgreSQL's") {
             Ok(())
         } else {
             Err(log)

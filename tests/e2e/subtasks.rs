@@ -331,7 +331,8 @@ async fn hand_over_continues_and_subtask_messages_its_parent() {
         .await;
     let transcript = conversation.transcript().await;
     let answers = transcript.answers();
-    let first = "The lawyer says: told\n[the agent lawyer goes on with this conversation: mind the contract]";
+    let first =
+        "The lawyer says: told\n[the agent lawyer takes over this conversation: mind the contract]";
     assert_eq!(answers.get(1).map(String::as_str), Some(first), "{}", transcript.show());
     let status = conversation.task().await.unwrap().status.unwrap();
     assert_eq!(status.agent_id, id(lawyer.metadata.as_ref()));

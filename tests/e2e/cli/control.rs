@@ -370,7 +370,7 @@ async fn scheduled_messages_are_sent_and_their_runs_listed() {
                 "schedule update weekly --revision 1 --text late",
                 "",
                 1,
-                &["somebody else changed it"],
+                &["it was changed concurrently"],
             ),
             ("schedule pause weekly", "", 0, &["next run:", "paused"]),
             ("schedule list", "", 0, &["paused"]),

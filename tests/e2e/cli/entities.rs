@@ -160,7 +160,7 @@ async fn entities_are_managed_by_name_and_by_id() {
                 "modelprovider update renamed --revision 1 --name late",
                 "",
                 1,
-                &["hint: somebody else changed it"],
+                &["hint: it was changed concurrently"],
             ),
             ("modelprovider update nobody --name late", "", 1, &["not found"]),
             ("modelprovider delete q", "", 0, &["model provider q is deleted\n"]),

@@ -122,7 +122,7 @@ async fn hand_over_survives(service: Service, places: &[(&str, KillPoint)]) {
         assert_eq!(told, 1, "{name}: it is published once: {events:?}");
         let transcript = conversation.transcript().await;
         transcript.check(&["Do it."]);
-        let last = "The lawyer says: handed over\n[the agent lawyer goes on with this conversation: mind the contract]";
+        let last = "The lawyer says: handed over\n[the agent lawyer takes over this conversation: mind the contract]";
         assert_eq!(
             transcript.answers(),
             ["That is for a lawyer.", last],
