@@ -1,33 +1,33 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Backup and restore of a home (docs/operations.md). The first half knows nothing of homes: libpq's
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# Backup and restore of a home (docs/operations.md). The first half is independent of homes: libpq's
 # variables (PGHOST, PGDATABASE, …) name the database, and `places` the folders. The end-to-end
 # tests use it for their meshes.
 
-# Folders by the name their archive gets: data, scans, streams. What is not there is not kept.
+# Folders by the name of their archive: data, scans, streams. Missing ones are skipped.
 declare -gA places=()
 # Files with keys, by name: master, secrets, token.
 declare -gA key_files=()
 
 backup_query() { "$(postgres_bin_find)/psql" -X -q -A -t -v ON_ERROR_STOP=1 -d "${2:-$PGDATABASE}" -c "$1"; }
 
-# backup_take FOLDER [--with-keys]: makes the folder, whole or not at all.
+# backup_take FOLDER [--with-keys]: creates the folder, completely or not at all.
 backup_take() {
   local folder=$1 keys=${2:-} bin schema
   bin=$(postgres_bin_find) || die "PostgreSQL's programs were not found"
-  if [[ -e $folder ]]; then die "$folder exists already; a backup is never written over"; fi
+  if [[ -e $folder ]]; then die "$folder exists already; a backup is never overwritten"; fi
   schema=$(backup_query "SELECT max(version) FROM _sqlx_migrations WHERE success" 2>/dev/null) || schema=''
-  [[ -n $schema ]] || die "there is nothing to back up: no service has ever used the database"
+  [[ -n $schema ]] || die "there is nothing to back up: the database has no schema"
   (umask 077 && mkdir -p -- "$(dirname -- "$folder")")
   backup_fill "$folder"
 }
 
-# Beside the folder first, so that it is whole or not there.
+# Created beside the folder first, so that the backup is complete or missing.
 backup_fill() (
   folder=$1
   new=$(umask 077 && mktemp -d -- "$(dirname -- "$folder")/.backup.XXXXXX")
   trap 'rm -rf -- "$new"' EXIT
   # In this order: a blob or a file is written before the row that names it and never changed, so
-  # that those copied after the database hold all that it names.
+  # that a copy after the database contains everything that it names.
   (umask 077 && "$bin/pg_dump" --format=custom --no-owner --no-privileges --file="$new/database.dump") || die "the database cannot be dumped"
   for name in data scans streams; do
     if [[ -n ${places[$name]:-} && -d ${places[$name]} ]]; then backup_pack "$new/$name.tar.gz" "${places[$name]}"; fi
@@ -42,19 +42,19 @@ backup_fill() (
   mv -T -- "$new" "$folder"
 )
 
-# Caches are made again.
+# Caches are recreated.
 backup_pack() {
   local status=0
-  # A task may have made what nobody can read.
+  # A task may have created unreadable files.
   (umask 077 && tar --exclude=./cache --ignore-failed-read -C "$2" -czf "$1" .) || status=$?
-  # 1: a file changed while it was read. Of blobs none does; of workspaces, what was being written
-  # then.
+  # Status 1: a file changed while it was read. Blobs never change; in workspaces it is a file that
+  # was being written.
   if ((status > 1)); then die "$2 cannot be copied"; fi
   if ((status == 1)); then warn "files in $2 changed while they were copied"; fi
 }
 
-# What a restore has to know, one `name value` per line. Keys by name only: the database has the
-# names as well.
+# The data that a restore needs, one `name value` per line. Only the names of keys, which the
+# database has as well.
 backup_manifest() {
   local name file
   printf 'construct-backup 1\n'
@@ -71,7 +71,7 @@ backup_manifest() {
   done
 }
 
-# The names of the keys in a file, as `runtime::master_key` gives them.
+# The ids of the keys in a file, as `runtime::master_key` computes them.
 backup_key_names() {
   local entry
   grep -v '^[[:space:]]*#' -- "$1" | tr -d ' \t\r' | tr ',' '\n' | while IFS= read -r entry || [[ -n $entry ]]; do
@@ -83,33 +83,33 @@ backup_key_names() {
   done
 }
 
-# backup_value FOLDER NAME: what its manifest says.
+# backup_value FOLDER NAME: a value of the backup's manifest.
 backup_value() { sed -n "s/^$2 //p" -- "$1/manifest"; }
 
-# Whether the folder is a whole backup that this version can bring back. Changes nothing.
+# Checks that the folder is a complete backup that this version can restore. Read-only.
 backup_check() {
   local folder=$1 known made schema sum file
-  [[ -r $folder/manifest ]] || die "$folder is no backup: it has no manifest"
+  [[ -r $folder/manifest ]] || die "$folder is not a backup: it has no manifest"
   [[ $(head -n 1 -- "$folder/manifest") == 'construct-backup 1' ]] || die "$folder was made by another version: its manifest cannot be read"
-  [[ -n $(backup_value "$folder" sha256 | grep ' database.dump$') ]] || die "$folder/manifest is not whole"
+  [[ -n $(backup_value "$folder" sha256 | grep ' database.dump$') ]] || die "$folder/manifest is incomplete"
   while read -r sum file; do
-    [[ $file != */* && -f $folder/$file ]] || die "$folder is not whole: $file is missing"
-    [[ $(sha256sum <"$folder/$file" | cut -d ' ' -f 1) == "$sum" ]] || die "$folder/$file is not as it was written: its checksum is another one"
+    [[ $file != */* && -f $folder/$file ]] || die "$folder is incomplete: $file is missing"
+    [[ $(sha256sum <"$folder/$file" | cut -d ' ' -f 1) == "$sum" ]] || die "$folder/$file is damaged: its checksum differs"
   done < <(backup_value "$folder" sha256)
   schema=$(backup_value "$folder" schema)
   known=$(find "$root/crates/store/migrations" -name '[0-9]*.sql' -printf '%f\n' | sort | tail -n 1)
   known=$((10#${known%%_*}))
-  [[ $schema =~ ^[0-9]+$ ]] || die "$folder/manifest is not whole"
-  if ((schema > known)); then die "$folder is of a newer version: its schema is $schema, and this one knows $known"; fi
+  [[ $schema =~ ^[0-9]+$ ]] || die "$folder/manifest is incomplete"
+  if ((schema > known)); then die "$folder is from a newer version: its schema is $schema, and this version has $known"; fi
   made=$(backup_value "$folder" nats)
   if [[ -n ${places[streams]:-} && -e $folder/streams.tar.gz ]] &&
     [[ $(printf '%s\n' "$made" "$(nats-server --version | sed 's/.*v//')" | sort -V | tail -n 1) != "$(nats-server --version | sed 's/.*v//')" ]]; then
-    die "the streams are of NATS $made, which is newer than this one: begin with empty ones (--without-streams)"
+    die "the streams are of NATS $made, which is newer than this one: restore without them (--without-streams)"
   fi
   "$(postgres_bin_find)/pg_restore" --list -- "$folder/database.dump" >/dev/null || die "PostgreSQL $(backup_value "$folder" postgresql) has made $folder/database.dump, and this one's pg_restore cannot read it"
 }
 
-# Names of keys that were there and are not in the files of `key_files`.
+# Ids of the backup's keys that are missing in the files of `key_files`.
 backup_keys_missing() {
   local name key there
   while read -r name key; do
@@ -119,8 +119,8 @@ backup_keys_missing() {
   done < <(backup_value "$1" key)
 }
 
-# backup_put FOLDER: in the place of what is there now. Nothing may use the database and the
-# folders. When it is interrupted it is done again.
+# backup_put FOLDER: replaces the present data. Nothing may use the database and the folders. After
+# an interruption it must be repeated.
 backup_put() {
   local folder=$1 bin name
   bin=$(postgres_bin_find)
@@ -128,10 +128,10 @@ backup_put() {
   backup_query "CREATE DATABASE \"$PGDATABASE\"" postgres
   "$bin/pg_restore" --no-owner --no-privileges --exit-on-error --single-transaction --dbname="$PGDATABASE" -- "$folder/database.dump" ||
     die "the database cannot be restored"
-  # Without statistics PostgreSQL would plan for empty tables for a while.
+  # Without statistics, PostgreSQL would plan for empty tables for a while.
   backup_query ANALYZE
   for name in "${!places[@]}"; do
-    # A task may have made folders that cannot be entered.
+    # A task may have created inaccessible folders.
     chmod -R u+rwX -- "${places[$name]}" 2>/dev/null || true
     rm -rf -- "${places[$name]}"
     mkdir -p -- "${places[$name]}"
@@ -163,7 +163,7 @@ backup_command() {
     esac
   done
   [[ -n $folder ]] || die "usage: ./dev backup FOLDER [--with-keys] [--without-streams]"
-  if [[ -e $folder ]]; then die "$folder exists already; a backup is never written over"; fi
+  if [[ -e $folder ]]; then die "$folder exists already; a backup is never overwritten"; fi
   ensure_packages servers
   home_open "$main_home"
   home_lock
@@ -171,13 +171,12 @@ backup_command() {
   if [[ -e $home/restoring ]]; then die "a restore of $home was interrupted: repeat it first (./dev restore)"; fi
   backup_home
   if backup_seen_by_tasks "$folder"; then
-    if [[ -n $keys ]]; then die "$folder lies where tasks may work: they could read the keys. Take another folder, or $home/backups, which is hidden from them"; fi
+    if [[ -n $keys ]]; then die "$folder lies where tasks may work: they could read the keys. Use another folder, or $home/backups, which is hidden from them"; fi
     warn "$folder lies where tasks may work, and what is in it can be read by them; $home/backups is hidden"
   fi
   exit_run backup_resume
   if [[ -n $streams ]]; then
-    # What is in the streams has to be of the same time as the database; and NATS writes them down
-    # when it stops.
+    # The streams must be from the same time as the database, and NATS writes them when it stops.
     backup_pause
   else
     unset 'places[streams]'
@@ -192,7 +191,7 @@ backup_command() {
   fi
 }
 
-# backup_seen_by_tasks FOLDER: whether a task may name a workspace in which it lies.
+# backup_seen_by_tasks FOLDER: whether a task may use a workspace that contains it.
 backup_seen_by_tasks() {
   local granted
   if [[ $1/ == "$home/backups/"* ]]; then return 1; fi
@@ -203,7 +202,7 @@ backup_seen_by_tasks() {
 }
 
 # Services that were stopped for the backup, with their programs, builds and variables: they are
-# started again as they were, whatever this shell's variables are.
+# restarted unchanged, whatever this shell's variables are.
 declare -A backup_paused=()
 backup_nats_paused='' backup_stop_postgres=''
 
@@ -220,7 +219,7 @@ backup_pause() {
     done
     backup_paused[$service]=$(printf '%q ' "$service" "$(process_fingerprint "$service")" "${kept[@]}" -- "${program% (deleted)}")
   done
-  if ((${#backup_paused[@]} > 0)); then timed "stopping the services for a moment" process_stop TERM 10 "${!backup_paused[@]}"; fi
+  if ((${#backup_paused[@]} > 0)); then timed "stopping the services temporarily" process_stop TERM 10 "${!backup_paused[@]}"; fi
   if process_running nats; then
     backup_nats_paused=1
     process_stop TERM 10 nats
@@ -233,7 +232,7 @@ backup_resume() {
   if [[ -n $backup_stop_postgres ]]; then process_stop INT 20 postgres; fi
   if [[ -n $backup_nats_paused ]]; then nats_start; fi
   if ((${#backup_paused[@]} == 0)); then return 0; fi
-  say "starting the services again"
+  say "restarting the services"
   for service in "${!backup_paused[@]}"; do
     eval "command=(${backup_paused[$service]})"
     process_start "${command[@]}"
@@ -262,7 +261,7 @@ restore_command() {
   home_lock
   home_daemon_refuse
   backup_home
-  # Empty streams are always right; those that are there are of another time.
+  # Empty streams are always consistent; existing ones are from another time.
   if [[ -z $streams ]]; then unset 'places[streams]'; fi
   timed "checking $folder" backup_check "$folder"
   if [[ -z $force && ! -e $home/restoring ]]; then
@@ -278,7 +277,7 @@ restore_command() {
     fi
   fi
   mesh_stop
-  # Until it is gone nothing starts here.
+  # While this file exists, nothing starts here.
   : >"$home/restoring"
   exit_run restore_stop
   for name in master secrets token; do
@@ -292,7 +291,7 @@ restore_command() {
   if [[ -z $streams ]]; then rm -rf -- "$home/nats"; fi
   timed "restoring" backup_put "$folder"
   rm -f -- "$home/restoring"
-  say "everything of $(backup_value "$folder" made) is back; ./dev up starts it"
+  say "the backup of $(backup_value "$folder" made) is restored; ./dev up starts the mesh"
 }
 
 # Newer backups may need keys that an older one does not have.

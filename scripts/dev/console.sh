@@ -1,6 +1,6 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# What is said to the person at the terminal. Progress goes to stderr, so that the stdout of a
-# command (a JSON object of a benchmark, a status table) can be piped.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# Output for the person at the terminal. Progress goes to stderr, so that the stdout of a command (a
+# JSON object of a benchmark, a status table) can be piped.
 
 if [[ -t 2 && -z ${NO_COLOR:-} ]]; then
   tone_head=$'\e[1;36m' tone_bad=$'\e[1;31m' tone_warn=$'\e[33m' tone_dim=$'\e[2m' tone_off=$'\e[0m'
@@ -14,7 +14,7 @@ say() { printf '%s==>%s %s\n' "$tone_head" "$tone_off" "$*" >&2; }
 note() { printf '    %s\n' "$*" >&2; }
 warn() { printf '%swarning:%s %s\n' "$tone_warn" "$tone_off" "$*" >&2; }
 
-# Says what is wrong and ends the script.
+# Prints an error and ends the script.
 die() {
   printf '%serror:%s %s\n' "$tone_bad" "$tone_off" "$*" >&2
   exit 1
@@ -26,7 +26,7 @@ now_ms() {
   printf '%s' "$((micros / 1000))"
 }
 
-# Runs a command (a function or a program) as one phase and says how long it took. The command must
+# Runs a command (a function or a program) as one phase and prints its duration. The command must
 # report failure by its exit code through `die` or by ending the script: `set -e` stays in force
 # inside.
 timed() {
@@ -38,13 +38,13 @@ timed() {
   took "$began"
 }
 
-# Says how long it has been since `now_ms` gave $1.
+# Prints the time since `now_ms` returned $1.
 took() {
   local ms=$(($(now_ms) - $1))
   printf '    %s%d.%d s%s\n' "$tone_dim" "$((ms / 1000))" "$((ms % 1000 / 100))" "$tone_off" >&2
 }
 
-# Shows the end of a log file, indented, to explain a failure.
+# Prints the end of a log file, indented, to explain a failure.
 show_tail() {
   if [[ -s $1 ]]; then
     printf '    the end of %s:\n' "$1" >&2
@@ -54,14 +54,14 @@ show_tail() {
   fi
 }
 
-# `exit_run 'function arguments'`: what must happen when this script ends, in reverse order,
-# whatever ends it.
+# `exit_run 'function arguments'`: registers a clean-up for the end of this script, however it ends.
+# They run in reverse order.
 exit_commands=()
 exit_run() {
   if ((${#exit_commands[@]} == 0)); then
     trap exit_all EXIT
-    # A shell that a signal ends does not run its EXIT trap in every version of bash. PIPE: `./dev
-    # demo | head`.
+    # Not every version of bash runs the EXIT trap when a signal ends the shell. PIPE: `./dev demo |
+    # head`.
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     trap 'exit 141' PIPE
@@ -72,8 +72,7 @@ exit_run() {
 exit_all() {
   local status=$? index
   trap - EXIT
-  # A second Ctrl-C while stopping must not leave half of the processes behind, and neither must a
-  # terminal that is gone.
+  # Neither a second Ctrl-C during the clean-up nor a closed terminal may leave processes behind.
   trap '' INT TERM HUP PIPE
   for ((index = ${#exit_commands[@]} - 1; index >= 0; index--)); do
     ${exit_commands[index]} || warn "clean-up did not succeed: ${exit_commands[index]}"

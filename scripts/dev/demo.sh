@@ -1,6 +1,5 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# The demo: a mesh of its own that starts empty, one real job seen live, and everything stopped
-# again.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# The demo: starts an empty mesh of its own, shows one real job live, and stops everything again.
 
 demo_report=REPORT.md
 
@@ -15,11 +14,11 @@ demo_run() {
   timed "building" mesh_build
   exit_run demo_stop
   home_lock
-  # A demo that was killed may have left processes; every demo starts with an empty mesh.
+  # A killed demo may have left processes; every demo starts with an empty mesh.
   mesh_stop
   home_forget
-  # Before the interpreter starts: what it grants must exist. The demo's agent needs no other
-  # directory, and is granted no other.
+  # Before the interpreter starts: its workspace root must exist. The demo's agent needs no other
+  # directory and gets no other.
   workspace=$home/workspace
   # shellcheck disable=SC2034 # Read by mesh_workspace_roots.
   workspace_root=$workspace
@@ -31,7 +30,7 @@ demo_run() {
   home_export
   demo_model_announce
   demo_create
-  say "set-up took $((($(now_ms) - began) / 1000)) s; the job begins"
+  say "set-up took $((($(now_ms) - began) / 1000)) s; starting the job"
   demo_job "$workspace" || die "the job did not succeed (exit code $?); the services' logs are in $home/logs/"
   demo_show "$workspace/$demo_report"
 }
@@ -41,14 +40,14 @@ demo_stop() {
   timed "stopping everything the demo started" mesh_stop
 }
 
-# A fresh copy of the tracked files; of everything that is not ignored where nothing is tracked yet,
-# and of everything but the obvious where there is no git at all.
+# A fresh copy of the tracked files; without tracked files, of everything that is not ignored;
+# without git, of everything except the obvious.
 demo_workspace() {
   local list=$home/workspace.list
   rm -rf -- "$1"
   mkdir -- "$1"
-  # The folder may belong to another user (a mounted checkout), which git refuses without being
-  # told.
+  # The folder may belong to another user (a mounted checkout), which git refuses unless it is
+  # declared safe.
   local -a git=(git -c "safe.directory=$root")
   if ! { have git && "${git[@]}" ls-files -z >"$list" 2>/dev/null && [[ -s $list ]]; }; then
     if ! { have git && "${git[@]}" ls-files -z --others --exclude-standard >"$list" 2>/dev/null && [[ -s $list ]]; }; then
@@ -56,7 +55,7 @@ demo_workspace() {
         -o \( -type f -o -type l \) -print0 >"$list"
     fi
   fi
-  # A tracked file that was deleted here cannot be copied, and need not be.
+  # A tracked file that was deleted here cannot be copied.
   while IFS= read -r -d '' file; do
     if [[ -e $file || -L $file ]]; then printf '%s\0' "$file"; fi
   done <"$list" >"$list.present"
@@ -64,8 +63,8 @@ demo_workspace() {
   rm -f -- "$1/$demo_report" "$list" "$list.present"
 }
 
-# Prints where Ollama is, HOST:PORT: as its own clients read it from OLLAMA_HOST, which is also what
-# its server listens on.
+# Prints Ollama's address, HOST:PORT, from OLLAMA_HOST as its own clients read it; its server
+# listens on the same value.
 demo_ollama() {
   local host=${OLLAMA_HOST:-127.0.0.1}
   host=${host#*://}
@@ -74,13 +73,13 @@ demo_ollama() {
   printf '%s\n' "${host/#0.0.0.0:/127.0.0.1:}"
 }
 
-# Sets `demo_*`: what the model is and where. CONSTRUCT_DEMO_PROVIDER (anthropic, openai, ollama,
-# scripted) and CONSTRUCT_DEMO_MODEL overrule the choice. Prices are US dollars per million tokens.
+# Sets `demo_*`: the model and its address. CONSTRUCT_DEMO_PROVIDER (anthropic, openai, ollama,
+# scripted) and CONSTRUCT_DEMO_MODEL override the choice. Prices are US dollars per million tokens.
 demo_model_choose() {
   local ollama tag=''
   demo_choice=${CONSTRUCT_DEMO_PROVIDER:-}
   ollama=$(demo_ollama)
-  # The first that is no model for vectors.
+  # The first one that is not an embedding model.
   tag=$(http_get "$ollama" /api/tags 2>/dev/null | grep -o '"name":"[^"]*"' | cut -d '"' -f 4 | grep -vi embed | head -n 1) || tag=''
   if [[ -z $demo_choice ]]; then
     if [[ -n ${ANTHROPIC_API_KEY:-} ]]; then
@@ -101,15 +100,14 @@ demo_model_choose() {
       demo_provider=(--type anthropic --api-key-env ANTHROPIC_API_KEY)
       demo_model=${CONSTRUCT_DEMO_MODEL:-claude-sonnet-4-5}
       demo_window=200000
-      # What is written to the vendor's cache costs more than plain input, what is read from it a
-      # tenth.
+      # Writing to the vendor's cache costs more than plain input, reading a tenth.
       demo_prices=(--input-price 3 --output-price 15 --cache-read-price 0.3 --cache-write-price 3.75)
       ;;
     openai)
       [[ -n ${OPENAI_API_KEY:-} ]] || die "CONSTRUCT_DEMO_PROVIDER=openai needs OPENAI_API_KEY"
       demo_provider=(--type openai --api-key-env OPENAI_API_KEY)
       demo_model=${CONSTRUCT_DEMO_MODEL:-gpt-5-mini}
-      # Writing to this vendor's cache is not charged for.
+      # Writing to this vendor's cache is free.
       demo_prices=(--input-price 0.25 --output-price 2 --cache-read-price 0.025)
       ;;
     ollama)
@@ -123,7 +121,7 @@ demo_model_choose() {
       [[ -r $demo_script ]] || die "the demo's script $demo_script cannot be read"
       demo_provider=(--type scripted --script-file "$demo_script")
       demo_model=scripted
-      # Made up, and said to be, so that one sees what a cost looks like.
+      # Invented prices, labeled as such, to show what costs look like.
       demo_prices=(--input-price 1 --output-price 4 --cache-read-price 0.1 --cache-write-price 1.25)
       ;;
     *) die "CONSTRUCT_DEMO_PROVIDER is '$demo_choice'; it can be anthropic, openai, ollama or scripted" ;;
@@ -132,7 +130,7 @@ demo_model_choose() {
 
 demo_model_announce() {
   if [[ $demo_choice == scripted ]]; then
-    say "the model is a BUILT-IN SCRIPT: its words and its code were written beforehand, and no real model is called."
+    say "the model is a BUILT-IN SCRIPT: its text and code are fixed, and no real model is called."
     note "The mesh, the sandbox, the tools and the report are real. For a real model set ANTHROPIC_API_KEY or"
     note "OPENAI_API_KEY, or start Ollama, and run ./dev demo again. The cost shown is FICTIONAL: nothing is charged."
   else
@@ -143,7 +141,7 @@ demo_model_announce() {
   fi
 }
 
-# What the demo says to the mesh, all of it through the public client.
+# The demo's calls to the mesh, all of them through the public client.
 demo_create() {
   local construct=$bin_dir/construct instructions=$home/instructions.md
   cat >"$instructions" <<'TEXT'

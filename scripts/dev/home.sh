@@ -1,19 +1,19 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`,
-# `secrets.key`, `token.key`, `postgres.password`, `nats.passwords`, `data/`, `nats/`, `postgres/`,
-# `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the
-# benchmarks have one each inside it, so that they never disturb a mesh somebody is using.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# A home is a folder with one mesh: `env` (ports, addresses, paths), `master.key`, `secrets.key`,
+# `token.key`, `postgres.password`, `nats.passwords`, `data/`, `nats/`, `postgres/`, `logs/`, `run/`
+# (pid files). `./dev up` uses .construct itself. The demo, the tests and the benchmarks each have
+# one inside it, so that they never disturb a running mesh.
 
 port_names=(nats nats_monitor postgres gateway providers gateway_health reconciler_health interpreter_health providers_health scanner_health)
 
-# home_open FOLDER: makes it the current home, created on first use.
+# home_open FOLDER: makes it the current home and creates it on first use.
 home_open() {
   home=$1
   local folder
   mkdir -p -- "$main_home" "$home"
   for folder in "$main_home" "$home"; do
     [[ -O $folder ]] || die "$folder belongs to another user ($(stat -c %U -- "$folder")). Use that user, or another folder: CONSTRUCT_HOME=… ./dev …"
-    # PostgreSQL refuses to run as root; its own user must be able to pass through to its folder.
+    # PostgreSQL refuses to run as root; its own user must be able to reach its folder.
     if ((EUID == 0)); then chmod 711 -- "$folder"; fi
   done
   mkdir -p -- "$home"/{run,logs,data}
@@ -28,7 +28,7 @@ home_open() {
   exec 7>&-
 }
 
-# home_key NAME: makes one on first use.
+# home_key NAME: creates a key on first use.
 home_key() {
   local file=$home/$1.key
   if [[ -s $file ]]; then return 0; fi
@@ -36,8 +36,8 @@ home_key() {
   mv -- "$file.new" "$file"
 }
 
-# home_password SERVER: makes one on first use. Hexadecimal digits need no quoting in any address or
-# file.
+# home_password SERVER: creates a password on first use. Hexadecimal digits need no quoting in
+# addresses or files.
 home_password() {
   local file=$home/$1.password
   if [[ -s $file ]]; then return 0; fi
@@ -45,8 +45,8 @@ home_password() {
   mv -- "$file.new" "$file"
 }
 
-# One password for each who connects to NATS, and one for who may do everything there. They begin
-# with a letter: the server reads the values of variables as configuration.
+# One password for each NATS user, and one for the user that may do everything. They begin with a
+# letter, because the server parses the values of variables as configuration.
 home_nats_passwords() {
   local file=$home/nats.passwords name password
   declare -gA nats_passwords=()
@@ -60,14 +60,14 @@ home_nats_passwords() {
   done
 }
 
-# The files that describe a home are made, read and replaced by one script at a time, also by those
-# that start nothing.
+# One script at a time creates, reads and replaces the files of a home, including scripts that start
+# nothing.
 home_settings_lock() {
   exec 7>"$home/run/settings"
   flock 7
 }
 
-# Loads the remembered ports; the rest of the file follows from them and is never read back.
+# Loads the stored ports; the rest of the file is derived from them and never read.
 home_env_read() {
   local name value
   declare -gA ports=()
@@ -81,8 +81,8 @@ home_env_read() {
   done
 }
 
-# Chooses a free port below the range the kernel hands out to clients. The development gateway gets
-# its default port when it can, so that `construct` finds it without any setting.
+# Chooses a free port below the kernel's range for clients. The development gateway gets its default
+# port if possible, so that `construct` finds it without configuration.
 home_port_choose() {
   local candidate=60080
   if [[ $1 != gateway || $home != "$main_home" ]] || port_open "$candidate"; then
@@ -94,8 +94,8 @@ home_port_choose() {
   ports[$1]=$candidate
 }
 
-# home_ports_claim NAME...: called before something is started on these ports; one that a stranger
-# took meanwhile is replaced.
+# home_ports_claim NAME...: called before processes start on these ports. Replaces ports that
+# another program has taken meanwhile.
 home_ports_claim() {
   local name
   home_settings_lock
@@ -109,10 +109,10 @@ home_ports_claim() {
   exec 7>&-
 }
 
-# home_operator_claim [PID]: decides, before the gateway is started or brought up to date, whether
-# it serves the operator protocol; with its PID it runs, and the port that is remembered is its own.
-# Clients expect 60100, so of the meshes of a machine one has it, and the others go without. Whoever
-# sets CONSTRUCT_GATEWAY_OPERATOR_LISTEN has decided it, also by setting it to nothing.
+# home_operator_claim [PID]: decides, before the gateway is started or updated, whether it serves
+# the operator protocol. With its PID, it is running and owns the stored port. Clients expect 60100,
+# so one mesh of a machine has it, and the others have none. CONSTRUCT_GATEWAY_OPERATOR_LISTEN
+# overrides the decision, even if it is empty.
 home_operator_claim() {
   local candidate=${ports[operator]:-60100}
   home_settings_lock
@@ -133,7 +133,7 @@ home_operator_claim() {
 home_env_write() {
   local name
   settings=(
-    # For people, who may watch; each service is given its own.
+    # For people, who may only watch; each service has its own.
     "CONSTRUCT_NATS_URL=$(nats_url tap)"
     "CONSTRUCT_DATABASE_URL=$(postgres_url construct)"
     "CONSTRUCT_DATA_DIR=$home/data"
@@ -149,35 +149,34 @@ home_env_write() {
     for name in "${port_names[@]}"; do printf 'dev_port_%s=%s\n' "$name" "${ports[$name]}"; done
     if [[ -n ${ports[operator]:-} ]]; then printf 'dev_port_operator=%s\n' "${ports[operator]}"; fi
     for name in "${settings[@]}"; do printf 'export %s=%q\n' "${name%%=*}" "${name#*=}"; done
-    # Not among the settings: no service is given it, and those that run need not be restarted when
-    # it changes.
+    # Not among the settings: no service receives it, and running services need no restart when it
+    # changes.
     if [[ -n ${ports[operator]:-} ]]; then printf 'export CONSTRUCT_OPERATOR=127.0.0.1:%s\n' "${ports[operator]}"; fi
   } >"$home/env.new"
-  # Unchanged, the file keeps its time; it is replaced in one step, so that a reader never sees half
-  # of it.
+  # An unchanged file keeps its time. It is replaced atomically, so that a reader never sees half of
+  # it.
   if cmp -s -- "$home/env.new" "$home/env"; then rm -f -- "$home/env.new"; else mv -- "$home/env.new" "$home/env"; fi
 }
 
-# Forgets everything the home's servers remember, for the homes that start from nothing every time.
-# They must be stopped.
+# Deletes all data of the home's servers, for homes that start empty every time. The servers must be
+# stopped.
 home_forget() { rm -rf -- "$home/nats" "$home/data" && mkdir -- "$home/data"; }
 
-# Puts the settings of the home into the environment of this script, over whatever the caller's
-# shell had.
+# Exports the settings of the home, overriding those of the caller's shell.
 home_export() {
   unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
   export "${settings[@]}"
 }
 
 # One start or stop at a time per home; waits for its turn. Every command that changes processes
-# takes it first.
+# calls it first.
 home_lock() {
   exec 9>"$home/run/lock"
   if ! flock -n 9; then
     note "waiting for another ./dev that works in $home"
     flock -w 600 9 || die "another ./dev has been working in $home for 10 minutes"
   fi
-  # The one before us may have replaced a port.
+  # The previous one may have replaced a port.
   home_settings_lock
   home_env_read
   home_env_write
@@ -186,25 +185,25 @@ home_lock() {
 
 home_unlock() { exec 9>&-; }
 
-# What starts processes is refused while the daemon runs the mesh (it keeps `run/daemon` locked): it
-# would start the gateway without the daemon's socket.
+# Commands that start processes are refused while the daemon runs the mesh (it keeps `run/daemon`
+# locked): they would start the gateway without the daemon's socket.
 home_daemon_refuse() {
   if [[ -n ${DEV_DAEMON:-} || ! -e $home/run/daemon ]]; then return 0; fi
   if ! flock -n -s 6; then
-    die "the daemon runs this mesh: construct daemon stop ends it, systemctl --user restart construct.service starts it anew"
+    die "the daemon runs this mesh: construct daemon stop ends it, systemctl --user restart construct.service restarts it"
   fi 6<"$home/run/daemon"
 }
 
-# home_session exclusive|shared WHAT: held as long as this script uses the home. The demo and the
-# benchmarks want theirs alone; several test runs share, and wait for one that is just stopping the
+# home_session exclusive|shared WHAT: held while this script uses the home. The demo and the
+# benchmarks need it exclusively. Several test runs share it, and wait for one that is stopping the
 # servers.
 home_session() {
   exec 8>"$home/run/session"
   case $1 in
     exclusive) flock -n -x 8 || die "another $2 is running in $home" ;;
-    *) flock -w 60 -s 8 || die "another ./dev keeps $home for itself" ;;
+    *) flock -w 60 -s 8 || die "another ./dev uses $home exclusively" ;;
   esac
 }
 
-# Ends a shared session. Succeeds when it was the last one; the home is then this script's alone.
+# Ends a shared session. Succeeds if it was the last one; the home is then exclusive to this script.
 home_session_last() { flock -n -x 8; }

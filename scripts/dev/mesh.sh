@@ -1,30 +1,29 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# The services as processes of their own, above the two servers.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# The services as processes, in addition to the two servers.
 
 services=(gateway reconciler interpreter providers scanner)
-# Frozen lock file where nobody looks: a build on CI must use what is committed.
+# The lock file is frozen in CI: a build there must use the committed one.
 cargo_flags=()
 if [[ ${CI:-} == true ]]; then cargo_flags+=(--locked); fi
-# The checked queries come from their committed metadata, whatever database the caller's shell
-# points to.
+# Checked queries use their committed metadata, whatever database the caller's shell points to.
 export SQLX_OFFLINE=true
 
-# Where cargo puts its results; cargo, started in the root, reads a relative CARGO_TARGET_DIR the
-# same way.
+# Cargo's target folder; cargo, started in the root, resolves a relative CARGO_TARGET_DIR the same
+# way.
 target_dir=$(realpath -m -- "${CARGO_TARGET_DIR:-target}")
 bin_dir=$target_dir/debug
 
-# Who started this script listens for the gateway already, on descriptors from 3 on; so many. Only
-# the daemon does (`construct daemon run`).
+# The number of sockets, from descriptor 3, on which the parent already listens for the gateway.
+# Only the daemon passes any (`construct daemon run`).
 sockets=${DEV_LISTEN_FDS:-0}
 
 mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --exclude construct-benches --bins; }
 
-# What a service is given: the settings of the home and a few variables of the caller, nothing else.
-# Vendor keys stay out of the services' environment (they reach the mesh through its API), the
-# database is for the three services that may write it, the master key for the three that seal and
-# open credentials, the key of scripts' secrets for the two that seal and open those, and the key of
-# tokens for those that sign and verify them: not the one that runs scripts.
+# The environment of a service: the settings of the home and a few variables of the caller, nothing
+# else. Vendor keys are not included (they reach the mesh through its API). The database is for the
+# three services that may write it, the master key for the three that encrypt and decrypt
+# credentials, the key of scripts' secrets for the two that encrypt and decrypt those, and the key
+# of tokens for those that sign and verify them: not the one that runs scripts.
 mesh_service_environment() {
   local service=$1 setting name
   variables=("CONSTRUCT_HEALTH_LISTEN=127.0.0.1:${ports[${service}_health]}")
@@ -61,7 +60,7 @@ mesh_service_environment() {
       CONSTRUCT_GATEWAY_SCANS_DIR | CONSTRUCT_SCANNER_DIR | CONSTRUCT_SCANNER_GATEWAY_URL) ;;
       CONSTRUCT_HOME | CONSTRUCT_OPERATOR | CONSTRUCT_MASTER_KEY | CONSTRUCT_SECRETS_KEY | CONSTRUCT_TOKEN_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
       PATH | HOME | USER | LANG | LC_* | TZ | TMPDIR | RUST_* | OTEL_* | CONSTRUCT_* | *_PROXY | *_proxy | SSL_CERT_*)
-        # The home's settings win over the same names in the caller's shell.
+        # The home's settings override the same names in the caller's shell.
         if [[ " ${settings[*]%%=*} " != *" $name "* ]]; then variables+=("$name=${!name}"); fi
         ;;
       *) ;;
@@ -72,8 +71,8 @@ mesh_service_environment() {
 # Set by the demo.
 workspace_root=''
 
-# What no task may see although the checkout is granted: the keys, passwords, data and backups of
-# every home.
+# Hidden from tasks although the checkout is granted: the keys, passwords, data and backups of every
+# home.
 mesh_hidden_paths() {
   local folder name list=''
   for folder in "$main_home" "$main_home"/*/; do
@@ -84,10 +83,10 @@ mesh_hidden_paths() {
   printf '%s' "$list"
 }
 
-# Prints the directories that tasks may name as their workspace, with all below them, as a list with
-# commas: the demo's own folder in the demo; else what the caller's
-# CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS says; else where people keep their projects: the caller's
-# home directory, and this checkout. Never everything: then /etc and /proc would be workspaces too.
+# Prints the directories that tasks may use as their workspace, including their subdirectories, as a
+# comma-separated list: the demo's own folder in the demo; else the caller's
+# CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS; else the caller's home directory and this checkout. Never
+# everything: then /etc and /proc would be workspaces too.
 mesh_workspace_roots() {
   local folder roots=''
   if [[ -n $workspace_root ]]; then
@@ -106,7 +105,7 @@ mesh_workspace_roots() {
   printf '%s' "$roots"
 }
 
-# Which build and which settings: when either changes, `up` restarts the service.
+# The build and the settings: when either changes, `up` restarts the service.
 mesh_fingerprint() {
   local build environment
   local -a given=("${variables[@]}")
@@ -117,16 +116,16 @@ mesh_fingerprint() {
   printf '%s.%s' "$build" "${environment// /.}"
 }
 
-# Starts what does not run, restarts what is out of date, waits for all.
+# Starts missing services, restarts outdated ones, and waits for all.
 mesh_start() {
   local service
   local -a outdated=() variables=()
   for service in "${services[@]}"; do
     [[ -x $bin_dir/construct-$service ]] || die "$bin_dir/construct-$service was not built; ./dev build does it"
   done
-  # Before the interpreter starts: what it grants must exist, and what it hides.
+  # Before the interpreter starts: its workspace roots and hidden folders must exist.
   mkdir -p -- "$home"/{scans,backups}
-  # Ports first: replacing one changes the settings of all.
+  # Ports first: replacing one changes the settings of all services.
   for service in "${services[@]}"; do
     if ! process_running "$service"; then
       process_stop_orphans "$service"
@@ -154,8 +153,8 @@ mesh_start() {
   for service in "${services[@]}"; do mesh_wait "$service"; done
 }
 
-# Waits until a service says that it is ready, for two minutes (the first start on a machine
-# compiles the sandbox's guest); explains itself otherwise.
+# Waits up to two minutes until a service is ready (the first start on a machine compiles the
+# sandbox's guest), and explains a failure.
 mesh_wait() {
   local service=$1 deadline answer=''
   deadline=$(($(now_ms) + 120000))
@@ -187,7 +186,7 @@ mesh_command_build() {
 mesh_command_up() {
   local operator=''
   home_open "$main_home"
-  # Before what it runs is built anew, and once more when nobody can begin any more.
+  # Before its programs are rebuilt, and once more when no other script can start.
   home_daemon_refuse
   case ${1:-} in
     --built) ensure_packages servers sandbox ;;
@@ -224,14 +223,14 @@ mesh_command_down() {
   timed "stopping everything in $home" mesh_stop
 }
 
-# Waits until something of the mesh has ended, and fails; or until it was stopped on purpose.
+# Waits until a process of the mesh has ended, and fails; or until the mesh was stopped on purpose.
 mesh_command_watch() {
   local name
   home_open "$main_home"
   while true; do
     for name in nats postgres "${services[@]}"; do
       if process_running "$name"; then continue; fi
-      # Whoever stops or restarts something holds the lock until it is done.
+      # A script that stops or restarts something holds the lock until it is done.
       home_lock
       if ! process_running "$name"; then
         if [[ ! -e $home/run/$name.pid ]]; then
@@ -274,7 +273,7 @@ mesh_command_restart() {
       ensure_rust
       timed "building construct-$service" as_caller cargo build "${cargo_flags[@]}" -p "construct-$service" --bins
       home_lock
-      # It may have begun while this was building.
+      # It may have started during the build.
       home_daemon_refuse
       if ! process_running nats || ! process_running postgres; then die "the mesh is not running; ./dev up starts it"; fi
       process_stop TERM 10 "$service"

@@ -1,5 +1,5 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A private NATS server with JetStream (own port on the loopback address, a user with a random
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# A private NATS server with JetStream (its own port on the loopback address, a user with a random
 # password for each service), and the two servers together as `infra`.
 
 nats_start() {
@@ -18,15 +18,15 @@ nats_start() {
   process_stop_orphans nats
   home_ports_claim nats nats_monitor
   mkdir -p -- "$home/nats"
-  # Made anew, so that it gets our umask's mode whatever an older file had.
+  # Created anew, so that it gets our umask's mode whatever mode an older file had.
   rm -f -- "$home/nats.conf" "$home/permissions.conf"
-  # Benchmarks, and people who look into something, may do everything as `admin`.
+  # Benchmarks, and people who investigate something, may do everything as `admin`.
   sed 's/^users: \[$/&\n  {user: admin, password: $CONSTRUCT_NATS_ADMIN_PASSWORD}/' "$root/deploy/nats/permissions.conf" >"$home/permissions.conf"
   cat >"$home/nats.conf" <<CONF
 # Written by ./dev at every start.
 server_name: construct
-# Who may publish here commands the interpreter: on a machine with several users, loopback alone
-# would let all of them.
+# A client that may publish here commands the interpreter: on a machine with several users, the
+# loopback address alone would let all of them.
 authorization { include "permissions.conf" }
 listen: 127.0.0.1:${ports[nats]}
 http: 127.0.0.1:${ports[nats_monitor]}
@@ -44,8 +44,8 @@ CONF
   fi
 }
 
-# nats_variable USER: prints the environment variable that holds the user's password, as
-# deploy/nats/permissions.conf has it.
+# nats_variable USER: prints the environment variable with the user's password, as in
+# deploy/nats/permissions.conf.
 nats_variable() { printf 'CONSTRUCT_NATS_%s_PASSWORD' "${1^^}"; }
 
 # nats_url USER
@@ -63,13 +63,13 @@ nats_wait() {
 
 # infra_up durable|disposable
 infra_up() {
-  if [[ -e $home/restoring ]]; then die "a restore of $home was interrupted; do it again"; fi
+  if [[ -e $home/restoring ]]; then die "a restore of $home was interrupted; repeat it"; fi
   nats_start
   postgres_start "$1"
 }
 
 infra_down() {
-  # For PostgreSQL, INT means: end the sessions, write everything down, stop.
+  # For PostgreSQL, INT means: end the sessions, write everything, stop.
   process_stop INT 20 postgres
   process_stop TERM 10 nats
 }

@@ -1,9 +1,10 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# What the project needs from the machine. Present: nothing is done, no package list is fetched.
-# Missing: it is installed from Debian's packages, without starting or enabling any system service.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# Programs that the project needs. If all are present, nothing happens and no package list is
+# fetched. Missing ones are installed from Debian's packages, without starting or enabling any
+# system service.
 
-# ensure_packages GROUP...: installs what is missing of `servers`, `client`, `sandbox`, `clocks`,
-# `compiler`, `guest`, `python`, `npm`.
+# ensure_packages GROUP...: installs the missing packages of `servers`, `client`, `sandbox`,
+# `clocks`, `compiler`, `guest`, `python`, `npm`.
 ensure_packages() {
   local group
   local -a missing=()
@@ -15,7 +16,7 @@ ensure_packages() {
         ;;
       client) have curl || missing+=(curl) ;;
       sandbox) have bwrap || missing+=(bubblewrap) ;;
-      # With CONSTRUCT_TEST_CLOCKS=off nobody's clock jumps in the tests, which they say.
+      # With CONSTRUCT_TEST_CLOCKS=off no clock jumps in the tests, which report it.
       clocks) [[ ${CONSTRUCT_TEST_CLOCKS:-} == off ]] || packages_have_faketime || missing+=(libfaketime) ;;
       compiler) have cc || missing+=(gcc libc6-dev) ;;
       python) python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv) ;;
@@ -37,17 +38,17 @@ packages_have_faketime() { [[ -e ${CONSTRUCT_TEST_FAKETIME:-} ]] || compgen -G '
 have() { command -v -- "$1" >/dev/null 2>&1; }
 
 packages_install() {
-  # The script is a child of its own, so that its clean-up runs at its end and not at ours.
+  # The script is a child process, so that its clean-up runs at its own end.
   as_root env DEBIAN_FRONTEND=noninteractive bash -euo pipefail -c "$(declare -f packages_apt); packages_apt \"\$@\"" apt "$@" >&2 ||
     die "could not install: $*"
   hash -r
 }
 
-# Runs as root. Debian's packages start their servers when installed; the mesh brings its own, so
-# nothing may be started, no cluster created, and nothing left enabled for the next boot.
+# Runs as root. Debian's packages start their servers when installed. The mesh brings its own, so
+# nothing may be started, no cluster created, and nothing enabled for the next boot.
 packages_apt() {
   local policy=/usr/sbin/policy-rc.d cluster=/etc/postgresql-common/createcluster.d/construct-none.conf
-  # Not local: the trap runs when the function is over.
+  # Not local: the trap runs after the function has returned.
   made=()
   umask 022
   trap 'if ((${#made[@]} > 0)); then rm -f -- "${made[@]}"; fi' EXIT
@@ -62,8 +63,8 @@ packages_apt() {
     printf 'create_main_cluster = false\n' >"$cluster"
     chmod 644 "$cluster"
   fi
-  # Fresh machines have no package lists and old ones stale lists: the lists are only fetched when
-  # they fail us.
+  # Fresh machines have no package lists and old ones stale lists: the lists are fetched only after
+  # a failure.
   if ! apt-get install -y --no-install-recommends "$@"; then
     apt-get update
     apt-get install -y --no-install-recommends "$@"
@@ -77,7 +78,7 @@ as_root() {
   if ((EUID == 0)); then "$@"; else sudo -- "$@"; fi
 }
 
-# Rust is the one thing that must be there; the version it must have is the workspace's.
+# Rust must be installed; the workspace has the minimum version.
 ensure_rust() {
   local needed found
   needed=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml | head -n 1)

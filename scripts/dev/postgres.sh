@@ -1,8 +1,8 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A private PostgreSQL: own folder, own port on the loopback address, no socket file, a random
-# password (SCRAM).
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# A private PostgreSQL: its own folder, its own port on the loopback address, no socket file, a
+# random password (SCRAM).
 
-# Prints the folder of the server's programs: the version that made the data, else the newest one
+# Prints the folder of the server's programs: the version that created the data, else the newest one
 # installed.
 postgres_bin_find() {
   local version='' folder
@@ -24,13 +24,13 @@ postgres_bin_find() {
   return 1
 }
 
-# The server refuses to run as root: then, Debian's own user for it does.
+# The server refuses to run as root: then Debian's own user for it runs it.
 as_postgres() {
   if ((EUID == 0)); then setpriv --reuid=postgres --regid=postgres --init-groups -- "$@"; else "$@"; fi
 }
 
-# Where the cluster lives: in the home, unless its user cannot reach it (root's own folder is closed
-# to it).
+# The folder of the cluster: in the home, unless its user cannot reach it (root's own folder is
+# closed to it).
 postgres_folder() {
   if ((EUID == 0)) && ! as_postgres test -x "$home" 2>/dev/null; then
     printf '/var/lib/construct-dev/%s' "$(printf '%s' "$home" | sha256sum | head -c 16)"
@@ -39,8 +39,8 @@ postgres_folder() {
   fi
 }
 
-# postgres_start durable|disposable: running and ready when it returns. A disposable one (tests)
-# skips flushes to disk, and is made anew when it cannot be started.
+# postgres_start durable|disposable: running and ready when it returns. A disposable one (for tests)
+# skips flushes to disk, and is recreated when it cannot be started.
 postgres_start() {
   local kind=$1 folder bin
   if process_running postgres; then
@@ -67,7 +67,7 @@ postgres_start() {
 postgres_create() {
   local folder=$1 bin=$2 kind=$3 owner
   local -a flags=()
-  # A cluster outside the home whose home was deleted has a password nobody knows.
+  # A cluster outside a deleted home has an unknown password.
   if [[ $folder != "$home"/* && -d $folder && ! -e $home/postgres.outside ]]; then rm -rf -- "$folder"; fi
   if as_postgres test -s "$folder/data/PG_VERSION"; then return 0; fi
   note "creating a PostgreSQL cluster in $folder"
@@ -81,7 +81,7 @@ postgres_create() {
     chown "$owner:" -- "$folder"
   fi
   if [[ $kind == disposable ]]; then flags+=(--no-sync); fi
-  # Made beside and moved: an interrupted initdb leaves nothing that looks like a cluster.
+  # Created beside and moved: an interrupted initdb leaves nothing that looks like a cluster.
   rm -rf -- "$folder/data" "$folder/new"
   as_postgres tee -- "$folder/password" <"$home/postgres.password" >/dev/null
   if ! (cd / && as_postgres "$bin/initdb" -D "$folder/new" --username=construct --pwfile="$folder/password" --auth=scram-sha-256 \
@@ -93,7 +93,7 @@ postgres_create() {
   mv -- "$folder/new" "$folder/data"
 }
 
-# Tries for as long as the only obstacle is what a killed server left behind: its children need a
+# Retries as long as the only obstacle is the remains of a killed server: its child processes need a
 # moment to notice.
 postgres_launch() {
   local folder=$1 bin=$2 kind=$3 attempt pid written=0
@@ -107,12 +107,12 @@ postgres_launch() {
     options+=(-c fsync=off -c synchronous_commit=off -c full_page_writes=off)
     # A test that ends while a connection of its pool is logging in drops its database from the
     # thread that would answer for that connection, and DROP DATABASE waits for every process of the
-    # server: without this for a minute.
+    # server: without this, for a minute.
     options+=(-c authentication_timeout=5s)
   fi
   for attempt in {1..20}; do
     # The server trusts any living process with the pid in its lock file, which after a reboot may
-    # be anybody.
+    # be an unrelated one.
     if pid=$(as_postgres head -n 1 -- "$folder/data/postmaster.pid" 2>/dev/null); then
       if [[ $(readlink -- "/proc/$pid/cwd" || true) == "$folder/data" ]]; then
         die "a PostgreSQL that ./dev did not start runs on $folder/data (pid $pid); stop it first"
@@ -130,8 +130,8 @@ postgres_launch() {
   return 1
 }
 
-# Waits until it accepts connections (recovery after a crash takes a while) and the database is
-# there. Fails when it ends, or after two minutes.
+# Waits until it accepts connections (recovery after a crash takes a while) and the database exists.
+# Fails when the server ends, or after two minutes.
 postgres_wait() {
   local deadline=$(($(now_ms) + 120000)) bin
   bin=$(postgres_bin_find)
@@ -145,7 +145,7 @@ postgres_wait() {
   fi
 }
 
-# postgres_query DATABASE SQL: prints the rows, unadorned.
+# postgres_query DATABASE SQL: prints the rows without decoration.
 postgres_query() {
   local bin
   bin=$(postgres_bin_find)
@@ -153,7 +153,7 @@ postgres_query() {
     -h 127.0.0.1 -p "${ports[postgres]}" -U construct -d "$1" -c "$2"
 }
 
-# Drops every database but those of the cluster itself. Only for homes that are disposable.
+# Drops every database except those of the cluster itself. Only for disposable homes.
 postgres_drop_all() {
   local database
   while IFS= read -r database; do

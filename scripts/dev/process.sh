@@ -1,11 +1,11 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Background processes of one home: started in a session of their own, found again through
-# `run/<name>.pid`, stopped gently and then firmly. A pid file holds "<pid> <start time>
-# <fingerprint>": a pid that was given to another process since has another start time, so that a
-# stale file never makes us signal a stranger.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# Background processes of a home: started in their own session, found through `run/<name>.pid`,
+# stopped with a signal and then SIGKILL. A pid file has "<pid> <start time> <fingerprint>": a
+# reused pid has another start time, so that a stale file never makes us signal an unrelated
+# process.
 
-# as_caller COMMAND...: a program that works for the person who called, not on the home: it has
-# their umask, and not our locks.
+# as_caller COMMAND...: runs a program for the caller, not for the home: with the caller's umask,
+# and without our locks.
 as_caller() { (umask "$caller_umask" && exec "$@" 8>&- 9>&-); }
 
 # process_start NAME FINGERPRINT VARIABLE=VALUE... -- COMMAND...: the environment is exactly the
@@ -20,17 +20,17 @@ process_start() {
   done
   shift
   process_log_rotate "$log"
-  # The locks (8, 9) are closed: a daemon that kept them would hold them for as long as it lives.
-  # setsid keeps a Ctrl-C meant for this script away from the daemon. Neither it nor `exec` forks
-  # here, so that `$!` is the daemon's own pid. The environment is replaced without `env -i`, whose
-  # arguments, a password among them, everybody could read.
+  # The locks (8, 9) are closed: a daemon that inherited them would hold them for its lifetime.
+  # setsid keeps a Ctrl-C for this script away from the daemon. Neither it nor `exec` forks here, so
+  # that `$!` is the daemon's own pid. The environment is replaced without `env -i`, whose
+  # arguments, including passwords, every user could read.
   (
     cd /
     exec </dev/null >>"$log" 2>&1 8>&- 9>&-
     for inherited in $(compgen -e); do unset "$inherited" 2>/dev/null || true; done
     export "${variables[@]}"
-    # A socket that this script was given is for the process that is told of it; whoever else had it
-    # would hold it open.
+    # A socket passed to this script is for one process only; any other one that inherited it would
+    # hold it open.
     if [[ -n ${LISTEN_FDS:-} ]]; then
       export LISTEN_PID=$BASHPID
     else
@@ -45,7 +45,7 @@ process_start() {
   mv -- "$home/run/$name.pid.new" "$home/run/$name.pid"
 }
 
-# Prints the pid of NAME when it is alive, else fails.
+# Prints the pid of NAME if it is alive, else fails.
 process_pid() {
   local pid started start_time
   { read -r pid started _ <"$home/run/$1.pid"; } 2>/dev/null || return 1
@@ -56,28 +56,28 @@ process_pid() {
 
 process_running() { process_pid "$1" >/dev/null; }
 
-# What NAME was started with: its build and its settings.
+# The fingerprint of NAME: its build and its settings.
 process_fingerprint() {
   local fingerprint
   { read -r _ _ fingerprint <"$home/run/$1.pid"; } 2>/dev/null || return 1
   printf '%s' "$fingerprint"
 }
 
-# The start time of a living process, in clock ticks since boot. A zombie is dead: where nobody
-# reaps orphans (a container without an init), it stays for ever.
+# The start time of a living process, in clock ticks since boot. A zombie is dead: if nothing reaps
+# orphans (a container without an init), it stays forever.
 process_start_time() {
   local start_time
   process_start_time_read "$1" || return 1
   printf '%s' "$start_time"
 }
 
-# The same into `start_time`, without a subshell: some ask every second.
+# The same into `start_time`, without a subshell: some callers poll every second.
 process_start_time_read() {
   local stat
   local -a fields
   { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
-  # The second field, the command in parentheses, may hold spaces; what follows the last parenthesis
-  # starts with the state.
+  # The second field, the command in parentheses, may contain spaces; after the last parenthesis
+  # comes the state.
   read -ra fields <<<"${stat##*) }"
   # A process that ends between opening and reading leaves nothing to read.
   ((${#fields[@]} >= 20)) || return 1
@@ -85,8 +85,8 @@ process_start_time_read() {
   start_time=${fields[19]}
 }
 
-# process_stop SIGNAL GRACE_SECONDS NAME...: signals all, waits, then kills what is left, with
-# everything it started.
+# process_stop SIGNAL GRACE_SECONDS NAME...: signals all, waits, then kills the remaining ones with
+# their child processes.
 process_stop() {
   local signal=$1 grace=$2 name pid deadline
   shift 2
@@ -108,8 +108,8 @@ process_stop() {
   done
 }
 
-# Processes of NAME that no pid file knows: the home was deleted under them, or this script was
-# killed at the wrong moment. They are recognized by the mark in their environment. Two servers on
+# Processes of NAME without a pid file: the home was deleted while they ran, or this script was
+# killed at the wrong moment. They are recognized by a marker in their environment. Two servers on
 # one data folder would destroy it.
 process_stop_orphans() {
   local pid path waited=0
@@ -126,28 +126,28 @@ process_stop_orphans() {
   done
 }
 
-# Logs are appended to; one that passed 20 MB moves to `.1`, so that two files per process is all
-# there ever is.
+# Logs are appended to. One larger than 20 MB moves to `.1`, so that there are at most two files per
+# process.
 process_log_rotate() {
   local size
   size=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
   if ((size > 20000000)); then mv -f -- "$1" "$1.1"; fi
 }
 
-# port_open PORT: something listens on it on this machine.
+# port_open PORT: a program listens on it on this machine.
 port_open() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
-# port_taken PORT: the same, or a connection of this machine to itself happens to begin there, as it
-# may with a port that the kernel hands out to clients. Ends of old connections (other states than
-# these two) are in nobody's way.
+# port_taken PORT: the same, or a connection of this machine to itself starts there, as it may with
+# a port that the kernel assigns to clients. Closing connections (in other states than these two) do
+# not matter.
 port_taken() {
   local number
   printf -v number %04X "$1"
   port_open "$1" || grep -qE "^ *[0-9]+: (0100007F|00000000):$number [0-9A-F]+:[0-9A-F]+ 0[12] " /proc/net/tcp
 }
 
-# http_get [HOST:]PORT PATH: prints the body of an answer with status 200, else fails with what came
-# on stdout. The host is this machine unless it is named. No curl: a fresh machine may have none.
+# http_get [HOST:]PORT PATH: prints the body of a response with status 200, else fails with the
+# output on stdout. The default host is this machine. No curl: a fresh machine may have none.
 http_get() {
   local answer host=127.0.0.1
   if [[ $1 == *:* ]]; then host=${1%:*}; fi

@@ -1,18 +1,18 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Real repositories for the scanner's tests: packages, pinned, that each registry's own client
-# fetches from where it is configured to, and a monorepo of more than ten thousand files that is put
-# together from them. They are kept; nothing is fetched twice.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# Real repositories for the scanner's tests: pinned packages, which each registry's own client
+# fetches from its configured source, and a monorepo of more than ten thousand files made of them.
+# They are kept; nothing is fetched twice.
 
 repository_rust=hexyl-0.14.0.crate
 repository_python=sqlite_utils-3.38.tar.gz
 repository_node=svgo-3.3.2.tgz
-# What makes the monorepo large.
+# Packages that make the monorepo large.
 repository_python_large=Django-5.1.4.tar.gz
 repository_node_large=core-js-3.39.0.tgz
-# Another number when what is in it changes.
+# Increase it when the content changes.
 repository_monorepo=monorepo-1.tar.gz
 
-# Fetches what is missing and says where it is in CONSTRUCT_TEST_REPOSITORIES.
+# Fetches missing ones and sets CONSTRUCT_TEST_REPOSITORIES to the folder.
 repositories_ensure() {
   CONSTRUCT_TEST_REPOSITORIES=$main_home/repositories
   export CONSTRUCT_TEST_REPOSITORIES
@@ -24,20 +24,19 @@ repositories_ensure() {
   repositories_fetch "$repository_node" repositories_node npm
   repositories_fetch "$repository_node_large" repositories_node npm
   if [[ ! -e $CONSTRUCT_TEST_REPOSITORIES/$repository_monorepo ]]; then
-    timed "putting $repository_monorepo together" repositories_monorepo
+    timed "building $repository_monorepo" repositories_monorepo
   fi
 }
 
-# repositories_fetch NAME HOW GROUP: fetches an archive that is missing, with what the group of
-# packages gives.
+# repositories_fetch NAME HOW GROUP: fetches a missing archive with the programs of the package
+# group.
 repositories_fetch() {
   if [[ -e $CONSTRUCT_TEST_REPOSITORIES/$1 ]]; then return 0; fi
   ensure_packages "$3"
   timed "fetching $1" "$2" "$1"
 }
 
-# repositories_keep FILE NAME: a file appears whole or not at all. FILE goes with the folder it lies
-# in.
+# repositories_keep FILE NAME: stores a file atomically. Removes the folder of FILE.
 repositories_keep() {
   cp -- "$1" "$CONSTRUCT_TEST_REPOSITORIES/.$2"
   chmod 644 -- "$CONSTRUCT_TEST_REPOSITORIES/.$2"
@@ -58,8 +57,8 @@ repositories_rust() {
   rm -rf -- "$folder"
 }
 
-# The source distribution: what pip builds to learn its name is thrown away, and what it needs for
-# that need not be built itself.
+# The source distribution: pip builds it to learn its name, and that build is discarded, so its
+# dependencies need not be built.
 repositories_python() {
   local folder name=${1%.tar.gz}
   folder=$(mktemp -d)
@@ -78,8 +77,8 @@ repositories_node() {
   rm -rf -- "$folder"
 }
 
-# The packages in folders by language, below the one folder that archives of GitHub have, with what
-# holds such a repository together.
+# The packages in folders by language, below the single top folder of GitHub's archives, with the
+# files that connect such a repository.
 repositories_monorepo() {
   local folder top name packed
   folder=$(mktemp -d)
@@ -96,7 +95,7 @@ repositories_monorepo() {
   printf '# Mono\n\nEverything in one place: commands in Rust, Python and JavaScript.\n' >"$top/README.md"
   printf '[workspace]\nmembers = ["crates/*"]\nresolver = "3"\n' >"$top/Cargo.toml"
   printf '{"name": "mono", "private": true, "workspaces": ["node/*"]}\n' >"$top/package.json"
-  # The same bytes wherever it is made of the same packages.
+  # The same packages give the same bytes everywhere.
   tar -cf - -C "$folder" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX "${top##*/}" |
     gzip -n >"$folder/$repository_monorepo"
   repositories_keep "$folder/$repository_monorepo" "$repository_monorepo"

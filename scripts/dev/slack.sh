@@ -1,7 +1,7 @@
-# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# Slack's own SDK for Python, against which our check of signatures is held.
+# shellcheck shell=bash disable=SC2154 # `dev` or an earlier part sets the shared variables.
+# Slack's own SDK for Python, the reference for our check of signatures.
 
-# slack [--update]: whether the cases are what the SDK says; --update writes them anew. The SDK
+# slack [--update]: compares the cases with the SDK's results; --update regenerates them. The SDK
 # comes from PyPI once.
 slack_check() {
   local folder=$main_home/slack
@@ -12,5 +12,5 @@ slack_check() {
     *) die "usage: ./dev slack [--update]" ;;
   esac
   python_with "$folder" scripts/slack/requirements.txt "Slack's SDK"
-  timed "asking Slack's SDK about signatures" as_caller "$folder/bin/python" -B scripts/slack/signature_cases.py "${arguments[@]}"
+  timed "checking signatures with Slack's SDK" as_caller "$folder/bin/python" -B scripts/slack/signature_cases.py "${arguments[@]}"
 }
