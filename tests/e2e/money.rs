@@ -222,8 +222,8 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
         ..Default::default()
     };
     let first = reserve(DOLLAR * 3 / 2);
-    assert_eq!(bus.ask(&subject::Budgets, &first, patience).await.unwrap().refused, "");
-    let refused = bus.ask(&subject::Budgets, &reserve(DOLLAR), patience).await.unwrap().refused;
+    assert_eq!(bus.ask(&subject::Budgets, &first, patience).await.unwrap().refusal, "");
+    let refused = bus.ask(&subject::Budgets, &reserve(DOLLAR), patience).await.unwrap().refusal;
     assert!(refused.starts_with("the budget of the token is exhausted: $2.00 limit"), "{refused}");
 
     let report = mesh::SpendingReport {
@@ -257,7 +257,7 @@ async fn calls_outside_turns_are_reserved_and_recorded_once() {
     // order.
     let (second, mut other) = (reserve(DOLLAR), report.clone());
     assert_eq!(
-        bus.ask(&subject::Budgets, &second, patience).await.unwrap().refused,
+        bus.ask(&subject::Budgets, &second, patience).await.unwrap().refusal,
         "",
         "the rest is free again"
     );
