@@ -218,18 +218,18 @@ async fn incomplete_or_incompatible_backup_is_refused() {
         fs::write(&path, was).unwrap();
         said
     };
-    assert!(spoil("data.tar.gz", "something else").contains("its checksum is another one"));
+    assert!(spoil("data.tar.gz", "something else").contains("its checksum differs"));
     assert!(spoil("manifest", "construct-backup 2\n").contains("another version"));
     assert!(spoil("manifest", "construct-backup 1\nschema 1\n").contains("not whole"));
     let newer =
         manifest.lines().map(|line| if line.starts_with("schema ") { "schema 9999" } else { line });
     assert!(
-        spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("of a newer version")
+        spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("from a newer version")
     );
     let newer =
         manifest.lines().map(|line| if line.starts_with("nats ") { "nats 99.0.0" } else { line });
     assert!(
-        spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("begin with empty ones")
+        spoil("manifest", &newer.collect::<Vec<_>>().join("\n")).contains("restore without them")
     );
     assert!(failure_of(&mesh, check, &[folder.path()]).contains("no manifest"));
     fs::rename(backup.join("database.dump"), folder.path().join("dump")).unwrap();
