@@ -147,7 +147,7 @@ impl ModelProviderService for Api {
                     Ok(provider.id),
                     ModelProviderId::from_uuid,
                 )?;
-                let mut checked = requests::model_provider_fits(&request, &provider);
+                let mut checked = requests::check_model_provider_update(&request, &provider);
                 if request.base_url.is_some() {
                     checked = checked
                         .and_then(|()| context.check_provider(provider.kind, request.base_url()));

@@ -95,7 +95,7 @@ struct Target {
 
 /// The authority of a repository host.
 fn authority(base_url: &str) -> Option<String> {
-    requests::path_of(base_url).and_then(|(host, _)| host)
+    requests::repository_path(base_url).and_then(|(host, _)| host)
 }
 
 fn target(
@@ -103,7 +103,7 @@ fn target(
     connection: Option<&construct_store::scan::ScanConnection>,
 ) -> Result<Target, Status> {
     let hosted = |kind: ScanKind, location: &str, public: &str| {
-        let (host, path) = requests::path_of(location).unwrap_or_default();
+        let (host, path) = requests::repository_path(location).unwrap_or_default();
         let own = connection.and_then(|connection| authority(&connection.base_url));
         // The public address of a host may differ from that of its API.
         let same =

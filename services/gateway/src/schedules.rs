@@ -120,7 +120,7 @@ impl ScheduleService for Api {
                 if request.at.is_some() || request.cron.is_some() || request.time_zone.is_some() {
                     // Missing fields are taken from the schedule as it was read.
                     expected.get_or_insert(schedule.revision);
-                    match requests::timing(&request, &schedule.timing, clock::now()) {
+                    match requests::updated_timing(&request, &schedule.timing, clock::now()) {
                         Ok((read, next)) => {
                             timing = Some((read, Some(next)));
                             id

@@ -126,7 +126,7 @@ impl SecretService for Api {
             Ok(secret) => {
                 let id = resolver.resolve(&request.secret, Ok(secret.id), SecretId::from_uuid)?;
                 let mut checked =
-                    requests::secret_fits(bindings_change.as_ref(), value.is_some(), &secret);
+                    requests::check_secret_update(bindings_change.as_ref(), value.is_some(), &secret);
                 if bindings_change.is_some() && value.is_none() {
                     // Whether the bindings are within the present ones was decided for the secret
                     // as it was read.

@@ -1,9 +1,11 @@
-//! Checks at the edge: a request is held against the contract's rules, and all that is wrong is
-//! told at once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names each field.
+//! Validation of requests. A request is checked against the rules of the contract, and all
+//! violations are returned at once, as `INVALID_ARGUMENT` with a `google.rpc.BadRequest` that names
+//! each field.
 //!
-//! The limits of single fields stand in `proto/construct/v1`, as the option `rule`, and are checked
-//! for every request that [`Api::enter`](crate::api::Api::begin_request) lets in. What depends on several
-//! fields, on the configuration or on a language of its own is in [`requests`].
+//! The limits of single fields are in `proto/construct/v1`, as the option `rule`.
+//! [`Api::begin_request`](crate::api::Api::begin_request) checks them for every request. Checks
+//! that depend on several fields, on the configuration or on an embedded language are in
+//! [`requests`].
 
 mod contract;
 pub(crate) mod formats;
@@ -16,36 +18,34 @@ use construct_proto::ApiRequest;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-/// How many violations one answer lists. More would only repeat the first, and the answer must fit
-/// into trailers.
+/// Maximum number of listed violations. The response must fit into trailers.
 const MAX_LISTED: usize = 32;
 
-/// What is wrong with a request, field by field.
+/// The violations of a request, by field.
 #[derive(Debug, Default)]
 pub(crate) struct Violations {
     found: Vec<FieldViolation>,
 }
 
 impl Violations {
-    /// Nothing is wrong so far.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// What the contract's rules find wrong with a request.
+    /// The violations of the contract's rules.
     pub(crate) fn in_request<R: ApiRequest>(request: &R) -> Self {
         let mut violations = Self::new();
         contract::check(R::NAME, &request.encode_to_vec(), &mut violations);
         violations
     }
 
-    /// How many there are that are listed.
+    /// The number of listed violations.
     fn len(&self) -> usize {
         self.found.len()
     }
 
-    /// Whether something is wrong with this field, or within it. Unknown, and so assumed, when no
-    /// more are listed.
+    /// Whether a violation concerns this field or a field within it. If the list is full, the
+    /// answer is unknown, and true is returned.
     pub(crate) fn concern(&self, field: &str) -> bool {
         let is_within = |known: &FieldViolation| {
             known
@@ -75,10 +75,10 @@ impl Violations {
         }
     }
 
-    /// The status that tells of all violations, when there are any.
+    /// Returns a status with all violations, if there are any.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` when anything was reported.
+    /// `INVALID_ARGUMENT` if there is a violation.
     pub(crate) fn finish(self) -> Result<(), Status> {
         let Some(first) = self.found.first() else { return Ok(()) };
         let message = match self.found.len() {
@@ -93,23 +93,23 @@ impl Violations {
     }
 }
 
-/// Holds a request against the contract.
+/// Checks a request against the contract.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` that tells of all violations.
+/// `INVALID_ARGUMENT` with all violations.
 pub(crate) fn check<R: ApiRequest>(request: &R) -> Result<(), Status> {
     Violations::in_request(request).finish()
 }
 
-/// Reads an id out of a request that was held against the contract.
+/// Parses an id of a request that was checked against the contract.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` when it is none all the same.
+/// `INVALID_ARGUMENT` if it is not valid.
 pub(crate) fn id<T: FromStr<Err = id::ParseError>>(text: &str) -> Result<T, Status> {
     text.parse().map_err(|error: id::ParseError| Status::invalid_argument(error.to_string()))
 }
 
-/// Reads an id that need not be given.
+/// Parses an optional id.
 ///
 /// # Errors
 /// Those of [`id`].
@@ -119,7 +119,7 @@ pub(crate) fn optional_id<T: FromStr<Err = id::ParseError>>(
     if text.is_empty() { Ok(None) } else { id(text).map(Some) }
 }
 
-/// `1048576` as `1,048,576`.
+/// Formats `1048576` as `1,048,576`.
 pub(crate) fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let mut grouped = String::new();
@@ -149,7 +149,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_violation_is_told_at_once() {
+    fn all_violations_are_reported_at_once() {
         let spec = v1::AgentSpec {
             name: "Not A Name".into(),
             description: "x".repeat(1025),
@@ -175,7 +175,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lengths_are_counted_in_characters_or_bytes_as_documented() {
+    fn lengths_count_characters_or_bytes_as_documented() {
         let update = |title: &str| {
             check(&v1::ForkTaskRequest {
                 task: TASK.into(),
@@ -200,7 +200,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn secret_values_and_their_lengths_are_not_repeated() {
+    fn secret_values_and_lengths_are_not_repeated() {
         let value = "hunter2".repeat(2000);
         let credential = Some(v1::scan_connection_spec::Credential::Token(value.clone()));
         let spec =
@@ -209,15 +209,15 @@ pub(crate) mod tests {
             check(&v1::CreateScanConnectionRequest { spec: Some(spec), ..Default::default() });
         let status = status.expect_err("it is too long");
         assert_eq!(fields(&status), ["spec.token"]);
-        let told = format!("{status:?} {:?}", status.get_error_details());
+        let text = format!("{status:?} {:?}", status.get_error_details());
         assert!(
-            !told.contains("hunter2") && !told.contains("14,000") && !told.contains("14000"),
-            "{told}"
+            !text.contains("hunter2") && !text.contains("14,000") && !text.contains("14000"),
+            "{text}"
         );
     }
 
     #[test]
-    fn values_that_no_version_knows_and_times_that_do_not_exist_are_refused_without_a_rule() {
+    fn unknown_enum_values_and_invalid_times_are_refused() {
         let filter = v1::list_approvals_request::Filter { state: 99, ..Default::default() };
         let request = v1::ListApprovalsRequest { filter: Some(filter), page: None };
         assert_eq!(fields(&check(&request).expect_err("unknown")), ["filter.state"]);
@@ -233,7 +233,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn durations_are_within_their_bounds_and_written_in_one_way() {
+    fn durations_are_bounded_and_canonical() {
         let hedge = |seconds, nanos| {
             let hedge_after = Some(prost_types::Duration { seconds, nanos });
             check(&v1::UpdateModelRequest {
@@ -258,7 +258,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn entries_beyond_the_limit_of_a_list_are_counted_and_not_looked_at() {
+    fn entries_beyond_a_list_limit_are_only_counted() {
         let candidates = vec!["none".to_owned(); 100_000];
         let request = v1::CreateToolsRequest {
             scan: TASK.replace("task", "scan"),
@@ -279,7 +279,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_list_of_violations_is_bounded() {
+    fn list_of_violations_is_bounded() {
         let mut violations = Violations::new();
         for index in 0..1000 {
             violations.add(format!("types[{index}]"), "wrong");

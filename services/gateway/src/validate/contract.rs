@@ -1,7 +1,7 @@
-//! Holds requests against the contract's option `rule`.
+//! Checks requests against the contract's option `rule`.
 //!
-//! A request is walked in its encoded form, in which every field stands that is given. So no second
-//! copy of it is made, and an entry of a list beyond the list's limit is not looked at.
+//! The check reads the encoded request, which has only the fields that are set. So no second copy
+//! of it is made, and list entries beyond a limit are not decoded.
 
 use std::{
     collections::HashMap,
@@ -28,13 +28,13 @@ use super::{Violations, formats, thousands};
 
 static CONTRACT: LazyLock<Contract> = LazyLock::new(Contract::read);
 
-/// Reports what is wrong with an encoded message of the type with this full name, which has to be a
-/// request of the contract.
+/// Checks an encoded message of the type with this full name, which must be a request of the
+/// contract.
 pub(super) fn check(name: &str, message: &[u8], violations: &mut Violations) {
     CONTRACT.check(CONTRACT.by_name[name], message, None, violations);
 }
 
-/// The rules of every message that a request is made of.
+/// The rules of all messages in requests.
 #[derive(Default)]
 struct Contract {
     messages: Vec<MessageRules>,
@@ -43,9 +43,9 @@ struct Contract {
 
 #[derive(Default)]
 struct MessageRules {
-    /// By number.
+    /// Sorted by number.
     fields: Vec<FieldRules>,
-    /// Groups of fields, as places in `fields`: one of each group must be given.
+    /// Groups of fields, as indexes into `fields`: one field of each group must be set.
     required_oneofs: Vec<Vec<usize>>,
 }
 
@@ -54,16 +54,16 @@ struct FieldRules {
     name: String,
     kind: Kind,
     is_list: bool,
-    /// It is told apart whether it is empty or not given.
+    /// Whether an empty value is distinct from an unset one.
     has_presence: bool,
-    /// Nothing is said of its value, not even its length.
+    /// The value must not be shown, not even its length.
     is_redacted: bool,
     rule: FieldRule,
     pattern: Option<Regex>,
     id: Option<id::Kind>,
 }
 
-/// What the value of a field is checked as.
+/// The type of a field, for the check of its values.
 enum Kind {
     Text,
     Bytes,
@@ -73,12 +73,12 @@ enum Kind {
     Enum(EnumDescriptor),
     Time,
     Duration,
-    /// A place in [`Contract::messages`].
+    /// An index into [`Contract::messages`].
     Message(usize),
     Unchecked,
 }
 
-/// A field's value as it is encoded.
+/// An encoded field value.
 #[derive(Clone, Copy)]
 enum Value<'a> {
     Varint(u64),
@@ -86,7 +86,7 @@ enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Where a value stands in a request, e.g. `spec.fallbacks[0].model`.
+/// The path of a value in a request, e.g. `spec.fallbacks[0].model`.
 struct Path<'a> {
     parent: Option<&'a Self>,
     name: &'a str,
@@ -112,27 +112,27 @@ impl Contract {
         contract
     }
 
-    /// The place of a message's rules, which are added unless they are there.
+    /// Returns the index of the message's rules. Adds them if they are missing.
     fn add(&mut self, message: &MessageDescriptor) -> usize {
-        if let Some(place) = self.by_name.get(message.full_name()) {
-            return *place;
+        if let Some(index) = self.by_name.get(message.full_name()) {
+            return *index;
         }
-        let place = self.messages.len();
-        // Known before its fields are read: a message may be within itself.
+        let index = self.messages.len();
+        // Registered before its fields are read: a message may contain itself.
         self.messages.push(MessageRules::default());
-        self.by_name.insert(message.full_name().to_owned(), place);
-        let mut fields: Vec<_> = message.fields().map(|field| self.field(&field)).collect();
+        self.by_name.insert(message.full_name().to_owned(), index);
+        let mut fields: Vec<_> = message.fields().map(|field| self.field_rules(&field)).collect();
         fields.sort_by_key(|field| field.number);
         let required = message.oneofs().filter(options::is_one_required);
         let member =
             |field: FieldDescriptor| fields.iter().position(|known| known.number == field.number());
         let required_oneofs =
             required.map(|oneof| oneof.fields().filter_map(member).collect()).collect();
-        self.messages[place] = MessageRules { fields, required_oneofs };
-        place
+        self.messages[index] = MessageRules { fields, required_oneofs };
+        index
     }
 
-    fn field(&mut self, field: &FieldDescriptor) -> FieldRules {
+    fn field_rules(&mut self, field: &FieldDescriptor) -> FieldRules {
         let rule = options::rule(field);
         let kind = match field.kind() {
             prost_reflect::Kind::String => Kind::Text,
@@ -151,11 +151,11 @@ impl Contract {
             },
             _ => Kind::Unchecked,
         };
-        // What doesn't fit is a mistake in the contract, which a test finds.
+        // An invalid pattern or prefix is a bug in the contract, which a test finds.
         let pattern = (!rule.pattern.is_empty())
-            .then(|| Regex::new(&rule.pattern).expect("a regular expression"));
+            .then(|| Regex::new(&rule.pattern).expect("a valid regular expression"));
         let id = (!rule.id.is_empty())
-            .then(|| id::Kind::with_prefix(&rule.id).expect("a prefix of ids"));
+            .then(|| id::Kind::with_prefix(&rule.id).expect("a known id prefix"));
         FieldRules {
             number: field.number(),
             name: field.name().to_owned(),
@@ -171,17 +171,17 @@ impl Contract {
 
     fn check(
         &self,
-        place: usize,
+        index: usize,
         mut message: &[u8],
         parent: Option<&Path<'_>>,
         violations: &mut Violations,
     ) {
-        let MessageRules { fields, required_oneofs } = &self.messages[place];
-        // How often each field is given.
+        let MessageRules { fields, required_oneofs } = &self.messages[index];
+        // The number of values by field.
         let mut counts = vec![0_usize; fields.len()];
         while message.has_remaining() {
-            // It was encoded in this process, so it can be read to its end.
-            let Some((number, value)) = next(&mut message) else { return };
+            // The request was encoded by this process, so it can be decoded.
+            let Some((number, value)) = next_field(&mut message) else { return };
             let Ok(index) = fields.binary_search_by_key(&number, |field| field.number) else {
                 continue;
             };
@@ -189,16 +189,15 @@ impl Contract {
             for value in field.values(value) {
                 let entry = counts[index];
                 counts[index] += 1;
-                if field.is_list && field.rule.max_items.is_some_and(|most| entry >= most as usize)
-                {
+                if field.is_list && field.rule.max_items.is_some_and(|max| entry >= max as usize) {
                     continue;
                 }
                 let path =
                     Path { parent, name: &field.name, entry: field.is_list.then_some(entry) };
                 match field.kind {
-                    Kind::Message(place) => {
+                    Kind::Message(index) => {
                         if let Value::Bytes(message) = value {
-                            self.check(place, message, Some(&path), violations);
+                            self.check(index, message, Some(&path), violations);
                         }
                     }
                     _ => field.check(value, &path, violations),
@@ -208,7 +207,7 @@ impl Contract {
         for (field, count) in fields.iter().zip(&counts) {
             let path = Path { parent, name: &field.name, entry: None };
             if field.is_list {
-                field.length(
+                field.check_length(
                     &path,
                     "entries",
                     *count,
@@ -216,11 +215,11 @@ impl Contract {
                     violations,
                 );
             } else if *count == 0 {
-                field.absent(&path, violations);
-                if let Kind::Message(place) = field.kind
+                field.check_unset(&path, violations);
+                if let Kind::Message(index) = field.kind
                     && field.rule.required
                 {
-                    self.check(place, &[], Some(&path), violations);
+                    self.check(index, &[], Some(&path), violations);
                 }
             }
         }
@@ -239,7 +238,7 @@ impl Contract {
 }
 
 impl FieldRules {
-    /// The values in what stands in one place: several numbers may be packed.
+    /// Returns the values of one occurrence of the field: several numbers may be packed.
     fn values<'a>(&self, value: Value<'a>) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let is_packed =
             self.is_list && matches!(self.kind, Kind::Signed | Kind::Unsigned | Kind::Enum(_));
@@ -258,16 +257,16 @@ impl FieldRules {
         })
     }
 
-    /// Checks a value that is given, and is no message with rules of its own.
+    /// Checks a set value that is not a message with rules of its own.
     fn check(&self, value: Value<'_>, path: &Path<'_>, violations: &mut Violations) {
         match (&self.kind, value) {
             (Kind::Text, Value::Bytes(bytes)) => {
                 if let Ok(text) = std::str::from_utf8(bytes) {
-                    self.text(text, path, violations);
+                    self.check_text(text, path, violations);
                 }
             }
             (Kind::Bytes, Value::Bytes(bytes)) => {
-                self.length(
+                self.check_length(
                     path,
                     "bytes",
                     bytes.len(),
@@ -276,13 +275,13 @@ impl FieldRules {
                 );
             }
             (Kind::Signed, Value::Varint(value)) => {
-                self.number(i128::from(value as i64), path, violations)
+                self.check_number(i128::from(value as i64), path, violations)
             }
             (Kind::Unsigned, Value::Varint(value)) => {
-                self.number(i128::from(value), path, violations)
+                self.check_number(i128::from(value), path, violations)
             }
             (Kind::Double, Value::Fixed64(bits)) => {
-                self.double(f64::from_bits(bits), path, violations)
+                self.check_double(f64::from_bits(bits), path, violations)
             }
             (Kind::Enum(values), Value::Varint(value)) => {
                 let is_known = values.get_value(value as i32).is_some();
@@ -297,7 +296,7 @@ impl FieldRules {
                 violations.require(is_valid, path, || "is not a valid time".into());
             }
             (Kind::Duration, Value::Bytes(bytes)) => {
-                self.duration(
+                self.check_duration(
                     prost_types::Duration::decode(bytes).unwrap_or_default(),
                     path,
                     violations,
@@ -307,8 +306,8 @@ impl FieldRules {
         }
     }
 
-    /// Checks a field that is not given.
-    fn absent(&self, path: &Path<'_>, violations: &mut Violations) {
+    /// Checks an unset field.
+    fn check_unset(&self, path: &Path<'_>, violations: &mut Violations) {
         if self.rule.required {
             return violations.add(
                 path.to_string(),
@@ -322,21 +321,21 @@ impl FieldRules {
         }
         if !self.has_presence {
             match self.kind {
-                Kind::Signed | Kind::Unsigned => self.number(0, path, violations),
-                Kind::Double => self.double(0.0, path, violations),
+                Kind::Signed | Kind::Unsigned => self.check_number(0, path, violations),
+                Kind::Double => self.check_double(0.0, path, violations),
                 _ => {}
             }
         }
     }
 
-    fn text(&self, text: &str, path: &Path<'_>, violations: &mut Violations) {
+    fn check_text(&self, text: &str, path: &Path<'_>, violations: &mut Violations) {
         let (rule, before) = (&self.rule, violations.len());
         if !rule.reference.is_empty() {
             let is_name = match rule.reference.as_str() {
                 "secret" => {
                     secret::is_name(text) || text.parse::<construct_domain::SecretId>().is_ok()
                 }
-                // Ids of everything else have the form of a name.
+                // Ids of all other kinds have the form of a name.
                 _ => formats::is_name(text),
             };
             violations.require(is_name, path, || {
@@ -348,24 +347,30 @@ impl FieldRules {
         {
             violations.add(path.to_string(), error.to_string());
         }
-        if let Some(words) =
+        if let Some(violation) =
             Format::try_from(rule.format).ok().and_then(|format| formats::violation(format, text))
         {
-            violations.add(path.to_string(), words);
+            violations.add(path.to_string(), violation);
         }
         if let Some(pattern) = &self.pattern {
             violations.require(pattern.is_match(text), path, || rule.hint.clone());
         }
         if rule.min_chars.is_some() || rule.max_chars.is_some() {
             let count = text.chars().count();
-            self.length(path, "characters", count, (rule.min_chars, rule.max_chars), violations);
+            self.check_length(
+                path,
+                "characters",
+                count,
+                (rule.min_chars, rule.max_chars),
+                violations,
+            );
         }
-        self.length(path, "bytes", text.len(), (rule.min_bytes, rule.max_bytes), violations);
+        self.check_length(path, "bytes", text.len(), (rule.min_bytes, rule.max_bytes), violations);
         let is_line = !rule.one_line || !text.chars().any(char::is_control);
         violations.require(is_line, path, || "must be one line, with no control characters".into());
         let is_blank = rule.not_blank && text.trim().is_empty();
         violations.require(!is_blank, path, || "must not be blank".into());
-        // PostgreSQL stores no U+0000, neither in text nor in JSON.
+        // PostgreSQL cannot store U+0000, neither in text nor in JSON.
         if violations.len() == before {
             violations.require(!text.contains('\0'), path, || {
                 "must not contain the character U+0000".into()
@@ -373,23 +378,23 @@ impl FieldRules {
         }
     }
 
-    /// How many there are of something, held against a least and a most.
-    fn length(
+    /// Checks a count against a minimum and a maximum.
+    fn check_length(
         &self,
         path: &Path<'_>,
         what: &str,
         count: usize,
-        (least, most): (Option<u32>, Option<u32>),
+        (min, max): (Option<u32>, Option<u32>),
         violations: &mut Violations,
     ) {
-        let is_within = least.is_none_or(|least| count >= least as usize)
-            && most.is_none_or(|most| count <= most as usize);
+        let is_within = min.is_none_or(|min| count >= min as usize)
+            && max.is_none_or(|max| count <= max as usize);
         violations.require(is_within, path, || {
             let number = |number: Option<u32>| thousands(number.unwrap_or_default() as usize);
-            let bounds = match (least.filter(|least| *least > 0), most) {
-                (None, _) => format!("at most {}", number(most)),
-                (Some(_), None) => format!("at least {}", number(least)),
-                (Some(_), Some(_)) => format!("{} to {}", number(least), number(most)),
+            let bounds = match (min.filter(|min| *min > 0), max) {
+                (None, _) => format!("at most {}", number(max)),
+                (Some(_), None) => format!("at least {}", number(min)),
+                (Some(_), Some(_)) => format!("{} to {}", number(min), number(max)),
             };
             let has = if self.is_redacted {
                 String::new()
@@ -400,38 +405,41 @@ impl FieldRules {
         });
     }
 
-    fn number(&self, value: i128, path: &Path<'_>, violations: &mut Violations) {
-        let (least, most) = (self.rule.min.map(i128::from), self.rule.max.map(i128::from));
-        let is_within =
-            least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
+    fn check_number(&self, value: i128, path: &Path<'_>, violations: &mut Violations) {
+        let (min, max) = (self.rule.min.map(i128::from), self.rule.max.map(i128::from));
+        let is_within = min.is_none_or(|min| value >= min) && max.is_none_or(|max| value <= max);
         violations.require(is_within, path, || self.bounds(&value));
     }
 
-    fn double(&self, value: f64, path: &Path<'_>, violations: &mut Violations) {
-        let (least, most) =
-            (self.rule.min.map(|least| least as f64), self.rule.max.map(|most| most as f64));
+    fn check_double(&self, value: f64, path: &Path<'_>, violations: &mut Violations) {
+        let (min, max) = (self.rule.min.map(|min| min as f64), self.rule.max.map(|max| max as f64));
         if !value.is_finite() {
             return violations.add(path.to_string(), "must be a finite number");
         }
-        let is_within =
-            least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
+        let is_within = min.is_none_or(|min| value >= min) && max.is_none_or(|max| value <= max);
         violations.require(is_within, path, || self.bounds(&value));
     }
 
-    /// What a number must be that is `value`.
+    /// Describes the bounds that `value` violates.
     fn bounds(&self, value: &dyn Display) -> String {
-        let least = self.rule.min.or(matches!(self.kind, Kind::Unsigned).then_some(0));
-        match (least, self.rule.max) {
-            (Some(least), Some(most)) => format!("must be between {least} and {most}, is {value}"),
+        let min = self.rule.min.or(matches!(self.kind, Kind::Unsigned).then_some(0));
+        match (min, self.rule.max) {
+            (Some(min), Some(max)) => format!("must be between {min} and {max}, is {value}"),
             (Some(0), None) => format!("must not be negative, is {value}"),
-            (Some(least), None) => format!("must be at least {least}, is {value}"),
-            (None, most) => format!("must be at most {}, is {value}", most.unwrap_or_default()),
+            (Some(min), None) => format!("must be at least {min}, is {value}"),
+            (None, max) => format!("must be at most {}, is {value}", max.unwrap_or_default()),
         }
     }
 
-    fn duration(&self, value: prost_types::Duration, path: &Path<'_>, violations: &mut Violations) {
-        let (shortest, longest) = (exact(self.rule.shortest), exact(self.rule.longest));
-        let is_within = exact(Some(value)).is_some_and(|value| {
+    fn check_duration(
+        &self,
+        value: prost_types::Duration,
+        path: &Path<'_>,
+        violations: &mut Violations,
+    ) {
+        let (shortest, longest) =
+            (to_std_duration(self.rule.shortest), to_std_duration(self.rule.longest));
+        let is_within = to_std_duration(Some(value)).is_some_and(|value| {
             let is_bounded = shortest.is_none_or(|shortest| value >= shortest)
                 && longest.is_none_or(|longest| value <= longest);
             is_bounded || self.rule.or_zero && value.is_zero()
@@ -440,7 +448,11 @@ impl FieldRules {
             let zero = if self.rule.or_zero { "0, or " } else { "" };
             match (shortest, longest) {
                 (Some(shortest), Some(longest)) => {
-                    format!("must be {zero}{} to {}", spoken(shortest), spoken(longest))
+                    format!(
+                        "must be {zero}{} to {}",
+                        format_duration(shortest),
+                        format_duration(longest)
+                    )
                 }
                 _ => "is not a valid duration".to_owned(),
             }
@@ -448,8 +460,8 @@ impl FieldRules {
     }
 }
 
-/// The next field of a message: its number, and what stands there.
-fn next<'a>(message: &mut &'a [u8]) -> Option<(u32, Value<'a>)> {
+/// Reads the next field of a message: its number and value.
+fn next_field<'a>(message: &mut &'a [u8]) -> Option<(u32, Value<'a>)> {
     let (number, wire) = decode_key(message).ok()?;
     let value = match wire {
         WireType::Varint => Value::Varint(decode_varint(message).ok()?),
@@ -466,15 +478,15 @@ fn next<'a>(message: &mut &'a [u8]) -> Option<(u32, Value<'a>)> {
     Some((number, value))
 }
 
-/// A duration that is not negative and is written in one way only.
-fn exact(duration: Option<prost_types::Duration>) -> Option<Duration> {
+/// Converts a duration that is not negative and in canonical form.
+fn to_std_duration(duration: Option<prost_types::Duration>) -> Option<Duration> {
     let prost_types::Duration { seconds, nanos } = duration?;
     let nanos = u32::try_from(nanos).ok().filter(|nanos| *nanos < 1_000_000_000)?;
     Some(Duration::new(u64::try_from(seconds).ok()?, nanos))
 }
 
-/// A duration in its largest whole unit: `1 minute`, `3653 days`.
-fn spoken(duration: Duration) -> String {
+/// Formats a duration in its largest whole unit: `1 minute`, `3653 days`.
+fn format_duration(duration: Duration) -> String {
     let units = [(86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second")];
     let millis = duration.as_millis();
     let (number, unit) = units
@@ -494,9 +506,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_of_the_kind_of_their_field() {
-        for (name, place) in &CONTRACT.by_name {
-            for field in &CONTRACT.messages[*place].fields {
+    fn rules_match_the_kind_of_their_field() {
+        for (name, index) in &CONTRACT.by_name {
+            for field in &CONTRACT.messages[*index].fields {
                 let (rule, name) = (&field.rule, format!("{name}.{}", field.name));
                 let is_text = matches!(field.kind, Kind::Text);
                 let is_number = matches!(field.kind, Kind::Signed | Kind::Unsigned | Kind::Double);
@@ -536,12 +548,12 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_spoken_in_their_largest_whole_unit() {
+    fn durations_are_formatted_in_their_largest_whole_unit() {
         for (millis, expected) in
             [(60_000, "1 minute"), (90_000, "90 seconds"), (100, "100 milliseconds")]
         {
-            assert_eq!(spoken(Duration::from_millis(millis)), expected);
+            assert_eq!(format_duration(Duration::from_millis(millis)), expected);
         }
-        assert_eq!(spoken(Duration::from_secs(7 * 86_400)), "7 days");
+        assert_eq!(format_duration(Duration::from_secs(7 * 86_400)), "7 days");
     }
 }

@@ -1,4 +1,4 @@
-//! The kinds of texts that the contract names, as [`Format`].
+//! The formats of texts in the contract: [`Format`].
 
 use construct_domain::{access::Scope, secret, state};
 use construct_proto::v1::field_rule::Format;
@@ -6,18 +6,18 @@ use tonic::codegen::http::Uri;
 
 use super::thousands;
 
-/// Characters of a name.
+/// Maximum length of a name in characters.
 pub(crate) const NAME_CHARS: usize = 63;
-/// Characters of a media type.
+/// Maximum length of a media type in characters.
 const MEDIA_TYPE_CHARS: usize = 100;
-/// Bytes of a picture's address.
+/// Maximum length of an avatar's URL in bytes.
 const HTTPS_URL_BYTES: usize = 2048;
-/// Bytes of an e-mail address, as SMTP has it.
+/// Maximum length of an e-mail address in bytes, as in SMTP.
 const EMAIL_BYTES: usize = 254;
-/// Bytes of an idempotency key.
+/// Maximum length of an idempotency key in bytes.
 const KEY_BYTES: usize = 128;
 
-/// What a text of this kind must be, when `text` is not.
+/// Returns the expected format if `text` does not have it.
 pub(super) fn violation(format: Format, text: &str) -> Option<String> {
     let (is_valid, hint) = match format {
         Format::Unspecified => return None,
@@ -26,15 +26,15 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
         }
         Format::Name => {
             let hint =
-                "lower-case letters, digits, `.`, `_` and `-`, beginning with a letter or digit";
+                "lowercase letters, digits, `.`, `_` and `-`, starting with a letter or digit";
             (false, format!("must be 1 to {NAME_CHARS} characters: {hint}"))
         }
         Format::NamePrefix => (
             is_name(text),
-            format!("must be empty or the beginning of a name, at most {NAME_CHARS} characters"),
+            format!("must be empty or the prefix of a name, at most {NAME_CHARS} characters"),
         ),
         Format::SecretName => {
-            let hint = "upper-case letters, digits and `_`, beginning with a letter";
+            let hint = "uppercase letters, digits and `_`, starting with a letter";
             (
                 secret::is_name(text),
                 format!("must be 1 to {} characters: {hint}", secret::MAX_NAME_CHARS),
@@ -42,7 +42,7 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
         }
         Format::SecretNamePrefix => {
             let hint = format!(
-                "must be empty or the beginning of a name, at most {} characters",
+                "must be empty or the prefix of a name, at most {} characters",
                 secret::MAX_NAME_CHARS
             );
             (secret::is_name(text), hint)
@@ -54,15 +54,15 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
             (false, hint.to_owned())
         }
         Format::SecretValue => {
-            let (least, most) = (secret::MIN_VALUE_BYTES, thousands(secret::MAX_VALUE_BYTES));
+            let (min, max) = (secret::MIN_VALUE_BYTES, thousands(secret::MAX_VALUE_BYTES));
             let hint = format!(
-                "must have {least} to {most} bytes (white space around it does not count for the least), and no \
-                 U+0000: what is shorter could not be told from other text when it comes back"
+                "must have {min} to {max} bytes (surrounding white space does not count for the minimum), and no \
+                 U+0000: shorter values cannot be distinguished from other text in an output"
             );
             (secret::is_value(text), hint)
         }
         Format::Host => {
-            let hint = "must be a host in lower case, as `api.example.com`, `*.example.com` or an IP address";
+            let hint = "must be a lowercase host, such as `api.example.com`, `*.example.com` or an IP address";
             (secret::is_host(text), hint.to_owned())
         }
         Format::Program => {
@@ -75,7 +75,7 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
         }
         Format::VisibleAscii => (is_visible(text), "must be visible ASCII characters".to_owned()),
         Format::Sha256 => {
-            (is_sha256(text), "must be 64 hexadecimal digits in lower case, or empty".to_owned())
+            (is_sha256(text), "must be 64 lowercase hexadecimal digits, or empty".to_owned())
         }
         Format::AbsolutePath => {
             let is_valid = text.starts_with('/') && !text.split('/').any(|part| part == "..");
@@ -83,11 +83,11 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
         }
         Format::FileName => {
             let is_path = text.contains('/') || text == "." || text == "..";
-            (!is_path, "must be the name of a file, without a folder".to_owned())
+            (!is_path, "must be a file name without a directory".to_owned())
         }
         Format::MediaType => {
             let hint =
-                "must be like `application/pdf`, in lower case and without parameters, of at most";
+                "must be like `application/pdf`, lowercase and without parameters, with at most";
             (is_media_type(text), format!("{hint} {MEDIA_TYPE_CHARS} characters"))
         }
         Format::MediaRange => {
@@ -96,7 +96,7 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
             (is_valid, "must be like `image/png` or `image/*`, or empty".to_owned())
         }
         Format::HttpUrl => {
-            let hint = "must be empty or an absolute `http://` or `https://` address without user name and password";
+            let hint = "must be empty or an absolute `http://` or `https://` URL without user name and password";
             (text.is_empty() || is_http_url(text), hint.to_owned())
         }
         Format::HttpsUrl => {
@@ -105,9 +105,7 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
                 text.len() <= HTTPS_URL_BYTES && reqwest::Url::parse(text).is_ok_and(is_https);
             (
                 text.is_empty() || is_valid,
-                format!(
-                    "must be empty or an `https` address of at most {HTTPS_URL_BYTES} characters"
-                ),
+                format!("must be empty or an `https` URL of at most {HTTPS_URL_BYTES} characters"),
             )
         }
         Format::Email => (
@@ -127,7 +125,7 @@ pub(super) fn violation(format: Format, text: &str) -> Option<String> {
     (!is_valid).then_some(hint)
 }
 
-/// The regular expression of JSON Schema that texts of this kind match, where one says enough.
+/// The regular expression for JSON Schema, if one describes the format well enough.
 pub(crate) fn pattern(format: Format) -> Option<&'static str> {
     Some(match format {
         Format::Name | Format::NamePrefix => "^[a-z0-9][a-z0-9._-]{0,62}$",
@@ -172,18 +170,18 @@ fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Two words of RFC 6838, in lower case.
+/// Two lowercase tokens of RFC 6838.
 fn is_media_type(text: &str) -> bool {
     let is_alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let is_word = |word: &str| {
-        word.bytes().next().is_some_and(is_alphanumeric)
-            && word.bytes().all(|byte| is_alphanumeric(byte) || b"!#$&-^_.+".contains(&byte))
+    let is_token = |token: &str| {
+        token.bytes().next().is_some_and(is_alphanumeric)
+            && token.bytes().all(|byte| is_alphanumeric(byte) || b"!#$&-^_.+".contains(&byte))
     };
     text.len() <= MEDIA_TYPE_CHARS
-        && text.split_once('/').is_some_and(|(kind, rest)| is_word(kind) && is_word(rest))
+        && text.split_once('/').is_some_and(|(kind, rest)| is_token(kind) && is_token(rest))
 }
 
-/// The address is shown to everybody who may read what it belongs to, so it has no password.
+/// A URL without a password: everyone who may read the entity sees it.
 fn is_http_url(text: &str) -> bool {
     let Ok(uri) = text.parse::<Uri>() else { return false };
     let has_user = uri.authority().is_some_and(|authority| authority.as_str().contains('@'));
@@ -203,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_of_their_format_at_its_edges_and_not_beyond() {
+    fn formats_accept_and_refuse_boundary_values() {
         let (longest, hash) = ("a".repeat(63), "0f".repeat(32));
         let (long_type, long_key) = (format!("a/{}", "b".repeat(98)), "k".repeat(128));
         let id = "agent_01890a5d-ac96-774b-bcce-b302099a8057";
@@ -248,8 +246,8 @@ mod tests {
         ] {
             for text in valid {
                 assert_eq!(violation(format, text), None, "{format:?} {text:?}");
-                let expression =
-                    pattern(format).map(|pattern| regex::Regex::new(pattern).expect("it is one"));
+                let expression = pattern(format)
+                    .map(|pattern| regex::Regex::new(pattern).expect("a valid expression"));
                 assert!(
                     expression.is_none_or(|expression| expression.is_match(text)),
                     "{format:?} {text:?}"

@@ -1,5 +1,5 @@
-//! What requests are checked for that the contract's rules for single fields cannot say. Each check
-//! begins with these rules, so that all that is wrong is told at once.
+//! Checks that the rules of single fields cannot express. Each check starts with those rules, so
+//! that all violations are reported at once.
 
 mod audit;
 mod entities;
@@ -19,15 +19,16 @@ use tonic::Status;
 
 pub(crate) use audit::{export_audit_entries, list_audit_entries};
 pub(crate) use entities::{
-    create_agent, create_model_provider, model_provider_fits, update_agent, update_model_provider,
+    check_model_provider_update, create_agent, create_model_provider, update_agent,
+    update_model_provider,
 };
 pub(crate) use files::{PART_BYTES, create_file, file_filter};
 pub(crate) use money::create_budget;
 pub(crate) use scans::{
-    create_scan, create_scan_connection, path_of, review_candidate, watch_scan,
+    create_scan, create_scan_connection, repository_path, review_candidate, watch_scan,
 };
-pub(crate) use schedules::{create_schedule, timing, update_schedule};
-pub(crate) use secrets::{create_secret, secret_fits, update_secret};
+pub(crate) use schedules::{create_schedule, update_schedule, updated_timing};
+pub(crate) use secrets::{check_secret_update, create_secret, update_secret};
 pub(crate) use states::{put_state, watch_states};
 pub(crate) use tasks::{
     create_message, create_task, edit_message, subscribe, update_message, update_task,
@@ -37,7 +38,7 @@ pub(crate) use usage::{list_usage, update_quota};
 use super::Violations;
 use crate::page::{Column, Page, PagePosition};
 
-/// A request for a page of a list that can be ordered by `columns`.
+/// Parses a request for a page of a list that can be ordered by `columns`.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
@@ -51,10 +52,10 @@ pub(crate) fn list<P: PagePosition>(
     violations.finish().map(|()| page)
 }
 
-/// A value that was read from a request, unless something is wrong with the request.
+/// Returns a parsed value if the request has no violations.
 fn checked<T>(violations: Violations, value: Option<T>) -> Result<T, Status> {
     violations.finish()?;
-    // What could not be read was reported.
+    // A value that could not be parsed has a violation.
     value.ok_or_else(|| Status::invalid_argument("a value is missing"))
 }
 

@@ -1,4 +1,4 @@
-//! The audit trail.
+//! The audit log.
 
 use construct_domain::OrganizationId;
 use construct_proto::v1::{AuditFilter, ExportAuditEntriesRequest, ListAuditEntriesRequest};
@@ -28,28 +28,30 @@ pub(crate) fn export_audit_entries(
 
 fn filter(
     mut violations: Violations,
-    wanted: Option<&AuditFilter>,
+    requested: Option<&AuditFilter>,
 ) -> Result<store::AuditFilter, Status> {
-    let wanted = wanted.cloned().unwrap_or_default();
-    let code =
-        (0..=16_u8).find(|code| metrics::code_name(Code::from(i32::from(*code))) == wanted.outcome);
-    violations.require(wanted.outcome.is_empty() || code.is_some(), "filter.outcome", || {
-        "is no code of gRPC's, as `OK` or `PERMISSION_DENIED`".into()
+    let requested = requested.cloned().unwrap_or_default();
+    let code = (0..=16_u8)
+        .find(|code| metrics::code_name(Code::from(i32::from(*code))) == requested.outcome);
+    violations.require(requested.outcome.is_empty() || code.is_some(), "filter.outcome", || {
+        "is not a gRPC code such as `OK` or `PERMISSION_DENIED`".into()
     });
     violations.finish()?;
     Ok(store::AuditFilter {
-        since: wanted.since.and_then(convert::to_time),
-        until: wanted.until.and_then(convert::to_time),
-        user: optional_id(&wanted.user)?,
-        api_key: optional_id(&wanted.api_key)?,
-        method: Some(&wanted.method).filter(|glob| !glob.is_empty()).map(|glob| pattern(glob)),
-        object: Some(wanted.object).filter(|object| !object.is_empty()),
+        since: requested.since.and_then(convert::to_time),
+        until: requested.until.and_then(convert::to_time),
+        user: optional_id(&requested.user)?,
+        api_key: optional_id(&requested.api_key)?,
+        method: Some(&requested.method)
+            .filter(|glob| !glob.is_empty())
+            .map(|glob| like_pattern(glob)),
+        object: Some(requested.object).filter(|object| !object.is_empty()),
         code,
     })
 }
 
-/// A pattern as people write it, in the words of `LIKE`.
-fn pattern(glob: &str) -> String {
+/// Converts a glob to a `LIKE` pattern.
+fn like_pattern(glob: &str) -> String {
     let mut pattern = String::new();
     for letter in glob.chars() {
         match letter {
@@ -67,8 +69,8 @@ mod tests {
     use crate::validate::tests::fields;
 
     #[test]
-    fn every_part_of_a_filter_is_held_against_its_limits() {
-        let wanted = AuditFilter {
+    fn audit_filter_fields_are_validated() {
+        let requested = AuditFilter {
             since: Some(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 }),
             user: "task_1".into(),
             api_key: "ct_secret".into(),
@@ -77,7 +79,7 @@ mod tests {
             outcome: "FINE".into(),
             ..AuditFilter::default()
         };
-        let request = ExportAuditEntriesRequest { filter: Some(wanted) };
+        let request = ExportAuditEntriesRequest { filter: Some(requested) };
         let status = export_audit_entries(&request).expect_err("all is wrong");
         let expected = [
             "filter.since",

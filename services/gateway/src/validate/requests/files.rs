@@ -10,10 +10,11 @@ use crate::{
     validate::{Violations, thousands},
 };
 
-/// Bytes of a part. In JSON it is a third longer, and has to fit into a request all the same.
+/// Maximum size of a part in bytes. JSON makes it a third longer, and it must still fit into a
+/// request.
 pub(crate) const PART_BYTES: usize = 2 * 1024 * 1024;
 
-/// Returns what the content's hash has to be, if the request says so.
+/// Returns the expected hash of the content, if the request has one.
 pub(crate) fn create_file(
     request: &CreateFileRequest,
     limits: &Limits,
@@ -21,23 +22,21 @@ pub(crate) fn create_file(
     let mut violations = Violations::in_request(request);
     let spec = request.spec.clone().unwrap_or_default();
     let kind = &spec.media_type;
-    let is_taken = kind.is_empty() || violations.concern("spec.media_type") || limits.takes(kind);
-    violations.require(is_taken, "spec.media_type", || {
-        format!(
-            "files of this type are not taken here; those that are: {}",
-            limits.types.join(", ")
-        )
+    let is_accepted =
+        kind.is_empty() || violations.concern("spec.media_type") || limits.takes(kind);
+    violations.require(is_accepted, "spec.media_type", || {
+        format!("files of this type are not accepted; accepted types: {}", limits.types.join(", "))
     });
     let fits = u64::try_from(spec.size).is_ok_and(|size| size <= limits.max_bytes);
     violations.require(fits || spec.size < 0, "spec.size", || {
-        let most = thousands(usize::try_from(limits.max_bytes).unwrap_or(usize::MAX));
-        format!("must be between 0 and {most} bytes, is {}", spec.size)
+        let max = thousands(usize::try_from(limits.max_bytes).unwrap_or(usize::MAX));
+        format!("must be between 0 and {max} bytes, is {}", spec.size)
     });
     violations.finish()?;
     Ok(spec.sha256.parse().ok())
 }
 
-/// What a list of files is filtered by.
+/// Converts the filter of a list.
 pub(crate) fn file_filter(filter: Filter) -> FileFilter {
     let state = match filter.state() {
         v1::FileState::Unspecified => None,
@@ -69,7 +68,7 @@ mod tests {
     };
 
     #[test]
-    fn parts_are_as_large_as_the_contract_says() {
+    fn part_size_matches_the_contract() {
         let part =
             construct_proto::DESCRIPTORS.get_message_by_name("construct.v1.UploadPartRequest");
         let data = part.and_then(|part| part.get_field_by_name("data")).expect("it has data");
@@ -78,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_a_name_a_type_and_a_size_that_are_taken() {
+    fn file_name_type_and_size_are_validated() {
         let limits = Limits { max_bytes: 100, types: vec!["text/*".into()] };
         let create = |name: &str, media_type: &str, size: i64, sha256: &str| {
             let (name, media_type, sha256) = (name.into(), media_type.into(), sha256.into());
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_of_a_type_or_of_a_kind_of_types() {
+    fn list_filters_by_media_type_or_range() {
         let list = |media_type: &str| {
             let filter = Filter { media_type: media_type.into(), ..Filter::default() };
             let request = v1::ListFilesRequest { page: None, filter: Some(filter.clone()) };

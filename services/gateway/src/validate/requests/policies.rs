@@ -5,8 +5,8 @@ use construct_proto::v1::PolicyRule;
 
 use crate::{convert, validate::Violations};
 
-/// Checks the patterns of rules. What is too long or too much is not compiled.
-pub(super) fn policy(violations: &mut Violations, field: &str, rules: &[PolicyRule]) {
+/// Checks the patterns of rules. Patterns beyond the limits are not compiled.
+pub(super) fn check_policy(violations: &mut Violations, field: &str, rules: &[PolicyRule]) {
     if violations.concern(field) {
         return;
     }

@@ -17,9 +17,9 @@ use super::checked;
 use crate::validate::{Violations, id};
 
 const CONTENT_BYTES: usize = 64 * 1024;
-/// Mistakes that are told of one part of a candidate.
-const TOLD: usize = 16;
-/// What can be edited of a candidate. Where it stands, and the proof, stays what was checked.
+/// Maximum number of errors for one field of a candidate.
+const MAX_FIELD_ERRORS: usize = 16;
+/// The editable fields of a candidate. Its location and its proof were checked and stay.
 const EDITABLE: [&str; 11] = [
     "name",
     "description",
@@ -33,8 +33,8 @@ const EDITABLE: [&str; 11] = [
     "side_effects",
     "dry_run",
 ];
-/// What each part of a candidate has to be.
-static PARTS: LazyLock<BTreeMap<&str, Validator>> = LazyLock::new(|| {
+/// The schema of each field of a candidate.
+static FIELD_VALIDATORS: LazyLock<BTreeMap<&str, Validator>> = LazyLock::new(|| {
     let schema: Value =
         serde_json::from_str(CANDIDATE_SCHEMA).expect("the schema is part of this program");
     let part = |name| {
@@ -55,7 +55,7 @@ pub(crate) fn create_scan_connection(request: &CreateScanConnectionRequest) -> R
                 && matches!(uri.scheme_str(), Some("http" | "https"))
         });
         violations.require(is_plain && !spec.base_url.contains('@'), "spec.base_url", || {
-            "must be an address like `https://github.example.com/api/v3`".into()
+            "must be a URL like `https://github.example.com/api/v3`".into()
         });
     }
     let is_app = matches!(spec.credential, Some(Credential::App(_)));
@@ -70,7 +70,7 @@ pub(crate) fn create_scan(request: &CreateScanRequest) -> Result<(), Status> {
     let spec = request.spec.clone().unwrap_or_default();
     match &spec.source {
         Some(Source::Github(location)) => {
-            location_of(
+            check_location(
                 &mut violations,
                 "spec.github",
                 location,
@@ -79,7 +79,7 @@ pub(crate) fn create_scan(request: &CreateScanRequest) -> Result<(), Status> {
             );
         }
         Some(Source::Gitlab(location)) => {
-            location_of(
+            check_location(
                 &mut violations,
                 "spec.gitlab",
                 location,
@@ -97,8 +97,8 @@ pub(crate) fn create_scan(request: &CreateScanRequest) -> Result<(), Status> {
     violations.finish()
 }
 
-/// The address of a repository, or its name on the host.
-fn location_of(
+/// Checks the URL or the name of a repository.
+fn check_location(
     violations: &mut Violations,
     field: &str,
     location: &str,
@@ -108,7 +108,7 @@ fn location_of(
     if violations.concern(field) {
         return;
     }
-    let fits = path_of(location).is_some_and(|(_, path)| {
+    let fits = repository_path(location).is_some_and(|(_, path)| {
         let part = |part: &str| {
             !part.is_empty()
                 && part != "."
@@ -117,17 +117,18 @@ fn location_of(
         };
         parts(path.split('/').count()) && path.split('/').all(part)
     });
-    violations
-        .require(fits, field, || format!("must be {form}, or the repository's `https://` address"));
+    violations.require(fits, field, || {
+        format!("must be {form}, or the `https://` URL of the repository")
+    });
 }
 
-/// The host of a location, where it says one, and the repository's path there.
-pub(crate) fn path_of(location: &str) -> Option<(Option<String>, String)> {
-    let bare = |path: &str| {
+/// Returns the host of a location, if it has one, and the path of the repository.
+pub(crate) fn repository_path(location: &str) -> Option<(Option<String>, String)> {
+    let trimmed_path = |path: &str| {
         path.trim_matches('/').strip_suffix(".git").unwrap_or(path.trim_matches('/')).to_owned()
     };
     if !location.contains("://") {
-        return Some((None, bare(location)));
+        return Some((None, trimmed_path(location)));
     }
     let uri: Uri = location.parse().ok()?;
     let host = uri
@@ -135,15 +136,15 @@ pub(crate) fn path_of(location: &str) -> Option<(Option<String>, String)> {
         .filter(|_| matches!(uri.scheme_str(), Some("https" | "http")) && uri.query().is_none())?;
     let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'))?;
     let host = if authority.port().is_some() { authority.as_str() } else { host };
-    Some((Some(host.to_ascii_lowercase()), bare(uri.path())))
+    Some((Some(host.to_ascii_lowercase()), trimmed_path(uri.path())))
 }
 
 pub(crate) fn watch_scan(request: &WatchScanRequest) -> Result<(ScanId, i64), Status> {
     let mut violations = Violations::in_request(request);
     let after = if request.cursor.is_empty() { Some(0) } else { request.cursor.parse().ok() };
     let after: Option<i64> = after.filter(|after| *after >= 0);
-    violations.require(after.is_some(), "cursor", || "is the cursor of no event".into());
-    // First what the contract says of all fields: it names them.
+    violations.require(after.is_some(), "cursor", || "is not the cursor of an event".into());
+    // The rules of single fields come first: their violations name the fields.
     let after = checked(violations, after)?;
     Ok((id(&request.scan)?, after))
 }
@@ -158,8 +159,7 @@ pub(crate) fn review_candidate(request: &ReviewCandidateRequest) -> Result<Candi
         "is required, or `fields` with a `content`".into()
     });
     violations.require(edits == request.content.is_some(), "fields", || {
-        "must be given with `content`, and only then: which parts of it replace what is there"
-            .into()
+        "must be set with `content`, and only then: the fields of it to replace".into()
     });
     violations.require(request.fields.len() <= EDITABLE.len(), "fields", || {
         format!("must be at most {}", EDITABLE.len())
@@ -169,14 +169,14 @@ pub(crate) fn review_candidate(request: &ReviewCandidateRequest) -> Result<Candi
             format!("must be one of: {}", EDITABLE.join(", "))
         });
     }
-    content(&mut violations, &request.content.clone().unwrap_or_default(), &request.fields);
+    check_content(&mut violations, &request.content.clone().unwrap_or_default(), &request.fields);
     violations.finish()?;
     id(&request.candidate)
 }
 
-/// What an edit says, held against what a model has to keep to.
-fn content(violations: &mut Violations, content: &CandidateContent, fields: &[String]) {
-    // What is larger, or names more parts than there are, is refused for that, and not looked at.
+/// Checks an edit against the schema of the model's answer.
+fn check_content(violations: &mut Violations, content: &CandidateContent, fields: &[String]) {
+    // Content that is too large or names too many fields is refused without further checks.
     if prost::Message::encoded_len(content) > CONTENT_BYTES {
         return violations.add("content", "must have at most 64 KiB");
     }
@@ -189,15 +189,15 @@ fn content(violations: &mut Violations, content: &CandidateContent, fields: &[St
     for output in
         value["outputs"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut)
     {
-        // They are of the same message as inputs, and have neither.
+        // Outputs have the same message type as inputs, but not these fields.
         output.retain(|key, _| key != "required" && key != "default");
     }
     for field in fields {
-        let Some(validator) = PARTS.get(field.as_str()) else { continue };
-        for error in validator.iter_errors(&value[field.as_str()]).take(TOLD) {
+        let Some(validator) = FIELD_VALIDATORS.get(field.as_str()) else { continue };
+        for error in validator.iter_errors(&value[field.as_str()]).take(MAX_FIELD_ERRORS) {
             let place = error.instance_path().to_string().replace('/', ".");
-            let words: String = error.to_string().chars().take(300).collect();
-            violations.add(format!("content.{field}{place}"), words);
+            let description: String = error.to_string().chars().take(300).collect();
+            violations.add(format!("content.{field}{place}"), description);
         }
     }
 }
@@ -209,22 +209,22 @@ mod tests {
     use super::*;
     use crate::validate::tests::fields;
 
-    fn of(source: Source) -> Result<(), Vec<String>> {
+    fn check_source(source: Source) -> Result<(), Vec<String>> {
         let spec = ScanSpec { source: Some(source), ..ScanSpec::default() };
         let request = CreateScanRequest { spec: Some(spec), ..CreateScanRequest::default() };
         create_scan(&request).map_err(|status| fields(&status))
     }
 
     #[test]
-    fn a_repository_is_named_by_its_path_or_its_address() {
+    fn repository_is_named_by_path_or_url() {
         for (location, path) in [
             ("octocat/hello", (None, "octocat/hello")),
             ("https://github.com/octocat/hello.git", (Some("github.com"), "octocat/hello")),
             ("https://GitHub.example.com:8443/a/b/", (Some("github.example.com:8443"), "a/b")),
         ] {
-            let (host, found) = path_of(location).expect("it is one");
+            let (host, found) = repository_path(location).expect("it is one");
             assert_eq!((host.as_deref(), found.as_str()), path, "{location}");
-            assert_eq!(of(Source::Github(location.to_owned())), Ok(()), "{location}");
+            assert_eq!(check_source(Source::Github(location.to_owned())), Ok(()), "{location}");
         }
         for location in [
             "",
@@ -239,15 +239,15 @@ mod tests {
             "git@github.com:a/b",
             "a/b\0",
         ] {
-            assert!(of(Source::Github(location.to_owned())).is_err(), "{location}");
+            assert!(check_source(Source::Github(location.to_owned())).is_err(), "{location}");
         }
-        assert_eq!(of(Source::Gitlab("group/sub/project".to_owned())), Ok(()));
-        assert!(of(Source::Folder("relative".to_owned())).is_err());
-        assert!(of(Source::Folder("/a/../b".to_owned())).is_err());
+        assert_eq!(check_source(Source::Gitlab("group/sub/project".to_owned())), Ok(()));
+        assert!(check_source(Source::Folder("relative".to_owned())).is_err());
+        assert!(check_source(Source::Folder("/a/../b".to_owned())).is_err());
     }
 
     #[test]
-    fn an_edit_keeps_to_what_a_model_has_to_keep_to() {
+    fn edit_follows_the_schema_of_the_model() {
         let edit = |field: &str, content: CandidateContent| {
             let request = ReviewCandidateRequest {
                 candidate: format!("candidate_{}", uuid::Uuid::nil()),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_candidate_the_places_and_the_proof_cannot_be_edited() {
+    fn entry_point_and_evidence_cannot_be_edited() {
         let request = |fields: &[&str]| ReviewCandidateRequest {
             candidate: format!("candidate_{}", uuid::Uuid::nil()),
             content: Some(CandidateContent {
@@ -312,7 +312,7 @@ mod tests {
             ..ReviewCandidateRequest::default()
         };
         assert!(review_candidate(&request(&["name"])).is_ok());
-        // Not behind others, either.
+        // Nor behind others.
         let mut hidden = vec!["name"; EDITABLE.len()];
         hidden.push("evidence");
         assert!(review_candidate(&request(&hidden)).is_err());

@@ -8,15 +8,15 @@ use construct_proto::v1::{CreateScheduleRequest, UpdateScheduleRequest};
 use jiff::Timestamp;
 use tonic::Status;
 
-use super::{checked, tasks::blocks};
+use super::{checked, tasks::check_blocks};
 use crate::{
     convert,
     validate::{Violations, optional_id},
 };
 
-/// What a new schedule says about when and for whom.
-pub(crate) struct Checked {
-    /// None: it is for an agent.
+/// The parsed target and timing of a new schedule.
+pub(crate) struct NewTiming {
+    /// `None`: the schedule is for an agent.
     pub(crate) task: Option<TaskId>,
     pub(crate) timing: Timing,
     pub(crate) next: Timestamp,
@@ -25,7 +25,7 @@ pub(crate) struct Checked {
 pub(crate) fn create_schedule(
     request: &CreateScheduleRequest,
     now: Timestamp,
-) -> Result<Checked, Status> {
+) -> Result<NewTiming, Status> {
     let mut violations = Violations::in_request(request);
     let spec = request.spec.clone().unwrap_or_default();
     match (spec.task.as_str(), spec.agent.as_str()) {
@@ -34,21 +34,28 @@ pub(crate) fn create_schedule(
         ("", _) | (_, "") => {}
         (_, _) => violations.add("spec.agent", "must be empty when there is a task"),
     }
-    let of_tasks = [("spec.title", &spec.title), ("spec.workspace", &spec.workspace)];
-    for (field, value) in of_tasks.into_iter().filter(|_| !spec.task.is_empty()) {
+    let task_fields = [("spec.title", &spec.title), ("spec.workspace", &spec.workspace)];
+    for (field, value) in task_fields.into_iter().filter(|_| !spec.task.is_empty()) {
         violations
-            .require(value.is_empty(), field, || "is only for schedules that begin tasks".into());
+            .require(value.is_empty(), field, || "is only for schedules that create tasks".into());
     }
-    blocks(&mut violations, "spec.blocks", &spec.blocks);
+    check_blocks(&mut violations, "spec.blocks", &spec.blocks);
     let at = spec.at.and_then(convert::to_time);
-    let timing =
-        read(&mut violations, "spec.", spec.at.is_some(), at, &spec.cron, &spec.time_zone, now);
+    let timing = parse_timing(
+        &mut violations,
+        "spec.",
+        spec.at.is_some(),
+        at,
+        &spec.cron,
+        &spec.time_zone,
+        now,
+    );
     let (timing, next) = checked(violations, timing)?;
-    Ok(Checked { task: optional_id(&spec.task)?, timing, next })
+    Ok(NewTiming { task: optional_id(&spec.task)?, timing, next })
 }
 
-/// What the parts of a request say about when, and the first run by that.
-fn read(
+/// Parses the timing of a request, and computes the first run.
+fn parse_timing(
     violations: &mut Violations,
     prefix: &str,
     has_time: bool,
@@ -89,13 +96,13 @@ fn read(
 pub(crate) fn update_schedule(request: &UpdateScheduleRequest) -> Result<(), Status> {
     let mut violations = Violations::in_request(request);
     if !request.blocks.is_empty() {
-        blocks(&mut violations, "blocks", &request.blocks);
+        check_blocks(&mut violations, "blocks", &request.blocks);
     }
     violations.finish()
 }
 
-/// When a schedule is due that was due by `before` and is updated.
-pub(crate) fn timing(
+/// Computes the timing of an updated schedule. `before` is its timing before the update.
+pub(crate) fn updated_timing(
     request: &UpdateScheduleRequest,
     before: &Timing,
     now: Timestamp,
@@ -110,6 +117,6 @@ pub(crate) fn timing(
     };
     let cron = request.cron.as_deref().unwrap_or(pattern);
     let zone = request.time_zone.as_deref().unwrap_or(zone);
-    let timing = read(&mut violations, "", request.at.is_some(), at, cron, zone, now);
+    let timing = parse_timing(&mut violations, "", request.at.is_some(), at, cron, zone, now);
     checked(violations, timing)
 }

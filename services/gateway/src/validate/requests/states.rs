@@ -1,4 +1,4 @@
-//! Documents that clients keep. What is wrong with one is told without a word of what it says.
+//! Client documents. Violations never repeat the content of a document.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use crate::validate::Violations;
 pub(crate) fn put_state(request: &PutStateRequest) -> Result<(), Status> {
     let mut violations = Violations::in_request(request);
     if request.restore == 0 {
-        json(&mut violations, "json", &request.json);
+        check_json(&mut violations, "json", &request.json);
     } else {
         violations.require(request.json.is_empty(), "json", || {
-            "must be empty when an earlier version is put".into()
+            "must be empty when an earlier version is restored".into()
         });
     }
     violations.finish()
 }
 
-/// Returns the names that are watched, each with the version that the client has.
+/// Returns the watched names, each with the version that the client has.
 pub(crate) fn watch_states(
     request: &WatchStatesRequest,
 ) -> Result<BTreeMap<&'static str, i64>, Status> {
@@ -31,18 +31,18 @@ pub(crate) fn watch_states(
         watched.extend(NAMES.map(|name| (name, 0)));
     }
     watched.extend(request.states.iter().filter_map(|text| parse_name(text)).map(|name| (name, 0)));
-    match cursor(&request.cursor) {
-        // Versions of what is not watched say nothing here.
+    match parse_cursor(&request.cursor) {
+        // Versions of documents that are not watched are ignored.
         Some(has) => has.into_iter().for_each(|(name, version)| {
             watched.entry(name).and_modify(|known| *known = version);
         }),
-        None => violations.add("cursor", "is the cursor of no event"),
+        None => violations.add("cursor", "is not the cursor of an event"),
     }
     violations.finish().map(|()| watched)
 }
 
-/// The versions in a cursor.
-fn cursor(text: &str) -> Option<Vec<(&'static str, i64)>> {
+/// Parses the versions in a cursor.
+fn parse_cursor(text: &str) -> Option<Vec<(&'static str, i64)>> {
     if text.is_empty() {
         return Some(Vec::new());
     }
@@ -54,21 +54,21 @@ fn cursor(text: &str) -> Option<Vec<(&'static str, i64)>> {
     versions.collect()
 }
 
-/// The text is looked through, not read: numbers of any size and precision are somebody's.
-fn json(violations: &mut Violations, field: &str, json: &str) {
+/// Checks the syntax only, without parsing numbers: documents may have any size and precision.
+fn check_json(violations: &mut Violations, field: &str, json: &str) {
     if violations.concern(field) {
         return;
     }
-    // Of an error only the place is told.
+    // Only the position of an error is reported.
     if let Err(error) = serde_json::from_str::<IgnoredAny>(json) {
         let (line, column) = (error.line(), error.column());
         return violations
-            .add(field, format!("is not JSON, as line {line}, column {column} shows"));
+            .add(field, format!("is not JSON: error at line {line}, column {column}"));
     }
     violations
         .require(json.trim_start().starts_with('{'), field, || "must be a JSON object".into());
     violations.require(json_depth(json) <= MAX_DEPTH, field, || {
-        format!("must not have more than {MAX_DEPTH} values within each other")
+        format!("must not be nested deeper than {MAX_DEPTH} levels")
     });
 }
 
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_an_object_of_bounded_size_and_depth_with_any_numbers() {
+    fn document_is_an_object_of_bounded_size_and_depth() {
         let nested =
             |depth: usize| format!("{{\"a\": {}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
         let long = |bytes: usize| format!("{{\"a\": \"{}\"}}", "x".repeat(bytes - 9));
@@ -111,7 +111,7 @@ mod tests {
             "{\"a\": }",
             "{\"a\": \"\u{0}\"}",
             nested(MAX_DEPTH + 1).as_str(),
-            // Deep enough to overflow the stack of whoever reads it by recursion.
+            // Deep enough to overflow the stack of a recursive parser.
             "[".repeat(MAX_BYTES).as_str(),
             nested(400_000).as_str(),
             long(MAX_BYTES + 1).as_str(),
@@ -122,14 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_document_does_not_say_what_it_says() {
-        let status = put("{\"apiKey\": \"sk-hunter2\", sk-hunter2}").expect_err("it is no JSON");
+    fn violations_do_not_repeat_the_document() {
+        let status = put("{\"apiKey\": \"sk-hunter2\", sk-hunter2}").expect_err("invalid JSON");
         assert!(!format!("{status:?}").contains("hunter2"), "{status:?}");
         assert!(status.message().contains("line 1, column 2"), "{}", status.message());
     }
 
     #[test]
-    fn a_cursor_says_what_the_client_has_of_what_it_watches() {
+    fn cursor_has_the_versions_of_the_client() {
         let watch = |states: &[&str], cursor: &str| {
             let states = states.iter().map(|state| (*state).to_owned()).collect();
             watch_states(&WatchStatesRequest { states, shared: false, cursor: cursor.into() })

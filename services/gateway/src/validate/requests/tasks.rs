@@ -7,23 +7,22 @@ use construct_proto::v1::{
 };
 use tonic::Status;
 
-use super::{entities::compute, policies::policy};
+use super::{entities::check_compute, policies::check_policy};
 use crate::{
     subscribe::{cursor, glob::Globs},
     validate::{Violations, id, optional_id, thousands},
 };
 
-/// Characters of all facts that are pinned to a task. They are a part of the prompt of every model
-/// call, and paid for with each.
+/// Maximum characters of all pinned facts of a task. They are part of the prompt of every model
+/// call, and cost money each time.
 const FACTS_CHARS: usize = 16_000;
-/// Of all blocks of a message together. Larger inputs belong into files of the workspace.
+/// Maximum bytes of all text blocks of a message. Larger inputs belong into files of the workspace.
 pub(super) const MESSAGE_BYTES: usize = 1024 * 1024;
-/// Of all attachments of a message together, before they are encoded. A message is stored, and sent
-/// to the model with every later call of its task; together with its text it has to fit into one
-/// request.
+/// Maximum bytes of all attachments of a message, before encoding. A message is stored, and sent to
+/// the model with every later call of its task; with its text it must fit into one request.
 pub(super) const ATTACHED_BYTES: usize = 2 * 1024 * 1024;
-/// What may be attached besides `text/...`: what at least one vendor takes, or can be given to any
-/// as text.
+/// Accepted media types besides `text/...`: types that at least one vendor accepts, or that any
+/// model can get as text.
 pub(super) const MEDIA_TYPES: [&str; 8] = [
     "image/png",
     "image/jpeg",
@@ -39,30 +38,29 @@ const TEXTUAL: [&str; 3] = ["application/json", "application/xml", "application/
 pub(crate) fn create_task(request: &CreateTaskRequest, pools: &[String]) -> Result<(), Status> {
     let mut violations = Violations::in_request(request);
     let spec = request.spec.clone().unwrap_or_default();
-    policy(&mut violations, "spec.policy", &spec.policy);
-    pinned(&mut violations, "spec.pinned", &spec.pinned);
-    compute(&mut violations, "spec.compute", &spec.compute, pools);
+    check_policy(&mut violations, "spec.policy", &spec.policy);
+    check_pinned(&mut violations, "spec.pinned", &spec.pinned);
+    check_compute(&mut violations, "spec.compute", &spec.compute, pools);
     violations.finish()
 }
 
 pub(crate) fn update_task(request: &UpdateTaskRequest) -> Result<TaskId, Status> {
     let mut violations = Violations::in_request(request);
     if let Some(replacement) = &request.policy {
-        policy(&mut violations, "policy.rules", &replacement.rules);
+        check_policy(&mut violations, "policy.rules", &replacement.rules);
     }
     if let Some(replacement) = &request.pinned {
-        pinned(&mut violations, "pinned.facts", &replacement.facts);
+        check_pinned(&mut violations, "pinned.facts", &replacement.facts);
     }
     violations.finish()?;
     id(&request.task)
 }
 
-/// Facts that are pinned to a task.
-fn pinned(violations: &mut Violations, field: &str, facts: &[String]) {
+fn check_pinned(violations: &mut Violations, field: &str, facts: &[String]) {
     let chars: usize = facts.iter().map(|fact| fact.chars().count()).sum();
     violations.require(chars <= FACTS_CHARS, field, || {
         format!(
-            "must have at most {} characters together, has {}",
+            "must have at most {} characters in total, has {}",
             thousands(FACTS_CHARS),
             thousands(chars)
         )
@@ -72,71 +70,71 @@ fn pinned(violations: &mut Violations, field: &str, facts: &[String]) {
 pub(crate) fn create_message(request: &CreateMessageRequest) -> Result<TaskId, Status> {
     let mut violations = Violations::in_request(request);
     let spec = request.spec.clone().unwrap_or_default();
-    blocks(&mut violations, "spec.blocks", &spec.blocks);
+    check_blocks(&mut violations, "spec.blocks", &spec.blocks);
     violations.finish()?;
     id(&spec.task)
 }
 
 pub(crate) fn update_message(request: &UpdateMessageRequest) -> Result<MessageId, Status> {
     let mut violations = Violations::in_request(request);
-    blocks(&mut violations, "blocks", &request.blocks);
+    check_blocks(&mut violations, "blocks", &request.blocks);
     violations.finish()?;
     id(&request.message)
 }
 
 pub(crate) fn edit_message(request: &EditMessageRequest) -> Result<MessageId, Status> {
     let mut violations = Violations::in_request(request);
-    blocks(&mut violations, "blocks", &request.blocks);
+    check_blocks(&mut violations, "blocks", &request.blocks);
     violations.finish()?;
     id(&request.message)
 }
 
-/// Users write text and show images and files. Calls and results come from the model and the
-/// interpreter only: a user who could write them could make the model believe that something was
-/// done.
-pub(super) fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
-    let (mut bytes, mut attached, mut said) = (0_usize, 0_usize, false);
+/// Checks that a user sends only text, images and files. Calls and results come from the model and
+/// the interpreter only: otherwise a user could make the model believe that something was done.
+pub(super) fn check_blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
+    let (mut bytes, mut attached, mut has_content) = (0_usize, 0_usize, false);
     for (index, block) in blocks.iter().enumerate() {
         match &block.block {
             Some(block::Block::Text(text)) => {
                 bytes += text.text.len();
-                said |= !text.text.trim().is_empty();
+                has_content |= !text.text.trim().is_empty();
             }
             Some(block::Block::Attachment(shown)) => {
                 attached += shown.data.len();
-                said = true;
-                attachment(violations, &format!("{field}[{index}].attachment"), shown);
+                has_content = true;
+                check_attachment(violations, &format!("{field}[{index}].attachment"), shown);
             }
             Some(_) => {
                 violations.add(
                     format!("{field}[{index}]"),
-                    "must be text or an attachment: users send nothing else",
+                    "must be text or an attachment: users cannot send other blocks",
                 );
             }
             None => violations.add(format!("{field}[{index}]"), "is empty"),
         }
     }
-    violations
-        .require(said, field, || "must contain text that is not blank, or an attachment".into());
+    violations.require(has_content, field, || {
+        "must contain text that is not blank, or an attachment".into()
+    });
     violations.require(attached <= ATTACHED_BYTES, field, || {
-        let (most, has) = (thousands(ATTACHED_BYTES), thousands(attached));
-        format!("must have at most {most} bytes of attachments together, has {has}")
+        let (max, has) = (thousands(ATTACHED_BYTES), thousands(attached));
+        format!("must have at most {max} bytes of attachments in total, has {has}")
     });
     violations.require(bytes <= MESSAGE_BYTES, field, || {
         format!(
-            "must have at most {} bytes of text together, has {}",
+            "must have at most {} bytes of text in total, has {}",
             thousands(MESSAGE_BYTES),
             thousands(bytes)
         )
     });
 }
 
-fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment) {
+fn check_attachment(violations: &mut Violations, field: &str, attachment: &Attachment) {
     let Attachment { media_type, data, file, .. } = attachment;
     if !file.is_empty() {
-        // What the file is, is known when it is looked up.
+        // The type of the file is checked when the file is looked up.
         violations.require(data.is_empty(), &format!("{field}.data"), || {
-            "must be empty when there is a file".into()
+            "must be empty when `file` is set".into()
         });
         return;
     }
@@ -149,7 +147,7 @@ fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment)
         format!("must be `text/...` or one of {}", MEDIA_TYPES.join(", "))
     });
     violations.require(!data.is_empty(), &format!("{field}.data"), || "must not be empty".into());
-    // What is given to the model as text has to be one.
+    // Content that the model gets as text must be text.
     if text || (known && TEXTUAL.contains(&media_type.as_str())) {
         let readable = std::str::from_utf8(data).is_ok_and(|text| !text.contains('\0'));
         violations.require(readable, &format!("{field}.data"), || {
@@ -158,17 +156,17 @@ fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment)
     }
 }
 
-/// What a subscriber asks for.
+/// A parsed subscription request.
 #[derive(Debug)]
-pub(crate) struct Subscribe {
-    /// None: the organization's entities.
+pub(crate) struct SubscriptionRequest {
+    /// `None`: the organization's entities.
     pub(crate) task: Option<TaskId>,
-    /// None: from now on.
+    /// `None`: from now on.
     pub(crate) cursor: Option<cursor::Cursor>,
     pub(crate) types: Globs,
 }
 
-pub(crate) fn subscribe(request: SubscribeRequest) -> Result<Subscribe, Status> {
+pub(crate) fn subscribe(request: SubscribeRequest) -> Result<SubscriptionRequest, Status> {
     let mut violations = Violations::in_request(&request);
     let mut cursor = None;
     if !request.cursor.is_empty() {
@@ -178,5 +176,9 @@ pub(crate) fn subscribe(request: SubscribeRequest) -> Result<Subscribe, Status> 
         }
     }
     violations.finish()?;
-    Ok(Subscribe { task: optional_id(&request.task)?, cursor, types: Globs::new(request.types) })
+    Ok(SubscriptionRequest {
+        task: optional_id(&request.task)?,
+        cursor,
+        types: Globs::new(request.types),
+    })
 }

@@ -34,7 +34,7 @@ fn text(text: &str) -> v1::Block {
 }
 
 #[test]
-fn a_pool_that_does_not_exist_is_refused_and_those_that_do_are_named() {
+fn unknown_pool_is_refused_with_the_known_ones() {
     let agent = |compute: &str| {
         let spec = v1::AgentSpec { compute: compute.into(), ..agent() };
         create_agent(&v1::CreateAgentRequest { spec: Some(spec), ..Default::default() }, &pools())
@@ -69,7 +69,7 @@ fn a_pool_that_does_not_exist_is_refused_and_those_that_do_are_named() {
 }
 
 #[test]
-fn agents_at_their_limits_pass() {
+fn agents_at_their_limits_are_accepted() {
     let spec = v1::AgentSpec {
         description: "ü".repeat(1024),
         instructions: "x".repeat(64 * 1024),
@@ -92,7 +92,7 @@ fn agents_at_their_limits_pass() {
 }
 
 #[test]
-fn agents_beyond_a_limit_are_refused_field_by_field() {
+fn agents_beyond_limits_are_refused_by_field() {
     let create = |spec| {
         create_agent(
             &v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() },
@@ -145,7 +145,7 @@ fn agents_beyond_a_limit_are_refused_field_by_field() {
 }
 
 #[test]
-fn an_update_is_held_against_the_same_limits() {
+fn update_has_the_limits_of_create() {
     let request = v1::UpdateAgentRequest {
         agent: "ada".into(),
         name: Some(String::new()),
@@ -167,7 +167,7 @@ fn an_update_is_held_against_the_same_limits() {
 }
 
 #[test]
-fn models_have_sane_numbers() {
+fn model_numbers_are_bounded() {
     let spec = v1::ModelSpec {
         name: "m".into(),
         provider: "p".into(),
@@ -202,7 +202,7 @@ fn models_have_sane_numbers() {
 }
 
 #[test]
-fn providers_take_what_suits_their_kind() {
+fn provider_fields_depend_on_its_kind() {
     let create = |kind: v1::ModelProviderType, base_url: &str, api_key: &str, script: &str| {
         let spec = v1::ModelProviderSpec {
             name: "p".into(),
@@ -264,11 +264,11 @@ fn providers_take_what_suits_their_kind() {
         script: Some("{}".into()),
         ..v1::UpdateModelProviderRequest::default()
     };
-    refused(model_provider_fits(&update, &stored("", false)), &["script"]);
+    refused(check_model_provider_update(&update, &stored("", false)), &["script"]);
     let update =
         v1::UpdateModelProviderRequest { base_url: Some(String::new()), ..Default::default() };
     let bedrock = ModelProvider { kind: ModelProviderKind::Bedrock, ..stored(REGIONAL, false) };
-    refused(model_provider_fits(&update, &bedrock), &["base_url"]);
+    refused(check_model_provider_update(&update, &bedrock), &["base_url"]);
 }
 
 fn stored(base_url: &str, with_key: bool) -> ModelProvider {
@@ -290,7 +290,7 @@ fn stored(base_url: &str, with_key: bool) -> ModelProvider {
 }
 
 #[test]
-fn a_key_is_not_taken_along_to_another_origin() {
+fn changed_origin_requires_a_new_key() {
     let update = |base_url: &str, api_key: Option<&str>| v1::UpdateModelProviderRequest {
         base_url: Some(base_url.into()),
         api_key: api_key.map(Into::into),
@@ -304,11 +304,11 @@ fn a_key_is_not_taken_along_to_another_origin() {
         ("https://vendor/v1", "https://vendor:8443/v1"),
         ("https://vendor/v1", "https://vendor.elsewhere/v1"),
     ] {
-        refused(model_provider_fits(&update(to, None), &stored(from, true)), &["api_key"]);
+        refused(check_model_provider_update(&update(to, None), &stored(from, true)), &["api_key"]);
         for allowed in [
-            model_provider_fits(&update(to, Some("again")), &stored(from, true)),
-            model_provider_fits(&update(to, Some("")), &stored(from, true)),
-            model_provider_fits(&update(to, None), &stored(from, false)),
+            check_model_provider_update(&update(to, Some("again")), &stored(from, true)),
+            check_model_provider_update(&update(to, Some("")), &stored(from, true)),
+            check_model_provider_update(&update(to, None), &stored(from, false)),
         ] {
             allowed.unwrap_or_else(|status| panic!("{from} to {to}: {status}"));
         }
@@ -318,15 +318,16 @@ fn a_key_is_not_taken_along_to_another_origin() {
         ("https://vendor/v1", "https://VENDOR:443/v2?x=1"),
         ("http://localhost:11434", "http://localhost:11434/v1"),
     ] {
-        model_provider_fits(&update(to, None), &stored(from, true))
+        check_model_provider_update(&update(to, None), &stored(from, true))
             .unwrap_or_else(|status| panic!("{from} to {to}: {status}"));
     }
     let unrelated = v1::UpdateModelProviderRequest { name: Some("q".into()), ..Default::default() };
-    model_provider_fits(&unrelated, &stored("https://vendor", true)).expect("the address stays");
+    check_model_provider_update(&unrelated, &stored("https://vendor", true))
+        .expect("the address stays");
 }
 
 #[test]
-fn workspaces_are_absolute_paths_without_detours() {
+fn workspace_is_an_absolute_path_without_dots() {
     let create = |workspace: &str| {
         let spec = v1::TaskSpec {
             agent: "ada".into(),
@@ -362,7 +363,7 @@ fn titles_are_one_short_line() {
 }
 
 #[test]
-fn messages_of_users_are_text() {
+fn user_messages_are_text() {
     let create = |blocks| {
         let spec = v1::MessageSpec { task: TASK.into(), blocks, ..v1::MessageSpec::default() };
         create_message(&v1::CreateMessageRequest {
@@ -387,7 +388,7 @@ fn messages_of_users_are_text() {
 }
 
 #[test]
-fn attachments_are_of_kinds_that_models_take_and_bounded() {
+fn attachments_have_known_types_and_bounded_size() {
     use super::tasks::{ATTACHED_BYTES, MEDIA_TYPES};
     let create = |media_type: &str, name: &str, data: &[u8]| {
         let (media_type, name) = (media_type.into(), name.into());
@@ -424,7 +425,7 @@ fn attachments_are_of_kinds_that_models_take_and_bounded() {
 }
 
 #[test]
-fn a_file_stands_in_the_place_of_a_content() {
+fn file_replaces_the_content_of_an_attachment() {
     let create = |attachment: v1::Attachment| {
         let spec = v1::MessageSpec {
             task: TASK.into(),
@@ -468,7 +469,7 @@ fn ids_of_another_kind_are_refused() {
 }
 
 #[test]
-fn filters_know_their_values() {
+fn filter_values_are_validated() {
     let filter = v1::list_tasks_request::Filter {
         agent: "No Name".into(),
         phase: 99,
@@ -495,7 +496,7 @@ fn filters_know_their_values() {
 }
 
 #[test]
-fn a_token_belongs_to_one_tasks_messages() {
+fn page_token_is_bound_to_the_messages_of_one_task() {
     let request = |task: TaskId, page_token: String| v1::ListMessagesRequest {
         task: task.to_string(),
         page: Some(v1::PageRequest { page_size: 1, page_token, ..v1::PageRequest::default() }),
@@ -514,7 +515,7 @@ fn a_token_belongs_to_one_tasks_messages() {
 }
 
 #[test]
-fn subscriptions_have_few_and_simple_globs() {
+fn subscription_globs_are_bounded() {
     let with = |types: Vec<String>| {
         subscribe(v1::SubscribeRequest { types, ..v1::SubscribeRequest::default() })
     };
@@ -528,7 +529,7 @@ fn subscriptions_have_few_and_simple_globs() {
 }
 
 #[test]
-fn what_is_pinned_is_little_and_says_something() {
+fn pinned_facts_are_bounded_and_not_blank() {
     let with = |pinned: Vec<String>| {
         let spec =
             v1::TaskSpec { agent: "ada".into(), pinned: pinned.clone(), ..v1::TaskSpec::default() };
@@ -556,7 +557,7 @@ fn what_is_pinned_is_little_and_says_something() {
         refused(create, &[&format!("spec.pinned{place}")]);
         refused(update, &[&format!("pinned.facts{place}")]);
     }
-    // All that is wrong is told at once.
+    // All violations are reported at once.
     let (create, _) = with(vec![String::new(), "y".repeat(2001), "x".repeat(15_000)]);
     refused(create, &["spec.pinned[0]", "spec.pinned[1]", "spec.pinned[2]", "spec.pinned"]);
 }

@@ -1,4 +1,4 @@
-//! Quotas, and what was used.
+//! Quotas and usage.
 
 use std::collections::HashSet;
 
@@ -16,11 +16,11 @@ use crate::{
     validate::{Violations, id, optional_id},
 };
 
-/// How far back is looked when nobody says.
-const BACK: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// How long a time is looked at.
-const LONGEST: SignedDuration = SignedDuration::from_hours(400 * 24);
-/// Returns the organization it names, and what is to stand in the place of its tier's limits.
+/// The default period.
+const DEFAULT_PERIOD: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// The maximum period.
+const MAX_PERIOD: SignedDuration = SignedDuration::from_hours(400 * 24);
+/// Returns the organization and the limits that replace those of its tier.
 pub(crate) fn update_quota(
     request: &UpdateQuotaRequest,
     has_tier: impl Fn(&str) -> bool,
@@ -45,7 +45,7 @@ fn limits(limits: &QuotaLimits) -> Limits {
     }
 }
 
-/// What is understood of a request for what was used.
+/// A parsed usage request.
 pub(crate) struct Usage {
     pub(crate) page: Page<UsageCursor>,
     pub(crate) of: Dimensions,
@@ -66,23 +66,24 @@ pub(crate) fn list_usage(
     let page = Page::read(request, organization, &[Column::Day], &mut violations);
     let of = dimensions(&request.dimensions, &mut violations);
     violations.require(!of.tool || filter.model.is_empty(), "filter.model", || {
-        "must be empty with the dimension `TOOL`: which model asked for a call is not recorded"
+        "must be empty with the dimension `TOOL`: which model made a tool call is not recorded"
             .into()
     });
     violations.require(of.tool || filter.tool.is_empty(), "filter.tool", || {
-        "needs the dimension `TOOL`: models are not used by a tool".into()
+        "requires the dimension `TOOL`: model usage is not recorded by tool".into()
     });
     let (since, until) =
         (filter.since.and_then(convert::to_time), filter.until.and_then(convert::to_time));
     let until = until.unwrap_or(now);
-    let since = since.unwrap_or_else(|| until.checked_sub(BACK).unwrap_or(Timestamp::MIN));
-    violations.require(until.duration_since(since) <= LONGEST, "filter.since", || {
+    let since =
+        since.unwrap_or_else(|| until.checked_sub(DEFAULT_PERIOD).unwrap_or(Timestamp::MIN));
+    violations.require(until.duration_since(since) <= MAX_PERIOD, "filter.since", || {
         "must be at most 400 days before `until`".into()
     });
     let zone = if filter.time_zone.is_empty() { "UTC" } else { &filter.time_zone };
     let known = TimeZone::get(zone).ok().and_then(|zone| zone.iana_name().map(str::to_owned));
     violations.require(known.is_some(), "filter.time_zone", || {
-        "is not a time zone as the IANA calls it, like `Europe/Berlin`".into()
+        "is not an IANA time zone name like `Europe/Berlin`".into()
     });
     violations.finish()?;
     Ok(Usage {
@@ -100,7 +101,7 @@ fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
     let mut seen = HashSet::new();
     for (index, dimension) in wanted.iter().enumerate().take(16) {
         let field = format!("dimensions[{index}]");
-        violations.require(seen.insert(*dimension), &field, || "stands there twice".into());
+        violations.require(seen.insert(*dimension), &field, || "is repeated".into());
         match UsageDimension::try_from(*dimension) {
             Ok(UsageDimension::Day) => of.day = true,
             Ok(UsageDimension::Agent) => of.agent = true,
@@ -108,12 +109,13 @@ fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
             Ok(UsageDimension::Tool) => of.tool = true,
             Ok(UsageDimension::Key) => of.key = true,
             Ok(UsageDimension::Unspecified) => violations.add(field, "is not a known dimension"),
-            // The contract's rules have reported it.
+            // The rules of the contract have reported it.
             Err(_) => {}
         }
     }
     violations.require(!(of.model && of.tool), "dimensions", || {
-        "must not be both `MODEL` and `TOOL`: which model asked for a call is not recorded".into()
+        "must not contain both `MODEL` and `TOOL`: which model made a tool call is not recorded"
+            .into()
     });
     of
 }
@@ -124,11 +126,11 @@ mod tests {
     use crate::validate::tests::fields;
 
     fn list(request: &ListUsageRequest) -> Result<Usage, Status> {
-        list_usage(OrganizationId::LOCAL, request, Timestamp::UNIX_EPOCH + LONGEST)
+        list_usage(OrganizationId::LOCAL, request, Timestamp::UNIX_EPOCH + MAX_PERIOD)
     }
 
     #[test]
-    fn everything_that_is_asked_of_usage_is_held_against_its_limits() {
+    fn usage_request_fields_are_validated() {
         let filter = Filter {
             agent: "Not A Name".into(),
             model: "m".into(),
@@ -168,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_30_days_of_utc() {
+    fn default_period_is_30_days_of_utc() {
         let read = list(&ListUsageRequest::default()).expect("it is fine");
-        assert_eq!((read.until - BACK, read.time_zone.as_str()), (read.since, "UTC"));
+        assert_eq!((read.until - DEFAULT_PERIOD, read.time_zone.as_str()), (read.since, "UTC"));
         assert_eq!(read.of, Dimensions::default());
     }
 
     #[test]
-    fn a_quota_names_an_organization_a_tier_that_is_there_and_limits_that_can_be_counted() {
+    fn quota_update_is_validated() {
         let overrides = QuotaLimits { tasks_per_day: Some(-1), ..QuotaLimits::default() };
         let request = UpdateQuotaRequest {
             organization: "team".into(),
