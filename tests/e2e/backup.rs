@@ -220,7 +220,7 @@ async fn incomplete_or_incompatible_backup_is_refused() {
     };
     assert!(spoil("data.tar.gz", "something else").contains("its checksum differs"));
     assert!(spoil("manifest", "construct-backup 2\n").contains("another version"));
-    assert!(spoil("manifest", "construct-backup 1\nschema 1\n").contains("not whole"));
+    assert!(spoil("manifest", "construct-backup 1\nschema 1\n").contains("incomplete"));
     let newer =
         manifest.lines().map(|line| if line.starts_with("schema ") { "schema 9999" } else { line });
     assert!(
