@@ -183,7 +183,7 @@ impl CommandSandbox {
             );
         }
         Self::new(match bubblewrap::Bubblewrap::detect(program).await {
-            Ok(found) => Kind::Bubblewrap(bubblewrap),
+            Ok(bubblewrap) => Kind::Bubblewrap(bubblewrap),
             Err(reason) => Kind::Unavailable(reason),
         })
     }

@@ -487,7 +487,7 @@ impl Toolbox {
 
     fn check(&self, tool: &Definition, args: Value) -> Result<Value, ToolError> {
         let relative = |path: &str| {
-            let path = argument::lexical(path);
+            let path = argument::normalize_lexically(path);
             self.workspace
                 .below_root(&path)
                 .map_or(path, |below| if below.is_empty() { ".".to_owned() } else { below })
@@ -551,7 +551,7 @@ impl Toolbox {
         });
         // It ends by itself when it is cancelled, and is waited for: its caller must know whether
         // it happened.
-        let (saved, ()) = tokio::join!(writing, save::pass(pieces, sender));
+        let (saved, ()) = tokio::join!(writing, save::forward(pieces, sender));
         encode(tool, &saved.ok_or_else(|| thread_died(tool))??)
     }
 

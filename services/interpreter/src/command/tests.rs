@@ -439,7 +439,7 @@ async fn confined_command_reaches_no_network_unless_granted() {
 #[tokio::test]
 async fn operator_settings_apply_to_commands() {
     let common = construct_runtime::Common::default();
-    let policy = |config: &crate::Config| config.commands(&common);
+    let policy = |config: &crate::Config| config.command_policy(&common);
     let own = std::path::absolute(common.data_dir.join("x")).expect("a path");
     let tools = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(tools.path().join("tool"), "#!/bin/sh\necho from the tool\n").expect("written");

@@ -223,7 +223,7 @@ impl Definition {
     /// # Errors
     /// When the arguments do not fit; the call itself would fail with the same error.
     pub fn canonical(&self, args: &Value) -> Result<Value, ToolError> {
-        argument::check(self, args.clone(), &argument::lexical)
+        argument::check(self, args.clone(), &argument::normalize_lexically)
     }
 
     /// The parameters that have a position, in order.

@@ -19,7 +19,7 @@ pub(super) const DEFINITION: Definition = Definition {
     name: "list_files",
     aliases: &["listdir"],
     summary: "Lists a directory, sorted by name.",
-    description: "Recursive listings omit .git and files that .gitignore or .ignore exclude. Symbolic links are entries \
+    description: "Recursive listings omit .git and files that .gitignore or .ignore exclude. Symbolic links are listed \
      but not followed.",
     parameters: &[
         optional("path", Kind::Path, "the workspace", "Directory, relative to the workspace."),

@@ -324,7 +324,7 @@ fn deletion_keeps_hidden_paths_and_their_parents() {
     let hidden = vec![Arc::new(HiddenPath::open(&path("project/data")).expect("there"))];
     let root = rustix::fs::open(directory.path(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
         .expect("a directory");
-    let workspace = Workspace::of(directory.path(), root, hidden).expect("a workspace");
+    let workspace = Workspace::from_directory(directory.path(), root, hidden).expect("a workspace");
     for name in ["project/data", "project/data/key", "project", "project/data/tasks"] {
         let located = workspace.locate(name).expect("a path");
         let removed = workspace.remove(&located, true, &mut || true);

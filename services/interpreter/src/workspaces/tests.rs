@@ -80,11 +80,14 @@ async fn service_and_kernel_directories_are_rejected() {
         assert!(matches!(bench.open(path).await, Err(Error::Reserved(_))), "{path}");
     }
     let own = bench.path("checkout/home/data/workspaces");
-    let everything = Places::new(&["/".into()], own.clone(), &[]).expect("places");
+    let everything = AllowedDirectories::new(&["/".into()], own.clone(), &[]).expect("places");
     for path in ["/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/shm"] {
         assert!(matches!(everything.granted(Path::new(path)), Err(Error::Reserved(_))), "{path}");
         assert!(
-            matches!(Places::new(&[path.into()], own.clone(), &[]), Err(Error::Reserved(_))),
+            matches!(
+                AllowedDirectories::new(&[path.into()], own.clone(), &[]),
+                Err(Error::Reserved(_))
+            ),
             "{path}"
         );
     }
@@ -93,7 +96,7 @@ async fn service_and_kernel_directories_are_rejected() {
         Err(Error::Open(OpenError::FileSystemRoot))
     ));
     let inside = bench.path("checkout/home/data/blobs");
-    assert!(matches!(Places::new(&[inside], own, &[]), Err(Error::Reserved(_))));
+    assert!(matches!(AllowedDirectories::new(&[inside], own, &[]), Err(Error::Reserved(_))));
 }
 
 #[tokio::test]
