@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Builds the guests to Wasm, boots the one that is stored booted, and stores the results in
-# artifacts/.
+# Builds the guests to Wasm, boots the QuickJS guest, and stores the results in artifacts/.
 #
 #   build.sh           writes artifacts/quickjs.wasm, artifacts/typescript.wasm and
-#   artifacts/SHA256SUMS, which has the sources' too build.sh --check   builds into a temporary
-#   folder and compares with artifacts/ byte for byte
+#                      artifacts/SHA256SUMS, with the sums of the sources too
+#   build.sh --check   builds into a temporary folder and compares with artifacts/ byte for byte
 #
 # The same sources give the same bytes on every machine with the same rustc (rust-toolchain.toml)
 # and clang 19.
@@ -31,14 +30,14 @@ command -v "$clang" >/dev/null ||
 "$clang" --version | grep -q 'version 19\.' ||
   fail "$clang is not clang 19; another version builds a working guest with other bytes, which the comparison would refuse"
 "$clang" --print-targets 2>/dev/null | grep -q wasm32 || fail "$clang cannot compile to wasm32"
-# Run where rust-toolchain.toml holds, so that rustc is the pinned one.
+# Runs where rust-toolchain.toml applies, so that rustc is the pinned one.
 [[ -d "$(cd "$here/quickjs" && rustc --print sysroot)/lib/rustlib/$target" ]] ||
   fail "Rust's $target target is missing: run 'rustup target add $target' in $here/quickjs"
 
 out="$(mktemp -d)"
 trap 'rm -rf "$out"' EXIT
 
-# No path of this machine may be in the artifact: it would differ from machine to machine.
+# The artifact must not contain a path of this machine: it would differ between machines.
 cargo_home="${CARGO_HOME:-$HOME/.cargo}"
 sysroot="$(cd "$here/quickjs" && rustc --print sysroot)"
 # guest_build FOLDER [FLAG]...: builds one guest, with further flags for rustc.
@@ -60,7 +59,7 @@ guest_build() (
 printf 'building the QuickJS guest …\n'
 guest_build quickjs
 printf 'building the TypeScript guest …\n'
-# The parser recurses: with the usual stack of 1 MiB, ordinary nesting would overflow it.
+# The parser recurses: ordinary nesting would overflow the usual stack of 1 MiB.
 guest_build typescript -C link-arg=-zstack-size=8388608
 printf 'building the tool that boots it …\n'
 (
@@ -79,8 +78,7 @@ for file in "${artifacts[@]}"; do
     fail "$file contains a path of this machine"
   fi
 done
-# With the sources they are built from: a change of those without new artifacts is found by a test,
-# without building anything.
+# Includes the sources: a test detects changed sources without new artifacts, without a build.
 (cd "$out" && sha256sum "${artifacts[@]}" >SHA256SUMS)
 (cd "$here/artifacts" && find ../*/src ../*/Cargo.* ../*/rust-toolchain.toml ../build.sh -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) \
   >>"$out/SHA256SUMS"

@@ -1,4 +1,4 @@
-//! The interpreter: runs JavaScript in Wasm, hosts the tools, confines files and command_policy.
+//! The interpreter: runs JavaScript in Wasm, hosts the tools, confines files and commands.
 //!
 //! A command on JetStream carries the scripts of one assistant message. Every host call is
 //! journaled. When a process dies, the next one continues its script and repeats no side effect
@@ -59,7 +59,7 @@ pub use tiers::{Overrides, Span};
 pub struct Config {
     /// Pools whose scripts this process runs.
     pub interpreter_pools: Vec<String>,
-    /// Concurrent executions per pool; further command_policy wait in JetStream.
+    /// Concurrent executions per pool; further commands wait in JetStream.
     pub interpreter_concurrency: usize,
     /// Directories that tasks may name as their workspace, including everything below them. If
     /// empty, a task can only have its own directory below the data directory.
@@ -69,20 +69,20 @@ pub struct Config {
     /// Non-public addresses that scripts may fetch from, for example of a service in the operator's
     /// own network. The host has to be granted as well.
     pub interpreter_fetch_private_addresses: Vec<IpAddr>,
-    /// Whether command_policy may run without a sandbox on machines that offer none.
+    /// Whether commands may run without a sandbox on machines that offer none.
     pub interpreter_allow_unconfined_commands: bool,
-    /// Whether command_policy may use TCP on their own loopback, for servers that a test starts.
-    /// Otherwise Landlock, where the kernel has it, refuses TCP to command_policy without network.
+    /// Whether commands may use TCP on their own loopback, for servers that a test starts.
+    /// Otherwise Landlock, where the kernel has it, refuses TCP to commands without network.
     pub interpreter_command_loopback: bool,
-    /// Whether command_policy share the network of the service. They then reach whatever the service
+    /// Whether commands share the network of the service. They then reach whatever the service
     /// reaches: every host, granted to `fetch` or not, its loopback, NATS and private addresses,
     /// including a cloud's metadata. No policy rule sees this traffic. Meant for a service whose
-    /// own network is confined to what command_policy may reach.
+    /// own network is confined to what commands may reach.
     pub interpreter_command_network: bool,
-    /// Files and directories that command_policy may read in addition to the system's programs, for
+    /// Files and directories that commands may read in addition to the system's programs, for
     /// example a toolchain. Missing ones are skipped.
     pub interpreter_command_read_only_paths: Vec<PathBuf>,
-    /// Directories where command_policy look for programs before the system's own. Directories outside
+    /// Directories where commands look for programs before the system's own. Directories outside
     /// `/usr` have to be readable, too.
     pub interpreter_command_search_path: Vec<PathBuf>,
     /// Files and directories that no task may see, even in a granted directory: the operator's keys
@@ -143,7 +143,7 @@ impl Config {
         self.interpreter_hidden_paths.iter().cloned().chain(keys_and_cache).collect()
     }
 
-    /// The policy for command_policy.
+    /// The policy for commands.
     fn command_policy(&self, common: &Common) -> Result<CommandPolicy, config::Invalid> {
         let relative = |paths: &[PathBuf]| paths.iter().find(|path| !path.is_absolute()).cloned();
         let (readable, search_path) =

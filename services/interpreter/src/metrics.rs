@@ -1,4 +1,4 @@
-//! Metrics of script_duration and their host call_duration. `deploy/observability/metrics.txt` lists the metrics of
+//! Metrics of scripts and their host calls. `deploy/observability/metrics.txt` lists the metrics of
 //! every service. No label names a task or an organization.
 
 use std::{sync::LazyLock, time::Duration};

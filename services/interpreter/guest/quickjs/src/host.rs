@@ -34,7 +34,7 @@ mod import {
 /// How a run ended. The numbers are part of the ABI.
 #[derive(Clone, Copy)]
 #[repr(u32)]
-pub(crate) enum Ending {
+pub(crate) enum RunEnd {
     /// The script's value, as JSON.
     Json = 0,
     /// The script's value in console notation, because JSON cannot represent it.
@@ -84,21 +84,21 @@ pub(crate) fn cancel(number: u32) {
 }
 
 /// A started call that has ended.
-pub(crate) struct Settled {
+pub(crate) struct SettledCall {
     pub(crate) number: u32,
     pub(crate) succeeded: bool,
     pub(crate) json: Vec<u8>,
 }
 
 /// Waits for the end of a started call; `None` if there is none.
-pub(crate) fn wait_any() -> Result<Option<Settled>, TooLarge> {
+pub(crate) fn wait_any() -> Result<Option<SettledCall>, TooLarge> {
     let (mut number, mut succeeded) = (0, 0);
     // SAFETY: both pointers are to live variables that the host writes four bytes to.
     let len = unsafe { import::wait_any(&raw mut number, &raw mut succeeded) };
     if len < 0 {
         return Ok(None);
     }
-    Ok(Some(Settled { number, succeeded: succeeded != 0, json: take(len as usize)? }))
+    Ok(Some(SettledCall { number, succeeded: succeeded != 0, json: take(len as usize)? }))
 }
 
 /// Adds one entry to the run's output.
@@ -114,9 +114,9 @@ pub(crate) fn note(text: &[u8]) {
 }
 
 /// Reports how the run ended.
-pub(crate) fn finish(ending: Ending, text: &[u8]) {
+pub(crate) fn finish(end: RunEnd, text: &[u8]) {
     // SAFETY: the slice is alive during the call; the host only reads it.
-    unsafe { import::finish(ending as u32, text.as_ptr(), text.len()) }
+    unsafe { import::finish(end as u32, text.as_ptr(), text.len()) }
 }
 
 /// The seed of this run's random numbers.

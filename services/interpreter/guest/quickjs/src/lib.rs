@@ -65,6 +65,6 @@ extern "C" fn run(tools_len: usize, script_len: usize, memory_limit: usize) {
             let (tools, script) = input.split_at(tools_len);
             guest::with(|guest| run::run(guest, tools, script, memory_limit));
         }
-        Err(host::TooLarge) => host::finish(host::Ending::OutOfMemory, b""),
+        Err(host::TooLarge) => host::finish(host::RunEnd::OutOfMemory, b""),
     }
 }

@@ -7,7 +7,7 @@ use rquickjs::promise::PromiseState;
 use rquickjs::{Ctx, Error, Object, Value, qjs};
 
 use crate::guest::Guest;
-use crate::host::{self, Ending};
+use crate::host::{self, RunEnd};
 use crate::natives::{has_noted, parsed, string_from, utf8};
 use crate::source::{self, Evaluated, exception};
 
@@ -169,16 +169,16 @@ fn report<'js>(
     };
     let mut ended_with = None;
     match described {
-        Ok(None) => host::finish(Ending::Undefined, b""),
-        Ok(Some((ending, text))) => finish(ctx, ending, text),
+        Ok(None) => host::finish(RunEnd::Undefined, b""),
+        Ok(Some((end, text))) => finish(ctx, end, text),
         Err(Stop::Threw(thrown)) => {
             uncaught(guest, ctx, &thrown, interrupted, memory_limit);
             ended_with = Some(thrown);
         }
         // The job that would have settled it had no memory.
-        Err(Stop::Stuck) if is_memory_short(memory_limit) => host::finish(Ending::OutOfMemory, b""),
-        Err(Stop::Stuck) => host::finish(Ending::Threw, NEVER_SETTLED),
-        Err(Stop::TooLarge) => host::finish(Ending::OutOfMemory, b""),
+        Err(Stop::Stuck) if is_memory_short(memory_limit) => host::finish(RunEnd::OutOfMemory, b""),
+        Err(Stop::Stuck) => host::finish(RunEnd::Threw, NEVER_SETTLED),
+        Err(Stop::TooLarge) => host::finish(RunEnd::OutOfMemory, b""),
     }
     // A note that cannot be written does not lose the outcome.
     let _ = notes(guest, ctx, ended_with);
@@ -192,18 +192,18 @@ fn describe_value<'js>(
     guest: &Guest,
     ctx: &Ctx<'js>,
     value: Value<'js>,
-) -> rquickjs::Result<(Ending, rquickjs::String<'js>)> {
+) -> rquickjs::Result<(RunEnd, rquickjs::String<'js>)> {
     // JSON always represents these faithfully, without the prelude.
     if (value.is_int() || value.is_bool() || value.is_null() || value.is_string())
         && let Some(text) = ctx.json_stringify(&value)?
     {
-        return Ok((Ending::Json, text));
+        return Ok((RunEnd::Json, text));
     }
     let (is_json, text): (bool, rquickjs::String) = {
         let pair: rquickjs::Array = guest.prelude.result.get(ctx)?.call((value,))?;
         (pair.get(0)?, pair.get(1)?)
     };
-    Ok((if is_json { Ending::Json } else { Ending::Text }, text))
+    Ok((if is_json { RunEnd::Json } else { RunEnd::Text }, text))
 }
 
 fn uncaught<'js>(
@@ -213,19 +213,19 @@ fn uncaught<'js>(
     interrupted: bool,
     memory_limit: usize,
 ) {
-    let ending = if interrupted {
-        Ending::Interrupted
+    let end = if interrupted {
+        RunEnd::Interrupted
     } else if is_out_of_memory(thrown, memory_limit) {
-        Ending::OutOfMemory
+        RunEnd::OutOfMemory
     } else {
-        Ending::Threw
+        RunEnd::Threw
     };
     let describe = guest.prelude.describe.get(ctx);
     match describe.and_then(|describe| describe.call::<_, rquickjs::String>((thrown.clone(),))) {
-        Ok(text) => finish(ctx, ending, text),
+        Ok(text) => finish(ctx, end, text),
         Err(_) => {
             ctx.catch();
-            host::finish(ending, UNDESCRIBED_ERROR);
+            host::finish(end, UNDESCRIBED_ERROR);
         }
     }
 }
@@ -254,11 +254,11 @@ fn is_memory_short(memory_limit: usize) -> bool {
     core::arch::wasm32::memory_size(0) * 65536 + RESERVE_BYTES * 2 >= memory_limit
 }
 
-fn finish<'js>(ctx: &Ctx<'js>, ending: Ending, text: rquickjs::String<'js>) {
+fn finish<'js>(ctx: &Ctx<'js>, end: RunEnd, text: rquickjs::String<'js>) {
     match utf8(ctx, text) {
-        Ok(text) => host::finish(ending, text.as_str().as_bytes()),
+        Ok(text) => host::finish(end, text.as_str().as_bytes()),
         // Only memory can be short here.
-        Err(_) => host::finish(Ending::OutOfMemory, b""),
+        Err(_) => host::finish(RunEnd::OutOfMemory, b""),
     }
 }
 
