@@ -8,8 +8,8 @@ use crate::{
     page,
 };
 
-/// The environment variable with the default agent. Not bound to the argument: it would conflict with
-/// `--task`.
+/// The environment variable with the default agent. Not bound to the argument: it would conflict
+/// with `--task`.
 const VARIABLE: &str = "CONSTRUCT_AGENT";
 
 /// All agents, sorted by name.
@@ -34,10 +34,7 @@ pub(crate) fn named(argument: Option<String>) -> Option<String> {
 ///
 /// # Errors
 /// When there is no agent, or several and none is named, or the gateway fails.
-pub(crate) async fn choose(
-    gateway: &Gateway,
-    argument: Option<String>,
-) -> Result<String, Failure> {
+pub(crate) async fn choose(gateway: &Gateway, argument: Option<String>) -> Result<String, Failure> {
     if let Some(named) = named(argument) {
         return Ok(named);
     }

@@ -142,7 +142,10 @@ mod tests {
         let inline = |media_type: &str, name: &str, data: &[u8]| {
             Some((media_type.to_owned(), name.to_owned(), data.to_vec()))
         };
-        assert_eq!(read("a.PNG", b"\x89PNG", MAX_INLINE_BYTES), inline("image/png", "a.PNG", b"\x89PNG"));
+        assert_eq!(
+            read("a.PNG", b"\x89PNG", MAX_INLINE_BYTES),
+            inline("image/png", "a.PNG", b"\x89PNG")
+        );
         assert_eq!(read("t.csv", b"1;2", 3), inline("text/csv", "t.csv", b"1;2"));
         assert_eq!(
             read("main.rs", b"fn main() {}", MAX_INLINE_BYTES),

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write};
 
-use crate::words::printable;
+use crate::text::printable;
 
 /// Whether output is colored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -206,15 +206,15 @@ pub(crate) mod tests {
 
     /// A writer that shares what was written with the test.
     #[derive(Debug, Clone, Default)]
-    pub(crate) struct Paper(Arc<Mutex<Vec<u8>>>);
+    pub(crate) struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Paper {
+    impl SharedBuffer {
         pub(crate) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }
 
-    impl Write for Paper {
+    impl Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -226,19 +226,22 @@ pub(crate) mod tests {
     }
 
     /// A console that writes to buffers: answers and status lines.
-    pub(crate) fn paper(terminal: bool, color: Color) -> (Console, Paper, Paper) {
-        let (answer, aside) = (Paper::default(), Paper::default());
+    pub(crate) fn buffered_console(
+        terminal: bool,
+        color: Color,
+    ) -> (Console, SharedBuffer, SharedBuffer) {
+        let (answer, status) = (SharedBuffer::default(), SharedBuffer::default());
         let console = Console::new(
             (Box::new(answer.clone()), terminal),
-            (Box::new(aside.clone()), terminal),
+            (Box::new(status.clone()), terminal),
             color,
         );
-        (console, answer, aside)
+        (console, answer, status)
     }
 
     #[test]
     fn output_on_the_other_channel_ends_the_open_line() {
-        let both = Paper::default();
+        let both = SharedBuffer::default();
         let mut console = Console::new(
             (Box::new(both.clone()), true),
             (Box::new(both.clone()), true),
@@ -254,8 +257,8 @@ pub(crate) mod tests {
 
     #[test]
     fn styled_text_is_colored_and_plain_text_is_not() {
-        let (mut console, _, aside) = paper(true, Color::Always);
+        let (mut console, _, status) = buffered_console(true, Color::Always);
         console.line(&[(Style::Bad, "✗"), (Style::Plain, " no")]).unwrap();
-        assert_eq!(aside.text(), "\x1b[31m✗\x1b[0m no\n");
+        assert_eq!(status.text(), "\x1b[31m✗\x1b[0m no\n");
     }
 }

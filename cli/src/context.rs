@@ -1,5 +1,5 @@
-//! Contexts: named gateways with their credentials. A file that only its owner may read stores them.
-//! Their keys are in the keyring where there is one; no command prints a key. After a log-in
+//! Contexts: named gateways with their credentials. A file that only its owner may read stores
+//! them. Their keys are in the keyring where there is one; no command prints a key. After a log-in
 //! ([`crate::login`]) a context has a session instead of a key.
 
 use std::{
@@ -123,7 +123,8 @@ pub(crate) struct Add {
     /// Ask for the API key, or read it from standard input.
     #[arg(long)]
     key_stdin: bool,
-    /// Whether to store the API key in the desktop session's keyring: if possible, always, or never.
+    /// Whether to store the API key in the desktop session's keyring: if possible, always, or
+    /// never.
     #[arg(long, value_enum, default_value_t = KeyringMode::Auto, env = "CONSTRUCT_KEYRING", value_name = "WHEN")]
     keyring: KeyringMode,
 }
@@ -206,8 +207,10 @@ impl TargetArgs {
     /// # Errors
     /// When there is no such context, or the file cannot be read.
     pub(crate) fn target(self) -> Result<Target, Failure> {
-        let key =
-            std::env::var(KEY_VARIABLE).ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
+        let key = std::env::var(KEY_VARIABLE)
+            .ok()
+            .map(|key| key.trim().to_owned())
+            .filter(|key| !key.is_empty());
         self.resolve(&path(), key)
     }
 

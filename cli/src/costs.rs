@@ -9,8 +9,8 @@ use crate::{
     gateway::{Gateway, call},
     money,
     output::OutputArgs,
+    text::{clip, one_line, thousands},
     time,
-    words::{clip, one_line, thousands},
 };
 
 /// The maximum columns of a name.

@@ -27,7 +27,11 @@ impl DoctorArgs {
     pub(crate) async fn run(self, gateway: &Gateway, color: Color) -> Result<Exit, Failure> {
         let diagnosis = call(gateway.diagnosis().diagnose(DiagnoseRequest {})).await?;
         let colored = color.applies(std::io::IsTerminal::is_terminal(&std::io::stdout()));
-        self.output.message("construct.v1.Diagnosis", &diagnosis, &describe(&diagnosis, colored))?;
+        self.output.message(
+            "construct.v1.Diagnosis",
+            &diagnosis,
+            &describe(&diagnosis, colored),
+        )?;
         let has_problems =
             diagnosis.findings.iter().any(|finding| finding.severity() == FindingSeverity::Problem);
         Ok(if has_problems { Exit::Failed } else { Exit::Completed })
@@ -110,7 +114,8 @@ WARN blobs          about blobs
             describe(&diagnosis, true)
         );
         assert!(
-            describe(&diagnosis, false).ends_with("0 problems, 0 warnings (gateway version 1.2.3)\n")
+            describe(&diagnosis, false)
+                .ends_with("0 problems, 0 warnings (gateway version 1.2.3)\n")
         );
     }
 }

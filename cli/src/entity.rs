@@ -106,6 +106,6 @@ fn metadata_details(metadata: Option<&Metadata>, now: Timestamp) -> Vec<(&'stati
 fn unless_zero(n: impl Into<i128>) -> String {
     match n.into() {
         0 => String::new(),
-        n => crate::words::thousands(n),
+        n => crate::text::thousands(n),
     }
 }

@@ -29,8 +29,8 @@ use crate::{
     money::{self, Limit},
     page,
     render::{Options, Renderer, note},
+    text::clip,
     time,
-    words::clip,
 };
 
 /// The columns of a title made from a prompt.
@@ -359,7 +359,11 @@ impl Job {
 }
 
 /// Gets or creates the task. Also returns the cursor to subscribe from.
-async fn open_task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task, String), Failure> {
+async fn open_task(
+    args: &ExecArgs,
+    prompt: &str,
+    gateway: &Gateway,
+) -> Result<(Task, String), Failure> {
     if let Some(task) = &args.task {
         let task = call(gateway.tasks().get_task(GetTaskRequest { task: task.clone() })).await?;
         return Ok((task, String::new()));

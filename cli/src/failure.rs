@@ -93,9 +93,9 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::words::printable(&self.message))?;
+        f.write_str(&crate::text::printable(&self.message))?;
         for detail in &self.details {
-            write!(f, "\n  - {}", crate::words::printable(detail))?;
+            write!(f, "\n  - {}", crate::text::printable(detail))?;
         }
         if let Some(hint) = &self.hint {
             write!(f, "\nhint: {hint}")?;

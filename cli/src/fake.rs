@@ -1,5 +1,4 @@
-//! A gateway in the test's own process: it plays a list of events, and can break a connection where
-//! it is told to.
+//! A fake gateway in the test's process. It plays a list of events, and can break connections.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -22,36 +21,36 @@ use tonic::{Request, Response, Status, transport::ServerTlsConfig};
 
 use crate::gateway::Gateway;
 
-/// What each fake task is called.
+/// The id of every task.
 pub(crate) const TASK: &str = "task_1";
-/// What each message that is sent becomes.
+/// The id of every sent message.
 pub(crate) const MESSAGE: &str = "message_1";
 
-/// How a connection is broken.
+/// How a connection breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Break {
-    /// As a gateway does that stops.
+    /// The stream ends, as when the gateway stops.
     End,
-    /// As a gateway does that can't go on.
+    /// The stream fails with UNAVAILABLE.
     Unavailable,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Each event's cursor is its place, from 1. Played once the message is sent.
+    /// Played once the message is sent. An event's cursor is its position, from 1.
     pub(crate) events: Vec<Event>,
-    /// After which events, and how, the next connections break.
+    /// After how many events, and how, the next connections break.
     pub(crate) breaks: Vec<(usize, Break)>,
-    /// What is played once the task is cancelled, instead of waiting.
+    /// Played once the task is canceled.
     pub(crate) on_cancel: Vec<Event>,
     pub(crate) phase: Option<TaskPhase>,
-    /// What was asked for, in order.
+    /// The received calls, in order.
     pub(crate) calls: Vec<String>,
-    /// How often sending a message fails before it works.
+    /// How often sending a message fails at first.
     pub(crate) refusals: usize,
 }
 
-/// The running fake. It has a runtime of its own, so that its connections end with it.
+/// The running fake. It has its own runtime, so that its connections end with it.
 pub(crate) struct Fake {
     shared: Shared,
     address: SocketAddr,
@@ -72,8 +71,8 @@ impl Fake {
         Self { shared, address, runtime }
     }
 
-    /// One that speaks TLS.
-    pub(crate) fn secure(tls: ServerTlsConfig) -> Self {
+    /// Starts one with TLS.
+    pub(crate) fn start_tls(tls: ServerTlsConfig) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Shared { state: Arc::default() };
@@ -100,7 +99,7 @@ impl Fake {
         self.shared.state.lock().unwrap()
     }
 
-    /// Ends with all connections, and starts again on the same port.
+    /// Stops with all connections, and starts again on the same port.
     pub(crate) fn restart(&mut self) {
         self.stop();
         self.runtime = Some(serve(&self.shared, TcpListener::bind(self.address).unwrap(), None));
@@ -108,7 +107,7 @@ impl Fake {
 
     pub(crate) fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // On a thread that may block: when this returns, the port is free.
+            // On another thread, because it blocks. Afterwards the port is free.
             std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)))
                 .join()
                 .unwrap();
@@ -143,7 +142,7 @@ fn serve(shared: &Shared, listener: TcpListener, tls: Option<ServerTlsConfig>) -
 }
 
 impl Shared {
-    fn called(&self, call: impl Into<String>) -> MutexGuard<'_, State> {
+    fn record_call(&self, call: impl Into<String>) -> MutexGuard<'_, State> {
         let mut state = self.state.lock().unwrap();
         state.calls.push(call.into());
         state
@@ -186,7 +185,7 @@ impl EventService for Shared {
         request: Request<v1::SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
         let cursor = request.into_inner().cursor;
-        let mut state = self.called(format!("subscribe {cursor}"));
+        let mut state = self.record_call(format!("subscribe {cursor}"));
         let breaks = if state.breaks.is_empty() { None } else { Some(state.breaks.remove(0)) };
         drop(state);
         let from: usize = cursor.parse().unwrap_or(0);
@@ -195,7 +194,7 @@ impl EventService for Shared {
             loop {
                 match shared.next(at, breaks) {
                     Next::Event(event) => return Some((Ok(*event), Some((at + 1, shared)))),
-                    // Like the product's own slow poll.
+                    // A poll, as in the gateway.
                     Next::Wait => tokio::time::sleep(Duration::from_millis(2)).await,
                     Next::Break(Break::End) => return None,
                     Next::Break(Break::Unavailable) => {
@@ -214,8 +213,8 @@ enum Next {
     Break(Break),
 }
 
-/// What no test needs.
-fn no<T>() -> Result<Response<T>, Status> {
+/// Methods that no test needs.
+fn unimplemented<T>() -> Result<Response<T>, Status> {
     Err(Status::unimplemented("the fake does not do this"))
 }
 
@@ -226,7 +225,7 @@ impl TaskService for Shared {
         request: Request<v1::CreateTaskRequest>,
     ) -> Result<Response<Task>, Status> {
         let spec = request.into_inner().spec.unwrap_or_default();
-        drop(self.called(format!("create_task {} {}", spec.agent, spec.title)));
+        drop(self.record_call(format!("create_task {} {}", spec.agent, spec.title)));
         Ok(self.task())
     }
 
@@ -244,7 +243,7 @@ impl TaskService for Shared {
         &self,
         request: Request<v1::CancelTaskRequest>,
     ) -> Result<Response<Task>, Status> {
-        drop(self.called(format!("cancel_task {}", request.into_inner().reason)));
+        drop(self.record_call(format!("cancel_task {}", request.into_inner().reason)));
         Ok(self.task())
     }
 
@@ -252,53 +251,53 @@ impl TaskService for Shared {
         &self,
         _: Request<v1::ListTasksRequest>,
     ) -> Result<Response<v1::ListTasksResponse>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn update_task(
         &self,
         _: Request<v1::UpdateTaskRequest>,
     ) -> Result<Response<Task>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn delete_task(
         &self,
         _: Request<v1::DeleteTaskRequest>,
     ) -> Result<Response<v1::DeleteTaskResponse>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn suspend_task(
         &self,
         _: Request<v1::SuspendTaskRequest>,
     ) -> Result<Response<Task>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn resume_task(
         &self,
         _: Request<v1::ResumeTaskRequest>,
     ) -> Result<Response<Task>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn rewind_task(
         &self,
         _: Request<v1::RewindTaskRequest>,
     ) -> Result<Response<Task>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn fork_task(&self, _: Request<v1::ForkTaskRequest>) -> Result<Response<Task>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn explain_task(
         &self,
         _: Request<v1::ExplainTaskRequest>,
     ) -> Result<Response<v1::TaskExplanation>, Status> {
-        no()
+        unimplemented()
     }
 }
 
@@ -325,35 +324,35 @@ impl MessageService for Shared {
         &self,
         _: Request<v1::EditMessageRequest>,
     ) -> Result<Response<Message>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn get_message(
         &self,
         _: Request<v1::GetMessageRequest>,
     ) -> Result<Response<Message>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn list_messages(
         &self,
         _: Request<v1::ListMessagesRequest>,
     ) -> Result<Response<v1::ListMessagesResponse>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn update_message(
         &self,
         _: Request<v1::UpdateMessageRequest>,
     ) -> Result<Response<Message>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn delete_message(
         &self,
         _: Request<v1::DeleteMessageRequest>,
     ) -> Result<Response<v1::DeleteMessageResponse>, Status> {
-        no()
+        unimplemented()
     }
 }
 
@@ -372,27 +371,27 @@ impl AgentService for Shared {
         &self,
         _: Request<v1::CreateAgentRequest>,
     ) -> Result<Response<v1::Agent>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn get_agent(
         &self,
         _: Request<v1::GetAgentRequest>,
     ) -> Result<Response<v1::Agent>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn update_agent(
         &self,
         _: Request<v1::UpdateAgentRequest>,
     ) -> Result<Response<v1::Agent>, Status> {
-        no()
+        unimplemented()
     }
 
     async fn delete_agent(
         &self,
         _: Request<v1::DeleteAgentRequest>,
     ) -> Result<Response<v1::DeleteAgentResponse>, Status> {
-        no()
+        unimplemented()
     }
 }

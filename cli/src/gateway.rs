@@ -69,8 +69,8 @@ type Authorization = Arc<RwLock<MetadataValue<Ascii>>>;
 /// A connection that adds credentials to requests.
 pub(crate) type AuthenticatedChannel = InterceptedService<Channel, Credentials>;
 
-/// The caller's credentials, added to every request. The key is marked as sensitive, so that nothing
-/// prints it.
+/// The caller's credentials, added to every request. The key is marked as sensitive, so that
+/// nothing prints it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Credentials {
     authorization: Option<Authorization>,
@@ -112,10 +112,7 @@ impl Gateway {
         let organization =
             target.organization.as_deref().map(|id| header("organization", id)).transpose()?;
         if authorization.is_some() && !secure && !is_local(&target.address) {
-            eprintln!(
-                "warning: the API key is sent to {} without encryption",
-                target.address
-            );
+            eprintln!("warning: the API key is sent to {} without encryption", target.address);
         }
         let credentials = Credentials { authorization: authorization.clone(), organization };
         let mut endpoint = endpoint.connect_timeout(Duration::from_secs(3)).tcp_nodelay(true);
@@ -174,7 +171,8 @@ impl Gateway {
     }
 
     pub(crate) fn organizations(&self) -> OrganizationServiceClient<AuthenticatedChannel> {
-        OrganizationServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+        OrganizationServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn keys(&self) -> KeyServiceClient<AuthenticatedChannel> {
@@ -186,7 +184,8 @@ impl Gateway {
     }
 
     pub(crate) fn approvals(&self) -> ApprovalServiceClient<AuthenticatedChannel> {
-        ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+        ApprovalServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn audit(&self) -> AuditServiceClient<AuthenticatedChannel> {
@@ -198,11 +197,13 @@ impl Gateway {
     }
 
     pub(crate) fn diagnosis(&self) -> DiagnosisServiceClient<AuthenticatedChannel> {
-        DiagnosisServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+        DiagnosisServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn recovery(&self) -> RecoveryServiceClient<AuthenticatedChannel> {
-        RecoveryServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+        RecoveryServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn tasks(&self) -> TaskServiceClient<AuthenticatedChannel> {
@@ -210,7 +211,8 @@ impl Gateway {
     }
 
     pub(crate) fn messages(&self) -> MessageServiceClient<AuthenticatedChannel> {
-        MessageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+        MessageServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn models(&self) -> ModelServiceClient<AuthenticatedChannel> {
@@ -218,7 +220,8 @@ impl Gateway {
     }
 
     pub(crate) fn model_providers(&self) -> ModelProviderServiceClient<AuthenticatedChannel> {
-        ModelProviderServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+        ModelProviderServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn model_tokens(&self) -> ModelTokenServiceClient<AuthenticatedChannel> {
@@ -226,7 +229,8 @@ impl Gateway {
     }
 
     pub(crate) fn schedules(&self) -> ScheduleServiceClient<AuthenticatedChannel> {
-        ScheduleServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+        ScheduleServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn secrets(&self) -> SecretServiceClient<AuthenticatedChannel> {
@@ -304,8 +308,8 @@ pub(crate) async fn call<T>(
     Ok(with_timeout(call).await?)
 }
 
-/// Makes a call with retries while the gateway is away, for at most `retry_timeout`. Writes are retried
-/// too: their idempotency key makes them one write.
+/// Makes a call with retries while the gateway is away, for at most `retry_timeout`. Writes are
+/// retried too: their idempotency key makes them one write.
 ///
 /// # Errors
 /// The last error of the gateway.
@@ -420,7 +424,7 @@ mod tests {
         let server = ServerTlsConfig::new()
             .identity(Identity::from_pem(certificate, key))
             .client_ca_root(Certificate::from_pem(ca.pem()));
-        let fake = Fake::secure(server);
+        let fake = Fake::start_tls(server);
         let folder = std::env::temp_dir().join(format!("construct-cli-tls-{}", Uuid::now_v7()));
         fs::create_dir(&folder).unwrap();
         let file = |name: &str, text: &str| {

@@ -1,8 +1,8 @@
 //! The keyring of the desktop session, which stores the keys of contexts.
 //!
 //! It is accessed through its program: `secret-tool` for the Secret Service of GNOME, KDE and
-//! KeePassXC, `security` for macOS's keychain. Secrets go through pipes and never appear on a command
-//! line (`docs/adr/0037-keyring.md`).
+//! KeePassXC, `security` for macOS's keychain. Secrets go through pipes and never appear on a
+//! command line (`docs/adr/0037-keyring.md`).
 
 use std::{
     env,
@@ -68,8 +68,9 @@ impl Keyring {
             .filter(|folder| folder.is_absolute())
             .map(|folder| folder.join(kind.name()));
         let program = programs.find(|program| program.is_file());
-        let program = program
-            .ok_or_else(|| format!("{}, which accesses the keyring, is not installed", kind.name()))?;
+        let program = program.ok_or_else(|| {
+            format!("{}, which accesses the keyring, is not installed", kind.name())
+        })?;
         Ok(Self { program, kind })
     }
 
@@ -117,8 +118,8 @@ impl Keyring {
             }
         };
         if output.status.success() {
-            let secret = String::from_utf8(output.stdout)
-                .map_err(|_| "the item is not UTF-8".to_owned())?;
+            let secret =
+                String::from_utf8(output.stdout).map_err(|_| "the item is not UTF-8".to_owned())?;
             return Ok(
                 Some(secret.trim_end_matches('\n').to_owned()).filter(|secret| !secret.is_empty())
             );
@@ -267,7 +268,12 @@ esac";
         let missing = keyring.get("i").unwrap_err();
         assert!(missing.contains("secret-tool cannot be run"), "{missing}");
         let forgetful = fake(Kind::SecretTool, "cat >/dev/null");
-        assert!(forgetful.store("i", "l", "s").unwrap_err().contains("does not return the stored secret"));
+        assert!(
+            forgetful
+                .store("i", "l", "s")
+                .unwrap_err()
+                .contains("does not return the stored secret")
+        );
         fs::remove_dir_all(folder(&forgetful)).unwrap();
     }
 }

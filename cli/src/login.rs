@@ -39,7 +39,8 @@ use crate::{
 
 /// How long before its expiry a session is renewed: requests take time, and clocks differ.
 const RENEWAL_MARGIN: Duration = Duration::from_secs(60);
-/// The longest time between checks of a session's expiry: timers do not run while the machine sleeps.
+/// The longest time between checks of a session's expiry: timers do not run while the machine
+/// sleeps.
 const EXPIRY_POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a command waits before it exits for a renewal in progress.
 const RENEWAL_GRACE_PERIOD: Duration = Duration::from_secs(10);
@@ -54,8 +55,8 @@ pub(crate) struct LoginArgs {
     /// Log in with a browser on this machine, even if the issuer supports device codes.
     #[arg(long)]
     browser: bool,
-    /// The loopback port of the redirect, for issuers that must know it in advance. Default: any free
-    /// port.
+    /// The loopback port of the redirect, for issuers that must know it in advance. Default: any
+    /// free port.
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     port: u16,
     /// The client id at the issuer, if the gateway does not announce it.
@@ -104,14 +105,16 @@ impl LoginArgs {
     ///
     /// # Errors
     /// When it fails or times out.
-    async fn authenticate(&self, resource: Resource, context: &LoginContext) -> Result<(Login, Session), Failure> {
+    async fn authenticate(
+        &self,
+        resource: Resource,
+        context: &LoginContext,
+    ) -> Result<(Login, Session), Failure> {
         let Resource { issuer, client_id, audience, scopes } = resource;
         let client_id = self.client_id.clone().or(client_id).ok_or_else(|| {
             let failure =
                 Failure::usage("the gateway does not announce a client id for this program");
-            failure.hint(
-                "set --client-id, or for all users the gateway's gateway_oidc_client_id",
-            )
+            failure.hint("set --client-id, or for all users the gateway's gateway_oidc_client_id")
         })?;
         let login = Login { issuer, client_id, audience };
         let issuer = Issuer::discover(&login, context.tls.ca.as_deref()).await?;
@@ -135,8 +138,7 @@ fn session_from_tokens(
     tokens: Tokens,
     previous: Option<Session>,
 ) -> Result<Session, Failure> {
-    let session =
-        Session::from_tokens(tokens, &login.audience, previous, jiff::Timestamp::now());
+    let session = Session::from_tokens(tokens, &login.audience, previous, jiff::Timestamp::now());
     let no_token = || {
         let (issuer, audience) = (one_line(&login.issuer), one_line(&login.audience));
         Failure::failed(format!("{issuer} issued no token for {audience}"))
@@ -177,7 +179,8 @@ async fn revoke(login: &Login, session: &str, context: &LoginContext) -> Result<
     Ok(Issuer::discover(login, context.tls.ca.as_deref()).await?.revoke(&refresh).await?)
 }
 
-/// Connects to the gateway. A session is renewed now if necessary, and in the background from then on.
+/// Connects to the gateway. A session is renewed now if necessary, and in the background from then
+/// on.
 ///
 /// # Errors
 /// When the gateway is unknown, or the session has expired.
@@ -269,8 +272,9 @@ async fn renew(
     tls: &TlsArgs,
 ) -> Result<Session, Option<Failure>> {
     let Some(refresh) = &session.refresh else { return Err(None) };
-    let issuer =
-        Issuer::discover(login, tls.ca.as_deref()).await.map_err(|error| Some(Failure::from(error)))?;
+    let issuer = Issuer::discover(login, tls.ca.as_deref())
+        .await
+        .map_err(|error| Some(Failure::from(error)))?;
     let tokens = match issuer.refresh(refresh).await {
         Ok(tokens) => tokens,
         Err(Error::Refused { code, .. }) if code == "invalid_grant" => return Err(None),

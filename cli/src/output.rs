@@ -10,7 +10,7 @@ use crate::{
     failure::Failure,
     json,
     page::Page,
-    words::{one_line, printable},
+    text::{one_line, printable},
 };
 
 /// The format of printed entities.

@@ -45,7 +45,8 @@ impl ListArgs {
         let mut items = Vec::new();
         let mut page_token = self.page_token.clone();
         loop {
-            let remaining = self.limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX));
+            let remaining =
+                self.limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX));
             let page_size = i32::try_from(remaining.min(MAX_PAGE_SIZE)).unwrap_or(i32::MAX);
             let (more, info) =
                 page(PageRequest { page_size, page_token, order_by: self.order_by.clone() })

@@ -94,9 +94,8 @@ pub(crate) fn describe(rules: &[PolicyRule]) -> String {
             ("agents", &rule.agents),
         ];
         let conditions = lists.into_iter().filter(|(_, patterns)| !patterns.is_empty());
-        let conditions: String = conditions
-            .map(|(name, patterns)| format!(" {name} {}", patterns.join(", ")))
-            .collect();
+        let conditions: String =
+            conditions.map(|(name, patterns)| format!(" {name} {}", patterns.join(", "))).collect();
         let reason =
             if rule.reason.is_empty() { String::new() } else { format!(" ({})", rule.reason) };
         format!("{action}{conditions}{reason}")

@@ -1,5 +1,5 @@
-//! Renders events for people: the model's answer while it is written, its JavaScript, each tool call
-//! with its result, phase changes, errors, and the cost of the turn. Independent of terminals:
+//! Renders events for people: the model's answer while it is written, its JavaScript, each tool
+//! call with its result, phase changes, errors, and the cost of the turn. Independent of terminals:
 //! writes to a [`Sink`].
 
 mod answer;
@@ -25,8 +25,8 @@ const MAX_OUTPUT_LINES: usize = 6;
 /// What to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Text while it is written. Otherwise each answer when it is complete, so that no discarded text
-    /// is printed.
+    /// Text while it is written. Otherwise each answer when it is complete, so that no discarded
+    /// text is printed.
     pub(crate) live: bool,
     /// Also the messages of users.
     pub(crate) user_messages: bool,
@@ -127,7 +127,8 @@ impl Renderer {
                 )])
             }
             Some(Payload::ContextCompacted(compacted)) => {
-                let action = if compacted.summary { "summarized" } else { "removed from the prompt" };
+                let action =
+                    if compacted.summary { "summarized" } else { "removed from the prompt" };
                 let (through, before, after) =
                     (compacted.through_position, compacted.tokens_before, compacted.tokens_after);
                 let line = format!(
@@ -235,7 +236,10 @@ impl Renderer {
         }
         let id = approval.metadata.as_ref().map_or("", |metadata| metadata.id.as_str());
         sink.line(&[(Style::Dim, &format!("  approve: construct approval approve {id}"))])?;
-        sink.line(&[(Style::Dim, &format!("  reject:  construct approval reject {id} --comment COMMENT"))])
+        sink.line(&[(
+            Style::Dim,
+            &format!("  reject:  construct approval reject {id} --comment COMMENT"),
+        )])
     }
 
     fn turn(&mut self, turn: &TurnCompleted, sink: &mut dyn Sink) -> io::Result<()> {
@@ -342,7 +346,7 @@ fn argument_lines(json: &str) -> Vec<String> {
         // Truncated arguments are not valid JSON.
         Err(_) => json.to_owned(),
     };
-    crate::words::printable(&text).lines().map(str::to_owned).collect()
+    crate::text::printable(&text).lines().map(str::to_owned).collect()
 }
 
 /// Shows the first lines of a script's output.
@@ -352,7 +356,7 @@ fn output(text: &str, style: Style, sink: &mut dyn Sink) -> io::Result<()> {
     for line in lines.by_ref().take(MAX_OUTPUT_LINES) {
         sink.line(&[
             (Style::Dim, "    ⎿ "),
-            (style, &clip(&crate::words::printable(line).replace('\t', "  "), width)),
+            (style, &clip(&crate::text::printable(line).replace('\t', "  "), width)),
         ])?;
     }
     match lines.count() {

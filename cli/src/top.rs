@@ -25,8 +25,8 @@ use crate::{
     gateway::{Gateway, call},
     money,
     output::{Format, OutputArgs, table},
+    text::{clip, count, one_line, thousands},
     time,
-    words::{clip, count, one_line, thousands},
 };
 
 #[derive(Debug, Args)]

@@ -13,8 +13,8 @@ use crate::{
     money,
     output::OutputArgs,
     page::ListArgs,
-    time,
     text::{clip, one_line, thousands},
+    time,
 };
 
 /// The maximum columns of a name.

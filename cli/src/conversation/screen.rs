@@ -10,7 +10,7 @@ use unicode_width::UnicodeWidthChar as _;
 
 use crate::{
     console::{Channel, Sink, Style},
-    words::{columns, printable},
+    text::{columns, printable},
 };
 
 /// Start and end of a synchronized update: the terminal draws it at once, or ignores the sequences.
@@ -71,8 +71,8 @@ impl Screen {
         self.width = width.max(20);
     }
 
-    /// Writes all output, and below it the prompt: `label`, then the line that `view` returns for the
-    /// remaining columns.
+    /// Writes all output, and below it the prompt: `label`, then the line that `view` returns for
+    /// the remaining columns.
     ///
     /// # Errors
     /// When the terminal is gone.
@@ -83,7 +83,7 @@ impl Screen {
         view: impl FnOnce(usize) -> (String, usize),
     ) -> io::Result<()> {
         self.erase_prompt();
-        let label = crate::words::clip(&printable(label), self.width / 2);
+        let label = crate::text::clip(&printable(label), self.width / 2);
         let used = columns(&label) + 1;
         let (text, cursor) = view(self.width - used);
         if self.column > 0 {
@@ -208,7 +208,10 @@ mod tests {
         screen.close().unwrap();
         let frames = buffer.text();
         assert_eq!(
-            (frames.matches(SYNCHRONIZED_UPDATE.0).count(), frames.matches(SYNCHRONIZED_UPDATE.1).count()),
+            (
+                frames.matches(SYNCHRONIZED_UPDATE.0).count(),
+                frames.matches(SYNCHRONIZED_UPDATE.1).count()
+            ),
             (3, 3),
             "each change is one update"
         );

@@ -18,8 +18,8 @@ use crate::{
     exec::interrupts,
     failure::{Exit, Failure},
     render::{Options, Renderer, note},
+    text::one_line,
     totals::Totals,
-    words::one_line,
 };
 
 const HELP: &str = "\
@@ -99,8 +99,8 @@ impl TerminalChat {
                         return Ok(Exit::Completed);
                     }
                 }
-                // A signal of another program: Ctrl-C is a key here. The turn keeps running, as when
-                // the user leaves.
+                // A signal of another program: Ctrl-C is a key here. The turn keeps running, as
+                // when the user leaves.
                 Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
                 update = self.chat.next_update() => match update? {
                     StreamUpdate::Event(event) => {

@@ -1,5 +1,4 @@
-//! The launchd of macOS, which runs agents of the person who is logged in, and the file by which it
-//! knows ours.
+//! launchd of macOS, which runs agents of the logged-in user, and the file of our agent.
 
 use std::{
     env, fs,
@@ -11,71 +10,70 @@ use std::{
 use rustix::process::getuid;
 
 use super::{
-    systemd::complaint,
+    systemd::error_message,
     units::{self, Settings, Unit},
 };
 use crate::{failure::Failure, mesh};
 
-/// What the agent is called.
+/// The label of the agent.
 const LABEL: &str = "construct.mesh";
-/// Its file.
+/// The agent's file name.
 const FILE: &str = "construct.mesh.plist";
-/// What a file begins with that this program wrote.
+/// The beginning of files that this program wrote.
 pub(crate) const MARK: &str = "\
 <?xml version=\"1.0\" encoding=\"UTF-8\"?>
 <!-- Written by `construct daemon install`, which replaces it. -->
 ";
-/// What `launchctl bootout` ends with while that which it ends takes its time (`EINPROGRESS` of
-/// macOS).
+/// The exit code of `launchctl bootout` while the agent is still stopping (`EINPROGRESS` of macOS).
 const IN_PROGRESS: i32 = 36;
 
-/// The folder of a person's settings, agents and logs.
+/// The user's `Library` directory.
 ///
 /// # Errors
-/// When nothing says where the person's files are.
+/// When HOME is not set.
 fn library() -> Result<PathBuf, Failure> {
     let home = env::var_os("HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     home.map(|home| home.join("Library"))
-        .ok_or_else(|| Failure::usage("launchd's agents are kept below HOME, which is not set"))
+        .ok_or_else(|| Failure::usage("launchd's agents are stored below HOME, which is not set"))
 }
 
-/// Where launchd looks for agents of this person at log-in.
+/// The directory with the user's agents.
 ///
 /// # Errors
-/// When nothing says where the person's files are.
+/// When HOME is not set.
 pub(crate) fn folder() -> Result<PathBuf, Failure> {
     Ok(library()?.join("LaunchAgents"))
 }
 
-/// Where the file belongs.
+/// The path of the agent's file.
 ///
 /// # Errors
-/// When nothing says where the person's files are.
+/// When HOME is not set.
 pub(crate) fn path() -> Result<PathBuf, Failure> {
     Ok(folder()?.join(FILE))
 }
 
-/// The file.
+/// The agent's file.
 ///
 /// # Errors
-/// When a path cannot be written into it.
+/// When a path has characters that the file cannot hold.
 pub(crate) fn agent(settings: &Settings) -> Result<Unit, Failure> {
     agent_in(settings, &library()?)
 }
 
 fn agent_in(settings: &Settings, library: &Path) -> Result<Unit, Failure> {
-    let program = escaped(&settings.program)?;
+    let program = xml_text(&settings.program)?;
     let mut variables = settings.variables();
-    // Without it launchd looks for programs where only the system's are.
-    variables.extend(settings.search.as_deref().map(|search| ("PATH", search)));
+    // launchd's default has only the system's programs.
+    variables.extend(settings.search_path.as_deref().map(|path| ("PATH", path)));
     let mut environment = String::new();
     for (name, value) in variables {
         environment.push_str(&format!(
             "    <key>{name}</key>\n    <string>{}</string>\n",
-            escaped(value)?
+            xml_text(value)?
         ));
     }
-    let log = escaped(&library.join("Logs").join("construct.log"))?;
+    let log = xml_text(&library.join("Logs").join("construct.log"))?;
     let text = format!(
         "\
 {MARK}<!DOCTYPE plist PUBLIC \"-//Apple//DTD PLIST 1.0//EN\" \"http://www.apple.com/DTDs/PropertyList-1.0.dtd\">
@@ -94,7 +92,7 @@ fn agent_in(settings: &Settings, library: &Path) -> Result<Unit, Failure> {
 {environment}  </dict>
   <key>RunAtLoad</key>
   <true/>
-  <!-- Anew when it fails, and not when it was told to stop. -->
+  <!-- Restart after a failure, but not after a stop. -->
   <key>KeepAlive</key>
   <dict>
     <key>SuccessfulExit</key>
@@ -104,7 +102,7 @@ fn agent_in(settings: &Settings, library: &Path) -> Result<Unit, Failure> {
   <integer>10</integer>
   <key>ExitTimeOut</key>
   <integer>90</integer>
-  <!-- Not slowed down as what works in the background is. -->
+  <!-- Not throttled like a background process. -->
   <key>ProcessType</key>
   <string>Interactive</string>
   <key>StandardOutPath</key>
@@ -118,73 +116,76 @@ fn agent_in(settings: &Settings, library: &Path) -> Result<Unit, Failure> {
     Ok(Unit { name: FILE, mark: MARK, text })
 }
 
-/// Where the data is of what is installed, if it is.
+/// The data directory of the installed agent.
 pub(crate) fn data(file: &Path) -> Option<PathBuf> {
     let text = fs::read_to_string(file).ok().filter(|text| text.starts_with(MARK))?;
-    let key = format!("<key>{}</key>", mesh::HOME);
+    let key = format!("<key>{}</key>", mesh::HOME_VARIABLE);
     let mut lines = text.lines().map(str::trim);
     lines.find(|line| *line == key)?;
     let value = lines.next()?.strip_prefix("<string>")?.strip_suffix("</string>")?;
     Some(value.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").into())
 }
 
-/// A path as the text of an element.
-fn escaped(path: &Path) -> Result<String, Failure> {
-    Ok(units::text(path)?.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;"))
+/// A path as the text of an XML element.
+fn xml_text(path: &Path) -> Result<String, Failure> {
+    Ok(units::path_text(path)?.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;"))
 }
 
-/// It answers.
+/// A reachable launchd.
 #[derive(Debug)]
 pub(crate) struct Launchd {
-    /// The agents of this person's log-in.
+    /// The domain of the user's graphical session.
     domain: String,
 }
 
 impl Launchd {
     /// # Errors
-    /// When there is none, or nobody is logged in.
+    /// When there is no launchd, or the user has no graphical session.
     pub(crate) fn find() -> Result<Self, Failure> {
         let domain = format!("gui/{}", getuid().as_raw());
-        let why = match launchctl(&["print", &domain]) {
-            Ok(done) if done.status.success() => return Ok(Self { domain }),
-            Ok(done) => complaint(&done),
+        let reason = match launchctl(&["print", &domain]) {
+            Ok(output) if output.status.success() => return Ok(Self { domain }),
+            Ok(output) => error_message(&output),
             Err(error) if error.kind() == ErrorKind::NotFound => "there is no launchctl".to_owned(),
             Err(error) => format!("launchctl cannot be run: {error}"),
         };
-        Err(Failure::failed(format!("no launchd runs agents for you here ({why})")).hint(
-            "it does for who is logged in at the screen; construct daemon run runs the mesh in the foreground, install --no-start writes the file all the same",
+        Err(Failure::failed(format!("launchd is not available ({reason})")).hint(
+            "it needs a graphical log-in; construct daemon run runs the mesh in the foreground, install --no-start only writes the file",
         ))
     }
 
-    /// Whether it has read the agent's file, at log-in or when it was told to.
+    /// Whether the agent is loaded.
     ///
     /// # Errors
     /// When launchctl cannot be run.
-    pub(crate) fn has(&self) -> Result<bool, Failure> {
-        // What it says besides is for people, by its own words, and of another form in each
-        // version.
+    pub(crate) fn is_loaded(&self) -> Result<bool, Failure> {
+        // Its output is for people, and differs between versions.
         Ok(launchctl(&["print", &self.target()])?.status.success())
     }
 
-    /// Has it read the file, and start what it names.
+    /// Loads the agent, which starts the mesh.
     ///
     /// # Errors
     /// When launchd refuses.
-    pub(crate) fn add(&self, file: &Path) -> Result<(), Failure> {
-        // It refuses what was disabled once.
+    pub(crate) fn load(&self, file: &Path) -> Result<(), Failure> {
+        // launchd refuses to load a disabled agent.
         run(&["enable", &self.target()])?;
-        run(&["bootstrap", &self.domain, units::text(file)?])
+        run(&["bootstrap", &self.domain, units::path_text(file)?])
     }
 
-    /// Has it stop what runs, and forget the file until the next log-in.
+    /// Unloads the agent until the next log-in, which stops the mesh.
     ///
     /// # Errors
     /// When launchd refuses.
-    pub(crate) fn remove(&self) -> Result<(), Failure> {
+    pub(crate) fn unload(&self) -> Result<(), Failure> {
         let target = self.target();
         let arguments = ["bootout", target.as_str()];
-        let done = launchctl(&arguments)?;
-        if done.status.code() == Some(IN_PROGRESS) { Ok(()) } else { accepted(&arguments, &done) }
+        let output = launchctl(&arguments)?;
+        if output.status.code() == Some(IN_PROGRESS) {
+            Ok(())
+        } else {
+            check_success(&arguments, &output)
+        }
     }
 
     fn target(&self) -> String {
@@ -193,14 +194,14 @@ impl Launchd {
 }
 
 fn run(arguments: &[&str]) -> Result<(), Failure> {
-    accepted(arguments, &launchctl(arguments)?)
+    check_success(arguments, &launchctl(arguments)?)
 }
 
-fn accepted(arguments: &[&str], done: &Output) -> Result<(), Failure> {
-    if done.status.success() {
+fn check_success(arguments: &[&str], output: &Output) -> Result<(), Failure> {
+    if output.status.success() {
         return Ok(());
     }
-    Err(Failure::failed(format!("launchctl {}: {}", arguments.join(" "), complaint(done))))
+    Err(Failure::failed(format!("launchctl {}: {}", arguments.join(" "), error_message(output))))
 }
 
 fn launchctl(arguments: &[&str]) -> std::io::Result<Output> {
@@ -210,33 +211,33 @@ fn launchctl(arguments: &[&str]) -> std::io::Result<Output> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::Place;
+    use crate::mesh::MeshPaths;
 
     fn settings() -> Settings {
         Settings {
             program: "/opt/a b/construct".into(),
-            place: Place {
+            paths: MeshPaths {
                 script: "/src/R&D/deploy/docker/mesh".into(),
                 home: "/Users/ann/construct".into(),
             },
             target: None,
             environment: "/Users/ann/.config/construct/daemon.env".into(),
-            search: Some("/opt/homebrew/bin:/usr/bin:/bin".into()),
+            search_path: Some("/opt/homebrew/bin:/usr/bin:/bin".into()),
         }
     }
 
     #[test]
-    fn the_file_is_as_it_is_documented() {
+    fn agent_file_matches_golden_file() {
         let agent = agent_in(&settings(), Path::new("/Users/ann/Library")).unwrap();
         assert_eq!((agent.name, agent.mark), (FILE, MARK));
         assert_eq!(agent.text, include_str!("golden/construct.mesh.plist"));
     }
 
     #[test]
-    fn what_xml_would_read_otherwise_is_escaped_and_read_back() {
+    fn xml_special_characters_are_escaped_and_read_back() {
         let home = Path::new("/a <b> & &amp; \"c\" </string>");
-        let place = Place { home: home.to_owned(), ..settings().place };
-        let odd = Settings { place, target: Some("/t<".into()), ..settings() };
+        let paths = MeshPaths { home: home.to_owned(), ..settings().paths };
+        let odd = Settings { paths, target: Some("/t<".into()), ..settings() };
         let agent = agent_in(&odd, Path::new("/Users/<ann>/Library")).unwrap();
         for line in [
             "    <string>/a &lt;b&gt; &amp; &amp;amp; \"c\" &lt;/string&gt;</string>",
@@ -244,7 +245,7 @@ mod tests {
             "    <string>/t&lt;</string>",
             "  <string>/Users/&lt;ann&gt;/Library/Logs/construct.log</string>",
         ] {
-            assert!(agent.text.lines().any(|found| found == line), "{line}: {}", agent.text);
+            assert!(agent.text.lines().any(|other| other == line), "{line}: {}", agent.text);
         }
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(data(&folder.path().join(FILE)), None);

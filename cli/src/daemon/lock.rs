@@ -1,5 +1,5 @@
-//! One daemon for a mesh: it keeps a file of the mesh's folder locked as long as it lives. `./dev`
-//! looks at the lock as well.
+//! The lock that allows one daemon per mesh: a file in the mesh's data directory, locked as long as
+//! the daemon runs. `./dev` checks the lock as well.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions, TryLockError},
@@ -11,18 +11,18 @@ use std::{
 
 use crate::failure::Failure;
 
-/// How long a lock is waited for that only somebody who looks may have.
-const MOMENT: Duration = Duration::from_millis(200);
+/// How long to wait for a lock that a status check may hold.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn path(home: &Path) -> PathBuf {
     home.join("run").join("daemon")
 }
 
-/// Takes the lock for this process; it ends with the file.
+/// Acquires the lock for this process, until the file is dropped.
 ///
 /// # Errors
-/// When another one has it.
-pub(crate) fn take(home: &Path) -> Result<File, Failure> {
+/// When another process holds it.
+pub(crate) fn acquire(home: &Path) -> Result<File, Failure> {
     let path = path(home);
     DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(home))?;
     let mut file = OpenOptions::new()
@@ -32,20 +32,20 @@ pub(crate) fn take(home: &Path) -> Result<File, Failure> {
         .truncate(false)
         .mode(0o600)
         .open(&path)?;
-    // Whoever looks who has it has it for that moment.
-    let end = Instant::now() + MOMENT;
-    let mut tried = file.try_lock();
-    while matches!(tried, Err(TryLockError::WouldBlock)) && Instant::now() < end {
-        std::thread::sleep(MOMENT / 10);
-        tried = file.try_lock();
+    // [`holder`] takes the lock for a moment.
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    let mut locked = file.try_lock();
+    while matches!(locked, Err(TryLockError::WouldBlock)) && Instant::now() < deadline {
+        std::thread::sleep(LOCK_TIMEOUT / 10);
+        locked = file.try_lock();
     }
-    match tried {
+    match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let message = format!(
-                "a daemon runs the mesh in {} already (process {})",
+                "a daemon already runs the mesh in {} (process {})",
                 home.display(),
-                holder_of(&mut file)
+                read_pid(&mut file)
             );
             return Err(Failure::failed(message).hint("construct daemon stop"));
         }
@@ -56,7 +56,7 @@ pub(crate) fn take(home: &Path) -> Result<File, Failure> {
     Ok(file)
 }
 
-/// The process that has the lock; 0 when it has not said yet who it is.
+/// The process that holds the lock; 0 when it has not written its id yet.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -68,12 +68,12 @@ pub(crate) fn holder(home: &Path) -> Result<Option<i32>, Failure> {
     };
     match file.try_lock_shared() {
         Ok(()) => Ok(None),
-        Err(TryLockError::WouldBlock) => Ok(Some(holder_of(&mut file))),
+        Err(TryLockError::WouldBlock) => Ok(Some(read_pid(&mut file))),
         Err(TryLockError::Error(error)) => Err(error.into()),
     }
 }
 
-fn holder_of(file: &mut File) -> i32 {
+fn read_pid(file: &mut File) -> i32 {
     let mut text = String::new();
     _ = file.read_to_string(&mut text);
     text.trim().parse().unwrap_or_default()
@@ -84,18 +84,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_has_it_and_it_is_known_who() {
+    fn lock_has_one_holder_with_a_known_pid() {
         let home =
             std::env::temp_dir().join(format!("construct-daemon-lock-{}", uuid::Uuid::now_v7()));
         assert_eq!(holder(&home).unwrap(), None);
-        let held = take(&home).unwrap();
+        let lock = acquire(&home).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
         assert_eq!(holder(&home).unwrap(), Some(own));
-        let refused = take(&home).unwrap_err().to_string();
+        let refused = acquire(&home).unwrap_err().to_string();
         assert!(refused.contains(&format!("process {own}")), "{refused}");
-        drop(held);
+        drop(lock);
         assert_eq!(holder(&home).unwrap(), None);
-        take(&home).unwrap();
+        acquire(&home).unwrap();
         std::fs::remove_dir_all(home).unwrap();
     }
 }

@@ -1,68 +1,68 @@
-//! The service: the mesh from its start to its end. What the mesh is, the `dev` script knows; here
-//! is when which of its commands is run.
+//! `construct daemon run`: runs the mesh from start to stop with commands of the `dev` script.
 
 use std::{env, process::Stdio};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     process::Command,
-    signal::unix::{Signal as Signals, SignalKind, signal},
+    signal::unix::{Signal as SignalStream, SignalKind, signal},
 };
 
 use super::{lock, notify};
 use crate::{
     failure::{Exit, Failure},
-    mesh::{self, HOME, Place},
+    mesh::{self, HOME_VARIABLE, MeshPaths},
 };
 
-/// Runs the mesh until this process is told to stop, or until something of it ends: that is a
-/// failure, so that the service manager starts it anew. Nothing is left running either way.
+/// Runs the mesh until this process gets a stop signal, or until a process of the mesh exits. The
+/// latter is a failure, so that the service manager restarts the mesh. In both cases, everything is
+/// stopped.
 ///
 /// # Errors
-/// When it cannot be started, or something of it has ended.
-pub(crate) async fn run(place: &Place) -> Result<Exit, Failure> {
-    let lock = lock::take(&place.home)?;
-    let mut told = Told::new()?;
-    let outcome = from_start_to_end(place, &mut told).await;
-    notify::say("STOPPING=1\nSTATUS=The mesh is stopping.");
-    // Further signals change nothing: it takes a bounded time, and what was cut short would be left
-    // behind.
-    let mut command = dev(place, &["down"]);
+/// When the mesh cannot be started, or one of its processes has exited.
+pub(crate) async fn run(paths: &MeshPaths) -> Result<Exit, Failure> {
+    let lock = lock::acquire(&paths.home)?;
+    let mut signals = StopSignals::new()?;
+    let result = start_and_watch(paths, &mut signals).await;
+    notify::notify("STOPPING=1\nSTATUS=The mesh is stopping.");
+    // Further signals are ignored: stopping takes a bounded time, and an interrupted stop would
+    // leave processes behind.
+    let mut command = dev(paths, &["down"]);
     let stopped =
-        command.spawn().map_err(|error| mesh::unusable(&place.script, &error))?.wait().await?;
+        command.spawn().map_err(|error| mesh::unusable(&paths.script, &error))?.wait().await?;
     drop(lock);
-    outcome?;
-    if stopped.success() { Ok(Exit::Completed) } else { Err(failed(place, "down", stopped)) }
+    result?;
+    if stopped.success() { Ok(Exit::Completed) } else { Err(failed(paths, "down", stopped)) }
 }
 
-async fn from_start_to_end(place: &Place, told: &mut Told) -> Result<(), Failure> {
-    let mut up = dev(place, &["up", "--built"]);
-    // The sockets themselves are inherited: whoever passed them has left them open for that.
-    up.env("DEV_LISTEN_FDS", passed().to_string());
-    if finished(place, "up", up, told).await? {
-        notify::say("READY=1\nSTATUS=The mesh is up.");
-        finished(place, "watch", dev(place, &["watch"]), told).await?;
+async fn start_and_watch(paths: &MeshPaths, signals: &mut StopSignals) -> Result<(), Failure> {
+    let mut up = dev(paths, &["up", "--built"]);
+    // The sockets themselves are inherited: the service manager left them open.
+    up.env("DEV_LISTEN_FDS", passed_sockets().to_string());
+    if run_to_end(paths, "up", up, signals).await? {
+        notify::notify("READY=1\nSTATUS=The mesh is up.");
+        run_to_end(paths, "watch", dev(paths, &["watch"]), signals).await?;
     }
     Ok(())
 }
 
-/// Runs the command to its end, or ends it when this process is told to stop. Whether it came to
-/// its end by itself.
-async fn finished(
-    place: &Place,
+/// Runs the command to its end, or terminates it at a stop signal. Returns whether it ended by
+/// itself.
+async fn run_to_end(
+    paths: &MeshPaths,
     name: &str,
     mut command: Command,
-    told: &mut Told,
+    signals: &mut StopSignals,
 ) -> Result<bool, Failure> {
-    let mut child = command.spawn().map_err(|error| mesh::unusable(&place.script, &error))?;
+    let mut child = command.spawn().map_err(|error| mesh::unusable(&paths.script, &error))?;
     let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     tokio::select! {
         status = child.wait() => {
             let status = status?;
-            if status.success() { Ok(true) } else { Err(failed(place, name, status)) }
+            if status.success() { Ok(true) } else { Err(failed(paths, name, status)) }
         }
-        () = told.stop() => {
-            // With what the script waits for: it looks at signals only when that has ended.
+        () = signals.recv() => {
+            // The whole group: the script handles signals only after its child has exited.
             if let Some(group) = group {
                 _ = kill_process_group(group, Signal::TERM);
             }
@@ -72,16 +72,16 @@ async fn finished(
     }
 }
 
-/// A command of the script, in a group of its own: a Ctrl-C in the terminal is for this process
-/// alone.
-fn dev(place: &Place, arguments: &[&str]) -> Command {
-    let mut command = Command::new(&place.script);
+/// A command of the script, in its own process group: a Ctrl-C in the terminal goes to this process
+/// only.
+fn dev(paths: &MeshPaths, arguments: &[&str]) -> Command {
+    let mut command = Command::new(&paths.script);
     command
         .args(arguments)
-        .env(HOME, &place.home)
-        // By this the script knows that it works for the one who has the lock.
+        .env(HOME_VARIABLE, &paths.home)
+        // Tells the script that the holder of the lock runs it.
         .env("DEV_DAEMON", "1")
-        .env_remove(notify::SOCKET)
+        .env_remove(notify::SOCKET_VARIABLE)
         .env_remove("LISTEN_PID")
         .env_remove("LISTEN_FDS")
         .env_remove("LISTEN_FDNAMES")
@@ -91,29 +91,29 @@ fn dev(place: &Place, arguments: &[&str]) -> Command {
     command
 }
 
-fn failed(place: &Place, name: &str, status: std::process::ExitStatus) -> Failure {
-    Failure::failed(format!("{} {name}: {status}", place.script.display()))
+fn failed(paths: &MeshPaths, name: &str, status: std::process::ExitStatus) -> Failure {
+    Failure::failed(format!("{} {name}: {status}", paths.script.display()))
 }
 
-/// How many sockets were passed to this process (`sd_listen_fds(3)`).
-fn passed() -> u32 {
+/// The number of sockets passed to this process (`sd_listen_fds(3)`).
+fn passed_sockets() -> u32 {
     let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     number("LISTEN_FDS")
         .filter(|_| number("LISTEN_PID") == Some(std::process::id()))
         .unwrap_or_default()
 }
 
-/// The signals that end this process.
-struct Told([Signals; 3]);
+/// The signals that stop this process.
+struct StopSignals([SignalStream; 3]);
 
-impl Told {
+impl StopSignals {
     fn new() -> Result<Self, Failure> {
         let [terminate, interrupt, hang_up] =
             [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
         Ok(Self([terminate?, interrupt?, hang_up?]))
     }
 
-    async fn stop(&mut self) {
+    async fn recv(&mut self) {
         let [terminate, interrupt, hang_up] = &mut self.0;
         tokio::select! {
             _ = terminate.recv() => {}

@@ -1,5 +1,4 @@
-//! The files by which systemd knows the service and its socket, and what launchd's has in common
-//! with them.
+//! The unit files of systemd, and what launchd's file has in common with them.
 
 use std::{
     env, fs,
@@ -11,103 +10,107 @@ use std::{
 use super::systemd::{SERVICE, SOCKET};
 use crate::{
     failure::Failure,
-    mesh::{self, Place},
+    mesh::{self, MeshPaths},
 };
 
-/// What a file begins with that this program wrote.
+/// The beginning of files that this program wrote.
 pub(crate) const MARK: &str = "# Written by `construct daemon install`, which replaces it. Changes of yours: systemctl --user edit ";
-/// What stands before the folder of the data, for `uninstall` to say where it is.
-const DATA: &str = "# Data: ";
-/// The files.
+/// The prefix of the line with the data directory, which `uninstall` prints.
+const DATA_PREFIX: &str = "# Data: ";
+/// The file names.
 pub(crate) const NAMES: [&str; 2] = [SERVICE, SOCKET];
 
-/// What a file is made of.
+/// The settings in the files.
 #[derive(Debug)]
 pub(crate) struct Settings {
     /// This program.
     pub(crate) program: PathBuf,
-    /// What it runs.
-    pub(crate) place: Place,
-    /// Where cargo puts what it builds, where that is not in the checkout.
+    /// The paths of the mesh.
+    pub(crate) paths: MeshPaths,
+    /// Cargo's target directory, if not in the checkout.
     pub(crate) target: Option<PathBuf>,
-    /// A file with further variables, which need not be there.
+    /// An optional file with more variables.
     pub(crate) environment: PathBuf,
-    /// Where this shell looks for programs (`PATH`).
-    pub(crate) search: Option<PathBuf>,
+    /// The shell's search path for programs (`PATH`).
+    pub(crate) search_path: Option<PathBuf>,
 }
 
-/// A file.
+/// A file of a service manager.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
-    /// What it is called.
+    /// The file name.
     pub(crate) name: &'static str,
-    /// What it begins with, as no file of somebody else does.
+    /// The beginning that identifies it as ours.
     pub(crate) mark: &'static str,
-    /// What is in it.
+    /// The content.
     pub(crate) text: String,
 }
 
-/// What lies where a file belongs.
+/// The state of a file's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Nothing.
+    /// There is no file.
     Absent,
-    /// Exactly it.
+    /// The file is up to date.
     Same,
-    /// Another one that this program wrote.
+    /// Another file that this program wrote.
     Ours,
-    /// Something else.
+    /// Not written by this program.
     Foreign,
 }
 
-/// Where systemd looks for files of this person.
+/// The directory with the user's units.
 ///
 /// # Errors
-/// When nothing says where the person's files are.
+/// When HOME is not set.
 pub(crate) fn folder() -> Result<PathBuf, Failure> {
-    Ok(configuration()?.join("systemd").join("user"))
+    Ok(config_directory()?.join("systemd").join("user"))
 }
 
-fn configuration() -> Result<PathBuf, Failure> {
-    let set = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
-    base.ok_or_else(|| Failure::usage("systemd's units are kept below HOME, which is not set"))
+fn config_directory() -> Result<PathBuf, Failure> {
+    let variable =
+        |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base =
+        variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")));
+    base.ok_or_else(|| Failure::usage("systemd's units are stored below HOME, which is not set"))
 }
 
-/// Where the data is of what is installed, if anything is.
+/// The data directory of the installed service.
 pub(crate) fn data(folder: &Path) -> Option<String> {
     let text = fs::read_to_string(folder.join(SERVICE)).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(DATA)).map(str::to_owned)
+    text.lines().find_map(|line| line.strip_prefix(DATA_PREFIX)).map(str::to_owned)
 }
 
 impl Settings {
-    /// Those of this program, of the checkout we are in, and of this shell.
+    /// The settings of this program, the current checkout and this shell.
     ///
     /// # Errors
     /// When there is no checkout.
     pub(crate) fn find() -> Result<Self, Failure> {
-        let place = Place::find()?;
+        let paths = MeshPaths::find()?;
         let program = env::current_exe().and_then(fs::canonicalize)?;
-        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
-        let target = set("CARGO_TARGET_DIR");
-        let target = target.map(|target| mesh::root(&place.script).join(target));
-        let environment = configuration()?.join("construct").join("daemon.env");
-        let search = set("PATH").map(PathBuf::from);
-        Ok(Self { program, place, target, environment, search })
+        let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        let target = variable("CARGO_TARGET_DIR");
+        let target = target.map(|target| mesh::root(&paths.script).join(target));
+        let environment = config_directory()?.join("construct").join("daemon.env");
+        let search_path = variable("PATH").map(PathBuf::from);
+        Ok(Self { program, paths, target, environment, search_path })
     }
 
-    /// The variables by which the program finds what it runs.
+    /// The environment variables of the service.
     pub(crate) fn variables(&self) -> Vec<(&'static str, &Path)> {
-        let mut variables =
-            vec![(mesh::VARIABLE, &*self.place.script), (mesh::HOME, &*self.place.home)];
+        let mut variables = vec![
+            (mesh::SCRIPT_VARIABLE, &*self.paths.script),
+            (mesh::HOME_VARIABLE, &*self.paths.home),
+        ];
         variables.extend(self.target.as_deref().map(|target| ("CARGO_TARGET_DIR", target)));
         variables
     }
 
-    /// The files of systemd.
+    /// The unit files of systemd.
     ///
     /// # Errors
-    /// When a path cannot be written into one.
+    /// When a path has characters that a unit cannot hold.
     pub(crate) fn units(&self) -> Result<[Unit; 2], Failure> {
         let program = quoted(&self.program)?;
         let mut lines = String::new();
@@ -115,12 +118,12 @@ impl Settings {
             let value = quoted(value)?;
             lines.push_str(&format!("Environment=\"{name}={}\n", &value[1..]));
         }
-        let environment = text(&self.environment)?.replace('%', "%%");
-        let data = text(&self.place.home)?;
+        let environment = path_text(&self.environment)?.replace('%', "%%");
+        let data = path_text(&self.paths.home)?;
         let service = format!(
             "\
 {MARK}{SERVICE}
-{DATA}{data}
+{DATA_PREFIX}{data}
 [Unit]
 Description=Construct: the mesh
 Requires={SOCKET}
@@ -137,14 +140,14 @@ Restart=on-failure
 RestartSec=2
 TimeoutStartSec=10min
 TimeoutStopSec=90
-# The daemon stops the rest itself; what is left after it is killed.
+# The daemon stops its processes itself; systemd kills the remaining ones.
 KillMode=mixed
-# A command of a script that takes too much memory is killed alone.
+# A script's command that runs out of memory is killed alone.
 OOMPolicy=continue
 LimitCORE=0
 NoNewPrivileges=yes
 RestrictRealtime=yes
-# bubblewrap needs netlink, and user namespaces: these must not be restricted.
+# bubblewrap needs netlink and user namespaces: do not restrict them.
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 "
         );
@@ -152,7 +155,7 @@ RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
             "\
 {MARK}{SOCKET}
 [Unit]
-Description=Construct: where its gateway is reached by programs of this user
+Description=Construct: the gateway's socket for this user
 
 [Socket]
 ListenStream=%t/construct/gateway.socket
@@ -173,7 +176,7 @@ WantedBy=sockets.target
 }
 
 impl Unit {
-    /// What lies where this belongs.
+    /// The state of the file in a directory.
     pub(crate) fn state(&self, folder: &Path) -> State {
         let path = folder.join(self.name);
         match state(&path, self.mark) {
@@ -184,7 +187,7 @@ impl Unit {
         }
     }
 
-    /// Puts it there, whole or not at all.
+    /// Writes the file atomically.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -194,23 +197,23 @@ impl Unit {
             |error| Failure::failed(format!("{} cannot be written: {error}", path.display()));
         fs::create_dir_all(folder).map_err(failed)?;
         let unfinished = folder.join(format!(".{}.{}", self.name, std::process::id()));
-        let done = fs::write(&unfinished, &self.text)
+        let written = fs::write(&unfinished, &self.text)
             .and_then(|()| fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o644)))
             .and_then(|()| fs::rename(&unfinished, &path));
-        if done.is_err() {
+        if written.is_err() {
             _ = fs::remove_file(&unfinished);
         }
-        done.map_err(failed)
+        written.map_err(failed)
     }
 }
 
-/// What lies at a path where something belongs that begins with `mark`.
+/// The state of a path whose file should begin with `mark`.
 pub(crate) fn state(path: &Path, mark: &str) -> State {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => State::Absent,
-        // A link is somebody's intention (a mask, or settings that are kept elsewhere).
-        Ok(found)
-            if found.is_file()
+        // A link is intentional: a mask, or settings stored elsewhere.
+        Ok(metadata)
+            if metadata.is_file()
                 && fs::read_to_string(path).is_ok_and(|text| text.starts_with(mark)) =>
         {
             State::Ours
@@ -219,24 +222,20 @@ pub(crate) fn state(path: &Path, mark: &str) -> State {
     }
 }
 
-/// A path as such files can hold it.
+/// A path as text for these files.
 ///
 /// # Errors
-/// When it has characters that they cannot hold.
-pub(crate) fn text(path: &Path) -> Result<&str, Failure> {
+/// When it is not UTF-8 or has control characters.
+pub(crate) fn path_text(path: &Path) -> Result<&str, Failure> {
     let text = path.to_str().filter(|text| !text.chars().any(char::is_control));
     text.ok_or_else(|| {
-        Failure::usage(format!(
-            "{} has characters that a service's file cannot hold",
-            path.display()
-        ))
+        Failure::usage(format!("{} has characters that a service file cannot hold", path.display()))
     })
 }
 
-/// The same in quotes, where systemd would otherwise split it or put something else in the place of
-/// `%`.
+/// A path in quotes, so that systemd neither splits it nor expands `%`.
 fn quoted(path: &Path) -> Result<String, Failure> {
-    let text = text(path)?.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
+    let text = path_text(path)?.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
     Ok(format!("\"{text}\""))
 }
 
@@ -247,22 +246,22 @@ mod tests {
     fn settings() -> Settings {
         Settings {
             program: "/opt/a b/construct".into(),
-            place: Place { script: "/src/50%/dev".into(), home: "/home/ann/construct".into() },
+            paths: MeshPaths { script: "/src/50%/dev".into(), home: "/home/ann/construct".into() },
             target: None,
             environment: "/home/ann/.config/construct/daemon.env".into(),
-            search: Some("/usr/bin".into()),
+            search_path: Some("/usr/bin".into()),
         }
     }
 
     #[test]
-    fn the_units_are_as_they_are_documented() {
+    fn units_match_golden_files() {
         let [service, socket] = settings().units().unwrap();
         assert_eq!(service.text, include_str!("golden/construct.service"));
         assert_eq!(socket.text, include_str!("golden/construct.socket"));
     }
 
     #[test]
-    fn what_systemd_would_read_otherwise_is_quoted() {
+    fn systemd_special_characters_are_quoted() {
         let odd = Settings {
             program: "/o\"p\\t/$HOME/construct".into(),
             target: Some("/t%".into()),
@@ -275,9 +274,9 @@ mod tests {
             r#"Environment="CARGO_TARGET_DIR=/t%%""#,
             "EnvironmentFile=-/a b/100%%.env",
         ] {
-            assert!(service.text.lines().any(|found| found == line), "{line}: {}", service.text);
+            assert!(service.text.lines().any(|other| other == line), "{line}: {}", service.text);
         }
         let broken = Settings { program: "/a\nExecStartPost=/b".into(), ..settings() };
-        assert!(broken.units().is_err(), "it would be another line");
+        assert!(broken.units().is_err(), "a line break would add a directive");
     }
 }

@@ -22,20 +22,20 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AgentCommand {
-    /// Make an agent.
+    /// Create an agent.
     Create(Create),
-    /// Show one.
+    /// Show an agent.
     Get {
         /// Name or id.
         agent: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List them.
+    /// List agents.
     List(List),
-    /// Change one: only what is given.
+    /// Change the given fields of an agent.
     Update(Update),
-    /// Delete one that no task uses.
+    /// Delete an agent that no task uses.
     Delete {
         /// Name or id.
         agent: String,
@@ -48,7 +48,7 @@ pub(crate) enum AgentCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Lower-case letters, digits, `.`, `_` and `-`.
+    /// Lowercase letters, digits, `.`, `_` and `-`.
     name: String,
     /// Name or id of the model.
     #[arg(long)]
@@ -57,28 +57,27 @@ pub(crate) struct Create {
     description: String,
     #[command(flatten)]
     instructions: Instructions,
-    /// Model calls one message may cause; 50 when not given.
+    /// The maximum model calls per turn. Default: 50.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
-    /// Share of the model's room, in percent, from which on a conversation's older part is summed
-    /// up; 80 when not given.
+    /// Compact the conversation when it fills this percentage of the model's context. Default: 80.
     #[arg(long, value_name = "PERCENT", default_value_t = 0, hide_default_value = true)]
     compact_at: u32,
-    /// Where scripts of its tasks run: cpu-2 (when not given), cpu-4, cpu-8, or another pool of the
-    /// installation.
+    /// The compute pool of its tasks' scripts: cpu-2 (default), cpu-4, cpu-8, or another pool of
+    /// the installation.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
     #[command(flatten)]
     parameters: Parameters,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// A secret its scripts may use, by name or id; can be given several times.
+    /// A secret that its scripts may use, by name or id. Repeatable.
     #[arg(long = "secret", value_name = "SECRET")]
     secrets: Vec<String>,
-    /// Dollars it may spend, as 5/day, 20/month or 100/total; a month when no period is given.
+    /// A spending limit in dollars, e.g. 5/day, 20/month or 100/total. Default period: month.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
     budget: Option<Limit>,
-    /// A model its scripts may call beside its own, by name or id; can be given several times.
+    /// A further model that its scripts may call, by name or id. Repeatable.
     #[arg(long = "script-model", value_name = "MODEL")]
     script_models: Vec<String>,
     #[command(flatten)]
@@ -89,10 +88,10 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those that use this model.
+    /// Only agents that use this model.
     #[arg(long, default_value = "", hide_default_value = true)]
     model: String,
-    /// Only those whose name begins like this.
+    /// Only agents whose name starts with this.
     #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
     name_prefix: String,
     #[command(flatten)]
@@ -115,32 +114,29 @@ pub(crate) struct Update {
     description: Option<String>,
     #[command(flatten)]
     instructions: Instructions,
-    /// Model calls one message may cause.
+    /// The maximum model calls per turn.
     #[arg(long, value_name = "N")]
     max_turns: Option<u32>,
-    /// Share of the model's room, in percent, from which on a conversation's older part is summed
-    /// up.
+    /// Compact the conversation when it fills this percentage of the model's context.
     #[arg(long, value_name = "PERCENT")]
     compact_at: Option<u32>,
-    /// Where scripts of tasks that are made from now on run.
+    /// The compute pool of future tasks' scripts.
     #[arg(long, value_name = "POOL")]
     compute: Option<String>,
     #[command(flatten)]
     parameters: Parameters,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// A secret its scripts may use, in the place of those they may use now; can be given several
-    /// times.
+    /// A secret that its scripts may use; replaces the current ones. Repeatable.
     #[arg(long = "secret", value_name = "SECRET")]
     secrets: Vec<String>,
-    /// Its scripts may use no secrets any more.
+    /// Remove all secrets.
     #[arg(long, conflicts_with = "secrets")]
     no_secrets: bool,
-    /// A model its scripts may call beside its own, in the place of those they may call now; can be
-    /// given several times.
+    /// A further model that its scripts may call; replaces the current ones. Repeatable.
     #[arg(long = "script-model", value_name = "MODEL")]
     script_models: Vec<String>,
-    /// Its scripts may call no model but its own any more.
+    /// Remove all further models.
     #[arg(long, conflicts_with = "script_models")]
     no_script_models: bool,
     #[command(flatten)]
@@ -149,13 +145,13 @@ pub(crate) struct Update {
     output: OutputArgs,
 }
 
-/// What the agent is told about its job.
+/// The instructions of an agent.
 #[derive(Debug, Args)]
 struct Instructions {
-    /// What the agent is told about its job.
+    /// The instructions of the agent.
     #[arg(long, visible_alias = "prompt", value_name = "TEXT")]
     instructions: Option<String>,
-    /// The same from a file; `-` is standard input.
+    /// A file with the instructions; `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "instructions")]
     instructions_file: Option<PathBuf>,
 }
@@ -169,21 +165,21 @@ impl Instructions {
     }
 }
 
-/// How the model samples.
+/// Parameters of the model.
 #[derive(Debug, Args)]
 struct Parameters {
-    /// 0 to 2.
+    /// The temperature, 0 to 2.
     #[arg(long)]
     temperature: Option<f64>,
-    /// Tokens of one answer at most.
+    /// The maximum tokens of an answer.
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
-    /// 0 to 1.
+    /// Nucleus sampling, 0 to 1.
     #[arg(long)]
     top_p: Option<f64>,
     #[arg(long, value_name = "N")]
     top_k: Option<u32>,
-    /// Text at which the model stops; can be given several times.
+    /// A text at which the model stops. Repeatable.
     #[arg(long = "stop", value_name = "TEXT")]
     stop_sequences: Vec<String>,
     /// How much the model thinks before it answers.
@@ -195,7 +191,7 @@ struct Parameters {
 enum Thinking {
     /// The vendor's default.
     Default,
-    /// Not at all, or as little as the model can.
+    /// Off, or as little as the model supports.
     Off,
     Low,
     Medium,
@@ -225,7 +221,7 @@ fn thinking_name(effort: ThinkingEffort) -> &'static str {
 }
 
 impl Parameters {
-    fn is_given(&self) -> bool {
+    fn is_any_set(&self) -> bool {
         self.temperature.is_some()
             || self.max_tokens.is_some()
             || self.top_p.is_some()
@@ -234,21 +230,21 @@ impl Parameters {
             || self.thinking.is_some()
     }
 
-    /// What is given, and the rest as before.
-    fn over(self, before: ModelParameters) -> ModelParameters {
+    /// The given parameters, with the others from `base`.
+    fn merge(self, base: ModelParameters) -> ModelParameters {
         ModelParameters {
-            temperature: self.temperature.or(before.temperature),
-            max_tokens: self.max_tokens.or(before.max_tokens),
-            top_p: self.top_p.or(before.top_p),
-            top_k: self.top_k.or(before.top_k),
+            temperature: self.temperature.or(base.temperature),
+            max_tokens: self.max_tokens.or(base.max_tokens),
+            top_p: self.top_p.or(base.top_p),
+            top_k: self.top_k.or(base.top_k),
             stop_sequences: if self.stop_sequences.is_empty() {
-                before.stop_sequences
+                base.stop_sequences
             } else {
                 self.stop_sequences
             },
             thinking: self
                 .thinking
-                .map_or(before.thinking, |thinking| ThinkingEffort::from(thinking).into()),
+                .map_or(base.thinking, |thinking| ThinkingEffort::from(thinking).into()),
         }
     }
 }
@@ -259,7 +255,7 @@ impl AgentCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => args.run(gateway).await,
-            Self::Get { agent, output } => output.one(&get(gateway, agent).await?),
+            Self::Get { agent, output } => output.entity(&get(gateway, agent).await?),
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
             Self::Delete { agent, write, output } => {
@@ -275,7 +271,7 @@ impl AgentCommand {
 impl Create {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let parameters =
-            self.parameters.is_given().then(|| self.parameters.over(ModelParameters::default()));
+            self.parameters.is_any_set().then(|| self.parameters.merge(ModelParameters::default()));
         let spec = AgentSpec {
             name: self.name,
             description: self.description,
@@ -291,8 +287,9 @@ impl Create {
         };
         let request = CreateAgentRequest { spec: Some(spec), idempotency_key: self.write.key() };
         let agent = call(gateway.agents().create_agent(request)).await?;
-        budget::make(gateway, budget::Of::Agent(&id(agent.metadata.as_ref())), self.budget).await?;
-        self.output.one(&agent)
+        budget::create(gateway, budget::Owner::Agent(&id(agent.metadata.as_ref())), self.budget)
+            .await?;
+        self.output.entity(&agent)
     }
 }
 
@@ -317,16 +314,15 @@ impl Update {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let mut revision = self.change.revision;
         let mut parameters = None;
-        if self.parameters.is_given() {
-            // Parameters are replaced as a whole, so those that are not given are taken from what
-            // is there.
-            let before = get(gateway, self.agent.clone()).await?;
+        if self.parameters.is_any_set() {
+            // The API replaces all parameters: the others come from the current agent.
+            let current = get(gateway, self.agent.clone()).await?;
             if revision == 0 {
-                revision = before.metadata.as_ref().map_or(0, |metadata| metadata.revision);
+                revision = current.metadata.as_ref().map_or(0, |metadata| metadata.revision);
             }
             parameters = Some(
                 self.parameters
-                    .over(before.spec.and_then(|spec| spec.parameters).unwrap_or_default()),
+                    .merge(current.spec.and_then(|spec| spec.parameters).unwrap_or_default()),
             );
         }
         let request = UpdateAgentRequest {
@@ -347,7 +343,7 @@ impl Update {
             revision,
             idempotency_key: self.change.write.key(),
         };
-        self.output.one(&call(gateway.agents().update_agent(request)).await?)
+        self.output.entity(&call(gateway.agents().update_agent(request)).await?)
     }
 }
 
@@ -401,7 +397,7 @@ impl Entity for Agent {
             ),
             ("thinking", thinking),
             ("tasks", tasks.to_string()),
-            ("policy", policy::words(&spec.policy)),
+            ("policy", policy::describe(&spec.policy)),
             ("secrets", spec.secrets.join(", ")),
             ("script models", spec.script_models.join(", ")),
         ];

@@ -1,4 +1,4 @@
-//! Approvals: calls of scripts that wait for a person.
+//! `construct approval`: decisions about calls of scripts.
 
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
@@ -13,8 +13,8 @@ use crate::{
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
     page::ListArgs,
+    text::{clip, one_line},
     time,
-    words::{clip, one_line},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,30 +40,30 @@ impl From<State> for ApprovalState {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ApprovalCommand {
-    /// List them.
+    /// List approvals.
     List(List),
-    /// Show one, with all of its arguments.
+    /// Show an approval with all arguments.
     Get {
-        /// Its id.
+        /// The id of the approval.
         approval: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Let the call be made.
+    /// Approve the call.
     Approve(Decide),
-    /// Tell the script that it may not make the call.
+    /// Reject the call; the script gets an error.
     Reject(Decide),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those of this task.
+    /// Only approvals of this task.
     #[arg(long, default_value = "", hide_default_value = true)]
     task: String,
-    /// Only those of this task and of all subtasks below it.
+    /// Only approvals of this task and its subtasks.
     #[arg(long, value_name = "TASK", default_value = "", hide_default_value = true)]
     tree: String,
-    /// Only those in this state.
+    /// Only approvals in this state.
     #[arg(long, value_enum)]
     state: Option<State>,
     #[command(flatten)]
@@ -94,7 +94,7 @@ impl ApprovalCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List(args) => args.run(gateway).await,
-            Self::Get { approval, output } => output.one(
+            Self::Get { approval, output } => output.entity(
                 &call(gateway.approvals().get_approval(GetApprovalRequest { approval })).await?,
             ),
             Self::Approve(args) => args.run(gateway, Decision::Approve).await,
@@ -131,7 +131,7 @@ impl Decide {
             arguments_hash: self.arguments_hash,
             idempotency_key: self.write.key(),
         };
-        self.output.one(&call(gateway.approvals().decide_approval(request)).await?)
+        self.output.entity(&call(gateway.approvals().decide_approval(request)).await?)
     }
 }
 
@@ -175,7 +175,7 @@ impl Entity for Approval {
                 .unwrap_or_default()
         };
         let shown = spec.arguments.len() as u64;
-        let left_out = match spec.arguments_size.checked_sub(shown) {
+        let omitted = match spec.arguments_size.checked_sub(shown) {
             None | Some(0) => String::new(),
             Some(more) => format!("{more} bytes of the arguments are not shown"),
         };
@@ -196,7 +196,7 @@ impl Entity for Approval {
             ("hash", spec.arguments_hash),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
-        details.push(("left out", left_out));
+        details.push(("omitted", omitted));
         details.push(("arguments", spec.arguments));
         details
     }

@@ -1,4 +1,4 @@
-//! The audit trail: who did what.
+//! `construct audit`: the audit log.
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
@@ -12,13 +12,13 @@ use crate::{
     json,
     output::{Entity, OutputArgs, print},
     page::ListArgs,
+    text::{clip, one_line},
     time,
-    words::{clip, one_line},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
-    /// List entries, the newest first.
+    /// List audit entries, the newest first.
     List {
         #[command(flatten)]
         filter: FilterArgs,
@@ -27,35 +27,35 @@ pub(crate) enum AuditCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Print all entries, the oldest first, each as a line of JSON.
+    /// Print all audit entries, the oldest first, as one JSON object per line.
     Export {
         #[command(flatten)]
         filter: FilterArgs,
     },
 }
 
-/// Which entries are wanted.
+/// The filter for entries.
 #[derive(Debug, Args)]
 pub(crate) struct FilterArgs {
-    /// Only those of this time or later: `2026-11-21T22:55:00Z`, or how long ago, `7d`.
+    /// Only entries since this time: `2026-11-21T22:55:00Z`, or how long ago, `7d`.
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     since: Option<Timestamp>,
-    /// Only those of before this time.
+    /// Only entries before this time.
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     until: Option<Timestamp>,
-    /// Only those of this user, by id.
+    /// Only entries of this user, by id.
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     user: String,
-    /// Only those of this API key, by id.
+    /// Only entries of this API key, by id.
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     key: String,
     /// Only calls of these methods: `TaskService/CreateTask`, `*/Delete*`.
     #[arg(long, value_name = "PATTERN", default_value = "", hide_default_value = true)]
     method: String,
-    /// Only those that name this, by the id or name that stands there.
+    /// Only entries about this object, by the id or name in the entry.
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     object: String,
-    /// Only those that ended like this: `OK`, `PERMISSION_DENIED`.
+    /// Only entries with this outcome: `OK`, `PERMISSION_DENIED`.
     #[arg(long, value_name = "CODE", default_value = "", hide_default_value = true)]
     outcome: String,
 }
@@ -108,22 +108,22 @@ impl AuditCommand {
     }
 }
 
-/// Who it was, as short as it can be said.
-fn who(entry: &AuditEntry) -> String {
-    let known = [&entry.api_key, &entry.user].into_iter().find(|id| !id.is_empty());
-    known.cloned().unwrap_or_else(|| "nobody".to_owned())
+/// The caller: the API key, or else the user.
+fn caller(entry: &AuditEntry) -> String {
+    let caller = [&entry.api_key, &entry.user].into_iter().find(|id| !id.is_empty());
+    caller.cloned().unwrap_or_else(|| "none".to_owned())
 }
 
 impl Entity for AuditEntry {
     const NAME: &'static str = "construct.v1.AuditEntry";
     const PLURAL: &'static str = "auditEntries";
     const COLUMNS: &'static [&'static str] =
-        &["TIME", "WHO", "METHOD", "OBJECTS", "OUTCOME", "CALLS", "FACE", "FROM"];
+        &["TIME", "CALLER", "METHOD", "OBJECTS", "OUTCOME", "CALLS", "PROTOCOL", "PEER"];
 
     fn row(&self, _: Timestamp) -> Vec<String> {
         vec![
             time::read(self.time.as_ref()).map(time::local).unwrap_or_default(),
-            who(self),
+            caller(self),
             self.method.clone(),
             clip(&one_line(&self.objects.join(" ")), 60),
             self.outcome.clone(),
@@ -144,7 +144,7 @@ impl Entity for AuditEntry {
             ("outcome", self.outcome.clone()),
             ("calls", self.count.to_string()),
             ("protocol", self.protocol.clone()),
-            ("from", self.peer.clone()),
+            ("peer", self.peer.clone()),
             ("client", one_line(&self.user_agent)),
             ("request", self.request_id.clone()),
             ("trace", self.trace_id.clone()),

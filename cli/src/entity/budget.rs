@@ -1,4 +1,4 @@
-//! Budgets: how much may be spent.
+//! `construct budget`: limits on spending.
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
@@ -19,20 +19,20 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BudgetCommand {
-    /// Bound what the organization, an agent or a task may spend.
+    /// Limit the spending of the organization, an agent or a task.
     Create(Create),
-    /// Show one.
+    /// Show a budget.
     Get {
         /// The budget's id.
         budget: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List them.
+    /// List budgets.
     List(List),
-    /// Change how much may be spent.
+    /// Change the limit of a budget.
     Update(Update),
-    /// Delete one: from then on it stops nothing.
+    /// Delete a budget, which removes its limit.
     Delete {
         /// The budget's id.
         budget: String,
@@ -45,13 +45,13 @@ pub(crate) enum BudgetCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Dollars, and in what time: 5/month, 2/day, 10/total, 0.50/call. Without a period: total.
+    /// Dollars per period: 5/month, 2/day, 10/total, 0.50/call. Default period: total.
     #[arg(value_parser = money::parse_limit)]
     limit: Limit,
-    /// Of this agent, in all its tasks; by name or id.
+    /// Limit this agent in all its tasks, by name or id.
     #[arg(long, default_value = "", hide_default_value = true)]
     agent: String,
-    /// Of this task, with its subtasks.
+    /// Limit this task with its subtasks.
     #[arg(long, default_value = "", hide_default_value = true, conflicts_with = "agent")]
     task: String,
     #[command(flatten)]
@@ -62,10 +62,10 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those of this agent.
+    /// Only budgets of this agent.
     #[arg(long, default_value = "", hide_default_value = true)]
     agent: String,
-    /// Only those of this task.
+    /// Only budgets of this task.
     #[arg(long, default_value = "", hide_default_value = true)]
     task: String,
     #[command(flatten)]
@@ -102,16 +102,15 @@ impl BudgetCommand {
                 };
                 let request =
                     CreateBudgetRequest { spec: Some(spec), idempotency_key: write.key() };
-                output.one(&call(gateway.budgets().create_budget(request)).await?)
+                output.entity(&call(gateway.budgets().create_budget(request)).await?)
             }
-            Self::Get { budget, output } => {
-                output.one(&call(gateway.budgets().get_budget(GetBudgetRequest { budget })).await?)
-            }
+            Self::Get { budget, output } => output
+                .entity(&call(gateway.budgets().get_budget(GetBudgetRequest { budget })).await?),
             Self::List(args) => args.run(gateway).await,
             Self::Update(Update { budget, limit, change, output }) => {
                 if limit.period.is_some() {
                     return Err(Failure::usage(
-                        "a budget keeps its period; make another one for another period",
+                        "the period of a budget cannot be changed; create another budget",
                     ));
                 }
                 let request = UpdateBudgetRequest {
@@ -120,7 +119,7 @@ impl BudgetCommand {
                     revision: change.revision,
                     idempotency_key: change.write.key(),
                 };
-                output.one(&call(gateway.budgets().update_budget(request)).await?)
+                output.entity(&call(gateway.budgets().update_budget(request)).await?)
             }
             Self::Delete { budget, write, output } => {
                 let request =
@@ -149,28 +148,28 @@ impl List {
     }
 }
 
-/// The budget of something that was just made.
+/// The owner of a budget.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Of<'a> {
-    /// A month of it, unless something else is said.
+pub(crate) enum Owner<'a> {
+    /// Default period: month.
     Agent(&'a str),
-    /// All of it, unless something else is said.
+    /// Default period: total.
     Task(&'a str),
 }
 
-/// Makes a budget, when a limit is given.
+/// Creates a budget if a limit is given.
 ///
 /// # Errors
 /// What the gateway fails with.
-pub(crate) async fn make(
+pub(crate) async fn create(
     gateway: &Gateway,
-    of: Of<'_>,
+    owner: Owner<'_>,
     limit: Option<Limit>,
 ) -> Result<(), Failure> {
     let Some(limit) = limit else { return Ok(()) };
-    let (agent, task, period) = match of {
-        Of::Agent(agent) => (agent.to_owned(), String::new(), BudgetPeriod::Month),
-        Of::Task(task) => (String::new(), task.to_owned(), BudgetPeriod::Total),
+    let (agent, task, period) = match owner {
+        Owner::Agent(agent) => (agent.to_owned(), String::new(), BudgetPeriod::Month),
+        Owner::Task(task) => (String::new(), task.to_owned(), BudgetPeriod::Total),
     };
     let spec = BudgetSpec {
         agent,
@@ -183,7 +182,7 @@ pub(crate) async fn make(
     call(gateway.budgets().create_budget(request)).await.map(drop)
 }
 
-fn of(spec: &BudgetSpec) -> String {
+fn owner_name(spec: &BudgetSpec) -> String {
     match (spec.agent.as_str(), spec.task.as_str(), spec.token_id.as_str()) {
         ("", "", "") => "organization".to_owned(),
         ("", "", token) => format!("token {token}"),
@@ -196,14 +195,14 @@ impl Entity for Budget {
     const NAME: &'static str = "construct.v1.Budget";
     const PLURAL: &'static str = "budgets";
     const COLUMNS: &'static [&'static str] =
-        &["ID", "OF", "PER", "LIMIT", "SPENT", "SET ASIDE", "AGE"];
+        &["ID", "OWNER", "PER", "LIMIT", "SPENT", "RESERVED", "AGE"];
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();
         let status = self.status.clone().unwrap_or_default();
         vec![
             id(self.metadata.as_ref()),
-            of(&spec),
+            owner_name(&spec),
             money::period(spec.period()).to_owned(),
             money::cost(spec.limit_pico_usd),
             money::cost(status.spent_pico_usd),
@@ -220,12 +219,12 @@ impl Entity for Budget {
         let amount = |pico_usd| if counts { money::cost(pico_usd) } else { String::new() };
         let mut details = vec![
             ("id", id(self.metadata.as_ref())),
-            ("of", of(&spec)),
+            ("owner", owner_name(&spec)),
             ("per", money::period(spec.period()).to_owned()),
             ("since", since),
             ("limit", money::cost(spec.limit_pico_usd)),
             ("spent", amount(status.spent_pico_usd)),
-            ("set aside", amount(status.reserved_pico_usd)),
+            ("reserved", amount(status.reserved_pico_usd)),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details

@@ -1,4 +1,4 @@
-//! Files: what people upload, for messages and for scripts.
+//! `construct file`: uploaded files, for messages and scripts.
 
 pub(crate) mod upload;
 
@@ -21,31 +21,30 @@ use crate::{
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
     page::ListArgs,
+    text::{printable, thousands},
     time,
-    words::{printable, thousands},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum FileCommand {
-    /// Upload one. An upload that was cut goes on where it was, when the same command is given
-    /// again.
+    /// Upload a file. Running the command again resumes an interrupted upload.
     Upload(upload::Upload),
-    /// Write what one says to a file, or to standard output.
+    /// Download a file.
     Download(Download),
-    /// List them.
+    /// List files.
     List(List),
-    /// Show what is known of one.
+    /// Show the metadata of a file.
     Get {
-        /// Its id.
+        /// The id of the file.
         file: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Give one another name.
+    /// Rename a file.
     Update(Update),
-    /// Delete one, or end its upload.
+    /// Delete a file, or cancel its upload.
     Delete {
-        /// Its id.
+        /// The id of the file.
         file: String,
         #[command(flatten)]
         write: WriteArgs,
@@ -56,27 +55,27 @@ pub(crate) enum FileCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Download {
-    /// Its id.
+    /// The id of the file.
     file: String,
-    /// Where to; `-` is standard output. Without it: its own name, in the present folder.
-    to: Option<PathBuf>,
-    /// Replace what is there.
+    /// The destination; `-` is standard output. Default: its name in the current directory.
+    destination: Option<PathBuf>,
+    /// Replace an existing file.
     #[arg(long)]
     force: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those with this name.
+    /// Only files with this name.
     #[arg(long, default_value = "", hide_default_value = true)]
     name: String,
-    /// Only those of this type, as `application/pdf` or `image/*`.
+    /// Only files of this type, e.g. `application/pdf` or `image/*`.
     #[arg(long, value_name = "TYPE", default_value = "", hide_default_value = true)]
     media_type: String,
-    /// Only those with this SHA-256.
+    /// Only files with this SHA-256.
     #[arg(long, value_name = "HASH", default_value = "", hide_default_value = true)]
     sha256: String,
-    /// Only those in this state.
+    /// Only files in this state.
     #[arg(long, value_enum)]
     state: Option<State>,
     #[command(flatten)]
@@ -85,7 +84,7 @@ pub(crate) struct List {
     output: OutputArgs,
 }
 
-/// What becomes of a file.
+/// The state of a file.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum State {
     Uploading,
@@ -96,7 +95,7 @@ enum State {
 
 #[derive(Debug, Args)]
 pub(crate) struct Update {
-    /// Its id.
+    /// The id of the file.
     file: String,
     /// The new name.
     #[arg(long)]
@@ -115,7 +114,7 @@ impl FileCommand {
             Self::Upload(args) => args.run(gateway).await,
             Self::Download(args) => args.run(gateway).await,
             Self::List(args) => args.run(gateway).await,
-            Self::Get { file, output } => output.one(&get(gateway, &file).await?),
+            Self::Get { file, output } => output.entity(&get(gateway, &file).await?),
             Self::Update(args) => {
                 let request = UpdateFileRequest {
                     file: args.file,
@@ -123,7 +122,7 @@ impl FileCommand {
                     revision: args.change.revision,
                     idempotency_key: args.change.write.key(),
                 };
-                args.output.one(&call(gateway.files().update_file(request)).await?)
+                args.output.entity(&call(gateway.files().update_file(request)).await?)
             }
             Self::Delete { file, write, output } => {
                 let request =
@@ -170,21 +169,21 @@ impl List {
 
 impl Download {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        if self.to.as_deref() == Some(Path::new("-")) {
+        if self.destination.as_deref() == Some(Path::new("-")) {
             return self.copy(gateway, &mut io::stdout().lock()).await.map(drop);
         }
         let file = get(gateway, &self.file).await?;
         let spec = file.spec.unwrap_or_default();
-        // Whoever uploaded it chose the name; the gateway refuses those with a folder.
-        let to = self.to.clone().unwrap_or_else(|| PathBuf::from(&spec.name));
-        if to.exists() && !self.force {
+        // The uploader chose the name; the gateway refuses names with a directory.
+        let destination = self.destination.clone().unwrap_or_else(|| PathBuf::from(&spec.name));
+        if destination.exists() && !self.force {
             return Err(Failure::usage(format!(
-                "{} is there already; --force replaces it",
-                to.display()
+                "{} already exists; --force replaces it",
+                destination.display()
             )));
         }
-        // It has its name when all of it is there.
-        let part = PathBuf::from(format!("{}.part", to.display()));
+        // Renamed when the download is complete.
+        let part = PathBuf::from(format!("{}.part", destination.display()));
         let failed = |error: io::Error| Failure::failed(format!("{}: {error}", part.display()));
         let mut new = OpenOptions::new()
             .write(true)
@@ -195,46 +194,53 @@ impl Download {
         let copied = self.copy(gateway, &mut new).await;
         let written = match copied {
             Ok(bytes) if bytes == spec.size => {
-                fs::rename(&part, &to).map_err(failed).map(|()| bytes)
+                fs::rename(&part, &destination).map_err(failed).map(|()| bytes)
             }
             Ok(bytes) => Err(Failure::failed(format!(
-                "{} of {} bytes came",
+                "received only {} of {} bytes",
                 thousands(bytes),
                 thousands(spec.size)
             ))),
             Err(failure) => Err(failure),
         };
         if written.is_err() {
-            // What stays is of no use, and says so by its name.
+            // A remaining partial file is recognizable by its name.
             _ = fs::remove_file(&part);
         }
-        eprintln!("{}: {} bytes", printable(&to.display().to_string()), thousands(written?));
+        eprintln!(
+            "{}: {} bytes",
+            printable(&destination.display().to_string()),
+            thousands(written?)
+        );
         Ok(())
     }
 
-    async fn copy(&self, gateway: &Gateway, to: &mut impl Write) -> Result<i64, Failure> {
+    async fn copy(&self, gateway: &Gateway, writer: &mut impl Write) -> Result<i64, Failure> {
         let request = DownloadFileRequest { file: self.file.clone(), offset: 0, length: 0 };
-        let mut pieces = gateway.files().download_file(request).await?.into_inner();
+        let mut chunks = gateway.files().download_file(request).await?.into_inner();
         let mut bytes = 0;
-        while let Some(piece) = pieces.message().await? {
-            to.write_all(&piece.data)
-                .map_err(|error| Failure::failed(format!("it cannot be written: {error}")))?;
-            bytes += i64::try_from(piece.data.len()).unwrap_or(i64::MAX);
+        while let Some(chunk) = chunks.message().await? {
+            writer.write_all(&chunk.data).map_err(|error| {
+                Failure::failed(format!("the destination cannot be written: {error}"))
+            })?;
+            bytes += i64::try_from(chunk.data.len()).unwrap_or(i64::MAX);
         }
-        to.flush().map_err(|error| Failure::failed(format!("it cannot be written: {error}")))?;
+        writer.flush().map_err(|error| {
+            Failure::failed(format!("the destination cannot be written: {error}"))
+        })?;
         Ok(bytes)
     }
 }
 
-/// What became of a file, in words.
-fn state(file: &File) -> String {
+/// The state of a file for people.
+fn describe_state(file: &File) -> String {
     let (spec, status) =
         (file.spec.clone().unwrap_or_default(), file.status.clone().unwrap_or_default());
     match status.state() {
         FileState::Uploading => {
             format!("{}% uploaded", status.received.saturating_mul(100) / spec.size.max(1))
         }
-        FileState::Checking => "looked at".to_owned(),
+        FileState::Checking => "checking".to_owned(),
         FileState::Ready => "ready".to_owned(),
         FileState::Refused => format!("refused: {}", status.reason),
         FileState::Unspecified => String::new(),
@@ -253,7 +259,7 @@ impl Entity for File {
             spec.name,
             spec.media_type,
             thousands(spec.size),
-            state(self),
+            describe_state(self),
             age(self.metadata.as_ref(), now),
         ]
     }
@@ -269,9 +275,9 @@ impl Entity for File {
             ("type", spec.media_type),
             ("bytes", thousands(spec.size)),
             ("sha256", sha256),
-            ("state", state(self)),
-            ("by", status.created_by),
-            ("removed", time::read(status.expires_at.as_ref()).map(at).unwrap_or_default()),
+            ("state", describe_state(self)),
+            ("created by", status.created_by),
+            ("expires", time::read(status.expires_at.as_ref()).map(at).unwrap_or_default()),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details

@@ -1,4 +1,4 @@
-//! Invitations into the organization that is worked in.
+//! `construct invitation`: invitations to the current organization.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum InvitationCommand {
-    /// Invite an address: whoever logs in with it becomes a member. Nothing is sent.
+    /// Invite an email address: the user who logs in with it becomes a member. No email is sent.
     Create {
-        /// The address, as their log-in has it.
+        /// The email address of the log-in.
         email: String,
-        /// viewer, member, admin or owner.
+        /// The role: viewer, member, admin or owner.
         #[arg(long, default_value = "member", value_parser = parse_role)]
         role: Role,
-        /// How long it can be accepted, at most 90d.
+        /// How long the invitation is valid, at most 90d.
         #[arg(long, value_name = "TIME", default_value = "14d", value_parser = time::parse_duration)]
         expires: Duration,
         #[command(flatten)]
@@ -37,16 +37,16 @@ pub(crate) enum InvitationCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List them.
+    /// List invitations.
     List {
         #[command(flatten)]
         list: ListArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Take one back.
+    /// Revoke an invitation.
     Revoke {
-        /// Its id.
+        /// The id of the invitation.
         invitation: String,
         #[command(flatten)]
         write: WriteArgs,
@@ -67,7 +67,7 @@ impl InvitationCommand {
                     expires_in: prost_types::Duration::try_from(expires).ok(),
                     idempotency_key: write.key(),
                 };
-                output.one(&call(gateway.organizations().create_invitation(request)).await?)
+                output.entity(&call(gateway.organizations().create_invitation(request)).await?)
             }
             Self::List { list, output } => {
                 let listed = list
@@ -82,17 +82,17 @@ impl InvitationCommand {
             }
             Self::Revoke { invitation, write, output } => {
                 let request = RevokeInvitationRequest { invitation, idempotency_key: write.key() };
-                output.one(&call(gateway.organizations().revoke_invitation(request)).await?)
+                output.entity(&call(gateway.organizations().revoke_invitation(request)).await?)
             }
         }
     }
 }
 
 fn state(invitation: &Invitation, now: Timestamp) -> String {
-    let word =
+    let state =
         invitation.state().as_str_name().trim_start_matches("INVITATION_STATE_").to_lowercase();
-    let over = time::read(invitation.expires_at.as_ref()).is_some_and(|expires| expires <= now);
-    if word == "pending" && over { "expired".to_owned() } else { word }
+    let expired = time::read(invitation.expires_at.as_ref()).is_some_and(|expires| expires <= now);
+    if state == "pending" && expired { "expired".to_owned() } else { state }
 }
 
 impl Entity for Invitation {

@@ -1,4 +1,4 @@
-//! API keys: how programs log in.
+//! `construct key`: API keys, the credentials of programs.
 
 use std::time::Duration;
 
@@ -17,57 +17,58 @@ use super::{
 use crate::{
     failure::Failure,
     gateway::{Gateway, call},
-    hidden, money,
+    money,
     output::{Entity, Format, OutputArgs, print},
     page::ListArgs,
+    secret_input,
+    text::thousands,
     time,
-    words::thousands,
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Make one, and print it. It is shown this once.
+    /// Create an API key, and print it once.
     Create(Create),
-    /// Show one, with its limits and how much of them is used.
+    /// Show an API key with its limits and usage.
     Get {
-        /// Its id.
+        /// The id of the API key.
         key: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List yours; admins see all.
+    /// List your API keys; admins see all.
     List {
         #[command(flatten)]
         list: ListArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Change the limits of one. What is not said stays as it is.
+    /// Change the given limits of an API key.
     Limit(Limit),
-    /// Make one worthless, at once.
+    /// Revoke an API key immediately.
     Revoke {
-        /// Its id.
+        /// The id of the API key.
         key: String,
         #[command(flatten)]
         write: WriteArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Make a code that a new client exchanges for a key, once, and print it.
+    /// Create a setup code, which a new client exchanges for an API key once.
     Code {
         #[command(flatten)]
         key: KeyArgs,
-        /// How long the key will hold, once there is one; for ever when not given.
+        /// How long the key is valid after the exchange. Default: forever.
         #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
         key_expires: Option<Duration>,
-        /// How long the code can be exchanged, at most 1d.
+        /// How long the code is valid, at most 1d.
         #[arg(long, value_name = "TIME", default_value = "15m", value_parser = time::parse_duration)]
         expires: Duration,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Exchange a code for a key, and print the key. The code is asked for, or read from standard
-    /// input.
+    /// Exchange a setup code for an API key, and print the key. Prompts for the code, or reads it
+    /// from standard input.
     Exchange {
         #[command(flatten)]
         output: OutputArgs,
@@ -76,7 +77,7 @@ pub(crate) enum KeyCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Limit {
-    /// Its id.
+    /// The id of the API key.
     key: String,
     #[command(flatten)]
     limits: LimitArgs,
@@ -86,65 +87,67 @@ pub(crate) struct Limit {
     output: OutputArgs,
 }
 
-/// How much may be done with a key, within what the organization may.
+/// Limits of a key, within the quotas of the organization.
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
-    /// Calls of the API with it: a number, or `none` for no limit of its own.
+    /// API requests: a number, or `none` for no limit of the key.
     #[arg(long, value_name = "N", value_parser = parse_number)]
-    requests_per_minute: Option<Said>,
-    /// Tasks begun with it.
+    requests_per_minute: Option<LimitValue>,
+    /// Created tasks.
     #[arg(long, value_name = "N", value_parser = parse_number)]
-    tasks_per_day: Option<Said>,
-    /// Steps that run scripts.
+    tasks_per_day: Option<LimitValue>,
+    /// Steps that execute scripts.
     #[arg(long, value_name = "N", value_parser = parse_number)]
-    runs_per_day: Option<Said>,
-    /// Tokens that models read and write.
+    runs_per_day: Option<LimitValue>,
+    /// Input and output tokens of models.
     #[arg(long, value_name = "N", value_parser = parse_number)]
-    tokens_per_day: Option<Said>,
-    /// What models may cost.
+    tokens_per_day: Option<LimitValue>,
+    /// Costs of models.
     #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
-    spend_per_month: Option<Said>,
-    /// Bytes of files, of uploads for scans and of documents that are kept.
+    spend_per_month: Option<LimitValue>,
+    /// Stored bytes of files, scan uploads and documents.
     #[arg(long, value_name = "N", value_parser = parse_number)]
-    storage_bytes: Option<Said>,
+    storage_bytes: Option<LimitValue>,
 }
 
-/// A limit as it is said: a number, or none.
+/// A limit argument: a number, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Said(Option<i64>);
+struct LimitValue(Option<i64>);
 
-/// What stands for no limit.
+/// The argument for no limit.
 const NONE: &str = "none";
 
-fn parse_number(text: &str) -> Result<Said, String> {
+fn parse_number(text: &str) -> Result<LimitValue, String> {
     if text == NONE {
-        return Ok(Said(None));
+        return Ok(LimitValue(None));
     }
     let number = text.parse::<i64>().ok().filter(|number| *number >= 0);
-    number.map(|number| Said(Some(number))).ok_or_else(|| "write a number, or `none`".to_owned())
+    number
+        .map(|number| LimitValue(Some(number)))
+        .ok_or_else(|| "write a number, or `none`".to_owned())
 }
 
-fn parse_dollars(text: &str) -> Result<Said, String> {
+fn parse_dollars(text: &str) -> Result<LimitValue, String> {
     if text == NONE {
-        return Ok(Said(None));
+        return Ok(LimitValue(None));
     }
     match money::parse_limit(text) {
-        Ok(money::Limit { pico_usd, period: None }) => Ok(Said(Some(pico_usd))),
+        Ok(money::Limit { pico_usd, period: None }) => Ok(LimitValue(Some(pico_usd))),
         _ => Err("write dollars, like 5 or 2.50, or `none`".to_owned()),
     }
 }
 
 impl LimitArgs {
-    /// What is said, and otherwise what there was.
-    fn over(&self, before: ApiKeyLimits) -> ApiKeyLimits {
-        let said = |limit: Option<Said>, before| limit.map_or(before, |limit| limit.0);
+    /// The given limits, with the others from `base`.
+    fn merge(&self, base: ApiKeyLimits) -> ApiKeyLimits {
+        let merge = |limit: Option<LimitValue>, base| limit.map_or(base, |limit| limit.0);
         ApiKeyLimits {
-            requests_per_minute: said(self.requests_per_minute, before.requests_per_minute),
-            tasks_per_day: said(self.tasks_per_day, before.tasks_per_day),
-            runs_per_day: said(self.runs_per_day, before.runs_per_day),
-            tokens_per_day: said(self.tokens_per_day, before.tokens_per_day),
-            spend_per_month_pico_usd: said(self.spend_per_month, before.spend_per_month_pico_usd),
-            storage_bytes: said(self.storage_bytes, before.storage_bytes),
+            requests_per_minute: merge(self.requests_per_minute, base.requests_per_minute),
+            tasks_per_day: merge(self.tasks_per_day, base.tasks_per_day),
+            runs_per_day: merge(self.runs_per_day, base.runs_per_day),
+            tokens_per_day: merge(self.tokens_per_day, base.tokens_per_day),
+            spend_per_month_pico_usd: merge(self.spend_per_month, base.spend_per_month_pico_usd),
+            storage_bytes: merge(self.storage_bytes, base.storage_bytes),
         }
     }
 }
@@ -153,23 +156,22 @@ impl LimitArgs {
 pub(crate) struct Create {
     #[command(flatten)]
     key: KeyArgs,
-    /// How long it holds; for ever when not given.
+    /// How long the key is valid. Default: forever.
     #[arg(long, value_name = "TIME", value_parser = time::parse_duration)]
     expires: Option<Duration>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// What a key is.
+/// The fields of a key.
 #[derive(Debug, Args)]
 pub(crate) struct KeyArgs {
-    /// What it is for.
+    /// The name of the key.
     name: String,
-    /// What it is good for, as `tasks:read`; can be given several times. `admin` is everything that
-    /// the role allows.
+    /// A scope, e.g. `tasks:read`. Repeatable. `admin` includes everything that the role allows.
     #[arg(long = "scope", value_name = "SCOPE", required = true)]
     scopes: Vec<String>,
-    /// viewer, member, admin or owner; yours when not given.
+    /// The role: viewer, member, admin or owner. Default: yours.
     #[arg(long, value_parser = parse_role)]
     role: Option<Role>,
     #[command(flatten)]
@@ -179,12 +181,12 @@ pub(crate) struct KeyArgs {
 impl KeyArgs {
     fn spec(self) -> ApiKeySpec {
         let role = self.role.unwrap_or(Role::Unspecified);
-        let limits = Some(self.limits.over(ApiKeyLimits::default()));
+        let limits = Some(self.limits.merge(ApiKeyLimits::default()));
         ApiKeySpec { name: self.name, role: role.into(), scopes: self.scopes, limits }
     }
 }
 
-fn lasting(duration: Duration) -> Option<prost_types::Duration> {
+fn proto_duration(duration: Duration) -> Option<prost_types::Duration> {
     prost_types::Duration::try_from(duration).ok()
 }
 
@@ -196,9 +198,9 @@ impl KeyCommand {
             Self::Create(Create { key, expires, output }) => {
                 let request = CreateApiKeyRequest {
                     spec: Some(key.spec()),
-                    expires_in: expires.and_then(lasting),
+                    expires_in: expires.and_then(proto_duration),
                 };
-                shown(&call(gateway.keys().create_api_key(request)).await?, output)
+                print_created(&call(gateway.keys().create_api_key(request)).await?, output)
             }
             Self::List { list, output } => {
                 let listed = list
@@ -210,62 +212,67 @@ impl KeyCommand {
                     .await?;
                 output.list(&listed)
             }
-            Self::Get { key, output } => output
-                .one(&call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key })).await?),
+            Self::Get { key, output } => output.entity(
+                &call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key })).await?,
+            ),
             Self::Limit(Limit { key, limits, write, output }) => {
-                let before =
+                let current =
                     call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key.clone() }))
                         .await?;
                 let request = UpdateApiKeyRequest {
                     api_key: key,
                     limits: Some(
-                        limits.over(before.spec.and_then(|spec| spec.limits).unwrap_or_default()),
+                        limits.merge(current.spec.and_then(|spec| spec.limits).unwrap_or_default()),
                     ),
-                    // What somebody else has said meanwhile is not undone.
-                    revision: before.metadata.map(|metadata| metadata.revision).unwrap_or_default(),
+                    // A concurrent change is not overwritten.
+                    revision: current
+                        .metadata
+                        .map(|metadata| metadata.revision)
+                        .unwrap_or_default(),
                     idempotency_key: write.key(),
                 };
-                output.one(&call(gateway.keys().update_api_key(request)).await?)
+                output.entity(&call(gateway.keys().update_api_key(request)).await?)
             }
             Self::Revoke { key, write, output } => {
                 let request = RevokeApiKeyRequest { api_key: key, idempotency_key: write.key() };
-                output.one(&call(gateway.keys().revoke_api_key(request)).await?)
+                output.entity(&call(gateway.keys().revoke_api_key(request)).await?)
             }
             Self::Code { key, key_expires, expires, output } => {
                 let request = CreateSetupCodeRequest {
                     spec: Some(key.spec()),
-                    key_expires_in: key_expires.and_then(lasting),
-                    expires_in: lasting(expires),
+                    key_expires_in: key_expires.and_then(proto_duration),
+                    expires_in: proto_duration(expires),
                 };
                 let code = call(gateway.keys().create_setup_code(request)).await?;
-                output.words("construct.v1.SetupCode", &code, &format!("{}\n", code.code))
+                output.message("construct.v1.SetupCode", &code, &format!("{}\n", code.code))
             }
             Self::Exchange { output } => {
-                let request =
-                    ExchangeSetupCodeRequest { code: hidden::read("code: ")?.trim().to_owned() };
-                shown(&call(gateway.keys().exchange_setup_code(request)).await?, output)
+                let request = ExchangeSetupCodeRequest {
+                    code: secret_input::read("code: ")?.trim().to_owned(),
+                };
+                print_created(&call(gateway.keys().exchange_setup_code(request)).await?, output)
             }
         }
     }
 }
 
-/// The key alone on standard output, so that a shell can take it: `CONSTRUCT_KEY=$(construct key
+/// Prints only the key on standard output, for use in a shell: `CONSTRUCT_KEY=$(construct key
 /// create …)`.
-fn shown(made: &CreateApiKeyResponse, output: OutputArgs) -> Result<(), Failure> {
+fn print_created(response: &CreateApiKeyResponse, output: OutputArgs) -> Result<(), Failure> {
     if output.format() != Format::Table {
-        return output.words("construct.v1.CreateApiKeyResponse", made, "");
+        return output.message("construct.v1.CreateApiKeyResponse", response, "");
     }
-    for (name, value) in made.api_key.clone().unwrap_or_default().details(Timestamp::now()) {
+    for (name, value) in response.api_key.clone().unwrap_or_default().details(Timestamp::now()) {
         if !value.is_empty() {
             eprintln!("{name:<10} {value}");
         }
     }
-    print(&format!("{}\n", made.key))
+    print(&format!("{}\n", response.key))
 }
 
-/// `12 of 100 tasks a day, $1.20 of $5.00 a month`; without what was used, the limits alone.
-/// Nothing where nothing is limited.
-fn limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUsage>) -> String {
+/// Formats limits with the usage, if known: `12 of 100 tasks a day, $1.20 of $5.00 a month`. Empty
+/// without limits.
+fn describe_limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUsage>) -> String {
     let number: fn(i64) -> String = thousands;
     let rows = [
         (number, limits.requests_per_minute, None, " requests a minute"),
@@ -278,13 +285,13 @@ fn limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUsage>) -> String {
             used.map(|used| used.spend_pico_usd),
             " a month",
         ),
-        (number, limits.storage_bytes, used.map(|used| used.storage_bytes), " bytes kept"),
+        (number, limits.storage_bytes, used.map(|used| used.storage_bytes), " bytes stored"),
     ];
     let mut parts = Vec::new();
-    for (show, limit, used, what) in rows {
+    for (format, limit, used, unit) in rows {
         if let Some(limit) = limit {
-            let used = used.map(|used| format!("{} of ", show(used))).unwrap_or_default();
-            parts.push(format!("{used}{}{what}", show(limit)));
+            let used = used.map(|used| format!("{} of ", format(used))).unwrap_or_default();
+            parts.push(format!("{used}{}{unit}", format(limit)));
         }
     }
     parts.join(", ")
@@ -331,7 +338,7 @@ impl Entity for ApiKey {
         let used = time::read(self.last_used_at.as_ref())
             .map(|at| time::relative(at, now))
             .unwrap_or_default();
-        let limits = limits(&spec.limits.unwrap_or_default(), self.used.as_ref());
+        let limits = describe_limits(&spec.limits.unwrap_or_default(), self.used.as_ref());
         vec![
             ("role", role(spec.role())),
             ("scopes", spec.scopes.join(", ")),
@@ -350,38 +357,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_numbers_dollars_or_none_and_what_is_not_said_stays() {
-        assert_eq!(parse_number("100"), Ok(Said(Some(100))));
-        assert_eq!(parse_number("none"), Ok(Said(None)));
-        assert_eq!(parse_dollars("2.50"), Ok(Said(Some(2_500_000_000_000))));
-        for wrong in ["-1", "", "1.5", "tier"] {
-            assert!(parse_number(wrong).is_err(), "{wrong}");
+    fn limit_arguments_are_parsed_and_merged() {
+        assert_eq!(parse_number("100"), Ok(LimitValue(Some(100))));
+        assert_eq!(parse_number("none"), Ok(LimitValue(None)));
+        assert_eq!(parse_dollars("2.50"), Ok(LimitValue(Some(2_500_000_000_000))));
+        for invalid in ["-1", "", "1.5", "tier"] {
+            assert!(parse_number(invalid).is_err(), "{invalid}");
         }
         assert!(parse_dollars("5/month").is_err());
-        let before = ApiKeyLimits {
+        let base = ApiKeyLimits {
             tasks_per_day: Some(5),
             runs_per_day: Some(7),
             ..ApiKeyLimits::default()
         };
         let args = LimitArgs {
             requests_per_minute: None,
-            tasks_per_day: Some(Said(None)),
+            tasks_per_day: Some(LimitValue(None)),
             runs_per_day: None,
-            tokens_per_day: Some(Said(Some(0))),
+            tokens_per_day: Some(LimitValue(Some(0))),
             spend_per_month: None,
-            storage_bytes: Some(Said(Some(1000))),
+            storage_bytes: Some(LimitValue(Some(1000))),
         };
-        let after = ApiKeyLimits {
+        let merged = ApiKeyLimits {
             runs_per_day: Some(7),
             tokens_per_day: Some(0),
             storage_bytes: Some(1000),
             ..ApiKeyLimits::default()
         };
-        assert_eq!(args.over(before), after);
+        assert_eq!(args.merge(base), merged);
     }
 
     #[test]
-    fn limits_are_shown_with_what_is_used_where_that_is_known() {
+    fn limits_are_formatted_with_known_usage() {
         let limited = ApiKeyLimits {
             requests_per_minute: Some(60),
             tasks_per_day: Some(1000),
@@ -395,10 +402,11 @@ mod tests {
             storage_bytes: 4096,
             ..ApiKeyUsage::default()
         };
-        let shown = "60 requests a minute, 12 of 1,000 tasks a day, $1.20 of $5.00 a month, 4,096 of 2,000,000 bytes kept";
-        assert_eq!(limits(&limited, Some(&used)), shown);
-        let alone = "60 requests a minute, 1,000 tasks a day, $5.00 a month, 2,000,000 bytes kept";
-        assert_eq!(limits(&limited, None), alone);
-        assert_eq!(limits(&ApiKeyLimits::default(), Some(&used)), "");
+        let expected = "60 requests a minute, 12 of 1,000 tasks a day, $1.20 of $5.00 a month, 4,096 of 2,000,000 bytes stored";
+        assert_eq!(describe_limits(&limited, Some(&used)), expected);
+        let expected =
+            "60 requests a minute, 1,000 tasks a day, $5.00 a month, 2,000,000 bytes stored";
+        assert_eq!(describe_limits(&limited, None), expected);
+        assert_eq!(describe_limits(&ApiKeyLimits::default(), Some(&used)), "");
     }
 }

@@ -1,4 +1,4 @@
-//! Members of the organization that is worked in.
+//! `construct member`: members of the current organization.
 
 use clap::Subcommand;
 use construct_proto::v1::{
@@ -19,18 +19,18 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MemberCommand {
-    /// List them.
+    /// List members.
     List {
         #[command(flatten)]
         list: ListArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Give one another role.
+    /// Change the role of a member.
     Update {
         /// The user's id.
         user: String,
-        /// viewer, member, admin or owner.
+        /// The role: viewer, member, admin or owner.
         #[arg(long, value_parser = parse_role)]
         role: Role,
         #[command(flatten)]
@@ -38,7 +38,7 @@ pub(crate) enum MemberCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Remove one, and revoke the keys that act in their name.
+    /// Remove a member, and revoke the member's API keys.
     Remove {
         /// The user's id.
         user: String,
@@ -71,7 +71,7 @@ impl MemberCommand {
                     revision: change.revision,
                     idempotency_key: change.write.key(),
                 };
-                output.one(&call(gateway.organizations().update_member(request)).await?)
+                output.entity(&call(gateway.organizations().update_member(request)).await?)
             }
             Self::Remove { user, write, output } => {
                 let request =

@@ -15,8 +15,9 @@ use crate::{
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
     page::ListArgs,
-    render, time,
-    words::{clip, one_line},
+    render,
+    text::{clip, one_line},
+    time,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,20 +41,20 @@ impl From<Source> for MessageSource {
 pub(crate) enum MessageCommand {
     /// Send a message; it is answered in the background.
     Create(Create),
-    /// Show one.
+    /// Show a message.
     Get {
         /// The message's id.
         message: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List a task's messages, in the order of the transcript.
+    /// List the messages of a task in transcript order.
     List(List),
-    /// Change one that still waits for its turn.
+    /// Change a queued message.
     Update(Update),
-    /// Send one anew in the place of one that was answered; what followed on that is put aside.
+    /// Edit an answered message: later messages are superseded, and the new text is answered.
     Edit(Edit),
-    /// Take one back that still waits for its turn.
+    /// Delete a queued message.
     Delete {
         /// The message's id.
         message: String,
@@ -68,11 +69,11 @@ pub(crate) enum MessageCommand {
 pub(crate) struct Create {
     /// The task's id.
     task: String,
-    /// `-`, or nothing, reads it from standard input.
+    /// The text. `-`, or no argument, reads it from standard input.
     text: Option<String>,
     #[command(flatten)]
     attach: AttachArgs,
-    /// Don't wait for the turn that runs: stop it, and have this message answered at once.
+    /// Interrupt the running turn, and answer this message immediately.
     #[arg(long)]
     interrupt: bool,
     #[command(flatten)]
@@ -85,13 +86,13 @@ pub(crate) struct Create {
 pub(crate) struct List {
     /// The task's id.
     task: String,
-    /// Only those written by this one.
+    /// Only messages from this source.
     #[arg(long, value_enum)]
     source: Option<Source>,
-    /// Only those after this place in the transcript.
+    /// Only messages after this position in the transcript.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     after_position: i64,
-    /// Also those that were put aside by a rewind or an edit.
+    /// Include messages that a rewind or an edit superseded.
     #[arg(long)]
     superseded: bool,
     #[command(flatten)]
@@ -104,7 +105,7 @@ pub(crate) struct List {
 pub(crate) struct Update {
     /// The message's id.
     message: String,
-    /// The new text; `-`, or nothing, reads it from standard input.
+    /// The new text. `-`, or no argument, reads it from standard input.
     text: Option<String>,
     #[command(flatten)]
     change: ChangeArgs,
@@ -116,7 +117,7 @@ pub(crate) struct Update {
 pub(crate) struct Edit {
     /// The id of the user's message.
     message: String,
-    /// The new text; `-`, or nothing, reads it from standard input.
+    /// The new text. `-`, or no argument, reads it from standard input.
     text: Option<String>,
     #[command(flatten)]
     write: WriteArgs,
@@ -141,10 +142,11 @@ impl MessageCommand {
                 let spec = MessageSpec { task: args.task, blocks, priority };
                 let request =
                     CreateMessageRequest { spec: Some(spec), idempotency_key: args.write.key() };
-                args.output.one(&call(gateway.messages().create_message(request)).await?)
+                args.output.entity(&call(gateway.messages().create_message(request)).await?)
             }
-            Self::Get { message, output } => output
-                .one(&call(gateway.messages().get_message(GetMessageRequest { message })).await?),
+            Self::Get { message, output } => output.entity(
+                &call(gateway.messages().get_message(GetMessageRequest { message })).await?,
+            ),
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => {
                 let request = UpdateMessageRequest {
@@ -153,12 +155,12 @@ impl MessageCommand {
                     revision: args.change.revision,
                     idempotency_key: args.change.write.key(),
                 };
-                args.output.one(&call(gateway.messages().update_message(request)).await?)
+                args.output.entity(&call(gateway.messages().update_message(request)).await?)
             }
             Self::Edit(args) => {
                 let (blocks, idempotency_key) = (blocks(args.text)?, args.write.key());
                 let request = EditMessageRequest { message: args.message, blocks, idempotency_key };
-                args.output.one(&call(gateway.messages().edit_message(request)).await?)
+                args.output.entity(&call(gateway.messages().edit_message(request)).await?)
             }
             Self::Delete { message, write, output } => {
                 let request =
@@ -213,7 +215,7 @@ fn source_name(source: MessageSource) -> &'static str {
     }
 }
 
-/// All that a message says, whatever kind of block it stands in.
+/// The content of all blocks of a message as text.
 fn content(message: &Message) -> String {
     let blocks = message.spec.iter().flat_map(|spec| &spec.blocks);
     let parts = blocks.filter_map(|block| match block.block.as_ref()? {
@@ -246,7 +248,7 @@ impl Entity for Message {
     fn row(&self, now: Timestamp) -> Vec<String> {
         let status = self.status.clone().unwrap_or_default();
         let state = match (&status.processed_at, status.position) {
-            _ if status.superseded_at.is_some() => "put aside",
+            _ if status.superseded_at.is_some() => "superseded",
             _ if !status.error.is_empty() => "failed",
             (Some(_), _) => "processed",
             (None, 0) => "queued",
@@ -266,11 +268,8 @@ impl Entity for Message {
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let status = self.status.clone().unwrap_or_default();
-        let position = if status.position == 0 {
-            "waits for its turn".to_owned()
-        } else {
-            status.position.to_string()
-        };
+        let position =
+            if status.position == 0 { "queued".to_owned() } else { status.position.to_string() };
         let mut details = vec![
             ("id", id(self.metadata.as_ref())),
             ("task", self.spec.as_ref().map(|spec| spec.task.clone()).unwrap_or_default()),
@@ -279,7 +278,7 @@ impl Entity for Message {
             ("agent", status.agent_id),
             ("error", status.error),
             (
-                "put aside",
+                "superseded",
                 time::read(status.superseded_at.as_ref())
                     .map(|at| time::relative(at, now))
                     .unwrap_or_default(),

@@ -16,28 +16,28 @@ use crate::{
     gateway::{Gateway, call},
     money,
     output::{Entity, OutputArgs},
-    page::{ListArgs, Listed},
-    words::thousands,
+    page::{ListArgs, Page},
+    text::thousands,
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// Make a model known.
+    /// Create a model.
     Create(Create),
-    /// Show one.
+    /// Show a model.
     Get {
         /// Name or id.
         model: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List them.
+    /// List models.
     List(List),
-    /// Change one: only what is given.
+    /// Change the given fields of a model.
     Update(Update),
-    /// List the vendors' models that Construct knows, with limits and prices.
+    /// List the catalog of vendors' models with limits and prices.
     Catalog(Catalog),
-    /// Delete one that no agent uses.
+    /// Delete a model that no agent uses.
     Delete {
         /// Name or id.
         model: String,
@@ -50,7 +50,7 @@ pub(crate) enum ModelCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Lower-case letters, digits, `.`, `_` and `-`.
+    /// Lowercase letters, digits, `.`, `_` and `-`.
     name: String,
     /// Name or id of the provider.
     #[arg(long)]
@@ -65,10 +65,10 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those of this provider.
+    /// Only models of this provider.
     #[arg(long, default_value = "", hide_default_value = true)]
     provider: String,
-    /// Only those whose name begins like this.
+    /// Only models whose name starts with this.
     #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
     name_prefix: String,
     #[command(flatten)]
@@ -79,7 +79,7 @@ pub(crate) struct List {
 
 #[derive(Debug, Args)]
 pub(crate) struct Catalog {
-    /// Only those of this type of provider.
+    /// Only models of this provider type.
     #[arg(value_enum, value_name = "TYPE")]
     vendor: Option<Type>,
     #[command(flatten)]
@@ -93,7 +93,7 @@ pub(crate) struct Update {
     /// The new name.
     #[arg(long)]
     name: Option<String>,
-    /// Have no fallbacks any more.
+    /// Remove all fallbacks.
     #[arg(long, conflicts_with = "fallbacks")]
     no_fallbacks: bool,
     #[command(flatten)]
@@ -106,48 +106,48 @@ pub(crate) struct Update {
 
 #[derive(Debug, Args)]
 struct Fields {
-    /// What the vendor calls the model; its name when not given.
+    /// The vendor's name of the model. Default: the name.
     #[arg(long, visible_alias = "model-id", value_name = "NAME")]
     vendor_model: Option<String>,
-    /// Tokens the model can see; what the catalog has when not given, else 128,000.
+    /// The context window. Default: that of the catalog, or 128,000.
     #[arg(long, value_name = "TOKENS")]
     context_window: Option<i64>,
-    /// Tokens of one answer at most; what the catalog has when not given, else 8,192.
+    /// The maximum tokens of an answer. Default: that of the catalog, or 8,192.
     #[arg(long, value_name = "TOKENS")]
     max_output_tokens: Option<i64>,
-    /// Dollars per million input tokens. Without any price: those of the catalog.
+    /// Dollars per million input tokens. Without any price, the catalog's prices apply.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     input_price: Option<i64>,
     /// Dollars per million output tokens.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     output_price: Option<i64>,
-    /// Dollars per million tokens read from the vendor's cache; the price of input when not given.
+    /// Dollars per million tokens read from the vendor's cache. Default: the input price.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     cache_read_price: Option<i64>,
-    /// Dollars per million tokens written to the vendor's cache; the price of input when not given.
+    /// Dollars per million tokens written to the vendor's cache. Default: the input price.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     cache_write_price: Option<i64>,
-    /// Dollars per million tokens spent on thinking; the price of output when not given.
+    /// Dollars per million thinking tokens. Default: the output price.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     thinking_price: Option<i64>,
-    /// Dollars per call, besides its tokens.
+    /// Dollars per call, in addition to its tokens.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     request_price: Option<i64>,
-    /// Prices of calls with a longer input, in dollars per million tokens:
-    /// `above=TOKENS,input=DOLLARS,output=DOLLARS[,cache-read=DOLLARS][,cache-write=DOLLARS][,thinking=DOLLARS]`.
+    /// Prices of calls with a long input, in dollars per million tokens:
+    /// `above=TOKENS,input=DOLLARS, output=DOLLARS` without spaces, and optional `cache-read`,
+    /// `cache-write` and `thinking`.
     #[arg(long, value_name = "PRICES", value_parser = parse_long_context)]
     long_context: Option<LongContextPrices>,
-    /// Whether the model can call tools; true when not given. One that cannot is asked for scripts
-    /// in fenced blocks.
+    /// Whether the model supports tool calls. Default: true. Other models write scripts in fenced
+    /// blocks.
     #[arg(long, value_name = "BOOL")]
     tool_calling: Option<bool>,
-    /// A model that answers when this one cannot, may be repeated (at most 8), in the order they
-    /// are tried. Neighbors with a weight (1 to 1,000) are a group, of which is drawn who comes
-    /// first.
+    /// A fallback model for when this one fails. Repeatable, at most 8, in the order of attempts.
+    /// Adjacent fallbacks with a weight (1 to 1,000) are a group, tried in weighted random order.
     #[arg(long = "fallback", value_name = "MODEL[=WEIGHT]", value_parser = parse_fallback)]
     fallbacks: Vec<ModelFallback>,
-    /// Ask the next fallback as well when nothing of the answer has come after this time, e.g. `3s`
-    /// or `800ms`; 0 is never.
+    /// Start a hedge with the next fallback when no part of the answer has arrived after this time,
+    /// e.g. `3s` or `800ms`; 0 is never.
     #[arg(long, value_name = "DURATION", value_parser = parse_hedge)]
     hedge_after: Option<prost_types::Duration>,
 }
@@ -158,7 +158,7 @@ fn parse_fallback(text: &str) -> Result<ModelFallback, String> {
             model,
             weight
                 .parse()
-                .map_err(|_| format!("`{weight}` is no weight: use a number from 0 to 1000"))?,
+                .map_err(|_| format!("`{weight}` is not a weight: use a number from 0 to 1000"))?,
         ),
         None => (text, 0),
     };
@@ -166,18 +166,21 @@ fn parse_fallback(text: &str) -> Result<ModelFallback, String> {
 }
 
 fn parse_hedge(text: &str) -> Result<prost_types::Duration, String> {
-    let wrong = || format!("`{text}` is no duration such as `3s` or `800ms`");
+    let invalid = || format!("`{text}` is not a duration such as `3s` or `800ms`");
     let (number, unit) = match text.trim_end_matches(|c: char| c.is_ascii_alphabetic()) {
         "0" => ("0", 1),
         number => match &text[number.len()..] {
             "ms" => (number, 1),
             "s" => (number, 1_000),
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         },
     };
-    let millis =
-        number.parse::<i64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)?;
-    let nanos = i32::try_from(millis % 1_000 * 1_000_000).map_err(|_| wrong())?;
+    let millis = number
+        .parse::<i64>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit))
+        .ok_or_else(invalid)?;
+    let nanos = i32::try_from(millis % 1_000 * 1_000_000).map_err(|_| invalid())?;
     Ok(prost_types::Duration { seconds: millis / 1_000, nanos })
 }
 
@@ -194,16 +197,16 @@ impl Fields {
         self.long_context.is_some() || prices.iter().any(Option::is_some)
     }
 
-    /// What is given, and the rest as before.
-    fn prices(&self, before: Prices) -> Prices {
+    /// The given prices, with the others from `base`.
+    fn merge_prices(&self, base: Prices) -> Prices {
         Prices {
-            input: self.input_price.unwrap_or(before.input),
-            output: self.output_price.unwrap_or(before.output),
-            cache_read: self.cache_read_price.unwrap_or(before.cache_read),
-            cache_write: self.cache_write_price.unwrap_or(before.cache_write),
-            thinking: self.thinking_price.unwrap_or(before.thinking),
-            request: self.request_price.unwrap_or(before.request),
-            long_context: self.long_context.or(before.long_context),
+            input: self.input_price.unwrap_or(base.input),
+            output: self.output_price.unwrap_or(base.output),
+            cache_read: self.cache_read_price.unwrap_or(base.cache_read),
+            cache_write: self.cache_write_price.unwrap_or(base.cache_write),
+            thinking: self.thinking_price.unwrap_or(base.thinking),
+            request: self.request_price.unwrap_or(base.request),
+            long_context: self.long_context.or(base.long_context),
         }
     }
 }
@@ -214,7 +217,7 @@ impl ModelCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => args.run(gateway).await,
-            Self::Get { model, output } => output.one(&get(gateway, model).await?),
+            Self::Get { model, output } => output.entity(&get(gateway, model).await?),
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
             Self::Catalog(args) => args.run(gateway).await,
@@ -230,7 +233,7 @@ impl ModelCommand {
 
 impl Create {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let prices = self.fields.has_prices().then(|| self.fields.prices(Prices::default()));
+        let prices = self.fields.has_prices().then(|| self.fields.merge_prices(Prices::default()));
         let spec = ModelSpec {
             name: self.name,
             provider: self.provider,
@@ -243,7 +246,7 @@ impl Create {
             hedge_after: self.fields.hedge_after,
         };
         let request = CreateModelRequest { spec: Some(spec), idempotency_key: self.write.key() };
-        self.output.one(&call(gateway.models().create_model(request)).await?)
+        self.output.entity(&call(gateway.models().create_model(request)).await?)
     }
 }
 
@@ -269,14 +272,14 @@ impl Update {
         let mut revision = self.change.revision;
         let mut prices = None;
         if self.fields.has_prices() {
-            // Prices are replaced as a whole, so those that are not given are taken from what is
-            // there.
-            let before = get(gateway, self.model.clone()).await?;
+            // The API replaces all prices: the others come from the current model.
+            let current = get(gateway, self.model.clone()).await?;
             if revision == 0 {
-                revision = before.metadata.as_ref().map_or(0, |metadata| metadata.revision);
+                revision = current.metadata.as_ref().map_or(0, |metadata| metadata.revision);
             }
             prices = Some(
-                self.fields.prices(before.spec.and_then(|spec| spec.prices).unwrap_or_default()),
+                self.fields
+                    .merge_prices(current.spec.and_then(|spec| spec.prices).unwrap_or_default()),
             );
         }
         let fallbacks = self.fields.fallbacks;
@@ -294,7 +297,7 @@ impl Update {
             revision,
             idempotency_key: self.change.write.key(),
         };
-        self.output.one(&call(gateway.models().update_model(request)).await?)
+        self.output.entity(&call(gateway.models().update_model(request)).await?)
     }
 }
 
@@ -303,43 +306,43 @@ impl Catalog {
         let kind = self.vendor.map_or(ModelProviderType::Unspecified, ModelProviderType::from);
         let request = ListCatalogModelsRequest { r#type: kind.into() };
         let items = call(gateway.models().list_catalog_models(request)).await?.models;
-        self.output.list(&Listed { items, next_page_token: String::new() })
+        self.output.list(&Page { items, next_page_token: String::new() })
     }
 }
 
-/// Prices of calls with a longer input.
+/// Parses the prices of calls with a long input.
 fn parse_long_context(text: &str) -> Result<LongContextPrices, String> {
-    const WRONG: &str =
-        "write above=TOKENS,input=DOLLARS,output=DOLLARS and what else has a price of its own";
+    const INVALID: &str =
+        "write above=TOKENS,input=DOLLARS,output=DOLLARS and optional further prices";
     let mut prices = LongContextPrices::default();
     let (mut cache_read, mut cache_write) = (None, None);
     for part in text.split(',') {
-        let (name, value) = part.split_once('=').ok_or(WRONG)?;
+        let (name, value) = part.split_once('=').ok_or(INVALID)?;
         match name {
-            "above" => prices.above_input_tokens = value.parse().map_err(|_| WRONG)?,
+            "above" => prices.above_input_tokens = value.parse().map_err(|_| INVALID)?,
             "input" => prices.input = money::parse_price(value)?,
             "output" => prices.output = money::parse_price(value)?,
             "cache-read" => cache_read = Some(money::parse_price(value)?),
             "cache-write" => cache_write = Some(money::parse_price(value)?),
             "thinking" => prices.thinking = money::parse_price(value)?,
-            _ => return Err(WRONG.to_owned()),
+            _ => return Err(INVALID.to_owned()),
         }
     }
     if prices.above_input_tokens <= 0 || prices.input == 0 || prices.output == 0 {
-        return Err(WRONG.to_owned());
+        return Err(INVALID.to_owned());
     }
     prices.cache_read = cache_read.unwrap_or(prices.input);
     prices.cache_write = cache_write.unwrap_or(prices.input);
     Ok(prices)
 }
 
-fn source_words(source: PricesSource) -> &'static str {
+fn describe_source(source: PricesSource) -> &'static str {
     match source {
         PricesSource::Unspecified => "",
         PricesSource::Given => "given",
         PricesSource::Catalog => "from the catalog, when the model was created",
-        PricesSource::Free => "nobody asks for money",
-        PricesSource::Unknown => "UNKNOWN: calls are counted as free, and no budget stops them",
+        PricesSource::Free => "free of charge",
+        PricesSource::Unknown => "UNKNOWN: calls count as free, and no budget limits them",
     }
 }
 
@@ -400,7 +403,7 @@ impl Entity for Model {
                 if prices.request == 0 { String::new() } else { money::price(prices.request) },
             ),
             ("long inputs", long),
-            ("prices", source_words(source).to_owned()),
+            ("prices", describe_source(source).to_owned()),
             (
                 "tool calling",
                 if spec.tool_calling.unwrap_or(true) { "yes" } else { "no: fenced blocks" }
@@ -421,7 +424,7 @@ impl Entity for Model {
             ));
         }
         if let Some(breaker) = self.status.as_ref().and_then(|status| status.breaker.as_ref()) {
-            details.push(("breaker", breaker_words(breaker, now)));
+            details.push(("breaker", describe_breaker(breaker, now)));
         }
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details
@@ -440,18 +443,19 @@ impl Entity for CatalogModel {
         "OUT/M",
         "CACHED/M",
         "TOOLS",
-        "SEES",
+        "MODALITIES",
         "DATE",
     ];
 
     fn row(&self, _now: Timestamp) -> Vec<String> {
         let prices = self.prices.unwrap_or_default();
-        let known = |tokens: i64| if tokens == 0 { "?".to_owned() } else { thousands(tokens) };
+        let tokens_or_unknown =
+            |tokens: i64| if tokens == 0 { "?".to_owned() } else { thousands(tokens) };
         vec![
             type_name(self.r#type()).to_owned(),
             self.vendor_model.clone(),
-            known(self.context_window),
-            known(self.max_output_tokens),
+            tokens_or_unknown(self.context_window),
+            tokens_or_unknown(self.max_output_tokens),
             money::price(prices.input),
             money::price(prices.output),
             money::price(prices.cache_read),
@@ -475,16 +479,16 @@ fn fallback(fallback: &ModelFallback) -> String {
     }
 }
 
-fn breaker_words(breaker: &Breaker, now: Timestamp) -> String {
+fn describe_breaker(breaker: &Breaker, now: Timestamp) -> String {
     match breaker.state() {
         State::Unspecified => "unknown".to_owned(),
         State::Closed if breaker.failures == 0 => "closed".to_owned(),
         State::Closed => format!("closed, {} failures in a row", breaker.failures),
-        State::HalfOpen => "half open: one call tries whether the vendor is well again".to_owned(),
+        State::HalfOpen => "half-open: a probe checks whether the vendor has recovered".to_owned(),
         State::Open => {
-            let left = breaker.retry_at.map_or(0, |at| at.seconds - now.as_second()).max(0);
+            let seconds = breaker.retry_at.map_or(0, |at| at.seconds - now.as_second()).max(0);
             format!(
-                "open: the vendor failed {} times in a row; next call in {left} s",
+                "open: the vendor failed {} times in a row; next call in {seconds} s",
                 breaker.failures
             )
         }
@@ -496,14 +500,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prices_of_long_inputs_are_read_and_what_has_none_of_its_own_costs_as_input() {
-        let read = parse_long_context("above=200000,input=6,output=22.5,cache-read=0.6")
-            .expect("it can be read");
+    fn long_context_prices_default_to_the_input_price() {
+        let prices = parse_long_context("above=200000,input=6,output=22.5,cache-read=0.6")
+            .expect("valid prices");
         assert_eq!(
-            (read.above_input_tokens, read.input, read.output),
+            (prices.above_input_tokens, prices.input, prices.output),
             (200_000, 6_000_000, 22_500_000)
         );
-        assert_eq!((read.cache_read, read.cache_write, read.thinking), (600_000, 6_000_000, 0));
+        assert_eq!(
+            (prices.cache_read, prices.cache_write, prices.thinking),
+            (600_000, 6_000_000, 0)
+        );
         for text in [
             "",
             "above=1",
@@ -516,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hedge_is_a_number_with_a_unit() {
+    fn hedge_delay_needs_a_unit() {
         let parsed = |text| parse_hedge(text).map(|after| (after.seconds, after.nanos)).ok();
         assert_eq!(parsed("3s"), Some((3, 0)));
         assert_eq!(parsed("1800ms"), Some((1, 800_000_000)));
@@ -525,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fallback_may_have_a_weight() {
+    fn fallback_has_an_optional_weight() {
         assert_eq!(parse_fallback("a"), Ok(ModelFallback { model: "a".into(), weight: 0 }));
         assert_eq!(parse_fallback("a=30"), Ok(ModelFallback { model: "a".into(), weight: 30 }));
         assert!(parse_fallback("a=b").is_err());

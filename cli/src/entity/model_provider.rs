@@ -1,4 +1,4 @@
-//! Model providers: accounts with vendors.
+//! `construct modelprovider`: accounts at vendors.
 
 use std::path::PathBuf;
 
@@ -16,17 +16,17 @@ use crate::{
     failure::Failure,
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
-    page::{ListArgs, Listed},
-    words::thousands,
+    page::{ListArgs, Page},
+    text::thousands,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Type {
     /// Anthropic's Messages API.
     Anthropic,
-    /// OpenAI's Chat Completions, and what is compatible with it.
+    /// OpenAI's Chat Completions API, and compatible ones.
     Openai,
-    /// OpenAI's Responses, and what is compatible with it.
+    /// OpenAI's Responses API, and compatible ones.
     OpenaiResponses,
     /// Google's Gemini API.
     Gemini,
@@ -38,9 +38,9 @@ pub(super) enum Type {
     /// Ollama's own API; needs no key.
     Ollama,
     Openrouter,
-    /// Embedding models from files beside the providers service; no vendor, no key.
+    /// Embedding models from local files of the providers service; no vendor, no key.
     Local,
-    /// Answers read from a script; no vendor, no key.
+    /// Answers from a script; no vendor, no key.
     Scripted,
 }
 
@@ -64,34 +64,34 @@ impl From<Type> for ModelProviderType {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelProviderCommand {
-    /// Make an account known.
+    /// Create a model provider.
     Create(Create),
-    /// Show one.
+    /// Show a model provider.
     Get {
         /// Name or id.
         provider: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List them.
+    /// List model providers.
     List(List),
-    /// Change one: only what is given.
+    /// Change the given fields of a model provider.
     Update(Update),
-    /// Ask the vendor whether it takes the keys.
+    /// Check the keys at the vendor.
     Check {
         /// Name or id.
         provider: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Ask the vendor which models it offers.
+    /// List the models that the vendor offers.
     Models {
         /// Name or id.
         provider: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Delete one that no model uses.
+    /// Delete a model provider that no model uses.
     Delete {
         /// Name or id.
         provider: String,
@@ -104,7 +104,7 @@ pub(crate) enum ModelProviderCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Lower-case letters, digits, `.`, `_` and `-`.
+    /// Lowercase letters, digits, `.`, `_` and `-`.
     name: String,
     #[arg(long = "type", value_enum)]
     kind: Type,
@@ -118,10 +118,10 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those of this type.
+    /// Only model providers of this type.
     #[arg(long = "type", value_enum)]
     kind: Option<Type>,
-    /// Only those whose name begins like this.
+    /// Only model providers whose name starts with this.
     #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
     name_prefix: String,
     #[command(flatten)]
@@ -137,8 +137,8 @@ pub(crate) struct Update {
     /// The new name.
     #[arg(long)]
     name: Option<String>,
-    /// Have no further API keys any more.
-    #[arg(long, conflicts_with = "further_key_env")]
+    /// Remove all additional API keys.
+    #[arg(long, conflicts_with = "additional_key_env")]
     no_additional_api_keys: bool,
     #[command(flatten)]
     fields: Fields,
@@ -148,10 +148,10 @@ pub(crate) struct Update {
     output: OutputArgs,
 }
 
-/// A key never stands on the command line, where every process of the machine could read it.
+/// There is no argument for a key: every process of the machine can read command lines.
 #[derive(Debug, Args)]
 struct Fields {
-    /// The vendor's address, when it is not the usual one.
+    /// The vendor's address. Default: the public one.
     #[arg(long, value_name = "URL")]
     base_url: Option<String>,
     /// The environment variable that holds the API key.
@@ -160,20 +160,20 @@ struct Fields {
     /// Read the API key from standard input.
     #[arg(long)]
     api_key_stdin: bool,
-    /// The turns of a scripted provider (JSON); `-` is standard input.
+    /// The script of a scripted provider (JSON); `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "api_key_stdin")]
     script_file: Option<PathBuf>,
-    /// An environment variable that holds a further API key for the same address; may be repeated.
-    /// Calls are spread over all keys, and go on with the next one when one is refused.
+    /// An environment variable with an additional API key. Repeatable. Calls are spread over all
+    /// keys, and retried with the next one when a key is refused.
     #[arg(long = "additional-api-key-env", value_name = "VARIABLE")]
-    further_key_env: Vec<String>,
-    /// Calls at a time with each key; 0: no limit.
+    additional_key_env: Vec<String>,
+    /// The maximum concurrent calls per key; 0: no limit.
     #[arg(long, value_name = "CALLS")]
     max_concurrency: Option<i64>,
-    /// Calls a minute with each key; 0: no limit.
+    /// The maximum calls per minute and key; 0: no limit.
     #[arg(long, value_name = "CALLS")]
     requests_per_minute: Option<i64>,
-    /// Tokens a minute with each key, read and written; 0: no limit.
+    /// The maximum input and output tokens per minute and key; 0: no limit.
     #[arg(long, value_name = "TOKENS")]
     tokens_per_minute: Option<i64>,
 }
@@ -181,7 +181,7 @@ struct Fields {
 impl Fields {
     fn api_key(&self) -> Result<Option<String>, Failure> {
         let key = match &self.api_key_env {
-            Some(variable) => variable_text(variable)?,
+            Some(variable) => read_variable(variable)?,
             None if self.api_key_stdin => read_stdin()?,
             None => return Ok(None),
         };
@@ -191,10 +191,10 @@ impl Fields {
         }
     }
 
-    fn further_keys(&self) -> Result<Vec<String>, Failure> {
-        self.further_key_env
+    fn additional_keys(&self) -> Result<Vec<String>, Failure> {
+        self.additional_key_env
             .iter()
-            .map(|variable| match variable_text(variable)?.trim() {
+            .map(|variable| match read_variable(variable)?.trim() {
                 "" => Err(Failure::usage(format!("the API key in {variable} is empty"))),
                 key => Ok(key.to_owned()),
             })
@@ -206,9 +206,9 @@ impl Fields {
     }
 }
 
-fn variable_text(variable: &str) -> Result<String, Failure> {
+fn read_variable(variable: &str) -> Result<String, Failure> {
     std::env::var(variable).map_err(|_| {
-        Failure::usage(format!("the environment variable {variable} is not set, or not text"))
+        Failure::usage(format!("the environment variable {variable} is not set, or not UTF-8"))
     })
 }
 
@@ -220,19 +220,17 @@ impl ModelProviderCommand {
             Self::Create(args) => args.run(gateway).await,
             Self::Get { provider, output } => {
                 let request = GetModelProviderRequest { model_provider: provider };
-                output.one(&call(gateway.model_providers().get_model_provider(request)).await?)
+                output.entity(&call(gateway.model_providers().get_model_provider(request)).await?)
             }
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
             Self::Check { provider, output } => {
                 let request = CheckModelProviderRequest { model_provider: provider.clone() };
-                let checked = call(gateway.model_providers().check_model_provider(request)).await?;
-                let refused = checked.keys.iter().filter(|key| !key.accepted).count();
-                output.list(&Listed { items: checked.keys, next_page_token: String::new() })?;
+                let check = call(gateway.model_providers().check_model_provider(request)).await?;
+                let refused = check.keys.iter().filter(|key| !key.accepted).count();
+                output.list(&Page { items: check.keys, next_page_token: String::new() })?;
                 if refused > 0 {
-                    return Err(Failure::failed(format!(
-                        "keys of {provider} that cannot be used: {refused}"
-                    )));
+                    return Err(Failure::failed(format!("{refused} unusable keys of {provider}")));
                 }
                 Ok(())
             }
@@ -240,7 +238,7 @@ impl ModelProviderCommand {
                 let request = ListVendorModelsRequest { model_provider: provider };
                 let models =
                     call(gateway.model_providers().list_vendor_models(request)).await?.models;
-                output.list(&Listed { items: models, next_page_token: String::new() })
+                output.list(&Page { items: models, next_page_token: String::new() })
             }
             Self::Delete { provider, write, output } => {
                 let request = DeleteModelProviderRequest {
@@ -261,7 +259,7 @@ impl Create {
             r#type: ModelProviderType::from(self.kind).into(),
             api_key: self.fields.api_key()?.unwrap_or_default(),
             script: self.fields.script()?.unwrap_or_default(),
-            additional_api_keys: self.fields.further_keys()?,
+            additional_api_keys: self.fields.additional_keys()?,
             max_concurrency: self.fields.max_concurrency.unwrap_or(0),
             requests_per_minute: self.fields.requests_per_minute.unwrap_or(0),
             tokens_per_minute: self.fields.tokens_per_minute.unwrap_or(0),
@@ -269,7 +267,7 @@ impl Create {
         };
         let request =
             CreateModelProviderRequest { spec: Some(spec), idempotency_key: self.write.key() };
-        self.output.one(&call(gateway.model_providers().create_model_provider(request)).await?)
+        self.output.entity(&call(gateway.model_providers().create_model_provider(request)).await?)
     }
 }
 
@@ -295,7 +293,7 @@ impl List {
 
 impl Update {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let keys = self.fields.further_keys()?;
+        let keys = self.fields.additional_keys()?;
         let replaced = self.no_additional_api_keys || !keys.is_empty();
         let request = UpdateModelProviderRequest {
             additional_api_keys: replaced.then_some(ApiKeys { keys }),
@@ -310,7 +308,7 @@ impl Update {
             revision: self.change.revision,
             idempotency_key: self.change.write.key(),
         };
-        self.output.one(&call(gateway.model_providers().update_model_provider(request)).await?)
+        self.output.entity(&call(gateway.model_providers().update_model_provider(request)).await?)
     }
 }
 
@@ -354,7 +352,7 @@ impl Entity for ModelProvider {
         };
         let key = match status.additional_api_keys {
             0 => key,
-            further => format!("{key}, and {further} more"),
+            additional => format!("{key}, and {additional} more"),
         };
         let limits: Vec<String> = [
             (spec.max_concurrency, "calls at a time"),
@@ -363,7 +361,7 @@ impl Entity for ModelProvider {
         ]
         .into_iter()
         .filter(|(limit, _)| *limit > 0)
-        .map(|(limit, what)| format!("{} {what}", thousands(limit)))
+        .map(|(limit, unit)| format!("{} {unit}", thousands(limit)))
         .collect();
         let script = if spec.script.is_empty() {
             String::new()
@@ -389,7 +387,7 @@ impl Entity for ModelProvider {
 impl Entity for KeyCheck {
     const NAME: &'static str = "construct.v1.KeyCheck";
     const PLURAL: &'static str = "keys";
-    const COLUMNS: &'static [&'static str] = &["KEY", "ACCEPTED", "WHY NOT"];
+    const COLUMNS: &'static [&'static str] = &["KEY", "ACCEPTED", "REASON"];
 
     fn row(&self, _now: Timestamp) -> Vec<String> {
         let number = if self.number == 0 { "none".to_owned() } else { self.number.to_string() };
@@ -398,7 +396,7 @@ impl Entity for KeyCheck {
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
-        ["key", "accepted", "why not"].into_iter().zip(self.row(now)).collect()
+        ["key", "accepted", "reason"].into_iter().zip(self.row(now)).collect()
     }
 }
 

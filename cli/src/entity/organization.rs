@@ -1,4 +1,4 @@
-//! Organizations: who owns what.
+//! `construct organization`: organizations.
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
@@ -18,30 +18,31 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum OrganizationCommand {
-    /// Make one, and own it. Enter it with --organization ID.
+    /// Create an organization as its owner. Select it with --organization ID.
     Create(Create),
-    /// Show one.
+    /// Show an organization.
     Get {
-        /// Slug or id; the one that is worked in when not given.
+        /// Slug or id. Default: the current organization.
         #[arg(default_value = "", hide_default_value = true)]
         reference: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List yours.
+    /// List your organizations.
     List {
         #[command(flatten)]
         list: ListArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Change the one that is worked in: only what is given.
+    /// Change the given fields of the current organization.
     Update(Update),
-    /// Delete the one that is worked in, with everything in it, for good. The operator deletes any.
+    /// Delete the current organization with everything in it. Operators can delete any
+    /// organization.
     Delete {
-        /// Its slug or id.
+        /// The slug or id.
         reference: String,
-        /// There is no way back: without this nothing is done.
+        /// Confirm the deletion, which cannot be undone.
         #[arg(long)]
         yes: bool,
         #[command(flatten)]
@@ -55,10 +56,10 @@ pub(crate) enum OrganizationCommand {
 pub(crate) struct Create {
     /// Unique in the installation: lower-case letters, digits, `.`, `_` and `-`.
     slug: String,
-    /// What people call it; the slug when not given.
+    /// The display name. Default: the slug.
     #[arg(long)]
     name: Option<String>,
-    /// Where its picture is.
+    /// The URL of its picture.
     #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
     avatar_url: String,
     #[command(flatten)]
@@ -69,7 +70,7 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct Update {
-    /// Its slug or id.
+    /// The slug or id.
     reference: String,
     #[arg(long)]
     name: Option<String>,
@@ -91,7 +92,7 @@ impl OrganizationCommand {
             Self::Create(args) => args.run(gateway).await,
             Self::Get { reference, output } => {
                 let request = GetOrganizationRequest { organization: reference };
-                output.one(&call(gateway.organizations().get_organization(request)).await?)
+                output.entity(&call(gateway.organizations().get_organization(request)).await?)
             }
             Self::List { list, output } => {
                 let listed = list
@@ -112,12 +113,12 @@ impl OrganizationCommand {
                     revision: args.change.revision,
                     idempotency_key: args.change.write.key(),
                 };
-                args.output.one(&call(gateway.organizations().update_organization(request)).await?)
+                args.output.entity(&call(gateway.organizations().update_organization(request)).await?)
             }
             Self::Delete { reference, yes: false, .. } => Err(Failure::usage(format!(
-                "everything in {reference} would be gone: agents, tasks, messages, secrets, keys, what was spent"
+                "this deletes everything in {reference}: agents, tasks, messages, secrets, keys, costs"
             ))
-            .hint("say --yes if that is what you want")),
+            .hint("confirm with --yes")),
             Self::Delete { reference, yes: true, write, output } => {
                 let request =
                     DeleteOrganizationRequest { organization: reference.clone(), idempotency_key: write.key() };
@@ -134,34 +135,34 @@ impl Create {
         let spec = OrganizationSpec { name, slug: self.slug, avatar_url: self.avatar_url };
         let request =
             CreateOrganizationRequest { spec: Some(spec), idempotency_key: self.write.key() };
-        let made = call(gateway.organizations().create_organization(request)).await?;
+        let response = call(gateway.organizations().create_organization(request)).await?;
         if self.output.format() != Format::Table {
-            return self.output.words("construct.v1.CreateOrganizationResponse", &made, "");
+            return self.output.message("construct.v1.CreateOrganizationResponse", &response, "");
         }
-        if let Some(code) = &made.setup_code {
+        if let Some(code) = &response.setup_code {
             eprintln!(
-                "your key does not open it; this code is exchanged for one that does: {}",
+                "your key is for another organization; exchange this code for a key of the new one: {}",
                 code.code
             );
             eprintln!("  construct key exchange");
         }
-        self.output.one(&made.organization.unwrap_or_default())
+        self.output.entity(&response.organization.unwrap_or_default())
     }
 }
 
-/// How a role is written.
+/// The name of a role.
 pub(super) fn role(role: Role) -> String {
     role.as_str_name().trim_start_matches("ROLE_").to_lowercase()
 }
 
-/// Reads a role.
+/// Parses a role.
 ///
 /// # Errors
-/// What is wrong with the text, for a person.
+/// A message for people.
 pub(super) fn parse_role(text: &str) -> Result<Role, String> {
-    let known = Role::from_str_name(&format!("ROLE_{}", text.to_uppercase()))
+    let role = Role::from_str_name(&format!("ROLE_{}", text.to_uppercase()))
         .filter(|role| *role != Role::Unspecified);
-    known.ok_or_else(|| "write viewer, member, admin or owner".to_owned())
+    role.ok_or_else(|| "write viewer, member, admin or owner".to_owned())
 }
 
 impl Entity for Organization {
@@ -193,7 +194,7 @@ impl Entity for Organization {
             ("name", spec.name),
             ("id", id(self.metadata.as_ref())),
             ("kind", kind.to_owned()),
-            ("you are", role(status.role())),
+            ("your role", role(status.role())),
             ("avatar", spec.avatar_url),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));

@@ -1,4 +1,4 @@
-//! Quotas: how much an organization may do.
+//! `construct quota`: limits of an organization.
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{GetQuotaRequest, Quota, QuotaLimits, UpdateQuotaRequest};
@@ -9,55 +9,55 @@ use crate::{
     gateway::{Gateway, call},
     money,
     output::OutputArgs,
-    words::thousands,
+    text::thousands,
 };
 
-/// What stands for the tier's limit.
+/// The argument for the tier's limit.
 const TIER: &str = "tier";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaCommand {
-    /// Show how much an organization may do, and how much of it is used.
+    /// Show the quota and the usage of an organization.
     Get {
-        /// By id; when not given, the one that you work in. Others are shown to the operator only.
-        // Not called like the option of all commands, whose value it would be.
+        /// The id. Default: the current organization. Others are visible only to operators.
+        // Not `organization`: that is the global option.
         #[arg(value_name = "ORGANIZATION", default_value = "", hide_default_value = true)]
-        of: String,
+        id: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Say how much an organization may do. For the operator.
+    /// Set the quota of an organization. For operators.
     Set(Set),
 }
 
-/// What is not given stays as it is.
+/// The new limits. Others stay unchanged.
 #[derive(Debug, Args)]
 pub(crate) struct Set {
-    /// By id.
+    /// The id of the organization.
     #[arg(value_name = "ORGANIZATION")]
-    of: String,
-    /// One of the gateway's tiers, or `unlimited`; `""` for the one that holds for everybody.
+    id: String,
+    /// One of the gateway's tiers, or `unlimited`; `""` for the default tier.
     #[arg(long)]
     tier: Option<String>,
-    /// Calls of the API, in all. A number, or `tier` for the tier's.
+    /// API requests in total: a number, or `tier` for the tier's limit.
     #[arg(long, value_name = "N", value_parser = parse_limit)]
     requests_per_minute: Option<Limit>,
-    /// Calls of the API with each key.
+    /// API requests per key.
     #[arg(long, value_name = "N", value_parser = parse_limit)]
     key_requests_per_minute: Option<Limit>,
-    /// Tasks begun.
+    /// Created tasks.
     #[arg(long, value_name = "N", value_parser = parse_limit)]
     tasks_per_day: Option<Limit>,
-    /// Steps that run scripts.
+    /// Steps that execute scripts.
     #[arg(long, value_name = "N", value_parser = parse_limit)]
     runs_per_day: Option<Limit>,
-    /// Tokens that models read and write.
+    /// Input and output tokens of models.
     #[arg(long, value_name = "N", value_parser = parse_limit)]
     tokens_per_day: Option<Limit>,
-    /// What models may cost.
+    /// Costs of models.
     #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
     spend_per_month: Option<Limit>,
-    /// Bytes of uploads and documents that are kept.
+    /// Stored bytes of uploads and documents.
     #[arg(long, value_name = "BYTES", value_parser = parse_limit)]
     storage_bytes: Option<Limit>,
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub(crate) struct Set {
     output: OutputArgs,
 }
 
-/// A limit as it is said: a number, or the tier's.
+/// A limit argument: a number, or the tier's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Limit(Option<i64>);
 
@@ -95,9 +95,9 @@ impl QuotaCommand {
     /// What the gateway fails with.
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
-            Self::Get { of, output } => {
+            Self::Get { id, output } => {
                 let quota =
-                    call(gateway.usage().get_quota(GetQuotaRequest { organization: of })).await?;
+                    call(gateway.usage().get_quota(GetQuotaRequest { organization: id })).await?;
                 show(output, &quota)
             }
             Self::Set(set) => set.run(gateway).await,
@@ -107,43 +107,44 @@ impl QuotaCommand {
 
 impl Set {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let before = GetQuotaRequest { organization: self.of.clone() };
-        let before = call(gateway.usage().get_quota(before)).await?;
-        let overrides = self.overrides(before.overrides.unwrap_or_default());
+        let request = GetQuotaRequest { organization: self.id.clone() };
+        let current = call(gateway.usage().get_quota(request)).await?;
+        let overrides = self.merge_overrides(current.overrides.unwrap_or_default());
         let request = UpdateQuotaRequest {
-            organization: self.of,
-            tier: self.tier.unwrap_or(before.assigned_tier),
+            organization: self.id,
+            tier: self.tier.unwrap_or(current.assigned_tier),
             overrides: Some(overrides),
-            // What somebody else has said meanwhile is not undone.
-            revision: before.revision,
+            // A concurrent change is not overwritten.
+            revision: current.revision,
             idempotency_key: self.write.key(),
         };
         show(self.output, &call(gateway.usage().update_quota(request)).await?)
     }
 
-    fn overrides(&self, before: QuotaLimits) -> QuotaLimits {
-        let said = |limit: Option<Limit>, before| limit.map_or(before, |limit| limit.0);
+    /// The given overrides, with the others from `base`.
+    fn merge_overrides(&self, base: QuotaLimits) -> QuotaLimits {
+        let merge = |limit: Option<Limit>, base| limit.map_or(base, |limit| limit.0);
         QuotaLimits {
-            requests_per_minute: said(self.requests_per_minute, before.requests_per_minute),
-            key_requests_per_minute: said(
+            requests_per_minute: merge(self.requests_per_minute, base.requests_per_minute),
+            key_requests_per_minute: merge(
                 self.key_requests_per_minute,
-                before.key_requests_per_minute,
+                base.key_requests_per_minute,
             ),
-            tasks_per_day: said(self.tasks_per_day, before.tasks_per_day),
-            runs_per_day: said(self.runs_per_day, before.runs_per_day),
-            tokens_per_day: said(self.tokens_per_day, before.tokens_per_day),
-            spend_per_month_pico_usd: said(self.spend_per_month, before.spend_per_month_pico_usd),
-            storage_bytes: said(self.storage_bytes, before.storage_bytes),
+            tasks_per_day: merge(self.tasks_per_day, base.tasks_per_day),
+            runs_per_day: merge(self.runs_per_day, base.runs_per_day),
+            tokens_per_day: merge(self.tokens_per_day, base.tokens_per_day),
+            spend_per_month_pico_usd: merge(self.spend_per_month, base.spend_per_month_pico_usd),
+            storage_bytes: merge(self.storage_bytes, base.storage_bytes),
         }
     }
 }
 
 fn show(output: OutputArgs, quota: &Quota) -> Result<(), Failure> {
-    output.words("construct.v1.Quota", quota, &words(quota))
+    output.message("construct.v1.Quota", quota, &describe(quota))
 }
 
-/// The tier, then a line for each limit.
-fn words(quota: &Quota) -> String {
+/// The tier, then one line per limit.
+fn describe(quota: &Quota) -> String {
     let (limits, overrides) =
         (quota.limits.unwrap_or_default(), quota.overrides.unwrap_or_default());
     let used = quota.used;
@@ -192,7 +193,7 @@ fn words(quota: &Quota) -> String {
             used.map(|used| used.spend_pico_usd),
         ),
         (
-            "bytes that are kept",
+            "stored bytes",
             number,
             limits.storage_bytes,
             overrides.storage_bytes,
@@ -201,20 +202,20 @@ fn words(quota: &Quota) -> String {
     ];
     let mut text = format!("{}: tier {}\n", quota.organization, quota.tier);
     let mut lines = vec![["".to_owned(), "USED".to_owned(), "LIMIT".to_owned(), "FROM".to_owned()]];
-    lines.extend(rows.map(|(what, show, limit, own, used)| {
+    lines.extend(rows.map(|(name, format, limit, own, used)| {
         let from = match (limit, own) {
             (None, _) => "",
             (Some(_), None) => "tier",
-            (Some(_), Some(_)) => "here",
+            (Some(_), Some(_)) => "override",
         };
-        let limit = limit.map_or("none".to_owned(), show);
-        [what.to_owned(), used.map(show).unwrap_or_default(), limit, from.to_owned()]
+        let limit = limit.map_or("none".to_owned(), format);
+        [name.to_owned(), used.map(format).unwrap_or_default(), limit, from.to_owned()]
     }));
     let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
-    let [what, used, limit] = [0, 1, 2].map(width);
+    let [name, used, limit] = [0, 1, 2].map(width);
     for line in &lines {
         let line =
-            format!("{:what$}  {:>used$}  {:>limit$}  {}", line[0], line[1], line[2], line[3]);
+            format!("{:name$}  {:>used$}  {:>limit$}  {}", line[0], line[1], line[2], line[3]);
         text.push_str(line.trim_end());
         text.push('\n');
     }
@@ -228,18 +229,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_numbers_dollars_or_the_tiers() {
+    fn limit_arguments_are_numbers_dollars_or_tier() {
         assert_eq!(parse_limit("1000"), Ok(Limit(Some(1000))));
         assert_eq!(parse_limit("tier"), Ok(Limit(None)));
         assert_eq!(parse_dollars("2.50"), Ok(Limit(Some(2_500_000_000_000))));
-        for wrong in ["-1", "", "1.5", "none"] {
-            assert!(parse_limit(wrong).is_err(), "{wrong}");
+        for invalid in ["-1", "", "1.5", "none"] {
+            assert!(parse_limit(invalid).is_err(), "{invalid}");
         }
         assert!(parse_dollars("5/month").is_err());
     }
 
     #[test]
-    fn a_quota_is_shown_with_what_is_used_and_whose_limit_it_is() {
+    fn quota_is_a_table_with_usage_and_origin_of_limits() {
         let quota = Quota {
             organization: "org_1".into(),
             tier: "free".into(),
@@ -261,12 +262,12 @@ mod tests {
             "                              USED  LIMIT  FROM",
             "requests a minute                    none",
             "requests a minute, each key          none",
-            "tasks a day                     12  1,000  here",
+            "tasks a day                     12  1,000  override",
             "runs a day                       0   none",
             "tokens a day                     0   none",
             "spending a month             $1.20  $5.00  tier",
-            "bytes that are kept              0   none",
+            "stored bytes                     0   none",
         ];
-        assert_eq!(words(&quota).lines().collect::<Vec<_>>(), expected);
+        assert_eq!(describe(&quota).lines().collect::<Vec<_>>(), expected);
     }
 }

@@ -1,8 +1,8 @@
-//! Scans of repositories.
+//! `construct scan`: scans of repositories for Tools.
 
 mod connection;
+mod display;
 mod review;
-mod shown;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -22,12 +22,12 @@ use crate::{
     money::{self, Limit},
     output::OutputArgs,
     page::ListArgs,
+    text::count,
     time,
-    words::count,
 };
 
-/// Larger archives do not fit into a request.
-const MAX_UPLOAD: usize = 3 * 1024 * 1024;
+/// The maximum bytes of an archive: larger ones do not fit into a request.
+const MAX_ARCHIVE_BYTES: usize = 3 * 1024 * 1024;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -45,29 +45,29 @@ struct Start {
     /// or a folder.
     #[arg(required = true)]
     repository: Option<String>,
-    /// Branch, tag or commit; the default branch when not given.
+    /// A branch, tag or commit. Default: the default branch.
     #[arg(long = "ref", value_name = "REF", default_value = "", hide_default_value = true)]
     reference: String,
     /// The repository is on GitLab.
     #[arg(long)]
     gitlab: bool,
-    /// The connection that opens the repository; none is needed for a public one.
+    /// The connection for a private repository.
     #[arg(long, default_value = "", hide_default_value = true)]
     connection: String,
-    /// The model that explores; not needed when there is only one.
+    /// The model that explores the repository. Default: the only model.
     #[arg(long, default_value = "", hide_default_value = true)]
     model: String,
-    /// What the exploration may cost, in dollars; 2 when not given.
+    /// The maximum cost of the exploration in dollars. Default: 2.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
     budget: Option<Limit>,
-    /// Model calls until the model answers; each of the two times that it may mend its answer it
-    /// has as many again.
+    /// The maximum model calls until the answer. Each of the at most two repairs of the answer may
+    /// take as many.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
-    /// How long the scan may take, e.g. 30m.
+    /// The timeout of the scan, e.g. 30m.
     #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
     timeout: Option<std::time::Duration>,
-    /// Print the scan and don't follow it.
+    /// Print the scan, and do not follow it.
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
@@ -84,18 +84,18 @@ enum ScanCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List the scans so far.
+    /// List scans.
     List(List),
-    /// Follow a scan until it is over.
+    /// Follow a scan until it ends.
     Watch {
         scan: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// End a scan.
+    /// Cancel a scan.
     Cancel {
         scan: String,
-        /// Why.
+        /// The reason.
         #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
         #[command(flatten)]
@@ -103,12 +103,12 @@ enum ScanCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Show what a scan proposes, and accept, reject or edit it.
+    /// Review candidates: show, accept, reject or edit them.
     Review(review::Review),
-    /// Hand the accepted candidates over, to be made into tools.
+    /// Hand over the accepted candidates, to be made into Tools.
     CreateTools {
         scan: String,
-        /// Only these, by name or id; all that are accepted when none is given.
+        /// Only this candidate, by name or id. Repeatable. Default: all accepted ones.
         #[arg(long = "candidate", value_name = "CANDIDATE")]
         candidates: Vec<String>,
         #[command(flatten)]
@@ -116,21 +116,21 @@ enum ScanCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Say what has changed between two scans of a repository.
+    /// Compare two scans of a repository.
     Compare {
         before: String,
         after: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Connections: how hosts of repositories are reached.
+    /// Connections: credentials for repository hosts.
     #[command(subcommand)]
     Connection(connection::ConnectionCommand),
 }
 
 #[derive(Debug, Args)]
 struct List {
-    /// Only those of this repository, e.g. `github:owner/name`.
+    /// Only scans of this repository, e.g. `github:owner/name`.
     #[arg(long, default_value = "", hide_default_value = true)]
     repository: String,
     #[command(flatten)]
@@ -147,7 +147,7 @@ impl ScanArgs {
         match self.command {
             None => self.start.run(gateway).await,
             Some(ScanCommand::Get { scan, output }) => output
-                .one(&call(gateway.scans().get_scan(GetScanRequest { scan })).await?)
+                .entity(&call(gateway.scans().get_scan(GetScanRequest { scan })).await?)
                 .map(done),
             Some(ScanCommand::List(args)) => args.run(gateway).await.map(done),
             Some(ScanCommand::Watch { scan, output }) => {
@@ -155,26 +155,34 @@ impl ScanArgs {
             }
             Some(ScanCommand::Cancel { scan, reason, write, output }) => {
                 let request = CancelScanRequest { scan, reason, idempotency_key: write.key() };
-                output.one(&call(gateway.scans().cancel_scan(request)).await?).map(done)
+                output.entity(&call(gateway.scans().cancel_scan(request)).await?).map(done)
             }
             Some(ScanCommand::Review(args)) => args.run(gateway).await.map(done),
             Some(ScanCommand::CreateTools { scan, candidates, write, output }) => {
                 let candidates = review::ids(gateway, &scan, &candidates).await?;
                 let request = CreateToolsRequest { scan, candidates, idempotency_key: write.key() };
-                let made = call(gateway.scans().create_tools(request)).await?;
-                let lines = if made.candidates.is_empty() {
-                    "nothing is left to hand over: accept candidates first (construct scan review)\n".to_owned()
+                let response = call(gateway.scans().create_tools(request)).await?;
+                let text = if response.candidates.is_empty() {
+                    "no accepted candidates to hand over: accept some first (construct scan review)\n".to_owned()
                 } else {
-                    let number = i64::try_from(made.candidates.len()).unwrap_or(i64::MAX);
-                    format!("{} handed over as {}\n", count(number, "candidate"), made.hand_over_id)
+                    let number = i64::try_from(response.candidates.len()).unwrap_or(i64::MAX);
+                    format!(
+                        "{} handed over as {}\n",
+                        count(number, "candidate"),
+                        response.hand_over_id
+                    )
                 };
-                output.words("construct.v1.CreateToolsResponse", &made, &lines).map(done)
+                output.message("construct.v1.CreateToolsResponse", &response, &text).map(done)
             }
             Some(ScanCommand::Compare { before, after, output }) => {
                 let request = CompareScansRequest { before, after };
                 let changes = call(gateway.scans().compare_scans(request)).await?;
                 output
-                    .words("construct.v1.CompareScansResponse", &changes, &compared(&changes))
+                    .message(
+                        "construct.v1.CompareScansResponse",
+                        &changes,
+                        &describe_changes(&changes),
+                    )
                     .map(done)
             }
             Some(ScanCommand::Connection(command)) => command.run(gateway).await.map(done),
@@ -203,7 +211,7 @@ impl Start {
         let request = CreateScanRequest { spec: Some(spec), idempotency_key: self.write.key() };
         let scan: Scan = call(gateway.scans().create_scan(request)).await?;
         if self.no_wait {
-            return self.output.one(&scan).map(|()| Exit::Completed);
+            return self.output.entity(&scan).map(|()| Exit::Completed);
         }
         let id = super::id(scan.metadata.as_ref());
         eprintln!("{id}");
@@ -211,27 +219,27 @@ impl Start {
     }
 }
 
-/// What a person means by a word: something of this machine when it is there, else a repository
-/// elsewhere.
-fn source(named: &str, gitlab: bool) -> Result<Source, Failure> {
-    let path = Path::new(named);
-    let is_path = named.starts_with(['.', '/', '~']) || !named.contains('/');
-    if gitlab || named.contains("://") || !(is_path || path.exists()) {
-        let on_gitlab = gitlab || named.starts_with("https://gitlab.com/");
+/// The source that an argument names: a local file or folder if it exists, else a remote
+/// repository.
+fn source(argument: &str, gitlab: bool) -> Result<Source, Failure> {
+    let path = Path::new(argument);
+    let is_path = argument.starts_with(['.', '/', '~']) || !argument.contains('/');
+    if gitlab || argument.contains("://") || !(is_path || path.exists()) {
+        let on_gitlab = gitlab || argument.starts_with("https://gitlab.com/");
         return Ok(if on_gitlab {
-            Source::Gitlab(named.to_owned())
+            Source::Gitlab(argument.to_owned())
         } else {
-            Source::Github(named.to_owned())
+            Source::Github(argument.to_owned())
         });
     }
-    let unreadable = |error| Failure::usage(format!("{named} cannot be read: {error}"));
+    let unreadable = |error| Failure::usage(format!("{argument} cannot be read: {error}"));
     if std::fs::metadata(path).map_err(unreadable)?.is_dir() {
-        return Ok(Source::Folder(exec::workspace(&PathBuf::from(named))?));
+        return Ok(Source::Folder(exec::workspace(&PathBuf::from(argument))?));
     }
     let archive = std::fs::read(path).map_err(unreadable)?;
-    if archive.len() > MAX_UPLOAD {
+    if archive.len() > MAX_ARCHIVE_BYTES {
         return Err(Failure::usage(format!(
-            "{named} has more than 3 MiB: have a repository or a folder scanned instead"
+            "{argument} has more than 3 MiB: scan a repository or a folder instead"
         )));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -255,8 +263,8 @@ impl List {
     }
 }
 
-/// Changes as people read them.
-fn compared(changes: &CompareScansResponse) -> String {
+/// The changes as text.
+fn describe_changes(changes: &CompareScansResponse) -> String {
     let mut text = format!(
         "{:.12} → {:.12}: {} added, {} removed, {} changed\n",
         changes.commit_before,
@@ -269,17 +277,17 @@ fn compared(changes: &CompareScansResponse) -> String {
         [("+", &changes.files_added), ("-", &changes.files_removed), ("~", &changes.files_changed)]
     {
         for path in paths {
-            text.push_str(&format!("  {sign} {}\n", crate::words::one_line(path)));
+            text.push_str(&format!("  {sign} {}\n", crate::text::one_line(path)));
         }
     }
-    for (words, names) in [
+    for (change, names) in [
         ("new", &changes.candidates_added),
-        ("gone", &changes.candidates_removed),
+        ("removed", &changes.candidates_removed),
         ("changed", &changes.candidates_changed),
-        ("to be checked, because a file they speak of has changed", &changes.candidates_to_check),
+        ("to check, because their files have changed", &changes.candidates_to_check),
     ] {
         if !names.is_empty() {
-            text.push_str(&format!("candidates {words}: {}\n", names.join(", ")));
+            text.push_str(&format!("candidates {change}: {}\n", names.join(", ")));
         }
     }
     text
@@ -290,21 +298,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_repository_an_archive_and_a_folder_are_told_apart() {
-        let of = |named: &str, gitlab| source(named, gitlab).map_err(drop);
+    fn repository_archive_and_folder_are_distinguished() {
+        let parse = |argument: &str, gitlab| source(argument, gitlab).map_err(drop);
         assert_eq!(
-            of("octocat/hello-nowhere", false),
+            parse("octocat/hello-nowhere", false),
             Ok(Source::Github("octocat/hello-nowhere".into()))
         );
         assert_eq!(
-            of("https://gitlab.com/a/b", false),
+            parse("https://gitlab.com/a/b", false),
             Ok(Source::Gitlab("https://gitlab.com/a/b".into()))
         );
-        assert_eq!(of("a/b", true), Ok(Source::Gitlab("a/b".into())));
-        assert!(matches!(of(".", false), Ok(Source::Folder(path)) if path.starts_with('/')));
+        assert_eq!(parse("a/b", true), Ok(Source::Gitlab("a/b".into())));
+        assert!(matches!(parse(".", false), Ok(Source::Folder(path)) if path.starts_with('/')));
         assert!(
-            matches!(of("Cargo.toml", false), Ok(Source::Upload(ScanUpload { name, .. })) if name == "Cargo.toml")
+            matches!(parse("Cargo.toml", false), Ok(Source::Upload(ScanUpload { name, .. })) if name == "Cargo.toml")
         );
-        assert!(of("./no-such-thing", false).is_err());
+        assert!(parse("./no-such-thing", false).is_err());
     }
 }

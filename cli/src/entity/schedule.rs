@@ -1,4 +1,4 @@
-//! Schedules.
+//! `construct schedule`: messages sent at given times.
 
 use std::path::PathBuf;
 
@@ -17,48 +17,48 @@ use crate::{
     failure::Failure,
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
-    page::{ListArgs, Listed},
+    page::{ListArgs, Page},
+    text::{clip, one_line},
     time,
-    words::{clip, one_line},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Missed {
-    /// They are not made.
+enum MissedRunPolicy {
+    /// Skip them.
     Skip,
-    /// However many were missed, one is made.
+    /// Make one run for all missed runs.
     Once,
-    /// Each is made, the newest 100 of them.
+    /// Make each run, at most the newest 100.
     All,
 }
 
-impl From<Missed> for MissedRuns {
-    fn from(missed: Missed) -> Self {
+impl From<MissedRunPolicy> for MissedRuns {
+    fn from(missed: MissedRunPolicy) -> Self {
         match missed {
-            Missed::Skip => Self::Skip,
-            Missed::Once => Self::Once,
-            Missed::All => Self::All,
+            MissedRunPolicy::Skip => Self::Skip,
+            MissedRunPolicy::Once => Self::Once,
+            MissedRunPolicy::All => Self::All,
         }
     }
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ScheduleCommand {
-    /// Have a message sent by the clock: to a task, or to an agent in a new task each time.
+    /// Create a schedule that sends a message to a task, or to an agent in a new task each time.
     Create(Create),
-    /// Show one.
+    /// Show a schedule.
     Get(One),
-    /// List them.
+    /// List schedules.
     List(List),
-    /// Change one: only what is given.
+    /// Change the given fields of a schedule.
     Update(Update),
-    /// Delete one, and the memory of its runs.
+    /// Delete a schedule and the records of its runs.
     Delete(Write),
-    /// Make no runs until it is resumed.
+    /// Pause a schedule.
     Pause(Write),
-    /// Go on with a paused one, from now.
+    /// Resume a paused schedule.
     Resume(Write),
-    /// What became of its newest runs.
+    /// List the newest runs of a schedule.
     Runs(One),
 }
 
@@ -83,24 +83,24 @@ pub(crate) struct Write {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("target").required(true), group = ArgGroup::new("when").required(true))]
 pub(crate) struct Create {
-    /// Lower-case letters, digits, `.`, `_` and `-`.
+    /// Lowercase letters, digits, `.`, `_` and `-`.
     name: String,
-    /// What is sent; `-`, or nothing, reads it from standard input.
+    /// The message. `-`, or no argument, reads it from standard input.
     text: Option<String>,
-    /// The task that gets the message.
+    /// The task to send the message to.
     #[arg(long, group = "target")]
     task: Option<String>,
-    /// The agent for which each run begins a task.
+    /// The agent; each run creates a new task.
     #[arg(long, group = "target")]
     agent: Option<String>,
-    /// Once, at this time, e.g. 2026-12-24T18:00:00+01:00.
+    /// Run once at this time, e.g. 2026-12-24T18:00:00+01:00.
     #[arg(long, value_name = "TIME", group = "when")]
     at: Option<Timestamp>,
-    /// Again and again: minute, hour, day of the month, month, day of the week, e.g. '0 9 * *
+    /// Run repeatedly: minute, hour, day of the month, month, day of the week, e.g. '0 9 * *
     /// MON-FRI'.
     #[arg(long, value_name = "PATTERN", group = "when")]
     cron: Option<String>,
-    /// The time zone that the pattern means, e.g. Europe/Berlin; UTC when not given.
+    /// The time zone of the pattern, e.g. Europe/Berlin. Default: UTC.
     #[arg(
         long,
         value_name = "ZONE",
@@ -109,17 +109,16 @@ pub(crate) struct Create {
         hide_default_value = true
     )]
     time_zone: String,
-    /// What becomes of runs that were missed.
-    #[arg(long, value_enum, default_value_t = Missed::Once)]
-    missed: Missed,
-    /// Don't wait for the turn that runs: stop it.
+    /// How to handle missed runs.
+    #[arg(long, value_enum, default_value_t = MissedRunPolicy::Once)]
+    missed: MissedRunPolicy,
+    /// Interrupt the running turn.
     #[arg(long)]
     interrupt: bool,
-    /// Of the tasks that are begun; made from the conversation when not given.
+    /// The title of new tasks. Default: made from the conversation.
     #[arg(long, conflicts_with = "task", default_value = "", hide_default_value = true)]
     title: String,
-    /// The directory in which all tasks that are begun work. Without it each gets an empty one of
-    /// its own.
+    /// The directory for all new tasks. Default: a new empty one for each.
     #[arg(long, value_name = "DIR", conflicts_with = "task")]
     workspace: Option<PathBuf>,
     #[command(flatten)]
@@ -130,10 +129,10 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those whose name begins like this.
+    /// Only schedules whose name starts with this.
     #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
     name_prefix: String,
-    /// Only those for this task.
+    /// Only schedules for this task.
     #[arg(long, default_value = "", hide_default_value = true)]
     task: String,
     #[command(flatten)]
@@ -149,21 +148,21 @@ pub(crate) struct Update {
     /// The new name.
     #[arg(long)]
     name: Option<String>,
-    /// What is sent.
+    /// The new message.
     #[arg(long)]
     text: Option<String>,
-    /// Once, at this time.
+    /// Run once at this time.
     #[arg(long, value_name = "TIME", conflicts_with = "cron")]
     at: Option<Timestamp>,
-    /// Again and again, by this pattern.
+    /// Run repeatedly by this pattern.
     #[arg(long, value_name = "PATTERN")]
     cron: Option<String>,
-    /// The time zone that the pattern means.
+    /// The time zone of the pattern.
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
-    /// What becomes of runs that were missed.
+    /// How to handle missed runs.
     #[arg(long, value_enum)]
-    missed: Option<Missed>,
+    missed: Option<MissedRunPolicy>,
     #[command(flatten)]
     change: ChangeArgs,
     #[command(flatten)]
@@ -176,7 +175,7 @@ impl ScheduleCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => args.run(gateway).await,
-            Self::Get(One { schedule, output }) => output.one(
+            Self::Get(One { schedule, output }) => output.entity(
                 &call(gateway.schedules().get_schedule(GetScheduleRequest { schedule })).await?,
             ),
             Self::List(args) => args.run(gateway).await,
@@ -191,16 +190,16 @@ impl ScheduleCommand {
             }
             Self::Pause(Write { schedule, write, output }) => {
                 let request = PauseScheduleRequest { schedule, idempotency_key: write.key() };
-                output.one(&call(gateway.schedules().pause_schedule(request)).await?)
+                output.entity(&call(gateway.schedules().pause_schedule(request)).await?)
             }
             Self::Resume(Write { schedule, write, output }) => {
                 let request = ResumeScheduleRequest { schedule, idempotency_key: write.key() };
-                output.one(&call(gateway.schedules().resume_schedule(request)).await?)
+                output.entity(&call(gateway.schedules().resume_schedule(request)).await?)
             }
             Self::Runs(One { schedule, output }) => {
                 let request = ListScheduleRunsRequest { schedule };
                 let items = call(gateway.schedules().list_schedule_runs(request)).await?.runs;
-                output.list(&Listed { items, next_page_token: String::new() })
+                output.list(&Page { items, next_page_token: String::new() })
             }
         }
     }
@@ -233,7 +232,7 @@ impl Create {
             missed_runs: MissedRuns::from(self.missed).into(),
         };
         let request = CreateScheduleRequest { spec: Some(spec), idempotency_key: self.write.key() };
-        self.output.one(&call(gateway.schedules().create_schedule(request)).await?)
+        self.output.entity(&call(gateway.schedules().create_schedule(request)).await?)
     }
 }
 
@@ -268,7 +267,7 @@ impl Update {
             revision: self.change.revision,
             idempotency_key: self.change.write.key(),
         };
-        self.output.one(&call(gateway.schedules().update_schedule(request)).await?)
+        self.output.entity(&call(gateway.schedules().update_schedule(request)).await?)
     }
 }
 
@@ -276,7 +275,7 @@ fn blocks(text: String) -> Vec<Block> {
     vec![Block { block: Some(block::Block::Text(Text { text })) }]
 }
 
-fn said(schedule: &ScheduleSpec) -> String {
+fn message_text(schedule: &ScheduleSpec) -> String {
     let texts = schedule.blocks.iter().filter_map(|block| match block.block.as_ref()? {
         block::Block::Text(text) => Some(text.text.as_str()),
         _ => None,
@@ -291,12 +290,12 @@ fn when(spec: &ScheduleSpec) -> String {
     }
 }
 
-fn next(schedule: &Schedule, now: Timestamp) -> String {
+fn next_run(schedule: &Schedule, now: Timestamp) -> String {
     let status = schedule.status.clone().unwrap_or_default();
     match time::read(status.next_run.as_ref()) {
         _ if status.paused => "paused".to_owned(),
         Some(at) => time::relative(at, now),
-        None => "over".to_owned(),
+        None => "none".to_owned(),
     }
 }
 
@@ -307,9 +306,9 @@ impl Entity for Schedule {
 
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();
-        let (when, words) = (when(&spec), clip(&one_line(&said(&spec)), 60));
+        let (when, message) = (when(&spec), clip(&one_line(&message_text(&spec)), 60));
         let target = if spec.task.is_empty() { spec.agent } else { spec.task };
-        vec![spec.name, target, when, next(self, now), words]
+        vec![spec.name, target, when, next_run(self, now), message]
     }
 
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
@@ -320,10 +319,10 @@ impl Entity for Schedule {
                 .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
                 .unwrap_or_default()
         };
-        let missed = match spec.missed_runs() {
-            MissedRuns::Skip => "are skipped",
-            MissedRuns::Once | MissedRuns::Unspecified => "are made up for by one",
-            MissedRuns::All => "are made up for, the newest 100",
+        let missed_runs = match spec.missed_runs() {
+            MissedRuns::Skip => "skipped",
+            MissedRuns::Once | MissedRuns::Unspecified => "one run for all",
+            MissedRuns::All => "each, at most the newest 100",
         };
         let mut details = vec![
             ("name", spec.name.clone()),
@@ -331,7 +330,7 @@ impl Entity for Schedule {
             ("task", spec.task.clone()),
             ("agent", spec.agent.clone()),
             ("when", when(&spec)),
-            ("missed runs", missed.to_owned()),
+            ("missed runs", missed_runs.to_owned()),
             (
                 "next run",
                 if status.paused { "paused".to_owned() } else { at(status.next_run.as_ref()) },
@@ -342,7 +341,7 @@ impl Entity for Schedule {
             ("workspace", spec.workspace.clone()),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
-        details.push(("message", said(&spec)));
+        details.push(("message", message_text(&spec)));
         details
     }
 }

@@ -1,4 +1,4 @@
-//! Secrets: what scripts use without seeing it.
+//! `construct secret`: secrets that scripts use without seeing them.
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
@@ -11,27 +11,28 @@ use super::{ChangeArgs, WriteArgs, age, id, metadata_details};
 use crate::{
     failure::Failure,
     gateway::{Gateway, call},
-    hidden,
     output::{Entity, OutputArgs},
     page::ListArgs,
+    secret_input,
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SecretCommand {
-    /// Store one. The value is asked for, or read from standard input, and never shown again.
+    /// Create a secret. Prompts for the value, or reads it from standard input; it is never shown
+    /// again.
     Create(Create),
-    /// Show one, without its value.
+    /// Show a secret without its value.
     Get {
         /// Name or id.
         secret: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List them.
+    /// List secrets.
     List(List),
-    /// Change one: only what is given.
+    /// Change the given fields of a secret.
     Update(Update),
-    /// Delete one that no agent may use.
+    /// Delete a secret that no agent may use.
     Delete {
         /// Name or id.
         secret: String,
@@ -42,12 +43,12 @@ pub(crate) enum SecretCommand {
     },
 }
 
-/// A value never stands on the command line, where every process of the machine could read it.
+/// There is no argument for a value: every process of the machine can read command lines.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Upper-case letters, digits and `_`.
+    /// Uppercase letters, digits and `_`.
     name: String,
-    /// What it is for; agents that may use it are told.
+    /// The purpose, which is shown to agents that may use it.
     #[arg(long, default_value = "", hide_default_value = true)]
     description: String,
     #[command(flatten)]
@@ -60,7 +61,7 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those whose name begins like this.
+    /// Only secrets whose name starts with this.
     #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
     name_prefix: String,
     #[command(flatten)]
@@ -78,8 +79,7 @@ pub(crate) struct Update {
     name: Option<String>,
     #[arg(long)]
     description: Option<String>,
-    /// Ask for a new value, or read it from standard input. Needed when a host or a command is
-    /// added.
+    /// Prompt for a new value, or read it from standard input. Required to add a host or a command.
     #[arg(long)]
     new_value: bool,
     #[command(flatten)]
@@ -90,20 +90,19 @@ pub(crate) struct Update {
     output: OutputArgs,
 }
 
-/// Where it may go.
+/// The hosts and commands that may get the secret.
 #[derive(Debug, Args)]
 struct Bindings {
-    /// A host it may be sent to in a header, as `api.example.com` or `*.example.com`; can be given
-    /// several times.
+    /// A host that may get it in a header, e.g. `api.example.com` or `*.example.com`. Repeatable.
     #[arg(long = "host", value_name = "HOST")]
     hosts: Vec<String>,
-    /// A program that may get it in its environment; can be given several times.
+    /// A program that may get it in its environment. Repeatable.
     #[arg(long = "command", value_name = "PROGRAM")]
     commands: Vec<String>,
 }
 
 impl Bindings {
-    fn given(self) -> Option<SecretBindings> {
+    fn into_bindings(self) -> Option<SecretBindings> {
         let Self { hosts, commands } = self;
         (!(hosts.is_empty() && commands.is_empty())).then_some(SecretBindings { hosts, commands })
     }
@@ -115,9 +114,8 @@ impl SecretCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => args.run(gateway).await,
-            Self::Get { secret, output } => {
-                output.one(&call(gateway.secrets().get_secret(GetSecretRequest { secret })).await?)
-            }
+            Self::Get { secret, output } => output
+                .entity(&call(gateway.secrets().get_secret(GetSecretRequest { secret })).await?),
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
             Self::Delete { secret, write, output } => {
@@ -132,16 +130,16 @@ impl SecretCommand {
 
 impl Create {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let bindings = self.bindings.given();
+        let bindings = self.bindings.into_bindings();
         if bindings.is_none() {
             return Err(Failure::usage(
-                "say where it may go: --host HOST or --command PROGRAM, each as often as needed",
+                "at least one --host HOST or --command PROGRAM is required",
             ));
         }
-        let value = hidden::read(&format!("value of {}: ", self.name))?;
+        let value = secret_input::read(&format!("value of {}: ", self.name))?;
         let spec = SecretSpec { name: self.name, description: self.description, value, bindings };
         let request = CreateSecretRequest { spec: Some(spec), idempotency_key: self.write.key() };
-        self.output.one(&call(gateway.secrets().create_secret(request)).await?)
+        self.output.entity(&call(gateway.secrets().create_secret(request)).await?)
     }
 }
 
@@ -165,7 +163,7 @@ impl List {
 impl Update {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let value = if self.new_value {
-            Some(hidden::read(&format!("new value of {}: ", self.secret))?)
+            Some(secret_input::read(&format!("new value of {}: ", self.secret))?)
         } else {
             None
         };
@@ -174,11 +172,11 @@ impl Update {
             name: self.name,
             description: self.description,
             value,
-            bindings: self.bindings.given(),
+            bindings: self.bindings.into_bindings(),
             revision: self.change.revision,
             idempotency_key: self.change.write.key(),
         };
-        self.output.one(&call(gateway.secrets().update_secret(request)).await?)
+        self.output.entity(&call(gateway.secrets().update_secret(request)).await?)
     }
 }
 

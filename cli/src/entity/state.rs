@@ -1,4 +1,4 @@
-//! Documents that clients keep: settings and the like, as JSON.
+//! `construct state`: JSON documents that clients store, such as settings.
 
 mod folder;
 mod watch;
@@ -17,27 +17,27 @@ use crate::{
     failure::Failure,
     gateway::{Gateway, call},
     output::{Entity, Format, OutputArgs, print},
-    page::Listed,
+    page::Page,
+    text::thousands,
     time,
-    words::thousands,
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum StateCommand {
-    /// List the documents that there are.
+    /// List documents.
     List {
         #[command(flatten)]
         scope: ScopeArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Print one: what it says, or with -o json everything about it.
+    /// Print the content of a document, or all fields with -o json.
     Get {
         /// settings, storage, pinned, designs, project-settings, skill-states, hook-states or
         /// mcp-states.
         name: String,
-        /// An earlier version that is kept.
-        // Not called like the option that every command has.
+        /// An earlier stored version.
+        // Not `version`: that is the global option.
         #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
         at_version: i64,
         #[command(flatten)]
@@ -45,45 +45,45 @@ pub(crate) enum StateCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Put one: make it, or put another in its place.
-    Put(Put),
-    /// Delete one.
+    /// Create or replace a document.
+    Put(PutArgs),
+    /// Delete a document.
     Delete(Delete),
-    /// List the versions of one that are kept.
+    /// List the stored versions of a document.
     Versions {
-        /// As for get.
+        /// The name, as for get.
         name: String,
         #[command(flatten)]
         scope: ScopeArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Put an earlier version in the place of the present one.
+    /// Restore an earlier version.
     Restore(Restore),
-    /// Print changes as they happen, beginning with what there is; with -o json a line of JSON
-    /// each, with what the document says.
+    /// Print the current documents and changes as they happen. With -o json, one JSON object per
+    /// line, with the content.
     Watch(watch::Watch),
-    /// Write all of them into a folder, as NAME.json, for yourself only to read.
+    /// Write all documents into a folder as NAME.json, readable only by you.
     Export(folder::Export),
-    /// Put what stands in a folder as NAME.json, such as the data folder of an operator.
+    /// Import documents from a folder with NAME.json, such as an operator's data folder.
     Import(folder::Import),
 }
 
-/// Whose documents.
+/// The owner of documents.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct ScopeArgs {
-    /// The organization's, instead of your own.
+    /// The organization's documents instead of your own.
     #[arg(long)]
     shared: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Put {
-    /// As for get.
+pub(crate) struct PutArgs {
+    /// The name, as for get.
     name: String,
-    /// The file with it; `-`, or nothing, reads it from standard input.
+    /// The file with the content. `-`, or no argument, reads it from standard input.
     file: Option<PathBuf>,
-    /// Refuse unless it has this version now; 0: unless there is none.
+    /// Refuse unless the current version is this; 0: no document.
     #[arg(long, value_name = "N")]
     expected_version: Option<i64>,
     #[command(flatten)]
@@ -96,12 +96,12 @@ pub(crate) struct Put {
 
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
-    /// As for get.
+    /// The name, as for get.
     name: String,
-    /// Refuse unless it has this version now.
+    /// Refuse unless the current version is this.
     #[arg(long, value_name = "N")]
     expected_version: Option<i64>,
-    /// Keep no earlier version either.
+    /// Delete all earlier versions as well.
     #[arg(long)]
     forget: bool,
     #[command(flatten)]
@@ -114,12 +114,12 @@ pub(crate) struct Delete {
 
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
-    /// As for get.
+    /// The name, as for get.
     name: String,
-    /// Which one, as versions lists them.
+    /// The version, as `versions` lists it.
     #[arg(value_name = "VERSION")]
-    earlier: i64,
-    /// Refuse unless it has this version now; 0: unless it is deleted.
+    target: i64,
+    /// Refuse unless the current version is this; 0: deleted.
     #[arg(long, value_name = "N")]
     expected_version: Option<i64>,
     #[command(flatten)]
@@ -137,13 +137,13 @@ impl StateCommand {
         match self {
             Self::List { scope, output } => {
                 let items = list(gateway, scope).await?;
-                output.list(&Listed { items, next_page_token: String::new() })
+                output.list(&Page { items, next_page_token: String::new() })
             }
             Self::Get { name, at_version, scope, output } => {
                 let state = get(gateway, scope, &name, at_version).await?;
                 match output.format() {
                     Format::Table => print(&with_line_break(state.json)),
-                    Format::Json | Format::Yaml => output.one(&state),
+                    Format::Json | Format::Yaml => output.entity(&state),
                 }
             }
             Self::Put(args) => args.run(gateway).await,
@@ -151,7 +151,7 @@ impl StateCommand {
             Self::Versions { name, scope, output } => {
                 let request = ListStateVersionsRequest { state: name, shared: scope.shared };
                 let items = call(gateway.states().list_state_versions(request)).await?.versions;
-                output.list(&Listed { items, next_page_token: String::new() })
+                output.list(&Page { items, next_page_token: String::new() })
             }
             Self::Restore(args) => args.run(gateway).await,
             Self::Watch(args) => args.run(gateway).await,
@@ -161,7 +161,7 @@ impl StateCommand {
     }
 }
 
-impl Put {
+impl PutArgs {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let json = read_text(&self.file.unwrap_or_else(|| PathBuf::from("-")))?;
         let request = PutStateRequest {
@@ -172,7 +172,7 @@ impl Put {
             idempotency_key: self.write.key(),
             ..PutStateRequest::default()
         };
-        self.output.one(&call(gateway.states().put_state(request)).await?)
+        self.output.entity(&call(gateway.states().put_state(request)).await?)
     }
 }
 
@@ -192,22 +192,21 @@ impl Delete {
 
 impl Restore {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        if self.earlier <= 0 {
+        if self.target <= 0 {
             return Err(Failure::usage(
-                "versions are 1, 2, 3, …: construct state versions NAME lists them",
+                "versions start at 1; list them with: construct state versions NAME",
             ));
         }
-        // Nothing of what there is goes into the request, so that one that is sent again is the
-        // same.
+        // The request does not depend on the current document, so a retry is identical.
         let request = PutStateRequest {
             state: self.name,
             shared: self.scope.shared,
-            restore: self.earlier,
+            restore: self.target,
             expected_version: self.expected_version,
             idempotency_key: self.write.key(),
             ..PutStateRequest::default()
         };
-        self.output.one(&call(gateway.states().put_state(request)).await?)
+        self.output.entity(&call(gateway.states().put_state(request)).await?)
     }
 }
 
@@ -253,10 +252,10 @@ impl Entity for State {
         let at = |at| format!("{} ({})", time::local(at), time::relative(at, now));
         vec![
             ("name", self.name.clone()),
-            ("of", (if self.shared { "the organization" } else { "yourself" }).to_owned()),
+            ("owner", (if self.shared { "the organization" } else { "you" }).to_owned()),
             ("version", self.version.to_string()),
             ("bytes", thousands(self.bytes)),
-            ("by", self.updated_by.clone()),
+            ("updated by", self.updated_by.clone()),
             ("updated", time::read(self.updated_at.as_ref()).map(at).unwrap_or_default()),
         ]
     }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
     CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, ForkTaskRequest, GetTaskRequest,
-    ListTasksRequest, ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SuspendTaskRequest,
-    Task, TaskPhase, TaskSpec, TaskStatus, SubtaskTotals, TurnOutcome, UpdateTaskRequest,
+    ListTasksRequest, ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SubtaskTotals,
+    SuspendTaskRequest, Task, TaskPhase, TaskSpec, TaskStatus, TurnOutcome, UpdateTaskRequest,
     list_tasks_request::Filter,
 };
 use jiff::Timestamp;
@@ -23,8 +23,8 @@ use crate::{
     page::ListArgs,
     policy::{self, PolicyArgs},
     render::{self, phase_name},
+    text::{clip, count, thousands},
     time,
-    words::{clip, count, thousands},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -52,69 +52,68 @@ impl From<Phase> for TaskPhase {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TaskCommand {
-    /// Begin a conversation, without a message yet.
+    /// Create a task without a message.
     Create(Create),
-    /// Show one.
+    /// Show a task.
     Get(One),
-    /// List them.
+    /// List tasks.
     List(List),
-    /// Change one: only what is given.
+    /// Change the given fields of a task.
     Update(Update),
-    /// Stop what runs, and delete the task with its messages.
+    /// Stop the running turn, and delete the task with its messages.
     Delete {
         #[command(flatten)]
         write: Write,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Stop what runs, and start nothing until the task is resumed.
+    /// Suspend the task until it is resumed.
     Suspend {
         #[command(flatten)]
         write: Write,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Go on with a suspended task.
+    /// Resume a suspended task.
     Resume {
         #[command(flatten)]
         write: Write,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Have a turn gone on with that has failed, or came to its limit of model calls; or look again
-    /// at a task that was put aside because looking at it failed each time.
+    /// Continue a turn that failed or reached its limit of model calls, or reconcile a quarantined
+    /// task again.
     Retry {
         #[command(flatten)]
         write: Write,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// End the turn that runs, and drop the messages that wait.
+    /// Cancel the running turn, and drop queued messages.
     Cancel {
         #[command(flatten)]
         write: Write,
-        /// Why; stands in the transcript.
+        /// The reason, recorded in the transcript.
         #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Stop what runs, and put a message and everything after it aside; the task then awaits input.
+    /// Rewind the task to before a message: it and all later messages are superseded.
     Rewind {
         #[command(flatten)]
         write: Write,
         /// The message's id.
         message: String,
-        /// Keep the message itself, and put aside only what follows it.
+        /// Keep the message itself, and supersede only later ones.
         #[arg(long)]
         keep: bool,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Begin another task with a copy of the conversation up to a message.
+    /// Fork: create a task with a copy of the messages up to a message.
     Fork(Fork),
-    /// Pin a fact, which the model is told from its next call on, however long the conversation
-    /// gets.
+    /// Pin a fact: it is part of every prompt from the next model call on.
     Pin {
         /// The task's id.
         task: String,
@@ -123,7 +122,7 @@ pub(crate) enum TaskCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Take a pinned fact away.
+    /// Unpin a fact.
     Unpin {
         /// The task's id.
         task: String,
@@ -141,10 +140,10 @@ pub(crate) struct Fork {
     task: String,
     /// The id of the last message to copy.
     message: String,
-    /// That of the task when not given.
+    /// The title. Default: that of the copied task.
     #[arg(long, default_value = "", hide_default_value = true)]
     title: String,
-    /// The directory the new task works in. Without it the task gets an empty one of its own.
+    /// The directory the new task works in. Default: a new empty one.
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
     #[command(flatten)]
@@ -171,27 +170,26 @@ pub(crate) struct Write {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Which agent. When not given: CONSTRUCT_AGENT, or the only one there is.
+    /// The agent. Default: CONSTRUCT_AGENT, or the only agent.
     #[arg(long, value_name = "AGENT")]
     agent: Option<String>,
-    /// The directory the agent works in. Without it the task gets an empty one of its own.
+    /// The directory the agent works in. Default: a new empty one.
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
-    /// Made from the conversation when not given.
+    /// The title. Default: made from the conversation.
     #[arg(long, default_value = "", hide_default_value = true)]
     title: String,
-    /// Model calls one message may cause; the agent's limit when not given.
+    /// The maximum model calls per turn. Default: the agent's.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
-    /// Where its scripts run, for as long as it lives: cpu-2, cpu-4, cpu-8, or another pool of the
-    /// installation; the agent's when not given.
+    /// The compute pool of the task's scripts: cpu-2, cpu-4, cpu-8, or another pool of the
+    /// installation. Default: the agent's.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
-    /// Dollars it may spend in all, or as 2/day or 0.50/call.
+    /// A spending limit in dollars, e.g. 5, 2/day or 0.50/call. Default period: total.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
     budget: Option<Limit>,
-    /// A fact that the model is told in every call, however long the conversation gets. Can be
-    /// given several times.
+    /// A pinned fact: part of every prompt. Repeatable.
     #[arg(long, value_name = "TEXT")]
     pin: Vec<String>,
     #[command(flatten)]
@@ -204,22 +202,22 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only those of this agent.
+    /// Only tasks of this agent.
     #[arg(long, default_value = "", hide_default_value = true)]
     agent: String,
-    /// Only those in this phase.
+    /// Only tasks in this phase.
     #[arg(long, value_enum)]
     phase: Option<Phase>,
-    /// Only those that work in this directory.
+    /// Only tasks that work in this directory.
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
-    /// Only those made since: a time, or how long ago (2h, 7d).
+    /// Only tasks created since: a time, or how long ago (2h, 7d).
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     created_after: Option<Timestamp>,
-    /// Only those made before.
+    /// Only tasks created before: a time, or how long ago.
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     created_before: Option<Timestamp>,
-    /// Only the subtasks of this task.
+    /// Only subtasks of this task.
     #[arg(long, value_name = "TASK", default_value = "", hide_default_value = true)]
     parent: String,
     #[command(flatten)]
@@ -232,12 +230,12 @@ pub(crate) struct List {
 pub(crate) struct Update {
     /// The task's id.
     task: String,
-    /// Another agent; it answers from the next model call on.
+    /// The new agent, from the next model call on.
     #[arg(long)]
     agent: Option<String>,
     #[arg(long)]
     title: Option<String>,
-    /// Model calls one message may cause.
+    /// The maximum model calls per turn.
     #[arg(long, value_name = "N")]
     max_turns: Option<u32>,
     #[command(flatten)]
@@ -255,7 +253,7 @@ impl TaskCommand {
         match self {
             Self::Create(args) => args.run(gateway).await,
             Self::Get(One { task, output }) => {
-                output.one(&call(gateway.tasks().get_task(GetTaskRequest { task })).await?)
+                output.entity(&call(gateway.tasks().get_task(GetTaskRequest { task })).await?)
             }
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
@@ -270,17 +268,17 @@ impl TaskCommand {
             Self::Suspend { write, output } => {
                 let request =
                     SuspendTaskRequest { idempotency_key: write.write.key(), task: write.task };
-                output.one(&call(gateway.tasks().suspend_task(request)).await?)
+                output.entity(&call(gateway.tasks().suspend_task(request)).await?)
             }
             Self::Resume { write, output } => {
                 let request =
                     ResumeTaskRequest { idempotency_key: write.write.key(), task: write.task };
-                output.one(&call(gateway.tasks().resume_task(request)).await?)
+                output.entity(&call(gateway.tasks().resume_task(request)).await?)
             }
             Self::Retry { write, output } => {
                 let request =
                     RetryTaskRequest { idempotency_key: write.write.key(), task: write.task };
-                output.one(&call(gateway.recovery().retry_task(request)).await?)
+                output.entity(&call(gateway.recovery().retry_task(request)).await?)
             }
             Self::Cancel { write, reason, output } => {
                 let request = CancelTaskRequest {
@@ -288,13 +286,13 @@ impl TaskCommand {
                     task: write.task,
                     reason,
                 };
-                output.one(&call(gateway.tasks().cancel_task(request)).await?)
+                output.entity(&call(gateway.tasks().cancel_task(request)).await?)
             }
             Self::Rewind { write, message, keep, output } => {
                 let idempotency_key = write.write.key();
                 let request =
                     RewindTaskRequest { task: write.task, message, keep, idempotency_key };
-                output.one(&call(gateway.tasks().rewind_task(request)).await?)
+                output.entity(&call(gateway.tasks().rewind_task(request)).await?)
             }
             Self::Fork(args) => {
                 let request = ForkTaskRequest {
@@ -309,13 +307,13 @@ impl TaskCommand {
                         .unwrap_or_default(),
                     idempotency_key: args.write.key(),
                 };
-                args.output.one(&call(gateway.tasks().fork_task(request)).await?)
+                args.output.entity(&call(gateway.tasks().fork_task(request)).await?)
             }
             Self::Pin { task, text, output } => {
-                output.one(&pinned::pin(gateway, &task, &text).await?)
+                output.entity(&pinned::pin(gateway, &task, &text).await?)
             }
             Self::Unpin { task, fact, output } => {
-                output.one(&pinned::unpin(gateway, &task, &fact).await?)
+                output.entity(&pinned::unpin(gateway, &task, &fact).await?)
             }
         }
     }
@@ -339,8 +337,9 @@ impl Create {
         };
         let request = CreateTaskRequest { spec: Some(spec), idempotency_key: self.write.key() };
         let task = call(gateway.tasks().create_task(request)).await?;
-        budget::make(gateway, budget::Of::Task(&id(task.metadata.as_ref())), self.budget).await?;
-        self.output.one(&task)
+        budget::create(gateway, budget::Owner::Task(&id(task.metadata.as_ref())), self.budget)
+            .await?;
+        self.output.entity(&task)
     }
 }
 
@@ -385,7 +384,7 @@ impl Update {
             revision: self.change.revision,
             idempotency_key: self.change.write.key(),
         };
-        self.output.one(&call(gateway.tasks().update_task(request)).await?)
+        self.output.entity(&call(gateway.tasks().update_task(request)).await?)
     }
 }
 
@@ -400,23 +399,23 @@ fn outcome_name(outcome: TurnOutcome) -> &'static str {
     }
 }
 
-/// How far the conversation fills its model.
-fn context(status: &TaskStatus) -> String {
+/// How much of the model's context the conversation fills.
+fn describe_context(status: &TaskStatus) -> String {
     let (tokens, room) = (status.context_tokens, status.context_limit);
     if tokens == 0 || room == 0 {
         return String::new();
     }
     let compacted = match status.compacted_through {
         0 => String::new(),
-        through => format!(", summed up to message {through}"),
+        through => format!(", summarized up to message {through}"),
     };
     format!("{tokens} of {room} tokens ({} %){compacted}", tokens.saturating_mul(100) / room)
 }
 
-/// What everything below a task comes to.
-fn below(below: &SubtaskTotals) -> String {
-    let tasks = count(below.count, "task");
-    format!("{tasks}, {} at work, {}", thousands(below.active), money::cost(below.cost_pico_usd))
+/// The totals of all subtasks of a task.
+fn describe_subtasks(totals: &SubtaskTotals) -> String {
+    let tasks = count(totals.count, "task");
+    format!("{tasks}, {} active, {}", thousands(totals.active), money::cost(totals.cost_pico_usd))
 }
 
 impl Entity for Task {
@@ -445,10 +444,10 @@ impl Entity for Task {
         let status = self.status.clone().unwrap_or_default();
         let since = time::read(status.phase_since.as_ref())
             .map(|at| format!(", since {}", time::relative(at, now)));
-        let wanted = if status.desired_phase() == TaskPhase::Suspended
+        let pending = if status.desired_phase() == TaskPhase::Suspended
             && status.phase() != TaskPhase::Suspended
         {
-            " (about to be suspended)"
+            " (being suspended)"
         } else {
             ""
         };
@@ -467,20 +466,23 @@ impl Entity for Task {
             ("compute", spec.compute),
             (
                 "phase",
-                format!("{}{}{wanted}", phase_name(status.phase()), since.unwrap_or_default()),
+                format!("{}{}{pending}", phase_name(status.phase()), since.unwrap_or_default()),
             ),
             ("last turn", outcome_name(status.last_outcome()).to_owned()),
             ("last error", error.unwrap_or_default()),
             ("messages", status.message_count.to_string()),
             ("queued", unless_zero(status.queued_count)),
             ("usage", render::usage(&status.usage.unwrap_or_default())),
-            ("context", context(&status)),
+            ("context", describe_context(&status)),
             ("tools", tools),
-            ("policy", policy::words(&spec.policy)),
-            ("pinned", pinned::words(&spec.pinned)),
+            ("policy", policy::describe(&spec.policy)),
+            ("pinned", pinned::numbered_list(&spec.pinned)),
             ("parent", status.parent.clone()),
             ("subtasks", status.subtasks.join(", ")),
-            ("below", status.subtask_totals.as_deref().map(below).unwrap_or_default()),
+            (
+                "subtask totals",
+                status.subtask_totals.as_deref().map(describe_subtasks).unwrap_or_default(),
+            ),
             (
                 "forked from",
                 status

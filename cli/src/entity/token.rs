@@ -1,4 +1,4 @@
-//! Tokens by which programs reach models through the proxy.
+//! `construct token`: tokens for the model proxy.
 
 use std::time::Duration;
 
@@ -16,23 +16,22 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make one, and print it. It is shown this once.
+    /// Create a token, and print it once.
     Create(Create),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// A model it is good for, by name or id; can be given several times. The first is meant by
-    /// requests that name none.
+    /// A model that it may call, by name or id. Repeatable. The first is the default of requests.
     #[arg(long = "model", value_name = "MODEL", required = true)]
     models: Vec<String>,
-    /// All that may be spent with it, in US dollars, like 2 or 0.50.
+    /// The maximum cost in dollars, e.g. 2 or 0.50.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     budget: Option<i64>,
-    /// How long it holds, at most 7d.
+    /// How long the token is valid, at most 7d.
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time::parse_duration)]
     expires: Duration,
-    /// The task that pays.
+    /// The task that the costs are charged to.
     #[arg(long, value_name = "TASK", default_value = "", hide_default_value = true)]
     task: String,
     #[command(flatten)]
@@ -47,12 +46,12 @@ impl TokenCommand {
         let request = CreateModelTokenRequest {
             models,
             task,
-            // Micro-dollars, as prices are.
+            // Parsed as micro-dollars, like prices.
             budget_pico_usd: budget.unwrap_or(0).saturating_mul(1_000_000),
             expires_in: prost_types::Duration::try_from(expires).ok(),
         };
         let token = call(gateway.model_tokens().create_model_token(request)).await?;
-        // Alone on standard output, so that a shell can take it: `OPENAI_API_KEY=$(construct token
+        // Only the token on standard output, for use in a shell: `OPENAI_API_KEY=$(construct token
         // create …)`.
         if output.format() == Format::Table {
             for (name, value) in token.details(Timestamp::now()) {
@@ -60,7 +59,7 @@ impl TokenCommand {
             }
             return print(&format!("{}\n", token.token));
         }
-        output.one(&token)
+        output.entity(&token)
     }
 }
 

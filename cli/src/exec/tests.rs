@@ -289,7 +289,10 @@ async fn ndjson_output_is_the_events_of_the_turn() {
 fn turns_of_earlier_messages_are_ignored() {
     let mut watch = TurnWatch::new(MESSAGE.to_owned(), vec!["message_0".to_owned()]);
     assert_eq!(watch.observe(&created(0, MESSAGE, MessageSource::User, "hi")), TurnEvent::Other);
-    assert_eq!(watch.observe(&created(1, "x", MessageSource::Assistant, "other")), TurnEvent::Other);
+    assert_eq!(
+        watch.observe(&created(1, "x", MessageSource::Assistant, "other")),
+        TurnEvent::Other
+    );
     assert!(!watch.is_active());
     assert_eq!(watch.observe(&completed("message_0", TurnOutcome::Completed)), TurnEvent::Other);
     assert!(watch.is_active() && watch.totals().text.is_empty());
@@ -317,7 +320,10 @@ fn dropped_or_deleted_message_gets_no_turn() {
     watch.observe(&created(0, MESSAGE, MessageSource::User, "hi"));
     assert_eq!(watch.observe(&changed("a", true)), TurnEvent::Other);
     let deleted = v1::Deleted { id: "b".to_owned() };
-    assert_eq!(watch.observe(&event("message.deleted", 0, Payload::Deleted(deleted))), TurnEvent::Other);
+    assert_eq!(
+        watch.observe(&event("message.deleted", 0, Payload::Deleted(deleted))),
+        TurnEvent::Other
+    );
     assert!(watch.is_active(), "earlier messages were removed");
     assert_eq!(watch.observe(&changed(MESSAGE, false)), TurnEvent::Other, "it was edited");
     assert_eq!(watch.observe(&changed(MESSAGE, true)), TurnEvent::MessageDropped);
@@ -329,5 +335,8 @@ fn title_is_the_beginning_of_the_prompt() {
     assert_eq!(title(&"word ".repeat(40)).chars().count(), TITLE_COLUMNS);
     let deleted = v1::Deleted { id: TASK.to_owned() };
     let mut watch = TurnWatch::new(MESSAGE.to_owned(), Vec::new());
-    assert_eq!(watch.observe(&event("task.deleted", 0, Payload::Deleted(deleted))), TurnEvent::TaskDeleted);
+    assert_eq!(
+        watch.observe(&event("task.deleted", 0, Payload::Deleted(deleted))),
+        TurnEvent::TaskDeleted
+    );
 }

@@ -54,11 +54,8 @@ pub(super) async fn wait_with(
     port: u16,
     show: impl FnOnce(&Url),
 ) -> Result<Tokens, Failure> {
-    let busy = |error| {
-        Failure::failed(format!(
-            "cannot listen on port {port} for the redirect: {error}"
-        ))
-    };
+    let busy =
+        |error| Failure::failed(format!("cannot listen on port {port} for the redirect: {error}"));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.map_err(busy)?;
     // The address instead of `localhost`, which may resolve to another one (RFC 8252, 8.3).
     let redirect_uri = format!("http://127.0.0.1:{}/", listener.local_addr()?.port());
@@ -169,9 +166,10 @@ mod tests {
 
     #[test]
     fn redirect_is_parsed_from_the_request() {
-        let redirect =
-            Redirect::parse(b"GET /?code=a%2Bb&state=s&iss=https%3A%2F%2Fi HTTP/1.1\r\nhost: x\r\n\r\n")
-                .unwrap();
+        let redirect = Redirect::parse(
+            b"GET /?code=a%2Bb&state=s&iss=https%3A%2F%2Fi HTTP/1.1\r\nhost: x\r\n\r\n",
+        )
+        .unwrap();
         assert_eq!((redirect.code.as_deref(), redirect.state.as_deref()), (Some("a+b"), Some("s")));
         assert_eq!(redirect.issuer.as_deref(), Some("https://i"));
         for other in [

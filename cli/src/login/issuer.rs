@@ -1,5 +1,5 @@
-//! The issuer: an OpenID Provider. This program is a public client without a client secret, because a
-//! program on users' machines cannot keep one.
+//! The issuer: an OpenID Provider. This program is a public client without a client secret, because
+//! a program on users' machines cannot keep one.
 //!
 //! Tokens are not verified here: they come from the issuer over TLS (OpenID Connect Core, 3.1.3.7),
 //! and the gateway verifies them.
@@ -141,13 +141,17 @@ impl Issuer {
             let unusable = |error: reqwest::Error| {
                 Error::Invalid(format!("{} cannot be used: {error}", ca.display()))
             };
-            builder = builder.tls_certs_merge(Certificate::from_pem_bundle(&bytes).map_err(unusable)?);
+            builder =
+                builder.tls_certs_merge(Certificate::from_pem_bundle(&bytes).map_err(unusable)?);
         }
         let client = builder.build().map_err(|error| Error::Invalid(error_chain(&error)))?;
         let url =
             format!("{}/.well-known/openid-configuration", login.issuer.trim_end_matches('/'));
-        let response =
-            client.get(url).send().await.map_err(|error| Error::Unreachable(error_chain(&error)))?;
+        let response = client
+            .get(url)
+            .send()
+            .await
+            .map_err(|error| Error::Unreachable(error_chain(&error)))?;
         let discovery: Discovery = read_json(response).await?;
         if discovery.issuer != login.issuer {
             return Err(Error::Invalid(format!("the metadata of {name} is of another issuer")));

@@ -40,9 +40,8 @@ impl Resource {
     /// When the gateway has none, or it is invalid.
     pub(super) async fn fetch(address: &str, tls: &TlsArgs) -> Result<Self, Failure> {
         if address.starts_with("unix:") {
-            let failure = Failure::usage(
-                "the caller is the operator on a local socket; there is no log-in",
-            );
+            let failure =
+                Failure::usage("the caller is the operator on a local socket; there is no log-in");
             return Err(failure.hint("log in over http:// or https://"));
         }
         let invalid = |_| Failure::usage(format!("{address} is not an address"));
@@ -68,9 +67,8 @@ impl Resource {
             let failure = Failure::failed(
                 "the gateway does not support log-ins: it has no issuer, or another version",
             );
-            return Err(failure.hint(
-                "use an API key of its operator: construct context add NAME --key-stdin …",
-            ));
+            return Err(failure
+                .hint("use an API key of its operator: construct context add NAME --key-stdin …"));
         }
         if !status.is_success() {
             return Err(Failure::failed(format!(

@@ -49,7 +49,8 @@ impl Session {
             .min(claims.iat.map_or(f64::MAX, |iat| claims.exp - iat));
         #[expect(clippy::cast_possible_truncation, reason = "it is between zero and a year")]
         let remaining = SignedDuration::from_secs(remaining.clamp(0.0, 31_536_000.0) as i64);
-        let refresh = tokens.refresh_token.or_else(|| previous.and_then(|previous| previous.refresh));
+        let refresh =
+            tokens.refresh_token.or_else(|| previous.and_then(|previous| previous.refresh));
         Some(Self { token, refresh, until: now.checked_add(remaining).unwrap_or(Timestamp::MAX) })
     }
 
@@ -107,7 +108,8 @@ mod tests {
         let id = jwt(&json!({"aud": "construct", "exp": 1_000_300}));
         let others = jwt(&json!({"aud": "other", "exp": 1_000_600}));
         let selected = |access: &Option<String>, id: &Option<String>| {
-            let session = Session::from_tokens(tokens(access.clone(), id.clone()), "construct", None, now)?;
+            let session =
+                Session::from_tokens(tokens(access.clone(), id.clone()), "construct", None, now)?;
             Some((session.token, session.until.as_second()))
         };
         assert_eq!(selected(&ours, &id), Some((ours.clone().unwrap(), 1_000_600)));
@@ -152,7 +154,8 @@ mod tests {
         let first = Session::from_tokens(with_refresh(Some("one")), "c", None, now).unwrap();
         let second = Session::from_tokens(with_refresh(None), "c", Some(first), now).unwrap();
         assert_eq!(second.refresh.as_deref(), Some("one"));
-        let third = Session::from_tokens(with_refresh(Some("two")), "c", Some(second), now).unwrap();
+        let third =
+            Session::from_tokens(with_refresh(Some("two")), "c", Some(second), now).unwrap();
         assert_eq!(third.refresh.as_deref(), Some("two"));
         assert!(Session::from_text(&third.to_text()).unwrap() == third);
     }

@@ -178,7 +178,8 @@ async fn device_code_login_is_renewed_and_revoked() {
     let grant = "urn:ietf:params:oauth:grant-type:device_code";
     assert_form(&polls[2], &[("client_id", "cli"), ("device_code", "d"), ("grant_type", grant)]);
 
-    let second = renew(&stub.login(), &first, &TlsArgs::default()).await.expect("a renewed session");
+    let second =
+        renew(&stub.login(), &first, &TlsArgs::default()).await.expect("a renewed session");
     assert!(second.token != first.token && second.refresh.as_deref() == Some("refresh-2"));
     assert_form(
         &stub.requests("token")[3],
@@ -263,7 +264,10 @@ async fn browser_redirect_is_accepted_and_other_requests_are_ignored() {
     let tokens = waiting.await.unwrap();
     assert_eq!(tokens.refresh_token.as_deref(), Some("refresh-1"));
     let request = stub.requests("token").remove(0);
-    assert_form(&request, &[("grant_type", "authorization_code"), ("code", "c"), ("client_id", "cli")]);
+    assert_form(
+        &request,
+        &[("grant_type", "authorization_code"), ("code", "c"), ("client_id", "cli")],
+    );
     let challenge =
         BASE64_URL_SAFE_NO_PAD.encode(digest(&SHA256, request["code_verifier"].as_bytes()));
     assert_eq!(stub.requests("page")[0]["challenge"], challenge);

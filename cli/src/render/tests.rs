@@ -177,7 +177,8 @@ fn turn_from_records_is_rendered_without_arguments() {
         .into_iter()
         .filter(|event| event.r#type != "message.delta" && !event.r#type.starts_with("tool."))
         .collect();
-    let expected = RENDERED_TURN.replace("grep(\"TODO\", \"src\") 12 ms · 3 matches", "grep() 900 µs");
+    let expected =
+        RENDERED_TURN.replace("grep(\"TODO\", \"src\") 12 ms · 3 matches", "grep() 900 µs");
     assert_eq!(rendered(LIVE, &records), expected);
 }
 
@@ -222,7 +223,8 @@ fn answer_without_terminal_is_printed_once_when_complete() {
         renderer.event(&event, &mut console).unwrap();
     }
     assert_eq!(answer.text(), "Let me look.\nThere are three.\n");
-    let lines: Vec<&str> = RENDERED_TURN.lines().filter(|line| !answer.text().contains(line)).collect();
+    let lines: Vec<&str> =
+        RENDERED_TURN.lines().filter(|line| !answer.text().contains(line)).collect();
     assert_eq!(status.text().lines().collect::<Vec<_>>(), lines);
 }
 
@@ -318,7 +320,10 @@ fn errors_of_tools_and_scripts_are_shown() {
 fn user_messages_are_shown_on_request() {
     let user_message = message(0, MessageSource::User, vec![text_block("one\ntwo")]);
     assert_eq!(rendered(LIVE, std::slice::from_ref(&user_message)), "");
-    assert_eq!(rendered(Options { user_messages: true, ..LIVE }, &[user_message]), "❯ one\n  two\n");
+    assert_eq!(
+        rendered(Options { user_messages: true, ..LIVE }, &[user_message]),
+        "❯ one\n  two\n"
+    );
 }
 
 #[test]

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::{
     console::{Sink, Style},
+    text::{clip, columns, count, one_line},
     time,
-    words::{clip, columns, count, one_line},
 };
 
 /// The maximum columns of an argument.
@@ -100,7 +100,12 @@ fn line(
         format!(" · {}", clip(summary, remaining))
     };
     let summary_style = if succeeded { Style::Dim } else { Style::Bad };
-    sink.line(&[(style, sign), (Style::Plain, &call), (Style::Dim, &took), (summary_style, &summary)])
+    sink.line(&[
+        (style, sign),
+        (Style::Plain, &call),
+        (Style::Dim, &took),
+        (summary_style, &summary),
+    ])
 }
 
 /// The arguments as in the script, each clipped.

@@ -1,4 +1,4 @@
-//! Connections: how hosts of repositories are reached.
+//! `construct scan connection`: credentials for repository hosts.
 
 use std::path::PathBuf;
 
@@ -12,9 +12,9 @@ use crate::{
     entity::{WriteArgs, read_text},
     failure::Failure,
     gateway::{Gateway, call},
-    hidden,
     output::OutputArgs,
-    page::{ListArgs, Listed},
+    page::{ListArgs, Page},
+    secret_input,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -25,17 +25,17 @@ enum Host {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConnectionCommand {
-    /// Remember how a host is reached. A token is asked for, or read from standard input, and never
-    /// shown again.
+    /// Create a connection to a repository host. Prompts for a token, or reads it from standard
+    /// input; it is never shown again.
     Create(Create),
-    /// List them.
+    /// List connections.
     List {
         #[command(flatten)]
         list: ListArgs,
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Delete one that no scan uses.
+    /// Delete a connection that no scan uses.
     Delete {
         /// Name or id.
         connection: String,
@@ -44,11 +44,11 @@ pub(super) enum ConnectionCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// List what one reaches.
+    /// List the repositories of a connection.
     Repositories {
         /// Name or id.
         connection: String,
-        /// Of this organization or user.
+        /// Only repositories of this organization or user.
         #[arg(long, default_value = "", hide_default_value = true)]
         owner: String,
         #[arg(long, default_value_t = 1)]
@@ -60,23 +60,23 @@ pub(super) enum ConnectionCommand {
 
 #[derive(Debug, Args)]
 pub(super) struct Create {
-    /// Lower-case letters, digits, `.`, `_` and `-`.
+    /// Lowercase letters, digits, `.`, `_` and `-`.
     name: String,
     #[arg(long, value_enum, default_value_t = Host::Github)]
     host: Host,
-    /// Where the API of a server of one's own is, e.g. <https://github.example.com/api/v3>.
+    /// The API's address of a self-hosted server, e.g. <https://github.example.com/api/v3>.
     #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
     base_url: String,
-    /// Read the token from this file instead.
+    /// Read the token from this file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["app", "installation", "key_file"])]
     token_file: Option<PathBuf>,
-    /// Log in as this app of GitHub's, by its id, instead of with a token.
+    /// Authenticate as this GitHub App, by id, instead of with a token.
     #[arg(long, requires_all = ["installation", "key_file"])]
     app: Option<String>,
-    /// Where the app is installed.
+    /// The app's installation id.
     #[arg(long, value_name = "ID", requires = "app")]
     installation: Option<String>,
-    /// The app's private key, as GitHub gives it.
+    /// The app's private key in GitHub's format.
     #[arg(long, value_name = "FILE", requires = "app")]
     key_file: Option<PathBuf>,
     #[command(flatten)]
@@ -109,11 +109,11 @@ impl ConnectionCommand {
             }
             Self::Repositories { connection, owner, page, output } => {
                 let request = ListRepositoriesRequest { connection, owner, page };
-                let found = call(gateway.scans().list_repositories(request)).await?;
-                if found.next_page > 0 {
-                    eprintln!("there are more: --page {}", found.next_page);
+                let response = call(gateway.scans().list_repositories(request)).await?;
+                if response.next_page > 0 {
+                    eprintln!("there are more: --page {}", response.next_page);
                 }
-                output.list(&Listed { items: found.repositories, next_page_token: String::new() })
+                output.list(&Page { items: response.repositories, next_page_token: String::new() })
             }
         }
     }
@@ -132,7 +132,7 @@ impl Create {
             }
             (_, _, Some(file)) => Credential::Token(read_text(&file)?.trim().to_owned()),
             _ => Credential::Token(
-                hidden::read(&format!("token of {}: ", self.name))?.trim().to_owned(),
+                secret_input::read(&format!("token of {}: ", self.name))?.trim().to_owned(),
             ),
         };
         let host = match self.host {
@@ -147,6 +147,6 @@ impl Create {
         };
         let request =
             CreateScanConnectionRequest { spec: Some(spec), idempotency_key: self.write.key() };
-        self.output.one(&call(gateway.scans().create_scan_connection(request)).await?)
+        self.output.entity(&call(gateway.scans().create_scan_connection(request)).await?)
     }
 }

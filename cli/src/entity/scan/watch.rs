@@ -1,21 +1,21 @@
-//! Following a scan until it is over.
+//! Follows a scan until it ends.
 
 use construct_proto::v1::{
     GetScanRequest, ListCandidatesRequest, ScanEvent, ScanPhase, WatchScanRequest,
 };
 
-use super::shown;
+use super::display;
 use crate::{
-    entity::watching::{self, End},
+    entity::watch_stream::{self, StreamEnd},
     failure::{Exit, Failure},
     gateway::{Gateway, call},
     json, money,
     output::{Format, OutputArgs, print},
-    page::Listed,
-    words::{count, one_line},
+    page::Page,
+    text::{count, one_line},
 };
 
-/// Prints what happens until the scan is over, then what it proposes.
+/// Prints the scan's events until it ends, then its candidates.
 ///
 /// # Errors
 /// What the gateway fails with.
@@ -24,23 +24,24 @@ pub(super) async fn follow(
     scan: &str,
     output: OutputArgs,
 ) -> Result<Exit, Failure> {
-    let people = output.format() == Format::Table;
+    let for_people = output.format() == Format::Table;
     let open = async |cursor: String| {
         gateway.scans().watch_scan(WatchScanRequest { scan: scan.to_owned(), cursor }).await
     };
-    watching::follow(String::new(), End::Over, open, |event: ScanEvent| {
-        if people {
-            eprintln!("{}", line(&event));
+    watch_stream::follow(String::new(), StreamEnd::Finished, open, |event: ScanEvent| {
+        if for_people {
+            eprintln!("{}", describe(&event));
         } else if output.format() == Format::Json {
             eprintln!("{}", json::message("construct.v1.ScanEvent", &event));
         }
         Ok(event.cursor)
     })
     .await?;
-    let found = call(gateway.scans().get_scan(GetScanRequest { scan: scan.to_owned() })).await?;
-    let status = found.status.clone().unwrap_or_default();
+    let scan_entity =
+        call(gateway.scans().get_scan(GetScanRequest { scan: scan.to_owned() })).await?;
+    let status = scan_entity.status.clone().unwrap_or_default();
     if status.phase() != ScanPhase::Review {
-        output.one(&found)?;
+        output.entity(&scan_entity)?;
         return Ok(if status.phase() == ScanPhase::Cancelled {
             Exit::Cancelled
         } else {
@@ -50,19 +51,20 @@ pub(super) async fn follow(
     let request =
         ListCandidatesRequest { scan: scan.to_owned(), ..ListCandidatesRequest::default() };
     let items = call(gateway.scans().list_candidates(request)).await?.candidates;
-    if people && items.is_empty() {
-        print("nothing in this repository would make a good tool\n")?;
+    if for_people && items.is_empty() {
+        print("the scan found no candidates in this repository\n")?;
     } else {
-        output.list(&Listed { items, next_page_token: String::new() })?;
+        output.list(&Page { items, next_page_token: String::new() })?;
     }
-    if people {
+    if for_people {
         eprintln!("construct scan review {scan}");
     }
     Ok(Exit::Completed)
 }
 
-fn line(event: &ScanEvent) -> String {
-    let phase = shown::phase(event.phase());
+/// An event as one line.
+fn describe(event: &ScanEvent) -> String {
+    let phase = display::phase_name(event.phase());
     let mut parts = Vec::new();
     if event.tool_calls > 0 {
         parts.push(count(event.tool_calls, "call"));
@@ -76,11 +78,11 @@ fn line(event: &ScanEvent) -> String {
     } else {
         event.r#type.as_str()
     };
-    let words = [kind, &one_line(&event.message)]
+    let text = [kind, &one_line(&event.message)]
         .iter()
         .filter(|part| !part.is_empty())
         .copied()
         .collect::<Vec<_>>()
         .join(": ");
-    format!("{phase:<10} {words}{numbers}").trim_end().to_owned()
+    format!("{phase:<10} {text}{numbers}").trim_end().to_owned()
 }

@@ -1,4 +1,4 @@
-//! Documents as files of a folder: `settings.json` and the like, as operators keep them.
+//! Export and import of documents as JSON files in a folder, such as an operator's data folder.
 
 use std::{
     ffi::OsString,
@@ -18,11 +18,11 @@ use crate::{
     failure::Failure,
     gateway::{self, Gateway, call},
     output::OutputArgs,
-    page::Listed,
-    words::printable,
+    page::Page,
+    text::printable,
 };
 
-/// What documents there are.
+/// The names of the documents.
 const NAMES: [&str; 8] = [
     "storage",
     "settings",
@@ -33,16 +33,16 @@ const NAMES: [&str; 8] = [
     "hook-states",
     "mcp-states",
 ];
-/// Where operators keep conversations.
+/// The subfolder of an operator's conversations.
 const SESSIONS: &str = "sessions";
-/// The gateway refuses what is larger.
+/// The gateway's limit for a document.
 const MAX_BYTES: usize = 1024 * 1024;
 
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// The folder; made when it is not there.
+    /// The folder; created if missing.
     folder: PathBuf,
-    /// Replace files that are there.
+    /// Replace existing files.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -55,7 +55,7 @@ pub(crate) struct Export {
 pub(crate) struct Import {
     /// The folder.
     folder: PathBuf,
-    /// Replace documents that say something else.
+    /// Replace documents with different content.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -64,66 +64,66 @@ pub(crate) struct Import {
     output: OutputArgs,
 }
 
-/// The file of a document.
-fn file(folder: &Path, name: &str) -> PathBuf {
+/// The path of a document's file.
+fn document_path(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.json"))
 }
 
 impl Export {
     pub(super) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let listed = list(gateway, self.scope).await?;
-        let paths = listed.iter().map(|state| file(&self.folder, &state.name));
-        let there: Vec<_> =
+        let paths = listed.iter().map(|state| document_path(&self.folder, &state.name));
+        let existing: Vec<_> =
             paths.filter(|path| path.exists()).map(|path| path.display().to_string()).collect();
-        if !there.is_empty() && !self.force {
+        if !existing.is_empty() && !self.force {
             return Err(Failure::usage(format!(
-                "these files are there already: {}",
-                there.join(", ")
+                "these files already exist: {}",
+                existing.join(", ")
             ))
             .hint("--force replaces them"));
         }
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         for state in &listed {
-            let whole = get(gateway, self.scope, &state.name, state.version).await?;
-            write(&file(&self.folder, &state.name), &whole.json)?;
+            let document = get(gateway, self.scope, &state.name, state.version).await?;
+            write_private(&document_path(&self.folder, &state.name), &document.json)?;
         }
-        self.output.list(&Listed { items: listed, next_page_token: String::new() })
+        self.output.list(&Page { items: listed, next_page_token: String::new() })
     }
 }
 
-/// A file whole or not at all, and never readable for others: documents may hold keys.
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
+/// Writes a file atomically, never readable for others: documents may contain keys.
+fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
     let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-    let done = file
+    let written = file
         .write_all(text.as_bytes())
         .and_then(|()| file.sync_all())
         .and_then(|()| fs::rename(&unfinished, path));
-    if done.is_err() {
+    if written.is_err() {
         _ = fs::remove_file(&unfinished);
     }
-    Ok(done?)
+    Ok(written?)
 }
 
-/// A document of the folder: its name and its text.
+/// A document in the folder: its name and text.
 type Document = (&'static str, String);
 
-/// A document to put.
-struct Found {
+/// A document to store.
+struct ChangedDocument {
     name: &'static str,
     json: String,
-    /// The version that it takes the place of; 0: there is none.
+    /// The version that it replaces; 0: none.
     version: i64,
 }
 
 impl Import {
     pub(super) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        // Everything is read and looked at before anything is put.
-        let (documents, others) = self.read()?;
-        for other in others {
-            eprintln!("{other}");
+        // Everything is read and compared before anything is stored.
+        let (documents, notes) = self.read()?;
+        for note in notes {
+            eprintln!("{note}");
         }
-        let (mut changed, mut same, mut taken) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut changed, mut same, mut replaced) = (Vec::new(), Vec::new(), Vec::new());
         let present = list(gateway, self.scope).await?;
         for (name, json) in documents {
             let version = match present.iter().find(|state| state.name == name) {
@@ -133,34 +133,34 @@ impl Import {
                         same.push(name);
                         continue;
                     }
-                    taken.push(format!(
+                    replaced.push(format!(
                         "{name} (version {}, by {})",
                         state.version, state.updated_by
                     ));
                     state.version
                 }
             };
-            changed.push(Found { name, json, version });
+            changed.push(ChangedDocument { name, json, version });
         }
-        if !taken.is_empty() && !self.force {
-            let words = format!(
-                "nothing was imported, because this would be replaced: {}",
-                taken.join(", ")
+        if !replaced.is_empty() && !self.force {
+            let message = format!(
+                "nothing was imported, because this would replace: {}",
+                replaced.join(", ")
             );
-            return Err(Failure::usage(words)
-                .hint("--force replaces it; what was there before is kept as a version"));
+            return Err(Failure::usage(message)
+                .hint("--force replaces them; the previous versions are kept"));
         }
         for name in same {
-            eprintln!("{name} is the same already");
+            eprintln!("{name} is unchanged");
         }
-        let mut put = Vec::new();
-        for found in changed {
-            put.push(found.put(gateway, self.scope).await?);
+        let mut stored = Vec::new();
+        for document in changed {
+            stored.push(document.store(gateway, self.scope).await?);
         }
-        self.output.list(&Listed { items: put, next_page_token: String::new() })
+        self.output.list(&Page { items: stored, next_page_token: String::new() })
     }
 
-    /// The documents in the folder, and what is to be said of everything else that is there.
+    /// Reads the documents in the folder. Also returns a note for every other entry.
     fn read(&self) -> Result<(Vec<Document>, Vec<String>), Failure> {
         let unreadable =
             |error| Failure::usage(format!("{} cannot be read: {error}", self.folder.display()));
@@ -170,11 +170,11 @@ impl Import {
             .collect::<Result<_, _>>()
             .map_err(unreadable)?;
         files.sort();
-        let (mut documents, mut others) = (Vec::new(), Vec::new());
+        let (mut documents, mut notes) = (Vec::new(), Vec::new());
         for name in NAMES {
-            let path = file(&self.folder, name);
+            let path = document_path(&self.folder, name);
             match fs::metadata(&path) {
-                Ok(_) => documents.push((name, document(&path)?)),
+                Ok(_) => documents.push((name, read_document(&path)?)),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
                     return Err(Failure::usage(format!(
@@ -186,43 +186,43 @@ impl Import {
         }
         for file in files.iter().map(|file| file.to_string_lossy()) {
             if file == SESSIONS {
-                others.push(
-                    "sessions is left out: conversations are tasks here, and not taken over"
+                notes.push(
+                    "sessions is skipped: conversations are tasks and cannot be imported"
                         .to_owned(),
                 );
             } else if !NAMES.iter().any(|name| file.strip_suffix(".json") == Some(*name)) {
-                others.push(printable(&format!("{file} is left out: it is none of the documents")));
+                notes.push(printable(&format!("{file} is skipped: it is not a document")));
             }
         }
         if documents.is_empty() {
             let names: Vec<_> = NAMES.iter().map(|name| format!("{name}.json")).collect();
-            let words = format!("{} has none of {}", self.folder.display(), names.join(", "));
-            return Err(Failure::usage(words));
+            let message = format!("{} has none of {}", self.folder.display(), names.join(", "));
+            return Err(Failure::usage(message));
         }
-        Ok((documents, others))
+        Ok((documents, notes))
     }
 }
 
-/// The text of a file that the gateway will take.
-fn document(path: &Path) -> Result<String, Failure> {
+/// Reads a document, and checks it as the gateway does.
+fn read_document(path: &Path) -> Result<String, Failure> {
     let text = read_text(path)?;
-    let wrong = |why: String| Failure::usage(format!("{} {why}", path.display()));
+    let invalid = |reason: String| Failure::usage(format!("{} {reason}", path.display()));
     if text.len() > MAX_BYTES {
-        return Err(wrong("has more than 1 MiB".to_owned()));
+        return Err(invalid("has more than 1 MiB".to_owned()));
     }
-    // What cannot be read is not quoted: it may be a key.
+    // Unreadable content is not quoted: it may be a key.
     serde_json::from_str::<IgnoredAny>(&text).map_err(|error| {
-        wrong(format!("is not JSON, as line {}, column {} shows", error.line(), error.column()))
+        invalid(format!("is not JSON: line {}, column {}", error.line(), error.column()))
     })?;
     if !text.trim_start().starts_with('{') {
-        return Err(wrong("is not a JSON object".to_owned()));
+        return Err(invalid("is not a JSON object".to_owned()));
     }
     Ok(text)
 }
 
-impl Found {
-    /// Puts it, unless somebody has changed the document since it was looked at.
-    async fn put(self, gateway: &Gateway, scope: ScopeArgs) -> Result<State, Failure> {
+impl ChangedDocument {
+    /// Stores the document, unless it was changed since it was compared.
+    async fn store(self, gateway: &Gateway, scope: ScopeArgs) -> Result<State, Failure> {
         let request = PutStateRequest {
             state: self.name.to_owned(),
             shared: scope.shared,
@@ -244,22 +244,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_whole_and_for_nobody_else_and_what_is_no_document_is_named() {
+    fn exported_files_are_private_and_other_files_are_reported() {
         let folder = std::env::temp_dir().join(format!("construct-cli-state-{}", Uuid::now_v7()));
         fs::create_dir(&folder).unwrap();
-        let path = file(&folder, "settings");
+        let path = document_path(&folder, "settings");
         for text in ["{\"a\": 1}", "{}\n"] {
-            write(&path, text).unwrap();
-            assert_eq!(document(&path).unwrap(), text);
+            write_private(&path, text).unwrap();
+            assert_eq!(read_document(&path).unwrap(), text);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
-        for (text, why) in [
-            ("[]", "is not a JSON object"),
-            ("{sk-hunter2}", "is not JSON, as line 1, column 2 shows"),
-        ] {
+        for (text, reason) in
+            [("[]", "is not a JSON object"), ("{sk-hunter2}", "is not JSON: line 1, column 2")]
+        {
             fs::write(&path, text).unwrap();
-            let refused = document(&path).unwrap_err().to_string();
-            assert!(refused.contains(why) && !refused.contains("hunter2"), "{refused}");
+            let refused = read_document(&path).unwrap_err().to_string();
+            assert!(refused.contains(reason) && !refused.contains("hunter2"), "{refused}");
         }
         fs::write(&path, "{}").unwrap();
         fs::write(folder.join("notes.txt"), "").unwrap();
@@ -270,12 +269,12 @@ mod tests {
             scope: ScopeArgs { shared: false },
             output: output(),
         };
-        let (documents, others) = import.read().unwrap();
+        let (documents, notes) = import.read().unwrap();
         assert_eq!(documents, [("settings", "{}".to_owned())]);
-        assert_eq!(others.len(), 2);
+        assert_eq!(notes.len(), 2);
         assert!(
-            others[0].starts_with("notes.txt is left out")
-                && others[1].starts_with("sessions is left out")
+            notes[0].starts_with("notes.txt is skipped")
+                && notes[1].starts_with("sessions is skipped")
         );
         fs::remove_file(&path).unwrap();
         assert!(import.read().unwrap_err().to_string().contains("has none of storage.json"));
@@ -284,10 +283,10 @@ mod tests {
 
     fn output() -> OutputArgs {
         #[derive(clap::Parser)]
-        struct Only {
+        struct OutputOnly {
             #[command(flatten)]
             output: OutputArgs,
         }
-        <Only as clap::Parser>::parse_from(["x"]).output
+        <OutputOnly as clap::Parser>::parse_from(["x"]).output
     }
 }

@@ -1,23 +1,23 @@
-//! Documents as they change.
+//! `construct state watch`: prints changes of documents.
 
 use clap::Args;
 use construct_proto::v1::{StateEvent, WatchStatesRequest};
 
 use super::ScopeArgs;
 use crate::{
-    entity::watching::{End, follow},
+    entity::watch_stream::{StreamEnd, follow},
     failure::Failure,
     gateway::Gateway,
     json,
     output::{Format, OutputArgs, print},
-    words::{printable, thousands},
+    text::{printable, thousands},
 };
 
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
-    /// Only these documents; when none is given, all.
+    /// Only these documents. Default: all.
     names: Vec<String>,
-    /// Tell only what the client has not got that has this cursor (with -o json, events have one).
+    /// Continue after the event with this cursor (with -o json, events have one).
     #[arg(long, default_value = "", hide_default_value = true)]
     cursor: String,
     #[command(flatten)]
@@ -34,21 +34,21 @@ impl Watch {
             let request = WatchStatesRequest { states: states.clone(), shared, cursor };
             gateway.states().watch_states(request).await
         };
-        follow(self.cursor, End::Again, open, |event: StateEvent| {
-            show(output, &event)?;
+        follow(self.cursor, StreamEnd::Reauthenticate, open, |event: StateEvent| {
+            print_event(output, &event)?;
             Ok(event.cursor)
         })
         .await
     }
 }
 
-/// An event as a line.
-fn show(output: OutputArgs, event: &StateEvent) -> Result<(), Failure> {
+/// Prints an event as one line.
+fn print_event(output: OutputArgs, event: &StateEvent) -> Result<(), Failure> {
     if output.format() != Format::Table {
         return print(&format!("{}\n", json::message("construct.v1.StateEvent", event)));
     }
     let state = event.state.clone().unwrap_or_default();
-    let what = if state.deleted {
+    let change = if state.deleted {
         "is deleted".to_owned()
     } else {
         format!("{} bytes", thousands(state.bytes))
@@ -58,5 +58,5 @@ fn show(output: OutputArgs, event: &StateEvent) -> Result<(), Failure> {
     } else {
         format!("  by {}", state.updated_by)
     };
-    print(&printable(&format!("{}  version {}  {what}{by}\n", state.name, state.version)))
+    print(&printable(&format!("{}  version {}  {change}{by}\n", state.name, state.version)))
 }

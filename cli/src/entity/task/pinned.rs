@@ -1,16 +1,15 @@
-//! Facts that are pinned to a task.
+//! Pinned facts of a task.
 
 use construct_proto::v1::{GetTaskRequest, PinnedFacts, Task, UpdateTaskRequest};
 use tonic::Code;
 
 use crate::{
     failure::Failure,
-    gateway::{Gateway, bounded, call, idempotency_key},
+    gateway::{Gateway, call, idempotency_key, with_timeout},
 };
 
-/// How often a change is made anew because somebody else has changed the task meanwhile, as
-/// everything does that goes on in it.
-const TRIES: u32 = 20;
+/// The maximum attempts after revision conflicts: every progress of a task changes it.
+const MAX_ATTEMPTS: u32 = 20;
 
 /// Pins a fact, unless it is pinned already.
 ///
@@ -27,32 +26,31 @@ pub(super) async fn pin(gateway: &Gateway, task: &str, fact: &str) -> Result<Tas
     .await
 }
 
-/// Takes a fact away.
+/// Unpins a fact.
 ///
 /// # Errors
 /// When it is not pinned; what the gateway fails with.
 pub(super) async fn unpin(gateway: &Gateway, task: &str, fact: &str) -> Result<Task, Failure> {
-    let mut named: Option<String> = None;
+    let mut target: Option<String> = None;
     change(gateway, task, |facts| {
-        // A number says which fact as they stood first: others may have taken one away meanwhile,
-        // perhaps this one.
-        let found = match &named {
-            Some(named) => facts.iter().position(|pinned| pinned == named),
-            None => Some(place(facts, fact).ok_or_else(|| {
-                Failure::failed(format!("nothing is pinned as {fact}"))
-                    .hint("construct task get says what is pinned")
+        // A number refers to the list as first read: others may have changed it since.
+        let position = match &target {
+            Some(target) => facts.iter().position(|pinned| pinned == target),
+            None => Some(position(facts, fact).ok_or_else(|| {
+                Failure::failed(format!("there is no pinned fact {fact}"))
+                    .hint("construct task get lists pinned facts")
             })?),
         };
-        if let Some(place) = found {
-            named = Some(facts.remove(place));
+        if let Some(position) = position {
+            target = Some(facts.remove(position));
         }
-        Ok(found.is_some())
+        Ok(position.is_some())
     })
     .await
 }
 
-/// What is pinned, with the numbers by which it can be taken away.
-pub(super) fn words(facts: &[String]) -> String {
+/// The facts as a numbered list.
+pub(super) fn numbered_list(facts: &[String]) -> String {
     let numbered = facts
         .iter()
         .zip(1_u32..)
@@ -60,20 +58,20 @@ pub(super) fn words(facts: &[String]) -> String {
     numbered.collect::<Vec<_>>().join("\n")
 }
 
-/// The place of a fact, by its words or its number.
-fn place(facts: &[String], fact: &str) -> Option<usize> {
+/// The position of a fact, by its text or its number.
+fn position(facts: &[String], fact: &str) -> Option<usize> {
     let by_number =
-        || fact.parse::<usize>().ok()?.checked_sub(1).filter(|place| *place < facts.len());
+        || fact.parse::<usize>().ok()?.checked_sub(1).filter(|position| *position < facts.len());
     facts.iter().position(|pinned| pinned == fact).or_else(by_number)
 }
 
-/// Changes what is pinned to the task as it is at that moment. False: it is fine as it is.
+/// Changes the pinned facts of the current task. `change` returns false when no change is needed.
 async fn change(
     gateway: &Gateway,
     id: &str,
     mut change: impl FnMut(&mut Vec<String>) -> Result<bool, Failure>,
 ) -> Result<Task, Failure> {
-    let mut tries = 0;
+    let mut attempts = 0;
     loop {
         let task = call(gateway.tasks().get_task(GetTaskRequest { task: id.to_owned() })).await?;
         let mut facts = task.spec.as_ref().map(|spec| spec.pinned.clone()).unwrap_or_default();
@@ -87,10 +85,10 @@ async fn change(
             idempotency_key: idempotency_key(),
             ..UpdateTaskRequest::default()
         };
-        tries += 1;
-        match bounded(gateway.tasks().update_task(request)).await {
-            Err(status) if status.code() == Code::Aborted && tries < TRIES => {}
-            done => return Ok(done?),
+        attempts += 1;
+        match with_timeout(gateway.tasks().update_task(request)).await {
+            Err(status) if status.code() == Code::Aborted && attempts < MAX_ATTEMPTS => {}
+            result => return Ok(result?),
         }
     }
 }
@@ -100,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fact_is_named_by_its_words_or_its_number() {
+    fn fact_is_selected_by_text_or_number() {
         let facts = ["It rains.", "1", "Port 8080\nis taken."].map(str::to_owned);
         let cases = [
             ("It rains.", Some(0)),
@@ -111,9 +109,9 @@ mod tests {
             ("4", None),
         ];
         for (fact, expected) in cases {
-            assert_eq!(place(&facts, fact), expected, "{fact}");
+            assert_eq!(position(&facts, fact), expected, "{fact}");
         }
-        assert_eq!(place(&facts, "rains"), None);
-        assert_eq!(words(&facts), "1. It rains.\n2. 1\n3. Port 8080\n   is taken.");
+        assert_eq!(position(&facts, "rains"), None);
+        assert_eq!(numbered_list(&facts), "1. It rains.\n2. 1\n3. Port 8080\n   is taken.");
     }
 }

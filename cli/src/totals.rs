@@ -7,14 +7,14 @@ use construct_proto::v1::{Event, Message, MessageSource, Usage, block::Block, ev
 
 /// Tokens, cost and tool calls of a turn, and its answer.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Tally {
+pub(crate) struct Totals {
     pub(crate) usage: Usage,
     pub(crate) tool_uses: BTreeMap<String, i64>,
     /// The text of the model's last message with text.
     pub(crate) text: String,
 }
 
-impl Tally {
+impl Totals {
     /// Adds the message that an event reports, if it reports one.
     pub(crate) fn add_event(&mut self, event: &Event) {
         if let (Some(Payload::Message(message)), "message.created") =

@@ -228,7 +228,10 @@ mod tests {
         control(&mut line, 'e');
         control(&mut line, 'w');
         line.insert("world\r\n\x1b!");
-        assert_eq!(press(&mut line, KeyCode::Enter), Some(Action::Send("hello world\n!".to_owned())));
+        assert_eq!(
+            press(&mut line, KeyCode::Enter),
+            Some(Action::Send("hello world\n!".to_owned()))
+        );
         assert!(line.is_empty());
     }
 
@@ -270,7 +273,7 @@ mod tests {
         for width in 0..12 {
             let (view, cursor) = wide.view(width);
             assert!(
-                cursor < width.max(2) && crate::words::columns(&view) < width.max(3),
+                cursor < width.max(2) && crate::text::columns(&view) < width.max(3),
                 "{width} {view} {cursor}"
             );
         }

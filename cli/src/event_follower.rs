@@ -81,8 +81,8 @@ impl EventFollower {
         Ok(follower)
     }
 
-    /// After a connection that broke before the first event, continues from the beginning instead of
-    /// the moment of the reconnect.
+    /// After a connection that broke before the first event, continues from the beginning instead
+    /// of the moment of the reconnect.
     pub(crate) fn rewind_if_lost(&mut self) {
         if self.request.cursor.is_empty() {
             "0".clone_into(&mut self.request.cursor);
@@ -123,12 +123,10 @@ impl EventFollower {
                     }
                     return Ok(StreamUpdate::Event(Box::new(event)));
                 }
-                Ok(None) => {
-                    self.disconnected(Failure::new(
-                        Exit::Unreachable,
-                        "the gateway ended the stream",
-                    ))?
-                }
+                Ok(None) => self.disconnected(Failure::new(
+                    Exit::Unreachable,
+                    "the gateway ended the stream",
+                ))?,
                 Err(status) => self.disconnected(retryable(status)?)?,
             }
         }

@@ -111,7 +111,8 @@ impl Chat {
     ) -> Result<Self, Failure> {
         let agent = task.spec.as_ref().map(|spec| spec.agent.clone()).unwrap_or_default();
         let mut chat = Self::new(gateway, agents, agent, String::new());
-        chat.mode = task.status.as_ref().map_or(Mode::Idle, |status| Mode::for_phase(status.phase()));
+        chat.mode =
+            task.status.as_ref().map_or(Mode::Idle, |status| Mode::for_phase(status.phase()));
         chat.history = task.status.as_ref().map_or(0, |status| status.event_sequence);
         chat.subscribe(task).await?;
         Ok(chat)

@@ -8,8 +8,8 @@ use crate::{
     gateway::{Gateway, call},
     output::OutputArgs,
     render::phase_name,
+    text::printable,
     time,
-    words::printable,
 };
 
 #[derive(Debug, clap::Args)]

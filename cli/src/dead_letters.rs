@@ -11,9 +11,9 @@ use crate::{
     failure::Failure,
     gateway::{Gateway, call},
     output::{Entity, OutputArgs, print},
-    page::Listed,
+    page::Page,
+    text::{clip, one_line},
     time,
-    words::{clip, one_line},
 };
 
 /// Letters per request.
@@ -57,7 +57,7 @@ impl DeadLetterCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::List { limit, after, output } => output.list(&list(gateway, limit, after).await?),
-            Self::Show { letter, output } => output.one(
+            Self::Show { letter, output } => output.entity(
                 &call(gateway.recovery().get_dead_letter(GetDeadLetterRequest { letter })).await?,
             ),
             Self::Redrive { letter } => {
@@ -73,24 +73,20 @@ impl DeadLetterCommand {
     }
 }
 
-async fn list(
-    gateway: &Gateway,
-    limit: u32,
-    mut after: u64,
-) -> Result<Listed<DeadLetter>, Failure> {
+async fn list(gateway: &Gateway, limit: u32, mut after: u64) -> Result<Page<DeadLetter>, Failure> {
     let mut items: Vec<DeadLetter> = Vec::new();
     loop {
         let remaining =
             limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX)).min(PAGE_SIZE);
         if remaining == 0 {
-            return Ok(Listed { items, next_page_token: String::new() });
+            return Ok(Page { items, next_page_token: String::new() });
         }
         let request =
             ListDeadLettersRequest { after, limit: i32::try_from(remaining).unwrap_or(i32::MAX) };
         let letters = call(gateway.recovery().list_dead_letters(request)).await?.letters;
         match letters.last() {
             Some(last) => after = last.id,
-            None => return Ok(Listed { items, next_page_token: String::new() }),
+            None => return Ok(Page { items, next_page_token: String::new() }),
         }
         items.extend(letters);
     }

@@ -7,16 +7,17 @@ use serde_json::{Value, json};
 
 use crate::{
     console::{Sink, Style},
-    json as proto_json, time,
-    words::{clip, columns, one_line, printable},
+    json as proto_json,
+    text::{clip, columns, one_line, printable},
+    time,
 };
 
 /// The prefix of every subject.
 const SUBJECT_PREFIX: &str = "construct.v1.";
 /// The shown bytes of an undecodable payload.
 const PREVIEW_BYTES: usize = 32;
-/// Fields that a line omits: the subject or the headers contain them, or they matter only in the full
-/// output.
+/// Fields that a line omits: the subject or the headers contain them, or they matter only in the
+/// full output.
 const OMITTED_FIELDS: [&str; 8] =
     ["organizationId", "taskId", "id", "cursor", "type", "time", "sequence", "metadata"];
 
@@ -68,8 +69,8 @@ pub(super) struct TappedMessage {
 }
 
 impl TappedMessage {
-    /// Writes a line for people: time, subject, type and clipped content. With `full`, also headers and
-    /// the whole content.
+    /// Writes a line for people: time, subject, type and clipped content. With `full`, also headers
+    /// and the whole content.
     pub(super) fn write(&self, full: bool, sink: &mut dyn Sink) -> io::Result<()> {
         let clock = time::clock(self.time);
         let short = self.subject.strip_prefix(SUBJECT_PREFIX).unwrap_or(&self.subject);
@@ -85,8 +86,11 @@ impl TappedMessage {
             }
             Payload::Blob(blob) => format!("in blob {blob}"),
         };
-        let style =
-            if matches!(self.payload, Payload::Undecodable { .. }) { Style::Bad } else { Style::Plain };
+        let style = if matches!(self.payload, Payload::Undecodable { .. }) {
+            Style::Bad
+        } else {
+            Style::Plain
+        };
         let used = columns(&clock) + columns(&subject) + columns(kind) + 6;
         let available = sink.width().saturating_sub(used).max(60);
         let content = if full && matches!(self.payload, Payload::Decoded(_)) {
@@ -149,7 +153,8 @@ fn shorten(token: &str) -> String {
 fn compact(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
-            let shown_fields = fields.iter().filter(|(name, _)| !OMITTED_FIELDS.contains(&name.as_str()));
+            let shown_fields =
+                fields.iter().filter(|(name, _)| !OMITTED_FIELDS.contains(&name.as_str()));
             let shown_fields = shown_fields.map(|(name, value)| match value {
                 Value::Object(_) => format!("{name} {{ {} }}", compact(value)),
                 _ => format!("{name}={}", compact(value)),

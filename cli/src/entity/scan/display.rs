@@ -1,4 +1,4 @@
-//! Scans and candidates as people read them.
+//! How scans, candidates, connections and repositories are printed.
 
 use construct_proto::v1::{
     Candidate, CandidateState, Scan, ScanConnection, ScanHost, ScanPhase, ScanSpec,
@@ -10,11 +10,11 @@ use crate::{
     entity::{age, id, metadata_details, unless_zero},
     money,
     output::Entity,
+    text::{clip, one_line},
     time,
-    words::{clip, one_line},
 };
 
-pub(super) const fn phase(phase: ScanPhase) -> &'static str {
+pub(super) const fn phase_name(phase: ScanPhase) -> &'static str {
     match phase {
         ScanPhase::Unspecified => "unknown",
         ScanPhase::Queued => "queued",
@@ -28,7 +28,7 @@ pub(super) const fn phase(phase: ScanPhase) -> &'static str {
     }
 }
 
-pub(super) const fn state(state: CandidateState) -> &'static str {
+pub(super) const fn state_name(state: CandidateState) -> &'static str {
     match state {
         CandidateState::Unspecified => "unknown",
         CandidateState::Proposed => "proposed",
@@ -60,7 +60,7 @@ impl Entity for Scan {
             id(self.metadata.as_ref()),
             location(&self.spec.clone().unwrap_or_default()),
             status.commit.chars().take(12).collect(),
-            phase(status.phase()).to_owned(),
+            phase_name(status.phase()).to_owned(),
             status.candidates.to_string(),
             money::cost(status.cost_pico_usd),
             age(self.metadata.as_ref(), now),
@@ -75,7 +75,7 @@ impl Entity for Scan {
                 .map(|at| format!("{} ({})", time::local(at), time::relative(at, now)))
                 .unwrap_or_default()
         };
-        let is_over = status.next_wake.is_none();
+        let has_ended = status.next_wake.is_none();
         let mut details = vec![
             ("id", id(self.metadata.as_ref())),
             ("repository", location(&spec)),
@@ -83,24 +83,24 @@ impl Entity for Scan {
             ("commit", status.commit.clone()),
             (
                 "phase",
-                format!("{} since {}", phase(status.phase()), at(status.phase_since.as_ref())),
+                format!("{} since {}", phase_name(status.phase()), at(status.phase_since.as_ref())),
             ),
             ("reason", status.reason.clone()),
             (
                 "cancel",
-                if status.cancel_requested && !is_over {
-                    "is asked for".to_owned()
+                if status.cancel_requested && !has_ended {
+                    "requested".to_owned()
                 } else {
                     String::new()
                 },
             ),
-            ("next look", at(status.next_wake.as_ref())),
-            ("deadline", if is_over { String::new() } else { at(status.deadline.as_ref()) }),
+            ("next wake", at(status.next_wake.as_ref())),
+            ("deadline", if has_ended { String::new() } else { at(status.deadline.as_ref()) }),
             ("connection", spec.connection.clone()),
             ("model", spec.model.clone()),
             ("task", status.task_id.clone()),
             ("files", unless_zero(status.files)),
-            ("left out", unless_zero(status.files_skipped)),
+            ("skipped files", unless_zero(status.files_skipped)),
             ("secrets masked", unless_zero(status.secrets_masked)),
             ("candidates", status.candidates.to_string()),
             ("refused", unless_zero(status.refused)),
@@ -122,14 +122,14 @@ impl Entity for Candidate {
     const NAME: &'static str = "construct.v1.Candidate";
     const PLURAL: &'static str = "candidates";
     const COLUMNS: &'static [&'static str] =
-        &["NAME", "STATE", "SCORE", "CATEGORY", "WHERE", "DESCRIPTION"];
+        &["NAME", "STATE", "SCORE", "CATEGORY", "LOCATION", "DESCRIPTION"];
 
     fn row(&self, _: Timestamp) -> Vec<String> {
         let content = self.content.clone().unwrap_or_default();
         let entry = content.entry_point.unwrap_or_default();
         vec![
             content.name,
-            state(self.state()).to_owned(),
+            state_name(self.state()).to_owned(),
             content.score.to_string(),
             content.category,
             format!("{}:{}", entry.path, entry.line),
@@ -145,18 +145,18 @@ impl Entity for Candidate {
         };
         let fields = |fields: &[construct_proto::v1::CandidateField]| {
             let field = |field: &construct_proto::v1::CandidateField| {
-                let needed = if field.required { ", required" } else { "" };
-                format!("{} ({}{needed}): {}", field.name, field.r#type, field.description)
+                let required = if field.required { ", required" } else { "" };
+                format!("{} ({}{required}): {}", field.name, field.r#type, field.description)
             };
             lines(fields.iter().map(field).collect())
         };
-        let evidence = content.evidence.iter().map(|proof| {
+        let evidence = content.evidence.iter().map(|item| {
             format!(
                 "{}:{}: {}\n    {}",
-                proof.path,
-                proof.line,
-                proof.statement,
-                one_line(&proof.quote)
+                item.path,
+                item.line,
+                item.statement,
+                one_line(&item.quote)
             )
         });
         let dry_run = content.dry_run.unwrap_or_default();
@@ -164,17 +164,17 @@ impl Entity for Candidate {
         let mut details = vec![
             ("name", content.name),
             ("id", id(self.metadata.as_ref())),
-            ("state", state(self.state()).to_owned()),
+            ("state", state_name(self.state()).to_owned()),
             ("reviewed by", self.reviewed_by.clone()),
             ("edited", if self.edited { "by a person".to_owned() } else { String::new() }),
             ("hand-over", self.hand_over_id.clone()),
             ("category", content.category),
             (
                 "score",
-                format!("{} of 100, {:.0} % sure", content.score, content.confidence * 100.0),
+                format!("{} of 100, {:.0} % confidence", content.score, content.confidence * 100.0),
             ),
             ("command", entry.command),
-            ("where", format!("{}:{} {}", entry.path, entry.line, entry.symbol)),
+            ("location", format!("{}:{} {}", entry.path, entry.line, entry.symbol)),
             ("description", content.description),
             ("reasons", lines(content.score_reasons)),
             ("inputs", fields(&content.inputs)),
@@ -185,7 +185,7 @@ impl Entity for Candidate {
                     content
                         .credentials
                         .iter()
-                        .map(|one| format!("{}: {}", one.name, one.purpose))
+                        .map(|credential| format!("{}: {}", credential.name, credential.purpose))
                         .collect(),
                 ),
             ),
@@ -195,7 +195,7 @@ impl Entity for Candidate {
                     content
                         .side_effects
                         .iter()
-                        .map(|one| format!("{}: {}", one.kind, one.description))
+                        .map(|effect| format!("{}: {}", effect.kind, effect.description))
                         .collect(),
                 ),
             ),
