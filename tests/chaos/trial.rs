@@ -342,7 +342,7 @@ async fn full(length: Duration, fill: impl Fn() -> anyhow::Result<()>) {
 /// Reports to each reconciler that another one leaves, as soon as that one says that it is alive.
 async fn publish_false_departures(bus: Bus, length: Duration) {
     let end = Instant::now() + length;
-    let Ok(mut beats) = bus.subscribe_beats().await else { return };
+    let Ok(mut beats) = bus.subscribe_heartbeats().await else { return };
     loop {
         tokio::select! {
             () = sleep_until(end) => return,
@@ -350,7 +350,7 @@ async fn publish_false_departures(bus: Bus, length: Duration) {
                 let Some(beat) = beat else { return };
                 let address = subject::ReconcilerHeartbeat { instance: beat.instance.clone() };
                 if !beat.leaving {
-                    let _ = bus.publish_beat(&address, &ReconcilerHeartbeat { leaving: true, ..beat }).await;
+                    let _ = bus.publish_heartbeat(&address, &ReconcilerHeartbeat { leaving: true, ..beat }).await;
                 }
             }
         }

@@ -45,7 +45,7 @@ impl Beats {
     async fn subscribe(mesh: &Mesh) -> Self {
         let last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerHeartbeat)>>> = Arc::default();
         let (bus, heard) = (mesh.bus().await, Arc::clone(&last));
-        let mut beats = bus.subscribe_beats().await.unwrap();
+        let mut beats = bus.subscribe_heartbeats().await.unwrap();
         let abort = tokio::spawn(async move {
             let _bus = bus;
             while let Some(beat) = beats.next().await {
@@ -175,7 +175,7 @@ async fn reconcilers_owning_the_same_tasks_repeat_nothing() {
             for beat in &processes {
                 let address = subject::ReconcilerHeartbeat { instance: beat.instance.clone() };
                 let lie = ReconcilerHeartbeat { leaving: true, ..beat.clone() };
-                bus.publish_beat(&address, &lie).await.unwrap();
+                bus.publish_heartbeat(&address, &lie).await.unwrap();
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -10,15 +10,15 @@ use crate::{
     Bus, control::subscribe, publish::Error as PublishError, subject::ReconcilerHeartbeat,
 };
 
-/// Timeout for flushing the last beat of a process.
+/// Timeout for flushing the last heartbeat of a process.
 const LEAVE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Bus {
-    /// Publishes a beat to all reconcilers, including this one.
+    /// Publishes a heartbeat to all reconcilers, including this one.
     ///
     /// # Errors
-    /// When the beat names another process than the address, or the client is closed.
-    pub async fn publish_beat(
+    /// When the heartbeat names another process than the address, or the client is closed.
+    pub async fn publish_heartbeat(
         &self,
         address: &ReconcilerHeartbeat,
         beat: &mesh::ReconcilerHeartbeat,
@@ -31,11 +31,11 @@ impl Bus {
         Ok(())
     }
 
-    /// Subscribes to the beats of all reconcilers, including this one. Survives reconnects.
+    /// Subscribes to the heartbeats of all reconcilers, including this one. Survives reconnects.
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn subscribe_beats(
+    pub async fn subscribe_heartbeats(
         &self,
     ) -> Result<BoxStream<'static, mesh::ReconcilerHeartbeat>, subscribe::Error> {
         self.subscribe_decoded(ReconcilerHeartbeat::filter()).await
@@ -50,7 +50,7 @@ impl Bus {
             beat.time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok())
         };
         Ok(self
-            .subscribe_beats()
+            .subscribe_heartbeats()
             .await?
             .filter_map(move |beat| std::future::ready(time(beat)))
             .boxed())

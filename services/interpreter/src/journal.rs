@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use construct_bus::{
     Bus, history,
-    journal::{Error, Loaded},
+    journal::{Error, LoadedJournal},
 };
 use construct_domain::StepId;
 use construct_proto::{
@@ -147,7 +147,7 @@ impl Journal {
                 Err(error) => return Err(error),
             }
         }
-        let Loaded { entries, last, unreadable } = bus.journal().load(step).await?;
+        let LoadedJournal { entries, last, unreadable } = bus.journal().load(step).await?;
         let (mut past, mut scripts, mut ends) = (HashMap::new(), HashMap::new(), UnseenEnds::new());
         let mut seen_calls = HashSet::new();
         let mut first = None;
@@ -248,8 +248,11 @@ impl Journal {
     /// Writes that this process stopped the execution on request. Only then may it report how far
     /// the scripts got: otherwise the next process that gets the command would run it.
     pub(crate) async fn stop(&self, reason: &str) -> Result<(), NotWritten> {
-        let stop_reason = if reason.is_empty() { "the step was canceled" } else { reason }.to_owned();
-        self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased { stop_reason }))).await
+        let stop_reason =
+            if reason.is_empty() { "the step was canceled" } else { reason }.to_owned();
+        self.writer
+            .write(self.entry((0, 0), Entry::Released(JournalReleased { stop_reason })))
+            .await
     }
 
     /// Records that a script has ended: its report for the model, and the guest's clock in

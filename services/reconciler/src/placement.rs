@@ -91,7 +91,7 @@ impl Placement {
     ) -> Option<BoxStream<'static, ReconcilerHeartbeat>> {
         let mut failed = false;
         loop {
-            match self.bus.subscribe_beats().await {
+            match self.bus.subscribe_heartbeats().await {
                 Ok(beats) => return Some(beats),
                 Err(error) if !std::mem::replace(&mut failed, true) => {
                     tracing::warn!(error = %Chain(&error), "cannot subscribe to the heartbeats of reconcilers; retrying");
@@ -217,7 +217,7 @@ impl Placement {
         };
         what(&mut beat);
         let address = subject::ReconcilerHeartbeat { instance: self.instance.clone() };
-        if let Err(error) = self.bus.publish_beat(&address, &beat).await {
+        if let Err(error) = self.bus.publish_heartbeat(&address, &beat).await {
             tracing::warn!(error = %Chain(&error), "a heartbeat could not be sent");
         }
     }

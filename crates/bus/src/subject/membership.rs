@@ -45,6 +45,6 @@ impl Address for ReconcilerHeartbeat {
         if !token {
             return Err(Invalid::new("the instance is not one token", &self.instance));
         }
-        agree("the beat is of another process", &self.instance, &beat.instance)
+        agree("the heartbeat is of another process", &self.instance, &beat.instance)
     }
 }

@@ -408,7 +408,9 @@ async fn table_allows_each_service_its_work() {
     let beat =
         mesh::ReconcilerHeartbeat { instance: "r".into(), time: Some(time), ..Default::default() };
     let address = subject::ReconcilerHeartbeat { instance: "r".into() };
-    without_violation(&reconciler, reconciler.publish_beat(&address, &beat)).await.expect("a beat");
+    without_violation(&reconciler, reconciler.publish_heartbeat(&address, &beat))
+        .await
+        .expect("a beat");
     for times in &mut times {
         assert_eq!(within("it", times.next()).await, Some(said));
     }
