@@ -18,7 +18,7 @@ async fn notes_of_results_follow_the_output_on_replay() {
     assert_eq!(lines.len(), 3, "{lines:?}");
     assert_eq!(lines[0], "[1,1,1]");
     assert!(
-        lines[1].starts_with("[#1 grep: Of 1 matches a line has more than 500 characters"),
+        lines[1].starts_with("[#1 grep: In 1 matches, a line has more than 500 characters"),
         "{lines:?}"
     );
     assert!(lines[2].starts_with("[#3 grep: "), "{lines:?}");
@@ -34,7 +34,7 @@ async fn only_the_first_notes_of_results_are_listed() {
         results[0].output.lines().filter(|line| line.starts_with("[#")).collect();
     assert!(lines.len() == 10 && lines[9].starts_with("[#10 grep: "), "{lines:?}");
     assert!(
-        results[0].output.contains("the results of 5 more calls lack something"),
+        results[0].output.contains("the results of 5 more calls are incomplete"),
         "{}",
         results[0].output
     );

@@ -267,9 +267,9 @@ async fn clipped_answer_has_a_note() {
     let reconciler = FakeReconciler::open(&world).await;
     reconciler.over.store(true, Relaxed);
     let results = world.run_to_completion().await;
-    let note = r#"Of the answer of \"task_99\" the last 7 bytes are left out."#;
+    let note = r#"The last 7 bytes of the answer of \"task_99\" are omitted."#;
     let value =
         format!(r#"[["answer of task_1","all"],["answer of {LONG_ANSWER_TASK}","{note}"]]"#);
     assert!(results[0].output.starts_with(&value), "{results:?}");
-    assert!(results[0].output.contains("\n[#1 tasks.await: Of the answer of "), "{results:?}");
+    assert!(results[0].output.contains("\n[#1 tasks.await: The last 7 bytes of "), "{results:?}");
 }
