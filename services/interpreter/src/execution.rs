@@ -373,7 +373,7 @@ impl Executor {
             stop.cancel();
         });
         let mut results = Vec::with_capacity(command.calls.len());
-        let (mut asked, mut awaits) = (Vec::new(), Vec::new());
+        let (mut approvals, mut awaits) = (Vec::new(), Vec::new());
         let mut out_of_time = false;
         for (number, call) in (0..).zip(&command.calls) {
             if let Some((result, clock)) = journal.ended_script(number, call) {
@@ -466,8 +466,8 @@ impl Executor {
                         hand_back.abort();
                         return end_without_journal(command, journal);
                     }
-                    (asked, awaits) = (host.pending_approvals(), host.pending_waits());
-                    let reason = if asked.is_empty() {
+                    (approvals, awaits) = (host.pending_approvals(), host.pending_waits());
+                    let reason = if approvals.is_empty() {
                         CANCELED_AWAITING_SUBTASKS
                     } else {
                         CANCELED_AWAITING_APPROVAL
@@ -532,15 +532,15 @@ impl Executor {
                 _ => return end_without_journal(command, journal),
             }
         }
-        if !asked.is_empty() || !awaits.is_empty() {
-            let (people, subtasks) = (asked.len(), awaits.len());
+        if !approvals.is_empty() || !awaits.is_empty() {
+            let (people, subtasks) = (approvals.len(), awaits.len());
             tracing::info!(
                 people,
                 subtasks,
                 "the scripts are suspended until their approvals and subtasks are done"
             );
             return ExecutionEnd::Outcome(step_result::Outcome::Suspended(Suspended {
-                approval_requests: asked,
+                approval_requests: approvals,
                 results,
                 awaits,
             }));

@@ -156,7 +156,7 @@ mod tests {
             .unwrap();
         std::fs::write(dir.path().join("binary.js"), [0xff, 0xfe]).unwrap();
         let toolbox = crate::policy::tests::toolbox(dir.path());
-        for (asked, path, text) in [
+        for (requested, path, text) in [
             ("a.ts", "a.ts", "A"),
             ("a", "a.ts", "A"),
             ("a.js", "a.ts", "A"),
@@ -168,21 +168,21 @@ mod tests {
             ("missing/../a", "a.ts", "A"),
         ] {
             assert_eq!(
-                read(&toolbox, &json!({"path": asked})).await,
+                read(&toolbox, &json!({"path": requested})).await,
                 Ok(json!({"path": path, "source": text})),
-                "{asked}"
+                "{requested}"
             );
         }
-        for (asked, name, words) in [
+        for (requested, name, text_part) in [
             ("c.ts", "FileNotFound", "\"c.ts\" does not exist"),
             ("aa.ts", "FileNotFound", "Similar names: a.ts"),
             ("../x.ts", "OutsideWorkspace", "leads outside"),
             ("large.ts", "ModuleTooLarge", "larger than 1048576 bytes"),
             ("binary.js", "ImportFailed", "not UTF-8"),
         ] {
-            let error = read(&toolbox, &json!({"path": asked})).await.unwrap_err();
-            assert_eq!(error.name, name, "{asked}: {}", error.message);
-            assert!(error.message.contains(words), "{asked}: {}", error.message);
+            let error = read(&toolbox, &json!({"path": requested})).await.unwrap_err();
+            assert_eq!(error.name, name, "{requested}: {}", error.message);
+            assert!(error.message.contains(text_part), "{requested}: {}", error.message);
         }
     }
 }

@@ -456,7 +456,7 @@ async fn call_too_large_to_show_is_not_requested() {
         let told;
         try {{ create_file('secrets/key', 'é' + 'x'.repeat(most - 1)) }} catch (error) {{ told = error }}
         const {{ bytes }} = create_file('secrets/key', 'x'.repeat(most));
-        [told.name, told.details.size, told.message.includes('nobody was asked'), bytes === most].join(' ')"
+        [told.name, told.details.size, told.message.includes('It was not made'), bytes === most].join(' ')"
     );
     let mut world = World::new(&[&script]).await;
     let [request] =

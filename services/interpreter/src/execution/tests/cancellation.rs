@@ -48,9 +48,9 @@ async fn timed_cancels(
             StepId::from_uuid(Uuid::now_v7()).to_string();
         // The file may not exist.
         let _ = std::fs::remove_file(world.path("begun"));
-        let (result, gone) = cancel_once(world, place, entries).await;
+        let (result, elapsed) = cancel_once(world, place, entries).await;
         reports.push(result);
-        took.push(gone);
+        took.push(elapsed);
     }
     (reports, took)
 }
@@ -59,7 +59,7 @@ async fn timed_cancels(
 fn assert_prompt(place: &str, mut took: Vec<Duration>) {
     took.sort_unstable();
     println!("canceled in {place}: nothing was left after {took:?}");
-    assert!(took.iter().all(|gone| *gone < MAX_CANCEL_TIME), "{place}: {took:?}");
+    assert!(took.iter().all(|elapsed| *elapsed < MAX_CANCEL_TIME), "{place}: {took:?}");
     assert!(took[took.len() / 2] < MAX_MEDIAN_CANCEL_TIME, "{place}: {took:?}");
 }
 
@@ -83,7 +83,7 @@ async fn cancel_once(
     };
     let (end, began) = tokio::join!(world.executor.run(&world.command, 1), stop);
     wait_for("the processes to be gone", || is_free(&lock).then_some(())).await;
-    let gone = began.elapsed();
+    let elapsed = began.elapsed();
     match end {
         ExecutionEnd::Outcome(step_result::Outcome::Cancelled(Cancelled {
             reason,
@@ -91,7 +91,7 @@ async fn cancel_once(
             ..
         })) => {
             assert_eq!(reason, "enough");
-            (results.remove(0), gone)
+            (results.remove(0), elapsed)
         }
         _ => panic!("{place}: the script was not canceled"),
     }
@@ -219,7 +219,7 @@ async fn running_and_queued_commands_are_canceled() {
     let (reports, took) = timed_cancels(&mut world, "the wait for a slot", 13).await;
     // Eight sandboxes are being created at the cancellation. The kernel finishes that first, which
     // takes longer than the promised time on two cores.
-    assert!(took.iter().all(|gone| *gone < MAX_CANCEL_TIME), "{took:?}");
+    assert!(took.iter().all(|elapsed| *elapsed < MAX_CANCEL_TIME), "{took:?}");
     for report in reports {
         let expected =
             "may or may not have had their effect: #1 execute_command, #2 execute_command,";
@@ -240,7 +240,7 @@ async fn commands_are_canceled_with_their_processes() {
     ] {
         let egress = Egress::new(&[]).expect("made");
         let mut world =
-            World::with_policy(&[&script], with_network_and_commands(), egress, sandbox).await;
+            World::with_policy(&[&script], network_and_commands_policy(), egress, sandbox).await;
         for report in cancel_repeatedly(&mut world, place, 2).await {
             let expected = "may or may not have had their effect: #1 execute_command.";
             assert!(report.error.contains(expected), "{place}: {report:?}");
@@ -285,12 +285,12 @@ async fn cancel_while_the_journal_hangs(script: &str) -> Duration {
         wait_for("the processes to be gone", || is_free(&lock).then_some(())).await;
         began.elapsed()
     };
-    let (end, gone) = tokio::join!(executor.run(command, 1), stop);
+    let (end, elapsed) = tokio::join!(executor.run(command, 1), stop);
     assert!(
         matches!(end, ExecutionEnd::Outcome(step_result::Outcome::Cancelled(_))),
         "the script is canceled"
     );
-    // The next process knows what is known of it.
+    // The next process reports the same calls.
     nats.resume();
     // Right after the outage the journal may be unreadable, or pending entries may arrive: then the
     // command is delivered once more.
@@ -309,7 +309,7 @@ async fn cancel_while_the_journal_hangs(script: &str) -> Duration {
         results[0].error.contains("may or may not have had their effect: #1 execute_command"),
         "{results:?}"
     );
-    gone
+    elapsed
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -60,7 +60,7 @@ async fn missing_result_is_reported_and_not_requested_again() {
     let (mut world, request_count) = world().await;
     std::fs::remove_dir_all(world.nats.blobs().join("sha256")).expect("the blobs exist");
     let results = world.run_to_completion().await;
-    // Everything is known of the script before it.
+    // The script before it is complete.
     assert_eq!((results[0].error.as_str(), results[0].output.as_str()), ("", "first"));
     let error = &results[1].error;
     assert!(

@@ -71,7 +71,7 @@ impl Check {
                 }
                 (EffectOutcome::NotStarted, 0) => {}
                 _ => panic!(
-                    "effect {number} is said to be {outcome:?}, and happened {times} times\n{:?}",
+                    "effect {number} is reported as {outcome:?}, and happened {times} times\n{:?}",
                     self.report
                 ),
             }
@@ -126,7 +126,7 @@ impl Check {
         for (number, reply) in &account.replies {
             match kind(*number) {
                 Kind::Request => {
-                    assert!(self.effects.contains_key(number), "{number} was never asked for")
+                    assert!(self.effects.contains_key(number), "{number} was never requested")
                 }
                 Kind::Command => assert_eq!(reply, &account.notes[number]),
                 Kind::File => assert_eq!(reply, "created", "{number} was written before"),
@@ -173,7 +173,7 @@ impl Check {
                 (true, false) => EffectOutcome::Done,
                 (false, true) => EffectOutcome::Unknown,
                 (false, false) => EffectOutcome::NotStarted,
-                (true, true) => panic!("call {call} is said to be both: {text}"),
+                (true, true) => panic!("call {call} is reported as both: {text}"),
             })
             .collect()
     }
